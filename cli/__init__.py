@@ -1,0 +1,56 @@
+"""The command line: one file a command. A command parses, calls one function and prints."""
+
+import errno
+import json
+import sys
+
+import click
+
+from ..pipeline.errors import XretError
+from .cache import cache
+from .demo import demo
+from .eval import eval_
+from .extract import extract
+from .recipes import recipes
+from .train_head import train_head
+
+
+class Commands(click.Group):
+    """Ends a user's mistake in one sentence on standard error: exit code 1 for a failure, 2 for wrong usage."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; with ``--json`` an error is ``{"error": sentence}``."""
+        as_json = "--json" in ctx.args
+        try:
+            return super().invoke(ctx)
+        except XretError as error:
+            failure = click.ClickException(str(error))
+            failure.exit_code = error.exit_code
+        except click.ClickException as error:
+            failure = error
+        except OSError as error:
+            if error.errno == errno.EPIPE or error.strerror is None:
+                raise
+            where = f" ({error.filename})" if error.filename else ""
+            failure = click.ClickException(f"{error.strerror}{where}; mend it and run the same command again")
+        if not as_json:
+            raise failure
+        click.echo(json.dumps({"error": failure.format_message()}), err=True)
+        sys.exit(failure.exit_code)
+
+
+@click.group(cls=Commands)
+@click.version_option(package_name="xret")
+def main() -> None:
+    """Cache frozen features once, train image-text retrieval heads in minutes.
+
+    \b
+    xret demo                                                  the whole loop on generated pictures
+    xret extract rsicd --data-root DIR --store rsicd.zarr      stage one: features into a Zarr store
+    xret train-head rsicd.zarr --recipe setdiv --out run       stage two: a head from the store
+    xret eval run                                              the table
+    """
+
+
+for command in (demo, extract, cache, train_head, eval_, recipes):
+    main.add_command(command)

@@ -1,0 +1,1 @@
+"""Manifests: one YAML a data set. Data, no code."""

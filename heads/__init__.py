@@ -1,0 +1,1 @@
+"""Stage two: train light heads from the feature cache and evaluate them."""

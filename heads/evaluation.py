@@ -1,0 +1,265 @@
+"""Evaluation: embed a split, compare all with all, count ranks.
+
+Everything is computed in float32. Captions of identical text and features are scored once, so that their ties are
+exact; `metrics` says how ties are counted. Several runs make an ensemble: the mean of their similarities (SetDiv,
+rows marked with a dagger).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..pipeline.batches import Batches
+from ..pipeline.cache import OK, Blocks, CaptionSet, FeatureCache, ImageSet
+from ..pipeline.encoders.words import WordsEncoder
+from ..pipeline.errors import RunError, nearest
+from . import metrics
+from .model import Model, pick_device
+from .run import Run
+
+PROTOCOLS = ("full", "1k-folds")
+BATCH = 256  # samples embedded in one go
+CELLS = 1 << 25  # pairs of elements compared in one go: 128 MiB a temporary
+
+
+def evaluate(
+    runs: Sequence[str | Path],
+    *,
+    store: str | None = None,
+    split: str = "test",
+    protocol: str = "auto",
+    ties: metrics.Ties = "pessimistic",
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Evaluate a run, or several as an ensemble.
+
+    Args:
+        runs: run folders.
+        store: the feature cache to evaluate on; None: the one that the first run was trained on.
+        split: which images.
+        protocol: ``full``, ``1k-folds``, or ``auto``: what the data set's manifest says.
+        ties: ``pessimistic``, ``optimistic`` or ``mean``; see `metrics.recall`.
+        device: ``auto``, ``cpu`` or ``cuda``.
+
+    Returns:
+        ``{"run", "store", "results"}`` with one result a protocol: ``{"split", "protocol", "images", "captions",
+        "skipped", "ties", "image_to_text": {"R@1", "R@5", "R@10", "medr"}, "text_to_image": the same, "rsum",
+        "log_circular_variance"}``, recalls in percent. ``run`` is a list where there are several; the circular
+        variance is null for them, and for embeddings that are no sets.
+
+    Raises:
+        RunError: a run, the store's feature sets, the split or the protocol do not fit.
+    """
+    target = pick_device(device)
+    opened = [Run(path) for path in runs]
+    cache = FeatureCache.open(store or opened[0].info["store"])
+    protocols = cache.protocols if protocol == "auto" else (protocol,)
+    for name in protocols:
+        if name not in PROTOCOLS:
+            raise RunError(f"there is no protocol '{name}'{nearest(name, list(PROTOCOLS))}: {', '.join(PROTOCOLS)}")
+    total: Tensor | None = None
+    first: Batches | None = None
+    variance = None
+    for run in opened:
+        model = run.model(target)
+        batches = split_of_run(run, cache, split, model, target)
+        first = first or batches
+        same_rows = np.array_equal(first.image_rows, batches.image_rows)
+        if not (same_rows and np.array_equal(first.caption_rows, batches.caption_rows)):
+            raise RunError(f"{run.path} and {opened[0].path} cannot be one ensemble: they skip different samples")
+        images, captions = embed(model, batches)
+        similarity = compare(model, images, captions, caption_texts(cache, batches))
+        total = similarity if total is None else total.add_(similarity)
+        variance = log_circular_variance(images, captions) if len(opened) == 1 else None
+    assert first is not None and total is not None, "at least one run"
+    total /= len(opened)
+    caption_image = torch.as_tensor(first.caption_image)
+    names = [str(run.path) for run in opened]
+    return {
+        "run": names[0] if len(names) == 1 else names,
+        "store": cache.url,
+        "results": [
+            {
+                "split": split,
+                "protocol": name,
+                "images": first.images,
+                "captions": first.captions,
+                "skipped": first.skipped,
+                "ties": ties,
+                **recalls(total, caption_image, name, ties, f"split '{split}' of {cache.url}"),
+                "log_circular_variance": variance,
+            }
+            for name in protocols
+        ],
+    }
+
+
+def recalls(similarity: Tensor, caption_image: Tensor, protocol: str, ties: metrics.Ties, where: str) -> dict[str, Any]:
+    """Return the table of one protocol for ``similarity [I, C]``.
+
+    Raises:
+        RunError: the split is not what the protocol is defined for.
+    """
+    if protocol == "full":
+        return metrics.recall_table(*metrics.ranks(similarity, caption_image), ties=ties)
+    if len(similarity) != 5000:
+        raise RunError(
+            f"protocol 1k-folds needs exactly 5,000 images and {where} has {len(similarity):,}; take --protocol full"
+        )
+    folds = metrics.folds(len(similarity))
+    return metrics.mean_table(
+        [metrics.recall_table(*metrics.fold_ranks(similarity, caption_image, fold), ties=ties) for fold in folds]
+    )
+
+
+@torch.no_grad()
+def embed(model: Model, batches: Batches) -> tuple[Tensor, Tensor]:
+    """Return the embeddings of a split's images and captions, in the order of their rows, float32.
+
+    The model is put in evaluation mode and left in it.
+    """
+    model.eval()
+
+    def all_of(parts: Iterable[Tensor]) -> Tensor:
+        return torch.cat([part.float() for part in parts])
+
+    images = all_of(model.embed_images(features).embedding for features in batches.image_features(BATCH))
+    captions = all_of(model.embed_captions(features).embedding for features in batches.caption_features(BATCH))
+    return images, captions
+
+
+@torch.no_grad()
+def compare(model: Model, images: Tensor, captions: Tensor, texts: Sequence[str]) -> Tensor:
+    """Return the similarity of all images and captions, ``[I, C]``, computed in blocks of images.
+
+    Args:
+        images: ``[I, D]`` or ``[I, K, D]``.
+        captions: ``[C, D]`` or ``[C, K, D]``.
+        texts: the C captions; equal ones share their column.
+
+    Raises:
+        RunError: a similarity is not finite.
+    """
+    unique, inverse = torch.unique(representatives(captions, texts), return_inverse=True)
+    scored = captions[unique]
+    cells = len(scored) * math.prod(images.shape[1:-1]) * math.prod(captions.shape[1:-1])
+    similarity = images.new_empty((len(images), len(captions)))
+    step = max(1, CELLS // max(cells, 1))
+    for begin in range(0, len(images), step):
+        block = model.similarity(images[begin : begin + step], scored)
+        if not block.isfinite().all():
+            raise RunError("the model gives similarities that are not finite: its weights are spoilt, train it again")
+        similarity[begin : begin + step] = block[:, inverse]
+    return similarity
+
+
+def representatives(embeddings: Tensor, texts: Sequence[str]) -> Tensor:
+    """Return for each caption the first one with the same text and the same embedding, up to rounding, int64 [C].
+
+    Captions of a text are embedded in different batches, so that equal features may give embeddings that differ in
+    the last digits; other features of the same text (another image's, in an end-to-end model) stay apart.
+    """
+    seen: dict[str, int] = {}
+    first = torch.tensor([seen.setdefault(text, row) for row, text in enumerate(texts)], device=embeddings.device)
+    flat = embeddings.flatten(1)
+    close = (flat - flat[first]).norm(dim=1) <= 1e-3 * flat[first].norm(dim=1)
+    return torch.where(close, first, torch.arange(len(texts), device=first.device))
+
+
+def log_circular_variance(images: Tensor, captions: Tensor) -> float | None:
+    """Return `metrics.log_circular_variance` over all embedding sets of a split, images and captions together."""
+    logs = [(metrics.log_circular_variance(side), len(side)) for side in (images, captions)]
+    if any(log is None for log, _ in logs):
+        return None
+    mean = sum(math.exp(log) * count for log, count in logs if log is not None) / sum(count for _, count in logs)
+    return math.log(mean)
+
+
+def caption_texts(cache: FeatureCache, batches: Batches) -> list[str]:
+    """Return the texts of a split's usable captions, in the order of their rows."""
+    rows = batches.caption_rows
+    begin, end = int(rows[0]), int(rows[-1]) + 1
+    texts = cache.caption_texts(begin, end)
+    return [texts[row - begin] for row in rows.tolist()]
+
+
+# ---- which features -------------------------------------------------------------------------------------------------
+
+
+def split_of_run(run: Run, cache: FeatureCache, split: str, model: Model, device: torch.device) -> Batches:
+    """Return a split of `cache`, read from the feature sets that `run` was trained on, or from equal ones.
+
+    Raises:
+        RunError: the store holds no equal sets.
+        CacheError: the split is unknown, empty or not complete.
+    """
+    return Batches(
+        cache,
+        _image_set(run, cache),
+        _caption_set(run, cache),
+        split,
+        device=str(device),
+        image_fields=model.image_fields,
+        caption_fields=model.caption_fields,
+    )
+
+
+def _image_set(run: Run, cache: FeatureCache) -> ImageSet:
+    name = run.info["image_set"]
+    if name in cache.set_names("images"):
+        found = cache.image_set(name)
+        if found.fingerprint == run.info["fingerprints"]["image"]:
+            return found
+    raise _refusal(run, cache, "images", name)
+
+
+def _caption_set(run: Run, cache: FeatureCache) -> CaptionSet:
+    name = run.info["text_set"]
+    if name in cache.set_names("captions"):
+        found = cache.caption_set(name)
+        if found.fingerprint == run.info["fingerprints"]["text"]:
+            return found
+    if run.vocabulary is not None:
+        return RetokenizedCaptions(cache, run.vocabulary)
+    raise _refusal(run, cache, "captions", name)
+
+
+def _refusal(run: Run, cache: FeatureCache, modality: str, name: str) -> RunError:
+    there = ", ".join(cache.set_names(modality)) or "none"
+    return RunError(
+        f"{run.path} needs the feature set '{name}' of {modality}, and {cache.url} has {there}: extract it there with "
+        "the same encoder, weights and options"
+    )
+
+
+class RetokenizedCaptions(CaptionSet):
+    """The captions of any store as word ids of a run's vocabulary; for a head that was trained on another store.
+
+    Args:
+        cache: the store.
+        vocabulary: the run's words by token id; the first one stands for all unknown ones.
+    """
+
+    def __init__(self, cache: FeatureCache, vocabulary: tuple[str, ...]) -> None:
+        self.cache, self.vocabulary = cache, vocabulary
+        self.name, self.kind = "words of the run", "words"
+        self.channels = self.global_channels = None
+        self.blocks = Blocks.choose(cache.splits)
+        ids = WordsEncoder(vocabulary).tokenize(cache.caption_texts(0, cache.captions))
+        self.length = np.array([len(caption) for caption in ids], dtype=np.int32)
+        self.status = np.full(len(ids), OK, dtype=np.uint8)
+        self._start = np.cumsum(self.length, dtype=np.int64) - self.length
+        self._ids = np.array([word for caption in ids for word in caption], dtype=np.int32)
+
+    def done(self) -> np.ndarray:
+        """Return True for every shard: nothing has to be extracted."""
+        return np.ones(len(self.blocks), dtype=bool)
+
+    def token(self, rows: np.ndarray) -> np.ndarray:
+        """Return the token ids of these caption rows, packed int32 [sum of lengths]."""
+        return np.concatenate([self._ids[a : a + n] for a, n in zip(self._start[rows], self.length[rows], strict=True)])

@@ -1,0 +1,173 @@
+"""How good a similarity matrix is: recall, median rank and their sum, with a stated rule for ties.
+
+A rank is kept as three counts (`Ranks`), from which any rule for ties follows exactly. The circular variance is
+that of SetDiv (*Improving Cross-Modal Retrieval with Set of Diverse Embeddings*).
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Ties = Literal["pessimistic", "optimistic", "mean"]
+BLOCK = 1 << 21  # cells of the similarity matrix looked at in one go
+
+
+class Ranks(NamedTuple):
+    """Where the best own item of each of Q queries stands, as counts `[Q]` (int64).
+
+    Attributes:
+        better: wrong items that score strictly higher.
+        tied: wrong items that score the same.
+        own: own items with that score, at least one.
+    """
+
+    better: Tensor
+    tied: Tensor
+    own: Tensor
+
+
+def ranks(similarity: Tensor, caption_image: Tensor) -> tuple[Ranks, Ranks]:
+    """Count, for every query, the items before and beside its best own item.
+
+    The matrix is read in blocks: a few megabytes beside it, whatever its size.
+
+    Args:
+        similarity: `[I, C]`, larger is closer.
+        caption_image: the image (row) that each caption belongs to, `[C]`.
+
+    Returns:
+        The ranks of the images' own captions (images without a caption are left out: they ask nothing), and of
+        the captions' own images.
+
+    Raises:
+        ValueError: where a similarity is NaN.
+    """
+    images, captions = similarity.shape
+    caption_image = caption_image.to(similarity.device)
+    own = similarity[caption_image, torch.arange(captions, device=similarity.device)]
+    best = own.new_full((images,), -torch.inf).scatter_reduce(0, caption_image, own, "amax")
+    count = torch.zeros_like(best, dtype=torch.int64)
+    own_at_best = count.scatter_add(0, caption_image, (own == best[caption_image]).long())
+    asked = count.scatter_add(0, caption_image, torch.ones_like(caption_image)) > 0
+
+    image_better, image_tied = torch.empty_like(count), torch.empty_like(count)
+    caption_better, caption_tied = torch.zeros((2, captions), dtype=torch.int64, device=similarity.device)
+    step = max(1, BLOCK // max(captions, 1))
+    for first in range(0, images, step):
+        rows = slice(first, first + step)
+        block = similarity[rows]
+        if block.isnan().any():
+            row, column = block.isnan().nonzero()[0].tolist()
+            raise ValueError(f"the similarity of image {first + row} and caption {column} is NaN and cannot be ranked")
+        # No own item beats the best own one, so whatever does is wrong. Own items tied with it go below.
+        image_better[rows] = (block > best[rows, None]).sum(1)
+        image_tied[rows] = (block == best[rows, None]).sum(1)
+        caption_better += (block > own).sum(0)
+        caption_tied += (block == own).sum(0)
+    image_to_text = Ranks(image_better[asked], (image_tied - own_at_best)[asked], own_at_best[asked])
+    return image_to_text, Ranks(caption_better, caption_tied - 1, torch.ones_like(caption_tied))
+
+
+def recall(ranks: Ranks, k: int, ties: Ties = "pessimistic") -> float:
+    """Return the percentage of queries with an own item among the first k.
+
+    Args:
+        ranks: of Q queries.
+        k: how many items are looked at.
+        ties: `pessimistic`: tied wrong items come first. `optimistic`: they come last. `mean`: the exact
+            expectation over all orders of the tied items.
+    """
+    better, tied, own = ranks
+    if ties == "pessimistic":
+        hit = (better + tied < k).double()
+    elif ties == "optimistic":
+        hit = (better < k).double()
+    else:
+        # Of `tied + own` items in random order, k - better are looked at: none of them is an own one with the
+        # probability of drawing that many wrong ones in a row.
+        miss = torch.ones_like(better, dtype=torch.float64)
+        for drawn in range(k):
+            step = (tied - drawn).clamp(min=0) / (tied + own - drawn).clamp(min=1).double()
+            miss = torch.where(drawn < k - better, miss * step, miss)
+        hit = 1 - miss
+    return 100 * hit.mean().item()
+
+
+def median_rank(ranks: Ranks, ties: Ties = "pessimistic") -> float:
+    """Return the median over queries of the rank, from 1, of the best own item; ties as in `recall`.
+
+    Of an even number it is the mean of the two in the middle; `mean` takes every query's expected rank.
+    """
+    better, tied, own = ranks
+    before = {"pessimistic": tied, "optimistic": 0 * tied, "mean": tied / (own + 1).double()}[ties]
+    return (1 + better + before).double().quantile(0.5).item()
+
+
+def recall_table(image_to_text: Ranks, text_to_image: Ranks, ties: Ties = "pessimistic") -> dict[str, Any]:
+    """Return recall@1, 5, 10 in percent and the median rank, both ways, and the sum of the six recalls.
+
+    Returns:
+        `{"image_to_text": {"R@1", "R@5", "R@10", "medr"}, "text_to_image": the same, "rsum"}`.
+    """
+    if ties not in get_args(Ties):
+        raise ValueError(f"ties is '{ties}', but must be one of {', '.join(get_args(Ties))}")
+    table: dict[str, Any] = {}
+    for direction, of in (("image_to_text", image_to_text), ("text_to_image", text_to_image)):
+        recalls = {f"R@{k}": recall(of, k, ties) for k in (1, 5, 10)}
+        table[direction] = recalls | {"medr": median_rank(of, ties)}
+    table["rsum"] = sum(table[d][f"R@{k}"] for d in ("image_to_text", "text_to_image") for k in (1, 5, 10))
+    return table
+
+
+def folds(images: int, size: int = 1000, count: int = 5) -> list[range]:
+    """Return the image rows of `count` consecutive folds of `size` images (the COCO 1K protocol).
+
+    Raises:
+        ValueError: where there are fewer images than that.
+    """
+    if images < size * count:
+        raise ValueError(
+            f"{count} folds of {size:,} images need {size * count:,} images, but there are {images:,}: "
+            "use the protocol full"
+        )
+    return [range(first, first + size) for first in range(0, size * count, size)]
+
+
+def fold_ranks(similarity: Tensor, caption_image: Tensor, fold: range) -> tuple[Ranks, Ranks]:
+    """Return `ranks` among the images of one fold and their captions alone."""
+    inside = (caption_image >= fold.start) & (caption_image < fold.stop)
+    block = similarity[fold.start : fold.stop][:, inside.to(similarity.device)]
+    return ranks(block, caption_image[inside] - fold.start)
+
+
+def mean_table(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Average tables of `recall_table` entry by entry, RSUM and median rank included."""
+    first = tables[0]
+    return {
+        key: mean_table([table[key] for table in tables])
+        if isinstance(value, dict)
+        else sum(table[key] for table in tables) / len(tables)
+        for key, value in first.items()
+    }
+
+
+def log_circular_variance(embedding: Tensor) -> float | None:
+    """Return the natural log of the mean of 1 - |mean of a sample's unit elements| (SetDiv).
+
+    Args:
+        embedding: sets `[B, K, D]`; vectors `[B, D]` have no variance inside.
+
+    Returns:
+        The logarithm, or None for vectors. Sets without any spread give about -36, where double precision ends.
+    """
+    if embedding.ndim != 3:
+        return None
+    total = 0.0
+    for part in embedding.split(1024):
+        centre = functional.normalize(part.double(), dim=-1).mean(1)
+        total += (1 - centre.norm(dim=-1)).sum().item()
+    variance = torch.tensor(total / len(embedding), dtype=torch.float64)
+    return variance.clamp(min=torch.finfo(torch.float64).eps).log().item()

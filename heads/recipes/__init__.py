@@ -1,0 +1,1 @@
+"""Recipes: one YAML a published system, with its paper's hyperparameters. Data, no code."""

@@ -1,0 +1,194 @@
+"""A run: the folder that a training leaves behind, and that evaluation reads.
+
+    run.json            what was trained on what: {format, version, store, manifest_sha256, image_set, text_set,
+                        fingerprints, seed, device, versions, best_epoch, best_rsum}
+    recipe.yaml         the resolved recipe
+    config.json         recipe and feature facts: all that is needed to rebuild the model
+    vocabulary.json     where words are used: the words by token id
+    model.safetensors   the weights of the best epoch by validation RSUM
+    state.pt            to go on from the last complete epoch; tensors and plain scalars only
+    metrics.jsonl       one line an epoch
+
+Every file is replaced in one step, and the folder appears in one step, so that a kill leaves nothing half-written.
+"""
+
+import json
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import yaml
+from safetensors import SafetensorError
+
+from ..pipeline.errors import RunError
+from .model import FeatureFacts, Model, build_model
+from .recipe import Recipe, resolve
+
+FORMAT, VERSION = "xret-run", 1
+
+
+class Run:
+    """A run folder, opened.
+
+    Attributes:
+        path: the folder.
+        info: `run.json`.
+        recipe: the resolved recipe.
+        image_facts, text_facts: of the feature sets that it was trained on.
+        vocabulary: the words by token id; None where the text features are no words.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Open the run at `path`.
+
+        Raises:
+            RunError: there is none, it is of another version, or a file of it is missing or damaged.
+        """
+        self.path = Path(path)
+        if not (self.path / "run.json").is_file():
+            raise RunError(f"{path} is no run: it has no run.json; make one with `xret train-head … --out {path}`")
+        self.info: dict[str, Any] = self._read_json("run.json")
+        if (self.info.get("format"), self.info.get("version")) != (FORMAT, VERSION):
+            raise RunError(f"{path}/run.json is not of format {FORMAT}, version {VERSION}; train it again")
+        config = self._read_json("config.json")
+        self.recipe = resolve(config["recipe"], title=f"{path}/config.json")
+        self.image_facts, self.text_facts = FeatureFacts(**config["image"]), FeatureFacts(**config["text"])
+        words = self.text_facts.kind == "words"
+        self.vocabulary: tuple[str, ...] | None = tuple(self._read_json("vocabulary.json")) if words else None
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        info: dict[str, Any],
+        recipe: Recipe,
+        image: FeatureFacts,
+        text: FeatureFacts,
+        vocabulary: tuple[str, ...] | None,
+    ) -> "Run":
+        """Make the folder, with all that is known before the first epoch.
+
+        Raises:
+            RunError: something is there already, or the folder cannot be written.
+        """
+        path = Path(path)
+        if path.exists():
+            raise RunError(f"{path} exists; take another --out, or continue that run with --resume")
+        partial = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+            partial.chmod(0o755)
+            _write_json(partial / "run.json", {"format": FORMAT, "version": VERSION, **info})
+            _write_json(
+                partial / "config.json", {"recipe": recipe.to_dict(), "image": asdict(image), "text": asdict(text)}
+            )
+            if vocabulary is not None:
+                _write_json(partial / "vocabulary.json", list(vocabulary))
+            text_form = yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True)
+            (partial / "recipe.yaml").write_text(text_form, encoding="utf-8")
+            partial.rename(path)
+        except OSError as error:
+            if partial is not None:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise RunError(f"the run {path} cannot be written: {error.strerror or error}") from error
+        return cls(path)
+
+    def model(self, device: torch.device) -> Model:
+        """Return the model with the weights of the best epoch, ready to embed.
+
+        Raises:
+            RunError: no epoch is finished yet, or the weights do not fit.
+        """
+        model = build_model(self.recipe, self.image_facts, self.text_facts)
+        file = self.path / "model.safetensors"
+        if not file.is_file():
+            raise RunError(f"{self.path} has no finished epoch yet; continue it with `xret train-head … --resume`")
+        try:
+            model.load_state_dict(safetensors.torch.load_file(file))
+        except (SafetensorError, RuntimeError) as error:
+            raise RunError(f"{file} does not fit the run's config.json or is damaged; train the run again") from error
+        return model.to(device).eval()
+
+    def save_best(self, model: Model) -> None:
+        """Write the weights of the best epoch."""
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        _replace(self.path / "model.safetensors", lambda path: safetensors.torch.save_file(tensors, path))
+
+    def save_epoch(self, state: dict[str, Any], line: dict[str, Any], best_epoch: int, best_rsum: float) -> None:
+        """Write down a complete epoch: its metrics, then the state, which is what makes the epoch count.
+
+        Args:
+            state: tensors and plain scalars; `epoch` is the number of complete epochs.
+            line: the epoch's line of metrics.jsonl.
+            best_epoch: so far, counted from 1.
+            best_rsum: its validation RSUM.
+        """
+        lines = [*self.metrics()[: state["epoch"] - 1], line]
+        text = "".join(json.dumps(entry) + "\n" for entry in lines)
+        _replace(self.path / "metrics.jsonl", lambda path: path.write_text(text, encoding="utf-8"))
+        self.info.update(best_epoch=best_epoch, best_rsum=best_rsum)
+        _write_json(self.path / "run.json", self.info)
+        _replace(self.path / "state.pt", lambda path: torch.save(state, path))
+
+    def load_state(self, device: torch.device) -> dict[str, Any] | None:
+        """Return the state of the last complete epoch, or None before the first.
+
+        Raises:
+            RunError: it cannot be read.
+        """
+        file = self.path / "state.pt"
+        if not file.exists():
+            return None
+        try:
+            return torch.load(file, map_location=device, weights_only=True)
+        except Exception as error:  # torch reports damage by many types
+            raise RunError(f"{file} is damaged; train again with another --out") from error
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl, oldest first."""
+        file = self.path / "metrics.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def _read_json(self, name: str) -> Any:
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.path / name} is missing or damaged; train the run again") from error
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that numbers may depend on."""
+    try:
+        own = version("xret")
+    except PackageNotFoundError:
+        own = "unknown"
+    return {"xret": own, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def absolute(url: str) -> str:
+    """Return a store's URL so that it can be opened from any folder."""
+    return url if "://" in url else str(Path(url).resolve())
+
+
+def _write_json(path: Path, value: Any) -> None:
+    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    _replace(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` make a file beside `path`, then put it in the place of `path` in one step."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        write(partial)
+        partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise RunError(f"{path} cannot be written: {error}") from error

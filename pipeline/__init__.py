@@ -1,0 +1,1 @@
+"""Stage one: read images and captions, encode them once with frozen backbones, keep the features in Zarr."""

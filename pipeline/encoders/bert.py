@@ -1,0 +1,230 @@
+"""Token features: the last hidden states of a Hugging Face encoder of the BERT family."""
+
+import hashlib
+import json
+import os
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.utils.logging as hub_logging
+import numpy as np
+import tokenizers
+import torch
+import transformers
+from torch import nn
+from transformers import MODEL_MAPPING, AutoConfig, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from ..errors import EncoderError
+from .weights import digest, listing
+
+# Dask's tasks already run beside each other; the tokenizers' own threads warn when a process forks.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+
+class BertEncoder:
+    """Encode captions as the states of their tokens, special tokens included, and the maximum over them.
+
+    Attributes:
+        channels: width of a state, C; the maximum has the same.
+        max_length: tokens of a caption that are kept.
+        identity: what decides the features.
+        versions: of the libraries; they do not.
+    """
+
+    name = "bert"
+    kind = "tokens"
+
+    def __init__(self, weights: str, device: str) -> None:
+        """Load model and tokenizer; what lies in the hub's cache is used without asking the hub.
+
+        Args:
+            weights: a local folder, or a model id of the Hugging Face hub.
+            device: where it runs.
+
+        Raises:
+            EncoderError: there is no such model, it is incomplete, or it does not encode tokens.
+        """
+        self.device = device
+        with _quiet():
+            self._model, self._tokenizer = _load(weights)
+        self._model.to(device).eval().requires_grad_(False)
+        self._lock = threading.Lock()  # a tokenizer keeps its settings for truncation between calls
+        config = self._model.config
+        self._pad = config.pad_token_id if getattr(config, "pad_token_id", None) is not None else 0
+        self.max_length = min(self._tokenizer.model_max_length, _positions(self._model))
+        self.identity: dict[str, Any] = {
+            "encoder": self.name,
+            "weights": digest(self._model.state_dict()),
+            "model": {"class": type(self._model).__name__, **{key: getattr(config, key, None) for key in _SHAPING}},
+            "preprocessing": {"tokenizer": _tokenizer_digest(self._tokenizer), "max_length": self.max_length},
+            "layer": "last_hidden_state",
+        }
+        self.versions = {
+            "torch": str(torch.__version__),
+            "transformers": transformers.__version__,
+            "tokenizers": tokenizers.__version__,
+        }
+        try:
+            states, _ = self.encode(self.tokenize(["a"]))
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            raise EncoderError(
+                f"'{weights}' is a {type(self._model).__name__}, which does not encode captions token by token;"
+                " choose a model of the BERT family"
+            ) from error
+        self.channels = self.global_channels = states.shape[1]
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each caption, special tokens included, at most `max_length` of them."""
+        return self._ids(texts, truncation=True, max_length=self.max_length)
+
+    def count_truncated(self, texts: Sequence[str]) -> int:
+        """Return how many captions `tokenize` cuts short."""
+        return sum(len(ids) > self.max_length for ids in self._ids(texts, truncation=False))
+
+    def _ids(self, texts: Sequence[str], **truncation: Any) -> list[list[int]]:
+        if not texts:
+            return []
+        with self._lock:
+            # verbose=False: it would log that a caption is too long.
+            ids = self._tokenizer(list(texts), padding=False, verbose=False, **truncation)["input_ids"]
+        return [caption or [self._tokenizer.unk_token_id or 0] for caption in ids]
+
+    @torch.inference_mode()
+    def encode(self, ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+        """Encode a batch of tokenised captions.
+
+        Args:
+            ids: token ids of B captions, as `tokenize` gives them.
+
+        Returns:
+            The states of all tokens, caption after caption without padding, float32 [sum of lengths, C], and
+            the maximum of each caption's states, float32 [B, C].
+        """
+        length = torch.tensor([len(caption) for caption in ids], device=self.device)
+        padded = nn.utils.rnn.pad_sequence([torch.tensor(caption) for caption in ids], True, self._pad).to(self.device)
+        valid = torch.arange(padded.shape[1], device=self.device) < length[:, None]
+        states = self._model(input_ids=padded, attention_mask=valid.long()).last_hidden_state
+        # States of padding are not zero, and could be the largest.
+        pooled = states.masked_fill(~valid[:, :, None], -torch.inf).amax(1)
+        return states[valid].cpu().numpy(), pooled.cpu().numpy()
+
+
+# Settings that change the features of equal weights.
+_SHAPING = ("num_attention_heads", "hidden_act", "layer_norm_eps")
+
+
+def _load(weights: str) -> tuple[nn.Module, Any]:
+    """Load from a folder, else from the hub's cache, else from the hub."""
+    is_folder = Path(weights).is_dir()
+    if not is_folder and not _HUB_ID.fullmatch(weights):
+        raise EncoderError(f"text weights '{weights}': there is no such folder; give a folder or a model id of the hub")
+    for offline in [True] if is_folder else [True, False]:
+        try:
+            model = _load_model(weights, offline)
+            return model, _load_tokenizer(weights, offline, model)
+        except EncoderError:
+            raise
+        except Exception as error:  # these libraries raise all kinds of errors on damaged or missing files
+            cause = error
+    reason = str(cause).strip().partition("\n")[0].rstrip(".")
+    if is_folder:
+        raise EncoderError(f"the text model in '{weights}' cannot be loaded ({reason}); get it again") from cause
+    raise EncoderError(
+        f"text weights '{weights}' are no folder here, and as a model of the Hugging Face hub they cannot be loaded"
+        f" ({reason}); check the name and the connection, or give a folder"
+    ) from cause
+
+
+def _load_model(weights: str, offline: bool) -> nn.Module:
+    """Load the network without the pooler on top, in float32."""
+    config = AutoConfig.from_pretrained(weights, local_files_only=offline, trust_remote_code=False)
+    if type(config) not in MODEL_MAPPING:
+        raise ValueError(f"there is no plain encoder for a {type(config).__name__}")
+    kind = MODEL_MAPPING[type(config)]
+    kind = kind[0] if isinstance(kind, tuple) else kind
+    without_pooler = {"add_pooling_layer": False} if "add_pooling_layer" in kind.__init__.__annotations__ else {}
+    model, info = kind.from_pretrained(
+        weights,
+        config=config,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        ignore_mismatched_sizes=True,  # they are refused below, by name
+        output_loading_info=True,
+        local_files_only=offline,
+        **without_pooler,
+    )
+    prefix = f"{model.base_model_prefix}."
+    own = dict(model.named_children())
+    inside = [key for key in info["unexpected_keys"] if key.removeprefix(prefix).split(".")[0] in own]
+    faults = [
+        f"{len(names)} {what} ({listing(sorted(names))})"
+        for what, names in (
+            ("missing", [key for key in info["missing_keys"] if "pooler." not in key]),
+            ("unknown", [key for key in inside if "pooler." not in key]),
+            ("of another shape", [key[0] for key in info["mismatched_keys"]]),
+        )
+        if names
+    ]
+    if faults:
+        raise EncoderError(
+            f"text weights '{weights}' do not fit their config.json: {'; '.join(faults)}; get the model again"
+        )
+    return model
+
+
+def _load_tokenizer(weights: str, offline: bool, model: nn.Module) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(weights, local_files_only=offline, trust_remote_code=False)
+    # Without its files a tokenizer is made all the same, and knows the special tokens only.
+    vocabulary = tokenizer.get_vocab()
+    if not set(vocabulary) - set(tokenizer.all_special_tokens):
+        raise FileNotFoundError("the vocabulary of its tokenizer is not there: vocab.txt or tokenizer.json")
+    rows = model.get_input_embeddings().num_embeddings
+    if max(vocabulary.values()) >= rows:
+        raise EncoderError(
+            f"text weights '{weights}': the tokenizer has {len(vocabulary)} tokens and the model embeds {rows};"
+            " put the model's own tokenizer beside it"
+        )
+    return tokenizer
+
+
+def _positions(model: nn.Module) -> int:
+    """Return how many positions a model knows; RoBERTa and its kin begin to count behind the padding's."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+    return model.config.max_position_embeddings
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    """Return the SHA-256 of what a tokenizer does, without its settings of the moment."""
+    if tokenizer.is_fast:
+        content = json.loads(tokenizer.backend_tokenizer.to_str())
+        for momentary in ("version", "truncation", "padding"):
+            content.pop(momentary, None)
+    else:
+        content = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the libraries' logs and bars while they load; what matters becomes an error here."""
+    verbosities = transformers_logging.get_verbosity(), hub_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
+    hub_logging.set_verbosity(hub_logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosities[0])
+        hub_logging.set_verbosity(verbosities[1])
+        if bars:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,260 @@
+"""Grid features: the last feature map of a torchvision classification network, one row a cell."""
+
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import torch
+import torchvision
+from torch import Tensor, fx, nn
+from torch.nn import functional
+from torchvision.models import VisionTransformer, get_model, get_model_weights, list_models
+from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
+from torchvision.transforms import functional as transforms
+
+from ..errors import EncoderError, SampleError, nearest
+from ..samples import open_image
+from .weights import digest, load_strictly, read_weights
+
+_HEADS = {"classifier", "fc", "head", "heads"}
+_POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
+_POOLING = {functional.adaptive_avg_pool2d, functional.adaptive_max_pool2d}
+_LONGEST = 100  # longer side over shorter; beyond, the resized image would fill the memory
+
+
+class GridEncoder:
+    """Encode images as the cells of a network's last feature map, and their mean.
+
+    Attributes:
+        name: torchvision's name of the network.
+        rows: cells of the map, N.
+        channels: width of a cell, C; the mean has the same.
+        identity: what decides the features.
+        versions: of the libraries; they do not.
+    """
+
+    kind = "grid"
+
+    def __init__(self, name: str, weights: str, image_size: int, device: str) -> None:
+        """Build the network and load its weights.
+
+        Args:
+            name: any torchvision classification network.
+            weights: ``imagenet`` (torchvision's IMAGENET1K_V1), a ``.pth``, ``.pt`` or ``.safetensors`` file, or
+                ``random:SEED``.
+            image_size: side of the square input, pixels.
+            device: where it runs.
+
+        Raises:
+            EncoderError: the name is unknown, the weights do not fit, or the network does not take this size.
+        """
+        known = list_models(module=torchvision.models)
+        if name not in known:
+            raise EncoderError(
+                f"there is no network '{name}'{nearest(name, known)}; choose one of torchvision's for classification"
+            )
+        self.name = name
+        self.device = device
+        weights_id, network = _load(name, weights, image_size)
+        try:
+            layer = last_map(network, image_size)
+            extractor = create_feature_extractor(network, {layer: "map"}, suppress_diff_warning=True).eval()
+            with torch.inference_mode():
+                height, width, self.channels = _cells(extractor(torch.zeros(1, 3, image_size, image_size))["map"])
+        except (RuntimeError, ValueError, AssertionError) as error:
+            raise _refused(name, image_size, error) from error
+        if height * width == 1:
+            raise EncoderError(
+                f"{name} makes a single cell of images of {image_size} pixels; choose a larger --image-size"
+            )
+        self.rows = height * width
+        self.global_channels = self.channels
+        self._network = extractor.to(device).requires_grad_(False)
+        presets = get_model_weights(name)
+        preset = presets.__members__.get("IMAGENET1K_V1", presets.DEFAULT).transforms()
+        self._resize = round(image_size * preset.resize_size[0] / preset.crop_size[0])
+        self._crop = image_size
+        self._interpolation = preset.interpolation
+        self._mean = torch.tensor(preset.mean, device=device)[:, None, None]
+        self._std = torch.tensor(preset.std, device=device)[:, None, None]
+        self.identity: dict[str, Any] = {
+            "encoder": name,
+            "weights": weights_id,
+            "preprocessing": {
+                "decoder": "pillow",
+                "resize": self._resize,
+                "crop": self._crop,
+                "interpolation": preset.interpolation.value,
+                "mean": list(preset.mean),
+                "std": list(preset.std),
+            },
+            "layer": layer,
+        }
+        self.versions = {
+            "torch": str(torch.__version__),
+            "torchvision": torchvision.__version__,
+            "pillow": PIL.__version__,
+        }
+
+    def decode(self, path: str | Path) -> tuple[Tensor, tuple[int, int]]:
+        """Read an image, resize its shorter side and cut out the middle.
+
+        Returns:
+            Pixels uint8 [3, S, S] on the CPU, and the image's own (width, height).
+
+        Raises:
+            SampleError: the image cannot be read, or is far too long and narrow.
+        """
+        image = open_image(path)
+        if max(image.size) > _LONGEST * min(image.size):
+            raise SampleError(str(path), f"it is more than {_LONGEST} times as long as it is wide; crop it")
+        resized = transforms.resize(image, [self._resize], self._interpolation)
+        return transforms.pil_to_tensor(transforms.center_crop(resized, [self._crop])), image.size
+
+    @torch.inference_mode()
+    def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Encode a batch of decoded images.
+
+        Args:
+            pixels: uint8 [B, 3, S, S].
+
+        Returns:
+            The cells, row by row of the map, float32 [B, N, C], and their mean, float32 [B, C].
+        """
+        images = pixels.to(self.device).float().div_(255).sub_(self._mean).div_(self._std)
+        local = _rows(self._network(images)["map"])
+        return local.cpu().numpy(), local.mean(1).cpu().numpy()
+
+
+def last_map(network: nn.Module, image_size: int) -> str:
+    """Return the name, for torchvision's feature extraction, of the layer that makes the last feature map.
+
+    It is the last output [B, C, H, W] before the head that does not come from a global pooling alone (one inside
+    a squeeze-and-excitation block comes back to the map). Of a vision transformer it is the last token states.
+    """
+    if isinstance(network, VisionTransformer):
+        return "encoder.ln"
+    _, names = get_graph_node_names(network, suppress_diff_warning=True)
+    names = [name for name in names if name.split(".")[0] not in _HEADS]
+    extractor = create_feature_extractor(network, names, suppress_diff_warning=True).eval()
+    with torch.inference_mode():
+        outputs = extractor(torch.zeros(1, 3, image_size, image_size))
+    pooled = _pooled(extractor)
+    nodes = extractor.graph.output_node().args[0]
+    maps = [name for name in names if getattr(outputs[name], "ndim", 0) == 4 and nodes[name] not in pooled]
+    return _shortest_name(maps[-1], names)
+
+
+def _pooled(extractor: fx.GraphModule) -> set[fx.Node]:
+    """Return the nodes that know the image by a global pooling only."""
+    pooled: set[fx.Node] = set()
+    for node in extractor.graph.nodes:
+        is_module = node.op == "call_module" and isinstance(extractor.get_submodule(node.target), _POOLS)
+        inputs = node.all_input_nodes
+        if is_module or node.target in _POOLING or (inputs and pooled.issuperset(inputs)):
+            pooled.add(node)
+    return pooled
+
+
+def _shortest_name(node: str, names: list[str]) -> str:
+    """Return the outermost module whose output `node` is: ``layer4`` for ``layer4.1.relu_1``."""
+    parts = node.split(".")
+    prefixes = (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
+    return next(p for p in prefixes if [n for n in names if f"{n}.".startswith(f"{p}.")][-1] == node)
+
+
+def _cells(features: Tensor) -> tuple[int, int, int]:
+    """Return (height, width, channels) of a map [B, C, H, W] or of tokens [B, 1 + H·W, C]."""
+    if features.ndim == 4:
+        return features.shape[2], features.shape[3], features.shape[1]
+    side = math.isqrt(features.shape[1] - 1)
+    return side, side, features.shape[2]
+
+
+def _rows(features: Tensor) -> Tensor:
+    """Return a map [B, C, H, W], or tokens with the class token first [B, 1 + N, C], as rows [B, N, C]."""
+    rows = features.flatten(2).transpose(1, 2) if features.ndim == 4 else features[:, 1:]
+    return rows.contiguous()
+
+
+def _load(name: str, weights: str, image_size: int) -> tuple[str, nn.Module]:
+    """Build a network on the CPU and fill it; return what its identity says of the weights, and itself."""
+    if seed := re.fullmatch(r"random:(\d{1,18})", weights):
+        return f"random:{int(seed[1])}", _random(name, int(seed[1]), image_size)
+    if weights == "imagenet":
+        origin, state = f"{name}'s ImageNet weights", _imagenet(name)
+    elif Path(weights).is_file():
+        origin, state = weights, read_weights(Path(weights))
+    else:
+        raise EncoderError(
+            f"weights '{weights}': this is neither 'imagenet', nor an existing file, nor 'random:SEED' with a"
+            f" whole number{nearest(weights, ['imagenet', 'random:0'])}"
+        )
+    network = _build(name, image_size)
+    load_strictly(network, state, origin)
+    return digest(network.state_dict()), network.eval()
+
+
+def _build(name: str, image_size: int) -> nn.Module:
+    """Make a network with its own random weights."""
+    options: dict[str, Any] = {}
+    if name in ("googlenet", "inception_v3"):
+        # The published weights want the inputs transformed; without init_weights the constructor warns.
+        options = {"aux_logits": False, "init_weights": True, "transform_input": True}
+    elif name.startswith("vit_"):
+        options = {"image_size": image_size}
+    elif name.startswith("maxvit_"):
+        options = {"input_size": (image_size, image_size)}
+    try:
+        return get_model(name, **options)
+    except (RuntimeError, ValueError, AssertionError) as error:
+        raise _refused(name, image_size, error) from error
+
+
+def _refused(name: str, image_size: int, error: Exception) -> EncoderError:
+    reason = str(error).strip().partition("\n")[0].rstrip(".")
+    return EncoderError(f"{name} does not take images of {image_size} pixels ({reason}); try --image-size 224")
+
+
+def _imagenet(name: str) -> dict[str, Tensor]:
+    """Return torchvision's IMAGENET1K_V1 weights from its cache, downloading them if need be."""
+    entry = get_model_weights(name).__members__.get("IMAGENET1K_V1")
+    if entry is None:
+        raise EncoderError(f"torchvision has no IMAGENET1K_V1 weights of {name}; give a file of weights")
+    try:
+        return entry.get_state_dict(progress=sys.stderr.isatty(), check_hash=True)
+    except (OSError, RuntimeError) as error:
+        cached = Path(torch.hub.get_dir(), "checkpoints", entry.url.rpartition("/")[2])
+        raise EncoderError(
+            f"the ImageNet weights of {name} cannot be fetched ({error}); download {entry.url} elsewhere and give"
+            f" it as --visual-weights FILE, or put it at {cached}"
+        ) from error
+
+
+def _random(name: str, seed: int, image_size: int) -> nn.Module:
+    """Build a network whose weights, and then batch norm statistics, follow from the seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        network = _build(name, image_size).eval()
+        # Smooth noise: a common brightness, broad shapes and details, of variance one like normalised photographs.
+        noise = [
+            functional.interpolate(torch.randn(16, 3, side, side), (image_size, image_size), mode="bilinear")
+            for side in (1, 4, 16)
+        ]
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.train().momentum = 1.0
+    if norms:
+        try:
+            with torch.inference_mode():
+                network(sum(noise) / math.sqrt(len(noise)))
+        except (RuntimeError, ValueError, AssertionError) as error:
+            raise _refused(name, image_size, error) from error
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.eval().momentum = momentum
+    return network

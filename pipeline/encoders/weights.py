@@ -1,0 +1,124 @@
+"""Weights: reading them from files, hashing them, and putting them into a network that they must fit."""
+
+import hashlib
+import pickle
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from ..errors import EncoderError
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read a state dict from a ``.safetensors`` file or from a file that `torch.save` wrote.
+
+    In the latter it may lie under ``state_dict`` or ``model``, and its names may begin with ``module.``, as
+    `DataParallel` leaves them. Nothing in the file is ever executed.
+
+    Raises:
+        EncoderError: the file cannot be read, holds more than tensors and plain values, or no state dict.
+    """
+    content = _read(path)
+    for key in ("state_dict", "model"):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not any(isinstance(value, Tensor) for value in content.values()):
+        raise EncoderError(f"{path}: there are no named weights in it; give a file with a network's state dict")
+    return {str(name).removeprefix("module."): value for name, value in content.items()}
+
+
+def _read(path: Path) -> Any:
+    damaged = f"{path}: this is no file of weights (.pth, .pt, .safetensors), or it is damaged; get it again"
+    try:
+        with path.open("rb") as file:
+            start = file.read(1)
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickle protocols that nothing here depends on
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if start not in (b"P", b"\x80"):  # neither a zip archive nor a pickle
+            raise EncoderError(damaged) from error
+        raise EncoderError(
+            f"{path}: besides tensors it holds pickled objects, which could run code and are refused;"
+            " save its state dict alone, or as .safetensors"
+        ) from error
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise EncoderError(f"{path}: the weights cannot be read ({error.strerror}); check the path") from error
+    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise EncoderError(damaged) from error
+
+
+def load_strictly(network: nn.Module, weights: Mapping[str, Any], origin: str) -> None:
+    """Copy `weights` into `network`; all its names and shapes must be there, and no others.
+
+    Args:
+        network: changed in place.
+        weights: tensors by name.
+        origin: where they come from, for the message.
+
+    Raises:
+        EncoderError: they do not fit; the message tells how many are missing, unknown or of another shape.
+    """
+    weights = _present_names(weights)
+    own = network.state_dict()
+    # Batch norms wrote no such counter before 2018, and it has no part in the features.
+    missing = [name for name in own if name not in weights and not name.endswith("num_batches_tracked")]
+    unknown = [name for name in weights if name not in own]
+    misshapen = [
+        f"{name} ({_shape(weights[name])} in place of {_shape(own[name])})"
+        for name in own
+        if name in weights and _shape(weights[name]) != _shape(own[name])
+    ]
+    faults = [
+        f"{len(names)} {what} ({listing(names)})"
+        for what, names in (("missing", missing), ("unknown", unknown), ("of another shape", misshapen))
+        if names
+    ]
+    if faults:
+        raise EncoderError(
+            f"{origin}: these weights do not fit {type(network).__name__}: {'; '.join(faults)};"
+            " give the weights of this very network"
+        )
+    # Some networks refuse weights that do not tell the version of their layout, which safetensors cannot.
+    state = type(own)(weights)
+    state._metadata = own._metadata  # type: ignore[attr-defined]
+    network.load_state_dict(state, strict=False)
+
+
+def listing(names: list[str]) -> str:
+    """Return the first few names, with an ellipsis for the rest."""
+    return ", ".join([*names[:3], "…"] if len(names) > 3 else names)
+
+
+def _shape(value: Any) -> list[int] | None:
+    return list(value.shape) if isinstance(value, Tensor) else None
+
+
+def _present_names(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Name weights as torchvision does now, and leave out the heads that only training uses.
+
+    The DenseNets' published files write ``norm.1`` for ``norm1``; those of GoogLeNet and Inception v3 hold
+    auxiliary classifiers.
+    """
+    auxiliary = re.compile(r"(aux\d|AuxLogits)\.")
+    old = re.compile(r"(denselayer\d+\.(?:norm|conv))\.(\d\.)")
+    return {old.sub(r"\1\2", name): value for name, value in weights.items() if not auxiliary.match(name)}
+
+
+def digest(weights: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256, in hexadecimal, over names, dtypes, shapes and bytes in the order of the names."""
+    total = hashlib.sha256()
+    for name in sorted(weights):
+        value = weights[name].detach().cpu().contiguous()
+        total.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
+        total.update(value.reshape(-1).view(torch.uint8).numpy())
+    return total.hexdigest()

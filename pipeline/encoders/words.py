@@ -1,0 +1,67 @@
+"""Captions as word ids. The vectors belong to the head, which learns them; nothing here is trained."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..errors import EncoderError
+from ..samples import tokenize
+
+UNK = "<unk>"
+MIN_COUNT = 4
+TOKENIZER = "lower-case words"  # `samples.tokenize`; a change of its result needs another name here
+
+
+class WordsEncoder:
+    """Turn captions into ids of a vocabulary.
+
+    Attributes:
+        vocabulary: words by id; id 0 is ``<unk>``, which stands for every other word.
+        identity: what decides the ids.
+    """
+
+    name = "words"
+    kind = "words"
+    channels = None
+    global_channels = None
+
+    def __init__(self, vocabulary: Sequence[str]) -> None:
+        """Take a vocabulary as `build` makes it.
+
+        Raises:
+            EncoderError: it does not begin with ``<unk>``, or names a word twice.
+        """
+        if not vocabulary or vocabulary[0] != UNK:
+            raise EncoderError(f"the vocabulary does not begin with '{UNK}'; build it from the training captions")
+        self.vocabulary = tuple(vocabulary)
+        self._ids = {word: number for number, word in enumerate(self.vocabulary)}
+        if len(self._ids) < len(self.vocabulary):
+            twice = next(word for word, count in Counter(self.vocabulary).items() if count > 1)
+            raise EncoderError(f"the vocabulary has '{twice}' twice; build it again from the training captions")
+        self.identity: dict[str, Any] = {
+            "encoder": self.name,
+            "weights": hashlib.sha256(json.dumps(self.vocabulary).encode()).hexdigest(),
+            "preprocessing": {"tokenizer": TOKENIZER},
+            "layer": None,
+        }
+        self.versions: dict[str, str] = {}
+
+    @classmethod
+    def build(cls, train_texts: Iterable[str], min_count: int = MIN_COUNT) -> "WordsEncoder":
+        """Make a vocabulary of the words that occur at least `min_count` times in the training captions.
+
+        The order is by count, then by the word itself, so that the order of the captions does not matter.
+        """
+        counts = Counter(word for text in train_texts for word in tokenize(text))
+        frequent = [word for word, count in counts.items() if count >= min_count and word != UNK]
+        return cls([UNK, *sorted(frequent, key=lambda word: (-counts[word], word))])
+
+    def tokenize(self, texts: Iterable[str]) -> list[list[int]]:
+        """Return the ids of each caption's words; a caption without words becomes one ``<unk>``."""
+        return [[self._ids.get(word, 0) for word in tokenize(text)] or [0] for text in texts]
+
+    def count_truncated(self, texts: Iterable[str]) -> int:
+        """Return 0: no caption is too long for a list of ids."""
+        return 0

@@ -1,0 +1,44 @@
+"""What can go wrong, in one place. Every message says what, where and what to do, in one sentence."""
+
+
+class XretError(Exception):
+    """A failure that the message explains to the user: the command line prints it and exits with 1."""
+
+    exit_code = 1
+
+
+class ManifestError(XretError, ValueError):
+    """A manifest, or the caption file or image folder that it names, cannot be used."""
+
+
+class SampleError(XretError):
+    """One image or caption cannot be read or encoded; `--on-error skip` records it and goes on."""
+
+    def __init__(self, sample: str, reason: str) -> None:
+        super().__init__(f"{sample}: {reason}")
+        self.sample = sample
+        self.reason = reason
+
+
+class EncoderError(XretError, ValueError):
+    """An encoder or its weights cannot be used."""
+
+
+class CacheError(XretError):
+    """A feature cache cannot be opened, does not fit, or is damaged."""
+
+
+class RecipeError(XretError, ValueError):
+    """A recipe has unknown or wrong keys; the message lists all of them at once."""
+
+
+class RunError(XretError):
+    """A run folder cannot be written or read, or training cannot go on."""
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """Return `` (did you mean 'x'?)`` for the known word nearest to `word`, or an empty string."""
+    import difflib
+
+    match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f" (did you mean '{match[0]}'?)" if match else ""

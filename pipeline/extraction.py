@@ -1,0 +1,293 @@
+"""Stage one: encode every sample once, through Dask, into the feature cache.
+
+One task is one shard (`tasks`). Only the process that began the extraction marks a shard as done, after the task's
+receipt has come, so a kill at any moment loses at most the shards in flight.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import dask
+import torch
+from dask.callbacks import Callback
+from dask.delayed import Delayed
+
+from .cache import FAILED, Blocks, CaptionSet, FeatureCache, FeatureSet, ImageSet, open_or_create
+from .encoders import load_text, load_visual
+from .encoders.bert import BertEncoder
+from .encoders.grid import GridEncoder
+from .encoders.words import WordsEncoder
+from .errors import CacheError
+from .layout import SetFacts, create_caption_set, create_image_set, find_set, record_failures
+from .manifest import Manifest
+from .progress import Progress
+from .samples import Samples, read_samples, tokenize
+from .tasks import Job, Receipt, write_caption_shard, write_image_shard
+
+_WAVE = 1024  # tasks in one graph: a data set of any size needs no larger one
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to extract; the command line's options, with its defaults.
+
+    Attributes:
+        visual: a torchvision classification network, or None for no images.
+        visual_weights: ``imagenet``, a file, or ``random:SEED``.
+        image_size: side of the square input, pixels.
+        text: ``bert``, ``words``, or None for no captions.
+        text_weights: hub id or folder of a BERT-family model.
+        splits: which splits to compute now.
+        batch_size: samples encoded at once.
+        dtype: ``float16`` or ``float32``.
+        shard_images: images in a shard; None chooses.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        workers: threads that read and write beside the encoder; None: one a core, at least two.
+        on_error: ``fail`` or ``skip``.
+    """
+
+    visual: str | None = "resnet152"
+    visual_weights: str = "imagenet"
+    image_size: int = 224
+    text: str | None = "bert"
+    text_weights: str = "bert-base-uncased"
+    splits: tuple[str, ...] = ("train", "val", "test")
+    batch_size: int = 64
+    dtype: str = "float16"
+    shard_images: int | None = None
+    device: str = "auto"
+    workers: int | None = None
+    on_error: str = "fail"
+
+
+@dataclass
+class SetSummary:
+    """What became of one feature set.
+
+    Attributes:
+        name: the set.
+        samples: encoded now.
+        shards: written now.
+        shards_before: found finished.
+        failed: samples recorded as failed, by this extraction or before.
+        seconds: wall time.
+        shares: seconds that the tasks spent reading, encoding and writing.
+    """
+
+    name: str
+    samples: int = 0
+    shards: int = 0
+    shards_before: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    shares: dict[str, float] = field(default_factory=lambda: {"read": 0.0, "encode": 0.0, "write": 0.0})
+
+    def add(self, receipt: Receipt) -> None:
+        """Count a finished task."""
+        self.samples += receipt.samples
+        self.shards += 1
+        for share, seconds in receipt.seconds.items():
+            self.shares[share] += seconds
+
+
+def extract(manifest: Manifest, url: str, options: Options) -> dict[str, Any]:
+    """Encode a data set into the cache at `url`; what is there already is kept and not computed again.
+
+    Args:
+        manifest: the data set.
+        url: local path or fsspec URL of the cache.
+        options: how.
+
+    Returns:
+        A summary: data set, images, captions, captions without words, and a `SetSummary` as a dict a set.
+
+    Raises:
+        ManifestError: the data set cannot be read.
+        EncoderError: an encoder cannot be made.
+        SampleError: an image cannot be read, and `on_error` is ``fail``.
+        CacheError: the store holds something else, or a value does not fit the dtype.
+    """
+    samples = read_samples(manifest)
+    unknown = [split for split in options.splits if split not in samples.splits]
+    if len(unknown) == len(options.splits):
+        there = ", ".join(samples.splits)
+        raise CacheError(
+            f"'{manifest.name}' has no image in split {', '.join(unknown)}; it has {there}: choose with --splits"
+        )
+    recorded = {"device": choose_device(options.device), "batch_size": options.batch_size}
+    # Made before the store, so that a wrong name or file leaves nothing behind.
+    visual = (
+        load_visual(options.visual, options.visual_weights, options.image_size, recorded["device"])
+        if options.visual
+        else None
+    )
+    cache = open_or_create(url, samples, manifest.protocols)
+    clean(cache)
+    summary: dict[str, Any] = {
+        "dataset": samples.dataset,
+        "store": str(url),
+        "images": cache.images,
+        "captions": cache.captions,
+        "sets": [],
+    }
+    job = Job(
+        url=cache.url,
+        set_name="",
+        encoder=options.visual or "",
+        weights=options.visual_weights,
+        image_size=options.image_size,
+        folder=str(manifest.images),
+        device=recorded["device"],
+        batch_size=options.batch_size,
+        skip=options.on_error == "skip",
+    )
+    if visual is not None:
+        images = _image_set(cache, options, visual, recorded)
+        summary["sets"].append(_fill(images, replace(job, set_name=images.name), options))
+    if options.text:
+        captions = _caption_set(cache, options, samples, recorded)
+        text_job = replace(job, set_name=captions.name, encoder=options.text, weights=options.text_weights)
+        summary["sets"].append(_fill(captions, text_job, options))
+        for key in ("captions_without_words", "captions_truncated"):
+            summary[key] = captions.attributes[key]
+    return summary
+
+
+def choose_device(device: str) -> str:
+    """Return ``cuda`` or ``cpu`` for ``auto``, and otherwise what was asked for.
+
+    Raises:
+        CacheError: CUDA was asked for and is not there.
+    """
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise CacheError("--device cuda: torch finds no CUDA device here; use --device cpu")
+    return device
+
+
+def shard_tasks(work: Callable[[Job, int], Receipt], job: Job, shards: Iterable[int]) -> Iterable[Delayed]:
+    """Yield one Dask task a shard."""
+    task = dask.delayed(work, pure=False)
+    for shard in shards:
+        yield task(job, shard, dask_key_name=f"{job.set_name}-shard-{shard}")
+
+
+def run(tasks: Iterable[Delayed], workers: int, record: Callable[[Receipt], None]) -> None:
+    """Compute the tasks on threads of this process, in waves, and hand each receipt to `record` as it comes."""
+    tasks = iter(tasks)
+    while wave := list(islice(tasks, _WAVE)):
+        with Callback(posttask=lambda _key, result, *_: record(result) if isinstance(result, Receipt) else None):
+            dask.compute(*wave, scheduler="threads", num_workers=workers, optimize_graph=False)
+
+
+def clean(cache: FeatureCache) -> None:
+    """Remove the partial files that a killed extraction left behind; they are never read."""
+    if cache.store.is_local:
+        for partial in Path(cache.store.root).rglob("*.partial"):
+            partial.unlink(missing_ok=True)
+
+
+def _image_set(cache: FeatureCache, options: Options, encoder: GridEncoder, recorded: dict) -> ImageSet:
+    facts = SetFacts(
+        encoder.name,
+        encoder.kind,
+        encoder.identity,
+        options.dtype,
+        encoder.channels,
+        encoder.global_channels,
+        {**encoder.versions, **recorded},
+    )
+    features = find_set(cache, "images", facts.name)
+    if features is None:
+        create_image_set(cache, facts, encoder.rows, Blocks.choose(cache.splits, options.shard_images))
+    else:
+        _warn_of_changes(features, facts.recorded)
+    return cache.image_set(facts.name)
+
+
+def _caption_set(cache: FeatureCache, options: Options, samples: Samples, recorded: dict) -> CaptionSet:
+    encoder: WordsEncoder | BertEncoder
+    extra: dict[str, Any] = {}
+    if options.text == "words":
+        if "train" not in samples.splits:
+            raise CacheError(f"'{samples.dataset}' has no train split to take a vocabulary from; use --text bert")
+        training = samples.images[slice(*samples.splits["train"])]
+        encoder = WordsEncoder.build(caption.text for image in training for caption in image.captions)
+        extra["vocabulary"] = list(encoder.vocabulary)
+    else:
+        encoder = load_text(options.text_weights, recorded["device"])
+    facts = SetFacts(
+        encoder.name,
+        encoder.kind,
+        encoder.identity,
+        options.dtype,
+        encoder.channels,
+        encoder.global_channels,
+        {**encoder.versions, **recorded},
+    )
+    features = find_set(cache, "captions", facts.name)
+    if features is not None:
+        _warn_of_changes(features, facts.recorded)
+        return cache.caption_set(facts.name)
+    blocks = Blocks.choose(cache.splits, options.shard_images)
+    tokens = []
+    extra |= {"captions_without_words": 0, "captions_truncated": 0}
+    with Progress("tokens", cache.captions, "captions") as progress:
+        for shard in range(len(blocks)):
+            images = samples.images[slice(*blocks.images(shard))]
+            texts = [caption.text for image in images for caption in image.captions]
+            tokens.append(sum(map(len, encoder.tokenize(texts))))
+            extra["captions_without_words"] += sum(not tokenize(text) for text in texts)
+            extra["captions_truncated"] += encoder.count_truncated(texts)
+            progress.update(len(texts))
+    create_caption_set(cache, facts, blocks, tokens, extra)
+    return cache.caption_set(facts.name)
+
+
+def _warn_of_changes(features: FeatureSet, recorded: dict[str, Any]) -> None:
+    before = features.attributes["recorded"]
+    changed = [f"{key} {before.get(key)} (now {value})" for key, value in recorded.items() if before.get(key) != value]
+    if changed:
+        print(f"Note: '{features.name}' was begun with {', '.join(changed)}.", file=sys.stderr)
+
+
+def _fill(features: ImageSet | CaptionSet, job: Job, options: Options) -> dict[str, Any]:
+    """Compute the shards of the chosen splits that are not done yet; return a `SetSummary` as a dict."""
+    cache, blocks = features.cache, features.blocks
+    wanted = [shard for split in options.splits if split in cache.splits for shard in blocks.of_split(split)]
+    done = features.done()
+    missing = [shard for shard in wanted if not done[shard]]
+    total, left = (sum(features.samples_in(shard) for shard in shards) for shards in (wanted, missing))
+    marks = cache.store.open_array(f"{features.path}/done", writable=True)
+    summary = SetSummary(features.name, shards_before=len(wanted) - len(missing))
+    work = write_image_shard if isinstance(features, ImageSet) else write_caption_shard
+    began = time.monotonic()
+    with Progress(features.name, total, features.modality, done=total - left) as progress:
+
+        def record(receipt: Receipt) -> None:
+            if receipt.failed:
+                record_failures(features, receipt.failed)
+            marks[receipt.shard] = 1
+            summary.add(receipt)
+            progress.update(receipt.samples)
+
+        run(shard_tasks(work, job, missing), options.workers or max(2, os.cpu_count() or 2), record)
+    summary.seconds = time.monotonic() - began
+    status = type(features)(cache, features.name).status
+    summary.failed = int((status == FAILED).sum())
+    for split in options.splits:
+        if split in cache.splits and (status[features.rows_of(split)] == FAILED).all():
+            raise CacheError(f"no sample of split '{split}' could be read; for example {_first_reason(features)}")
+    return {**vars(summary), "per_second": summary.samples / max(summary.seconds, 1e-9)}
+
+
+def _first_reason(features: FeatureSet) -> str:
+    failed = features.cache.store.read_group(features.path)["failed"]
+    return next(iter(failed.values()))

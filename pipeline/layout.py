@@ -1,0 +1,141 @@
+"""Creating feature sets: every array at its full shape, before anything is computed."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .cache import NOT_DONE, Blocks, CaptionSet, FeatureCache, FeatureSet, ImageSet, fingerprint
+from .store import Store
+
+_BLOCK = 8  # images in a checked block of a shard
+_TOKEN_BLOCK = 1024  # tokens in one
+
+
+@dataclass(frozen=True)
+class SetFacts:
+    """What an encoder tells of the set it fills.
+
+    Attributes:
+        encoder: its name, the set's name before ``@``.
+        kind: ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``.
+        identity: what decides the features; goes into the fingerprint.
+        dtype: ``float16`` or ``float32``; the token ids of a ``words`` set are int32 whatever it says.
+        channels: width of a local row, None for words.
+        global_channels: width of the global feature, None for words.
+        recorded: versions, device, batch size: written down, and compared with a warning only.
+    """
+
+    encoder: str
+    kind: str
+    identity: dict[str, Any]
+    dtype: str
+    channels: int | None
+    global_channels: int | None
+    recorded: dict[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of identity and dtype."""
+        return fingerprint(self.identity, self.dtype)
+
+    @property
+    def name(self) -> str:
+        """The set's name in a cache."""
+        return f"{self.encoder}@{self.fingerprint[:8]}"
+
+    def attributes(self, blocks: Blocks) -> dict[str, Any]:
+        """Return the attributes that the set's group begins with."""
+        return {
+            "encoder": self.encoder,
+            "kind": self.kind,
+            "fingerprint": self.fingerprint,
+            "identity": self.identity,
+            "dtype": self.dtype,
+            "channels": self.channels,
+            "global_channels": self.global_channels,
+            "shard_images": blocks.length,
+            "recorded": self.recorded,
+            "failed": {},
+        }
+
+
+def find_set(cache: FeatureCache, modality: str, name: str) -> FeatureSet | None:
+    """Return the finished set of that name, or None; a set whose creation was interrupted is removed."""
+    path = f"{modality}/{name}"
+    if not cache.store.exists(f"{path}/zarr.json"):
+        cache.store.remove(path)
+        return None
+    attributes, damage = cache.store.inspect_group(path)
+    if not damage and "digest" not in attributes:
+        cache.store.remove(path)
+        return None
+    return ImageSet(cache, name) if modality == "images" else CaptionSet(cache, name)
+
+
+def create_image_set(cache: FeatureCache, facts: SetFacts, rows: int, blocks: Blocks) -> None:
+    """Create an empty image set of `rows` local rows an image."""
+    store, path = cache.store, f"images/{facts.name}"
+    images, shard = len(blocks) * blocks.length, blocks.length
+    store.start_group(path, {})
+    store.create_array(
+        f"{path}/local",
+        (images, rows, facts.channels or 0),
+        shard,
+        facts.dtype,
+        inner=math.gcd(shard, _BLOCK),
+        fill=np.nan,
+    )
+    store.create_array(f"{path}/global", (images, facts.global_channels or 0), shard, facts.dtype, fill=np.nan)
+    store.create_array(f"{path}/length", (images,), shard, "int32")
+    store.create_array(f"{path}/size", (images, 2), shard, "int32")
+    store.create_array(f"{path}/status", (images,), shard, "uint8", fill=NOT_DONE)
+    arrays = ["local", "global", "length", "size", "status"]
+    _finish(store, path, {**facts.attributes(blocks), "rows": rows}, arrays, blocks)
+
+
+def create_caption_set(
+    cache: FeatureCache, facts: SetFacts, blocks: Blocks, tokens: list[int], extra: dict[str, Any]
+) -> None:
+    """Create an empty caption set.
+
+    Args:
+        cache: where.
+        facts: the encoder's.
+        blocks: the images of each shard; a shard of captions holds the same images' captions.
+        tokens: how many tokens the captions of each shard have.
+        extra: further attributes: the vocabulary, counts for the summary.
+    """
+    store, path = cache.store, f"captions/{facts.name}"
+    captions = [int(cache.caption_count[slice(*blocks.images(s))].sum()) for s in range(len(blocks))]
+    shard = max(captions)
+    inner = min(_TOKEN_BLOCK, -(-max(tokens) // 8) * 8)
+    token_shard = -(-max(tokens) // inner) * inner
+    store.start_group(path, {})
+    total, total_tokens = len(blocks) * shard, len(blocks) * token_shard
+    store.create_array(f"{path}/start", (total,), shard, "int64")
+    store.create_array(f"{path}/length", (total,), shard, "int32")
+    store.create_array(f"{path}/status", (total,), shard, "uint8", fill=NOT_DONE)
+    store.create_array(f"{path}/token", (total_tokens,), token_shard, "int32", inner=inner)
+    arrays = ["start", "length", "status", "token"]
+    if facts.channels is not None and facts.global_channels is not None:
+        shape = (total_tokens, facts.channels)
+        store.create_array(f"{path}/local", shape, token_shard, facts.dtype, inner=inner, fill=np.nan)
+        store.create_array(f"{path}/global", (total, facts.global_channels), shard, facts.dtype, fill=np.nan)
+        arrays += ["local", "global"]
+    attributes = {**facts.attributes(blocks), "shard_captions": shard, "shard_tokens": token_shard, **extra}
+    _finish(store, path, attributes, arrays, blocks)
+
+
+def _finish(store: Store, path: str, attributes: dict[str, Any], arrays: list[str], blocks: Blocks) -> None:
+    store.create_array(f"{path}/done", (len(blocks),), 1, "uint8")
+    store.seal_group(path, attributes, [*arrays, "done"])
+
+
+def record_failures(features: FeatureSet, failed: dict[str, str]) -> None:
+    """Add {id: reason} to the set's attribute ``failed``."""
+    store, path = features.cache.store, features.path
+    attributes = store.read_group(path)
+    attributes["failed"] = dict(sorted({**attributes["failed"], **failed}.items()))
+    store.seal_group(path, attributes, [*features.array_names(), "done"])

@@ -1,0 +1,182 @@
+"""Where a cache lies: Zarr arrays with checksums, and group metadata that carries its own digest.
+
+Zarr checks the bytes of a chunk (crc32c), but nobody checks its JSON metadata. Every group of a cache therefore
+lists the SHA-256 of its arrays' metadata and seals itself: its attribute `digest` is the SHA-256 of the group's own
+`zarr.json` with that digest blanked. A group without a digest was never finished.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import zarr
+from zarr.codecs import Crc32cCodec
+
+from .errors import CacheError
+
+_BLANK = "0" * 64
+_LOCAL = ("file", "local")
+
+
+class Store:
+    """A cache's folder on a local path or any fsspec URL.
+
+    Args:
+        url: a local path or a URL such as ``s3://bucket/coco.zarr``.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = str(url)
+        self.fs, self.root = fsspec.core.url_to_fs(self.url)
+        self.is_local = not isinstance(self.fs.protocol, str) and self.fs.protocol[0] in _LOCAL
+
+    def path(self, name: str) -> str:
+        """Return the full path of `name` below the store."""
+        return f"{self.root}/{name}" if name else self.root
+
+    def exists(self, name: str) -> bool:
+        """Return whether a file or folder `name` is there."""
+        return bool(self.fs.exists(self.path(name)))
+
+    def names(self, name: str) -> list[str]:
+        """Return the names directly below the folder `name`, sorted; none if it is absent."""
+        if not self.exists(name):
+            return []
+        return sorted(Path(entry).name for entry in self.fs.ls(self.path(name), detail=False))
+
+    def remove(self, name: str) -> None:
+        """Delete the folder `name` and all below it, if it is there."""
+        if self.exists(name):
+            self.fs.rm(self.path(name), recursive=True)
+
+    def size(self, name: str) -> int:
+        """Return the bytes of all files below `name`."""
+        return int(self.fs.du(self.path(name))) if self.exists(name) else 0
+
+    # Arrays
+
+    def create_array(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        shard: int,
+        dtype: str,
+        *,
+        inner: int | None = None,
+        fill: float = 0,
+    ) -> None:
+        """Create an array whose rows are written `shard` at a time.
+
+        Args:
+            name: path below the store.
+            shape: its full shape; the first axis is the rows.
+            shard: rows in a file, the unit of writing.
+            dtype: NumPy name.
+            inner: rows in a checked block inside a file; None: the file is one block.
+            fill: what an unwritten row reads as.
+        """
+        chunk = (inner or shard, *shape[1:])
+        zarr.create_array(
+            self._zarr(),
+            name=name,
+            shape=shape,
+            chunks=chunk,
+            shards=(shard, *shape[1:]) if inner else None,
+            dtype=dtype,
+            filters=None,
+            compressors=[Crc32cCodec()],
+            fill_value=fill,
+            overwrite=True,
+        )
+
+    def write_array(self, name: str, values: np.ndarray, chunk: int = 1 << 20) -> None:
+        """Create the array `name` with these values, in files of `chunk` rows."""
+        self.create_array(name, values.shape, min(chunk, max(len(values), 1)), values.dtype.name)
+        self.open_array(name, writable=True)[...] = values
+
+    def open_array(self, name: str, writable: bool = False) -> zarr.Array:
+        """Open the array `name`.
+
+        Raises:
+            CacheError: it is not there or its metadata cannot be read.
+        """
+        try:
+            array = zarr.open_array(self._zarr(), path=name, mode="r+" if writable else "r", zarr_format=3)
+        except (FileNotFoundError, ValueError, KeyError) as error:
+            raise CacheError(f"{self.url}: array '{name}' is missing or its zarr.json is damaged") from error
+        # Zeros are data: without this a shard of zeros would have no file and look as if it had been lost.
+        return array.with_config({"write_empty_chunks": True})
+
+    def _zarr(self) -> Any:
+        return self.root if self.is_local else self.url
+
+    # Groups
+
+    def start_group(self, name: str, attributes: dict[str, Any]) -> None:
+        """Write an unsealed group: what is below it is not to be trusted until `seal_group`."""
+        self.fs.makedirs(self.path(name), exist_ok=True)
+        self._write_json(name, _group_json(attributes))
+
+    def seal_group(self, name: str, attributes: dict[str, Any], arrays: list[str]) -> None:
+        """Write the group's attributes with the digests of `arrays` and of itself."""
+        self.fs.makedirs(self.path(name), exist_ok=True)
+        digests = {array: self._sha256(f"{name}/{array}/zarr.json".lstrip("/")) for array in arrays}
+        blank = _group_json({**attributes, "arrays": digests, "digest": _BLANK})
+        self._write_json(name, blank.replace(_BLANK, hashlib.sha256(blank.encode()).hexdigest()))
+
+    def read_group(self, name: str) -> dict[str, Any]:
+        """Return the attributes of the sealed group `name`, without `arrays` and `digest`.
+
+        Raises:
+            CacheError: the group is missing, unfinished or damaged.
+        """
+        attributes, damage = self.inspect_group(name)
+        if damage:
+            raise CacheError(
+                f"{self.url}: {damage[0]}/zarr.json is damaged or missing; delete the store, or restore that file"
+            )
+        if "digest" not in attributes:
+            raise CacheError(f"{self.url}: '{name or '/'}' was never finished; run `xret extract` again")
+        return {key: value for key, value in attributes.items() if key not in ("arrays", "digest")}
+
+    def inspect_group(self, name: str) -> tuple[dict[str, Any], list[str]]:
+        """Return the group's attributes and the nodes (the group, its arrays) whose metadata is damaged."""
+        try:
+            raw = self.fs.cat_file(self.path(f"{name}/zarr.json".lstrip("/"))).decode()
+            attributes = json.loads(raw)["attributes"]
+            digest = attributes.get("digest")
+            if digest is None:
+                return attributes, []
+            arrays = dict(attributes["arrays"])
+            blank = raw.replace(digest, _BLANK, 1) if len(digest) == len(_BLANK) else ""
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}, [name]
+        damaged = [] if hashlib.sha256(blank.encode()).hexdigest() == digest else [name]
+        for array, expected in arrays.items():
+            path = f"{name}/{array}".lstrip("/")
+            if self._sha256(f"{path}/zarr.json") != expected:
+                damaged.append(path)
+        return attributes, damaged
+
+    def _sha256(self, name: str) -> str:
+        try:
+            return hashlib.sha256(self.fs.cat_file(self.path(name))).hexdigest()
+        except OSError:
+            return ""
+
+    def _write_json(self, name: str, text: str) -> None:
+        path = self.path(f"{name}/zarr.json".lstrip("/"))
+        if not self.is_local:  # an object store replaces an object in one step
+            self.fs.pipe_file(path, text.encode())
+            return
+        partial = Path(f"{path}.{os.getpid()}.partial")
+        partial.write_text(text)
+        partial.replace(path)
+
+
+def _group_json(attributes: dict[str, Any]) -> str:
+    return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": attributes}, indent=2, ensure_ascii=True)

@@ -1,0 +1,196 @@
+"""Checks a cache from end to end: metadata, checksums, missing files, counts and values."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import zarr
+
+from .cache import FAILED, OK, Blocks, FeatureCache, ImageSet
+from .errors import CacheError
+from .progress import Progress
+from .store import Store
+
+Damage = dict[str, Any]
+
+
+def verify(url: str) -> dict[str, Any]:
+    """Read every file of the cache at `url`.
+
+    Returns:
+        ``ok``; ``shards``, how many finished ones were read; ``failed_samples`` [{id, reason}], which are no damage;
+        ``damaged`` [{array, shard, samples}], samples being the rows [first, last) of images or captions that are
+        affected; shard and samples are None where it is metadata that is damaged.
+
+    Raises:
+        CacheError: no cache is there.
+    """
+    store = Store(url)
+    if not store.exists("zarr.json"):
+        FeatureCache.open(url)  # says what is wrong
+    damaged = [_damage(node) for node in ("", "samples", "images", "captions") for node in _nodes(store, node)]
+    damaged += [] if damaged else _samples(store)
+    report: dict[str, Any] = {"ok": False, "shards": 0, "failed_samples": [], "damaged": damaged}
+    if damaged:  # without its samples nothing else in the cache can be judged
+        return report
+    cache = FeatureCache.open(url)
+    sets = [
+        _Checked(cache, modality, name) for modality in ("images", "captions") for name in cache.set_names(modality)
+    ]
+    with Progress("verify", sum(checked.shards for checked in sets), "shards") as progress:
+        for checked in sets:
+            for found in checked.damage():
+                damaged += found
+                progress.update(1)
+            report["failed_samples"] += [{"id": key, "reason": why} for key, why in checked.failed.items()]
+            report["shards"] += checked.done
+    return {**report, "ok": not damaged}
+
+
+class _Checked:
+    """One feature set under examination; only its sealed metadata is trusted."""
+
+    def __init__(self, cache: FeatureCache, modality: str, name: str) -> None:
+        self.cache, self.store, self.path = cache, cache.store, f"{modality}/{name}"
+        attributes, damage = self.store.inspect_group(self.path)
+        self.metadata = [_damage(node) for node in damage]
+        self.failed: dict[str, str] = {}
+        self.shards = self.done = 0
+        # A set without a digest was being created when its extraction stopped: it holds nothing yet.
+        if not damage and "digest" in attributes:
+            self.failed = attributes["failed"]
+            self.blocks = Blocks(attributes["shard_images"], cache.splits)
+            self.shards = len(self.blocks)
+            self.arrays = {name: self.store.open_array(f"{self.path}/{name}") for name in attributes["arrays"]}
+
+    def damage(self) -> Iterator[list[Damage]]:
+        """Yield what is damaged, shard by shard."""
+        yield self.metadata
+        for shard in range(self.shards):
+            mark, intact = _read(self.store, self.arrays["done"], shard)
+            if not intact:
+                # A mark that was never written is a shard that was not computed, no damage.
+                missing = not self.store.exists(_file(self.arrays["done"], shard))
+                yield [] if missing else [self._damage("done", shard)]
+            elif mark[0] == 1:
+                self.done += 1
+                yield self._shard(shard)
+            else:
+                yield [] if mark[0] == 0 else [self._damage("done", shard)]
+
+    def _shard(self, shard: int) -> list[Damage]:
+        damaged, values = [], {}
+        for name, array in self.arrays.items():
+            if name != "done":
+                values[name], intact = _read(self.store, array, shard)
+                damaged += [] if intact else [self._damage(name, shard)]
+        if damaged:
+            return damaged
+        first, last = self._samples(shard)
+        status = values["status"][: last - first]
+        damaged += [] if np.isin(status, (OK, FAILED)).all() else [self._damage("status", shard)]
+        if self.path.startswith("images"):
+            failed = [self.cache.ids(first, last)[row] for row in np.flatnonzero(status == FAILED)]
+            damaged += [] if all(key in self.failed for key in failed) else [self._damage("status", shard)]
+        for name in ("local", "global"):
+            if name in values and not self._finite(name, values, status == OK):
+                damaged.append(self._damage(name, shard))
+        return damaged
+
+    def _finite(self, name: str, values: dict[str, np.ndarray], good: np.ndarray) -> bool:
+        """Return whether the valid rows of the good samples are finite."""
+        array, lengths = values[name], values["length"][: len(good)]
+        if name == "global":
+            return bool(np.isfinite(array[: len(good)][good]).all())
+        if self.path.startswith("captions"):
+            return bool(np.isfinite(array[: lengths.sum()]).all())  # packed, none fails
+        valid = np.arange(array.shape[1]) < lengths[:, None]
+        return bool(np.isfinite(array[: len(good)][good][valid[good]]).all())
+
+    def _samples(self, shard: int) -> tuple[int, int]:
+        first, last = self.blocks.images(shard)
+        if self.path.startswith("images"):
+            return first, last
+        start = int(self.cache.caption_start[first])
+        return start, start + int(self.cache.caption_count[first:last].sum())
+
+    def _damage(self, name: str, shard: int) -> Damage:
+        return _damage(f"{self.path}/{name}", shard, self._samples(shard))
+
+
+def _nodes(store: Store, group: str) -> list[str]:
+    attributes, damage = store.inspect_group(group)
+    if not damage and "digest" not in attributes:
+        raise CacheError(f"{store.url}: '{group or '/'}' was never finished; run `xret extract` again")
+    return damage
+
+
+def _samples(store: Store) -> list[Damage]:
+    attributes, _ = store.inspect_group("samples")
+    damaged = []
+    for name in attributes["arrays"]:
+        array = store.open_array(f"samples/{name}")
+        for chunk in range(-(-array.shape[0] // array.chunks[0])):
+            if not _read(store, array, chunk)[1]:
+                rows = (chunk * array.chunks[0], min((chunk + 1) * array.chunks[0], array.shape[0]))
+                damaged.append(_damage(f"samples/{name}", chunk, rows if len(name.split("_")) < 2 else None))
+    return damaged
+
+
+def _read(store: Store, array: zarr.Array, shard: int) -> tuple[np.ndarray, bool]:
+    """Return one file of an array, and whether it is there and its checksums fit."""
+    rows = (array.shards or array.chunks)[0]
+    try:
+        values = np.asarray(array[shard * rows : (shard + 1) * rows])
+    except Exception:  # whatever a damaged file makes a codec raise, it is damage
+        return np.empty(0), False
+    return values, store.exists(_file(array, shard))
+
+
+def _file(array: zarr.Array, shard: int) -> str:
+    return f"{array.path}/c/" + "/".join([str(shard)] + ["0"] * (array.ndim - 1))
+
+
+def _damage(array: str, shard: int | None = None, samples: tuple[int, int] | None = None) -> Damage:
+    return {"array": array or "/", "shard": shard, "samples": list(samples) if samples else None}
+
+
+def describe(url: str) -> dict[str, Any]:
+    """Return what the cache at `url` holds: data set, splits, and each feature set with its completeness by split.
+
+    Raises:
+        CacheError: no cache is there, or it is damaged.
+    """
+    cache = FeatureCache.open(url)
+    sets = []
+    for modality in ("images", "captions"):
+        for name in cache.set_names(modality):
+            features = cache.image_set(name) if modality == "images" else cache.caption_set(name)
+            done = features.done()
+            shards = {split: done[features.blocks.of_split(split)] for split in cache.splits}
+            rows = [features.rows] if isinstance(features, ImageSet) else []
+            sets.append(
+                {
+                    "modality": modality,
+                    "name": name,
+                    "kind": features.kind,
+                    "dtype": features.dtype,
+                    "shape": [*rows, features.channels] if features.channels else [],
+                    "fingerprint": features.fingerprint,
+                    "identity": features.identity,
+                    "recorded": features.attributes["recorded"],
+                    "shard_images": features.blocks.length,
+                    "done": {split: [int(marks.sum()), len(marks)] for split, marks in shards.items()},
+                    "failed": len(features.failed),
+                    "bytes": cache.store.size(features.path),
+                }
+            )
+    return {
+        "dataset": cache.dataset,
+        "manifest_sha256": cache.manifest_sha256,
+        "images": cache.images,
+        "captions": cache.captions,
+        "splits": {name: last - first for name, (first, last) in cache.splits.items()},
+        "bytes": cache.store.size(""),
+        "sets": sets,
+    }

@@ -1,0 +1,63 @@
+"""Fixtures that more than one folder of tests uses."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture
+def golden():
+    """Load a file of recorded reference values: `golden("similarity")` gives a mapping of arrays."""
+
+    def load(name: str):
+        path = SHARED / "golden" / f"{name}.npz"
+        if not path.exists():
+            pytest.skip(f"the recorded reference values are not here: {path} is absent")
+        return np.load(path)
+
+    return load
+
+
+@pytest.fixture
+def shared_data():
+    """Return a path below the folder of real photographs, captions and weights."""
+
+    def find(name: str) -> Path:
+        path = SHARED / "data" / name
+        if not path.exists():
+            pytest.skip(f"the real data is not here: {path} is absent")
+        return path
+
+    return find
+
+
+@pytest.fixture
+def tiny_dataset(tmp_path):
+    """Make a data set of small random pictures: `tiny_dataset(train=20, val=6, test=6)` gives its manifest's path."""
+
+    def make(name: str = "tiny", folder: Path | None = None, **splits: int) -> Path:
+        folder = folder or tmp_path / name
+        (folder / "images").mkdir(parents=True)
+        rng = np.random.default_rng(0)
+        images = []
+        for split, count in (splits or {"train": 20, "val": 6, "test": 6}).items():
+            for _ in range(count):
+                number = len(images)
+                pixels = rng.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / "images" / f"{number}.jpg")
+                sentences = [
+                    {"raw": f"a picture of thing {number} number {k}", "sentid": 10 * number + k}
+                    for k in range(2 + number % 2)
+                ]
+                images.append({"filename": f"{number}.jpg", "imgid": number, "split": split, "sentences": sentences})
+        (folder / "captions.json").write_text(json.dumps({"dataset": name, "images": images}))
+        manifest = folder / f"{name}.yaml"
+        manifest.write_text(f"name: {name}\nimages: images\ncaptions: captions.json\n")
+        return manifest
+
+    return make

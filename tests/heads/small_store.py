@@ -1,0 +1,122 @@
+"""A feature cache that is made in a moment and can be learned: pictures of things, and captions that name them."""
+
+import hashlib
+
+import numpy as np
+
+from xret.pipeline.cache import Blocks, FeatureCache, open_or_create
+from xret.pipeline.encoders.words import WordsEncoder
+from xret.pipeline.layout import SetFacts, create_caption_set, create_image_set
+from xret.pipeline.samples import Caption, ImageSample, Samples
+
+THINGS = ["disc", "cube", "star", "ring", "cone", "line"]
+COLOURS = ["red", "blue", "green", "white", "black", "pink"]
+ROWS, WIDTH = 4, 16
+
+
+def make_store(
+    url, *, train=48, val=12, test=12, text="words", weights="a", words=None, broken=(), protocols=("full",)
+):
+    """Make a store and return its URL.
+
+    Args:
+        url: where.
+        train, val, test: images; each has two colours and things, and two or three captions.
+        text: kind of the caption set, ``words`` or ``tokens``.
+        weights: goes into the fingerprint of the image set.
+        words: extra words that the captions begin with.
+        broken: rows of images that could not be read.
+        protocols: of the data set.
+    """
+    rng = np.random.default_rng(7)
+    images, content, splits = [], [], {}
+    for split, count in (("train", train), ("val", val), ("test", test)):
+        if count:
+            splits[split] = (len(images), len(images) + count)
+        for _ in range(count):
+            number = len(images)
+            first, second = (int(x) for x in rng.choice(36, 2, replace=False))
+            names = [f"{COLOURS[k % 6]} {THINGS[k // 6]}" for k in (first, second)]
+            texts = [f"a {names[0]} and a {names[1]}", f"{names[1]} and {names[0]}", f"a {names[0]}"][: 2 + number % 2]
+            captions = tuple(Caption(f"{words or ''} {text}".strip(), 10 * number + k) for k, text in enumerate(texts))
+            images.append(ImageSample(str(number), f"{number}.jpg", split, -1, captions))
+            content.append((first, second))
+    digest = hashlib.sha256(repr(images).encode()).hexdigest()
+    cache = open_or_create(str(url), Samples("small", tuple(images), splits, digest), protocols)
+    blocks = Blocks(8, splits)
+    _fill_images(cache, blocks, content, weights, broken)
+    texts = [caption.text for image in images for caption in image.captions]
+    if text == "words":
+        encoder = WordsEncoder.build(texts[: int(cache.caption_start[train])] if val + test else texts, min_count=1)
+        _fill_captions(cache, blocks, encoder.tokenize(texts), encoder.identity, "words", encoder.vocabulary)
+    else:
+        ids = WordsEncoder.build(texts, min_count=1).tokenize(texts)
+        _fill_captions(cache, blocks, ids, {"encoder": "states"}, "states", None)
+    return str(url)
+
+
+def _fill_images(cache, blocks, content, weights, broken):
+    facts = SetFacts("grid", "grid", {"encoder": "grid", "weights": weights}, "float16", WIDTH, WIDTH, {})
+    create_image_set(cache, facts, ROWS, blocks)
+    vectors = np.random.default_rng(1).normal(size=(36, WIDTH))
+    noise = np.random.default_rng(2).normal(size=(len(content), ROWS, WIDTH)) * 0.1
+    at = blocks.array_rows(np.arange(len(content)))
+    local = np.zeros((len(blocks) * blocks.length, ROWS, WIDTH), dtype=np.float16)
+    for row, (first, second) in enumerate(content):
+        local[at[row], : ROWS // 2] = vectors[first] + noise[row, : ROWS // 2]
+        local[at[row], ROWS // 2 :] = vectors[second] + noise[row, ROWS // 2 :]
+    status = np.full(len(local), 255, dtype=np.uint8)
+    status[at] = 0
+    status[at[list(broken)]] = 1
+    length = np.where(status == 0, ROWS, 0).astype(np.int32)
+    _write(
+        cache,
+        f"images/{facts.name}",
+        blocks,
+        {"local": local, "global": local.mean(1), "status": status, "length": length},
+    )
+
+
+def _fill_captions(cache, blocks, ids, identity, name, vocabulary):
+    width = None if vocabulary else 12
+    facts = SetFacts(name, "words" if vocabulary else "tokens", identity, "float16", width, width, {})
+    per_shard = [slice(*blocks.images(shard)) for shard in range(len(blocks))]
+    first = [int(cache.caption_start[rows][0]) for rows in per_shard]
+    count = [int(cache.caption_count[rows].sum()) for rows in per_shard]
+    tokens = [sum(len(ids[row]) for row in range(a, a + n)) for a, n in zip(first, count, strict=True)]
+    create_caption_set(cache, facts, blocks, tokens, {"vocabulary": vocabulary} if vocabulary else {})
+    features = cache.caption_set(facts.name)
+    size, token_size = features.attributes["shard_captions"], features.attributes["shard_tokens"]
+    arrays = {
+        "start": np.zeros(size * len(blocks), dtype=np.int64),
+        "length": np.zeros(size * len(blocks), dtype=np.int32),
+        "status": np.full(size * len(blocks), 255, dtype=np.uint8),
+        "token": np.zeros(token_size * len(blocks), dtype=np.int32),
+    }
+    for shard, (a, n) in enumerate(zip(first, count, strict=True)):
+        at = shard * token_size
+        for position, row in enumerate(range(a, a + n)):
+            arrays["start"][shard * size + position] = at
+            arrays["length"][shard * size + position] = len(ids[row])
+            arrays["token"][at : at + len(ids[row])] = ids[row]
+            at += len(ids[row])
+        arrays["status"][shard * size : shard * size + n] = 0
+    if width:
+        vectors = np.random.default_rng(3).normal(size=(100, width)).astype(np.float16)
+        arrays["local"] = vectors[arrays["token"]]
+        arrays["global"] = np.zeros((len(arrays["start"]), width), dtype=np.float16)
+        for row, (start, length) in enumerate(zip(arrays["start"], arrays["length"], strict=True)):
+            if length:
+                arrays["global"][row] = arrays["local"][start : start + length].max(0)
+    _write(cache, f"captions/{facts.name}", blocks, arrays)
+
+
+def _write(cache, path, blocks, arrays):
+    for name, values in arrays.items():
+        cache.store.open_array(f"{path}/{name}", writable=True)[...] = values
+    cache.store.open_array(f"{path}/done", writable=True)[...] = np.ones(len(blocks), dtype=np.uint8)
+
+
+def reopened(url):
+    """Return the cache at `url`, opened anew."""
+    return FeatureCache.open(url)

@@ -1,0 +1,91 @@
+"""Batches against a plain walk over the cache."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xret.pipeline.batches import Batches, pad
+from xret.pipeline.cache import FeatureCache
+from xret.pipeline.errors import CacheError
+from xret.pipeline.extraction import Options, extract
+from xret.pipeline.manifest import load_manifest
+
+FIELDS = {"image_fields": {"local", "global"}, "caption_fields": {"token"}}
+
+
+@pytest.fixture
+def cache(tiny_dataset, tmp_path):
+    options = Options(visual="resnet18", visual_weights="random:0", image_size=64, text="words", shard_images=8)
+    extract(load_manifest(tiny_dataset()), str(tmp_path / "s.zarr"), options)
+    return FeatureCache.open(str(tmp_path / "s.zarr"))
+
+
+@given(st.lists(st.lists(st.integers(-9, 9), min_size=1, max_size=7), min_size=1, max_size=5))
+def test_pad_lays_rows_out(rows):
+    padded = pad(torch.tensor([value for row in rows for value in row]), torch.tensor([len(row) for row in rows]))
+    longest = max(map(len, rows))
+    assert padded.tolist() == [row + [0] * (longest - len(row)) for row in rows]
+
+
+@pytest.mark.parametrize(("unit", "size", "steps"), [("image", 6, 4), ("caption", 16, 4)])
+def test_an_epoch_has_every_unit_once_with_its_own_features(cache, unit, size, steps):
+    images, captions = cache.image_set(), cache.caption_set()
+    batches = Batches(cache, images, captions, "train", **FIELDS)
+    epoch = list(batches.epoch(unit=unit, batch_size=size, seed=3, epoch=1))
+    assert len(epoch) == batches.steps(unit, size) == steps  # 20 images with 50 captions
+    image_of = {images.local(np.array([i])).tobytes(): i for i in range(20)}
+    seen_images, seen_captions = [], []
+    for batch in epoch:
+        rows = [image_of[local.numpy().tobytes()] for local in batch.images.local]
+        seen_images += rows
+        assert len(set(rows)) == len(rows)
+        assert torch.equal(batch.images.global_, torch.from_numpy(images.global_(np.array(rows))))
+        tokens = [t[:n].tolist() for t, n in zip(batch.captions.token, batch.captions.length, strict=True)]
+        for token, position in zip(tokens, batch.caption_image.tolist(), strict=True):
+            row = rows[position]
+            first = int(cache.caption_start[row])
+            own = {tuple(captions.token(np.array([first + k]))): first + k for k in range(cache.caption_count[row])}
+            seen_captions.append(own.get(tuple(token)))
+        assert batch.positives.sum(0).tolist() == [1] * len(tokens)
+    assert None not in seen_captions
+    if unit == "image":
+        assert sorted(seen_images) == list(range(20))
+    assert len(seen_captions) == 50
+
+
+def test_the_order_depends_on_seed_and_epoch_alone(cache):
+    batches = Batches(cache, cache.image_set(), cache.caption_set(), "train", **FIELDS)
+
+    def order(seed, epoch):
+        it = batches.epoch(unit="image", batch_size=7, seed=seed, epoch=epoch)
+        return [batch.images.global_[:, 0].tolist() for batch in it]
+
+    assert order(1, 2) == order(1, 2)
+    assert order(1, 2) != order(1, 3)
+    assert order(1, 2) != order(2, 2)
+
+
+def test_a_last_batch_of_one_image_is_left_out(cache):
+    batches = Batches(cache, cache.image_set(), cache.caption_set(), "train", **FIELDS)
+    sizes = [len(b.images.length) for b in batches.epoch(unit="image", batch_size=19, seed=0, epoch=0)]
+    assert sizes == [19]
+    assert batches.steps("image", 19) == 1
+
+
+def test_features_for_evaluation_come_in_order_and_only_what_is_asked_for(cache):
+    batches = Batches(
+        cache, cache.image_set(), cache.caption_set(), "val", image_fields={"global"}, caption_fields={"token"}
+    )
+    got = torch.cat([features.global_ for features in batches.image_features(4)])
+    assert torch.equal(got, torch.from_numpy(cache.image_set().global_(np.arange(20, 26))))
+    assert next(batches.image_features(4)).local is None
+    lengths = torch.cat([features.length for features in batches.caption_features(4)])
+    assert lengths.tolist() == cache.caption_set().length[batches.caption_rows].tolist()
+    assert batches.caption_image.tolist() == [i for i in range(6) for _ in range(cache.caption_count[20 + i])]
+
+
+def test_an_unknown_split(cache):
+    with pytest.raises(CacheError, match="has no split 'dev'; it has train, val, test"):
+        Batches(cache, cache.image_set(), cache.caption_set(), "dev", **FIELDS)

@@ -1,0 +1,218 @@
+"""Extraction through Dask into Zarr: what it writes, how it stops, and that it goes on."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+import torch
+import torchvision
+
+from xret.pipeline.batches import Batches
+from xret.pipeline.cache import FeatureCache
+from xret.pipeline.encoders import load_visual
+from xret.pipeline.errors import CacheError, EncoderError, SampleError
+from xret.pipeline.extraction import Options, extract, run, shard_tasks
+from xret.pipeline.manifest import load_manifest
+from xret.pipeline.tasks import Job, write_image_shard
+
+SMALL = Options(visual="resnet18", visual_weights="random:0", image_size=64, text="words", shard_images=8, batch_size=4)
+
+
+def files(url) -> dict[str, bytes]:
+    return {str(p.relative_to(url)): p.read_bytes() for p in sorted(Path(url).rglob("*")) if p.is_file()}
+
+
+@pytest.fixture
+def store(tiny_dataset, tmp_path):
+    manifest = load_manifest(tiny_dataset())
+    summary = extract(manifest, str(tmp_path / "s.zarr"), SMALL)
+    return manifest, str(tmp_path / "s.zarr"), summary
+
+
+def test_features_are_the_encoders_own(store):
+    manifest, url, summary = store
+    cache = FeatureCache.open(url)
+    encoder = load_visual("resnet18", "random:0", 64, "cpu")
+    images = cache.image_set("resnet18")
+    rows = np.array([0, 7, 8, 19, 20, 31])  # first and last of shards and splits
+    pixels = [encoder.decode(manifest.images / name) for name in cache.file_names(0, 32)]
+    local, global_ = encoder.encode(torch.stack([pixels[row][0] for row in rows]))
+    assert np.allclose(images.local(rows), local, atol=2e-3, rtol=2e-3)
+    assert np.allclose(images.global_(rows), global_, atol=2e-3, rtol=2e-3)
+    assert images.local(rows).shape == (6, 4, 512)
+    assert (images.status == 0).all()
+    assert (images.length == 4).all()
+    words = cache.caption_set("words")
+    vocabulary = words.vocabulary
+    for row in (0, 3, cache.captions - 1):
+        text = cache.caption_texts(row, row + 1)[0].split()
+        expected = [vocabulary.index(word) if word in vocabulary else 0 for word in text]
+        assert words.token(np.array([row])).tolist() == expected
+    assert {s["name"].split("@")[0]: (s["samples"], s["failed"]) for s in summary["sets"]} == {
+        "resnet18": (32, 0),
+        "words": (cache.captions, 0),
+    }
+
+
+def test_the_graph_has_one_task_a_shard(store):
+    _, url, _ = store
+    job = Job(url, "resnet18", "resnet18", "random:0", 64, "", "cpu", 4, False)
+    tasks = list(shard_tasks(write_image_shard, job, range(5)))
+    graph = dask.base.collections_to_expr(tasks).__dask_graph__()
+    assert sorted(graph) == [f"resnet18-shard-{i}" for i in range(5)]
+
+
+def test_any_number_of_workers_writes_the_same_bytes(store, tmp_path):
+    manifest, url, _ = store
+    for workers in (1, 4):
+        other = str(tmp_path / f"{workers}.zarr")
+        extract(manifest, other, Options(**{**vars(SMALL), "workers": workers}))
+        assert files(other) == files(url)
+
+
+def test_a_second_run_computes_nothing_and_another_encoder_stands_beside(store):
+    manifest, url, _ = store
+    before = files(url)
+    again = extract(manifest, url, SMALL)
+    assert [s["samples"] for s in again["sets"]] == [0, 0]
+    assert files(url) == before
+    extract(manifest, url, Options(**{**vars(SMALL), "visual_weights": "random:1", "text": None}))
+    assert len(FeatureCache.open(url).set_names("images")) == 2
+    assert before.items() <= files(url).items()
+    with pytest.raises(CacheError, match="several feature sets of images fit 'resnet18'"):
+        FeatureCache.open(url).image_set("resnet18")
+
+
+def test_splits_are_computed_when_asked_for(tiny_dataset, tmp_path):
+    manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
+    extract(manifest, url, Options(**{**vars(SMALL), "splits": ("val",)}))
+    cache = FeatureCache.open(url)
+    images, captions = cache.image_set(), cache.caption_set()
+    assert [images.complete(split) for split in ("train", "val", "test")] == [False, True, False]
+    fields = {"image_fields": {"local"}, "caption_fields": {"token"}}
+    assert Batches(cache, images, captions, "val", **fields).images == 6
+    with pytest.raises(CacheError, match=r"split 'train' of 'resnet18@\w+' lacks 3 of 3 shards"):
+        Batches(cache, images, captions, "train", **fields)
+    extract(manifest, url, SMALL)
+    assert FeatureCache.open(url).image_set().complete("train")
+    with pytest.raises(CacheError, match="has no image in split other; it has train, val, test"):
+        extract(manifest, url, Options(**{**vars(SMALL), "splits": ("other",)}))
+
+
+def test_a_broken_image_stops_or_is_recorded(tiny_dataset, tmp_path):
+    manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
+    (manifest.images / "5.jpg").write_bytes((manifest.images / "5.jpg").read_bytes()[:300])
+    (manifest.images / "21.jpg").unlink()
+    with pytest.raises(SampleError, match=r"5\.jpg|21\.jpg"):
+        extract(manifest, url, SMALL)
+    summary = extract(manifest, url, Options(**{**vars(SMALL), "on_error": "skip"}))
+    assert summary["sets"][0]["failed"] == 2
+    images = FeatureCache.open(url).image_set()
+    assert np.flatnonzero(images.status).tolist() == [5, 21]
+    assert set(images.failed) == {"5", "21"}
+    assert "5.jpg" in images.failed["5"]
+    assert np.isnan(images.local(np.array([5, 21]))).all()
+    cache = FeatureCache.open(url)
+    train = Batches(cache, images, cache.caption_set(), "train", image_fields={"global"}, caption_fields={"token"})
+    assert (train.images, train.skipped) == (19, 1)
+    assert 5 not in train.image_rows
+
+
+def test_a_split_of_broken_images_is_an_error(tiny_dataset, tmp_path):
+    manifest = load_manifest(tiny_dataset(train=9, val=2))
+    for name in ("9.jpg", "10.jpg"):
+        (manifest.images / name).write_bytes(b"no image")
+    with pytest.raises(CacheError, match=r"no sample of split 'val' could be read; for example (9|10)\.jpg"):
+        extract(manifest, str(tmp_path / "s.zarr"), Options(**{**vars(SMALL), "on_error": "skip"}))
+
+
+def test_a_wrong_encoder_leaves_nothing_behind(tiny_dataset, tmp_path):
+    manifest = load_manifest(tiny_dataset())
+    with pytest.raises(EncoderError, match="resnet18"):
+        extract(manifest, str(tmp_path / "s.zarr"), Options(**{**vars(SMALL), "visual": "resnet81"}))
+    assert not (tmp_path / "s.zarr").exists()
+
+
+def test_activations_beyond_float16_stop_and_name_the_sample(tiny_dataset, tmp_path):
+    net = torchvision.models.resnet18(weights=None)
+    with torch.no_grad():
+        net.layer4[1].bn2.bias += 1e5
+    torch.save(net.state_dict(), tmp_path / "big.pth")
+    manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
+    options = {**vars(SMALL), "visual_weights": str(tmp_path / "big.pth")}
+    with pytest.raises(CacheError, match=r"'\d+\.jpg': an activation of 1e\+05 is beyond float16.*--dtype float32"):
+        extract(manifest, url, Options(**options))
+    summary = extract(manifest, url, Options(**{**options, "dtype": "float32"}))
+    assert summary["sets"][0]["samples"] == 32
+
+
+def test_captions_without_words_are_one_unknown_token(tiny_dataset, tmp_path):
+    path = tiny_dataset()
+    captions = path.parent / "captions.json"
+    captions.write_text(captions.read_text().replace("a picture of thing 3 number 0", " . "))
+    url = str(tmp_path / "s.zarr")
+    summary = extract(load_manifest(path), url, Options(**{**vars(SMALL), "visual": None}))
+    assert summary["captions_without_words"] == 1
+    cache = FeatureCache.open(url)
+    row = np.array([cache.caption_start[3]])
+    assert cache.caption_set().length[row].tolist() == [1]
+    assert cache.caption_set().token(row).tolist() == [0]
+
+
+def test_a_failing_task_leaves_the_finished_ones_marked(store):
+    def work(job, shard):
+        if shard == 2:
+            raise CacheError("no more")
+        return write_image_shard(job, shard)
+
+    manifest, url, _ = store
+    job = Job(url, "resnet18", "resnet18", "random:0", 64, str(manifest.images), "cpu", 4, False)
+    marked = []
+    with pytest.raises(CacheError, match="no more"):
+        run(shard_tasks(work, job, [0, 1, 2]), 1, lambda receipt: marked.append(receipt.shard))
+    assert set(marked) <= {0, 1}
+
+
+# Ten starts cost one import and one loading: the processes are forked before torch has started a thread.
+KILLED = """
+import os, random, signal, sys, time
+import torch
+from xret.pipeline.encoders import load_visual
+from xret.pipeline.extraction import Options, extract
+from xret.pipeline.manifest import load_manifest
+
+def count(url):
+    return sum(len(names) for _, _, names in os.walk(url))
+
+manifest, url, options = load_manifest(sys.argv[1]), sys.argv[2], Options(**eval(sys.argv[3]))
+dice, kills, threads = random.Random(0), 0, torch.get_num_threads()
+torch.set_num_threads(1)
+load_visual(options.visual, options.visual_weights, options.image_size, "cpu")
+while kills < 10:
+    child = os.fork()
+    if not child:
+        torch.set_num_threads(threads)
+        extract(manifest, url, options)
+        os._exit(0)
+    limit = count(url) + dice.randint(1, 30)
+    while count(url) < limit:
+        if os.waitpid(child, os.WNOHANG)[0]:
+            sys.exit(f"finished after {kills} kills")
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    kills += 1
+"""
+
+
+def test_killed_at_ten_moments_and_resumed_equals_uninterrupted(tiny_dataset, tmp_path):
+    path = tiny_dataset(train=400, val=20, test=20)
+    whole, url = str(tmp_path / "whole.zarr"), str(tmp_path / "killed.zarr")
+    extract(load_manifest(path), whole, SMALL)
+    subprocess.run([sys.executable, "-c", KILLED, str(path), url, repr(vars(SMALL))], check=True)
+    assert len(files(url)) < len(files(whole))
+    extract(load_manifest(path), url, SMALL)
+    assert files(url) == files(whole)

@@ -1,0 +1,66 @@
+"""The memory-map reader against Zarr itself."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from xret.pipeline.errors import CacheError
+from xret.pipeline.rows import Rows
+from xret.pipeline.store import Store
+
+ROWS = 48
+
+
+@pytest.fixture(scope="module", params=["sharded", "one block a file"])
+def array(request, tmp_path_factory):
+    store = Store(str(tmp_path_factory.mktemp("rows") / "s.zarr"))
+    store.fs.makedirs(store.root)
+    inner = 4 if request.param == "sharded" else None
+    store.create_array("a", (ROWS, 3, 2), 16, "float16", inner=inner)
+    values = np.random.default_rng(0).normal(size=(ROWS, 3, 2)).astype(np.float16)
+    store.open_array("a", writable=True)[...] = values
+    return store, values
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(ranges=st.lists(st.tuples(st.integers(0, ROWS), st.integers(0, 20)), max_size=6))
+def test_any_ranges_equal_slices(array, ranges):
+    store, values = array
+    ranges = [(first, min(count, ROWS - first)) for first, count in ranges]
+    expected = [values[first : first + count] for first, count in ranges]
+    got = Rows(store, "a").gather(
+        np.array([r[0] for r in ranges], dtype=int), np.array([r[1] for r in ranges], dtype=int)
+    )
+    assert np.array_equal(got, np.concatenate([values[:0], *expected]))
+    assert got.dtype == values.dtype
+
+
+def test_a_store_that_is_not_local_is_read_through_zarr(array):
+    store, values = array
+    remote = Store(store.url)
+    remote.is_local = False
+    remote._zarr = lambda: store.root
+    assert np.array_equal(Rows(remote, "a").gather(np.array([40, 3]), 2), values[[40, 41, 3, 4]])
+
+
+@pytest.mark.parametrize("where", [0, 37, -1, -20])
+def test_a_flipped_byte_is_an_error(tmp_path, where):
+    store = Store(str(tmp_path / "s.zarr"))
+    store.fs.makedirs(store.root)
+    store.create_array("a", (16, 8), 16, "float16", inner=8)
+    store.open_array("a", writable=True)[...] = np.ones((16, 8))
+    path = tmp_path / "s.zarr" / "a" / "c" / "0" / "0"
+    data = bytearray(path.read_bytes())
+    data[where] ^= 0x10
+    path.write_bytes(data)
+    with pytest.raises(CacheError, match="is damaged"):
+        Rows(store, "a").gather(np.array([0]))
+
+
+def test_a_missing_shard_is_an_error(tmp_path):
+    store = Store(str(tmp_path / "s.zarr"))
+    store.fs.makedirs(store.root)
+    store.create_array("a", (16, 8), 16, "float16", inner=8)
+    with pytest.raises(CacheError, match="is missing"):
+        Rows(store, "a").gather(np.array([0]))

@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test check format clean
 
 demo: $(VENV)/.run
+	rm -rf xret-demo
 	$(BIN)/xret demo --out xret-demo
 
 test: $(VENV)/.test

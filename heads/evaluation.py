@@ -7,6 +7,7 @@ rows marked with a dagger).
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ import torch
 from torch import Tensor
 
 from ..pipeline.batches import Batches
-from ..pipeline.cache import OK, Blocks, CaptionSet, FeatureCache, ImageSet
-from ..pipeline.encoders.words import WordsEncoder
+from ..pipeline.cache import FeatureCache
 from ..pipeline.errors import RunError, nearest
 from . import metrics
 from .model import Model, pick_device
 from .run import Run
+from .run_features import split_of_run
 
 PROTOCOLS = ("full", "1k-folds")
 BATCH = 256  # samples embedded in one go
@@ -62,23 +63,14 @@ def evaluate(
     for name in protocols:
         if name not in PROTOCOLS:
             raise RunError(f"there is no protocol '{name}'{nearest(name, list(PROTOCOLS))}: {', '.join(PROTOCOLS)}")
-    total: Tensor | None = None
-    first: Batches | None = None
-    variance = None
-    for run in opened:
-        model = run.model(target)
-        batches = split_of_run(run, cache, split, model, target)
-        first = first or batches
-        same_rows = np.array_equal(first.image_rows, batches.image_rows)
-        if not (same_rows and np.array_equal(first.caption_rows, batches.caption_rows)):
+    first = _score(opened[0], cache, split, target)
+    for run in opened[1:]:
+        other = _score(run, cache, split, target)
+        same_images = np.array_equal(first.image_rows, other.image_rows)
+        if not (same_images and np.array_equal(first.caption_rows, other.caption_rows)):
             raise RunError(f"{run.path} and {opened[0].path} cannot be one ensemble: they skip different samples")
-        images, captions = embed(model, batches)
-        similarity = compare(model, images, captions, caption_texts(cache, batches))
-        total = similarity if total is None else total.add_(similarity)
-        variance = log_circular_variance(images, captions) if len(opened) == 1 else None
-    assert first is not None and total is not None, "at least one run"
-    total /= len(opened)
-    caption_image = torch.as_tensor(first.caption_image)
+        first.similarity.add_(other.similarity)
+    first.similarity.div_(len(opened))
     names = [str(run.path) for run in opened]
     return {
         "run": names[0] if len(names) == 1 else names,
@@ -87,16 +79,66 @@ def evaluate(
             {
                 "split": split,
                 "protocol": name,
-                "images": first.images,
-                "captions": first.captions,
+                "images": len(first.image_rows),
+                "captions": len(first.caption_rows),
                 "skipped": first.skipped,
                 "ties": ties,
-                **recalls(total, caption_image, name, ties, f"split '{split}' of {cache.url}"),
-                "log_circular_variance": variance,
+                **recalls(first.similarity, first.caption_image, name, ties, f"split '{split}' of {cache.url}"),
+                "log_circular_variance": first.log_circular_variance if len(opened) == 1 else None,
             }
             for name in protocols
         ],
     }
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How a run compares the usable images and captions of a split.
+
+    Attributes:
+        similarity: ``[I, C]``; larger is closer.
+        caption_image: the image (its row here) of each caption, int64 ``[C]``.
+        image_rows: the images' rows in the store, int64 ``[I]``.
+        caption_rows: the captions' rows in the store, int64 ``[C]``.
+        file_names: of the images, below the manifest's image folder.
+        texts: the captions.
+        skipped: samples that could not be read when the features were extracted.
+        log_circular_variance: of the embedding sets; None where they are vectors.
+    """
+
+    similarity: Tensor
+    caption_image: Tensor
+    image_rows: np.ndarray
+    caption_rows: np.ndarray
+    file_names: list[str]
+    texts: list[str]
+    skipped: int
+    log_circular_variance: float | None
+
+
+def score(run: str | Path, *, store: str | None = None, split: str = "test", device: str = "auto") -> Scores:
+    """Return how a run compares all images and captions of a split; arguments and errors as for `evaluate`."""
+    opened = Run(run)
+    return _score(opened, FeatureCache.open(store or opened.info["store"]), split, pick_device(device))
+
+
+def _score(run: Run, cache: FeatureCache, split: str, device: torch.device) -> Scores:
+    model = run.model(device)
+    batches = split_of_run(run, cache, split, model, device)
+    images, captions = embed(model, batches)
+    texts = caption_texts(cache, batches)
+    first, last = cache.splits[split]
+    names = cache.file_names(first, last)
+    return Scores(
+        compare(model, images, captions, texts),
+        torch.as_tensor(batches.caption_image),
+        batches.image_rows,
+        batches.caption_rows,
+        [names[row - first] for row in batches.image_rows.tolist()],
+        texts,
+        batches.skipped,
+        log_circular_variance(images, captions),
+    )
 
 
 def recalls(similarity: Tensor, caption_image: Tensor, protocol: str, ties: metrics.Ties, where: str) -> dict[str, Any]:
@@ -186,80 +228,3 @@ def caption_texts(cache: FeatureCache, batches: Batches) -> list[str]:
     begin, end = int(rows[0]), int(rows[-1]) + 1
     texts = cache.caption_texts(begin, end)
     return [texts[row - begin] for row in rows.tolist()]
-
-
-# ---- which features -------------------------------------------------------------------------------------------------
-
-
-def split_of_run(run: Run, cache: FeatureCache, split: str, model: Model, device: torch.device) -> Batches:
-    """Return a split of `cache`, read from the feature sets that `run` was trained on, or from equal ones.
-
-    Raises:
-        RunError: the store holds no equal sets.
-        CacheError: the split is unknown, empty or not complete.
-    """
-    return Batches(
-        cache,
-        _image_set(run, cache),
-        _caption_set(run, cache),
-        split,
-        device=str(device),
-        image_fields=model.image_fields,
-        caption_fields=model.caption_fields,
-    )
-
-
-def _image_set(run: Run, cache: FeatureCache) -> ImageSet:
-    name = run.info["image_set"]
-    if name in cache.set_names("images"):
-        found = cache.image_set(name)
-        if found.fingerprint == run.info["fingerprints"]["image"]:
-            return found
-    raise _refusal(run, cache, "images", name)
-
-
-def _caption_set(run: Run, cache: FeatureCache) -> CaptionSet:
-    name = run.info["text_set"]
-    if name in cache.set_names("captions"):
-        found = cache.caption_set(name)
-        if found.fingerprint == run.info["fingerprints"]["text"]:
-            return found
-    if run.vocabulary is not None:
-        return RetokenizedCaptions(cache, run.vocabulary)
-    raise _refusal(run, cache, "captions", name)
-
-
-def _refusal(run: Run, cache: FeatureCache, modality: str, name: str) -> RunError:
-    there = ", ".join(cache.set_names(modality)) or "none"
-    return RunError(
-        f"{run.path} needs the feature set '{name}' of {modality}, and {cache.url} has {there}: extract it there with "
-        "the same encoder, weights and options"
-    )
-
-
-class RetokenizedCaptions(CaptionSet):
-    """The captions of any store as word ids of a run's vocabulary; for a head that was trained on another store.
-
-    Args:
-        cache: the store.
-        vocabulary: the run's words by token id; the first one stands for all unknown ones.
-    """
-
-    def __init__(self, cache: FeatureCache, vocabulary: tuple[str, ...]) -> None:
-        self.cache, self.vocabulary = cache, vocabulary
-        self.name, self.kind = "words of the run", "words"
-        self.channels = self.global_channels = None
-        self.blocks = Blocks.choose(cache.splits)
-        ids = WordsEncoder(vocabulary).tokenize(cache.caption_texts(0, cache.captions))
-        self.length = np.array([len(caption) for caption in ids], dtype=np.int32)
-        self.status = np.full(len(ids), OK, dtype=np.uint8)
-        self._start = np.cumsum(self.length, dtype=np.int64) - self.length
-        self._ids = np.array([word for caption in ids for word in caption], dtype=np.int32)
-
-    def done(self) -> np.ndarray:
-        """Return True for every shard: nothing has to be extracted."""
-        return np.ones(len(self.blocks), dtype=bool)
-
-    def token(self, rows: np.ndarray) -> np.ndarray:
-        """Return the token ids of these caption rows, packed int32 [sum of lengths]."""
-        return np.concatenate([self._ids[a : a + n] for a, n in zip(self._start[rows], self.length[rows], strict=True)])

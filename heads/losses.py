@@ -180,10 +180,9 @@ def _mean_kernel(x: Tensor, y: Tensor, kernel: str) -> Tensor:
     squared = 2 - 2 * x @ y.T
     if kernel == "gaussian":
         return (-0.5 * squared).exp().mean()
-    # The root has an infinite slope at 0, where rounding would decide the gradient: elements as near as the
-    # rounding error of the product count as coinciding.
-    distinct = squared > 16 * torch.finfo(squared.dtype).eps
-    distance = squared.where(distinct, 1).sqrt().where(distinct, 0)
+    # Elements as near as the rounding error of the product count as coinciding: the root's slope is infinite at 0,
+    # and what was filled in gets no gradient whatever that slope.
+    distance = squared.masked_fill(squared < 16 * torch.finfo(squared.dtype).eps, 0).sqrt()
     return (-0.5 * distance).exp().mean()
 
 

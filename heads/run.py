@@ -101,6 +101,19 @@ class Run:
             raise RunError(f"the run {path} cannot be written: {error.strerror or error}") from error
         return cls(path)
 
+    def refuse_difference(self, facts: dict[str, Any], recipe: Recipe) -> None:
+        """Raise RunError, naming what differs, if the run was begun with another recipe or other `facts` of `info`."""
+        then, now = _flat(self.recipe.to_dict()), _flat(recipe.to_dict())
+        then |= _flat({key: self.info.get(key) for key in facts})
+        now |= _flat(facts)
+        differing = [
+            f"{key} is {then.get(key)} there and {now.get(key)} now"
+            for key in sorted({*then, *now})
+            if then.get(key) != now.get(key)
+        ]
+        if differing:
+            raise RunError(f"{self.path} cannot be resumed, it was begun otherwise: {'; '.join(differing)}")
+
     def model(self, device: torch.device) -> Model:
         """Return the model with the weights of the best epoch, ready to embed.
 
@@ -176,6 +189,13 @@ def versions() -> dict[str, str]:
 def absolute(url: str) -> str:
     """Return a store's URL so that it can be opened from any folder."""
     return url if "://" in url else str(Path(url).resolve())
+
+
+def _flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        out |= _flat(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}
+    return out
 
 
 def _write_json(path: Path, value: Any) -> None:

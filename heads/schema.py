@@ -85,7 +85,7 @@ def _check(values: Any, schema: Mapping[str, Any], path: str, faults: list[str],
     for key in values:
         if key not in schema:
             elsewhere = [known for known in paths if known.rpartition(".")[2] == str(key)]
-            hint = nearest(str(key), list(schema)) or (f" (did you mean '{elsewhere[0]}'?)" if elsewhere else "")
+            hint = f" (did you mean '{elsewhere[0]}'?)" if elsewhere else nearest(str(key), list(schema))
             faults.append(f"{path}{key} is not a key{hint or ': there are ' + ', '.join(schema)}")
     return complete
 

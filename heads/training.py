@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -112,7 +111,7 @@ def train(
     }
     if resume and Path(out).exists():
         run = Run(out)
-        refuse_difference(run, facts, recipe)
+        run.refuse_difference(facts, recipe)
     else:
         info = {**facts, "device": str(target), "versions": versions(), "best_epoch": None, "best_rsum": None}
         run = Run.create(out, info, recipe, image_facts, text_facts, caption_set.vocabulary)
@@ -126,6 +125,7 @@ def train(
         scaler.load_state_dict(state["scaler"])
         first, step, best_epoch, best_rsum = (state[k] for k in ("epoch", "step", "best_epoch", "best_rsum"))
 
+    weights = torch.tensor([recipe.loss[term]["weight"] for term in losses], device=target)
     items = train_split.images if unit == "image" else train_split.captions
     started = time.perf_counter()
     with deterministic(target), Progress("train", epochs * items, f"{unit}s", done=first * items) as progress:
@@ -146,9 +146,10 @@ def train(
                     captions = model.embed_captions(batch.captions)
                 # Similarity and losses stay in float32: differences of a margin's size drown in 8 bits.
                 similarity = model.similarity(images.embedding, captions.embedding)
-                parts = [term(similarity, batch.positives, images, captions) for term in losses.values()]
-                loss: Tensor = sum(recipe.loss[term]["weight"] * p for term, p in zip(losses, parts, strict=True))  # type: ignore[assignment]
-                values = torch.stack([loss.detach(), *(part.detach() for part in parts)]).cpu()
+                terms = [term(similarity, batch.positives, images, captions) for term in losses.values()]
+                parts = torch.stack(terms)
+                loss = parts @ weights
+                values = torch.stack([loss, *parts]).detach().cpu()
                 if not values[0].isfinite():
                     raise RunError(not_finite(values, list(losses), epoch, steps, lr, precision))
                 scaler.scale(loss).backward()
@@ -258,28 +259,6 @@ def deterministic(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
-def refuse_difference(run: Run, facts: dict[str, Any], recipe: Recipe) -> None:
-    """Raise RunError, naming what differs, if a run was begun with other words."""
-    then, now = flat({"recipe": run.recipe.to_dict()}), flat({"recipe": recipe.to_dict()})
-    then |= flat({key: run.info.get(key) for key in facts})
-    now |= flat(facts)
-    differing = [
-        f"{key.removeprefix('recipe.')} is {then.get(key)} there and {now.get(key)} now"
-        for key in sorted({*then, *now})
-        if then.get(key) != now.get(key)
-    ]
-    if differing:
-        raise RunError(f"{run.path} cannot be resumed, it was begun otherwise: {'; '.join(differing)}")
-
-
-def flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """Return nested values with dotted keys."""
-    out: dict[str, Any] = {}
-    for key, value in values.items():
-        out |= flat(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}
-    return out
 
 
 def describe(values: Tensor, terms: list[str]) -> str:

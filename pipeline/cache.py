@@ -16,7 +16,6 @@ so the rows of a set's arrays are those of the samples with a gap behind each sp
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +23,10 @@ import numpy as np
 
 from .errors import CacheError, nearest
 from .rows import Rows
-from .samples import SPLITS, Samples
 from .store import Store
 
 FORMAT, VERSION = "xret", 1
 OK, FAILED, NOT_DONE = 0, 1, 255
-_TEXTS = ("id", "file_name", "caption")
-_NUMBERS = ("split", "cocoid", "sentid", "caption_start", "caption_count", "caption_image")
 
 
 @dataclass(frozen=True)
@@ -346,74 +342,3 @@ def fingerprint(identity: dict[str, Any], dtype: str) -> str:
     """Return the SHA-256 of what decides a set's features: encoder, weights, preprocessing, layer, dtype."""
     text = json.dumps({**identity, "dtype": dtype}, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-# Writing
-
-
-def open_or_create(url: str, samples: Samples, protocols: Iterable[str]) -> FeatureCache:
-    """Open the cache at `url`, or make one that holds these samples and no feature set.
-
-    Raises:
-        CacheError: something else is there, or a cache of other samples.
-    """
-    store = Store(url)
-    if store.exists("zarr.json"):
-        attributes, damage = store.inspect_group("")
-        unfinished = not damage and attributes.get("format") == FORMAT and "digest" not in attributes
-        if not unfinished:
-            cache = FeatureCache.open(url)
-            if cache.manifest_sha256 != samples.digest:
-                raise CacheError(
-                    f"{url} holds other samples: data set '{cache.dataset}', manifest {cache.manifest_sha256[:8]},"
-                    f" not '{samples.dataset}', {samples.digest[:8]}; choose another --store"
-                )
-            return cache
-    elif store.names(""):
-        raise CacheError(f"{url} is not empty and holds no feature cache; choose another --store")
-    _create(store, samples, list(protocols))
-    return FeatureCache.open(url)
-
-
-def _create(store: Store, samples: Samples, protocols: list[str]) -> None:
-    root = {
-        "format": FORMAT,
-        "version": VERSION,
-        "dataset": samples.dataset,
-        "manifest_sha256": samples.digest,
-        "splits": {name: list(rows) for name, rows in samples.splits.items()},
-        "protocols": protocols,
-    }
-    store.start_group("", root)
-    captions = [caption for image in samples.images for caption in image.captions]
-    counts = np.array([len(image.captions) for image in samples.images], dtype=np.int32)
-    texts = {
-        "id": [image.id for image in samples.images],
-        "file_name": [image.file_name for image in samples.images],
-        "caption": [caption.text for caption in captions],
-    }
-    numbers = {
-        "split": np.array([SPLITS.index(image.split) for image in samples.images], dtype=np.uint8),
-        "cocoid": np.array([image.cocoid for image in samples.images], dtype=np.int64),
-        "sentid": np.array([caption.sentid for caption in captions], dtype=np.int64),
-        "caption_start": np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64),
-        "caption_count": counts,
-        "caption_image": np.repeat(np.arange(len(counts), dtype=np.int64), counts),
-    }
-    store.start_group("samples", {})
-    for name, values in numbers.items():
-        store.write_array(f"samples/{name}", values)
-    for name, strings in texts.items():
-        encoded = [text.encode() for text in strings]
-        offsets = np.cumsum([0] + [len(text) for text in encoded], dtype=np.int64)
-        store.write_array(f"samples/{name}", np.frombuffer(b"".join(encoded), dtype=np.uint8))
-        store.write_array(f"samples/{name}_offset", offsets)
-    store.seal_group("samples", {}, sample_arrays())
-    for modality in ("images", "captions"):
-        store.seal_group(modality, {}, [])
-    store.seal_group("", root, [])
-
-
-def sample_arrays() -> list[str]:
-    """Return the names of the arrays below ``/samples``."""
-    return [*_NUMBERS, *_TEXTS, *(f"{name}_offset" for name in _TEXTS)]

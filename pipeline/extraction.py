@@ -18,17 +18,17 @@ import torch
 from dask.callbacks import Callback
 from dask.delayed import Delayed
 
-from .cache import FAILED, Blocks, CaptionSet, FeatureCache, FeatureSet, ImageSet, open_or_create
+from .cache import FAILED, Blocks, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from .encoders import load_text, load_visual
 from .encoders.bert import BertEncoder
 from .encoders.grid import GridEncoder
 from .encoders.words import WordsEncoder
 from .errors import CacheError
-from .layout import SetFacts, create_caption_set, create_image_set, find_set, record_failures
+from .layout import SetFacts, create_caption_set, create_image_set, find_set, open_or_create, record_failures
 from .manifest import Manifest
 from .progress import Progress
 from .samples import Samples, read_samples, tokenize
-from .tasks import Job, Receipt, write_caption_shard, write_image_shard
+from .tasks import METERS, Job, Receipt, write_caption_shard, write_image_shard
 
 _WAVE = 1024  # tasks in one graph: a data set of any size needs no larger one
 
@@ -276,9 +276,12 @@ def _fill(features: ImageSet | CaptionSet, job: Job, options: Options) -> dict[s
                 record_failures(features, receipt.failed)
             marks[receipt.shard] = 1
             summary.add(receipt)
-            progress.update(receipt.samples)
 
-        run(shard_tasks(work, job, missing), options.workers or max(2, os.cpu_count() or 2), record)
+        METERS[features.name] = progress.update
+        try:
+            run(shard_tasks(work, job, missing), options.workers or max(2, os.cpu_count() or 2), record)
+        finally:
+            del METERS[features.name]
     summary.seconds = time.monotonic() - began
     status = type(features)(cache, features.name).status
     summary.failed = int((status == FAILED).sum())

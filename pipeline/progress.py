@@ -1,6 +1,7 @@
 """Progress on standard error: a bar on a terminal, a line every few seconds elsewhere."""
 
 import sys
+import threading
 import time
 
 from tqdm import tqdm
@@ -25,19 +26,23 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         self._began = self._spoke = time.monotonic()
+        self._lock = threading.Lock()
         if sys.stderr.isatty():
             self._bar = tqdm(total=self.total, initial=self.first, desc=self.title, unit=f" {self.unit}")
+        else:
+            self._speak()
         return self
 
     def update(self, items: int, note: str = "") -> None:
-        """Count `items` more as done; `note` is shown behind the rate."""
-        self.count += items
-        self.note = note
-        if self._bar is not None:
-            self._bar.set_postfix_str(note, refresh=False)
-            self._bar.update(items)
-        elif time.monotonic() - self._spoke >= self.seconds:
-            self._speak()
+        """Count `items` more as done, from any thread; `note` is shown behind the rate."""
+        with self._lock:
+            self.count += items
+            self.note = note
+            if self._bar is not None:
+                self._bar.set_postfix_str(note, refresh=False)
+                self._bar.update(items)
+            elif time.monotonic() - self._spoke >= self.seconds:
+                self._speak()
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
@@ -52,7 +57,8 @@ class Progress:
 
     def _speak(self) -> None:
         self._spoke = time.monotonic()
-        left = (self.total - self.count) / self.rate if self.count > self.first else 0.0
-        note = f", {self.note}" if self.note else ""
-        line = f"{self.title}: {self.count}/{self.total} {self.unit}, {self.rate:.1f} {self.unit}/s"
-        print(f"{line}, {left:.0f} s left{note}", file=sys.stderr, flush=True)
+        line = f"{self.title}: {self.count}/{self.total} {self.unit}"
+        if self.count > self.first:
+            left = (self.total - self.count) / self.rate
+            line += f", {self.rate:.1f} {self.unit}/s, {left:.0f} s left"
+        print(line + (f", {self.note}" if self.note else ""), file=sys.stderr, flush=True)

@@ -1,6 +1,7 @@
 """The work of one task: one shard, read, encoded and written once. Runs on any Dask worker."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from .cache import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from .encoders import ONE_AT_A_TIME, load_text, load_visual
 from .encoders.words import WordsEncoder
 from .errors import CacheError, EncoderError, SampleError
+
+# Whom to tell of encoded samples, by feature set: a shard takes long. Only tasks in the same process are heard.
+METERS: dict[str, Callable[[int], None]] = {}
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,7 @@ def write_image_shard(job: Job, shard: int) -> Receipt:
             _check_range(encoded_local, features, [names[row] for row in rows])
             local[rows], global_[rows] = encoded_local, encoded_global
             length[rows], status[rows] = encoded_local.shape[1], OK
+        _tell(job, min(job.batch_size, last - first - start))
     arrays = {"local": local, "global": global_, "length": length, "size": pixels_size, "status": status}
     _write(features, arrays, shard, receipt)
     return receipt
@@ -148,9 +153,18 @@ def write_caption_shard(job: Job, shard: int) -> Receipt:
             _check_range(states[:, None], features, [texts[row] for row in np.repeat(rows, lengths[rows])])
             target = np.concatenate([np.arange(starts[row], starts[row] + lengths[row]) for row in rows])
             local[target], global_[rows] = states, pooled
+            _tell(job, len(rows))
         arrays |= {"local": local, "global": global_}
+    else:
+        _tell(job, len(ids))
     _write(features, arrays, shard, receipt)
     return receipt
+
+
+def _tell(job: Job, samples: int) -> None:
+    meter = METERS.get(job.set_name)
+    if meter is not None:
+        meter(samples)
 
 
 def _write(features: FeatureSet, arrays: dict[str, np.ndarray], shard: int, receipt: Receipt) -> None:

@@ -18,7 +18,8 @@ def golden():
         path = SHARED / "golden" / f"{name}.npz"
         if not path.exists():
             pytest.skip(f"the recorded reference values are not here: {path} is absent")
-        return np.load(path)
+        with np.load(path) as file:
+            return dict(file)
 
     return load
 

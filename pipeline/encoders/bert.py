@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class BertEncoder:
         self.max_length = min(self._tokenizer.model_max_length, _positions(self._model))
         self.identity: dict[str, Any] = {
             "encoder": self.name,
-            "weights": digest(self._model.state_dict()),
+            "weights": digest({k: v for k, v in self._model.state_dict().items() if "pooler." not in k}),
             "model": {"class": type(self._model).__name__, **{key: getattr(config, key, None) for key in _SHAPING}},
             "preprocessing": {"tokenizer": _tokenizer_digest(self._tokenizer), "max_length": self.max_length},
             "layer": "last_hidden_state",
@@ -122,7 +123,7 @@ _SHAPING = ("num_attention_heads", "hidden_act", "layer_norm_eps")
 
 def _load(weights: str) -> tuple[nn.Module, Any]:
     """Load from a folder, else from the hub's cache, else from the hub."""
-    is_folder = Path(weights).is_dir()
+    is_folder = weights != "" and Path(weights).is_dir()
     if not is_folder and not _HUB_ID.fullmatch(weights):
         raise EncoderError(f"text weights '{weights}': there is no such folder; give a folder or a model id of the hub")
     for offline in [True] if is_folder else [True, False]:
@@ -135,7 +136,10 @@ def _load(weights: str) -> tuple[nn.Module, Any]:
             cause = error
     reason = str(cause).strip().partition("\n")[0].rstrip(".")
     if is_folder:
-        raise EncoderError(f"the text model in '{weights}' cannot be loaded ({reason}); get it again") from cause
+        raise EncoderError(
+            f"the folder '{weights}' is no complete text model ({reason}); it needs config.json, the weights and"
+            " the tokenizer's files"
+        ) from cause
     raise EncoderError(
         f"text weights '{weights}' are no folder here, and as a model of the Hugging Face hub they cannot be loaded"
         f" ({reason}); check the name and the connection, or give a folder"
@@ -149,7 +153,7 @@ def _load_model(weights: str, offline: bool) -> nn.Module:
         raise ValueError(f"there is no plain encoder for a {type(config).__name__}")
     kind = MODEL_MAPPING[type(config)]
     kind = kind[0] if isinstance(kind, tuple) else kind
-    without_pooler = {"add_pooling_layer": False} if "add_pooling_layer" in kind.__init__.__annotations__ else {}
+    without_pooler = {"add_pooling_layer": False} if "add_pooling_layer" in signature(kind).parameters else {}
     model, info = kind.from_pretrained(
         weights,
         config=config,
@@ -185,10 +189,10 @@ def _load_tokenizer(weights: str, offline: bool, model: nn.Module) -> Any:
     vocabulary = tokenizer.get_vocab()
     if not set(vocabulary) - set(tokenizer.all_special_tokens):
         raise FileNotFoundError("the vocabulary of its tokenizer is not there: vocab.txt or tokenizer.json")
-    rows = model.get_input_embeddings().num_embeddings
+    rows = getattr(model.config, "vocab_size", 0)
     if max(vocabulary.values()) >= rows:
         raise EncoderError(
-            f"text weights '{weights}': the tokenizer has {len(vocabulary)} tokens and the model embeds {rows};"
+            f"text weights '{weights}': the tokenizer has {len(vocabulary)} tokens and the model knows {rows};"
             " put the model's own tokenizer beside it"
         )
     return tokenizer
@@ -199,7 +203,7 @@ def _positions(model: nn.Module) -> int:
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
-    return model.config.max_position_embeddings
+    return getattr(model.config, "max_position_embeddings", 512)
 
 
 def _tokenizer_digest(tokenizer: Any) -> str:

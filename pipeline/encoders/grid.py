@@ -59,14 +59,19 @@ class GridEncoder:
             )
         self.name = name
         self.device = device
-        weights_id, network = _load(name, weights, image_size)
         try:
+            weights_id, network = _load(name, weights, image_size)
             layer = last_map(network, image_size)
             extractor = create_feature_extractor(network, {layer: "map"}, suppress_diff_warning=True).eval()
             with torch.inference_mode():
                 height, width, self.channels = _cells(extractor(torch.zeros(1, 3, image_size, image_size))["map"])
+        except EncoderError:
+            raise
         except (RuntimeError, ValueError, AssertionError) as error:
-            raise _refused(name, image_size, error) from error
+            reason = str(error).strip().partition("\n")[0].rstrip(".")
+            raise EncoderError(
+                f"{name} does not take images of {image_size} pixels ({reason}); try --image-size 224"
+            ) from error
         if height * width == 1:
             raise EncoderError(
                 f"{name} makes a single cell of images of {image_size} pixels; choose a larger --image-size"
@@ -74,8 +79,7 @@ class GridEncoder:
         self.rows = height * width
         self.global_channels = self.channels
         self._network = extractor.to(device).requires_grad_(False)
-        presets = get_model_weights(name)
-        preset = presets.__members__.get("IMAGENET1K_V1", presets.DEFAULT).transforms()
+        preset = _preset(name)
         self._resize = round(image_size * preset.resize_size[0] / preset.crop_size[0])
         self._crop = image_size
         self._interpolation = preset.interpolation
@@ -209,15 +213,7 @@ def _build(name: str, image_size: int) -> nn.Module:
         options = {"image_size": image_size}
     elif name.startswith("maxvit_"):
         options = {"input_size": (image_size, image_size)}
-    try:
-        return get_model(name, **options)
-    except (RuntimeError, ValueError, AssertionError) as error:
-        raise _refused(name, image_size, error) from error
-
-
-def _refused(name: str, image_size: int, error: Exception) -> EncoderError:
-    reason = str(error).strip().partition("\n")[0].rstrip(".")
-    return EncoderError(f"{name} does not take images of {image_size} pixels ({reason}); try --image-size 224")
+    return get_model(name, **options)
 
 
 def _imagenet(name: str) -> dict[str, Tensor]:
@@ -235,26 +231,45 @@ def _imagenet(name: str) -> dict[str, Tensor]:
         ) from error
 
 
+def _preset(name: str) -> Any:
+    """Return the transforms that torchvision prescribes for a network; all but two have IMAGENET1K_V1."""
+    presets = get_model_weights(name)
+    return presets.__members__.get("IMAGENET1K_V1", presets.DEFAULT).transforms()
+
+
 def _random(name: str, seed: int, image_size: int) -> nn.Module:
     """Build a network whose weights, and then batch norm statistics, follow from the seed."""
+    preset = _preset(name)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         network = _build(name, image_size).eval()
-        # Smooth noise: a common brightness, broad shapes and details, of variance one like normalised photographs.
-        noise = [
-            functional.interpolate(torch.randn(16, 3, side, side), (image_size, image_size), mode="bilinear")
-            for side in (1, 4, 16)
-        ]
+        images = transforms.normalize(_noise_images(16, image_size), preset.mean, preset.std)
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.train().momentum = 1.0
     if norms:
-        try:
-            with torch.inference_mode():
-                network(sum(noise) / math.sqrt(len(noise)))
-        except (RuntimeError, ValueError, AssertionError) as error:
-            raise _refused(name, image_size, error) from error
+        with torch.inference_mode():
+            network(images)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.eval().momentum = momentum
     return network
+
+
+def _noise_images(count: int, image_size: int) -> Tensor:
+    """Draw images [count, 3, S, S] in 0..1 with the contrast and edges of photographs at all scales.
+
+    Smoother ones give statistics under which the features of photographs grow with depth, up to thousands.
+    """
+
+    def noise(channels: int) -> Tensor:
+        fields = [torch.randn(count, channels, side, side) for side in (1, 4, 16, 64)]
+        return (
+            sum(
+                (functional.interpolate(field, (image_size, image_size), mode="bilinear") for field in fields),
+                torch.zeros(()),
+            )
+            / 2
+        )
+
+    return torch.sigmoid(4 * (noise(1) + 0.6 * noise(3)))

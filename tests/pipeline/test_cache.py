@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xret.pipeline.cache import Blocks, FeatureCache, fingerprint, open_or_create
+from xret.pipeline.cache import Blocks, FeatureCache, fingerprint
 from xret.pipeline.errors import CacheError
+from xret.pipeline.layout import open_or_create
 from xret.pipeline.manifest import load_manifest
 from xret.pipeline.samples import read_samples
 from xret.pipeline.store import Store

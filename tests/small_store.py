@@ -4,9 +4,9 @@ import hashlib
 
 import numpy as np
 
-from xret.pipeline.cache import Blocks, FeatureCache, open_or_create
+from xret.pipeline.cache import Blocks
 from xret.pipeline.encoders.words import WordsEncoder
-from xret.pipeline.layout import SetFacts, create_caption_set, create_image_set
+from xret.pipeline.layout import SetFacts, create_caption_set, create_image_set, open_or_create
 from xret.pipeline.samples import Caption, ImageSample, Samples
 
 THINGS = ["disc", "cube", "star", "ring", "cone", "line"]
@@ -115,8 +115,3 @@ def _write(cache, path, blocks, arrays):
     for name, values in arrays.items():
         cache.store.open_array(f"{path}/{name}", writable=True)[...] = values
     cache.store.open_array(f"{path}/done", writable=True)[...] = np.ones(len(blocks), dtype=np.uint8)
-
-
-def reopened(url):
-    """Return the cache at `url`, opened anew."""
-    return FeatureCache.open(url)

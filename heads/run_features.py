@@ -1,0 +1,85 @@
+"""The features that a run needs, found in its own store or in another one."""
+
+import numpy as np
+import torch
+
+from ..pipeline.batches import Batches
+from ..pipeline.cache import OK, Blocks, CaptionSet, FeatureCache, ImageSet
+from ..pipeline.encoders.words import WordsEncoder
+from ..pipeline.errors import RunError
+from .model import Model
+from .run import Run
+
+
+def split_of_run(run: Run, cache: FeatureCache, split: str, model: Model, device: torch.device) -> Batches:
+    """Return a split of `cache`, read from the feature sets that `run` was trained on, or from equal ones.
+
+    Raises:
+        RunError: the store holds no equal sets.
+        CacheError: the split is unknown, empty or not complete.
+    """
+    return Batches(
+        cache,
+        _image_set(run, cache),
+        _caption_set(run, cache),
+        split,
+        device=str(device),
+        image_fields=model.image_fields,
+        caption_fields=model.caption_fields,
+    )
+
+
+def _image_set(run: Run, cache: FeatureCache) -> ImageSet:
+    name = run.info["image_set"]
+    if name in cache.set_names("images"):
+        found = cache.image_set(name)
+        if found.fingerprint == run.info["fingerprints"]["image"]:
+            return found
+    raise _refusal(run, cache, "images", name)
+
+
+def _caption_set(run: Run, cache: FeatureCache) -> CaptionSet:
+    name = run.info["text_set"]
+    if name in cache.set_names("captions"):
+        found = cache.caption_set(name)
+        if found.fingerprint == run.info["fingerprints"]["text"]:
+            return found
+    if run.vocabulary is not None:
+        return RetokenizedCaptions(cache, run.vocabulary)
+    raise _refusal(run, cache, "captions", name)
+
+
+def _refusal(run: Run, cache: FeatureCache, modality: str, name: str) -> RunError:
+    there = ", ".join(cache.set_names(modality)) or "none"
+    return RunError(
+        f"{run.path} needs the feature set '{name}' of {modality}, and {cache.url} has {there}: extract it there with "
+        "the same encoder, weights and options"
+    )
+
+
+class RetokenizedCaptions(CaptionSet):
+    """The captions of any store as word ids of a run's vocabulary; for a head that was trained on another store.
+
+    Args:
+        cache: the store.
+        vocabulary: the run's words by token id; the first one stands for all unknown ones.
+    """
+
+    def __init__(self, cache: FeatureCache, vocabulary: tuple[str, ...]) -> None:
+        self.cache, self.vocabulary = cache, vocabulary
+        self.name, self.kind = "words of the run", "words"
+        self.channels = self.global_channels = None
+        self.blocks = Blocks.choose(cache.splits)
+        ids = WordsEncoder(vocabulary).tokenize(cache.caption_texts(0, cache.captions))
+        self.length = np.array([len(caption) for caption in ids], dtype=np.int32)
+        self.status = np.full(len(ids), OK, dtype=np.uint8)
+        self._start = np.cumsum(self.length, dtype=np.int64) - self.length
+        self._ids = np.array([word for caption in ids for word in caption], dtype=np.int32)
+
+    def done(self) -> np.ndarray:
+        """Return True for every shard: nothing has to be extracted."""
+        return np.ones(len(self.blocks), dtype=bool)
+
+    def token(self, rows: np.ndarray) -> np.ndarray:
+        """Return the token ids of these caption rows, packed int32 [sum of lengths]."""
+        return np.concatenate([self._ids[a : a + n] for a, n in zip(self._start[rows], self.length[rows], strict=True)])

@@ -1,0 +1,101 @@
+"""The linear floor: one linear layer a side over pooled features, which every head should beat.
+
+Images are their cached global feature (the average of the map), captions the mean of their token states. 20 epochs of
+AdamW over random pairs of an image and one of its captions, with InfoNCE or with the hardest-negative triplet (all
+negatives in the first three epochs). The store needs an image set and a `bert` caption set:
+
+    xret extract rsicd --data-root DIR --store rsicd.zarr --visual mobilenet_v2 \
+        --visual-weights mobilenet_v2.safetensors --text bert --text-weights MiniLM
+    python tests/benchmarks/floor_rsicd.py rsicd.zarr
+"""
+
+import json
+import time
+
+import click
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
+
+from xret.heads.losses import triplet
+from xret.heads.metrics import Ties, ranks, recall_table
+from xret.pipeline.batches import Batches
+from xret.pipeline.cache import FeatureCache
+
+EPOCHS, BATCH, DIM, LR, SCALE = 20, 256, 512, 1e-3, 20.0
+
+
+def pooled(cache: FeatureCache, split: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return image features [I, C], caption features [M, C'] and the image of each caption [M]."""
+    images, captions = cache.image_set(), cache.caption_set("bert")
+    fields = {"image_fields": {"global"}, "caption_fields": {"local"}}
+    batches = Batches(cache, images, captions, split, **fields)
+    image = torch.cat([features.global_.float() for features in batches.image_features(512)])
+    caption = torch.cat(
+        [features.local.float().sum(1) / features.length[:, None] for features in batches.caption_features(512)]
+    )
+    return image, caption, torch.as_tensor(batches.caption_image)
+
+
+def train(images: Tensor, captions: Tensor, caption_image: Tensor, loss: str, seed: int) -> nn.ModuleList:
+    """Train the two layers; `loss` is ``infonce`` or ``triplet``."""
+    torch.manual_seed(seed)
+    layers = nn.ModuleList([nn.Linear(images.shape[1], DIM), nn.Linear(captions.shape[1], DIM)])
+    optimizer = torch.optim.AdamW(layers.parameters(), lr=LR)
+    for epoch in range(EPOCHS):
+        order = torch.randperm(len(captions))
+        for pairs in order.split(BATCH):
+            rows, columns = caption_image[pairs].unique(return_inverse=True)
+            x = normalize(layers[0](images[rows]), dim=1)
+            y = normalize(layers[1](captions[pairs]), dim=1)
+            similarity = x @ y.T
+            positives = torch.arange(len(rows))[:, None] == columns[None]
+            if loss == "triplet":
+                negatives = "all" if epoch < 3 else "hardest"
+                value = triplet(similarity, positives, margin=0.2, negatives=negatives, reduction="mean")
+            else:
+                targets = positives.float()
+                value = cross_entropy(SCALE * similarity.T, columns)
+                value = value + cross_entropy(SCALE * similarity, targets / targets.sum(1, keepdim=True))
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+    return layers
+
+
+@click.command()
+@click.argument("store")
+@click.option("--seeds", default=3, show_default=True, help="How many runs of each loss.")
+def main(store: str, seeds: int) -> None:
+    """Print the floor on the test split of STORE, for both losses and both counts of ties."""
+    cache = FeatureCache.open(store)
+    images, captions, owner = pooled(cache, "train")
+    test_images, test_captions, test_owner = pooled(cache, "test")
+    centre, spread = images.mean(0), images.std(0) + 1e-6
+    ways: tuple[Ties, ...] = ("pessimistic", "mean")
+    for loss in ("infonce", "triplet"):
+        tables: dict[str, list[dict]] = {way: [] for way in ways}
+        began = time.perf_counter()
+        for seed in range(seeds):
+            layers = train((images - centre) / spread, captions, owner, loss, seed)
+            with torch.no_grad():
+                x = normalize(layers[0]((test_images - centre) / spread), dim=1)
+                y = normalize(layers[1](test_captions), dim=1)
+            counted = ranks(x @ y.T, test_owner)
+            for way in ways:
+                tables[way].append(recall_table(*counted, ties=way))
+        seconds = (time.perf_counter() - began) / seeds
+        for way in ways:
+            means = [table["rsum"] / 6 for table in tables[way]]
+            row = {
+                f"{way_of[:5]} R@{k}": round(float(np.mean([t[way_of][f"R@{k}"] for t in tables[way]])), 2)
+                for way_of in ("image_to_text", "text_to_image")
+                for k in (1, 5, 10)
+            }
+            click.echo(json.dumps({"loss": loss, "ties": way, "seeds": seeds, "mR": round(float(np.mean(means)), 2),
+                                   "mR_std": round(float(np.std(means)), 2), **row, "seconds": round(seconds, 1)}))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

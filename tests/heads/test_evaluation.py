@@ -1,0 +1,308 @@
+"""Evaluation against a plain one: every sample embedded alone, every rank counted in a loop."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
+from small_store import make_store
+
+from xret.cli.eval import eval_, format_table
+from xret.heads import evaluation, run_features
+from xret.heads.evaluation import compare, evaluate, recalls, representatives, score
+from xret.heads.metrics import ranks, recall_table
+from xret.heads.recipe import load_recipe
+from xret.heads.run import Run
+from xret.heads.training import train
+from xret.pipeline.batches import Features
+from xret.pipeline.cache import FeatureCache
+from xret.pipeline.errors import CacheError, RunError
+from xret.pipeline.samples import tokenize
+
+SMALL = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "optimizer.lr=0.01"]
+HEADS = [f"aggregator.{side}.head_dim=16" for side in ("image", "text")]
+
+
+def recipe_of(name, *settings):
+    return load_recipe(name, [*SMALL, *(HEADS if name == "setdiv" else []), "schedule.epochs=2", *settings])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Tensors this small are slower on several threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("evaluation")
+
+
+@pytest.fixture(scope="module")
+def store(folder):
+    return make_store(folder / "small.zarr")
+
+
+@pytest.fixture(scope="module")
+def setdiv(store, folder):
+    train(store, recipe_of("setdiv"), folder / "setdiv", device="cpu")
+    return folder / "setdiv"
+
+
+@pytest.fixture(scope="module")
+def vsepp(store, folder):
+    train(store, recipe_of("vsepp"), folder / "vsepp", device="cpu")
+    return folder / "vsepp"
+
+
+@torch.no_grad()
+def plain_similarity(run, store, split="test"):
+    """Compare every image and caption of a split, each embedded by itself, its words looked up in the run's list."""
+    run, cache = Run(run), FeatureCache.open(store)
+    model, images = run.model(torch.device("cpu")), cache.image_set()
+    first, last = cache.splits[split]
+    rows = [row for row in range(first, last) if images.status[row] == 0]
+    captions = [c for c in range(len(cache.caption_image)) if cache.caption_image[c] in rows]
+    words = {word: number for number, word in enumerate(run.vocabulary)}
+    similarity = torch.empty(len(rows), len(captions))
+    for j, caption in enumerate(captions):
+        (text,) = cache.caption_texts(caption, caption + 1)
+        ids = [words.get(word, 0) for word in tokenize(text)]
+        embedded = model.embed_captions(Features(torch.tensor([len(ids)]), token=torch.tensor([ids])))
+        for i, row in enumerate(rows):
+            local = torch.from_numpy(images.local(np.array([row])))
+            global_ = torch.from_numpy(images.global_(np.array([row])))
+            features = Features(torch.tensor([local.shape[1]]), local, global_)
+            similarity[i, j] = model.similarity(model.embed_images(features).embedding, embedded.embedding)
+    return similarity, [rows.index(cache.caption_image[caption]) for caption in captions]
+
+
+def plain_rsum(similarity, owner):
+    total = 0.0
+    for k in (1, 5, 10):
+        image_hits = caption_hits = 0
+        for i in range(len(similarity)):
+            best = max(similarity[i, c] for c in range(len(owner)) if owner[c] == i)
+            image_hits += sum(similarity[i, c] >= best - 1e-6 for c in range(len(owner)) if owner[c] != i) < k
+        for c in range(len(owner)):
+            own = similarity[owner[c], c]
+            caption_hits += sum(similarity[i, c] >= own - 1e-6 for i in range(len(similarity)) if i != owner[c]) < k
+        total += 100 * image_hits / len(similarity) + 100 * caption_hits / len(owner)
+    return total
+
+
+@pytest.mark.parametrize("name", ["setdiv", "vsepp"])
+def test_the_table_is_that_of_a_plain_count(request, store, name):
+    run = request.getfixturevalue(name)
+    result = evaluate([run], device="cpu")
+    assert (result["run"], result["store"]) == (str(run), store)
+    (table,) = result["results"]
+    similarity, owner = plain_similarity(run, store)
+    assert table["rsum"] == pytest.approx(plain_rsum(similarity, owner))
+    assert (table["images"], table["captions"], table["skipped"]) == (12, 30, 0)
+    assert (table["split"], table["protocol"], table["ties"]) == ("test", "full", "pessimistic")
+    assert (table["log_circular_variance"] is None) == (name == "vsepp")
+    json.dumps(result)
+
+
+def test_scores_belong_to_their_files_and_texts(setdiv, folder):
+    other = make_store(folder / "scored.zarr", broken=(61,))
+    scores = score(setdiv, store=other, device="cpu")
+    expected, owner = plain_similarity(setdiv, other)
+    torch.testing.assert_close(scores.similarity, expected)
+    assert scores.caption_image.tolist() == owner
+    assert scores.file_names == [f"{row}.jpg" for row in (60, *range(62, 72))]
+    assert scores.texts == [
+        FeatureCache.open(other).caption_texts(row, row + 1)[0] for row in scores.caption_rows.tolist()
+    ]
+
+
+def test_ties_are_counted_as_asked(vsepp):
+    tables = {
+        ties: evaluate([vsepp], ties=ties, device="cpu")["results"][0] for ties in ("pessimistic", "mean", "optimistic")
+    }
+    assert [table["ties"] for table in tables.values()] == list(tables)
+    rsums = [table["rsum"] for table in tables.values()]
+    assert rsums == sorted(rsums)
+
+
+def test_constant_embeddings_score_chance(store, vsepp, folder):
+    run = folder / "constant"
+    shutil.copytree(vsepp, run)
+    weights = load_file(run / "model.safetensors")
+    save_file(
+        {k: torch.full_like(v, 0.01) if "layer" in k else v for k, v in weights.items()}, run / "model.safetensors"
+    )
+    (table,) = evaluate([run], ties="mean", device="cpu")["results"]
+    weights["image.adapter.layer.weight"] *= 0
+    save_file(weights, run / "model.safetensors")
+    (table,) = evaluate([run], ties="mean", device="cpu")["results"]
+    assert table["text_to_image"]["R@1"] == pytest.approx(100 / 12)
+    (table,) = evaluate([run], device="cpu")["results"]
+    assert table["text_to_image"]["R@10"] == 0
+
+
+def test_blocks_change_nothing(setdiv, monkeypatch):
+    whole = evaluate([setdiv], device="cpu")
+    monkeypatch.setattr(evaluation, "CELLS", 1)
+    monkeypatch.setattr(evaluation, "BATCH", 5)
+    assert evaluate([setdiv], device="cpu")["results"][0]["rsum"] == whole["results"][0]["rsum"]
+
+
+def test_captions_of_one_text_and_one_embedding_are_one():
+    base = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).repeat(3, 1)  # rows 0, 2, 4 and rows 1, 3, 5 are alike
+    base[2] *= 1 + 1e-5  # another rounding
+    base[4] *= 1.1  # another embedding
+    texts = ["a", "b", "a", "c", "a", "b"]
+    assert representatives(base, texts).tolist() == [0, 1, 0, 3, 4, 1]
+    sets = base[:, None].repeat(1, 3, 1)
+    assert representatives(sets, texts).tolist() == [0, 1, 0, 3, 4, 1]
+
+
+def test_ties_of_equal_captions_are_exact(setdiv):
+    torch.manual_seed(0)
+    model = Run(setdiv).model(torch.device("cpu"))
+    captions = torch.randn(60, 4, 16)
+    captions[1::2] = captions[::2] * (1 + 1e-5 * torch.randn(30, 1, 1))
+    texts = [str(row // 2) for row in range(60)]
+    similarity = compare(model, torch.randn(7, 4, 16), captions, texts)
+    assert torch.equal(similarity[:, ::2], similarity[:, 1::2])
+    # Not by chance: compared one by one, they differ.
+    other = compare(model, torch.randn(7, 4, 16), captions, [str(row) for row in range(60)])
+    assert not torch.equal(other[:, ::2], other[:, 1::2])
+
+
+def test_an_ensemble_is_the_mean_of_its_similarities(store, setdiv, vsepp):
+    result = evaluate([setdiv, vsepp], device="cpu")
+    assert result["run"] == [str(setdiv), str(vsepp)]
+    first, owner = plain_similarity(setdiv, store)
+    second, _ = plain_similarity(vsepp, store)
+    assert result["results"][0]["rsum"] == pytest.approx(plain_rsum((first + second) / 2, owner))
+    assert result["results"][0]["log_circular_variance"] is None
+    alone, twice = evaluate([vsepp], device="cpu"), evaluate([vsepp, vsepp], device="cpu")
+    assert twice["results"][0]["rsum"] == alone["results"][0]["rsum"]
+
+
+def test_words_of_another_store_are_read_with_the_vocabulary_of_the_run(setdiv, folder):
+    other = make_store(folder / "other.zarr", test=20, words="unheard")
+    cache, run = FeatureCache.open(other), Run(setdiv)
+    assert cache.caption_set().fingerprint != run.info["fingerprints"]["text"]
+    result = evaluate([setdiv], store=other, device="cpu")
+    similarity, owner = plain_similarity(setdiv, other)
+    assert result["store"] == other
+    assert result["results"][0]["images"] == 20
+    assert result["results"][0]["rsum"] == pytest.approx(plain_rsum(similarity, owner))
+
+
+def test_features_that_are_not_those_of_the_run_are_refused(setdiv, store, folder):
+    other = make_store(folder / "weights.zarr", weights="b")
+    with pytest.raises(RunError) as caught:
+        evaluate([setdiv], store=other, device="cpu")
+    needed, there = Run(setdiv).info["image_set"], FeatureCache.open(other).image_set().name
+    assert f"needs the feature set '{needed}' of images, and {other} has {there}" in str(caught.value)
+    states = make_store(folder / "states.zarr", text="tokens")
+    train(states, recipe_of("vsepp"), folder / "states", device="cpu")
+    with pytest.raises(RunError, match=r"needs the feature set 'states@.*' of captions, and .* has words@"):
+        evaluate([folder / "states"], store=store, device="cpu")
+
+
+def test_failed_samples_are_left_out_and_counted(setdiv, folder):
+    other = make_store(folder / "broken.zarr", broken=(61, 64))
+    (table,) = evaluate([setdiv], store=other, device="cpu")["results"]
+    assert (table["images"], table["captions"], table["skipped"]) == (10, 25, 2)
+    similarity, owner = plain_similarity(setdiv, other)
+    assert table["rsum"] == pytest.approx(plain_rsum(similarity, owner))
+
+
+def test_an_ensemble_must_see_the_same_samples(store, setdiv, folder, monkeypatch):
+    original = run_features._image_set
+
+    def one_broken(run, cache):
+        found = original(run, cache)
+        if run.path.name == "setdiv2":
+            found.status[61] = 1
+        return found
+
+    shutil.copytree(setdiv, folder / "setdiv2")
+    monkeypatch.setattr(run_features, "_image_set", one_broken)
+    with pytest.raises(RunError, match="cannot be one ensemble: they skip different samples"):
+        evaluate([setdiv, folder / "setdiv2"], device="cpu")
+
+
+def test_folds_are_averaged():
+    similarity = torch.rand(5000, 5000, generator=torch.Generator().manual_seed(0))
+    similarity.fill_diagonal_(0.99)
+    owner = torch.arange(5000)
+    table = recalls(similarity, owner, "1k-folds", "pessimistic", "here")
+    blocks = [similarity[a : a + 1000, a : a + 1000] for a in range(0, 5000, 1000)]
+    folds = [recall_table(*ranks(block, torch.arange(1000))) for block in blocks]
+    assert table["rsum"] == pytest.approx(sum(fold["rsum"] for fold in folds) / 5)
+    by_hand = sum(float((block >= 0.99).sum(1).eq(1).float().mean()) for block in blocks) * 20
+    assert table["image_to_text"]["R@1"] == pytest.approx(by_hand, abs=0.01)
+
+
+def test_protocols(setdiv, store, folder):
+    with pytest.raises(
+        RunError, match=r"needs exactly 5,000 images and split 'test' of .* has 12; take --protocol full"
+    ):
+        evaluate([setdiv], protocol="1k-folds", device="cpu")
+    with pytest.raises(RunError, match=r"no protocol '5k-folds' \(did you mean '1k-folds'\?\): full, 1k-folds"):
+        evaluate([setdiv], protocol="5k-folds", device="cpu")
+    coco = make_store(folder / "coco.zarr", protocols=("1k-folds", "full"))
+    with pytest.raises(RunError, match="1k-folds needs"):
+        evaluate([setdiv], store=coco, device="cpu")
+    assert evaluate([setdiv], store=coco, protocol="full", device="cpu")["results"][0]["protocol"] == "full"
+
+
+def test_splits(setdiv):
+    with pytest.raises(CacheError, match="no split 'tset'"):
+        evaluate([setdiv], split="tset", device="cpu")
+    assert evaluate([setdiv], split="val", device="cpu")["results"][0]["split"] == "val"
+
+
+def test_a_folder_that_is_no_run(tmp_path, setdiv):
+    with pytest.raises(RunError, match=r"is no run: it has no run\.json"):
+        evaluate([tmp_path], device="cpu")
+    shutil.copytree(setdiv, tmp_path / "run")
+    (tmp_path / "run" / "model.safetensors").unlink()
+    with pytest.raises(RunError, match="has no finished epoch yet"):
+        evaluate([tmp_path / "run"], device="cpu")
+    (tmp_path / "run" / "config.json").write_text("{")
+    with pytest.raises(RunError, match=r"config\.json is missing or damaged"):
+        evaluate([tmp_path / "run"], device="cpu")
+
+
+@pytest.mark.parametrize("damage", [b"half", None])
+def test_weights_that_do_not_fit(tmp_path, setdiv, vsepp, damage):
+    shutil.copytree(setdiv, tmp_path / "run")
+    (tmp_path / "run" / "model.safetensors").write_bytes(damage or (vsepp / "model.safetensors").read_bytes())
+    with pytest.raises(RunError, match=r"does not fit the run's config\.json or is damaged"):
+        evaluate([tmp_path / "run"], device="cpu")
+
+
+def test_spoilt_weights_are_not_ranked(tmp_path, setdiv):
+    shutil.copytree(setdiv, tmp_path / "run")
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    weights["image.adapter.layer.bias"][0] = torch.nan
+    save_file(weights, tmp_path / "run" / "model.safetensors")
+    with pytest.raises(RunError, match="similarities that are not finite"):
+        evaluate([tmp_path / "run"], device="cpu")
+
+
+def test_the_command_prints_the_table(setdiv):
+    result = evaluate([setdiv], device="cpu")
+    printed = CliRunner().invoke(eval_, [str(setdiv), "--device", "cpu"], catch_exceptions=False).stdout
+    assert printed.splitlines()[1:] == format_table(result["results"][0]).splitlines()
+    assert "12 images, 30 captions (2.50 an image), 0 skipped, ties pessimistic" in printed
+    line = next(line for line in printed.splitlines() if line.startswith("text to image"))
+    numbers = [float(number) for number in line.split()[3:]]
+    expected = result["results"][0]["text_to_image"]
+    assert numbers == pytest.approx([expected["R@1"], expected["R@5"], expected["R@10"], expected["medr"]], abs=0.05)
+    as_json = CliRunner().invoke(eval_, [str(setdiv), "--device", "cpu", "--json"], catch_exceptions=False).stdout
+    assert json.loads(as_json) == result

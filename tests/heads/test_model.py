@@ -1,0 +1,65 @@
+"""The model that a recipe makes."""
+
+import pytest
+import torch
+
+from xret.heads.model import FeatureFacts, build_model, pick_device
+from xret.heads.recipe import load_recipe
+from xret.pipeline.batches import Features
+from xret.pipeline.errors import RecipeError, RunError
+
+GRID, WORDS, TOKENS = FeatureFacts("grid", 5, 5), FeatureFacts("words", None, None, 9), FeatureFacts("tokens", 6, 6)
+POOLED = ["similarity=cosine", "loss.diversity.weight=0", "aggregator.image=average"]
+
+
+def model_of(name, *settings, image=GRID, text=WORDS):
+    torch.manual_seed(0)
+    sets = [f"aggregator.{side}.head_dim=8" for side in ("image", "text") if name == "setdiv" and not settings]
+    return build_model(load_recipe(name, ["model.dim=8", "adapter.words.word_dim=6", *sets, *settings]), image, text)
+
+
+def test_only_what_is_needed_is_read():
+    vsepp = model_of("vsepp")
+    assert (vsepp.image_fields, vsepp.caption_fields) == ({"global"}, {"token"})
+    setdiv = model_of("setdiv", text=TOKENS)
+    assert (setdiv.image_fields, setdiv.caption_fields) == ({"local"}, {"local"})
+
+
+def test_embeddings_of_vectors_and_sets():
+    features = Features(torch.tensor([4, 4, 2]), torch.rand(3, 4, 5).half(), torch.rand(3, 5).half())
+    assert model_of("vsepp").embed_images(features).embedding.shape == (3, 8)
+    assert model_of("setdiv").embed_images(features).embedding.shape == (3, 4, 8)
+
+
+def test_padding_changes_nothing():
+    model = model_of("setdiv").eval()
+    tokens = torch.tensor([[3, 1, 4]])
+    alone = model.embed_captions(Features(torch.tensor([3]), token=tokens)).embedding
+    padded = torch.cat([tokens, torch.full((1, 2), 7)], dim=1)
+    together = Features(torch.tensor([3, 5]), token=torch.cat([padded, padded]))
+    torch.testing.assert_close(model.embed_captions(together).embedding[:1], alone)
+
+
+def test_the_same_seed_makes_the_same_weights():
+    first, second = model_of("setdiv").state_dict(), model_of("setdiv").state_dict()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_a_part_that_does_not_fit_the_features_is_named():
+    with pytest.raises(RecipeError, match=r"adapter\.grid: .*choose mean or max"):
+        model_of("vsepp", image=FeatureFacts("grid", 5, 7))
+    with pytest.raises(RecipeError, match=r"aggregator\.text: .*keeps the width"):
+        model_of("setdiv", *POOLED, "aggregator.text=average")
+
+
+def test_a_kind_without_an_adapter():
+    with pytest.raises(RecipeError, match="no adapter for image features of kind 'sound': grid"):
+        model_of("vsepp", image=FeatureFacts("sound", 5, 5))
+
+
+def test_devices():
+    assert pick_device("cpu") == torch.device("cpu")
+    assert pick_device("auto").type in ("cpu", "cuda")
+    for name in ("gpu", "cuda:99"):
+        with pytest.raises(RunError, match=f"device '{name}'"):
+            pick_device(name)

@@ -1,0 +1,228 @@
+"""Recipes: what a file and settings resolve to, and that every fault is named at once."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xret.heads import recipes
+from xret.heads.aggregators import AGGREGATORS
+from xret.heads.model import FeatureFacts, build_losses, build_model
+from xret.heads.recipe import load_recipe, recipe_file, recipe_names, resolve
+from xret.heads.schema import convert
+from xret.pipeline.batches import Features
+from xret.pipeline.errors import RecipeError
+
+FILES = sorted(Path(next(iter(recipes.__path__))).rglob("*.yaml"))
+SMALL = ["model.dim=8", "adapter.words.word_dim=6"]
+
+
+def faults(name, *settings):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(str(name), settings)
+    return str(caught.value)
+
+
+def test_the_bundled_recipes_are_these():
+    assert recipe_names() == ["setdiv", "vsepp"]
+    assert len(FILES) == 2
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_bundled_recipe_is_complete_and_says_where_it_comes_from(file):
+    text = file.read_text()
+    assert text.startswith("# ")
+    for word in ("# Paper: ", "# Expected", "xret train-head"):
+        assert word in text
+    written, resolved = yaml.safe_load(text), load_recipe(str(file)).to_dict()
+    assert written["name"] == resolved["name"]
+    assert set(written) == set(resolved)
+    assert set(written["loss"]) == set(resolved["loss"])
+    assert set(written["adapter"]) == set(resolved["adapter"])
+
+
+@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("image", ["grid", "roi"])
+@pytest.mark.parametrize("text", ["words", "tokens"])
+def test_a_bundled_recipe_makes_a_model_that_can_learn(name, image, text):
+    settings = [*SMALL, *(f"aggregator.{side}.head_dim=8" for side in ("image", "text") if name == "setdiv")]
+    recipe = load_recipe(name, settings)
+    words = FeatureFacts("words", None, None, 11)
+    model = build_model(recipe, FeatureFacts(image, 5, 5), words if text == "words" else FeatureFacts("tokens", 5, 5))
+    images = model.embed_images(Features(torch.tensor([3, 2]), torch.rand(2, 3, 5), torch.rand(2, 5)))
+    tokens = torch.tensor([[1, 2, 0], [3, 0, 0], [4, 5, 6]])
+    captions = model.embed_captions(Features(torch.tensor([2, 1, 3]), torch.rand(3, 3, 5), torch.rand(3, 5), tokens))
+    similarity = model.similarity(images.embedding, captions.embedding)
+    assert similarity.shape == (2, 3)
+    positives = torch.tensor([[True, True, False], [False, False, True]])
+    terms = build_losses(recipe)
+    assert set(terms) == set(recipe.loss)
+    sum(term(similarity, positives, images, captions) for term in terms.values()).backward()
+    assert [key for key, p in model.named_parameters() if p.grad is None] == []
+    assert any(p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_resolving_again_changes_nothing(name):
+    recipe = load_recipe(name)
+    assert resolve(recipe.to_dict()) == recipe
+    assert resolve(yaml.safe_load(yaml.safe_dump(recipe.to_dict()))) == recipe
+
+
+def test_a_setting_changes_one_value():
+    before, after = load_recipe("setdiv").to_dict(), load_recipe("setdiv", ["loss.triplet.margin=0.25"]).to_dict()
+    assert after["loss"]["triplet"].pop("margin") == 0.25
+    assert before["loss"]["triplet"].pop("margin") == 0.1
+    assert before == after
+
+
+def test_another_part_begins_with_its_own_defaults():
+    settings = ["aggregator.image=average", "aggregator.text.name=max", "similarity=cosine", "loss.diversity.weight=0"]
+    recipe = load_recipe("setdiv", settings)
+    assert recipe.aggregator == {"image": {"name": "average"}, "text": {"name": "max"}}
+    assert recipe.similarity == {"name": "cosine"}
+
+
+def test_the_same_part_keeps_its_values():
+    recipe = load_recipe("setdiv", ["aggregator.image=element-slots"])
+    assert recipe == load_recipe("setdiv")
+
+
+def test_a_part_that_is_chosen_takes_settings_in_any_order():
+    settings = [f"aggregator.{side}={value}" for side in ("image", "text") for value in ("element-slots",)]
+    settings += ["similarity=smooth-chamfer", "aggregator.image.slots=2", "similarity.alpha=8"]
+    forwards, backwards = load_recipe("vsepp", settings), load_recipe("vsepp", settings[::-1])
+    assert forwards == backwards
+    assert forwards.aggregator["image"]["slots"] == 2
+    assert forwards.similarity == {"name": "smooth-chamfer", "alpha": 8.0}
+
+
+def test_a_schedule_keeps_its_epochs_when_its_name_changes():
+    schedule = load_recipe("setdiv", ["schedule=step", "schedule.gamma=0.5"]).schedule
+    assert (schedule.name, schedule.epochs, schedule.gamma) == ("step", 80, 0.5)
+
+
+def test_a_term_is_added_by_its_weight_and_removed_by_zero():
+    assert set(load_recipe("vsepp", ["loss.mmd.weight=0.5"]).loss) == {"triplet", "mmd"}
+    assert set(load_recipe("setdiv", ["loss.mmd.weight=0"]).loss) == {"triplet", "diversity"}
+    assert "at least one term" in faults("vsepp", "loss.triplet.weight=0")
+
+
+def test_numbers_that_yaml_takes_for_text(tmp_path):
+    text = FILES[0].read_text().replace("lr: 1.0e-3 ", "lr: 1e-3 ")
+    assert yaml.safe_load(text)["optimizer"]["lr"] == "1e-3"
+    (tmp_path / "mine.yaml").write_text(text)
+    assert load_recipe(str(tmp_path / "mine.yaml")) == load_recipe("setdiv")
+
+
+def test_every_fault_of_file_and_settings_is_named_at_once(tmp_path):
+    values = yaml.safe_load(FILES[0].read_text())
+    values["optimiser"] = {}
+    values["data"]["unit"] = "images"
+    values["adapter"]["gird"] = {}
+    values["model"] = 3
+    values["aggregator"]["text"]["slotz"] = 3
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
+    message = faults(tmp_path / "mine.yaml", "loss.triplett.margin=1", "margin=1", "data.batch_size=many", "nonsense")
+    for fault in (
+        "--set 'nonsense' must have the form KEY=VALUE",
+        "optimiser is not a key (did you mean 'optimizer'?)",
+        "data.unit must be one of image, caption, not 'images' (did you mean 'image'?)",
+        "data.batch_size must be a whole number, not 'many'",
+        "model must be a block with the keys dim, not 3",
+        "adapter.gird is not a key (did you mean 'grid'?)",
+        "aggregator.text.slotz is not a key (did you mean 'slots'?)",
+        "loss.triplett is not a key (did you mean 'triplet'?)",
+        "margin is not a key (did you mean 'loss.triplet.margin'?)",
+    ):
+        assert fault in message
+    assert message.count(";") == 8
+    assert "\n" not in message
+
+
+def test_an_unknown_part_is_named_and_its_values_are_left_alone():
+    message = faults("setdiv", "aggregator.image=element-slot", "aggregator.image.whatever=3")
+    assert message == (
+        "recipe 'setdiv' cannot be used: aggregator.image.name must be one of "
+        f"{', '.join(AGGREGATORS)}, not 'element-slot' (did you mean 'element-slots'?)"
+    )
+
+
+def test_values_that_a_part_itself_refuses_are_named():
+    message = faults("setdiv", "similarity.alpha=-1", "aggregator.text.slots=0")
+    assert "similarity: " in message
+    assert "aggregator.text: " in message
+
+
+def test_what_does_not_go_together_is_named():
+    message = faults("setdiv", "aggregator.image=global")
+    assert "aggregator.image 'global' gives a vector and similarity 'smooth-chamfer' compares sets" in message
+    assert "loss.diversity: " in message
+
+
+@pytest.mark.parametrize("setting", ["adapter=3", "model=3", "aggregator.image.slots.x=1", "name.x=1"])
+def test_blocks_and_values_are_not_confused(setting):
+    assert setting.split("=")[0] in faults("setdiv", setting)
+
+
+def test_a_recipe_that_is_not_there(tmp_path, monkeypatch):
+    assert "did you mean 'setdiv'?" in faults("setdif")
+    assert "there is no recipe" in faults("../heads/recipes/setdiv")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "setdiv").mkdir()
+    assert recipe_file("setdiv") == FILES[0]
+
+
+@pytest.mark.parametrize(("text", "fault"), [("a: [", "is not valid YAML"), ("- 1", "must be a mapping"), ("", "must")])
+def test_a_file_that_is_no_recipe(tmp_path, text, fault):
+    (tmp_path / "mine.yaml").write_text(text)
+    assert fault in faults(tmp_path / "mine.yaml")
+
+
+def test_a_recipe_must_say_what_has_no_default(tmp_path):
+    (tmp_path / "mine.yaml").write_text("paper: none\n")
+    message = faults(tmp_path / "mine.yaml")
+    for key in ("name", "aggregator.image.name", "aggregator.text.name", "similarity.name"):
+        assert f"{key} is missing" in message
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False, min_value=0, max_value=1e300))
+def test_a_number_arrives_as_it_was_written(number):
+    assert load_recipe("vsepp", [f"optimizer.lr={number!r}"]).optimizer.lr == number
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "expected"),
+    [
+        ("1e-3", float, 0.001),
+        (3, float, 3.0),
+        ("3", int, 3),
+        ("false", bool, False),
+        (True, bool, True),
+        ("null", int | None, None),
+        ("None", float | None, None),
+        ("7", int | None, 7),
+        ("7", str, "7"),
+        ("x", int | str, "x"),
+        ("7", int | str, 7),
+    ],
+)
+def test_converted_values(value, kind, expected):
+    converted = convert(value, kind)
+    assert (converted, type(converted)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        *[(True, int), (1.5, int), ("1.5", int), (None, int), ({}, int | None)],
+        *[(True, float), ("nan", float), ("inf", float), ([1], float)],
+        *[(1, bool), ("yes", bool), (3, str)],
+    ],
+)
+def test_refused_values(value, kind):
+    with pytest.raises(ValueError, match=r"must be .*, not "):
+        convert(value, kind)

@@ -1,0 +1,326 @@
+"""Grid features against the plain torchvision network, and what bad input gets."""
+
+import urllib.error
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from encoder_contract import FeatureContract
+from PIL import Image, ImageDraw
+from safetensors.torch import save_file
+from torchvision.models import get_model, get_model_weights
+
+from xret.pipeline.encoders import load_visual
+from xret.pipeline.encoders.grid import GridEncoder, last_map
+from xret.pipeline.errors import EncoderError, SampleError
+
+FAMILIES = {
+    "alexnet": (96, "features", 2),
+    "convnext_tiny": (64, "features", 2),
+    "densenet121": (64, "relu", 2),
+    "efficientnet_b0": (64, "features", 2),
+    "efficientnet_v2_s": (64, "features", 2),
+    "googlenet": (64, "inception5b", 2),
+    "inception_v3": (112, "Mixed_7c", 2),
+    "maxvit_t": (224, "blocks", 7),
+    "mnasnet0_5": (64, "layers", 2),
+    "mobilenet_v3_small": (64, "features", 2),
+    "regnet_x_400mf": (64, "trunk_output", 2),
+    "regnet_y_400mf": (64, "trunk_output", 2),
+    "resnet50": (64, "layer4", 2),
+    "resnext50_32x4d": (64, "layer4", 2),
+    "shufflenet_v2_x0_5": (64, "conv5", 2),
+    "squeezenet1_0": (64, "features", 3),
+    "swin_t": (64, "permute", 2),
+    "swin_v2_t": (64, "permute", 2),
+    "vgg11": (64, "features", 2),
+    "vgg11_bn": (64, "features", 2),
+    "vit_b_32": (64, "encoder.ln", 2),
+    "wide_resnet50_2": (64, "layer4", 2),
+}
+
+
+class GridContract(FeatureContract):
+    network = ""
+    tolerance = 2e-4  # for one image the CPU library takes another way to convolve
+
+    @pytest.fixture
+    def encoder(self):
+        return load_visual(self.network, "random:0", 64, "cpu")
+
+    @pytest.fixture
+    def batch(self):
+        generator = torch.Generator().manual_seed(0)
+        return torch.randint(256, (3, 3, 64, 64), generator=generator, dtype=torch.uint8)
+
+    def lengths(self, encoder, batch):
+        return [encoder.rows] * len(batch)
+
+    def split(self, encoder, batch, local):
+        return local
+
+    def test_global_is_the_mean_of_the_cells(self, encoder, batch):
+        local, global_ = encoder.encode(batch)
+        expected = [np.mean([cell.astype(np.float64) for cell in image], axis=0) for image in local]
+        np.testing.assert_allclose(global_, expected, atol=1e-5)
+
+
+class TestResNet18(GridContract):
+    network = "resnet18"
+
+
+class TestMobileNetV2(GridContract):
+    network = "mobilenet_v2"
+
+
+def picture(path, size=(180, 140), seed=0):
+    """Draw something with edges, shades and colours."""
+    random = np.random.default_rng(seed)
+    shade = np.linspace(40, 210, size[0], dtype=np.uint8)
+    image = Image.fromarray(np.repeat(np.tile(shade, (size[1], 1))[:, :, None], 3, axis=2))
+    draw = ImageDraw.Draw(image)
+    for _ in range(12):
+        x, y, side = random.integers(0, size[0]), random.integers(0, size[1]), random.integers(5, 60)
+        draw.ellipse((x, y, x + side, y + side), fill=tuple(random.integers(0, 256, 3).tolist()))
+    image.save(path, quality=95)
+    return path
+
+
+@pytest.fixture(scope="module")
+def resnet18():
+    """A ResNet-18 whose batch norms do something."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        network = get_model("resnet18")
+        for module in network.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.running_mean.uniform_(-0.1, 0.1)
+                module.running_var.uniform_(0.5, 2)
+    return network.eval()
+
+
+def plain_features(network, pixels):
+    """Run a ResNet's parts one by one, on normalised pixels."""
+    with torch.inference_mode():
+        features = network.maxpool(network.relu(network.bn1(network.conv1(pixels))))
+        for layer in (network.layer1, network.layer2, network.layer3, network.layer4):
+            features = layer(features)
+    return features.numpy()
+
+
+def test_features_are_those_of_the_plain_network(tmp_path, resnet18):
+    save_file(resnet18.state_dict(), tmp_path / "w.safetensors")
+    encoder = GridEncoder("resnet18", str(tmp_path / "w.safetensors"), 224, "cpu")
+    path = picture(tmp_path / "p.jpg", (300, 240))
+    pixels, size = encoder.decode(path)
+    assert size == (300, 240)
+    assert pixels.dtype == torch.uint8 and pixels.shape == (3, 224, 224)
+    local, global_ = encoder.encode(pixels[None])
+    with Image.open(path) as image:
+        prescribed = get_model_weights("resnet18").IMAGENET1K_V1.transforms()(image.convert("RGB"))
+    expected = plain_features(resnet18, prescribed[None])
+    assert (encoder.rows, encoder.channels, encoder.identity["layer"]) == (49, 512, "layer4")
+    for y in range(7):
+        for x in range(7):
+            np.testing.assert_allclose(local[0, y * 7 + x], expected[0, :, y, x], atol=1e-4)
+    np.testing.assert_allclose(global_[0], expected[0].mean((1, 2)), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("network", "image_size", "resize", "interpolation"),
+    [("resnet18", 64, 73, "bilinear"), ("resnet18", 96, 110, "bilinear"), ("efficientnet_b0", 64, 73, "bicubic")],
+)
+def test_preprocessing_keeps_the_proportions_of_the_preset(network, image_size, resize, interpolation):
+    made = load_visual(network, "random:0", image_size, "cpu").identity["preprocessing"]
+    assert (made["resize"], made["crop"], made["interpolation"]) == (resize, image_size, interpolation)
+    assert made["mean"] == [0.485, 0.456, 0.406]
+    assert made["decoder"] == "pillow"
+
+
+@pytest.mark.parametrize("size", [(64, 64), (30, 200), (500, 90), (1, 1)])
+def test_any_image_becomes_a_square(tmp_path, size):
+    encoder = load_visual("resnet18", "random:0", 64, "cpu")
+    path = tmp_path / "p.png"
+    Image.new("RGB", size, (200, 30, 90)).save(path)
+    pixels, original = encoder.decode(path)
+    assert original == size
+    assert torch.equal(pixels, torch.tensor([200, 30, 90], dtype=torch.uint8)[:, None, None].expand(3, 64, 64))
+
+
+def test_an_image_that_cannot_be_used_is_named(tmp_path):
+    encoder = load_visual("resnet18", "random:0", 64, "cpu")
+    torn = picture(tmp_path / "torn.jpg")
+    torn.write_bytes(torn.read_bytes()[:900])
+    thin = tmp_path / "thin.png"
+    Image.new("RGB", (1, 101)).save(thin)
+    for path in (torn, thin, tmp_path / "absent.jpg"):
+        with pytest.raises(SampleError) as caught:
+            encoder.decode(path)
+        assert caught.value.sample == str(path)
+
+
+def test_every_form_of_a_file_gives_one_identity(tmp_path, resnet18):
+    state = resnet18.state_dict()
+    save_file(state, tmp_path / "w.safetensors")
+    torch.save(state, tmp_path / "w.pth")
+    torch.save({"state_dict": {f"module.{k}": v for k, v in state.items()}}, tmp_path / "n.pt")
+    encoders = [GridEncoder("resnet18", str(path), 64, "cpu") for path in sorted(tmp_path.iterdir())]
+    assert encoders[0].identity == encoders[1].identity == encoders[2].identity
+    pixels = torch.full((1, 3, 64, 64), 77, dtype=torch.uint8)
+    assert len({encoder.encode(pixels)[0].tobytes() for encoder in encoders}) == 1
+
+
+def test_imagenet_is_the_same_as_its_file(tmp_path, resnet18, monkeypatch):
+    entry = get_model_weights("resnet18").IMAGENET1K_V1
+    monkeypatch.setattr(type(entry), "get_state_dict", lambda self, **_: resnet18.state_dict())
+    torch.save(resnet18.state_dict(), tmp_path / "w.pth")
+    file = GridEncoder("resnet18", str(tmp_path / "w.pth"), 64, "cpu")
+    assert GridEncoder("resnet18", "imagenet", 64, "cpu").identity == file.identity
+
+
+def test_without_a_network_imagenet_says_where_to_put_a_file(monkeypatch):
+    def offline(self, **_):
+        raise urllib.error.URLError("no route to host")
+
+    entry = get_model_weights("resnet152").IMAGENET1K_V1
+    monkeypatch.setattr(type(entry), "get_state_dict", offline)
+    with pytest.raises(EncoderError, match=r"resnet152.*no route.*--visual-weights FILE.*checkpoints/resnet152-"):
+        GridEncoder("resnet152", "imagenet", 224, "cpu")
+
+
+def test_a_network_without_imagenet_v1_weights_says_so():
+    with pytest.raises(EncoderError, match="no IMAGENET1K_V1 weights of vit_h_14"):
+        GridEncoder("vit_h_14", "imagenet", 224, "cpu")
+
+
+def test_weights_of_another_network_are_refused(tmp_path, resnet18):
+    torch.save(resnet18.state_dict(), tmp_path / "w.pth")
+    with pytest.raises(EncoderError, match=r"w\.pth.*do not fit ResNet: \d+ missing \(layer1\.2\.") as caught:
+        GridEncoder("resnet34", str(tmp_path / "w.pth"), 64, "cpu")
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("network", "weights", "message"),
+    [
+        ("resnet51", "random:0", r"'resnet51' \(did you mean 'resnet\d+'\?\)"),
+        ("fcn_resnet50", "random:0", "there is no network 'fcn_resnet50'"),
+        ("resnet18", "imagenett", r"'imagenett'.*did you mean 'imagenet'"),
+        ("resnet18", "random", "'random'.*did you mean 'random:0'"),
+        ("resnet18", "random:-1", "whole number"),
+        ("resnet18", "random:x", "whole number"),
+        ("resnet18", "", "neither"),
+        ("resnet18", "absent.pth", "nor an existing file"),
+    ],
+)
+def test_unknown_words_are_refused(network, weights, message):
+    with pytest.raises(EncoderError, match=message):
+        GridEncoder(network, weights, 64, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("network", "image_size", "message"),
+    [
+        ("resnet18", 32, "a single cell.*larger --image-size"),
+        ("resnet18", 0, "does not take images of 0 pixels"),
+        ("alexnet", 16, "does not take images of 16 pixels"),
+        ("maxvit_t", 100, "does not take images of 100 pixels"),
+        ("vit_b_32", 100, "does not take images of 100 pixels"),
+    ],
+)
+def test_a_size_that_the_network_does_not_take_is_refused(network, image_size, message):
+    with pytest.raises(EncoderError, match=message) as caught:
+        GridEncoder(network, "random:0", image_size, "cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_random_weights_follow_from_the_seed_alone():
+    pixels = torch.arange(64 * 64 * 3).reshape(1, 3, 64, 64).to(torch.uint8)
+    before = torch.random.get_rng_state()
+    first = GridEncoder("resnet18", "random:0", 64, "cpu")
+    assert torch.equal(before, torch.random.get_rng_state())
+    torch.rand(5)
+    again = GridEncoder("resnet18", "random:00", 64, "cpu")
+    assert first.encode(pixels)[0].tobytes() == again.encode(pixels)[0].tobytes()
+    other = load_visual("resnet18", "random:9", 64, "cpu")
+    assert first.encode(pixels)[0].tobytes() != other.encode(pixels)[0].tobytes()
+    assert first.identity == again.identity != other.identity
+    assert first.identity["weights"] == "random:0"
+
+
+def check_order_of_one(network, image_size, folder):
+    encoder = load_visual(network, "random:0", image_size, "cpu")
+    pixels = [encoder.decode(picture(folder / f"{seed}.jpg", seed=seed))[0] for seed in range(4)]
+    local, _ = encoder.encode(torch.stack(pixels))
+    assert 0.1 < local.std() < 10
+    assert np.abs(local).max() < 100
+
+
+@pytest.mark.parametrize("network", ["resnet18", "mobilenet_v2", "efficientnet_b0"])
+def test_activations_of_random_weights_are_of_order_one(network, tmp_path):
+    check_order_of_one(network, 64, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["resnet152", "regnet_y_400mf", "densenet201", "efficientnet_v2_s"])
+def test_activations_of_deep_networks_are_of_order_one(network, tmp_path):
+    check_order_of_one(network, 96, tmp_path)
+
+
+def test_an_object_is_made_once_a_process():
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: load_visual("resnet18", "random:9", 64, "cpu"), range(4)))
+    assert len({id(encoder) for encoder in made}) == 1
+    assert load_visual("resnet18", "random:9", 96, "cpu") is not made[0]
+
+
+def test_a_layer_does_not_depend_on_the_image_size():
+    network = get_model("resnet18")
+    assert {last_map(network, size) for size in (32, 64, 224)} == {"layer4"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", FAMILIES)
+def test_a_network_of_every_family(network, tmp_path):
+    image_size, layer, side = FAMILIES[network]
+    encoder = GridEncoder(network, "random:0", image_size, "cpu")
+    assert encoder.identity["layer"] == layer
+    assert encoder.rows == side**2
+    pixels = torch.stack([encoder.decode(picture(tmp_path / f"{i}.jpg", seed=i))[0] for i in range(2)])
+    local, global_ = encoder.encode(pixels)
+    assert local.shape == (2, side**2, encoder.channels)
+    assert np.isfinite(local).all()
+    np.testing.assert_allclose(local.mean(1), global_, atol=1e-4)
+    assert np.abs(local[0] - local[1]).max() > 0
+
+
+@pytest.mark.slow
+def test_a_vision_transformer_gives_its_patches_in_order(tmp_path):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = get_model("vit_b_32", image_size=64).eval()
+    torch.save(network.state_dict(), tmp_path / "w.pth")
+    encoder = GridEncoder("vit_b_32", str(tmp_path / "w.pth"), 64, "cpu")
+    pixels = encoder.decode(picture(tmp_path / "p.jpg"))[0]
+    mean, std = (torch.tensor(v)[:, None, None] for v in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    seen = []
+    network.encoder.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    with torch.inference_mode():
+        network(((pixels / 255 - mean) / std)[None])
+    local, global_ = encoder.encode(pixels[None])
+    np.testing.assert_allclose(local, seen[0][:, 1:].numpy(), atol=1e-4)
+    np.testing.assert_allclose(global_, seen[0][:, 1:].mean(1).numpy(), atol=1e-4)
+
+
+def test_real_weights_tell_real_photographs_apart(shared_data):
+    weights = shared_data("weights/mobilenet_v2.safetensors")
+    photographs = sorted(shared_data("flickr8k-sample").rglob("*.jpg"))[:3]
+    encoder = GridEncoder("mobilenet_v2", str(weights), 224, "cpu")
+    assert (encoder.rows, encoder.channels) == (49, 1280)
+    pixels = torch.stack([encoder.decode(path)[0] for path in photographs])
+    local, global_ = encoder.encode(pixels)
+    assert 0.1 < local.std() < 10
+    mirrored = encoder.encode(pixels.flip(-1))[1]
+    unit, mirror = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (global_, mirrored))
+    assert (unit @ mirror.T).argmax(1).tolist() == [0, 1, 2]

@@ -1,0 +1,154 @@
+"""Files of weights: what is read, what is refused, and hashes."""
+
+import argparse
+import hashlib
+import os
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torchvision.models import get_model
+
+from xret.pipeline.encoders.weights import digest, load_strictly, read_weights
+from xret.pipeline.errors import EncoderError
+
+STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2)}
+
+
+def test_every_usual_form_of_file_is_read(tmp_path):
+    save_file(STATE, tmp_path / "s.safetensors")
+    torch.save(STATE, tmp_path / "plain.pth")
+    torch.save(STATE, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    torch.save({"epoch": 3, "state_dict": {f"module.{k}": v for k, v in STATE.items()}}, tmp_path / "n.pth")
+    torch.save({"model": STATE, "best": 0.5}, tmp_path / "m.pth")
+    for path in sorted(tmp_path.iterdir()):
+        read = read_weights(path)
+        assert set(read) == set(STATE), path.name
+        assert all(torch.equal(read[name], STATE[name]) for name in STATE), path.name
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, ("exploded",)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("extra", [argparse.Namespace(lr=1), Bomb(), nn.Linear(1, 1)])
+def test_pickled_objects_are_refused_and_not_run(tmp_path, monkeypatch, extra, zipped):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"model": STATE, "opt": extra}, "x.pth", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(EncoderError, match=r"x\.pth.*pickled objects.*safetensors"):
+        read_weights(tmp_path / "x.pth")
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_plain_pickle_is_refused(tmp_path):
+    (tmp_path / "x.pt").write_bytes(pickle.dumps(os.getcwd))
+    with pytest.raises(EncoderError, match="pickled objects"):
+        read_weights(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("name", ["x.pth", "x.pt", "x.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"<!DOCTYPE html>", b"\x00" * 64, b"PK\x03\x04 torn"])
+def test_what_is_no_file_of_weights_is_refused(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(EncoderError, match=rf"{name}: this is no file of weights"):
+        read_weights(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["x.pth", "x.safetensors"])
+def test_a_truncated_file_is_refused(tmp_path, name):
+    path = tmp_path / name
+    big = {"a": torch.ones(4000)}
+    save_file(big, path) if path.suffix == ".safetensors" else torch.save(big, path)
+    path.write_bytes(path.read_bytes()[:9000])
+    with pytest.raises(EncoderError, match="damaged; get it again"):
+        read_weights(path)
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"a": 1}, {}, {"state_dict": {"epoch": 1}}])
+def test_a_file_without_named_weights_is_refused(tmp_path, content):
+    torch.save(content, tmp_path / "x.pth")
+    with pytest.raises(EncoderError, match="no named weights"):
+        read_weights(tmp_path / "x.pth")
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path):
+    with pytest.raises(EncoderError, match="cannot be read"):
+        read_weights(tmp_path / "none.pth")
+    with pytest.raises(EncoderError, match="cannot be read"):
+        read_weights(tmp_path)
+
+
+def test_weights_that_do_not_fit_are_told_by_name():
+    network = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    before = digest(network.state_dict())
+    weights = network.state_dict()
+    del weights["1.running_mean"], weights["1.bias"]
+    weights |= {f"head.{i}": torch.ones(1) for i in range(5)}
+    weights["0.weight"] = torch.ones(2, 4)
+    weights["0.bias"] = 1
+    with pytest.raises(EncoderError) as caught:
+        load_strictly(network, weights, "FILE")
+    message = str(caught.value)
+    assert message.startswith("FILE: ")
+    assert "2 missing (1.bias, 1.running_mean)" in message
+    assert "5 unknown (head.0, head.1, head.2, …)" in message
+    assert "2 of another shape (0.weight ([2, 4] in place of [2, 3]), 0.bias (None in place of [2]))" in message
+    assert digest(network.state_dict()) == before
+
+
+def test_counters_of_batches_may_be_absent():
+    network = nn.BatchNorm1d(2)
+    weights = {k: v + 1 for k, v in network.state_dict().items() if k != "num_batches_tracked"}
+    load_strictly(network, weights, "FILE")
+    assert torch.equal(network.running_mean, torch.ones(2))
+
+
+def test_digest_is_that_of_names_dtypes_shapes_and_bytes():
+    expected = hashlib.sha256()
+    expected.update(b"a.bias torch.float32 [2]\n" + STATE["a.bias"].numpy().tobytes())
+    expected.update(b"a.weight torch.float32 [2, 3]\n" + STATE["a.weight"].numpy().tobytes())
+    assert digest(STATE) == expected.hexdigest()
+    assert digest(dict(reversed(STATE.items()))) == digest(STATE)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {**STATE, "a.bias": torch.tensor([1.0, 1.0000001])},
+        {**STATE, "a.bias": torch.ones(2, dtype=torch.float64)},
+        {**STATE, "a.bias": torch.ones(2, 1)},
+        {"a.weight": STATE["a.weight"], "b.bias": STATE["a.bias"]},
+    ],
+)
+def test_any_change_changes_the_digest(changed):
+    assert digest(changed) != digest(STATE)
+
+
+def test_digest_takes_scalars_empty_tensors_and_views():
+    base = torch.arange(6.0).reshape(2, 3)
+    weights = {"n": torch.tensor(3), "empty": torch.ones(0, 2), "view": base.T}
+    assert digest(weights) == digest({**weights, "view": base.T.contiguous()})
+
+
+def test_old_names_of_the_densenets_are_understood():
+    network, other = get_model("densenet121"), get_model("densenet121")
+    state = network.state_dict()
+    old = {k.replace(".norm1.", ".norm.1.").replace(".conv2.", ".conv.2."): v for k, v in state.items()}
+    assert old.keys() != state.keys()
+    load_strictly(other, old, "FILE")
+    assert digest(other.state_dict()) == digest(state)
+
+
+def test_auxiliary_heads_of_published_files_are_left_out():
+    published = get_model("googlenet", aux_logits=True, init_weights=False).state_dict()
+    assert any(name.startswith("aux") for name in published)
+    load_strictly(get_model("googlenet", aux_logits=False, init_weights=False), published, "FILE")
+
+
+def test_networks_that_ask_for_a_version_take_weights_without():
+    network = get_model("mnasnet0_5")
+    load_strictly(network, {**network.state_dict()}, "FILE")

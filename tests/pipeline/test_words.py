@@ -1,0 +1,85 @@
+"""The words encoder: vocabularies and ids."""
+
+import subprocess
+import sys
+
+import pytest
+from encoder_contract import EncoderContract
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xret.pipeline.encoders.words import UNK, WordsEncoder
+from xret.pipeline.errors import EncoderError
+from xret.pipeline.samples import tokenize
+
+CAPTIONS = ["A red dog.", "a dog runs", "A cat runs", "the red cat", "A bird"]
+
+
+class TestContract(EncoderContract):
+    @pytest.fixture
+    def encoder(self):
+        return WordsEncoder.build(CAPTIONS, min_count=2)
+
+
+def test_vocabulary_is_ordered_by_count_then_word():
+    assert WordsEncoder.build(CAPTIONS, min_count=2).vocabulary == (UNK, "a", "cat", "dog", "red", "runs")
+
+
+def test_a_word_needs_four_occurrences_by_default():
+    assert WordsEncoder.build(["dog dog dog cat", "cat cat dog"]).vocabulary == (UNK, "dog")
+
+
+def test_rare_and_new_words_become_unk():
+    encoder = WordsEncoder.build(CAPTIONS, min_count=2)
+    assert encoder.tokenize(["The RED bird runs!", "zebra"]) == [[0, 4, 0, 5], [0]]
+
+
+@pytest.mark.parametrize("text", ["", "  ", "...", "\n"])
+def test_a_caption_without_words_is_one_unk(text):
+    assert WordsEncoder.build(CAPTIONS).tokenize([text]) == [[0]]
+
+
+def test_a_written_unk_takes_no_second_id():
+    encoder = WordsEncoder.build([UNK] * 9)
+    assert encoder.vocabulary.count(UNK) == 1
+
+
+def test_no_captions_leave_unk_alone():
+    assert WordsEncoder.build([]).vocabulary == (UNK,)
+    assert WordsEncoder.build([]).tokenize([]) == []
+
+
+@given(st.lists(st.text(alphabet="ab c-'É\n.", max_size=20), max_size=12), st.integers(1, 3))
+def test_ids_spell_the_words(texts, min_count):
+    encoder = WordsEncoder.build(texts, min_count)
+    counts = [word for text in texts for word in tokenize(text)]
+    for text, ids in zip(texts, encoder.tokenize(texts), strict=True):
+        expected = [word if counts.count(word) >= min_count else UNK for word in tokenize(text)] or [UNK]
+        assert [encoder.vocabulary[i] for i in ids] == expected
+    again = WordsEncoder(list(encoder.vocabulary))
+    assert again.tokenize(texts) == encoder.tokenize(texts)
+    assert again.identity == encoder.identity
+
+
+@given(st.permutations(CAPTIONS))
+def test_the_order_of_captions_does_not_matter(captions):
+    assert WordsEncoder.build(captions, 1).identity == WordsEncoder.build(CAPTIONS, 1).identity
+
+
+def test_another_vocabulary_is_another_identity():
+    identities = [WordsEncoder([UNK, *words]).identity["weights"] for words in (["a", "b"], ["b", "a"], ["ab"])]
+    assert len(set(identities)) == 3
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "message"), [([], "begin"), (["a", UNK], "begin"), ([UNK, "a", "b", "a"], "'a' twice")]
+)
+def test_a_vocabulary_that_cannot_be_is_refused(vocabulary, message):
+    with pytest.raises(EncoderError, match=message):
+        WordsEncoder(vocabulary)
+
+
+def test_it_needs_no_torch():
+    code = "import sys, xret.pipeline.encoders.words; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

@@ -5,7 +5,6 @@ decided: `things` (objects by number, with the attributes that are named), `rela
 `count`, `ground`.
 """
 
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -110,14 +109,15 @@ def _count(scene: Scene) -> tuple[str, Claim]:
 def _abstract(scene: Scene, random: Random) -> tuple[str, Claim]:
     """Say something that is true of many scenes."""
     ground, thing = scene.ground, random.choice(scene.things)
-    amount = "several things" if len(scene.things) > 2 else "a pair of things"
-    count = "several" if len(scene.things) > 2 else 2
+    amount, count = ("several things", "several") if len(scene.things) > 2 else ("a pair of things", 2)
     remarks: list[tuple[str, Claim]] = [
         (f"something {thing.colour}", {"things": [{"colour": thing.colour}]}),
-        (f"a {thing.size} {thing.shape} and something else", {"things": [{"shape": thing.shape, "size": thing.size}, {}]}),
+        (f"a {thing.size} {thing.shape}", {"things": [{"shape": thing.shape, "size": thing.size}]}),
     ]
     if ground.tone != "mixed":
-        remarks.append((f"{amount} on a {ground.tone} ground", {"count": count, "ground": {"tone": ground.tone}}))
+        claim: Claim = {"count": count, "ground": {"tone": ground.tone}}
+        remarks.append((f"{amount} on a {ground.tone} ground", claim))
     if ground.pattern != "plain":
-        remarks.append((f"{amount} on a {ground.pattern} ground", {"count": count, "ground": {"pattern": ground.pattern}}))
+        claim = {"count": count, "ground": {"pattern": ground.pattern}}
+        remarks.append((f"{amount} on a {ground.pattern} ground", claim))
     return random.choice(remarks)

@@ -57,8 +57,9 @@ class BertEncoder:
             self._model, self._tokenizer = _load(weights)
         self._model.to(device).eval().requires_grad_(False)
         self._lock = threading.Lock()  # a tokenizer keeps its settings for truncation between calls
-        config = self._model.config
-        self._pad = config.pad_token_id if getattr(config, "pad_token_id", None) is not None else 0
+        config: Any = self._model.config
+        pad = getattr(config, "pad_token_id", None)
+        self._pad = 0 if pad is None else pad
         self.max_length = min(self._tokenizer.model_max_length, _positions(self._model))
         self.identity: dict[str, Any] = {
             "encoder": self.name,
@@ -121,7 +122,7 @@ class BertEncoder:
 _SHAPING = ("num_attention_heads", "hidden_act", "layer_norm_eps")
 
 
-def _load(weights: str) -> tuple[nn.Module, Any]:
+def _load(weights: str) -> tuple[Any, Any]:
     """Load from a folder, else from the hub's cache, else from the hub."""
     is_folder = weights != "" and Path(weights).is_dir()
     if not is_folder and not _HUB_ID.fullmatch(weights):
@@ -146,12 +147,12 @@ def _load(weights: str) -> tuple[nn.Module, Any]:
     ) from cause
 
 
-def _load_model(weights: str, offline: bool) -> nn.Module:
+def _load_model(weights: str, offline: bool) -> Any:
     """Load the network without the pooler on top, in float32."""
     config = AutoConfig.from_pretrained(weights, local_files_only=offline, trust_remote_code=False)
     if type(config) not in MODEL_MAPPING:
         raise ValueError(f"there is no plain encoder for a {type(config).__name__}")
-    kind = MODEL_MAPPING[type(config)]
+    kind: Any = MODEL_MAPPING[type(config)]
     kind = kind[0] if isinstance(kind, tuple) else kind
     without_pooler = {"add_pooling_layer": False} if "add_pooling_layer" in signature(kind).parameters else {}
     model, info = kind.from_pretrained(
@@ -183,7 +184,7 @@ def _load_model(weights: str, offline: bool) -> nn.Module:
     return model
 
 
-def _load_tokenizer(weights: str, offline: bool, model: nn.Module) -> Any:
+def _load_tokenizer(weights: str, offline: bool, model: Any) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(weights, local_files_only=offline, trust_remote_code=False)
     # Without its files a tokenizer is made all the same, and knows the special tokens only.
     vocabulary = tokenizer.get_vocab()
@@ -198,7 +199,7 @@ def _load_tokenizer(weights: str, offline: bool, model: nn.Module) -> Any:
     return tokenizer
 
 
-def _positions(model: nn.Module) -> int:
+def _positions(model: Any) -> int:
     """Return how many positions a model knows; RoBERTa and its kin begin to count behind the padding's."""
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):

@@ -120,5 +120,5 @@ def digest(weights: Mapping[str, Tensor]) -> str:
     for name in sorted(weights):
         value = weights[name].detach().cpu().contiguous()
         total.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
-        total.update(value.reshape(-1).view(torch.uint8).numpy())
+        total.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()

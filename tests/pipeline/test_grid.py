@@ -165,7 +165,9 @@ def test_every_form_of_a_file_gives_one_identity(tmp_path, resnet18):
     save_file(state, tmp_path / "w.safetensors")
     torch.save(state, tmp_path / "w.pth")
     torch.save({"state_dict": {f"module.{k}": v for k, v in state.items()}}, tmp_path / "n.pt")
+    before = torch.random.get_rng_state()
     encoders = [GridEncoder("resnet18", str(path), 64, "cpu") for path in sorted(tmp_path.iterdir())]
+    assert torch.equal(before, torch.random.get_rng_state())
     assert encoders[0].identity == encoders[1].identity == encoders[2].identity
     pixels = torch.full((1, 3, 64, 64), 77, dtype=torch.uint8)
     assert len({encoder.encode(pixels)[0].tobytes() for encoder in encoders}) == 1

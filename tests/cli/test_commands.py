@@ -1,0 +1,158 @@
+"""The command line: what it prints, its exit codes, and the sentence each mistake gets."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from xret.cli import main
+
+EXTRACT = ["--visual", "resnet18", "--visual-weights", "random:0", "--image-size", "64", "--text", "words"]
+TRAIN = [
+    "--set=model.dim=16",
+    "--set=aggregator.image.head_dim=16",
+    "--set=aggregator.text.head_dim=16",
+    "--set=schedule.epochs=2",
+]
+
+
+def run(*words, code=0):
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def refused(*words, code=1):
+    """Return the sentence that a wrong command ends in."""
+    result = run(*words, code=code)
+    *_, last = result.stderr.strip().splitlines()
+    assert "Traceback" not in result.stderr
+    assert last.startswith("Error: ")
+    return last.removeprefix("Error: ")
+
+
+@pytest.fixture
+def store(tiny_dataset, tmp_path):
+    run("extract", tiny_dataset(), "--store", tmp_path / "s.zarr", *EXTRACT)
+    return tmp_path / "s.zarr"
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\nfrom xret.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "print(sorted({'torch', 'torchvision', 'dask', 'zarr', 'transformers', 'numpy'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+    assert "train-head" in result.stdout
+
+
+def test_every_command_has_help_with_an_example():
+    for words in (["extract"], ["cache"], ["cache", "info"], ["cache", "verify"], ["train-head"], ["eval"], ["demo"]):
+        assert f"xret {words[0]}" in run(*words, "--help").stdout.split("Usage:")[1].split("\n", 1)[1]
+
+
+def test_three_commands_from_a_folder_of_pictures_to_a_table(store, tmp_path):
+    trained = json.loads(
+        run("train-head", store, "--recipe", "setdiv", "--out", tmp_path / "r", *TRAIN, "--json").stdout
+    )
+    assert trained["epochs"] == 2
+    out = json.loads(run("eval", tmp_path / "r", "--json").stdout)
+    assert out["results"][0]["images"] == 6
+    assert set(out["results"][0]["image_to_text"]) == {"R@1", "R@5", "R@10", "medr"}
+    table = run("eval", tmp_path / "r", "--ties", "mean").stdout
+    assert "6 images, 15 captions (2.50 an image), 0 skipped, ties mean" in table
+
+
+def test_extract_says_what_it_did(tiny_dataset, tmp_path):
+    manifest = tiny_dataset()
+    (manifest.parent / "images" / "3.jpg").write_bytes(b"")
+    result = run("extract", manifest, "--store", tmp_path / "s", *EXTRACT, "--on-error", "skip", "--json")
+    summary = json.loads(result.stdout)
+    assert [(s["samples"], s["failed"]) for s in summary["sets"]] == [(32, 1), (80, 0)]
+    assert "32/32 images" in result.stderr
+    report = json.loads(run("cache", "verify", tmp_path / "s", "--json").stdout)
+    assert report["ok"]
+    assert [failed["id"] for failed in report["failed_samples"]] == ["3"]
+    info = run("cache", "info", tmp_path / "s").stdout
+    assert "tiny" in info
+    assert "1 failed" in info
+    assert "train 3/3, val 1/1, test 1/1" in info
+
+
+def test_verify_of_a_damaged_store_fails(store):
+    path = next(path for path in (store / "images").rglob("*") if "local" in str(path) and path.name == "0")
+    data = bytearray(path.read_bytes())
+    data[5] ^= 1
+    path.write_bytes(data)
+    result = run("cache", "verify", store, code=1)
+    assert "damaged: images/resnet18@" in result.stdout
+    assert "1 damaged part" in result.stdout
+
+
+def test_mistakes_of_extract(tiny_dataset, tmp_path, store):
+    manifest, other = tiny_dataset("second"), tmp_path / "new.zarr"
+    Image.new("RGB", (9, 9)).save(manifest.parent / "images" / "0.jpg")
+    (manifest.parent / "images" / "30.jpg").unlink()
+    cases = {
+        ("extract", "coko", "--store", other): "did you mean 'coco'?",
+        ("extract", "coco", "--store", other): "coco/dataset_coco.json",
+        ("extract", manifest, "--store", store, *EXTRACT): "holds other samples: data set 'tiny'",
+        ("extract", manifest, "--store", other, *EXTRACT, "--visual", "resnet81"): "did you mean",
+        ("extract", manifest, "--store", other, *EXTRACT, "--visual-weights", "none.pth"): "none.pth",
+        ("extract", manifest, "--store", other, *EXTRACT, "--splits", "tests"): "it has train, val, test",
+        ("extract", manifest, "--store", other, *EXTRACT, "--text", "bert", "--text-weights", tmp_path): str(tmp_path),
+        ("extract", manifest, "--store", other, *EXTRACT, "--device", "cuda:77"): "CUDA",
+    }
+    for words, sentence in cases.items():
+        assert sentence in refused(*words), words
+        assert not other.exists(), words
+    assert "30.jpg" in refused("extract", manifest, "--store", other, *EXTRACT)
+
+
+def test_wrong_usage_is_code_2():
+    assert "Missing option '--store'" in refused("extract", "coco", code=2)
+    assert "No such command 'extrac'" in refused("extrac", code=2)
+    assert "'zip' is not one of" in refused("extract", "coco", "--store", "s", "--dtype", "zip", code=2)
+
+
+def test_mistakes_of_train_and_eval(store, tmp_path):
+    train = ["train-head", store, "--out", tmp_path / "r"]
+    assert "did you mean 'setdiv'?" in refused(*train, "--recipe", "setdif")
+    sentence = refused(*train, "--recipe", "setdiv", "--set", "loss.triplet.margn=1", "--set", "similarity.name=cosin")
+    assert "loss.triplet.margin" in sentence
+    assert "cosine" in sentence
+    assert "no feature cache is there" in refused("train-head", tmp_path / "none", "--recipe", "vsepp", "--out", "x")
+    assert not (tmp_path / "r").exists()
+    assert "is no run" in refused("eval", tmp_path)
+    run(*train, "--recipe", "setdiv", *TRAIN)
+    assert "exists" in refused(*train, "--recipe", "setdiv", *TRAIN)
+    assert "has no split 'dev'" in refused("eval", tmp_path / "r", "--split", "dev")
+    assert "1k-folds needs exactly 5,000 images" in refused("eval", tmp_path / "r", "--protocol", "1k-folds")
+
+
+def test_an_error_as_json(tmp_path):
+    result = run("eval", tmp_path, "--json", code=1)
+    assert result.stdout == ""
+    assert "is no run" in json.loads(result.stderr)["error"]
+    result = run("extract", "coco", "--json", code=2)
+    assert "Missing option '--store'" in json.loads(result.stderr)["error"]
+
+
+def test_a_full_disk_is_a_sentence(tiny_dataset, tmp_path, monkeypatch):
+    from xret.pipeline import tasks
+
+    def full(*_):
+        raise OSError(28, "No space left on device", "s.zarr/images/local/c/0")
+
+    monkeypatch.setattr(tasks, "_write", full)
+    sentence = refused("extract", tiny_dataset(), "--store", tmp_path / "s.zarr", *EXTRACT)
+    assert sentence.startswith("No space left on device (s.zarr/images/local/c/0)")
+    monkeypatch.undo()
+    run("extract", tmp_path / "tiny" / "tiny.yaml", "--store", tmp_path / "s.zarr", *EXTRACT)
+    assert json.loads(run("cache", "verify", tmp_path / "s.zarr", "--json").stdout)["ok"]

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from ..pipeline.batches import Batches
 from ..pipeline.cache import FeatureCache
+from ..pipeline.device import pick_device
 from ..pipeline.errors import RunError, nearest
 from . import metrics
-from .model import Model, pick_device
+from .model import Model
 from .run import Run
 from .run_features import split_of_run
 

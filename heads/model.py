@@ -4,12 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..pipeline.batches import Features
 from ..pipeline.cache import CaptionSet, ImageSet
-from ..pipeline.errors import RecipeError, RunError
+from ..pipeline.errors import RecipeError
 from .adapters import ADAPTERS
 from .aggregators import AGGREGATORS, Aggregated
 from .losses import LOSSES
@@ -124,23 +123,6 @@ def build_model(recipe: Recipe, image: FeatureFacts, text: FeatureFacts) -> Mode
 def build_losses(recipe: Recipe) -> nn.ModuleDict:
     """Make the loss terms of a recipe; their weights stay in the recipe."""
     return nn.ModuleDict({term: _make(f"loss.{term}", LOSSES[term], block) for term, block in recipe.loss.items()})
-
-
-def pick_device(name: str) -> torch.device:
-    """Return the device for ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:1``.
-
-    Raises:
-        RunError: no such device is here.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise RunError(f"there is no device '{name}'; take auto, cpu or cuda") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise RunError(f"device '{name}' is not here: torch sees {torch.cuda.device_count()} GPUs; take --device cpu")
-    return device
 
 
 def _branch(recipe: Recipe, side: str, facts: FeatureFacts) -> Branch:

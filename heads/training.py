@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from ..pipeline.batches import Batches
 from ..pipeline.cache import FeatureCache
+from ..pipeline.device import pick_device
 from ..pipeline.errors import RunError
 from ..pipeline.progress import Progress
 from .evaluation import caption_texts, compare, embed, recalls
-from .model import Model, build_losses, build_model, feature_facts, pick_device
+from .model import Model, build_losses, build_model, feature_facts
 from .recipe import Optimizer, Recipe, Schedule
 from .run import Run, absolute, versions
 

@@ -63,9 +63,7 @@ def _read_karpathy(path: Path) -> list[Entry]:
         where = f"{path}: images[{index}]"
         entry = _karpathy_entry(image, where)
         if (other := named.setdefault(entry.file_name, index)) != index:
-            raise ManifestError(
-                f"{where}: images[{other}] has the file '{entry.file_name}' already; remove one."
-            )
+            raise ManifestError(f"{where}: images[{other}] has the file '{entry.file_name}' already; remove one.")
         if entry.imgid is not None and (other := known.setdefault(entry.imgid, index)) != index:
             raise ManifestError(f"{where}: images[{other}] has the imgid {entry.imgid} already; correct one.")
         entries.append(entry)
@@ -148,9 +146,7 @@ def _read_rows(path: Path) -> list[Entry]:
         where = f"{path}: line {line}"
         if unknown := [key for key in row if key not in ROW_KEYS]:
             hint = nearest(str(unknown[0]), list(ROW_KEYS))
-            raise ManifestError(
-                f"{where}: unknown key '{unknown[0]}'{hint}; allowed are {', '.join(ROW_KEYS)}."
-            )
+            raise ManifestError(f"{where}: unknown key '{unknown[0]}'{hint}; allowed are {', '.join(ROW_KEYS)}.")
         name = _file_name(row.get("file_name"), where)
         if not isinstance(row.get("caption"), str):
             raise ManifestError(f"{where} ('{name}'): the caption is missing; give its text.")
@@ -184,15 +180,11 @@ def _csv_rows(file: TextIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         for row in reader:
             if row and len(row) != len(header):
                 counts = f"{len(row)} fields where the header has {len(header)}"
-                raise ManifestError(
-                    f"{path}: line {reader.line_num}: {counts}; quote a text that has commas."
-                )
+                raise ManifestError(f"{path}: line {reader.line_num}: {counts}; quote a text that has commas.")
             if row:
                 yield reader.line_num, dict(zip(header, row, strict=True))
     except csv.Error as error:
-        raise ManifestError(
-            f"{path}: line {reader.line_num}: not valid CSV ({error}); correct it."
-        ) from error
+        raise ManifestError(f"{path}: line {reader.line_num}: not valid CSV ({error}); correct it.") from error
 
 
 def _jsonl_rows(file: TextIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -28,6 +28,10 @@ class CacheError(XretError):
     """A feature cache cannot be opened, does not fit, or is damaged."""
 
 
+class DeviceError(XretError, ValueError):
+    """The device that was asked for is not here."""
+
+
 class RecipeError(XretError, ValueError):
     """A recipe has unknown or wrong keys; the message lists all of them at once."""
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import dask
-import torch
 from dask.callbacks import Callback
 from dask.delayed import Delayed
 
 from .cache import FAILED, Blocks, CaptionSet, FeatureCache, FeatureSet, ImageSet
+from .device import pick_device
 from .encoders import load_text, load_visual
 from .encoders.bert import BertEncoder
 from .encoders.grid import GridEncoder
@@ -115,18 +115,18 @@ def extract(manifest: Manifest, url: str, options: Options) -> dict[str, Any]:
     """
     samples = read_samples(manifest)
     unknown = [split for split in options.splits if split not in samples.splits]
-    if len(unknown) == len(options.splits):
+    # By default, those of the three that the data set has.
+    if unknown and (options.splits != Options.splits or len(unknown) == len(options.splits)):
         there = ", ".join(samples.splits)
         raise CacheError(
             f"'{manifest.name}' has no image in split {', '.join(unknown)}; it has {there}: choose with --splits"
         )
-    recorded = {"device": choose_device(options.device), "batch_size": options.batch_size}
+    recorded = {"device": str(pick_device(options.device)), "batch_size": options.batch_size}
     # Made before the store, so that a wrong name or file leaves nothing behind.
-    visual = (
-        load_visual(options.visual, options.visual_weights, options.image_size, recorded["device"])
-        if options.visual
-        else None
-    )
+    visual = None
+    if options.visual:
+        visual = load_visual(options.visual, options.visual_weights, options.image_size, recorded["device"])
+    text = _text_encoder(options, samples, recorded["device"]) if options.text else None
     cache = open_or_create(url, samples, manifest.protocols)
     clean(cache)
     summary: dict[str, Any] = {
@@ -150,26 +150,13 @@ def extract(manifest: Manifest, url: str, options: Options) -> dict[str, Any]:
     if visual is not None:
         images = _image_set(cache, options, visual, recorded)
         summary["sets"].append(_fill(images, replace(job, set_name=images.name), options))
-    if options.text:
-        captions = _caption_set(cache, options, samples, recorded)
+    if text is not None:
+        captions = _caption_set(cache, options, text, samples, recorded)
         text_job = replace(job, set_name=captions.name, encoder=options.text, weights=options.text_weights)
         summary["sets"].append(_fill(captions, text_job, options))
         for key in ("captions_without_words", "captions_truncated"):
             summary[key] = captions.attributes[key]
     return summary
-
-
-def choose_device(device: str) -> str:
-    """Return ``cuda`` or ``cpu`` for ``auto``, and otherwise what was asked for.
-
-    Raises:
-        CacheError: CUDA was asked for and is not there.
-    """
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise CacheError("--device cuda: torch finds no CUDA device here; use --device cpu")
-    return device
 
 
 def shard_tasks(work: Callable[[Job, int], Receipt], job: Job, shards: Iterable[int]) -> Iterable[Delayed]:
@@ -195,15 +182,7 @@ def clean(cache: FeatureCache) -> None:
 
 
 def _image_set(cache: FeatureCache, options: Options, encoder: GridEncoder, recorded: dict) -> ImageSet:
-    facts = SetFacts(
-        encoder.name,
-        encoder.kind,
-        encoder.identity,
-        options.dtype,
-        encoder.channels,
-        encoder.global_channels,
-        {**encoder.versions, **recorded},
-    )
+    facts = SetFacts.of(encoder, options.dtype, recorded)
     features = find_set(cache, "images", facts.name)
     if features is None:
         create_image_set(cache, facts, encoder.rows, Blocks.choose(cache.splits, options.shard_images))
@@ -212,33 +191,28 @@ def _image_set(cache: FeatureCache, options: Options, encoder: GridEncoder, reco
     return cache.image_set(facts.name)
 
 
-def _caption_set(cache: FeatureCache, options: Options, samples: Samples, recorded: dict) -> CaptionSet:
-    encoder: WordsEncoder | BertEncoder
-    extra: dict[str, Any] = {}
-    if options.text == "words":
-        if "train" not in samples.splits:
-            raise CacheError(f"'{samples.dataset}' has no train split to take a vocabulary from; use --text bert")
-        training = samples.images[slice(*samples.splits["train"])]
-        encoder = WordsEncoder.build(caption.text for image in training for caption in image.captions)
-        extra["vocabulary"] = list(encoder.vocabulary)
-    else:
-        encoder = load_text(options.text_weights, recorded["device"])
-    facts = SetFacts(
-        encoder.name,
-        encoder.kind,
-        encoder.identity,
-        options.dtype,
-        encoder.channels,
-        encoder.global_channels,
-        {**encoder.versions, **recorded},
-    )
+def _text_encoder(options: Options, samples: Samples, device: str) -> WordsEncoder | BertEncoder:
+    if options.text != "words":
+        return load_text(options.text_weights, device)
+    if "train" not in samples.splits:
+        raise CacheError(f"'{samples.dataset}' has no train split to take a vocabulary from; use --text bert")
+    training = samples.images[slice(*samples.splits["train"])]
+    return WordsEncoder.build(caption.text for image in training for caption in image.captions)
+
+
+def _caption_set(
+    cache: FeatureCache, options: Options, encoder: WordsEncoder | BertEncoder, samples: Samples, recorded: dict
+) -> CaptionSet:
+    facts = SetFacts.of(encoder, options.dtype, recorded)
     features = find_set(cache, "captions", facts.name)
     if features is not None:
         _warn_of_changes(features, facts.recorded)
         return cache.caption_set(facts.name)
     blocks = Blocks.choose(cache.splits, options.shard_images)
     tokens = []
-    extra |= {"captions_without_words": 0, "captions_truncated": 0}
+    extra: dict[str, Any] = {"captions_without_words": 0, "captions_truncated": 0}
+    if isinstance(encoder, WordsEncoder):
+        extra["vocabulary"] = list(encoder.vocabulary)
     with Progress("tokens", cache.captions, "captions") as progress:
         for shard in range(len(blocks)):
             images = samples.images[slice(*blocks.images(shard))]

@@ -101,6 +101,19 @@ class SetFacts:
     global_channels: int | None
     recorded: dict[str, Any]
 
+    @classmethod
+    def of(cls, encoder: Any, dtype: str, recorded: dict[str, Any]) -> "SetFacts":
+        """Return the facts of an encoder; its versions are recorded beside `recorded`."""
+        return cls(
+            encoder.name,
+            encoder.kind,
+            encoder.identity,
+            dtype,
+            encoder.channels,
+            encoder.global_channels,
+            {**encoder.versions, **recorded},
+        )
+
     @property
     def fingerprint(self) -> str:
         """SHA-256 of identity and dtype."""

@@ -106,9 +106,7 @@ def _find(dataset: str | Path) -> Path:
         raise ManifestError(f"There is no manifest {path}; name a YAML file or one of {', '.join(bundled)}.")
     hint = nearest(str(dataset), list(bundled))
     known = ", ".join(bundled)
-    raise ManifestError(
-        f"Unknown data set '{dataset}'{hint}; known are {known}, or give the path of a manifest."
-    )
+    raise ManifestError(f"Unknown data set '{dataset}'{hint}; known are {known}, or give the path of a manifest.")
 
 
 def _holds(test: Callable[[], bool]) -> bool:
@@ -127,16 +125,12 @@ def _read_yaml(path: Path) -> dict[Any, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ManifestError(
-            f"{path}: this is not valid YAML{where} ({error.problem}); correct it."
-        ) from error
+        raise ManifestError(f"{path}: this is not valid YAML{where} ({error.problem}); correct it.") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ManifestError(f"{path}: this is not valid YAML ({reason}); correct it.") from error
     if not isinstance(values, dict):
-        raise ManifestError(
-            f"{path}: a manifest is a mapping with at least {', '.join(REQUIRED)}; write them."
-        )
+        raise ManifestError(f"{path}: a manifest is a mapping with at least {', '.join(REQUIRED)}; write them.")
     return values
 
 

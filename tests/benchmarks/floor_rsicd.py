@@ -87,14 +87,16 @@ def main(store: str, seeds: int) -> None:
                 tables[way].append(recall_table(*counted, ties=way))
         seconds = (time.perf_counter() - began) / seeds
         for way in ways:
-            means = [table["rsum"] / 6 for table in tables[way]]
+            found = tables[way]
             row = {
-                f"{way_of[:5]} R@{k}": round(float(np.mean([t[way_of][f"R@{k}"] for t in tables[way]])), 2)
-                for way_of in ("image_to_text", "text_to_image")
+                f"{direction} R@{k}": round(float(np.mean([table[direction][f"R@{k}"] for table in found])), 2)
+                for direction in ("image_to_text", "text_to_image")
                 for k in (1, 5, 10)
             }
-            click.echo(json.dumps({"loss": loss, "ties": way, "seeds": seeds, "mR": round(float(np.mean(means)), 2),
-                                   "mR_std": round(float(np.std(means)), 2), **row, "seconds": round(seconds, 1)}))  # fmt: skip
+            recalls = [table["rsum"] / 6 for table in found]
+            mean, spread = round(float(np.mean(recalls)), 2), round(float(np.std(recalls)), 2)
+            facts = {"loss": loss, "ties": way, "seeds": seeds, "mR": mean, "spread": spread}
+            click.echo(json.dumps({**facts, **row, "seconds": round(seconds, 1)}))
 
 
 if __name__ == "__main__":

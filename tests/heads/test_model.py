@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from xret.heads.model import FeatureFacts, build_model, pick_device
+from xret.heads.model import FeatureFacts, build_model
 from xret.heads.recipe import load_recipe
 from xret.pipeline.batches import Features
-from xret.pipeline.errors import RecipeError, RunError
+from xret.pipeline.device import pick_device
+from xret.pipeline.errors import DeviceError, RecipeError
 
 GRID, WORDS, TOKENS = FeatureFacts("grid", 5, 5), FeatureFacts("words", None, None, 9), FeatureFacts("tokens", 6, 6)
 POOLED = ["similarity=cosine", "loss.diversity.weight=0", "aggregator.image=average"]
@@ -61,5 +62,5 @@ def test_devices():
     assert pick_device("cpu") == torch.device("cpu")
     assert pick_device("auto").type in ("cpu", "cuda")
     for name in ("gpu", "cuda:99"):
-        with pytest.raises(RunError, match=f"device '{name}'"):
+        with pytest.raises(DeviceError, match=f"device '{name}'"):
             pick_device(name)

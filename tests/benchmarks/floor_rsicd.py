@@ -1,8 +1,8 @@
 """The linear floor: one linear layer a side over pooled features, which every head should beat.
 
 Images are their cached global feature (the average of the map), captions the mean of their token states. 20 epochs of
-AdamW over random pairs of an image and one of its captions, with InfoNCE or with the hardest-negative triplet (all
-negatives in the first three epochs). The store needs an image set and a `bert` caption set:
+AdamW over all images with one random caption each, with InfoNCE or with the hardest-negative triplet (all negatives in
+the first three epochs). The store needs an image set and a `bert` caption set:
 
     xret extract rsicd --data-root DIR --store rsicd.zarr --visual mobilenet_v2 \
         --visual-weights mobilenet_v2.safetensors --text bert --text-weights MiniLM
@@ -43,9 +43,11 @@ def train(images: Tensor, captions: Tensor, caption_image: Tensor, loss: str, se
     torch.manual_seed(seed)
     layers = nn.ModuleList([nn.Linear(images.shape[1], DIM), nn.Linear(captions.shape[1], DIM)])
     optimizer = torch.optim.AdamW(layers.parameters(), lr=LR)
+    _, count = caption_image.unique(return_counts=True)
+    first = count.cumsum(0) - count
     for epoch in range(EPOCHS):
-        order = torch.randperm(len(captions))
-        for pairs in order.split(BATCH):
+        picked = first + (torch.rand(len(first)) * count).long()  # one caption of every image
+        for pairs in picked[torch.randperm(len(first))].split(BATCH):
             rows, columns = caption_image[pairs].unique(return_inverse=True)
             x = normalize(layers[0](images[rows]), dim=1)
             y = normalize(layers[1](captions[pairs]), dim=1)
@@ -72,15 +74,15 @@ def main(store: str, seeds: int) -> None:
     cache = FeatureCache.open(store)
     images, captions, owner = pooled(cache, "train")
     test_images, test_captions, test_owner = pooled(cache, "test")
-    centre, spread = images.mean(0), images.std(0) + 1e-6
+    centre, scale = images.mean(0), images.std(0) + 1e-6
     ways: tuple[Ties, ...] = ("pessimistic", "mean")
     for loss in ("infonce", "triplet"):
         tables: dict[str, list[dict]] = {way: [] for way in ways}
         began = time.perf_counter()
         for seed in range(seeds):
-            layers = train((images - centre) / spread, captions, owner, loss, seed)
+            layers = train((images - centre) / scale, captions, owner, loss, seed)
             with torch.no_grad():
-                x = normalize(layers[0]((test_images - centre) / spread), dim=1)
+                x = normalize(layers[0]((test_images - centre) / scale), dim=1)
                 y = normalize(layers[1](test_captions), dim=1)
             counted = ranks(x @ y.T, test_owner)
             for way in ways:

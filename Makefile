@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# setuptools warns of every editable installation
+PIP := PYTHONWARNINGS=ignore $(BIN)/pip install --quiet
 
 .PHONY: demo test check format clean
 
@@ -15,7 +17,7 @@ test: $(VENV)/.test
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	rm -rf .build && $(BIN)/pip install --quiet --no-deps --no-build-isolation --target .build/site .
+	rm -rf .build && $(PIP) --no-deps --no-build-isolation --target .build/site .
 	cd .build/site && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p xret
 
 format: $(VENV)/.dev
@@ -26,14 +28,14 @@ clean:
 
 $(VENV)/.run: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip setuptools
-	$(BIN)/pip install --quiet --editable .
+	$(PIP) --upgrade pip setuptools
+	$(PIP) --editable .
 	touch $@
 
 $(VENV)/.test: $(VENV)/.run
-	$(BIN)/pip install --quiet --editable '.[test]'
+	$(PIP) --editable '.[test]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.test
-	$(BIN)/pip install --quiet --editable '.[test,dev]'
+	$(PIP) --editable '.[test,dev]'
 	touch $@

@@ -25,7 +25,6 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except XretError as error:
             failure = click.ClickException(str(error))
-            failure.exit_code = error.exit_code
         except click.ClickException as error:
             failure = error
         except OSError as error:

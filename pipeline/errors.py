@@ -4,8 +4,6 @@
 class XretError(Exception):
     """A failure that the message explains to the user: the command line prints it and exits with 1."""
 
-    exit_code = 1
-
 
 class ManifestError(XretError, ValueError):
     """A manifest, or the caption file or image folder that it names, cannot be used."""

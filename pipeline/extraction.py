@@ -121,7 +121,7 @@ def extract(manifest: Manifest, url: str, options: Options) -> dict[str, Any]:
         raise CacheError(
             f"'{manifest.name}' has no image in split {', '.join(unknown)}; it has {there}: choose with --splits"
         )
-    recorded = {"device": str(pick_device(options.device)), "batch_size": options.batch_size}
+    recorded: dict[str, Any] = {"device": str(pick_device(options.device)), "batch_size": options.batch_size}
     # Made before the store, so that a wrong name or file leaves nothing behind.
     visual = None
     if options.visual:
@@ -152,7 +152,7 @@ def extract(manifest: Manifest, url: str, options: Options) -> dict[str, Any]:
         summary["sets"].append(_fill(images, replace(job, set_name=images.name), options))
     if text is not None:
         captions = _caption_set(cache, options, text, samples, recorded)
-        text_job = replace(job, set_name=captions.name, encoder=options.text, weights=options.text_weights)
+        text_job = replace(job, set_name=captions.name, encoder=text.name, weights=options.text_weights)
         summary["sets"].append(_fill(captions, text_job, options))
         for key in ("captions_without_words", "captions_truncated"):
             summary[key] = captions.attributes[key]

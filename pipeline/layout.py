@@ -57,7 +57,7 @@ def _create(store: Store, samples: Samples, protocols: list[str]) -> None:
         "file_name": [image.file_name for image in samples.images],
         "caption": [caption.text for caption in captions],
     }
-    numbers = {
+    numbers: dict[str, np.ndarray] = {
         "split": np.array([SPLITS.index(image.split) for image in samples.images], dtype=np.uint8),
         "cocoid": np.array([image.cocoid for image in samples.images], dtype=np.int64),
         "sentid": np.array([caption.sentid for caption in captions], dtype=np.int64),

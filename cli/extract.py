@@ -39,6 +39,7 @@ def _comma_list(_ctx: click.Context, _parameter: click.Parameter, value: str) ->
 @click.option("--dtype", default="float16", show_default=True, type=click.Choice(["float16", "float32"]))
 @click.option("--shard-images", type=click.IntRange(1), help="Images in a shard; by default 16 shards, at most 512.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@click.option("--scheduler", metavar="ADDRESS", help="Run on this Dask cluster (tcp://…) instead of this process.")
 @click.option("--workers", type=click.IntRange(1), help="Threads beside the encoder; by default one a core.")
 @click.option(
     "--on-error",

@@ -5,7 +5,9 @@ Layout (format "xret", version 1):
 - ``/`` attributes: format, version, dataset, manifest_sha256, splits {name: [first, last)} in image rows, protocols.
 - ``/samples/``: id, file_name, caption (UTF-8 bytes, with ``*_offset`` i64), split u8, cocoid i64, sentid i64,
   caption_start i64[I], caption_count i32[I], caption_image i64[M].
-- ``/images/<set>/``: local [I,N,C], length i32[I], global [I,C], status u8[I], size i32[I,2] (w, h).
+- ``/images/<set>/``: local [I,N,C], length i32[I], global [I,C], status u8[I], size i32[I,2] (w, h);
+  sets of regions also, where they are known: boxes f32[I,N,4] (x1, y1, x2, y2 in pixels), classes i32[I,N],
+  scores f32[I,N]. Behind an image's length its rows are zero, its classes -1; a failed image holds NaN.
 - ``/captions/<set>/``: local [T,C], token i32[T], start i64[M], length i32[M], global [M,C], status u8[M].
 - ``/<images|captions>/<set>/done``: u8, one file a shard.
 
@@ -286,6 +288,14 @@ class ImageSet(FeatureSet):
     def global_(self, rows: np.ndarray) -> np.ndarray:
         """Return the global features [B,C] of these image rows."""
         return self._gather("global", self._at[rows])
+
+    def array(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Return ``size`` [B,2] of these image rows, or of regions ``boxes`` [B,N,4], ``classes`` or ``scores`` [B,N].
+
+        Raises:
+            CacheError: the set has no such array.
+        """
+        return self._gather(name, self._at[rows])
 
 
 class CaptionSet(FeatureSet):

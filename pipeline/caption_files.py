@@ -93,7 +93,7 @@ def _karpathy_entry(image: Any, where: str) -> Entry:
             raise ManifestError(f"{where}: sentences[{index}] is of imgid {other}, not {imgid}; correct one.")
         captions.append((text, _whole(sentence, "sentid", where)))
     if not isinstance(imgid, int | str | None) or isinstance(imgid, bool) or imgid == "":
-        raise ManifestError(f"{where}: 'imgid' is neither number nor text; correct it.")
+        raise ManifestError(f"{where}: 'imgid' is neither a whole number nor a text; correct it.")
     cocoid = _whole(image, "cocoid", where)
     identity = None if imgid is None else str(imgid)
     return Entry(name, _split(image, where), captions, identity, -1 if cocoid is None else cocoid)
@@ -149,7 +149,7 @@ def _read_rows(path: Path) -> list[Entry]:
             raise ManifestError(f"{where}: unknown key '{unknown[0]}'{hint}; allowed are {', '.join(ROW_KEYS)}.")
         name = _file_name(row.get("file_name"), where)
         if not isinstance(row.get("caption"), str):
-            raise ManifestError(f"{where} ('{name}'): the caption is missing; give its text.")
+            raise ManifestError(f"{where} ('{name}'): the caption is missing or no text; give it.")
         split = _split(row, where)
         entry = entries.setdefault(name, Entry(name, split, []))
         if entry.split != split:
@@ -174,7 +174,7 @@ def _csv_rows(file: TextIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.reader(file, strict=True)
     try:
         header = next(reader, [])
-        if len(set(header)) < len(header) or not {"file_name", "caption"} <= set(header):
+        if sorted(header) not in (["caption", "file_name"], ["caption", "file_name", "split"]):
             found = ",".join(header) or "nothing"
             raise ManifestError(f"{path}: line 1: the header must be file_name,caption[,split], not {found}.")
         for row in reader:

@@ -17,6 +17,9 @@ class SampleError(XretError):
         self.sample = sample
         self.reason = reason
 
+    def __reduce__(self) -> tuple[type["SampleError"], tuple[str, str]]:
+        return SampleError, (self.sample, self.reason)  # it travels from a Dask worker
+
 
 class EncoderError(XretError, ValueError):
     """An encoder or its weights cannot be used."""

@@ -7,15 +7,9 @@ receipt has come, so a kill at any moment loses at most the shards in flight.
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
-
-import dask
-from dask.callbacks import Callback
-from dask.delayed import Delayed
 
 from .cache import FAILED, Blocks, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from .device import pick_device
@@ -23,14 +17,13 @@ from .encoders import load_text, load_visual
 from .encoders.bert import BertEncoder
 from .encoders.grid import GridEncoder
 from .encoders.words import WordsEncoder
+from .engine import run_here, run_on_cluster, shard_tasks
 from .errors import CacheError
 from .layout import SetFacts, create_caption_set, create_image_set, find_set, open_or_create, record_failures
 from .manifest import Manifest
 from .progress import Progress
 from .samples import Samples, read_samples, tokenize
 from .tasks import METERS, Job, Receipt, write_caption_shard, write_image_shard
-
-_WAVE = 1024  # tasks in one graph: a data set of any size needs no larger one
 
 
 @dataclass(frozen=True)
@@ -50,6 +43,7 @@ class Options:
         device: ``auto``, ``cpu`` or ``cuda``.
         workers: threads that read and write beside the encoder; None: one a core, at least two.
         on_error: ``fail`` or ``skip``.
+        scheduler: address of a Dask scheduler; None: this process.
     """
 
     visual: str | None = "resnet152"
@@ -64,6 +58,7 @@ class Options:
     device: str = "auto"
     workers: int | None = None
     on_error: str = "fail"
+    scheduler: str | None = None
 
 
 @dataclass
@@ -137,13 +132,13 @@ def extract(manifest: Manifest, url: str, options: Options) -> dict[str, Any]:
         "sets": [],
     }
     job = Job(
-        url=cache.url,
+        url=cache.store.absolute_url,
         set_name="",
         encoder=options.visual or "",
-        weights=options.visual_weights,
+        weights=_absolute(options.visual_weights),
         image_size=options.image_size,
-        folder=str(manifest.images),
-        device=recorded["device"],
+        folder=str(manifest.images.resolve()),
+        device=options.device,
         batch_size=options.batch_size,
         skip=options.on_error == "skip",
     )
@@ -152,26 +147,16 @@ def extract(manifest: Manifest, url: str, options: Options) -> dict[str, Any]:
         summary["sets"].append(_fill(images, replace(job, set_name=images.name), options))
     if text is not None:
         captions = _caption_set(cache, options, text, samples, recorded)
-        text_job = replace(job, set_name=captions.name, encoder=text.name, weights=options.text_weights)
+        text_job = replace(job, set_name=captions.name, encoder=text.name, weights=_absolute(options.text_weights))
         summary["sets"].append(_fill(captions, text_job, options))
         for key in ("captions_without_words", "captions_truncated"):
             summary[key] = captions.attributes[key]
     return summary
 
 
-def shard_tasks(work: Callable[[Job, int], Receipt], job: Job, shards: Iterable[int]) -> Iterable[Delayed]:
-    """Yield one Dask task a shard."""
-    task = dask.delayed(work, pure=False)
-    for shard in shards:
-        yield task(job, shard, dask_key_name=f"{job.set_name}-shard-{shard}")
-
-
-def run(tasks: Iterable[Delayed], workers: int, record: Callable[[Receipt], None]) -> None:
-    """Compute the tasks on threads of this process, in waves, and hand each receipt to `record` as it comes."""
-    tasks = iter(tasks)
-    while wave := list(islice(tasks, _WAVE)):
-        with Callback(posttask=lambda _key, result, *_: record(result) if isinstance(result, Receipt) else None):
-            dask.compute(*wave, scheduler="threads", num_workers=workers, optimize_graph=False)
+def _absolute(weights: str) -> str:
+    """Return a path that holds in any working folder; a worker's is not ours."""
+    return str(Path(weights).resolve()) if Path(weights).exists() else weights
 
 
 def clean(cache: FeatureCache) -> None:
@@ -251,11 +236,19 @@ def _fill(features: ImageSet | CaptionSet, job: Job, options: Options) -> dict[s
             marks[receipt.shard] = 1
             summary.add(receipt)
 
-        METERS[features.name] = progress.update
-        try:
-            run(shard_tasks(work, job, missing), options.workers or max(2, os.cpu_count() or 2), record)
-        finally:
-            del METERS[features.name]
+            if options.scheduler:
+                progress.update(receipt.samples)
+
+        tasks = shard_tasks(work, job, missing)
+        if options.scheduler:
+            if missing:
+                run_on_cluster(tasks, options.scheduler, record)
+        else:
+            METERS[features.name] = progress.update
+            try:
+                run_here(tasks, options.workers or max(2, os.cpu_count() or 2), record)
+            finally:
+                del METERS[features.name]
     summary.seconds = time.monotonic() - began
     status = type(features)(cache, features.name).status
     summary.failed = int((status == FAILED).sum())

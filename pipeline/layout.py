@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,12 @@ from .store import Store
 
 _BLOCK = 8  # images in a checked block of a shard
 _TOKEN_BLOCK = 1024  # tokens in one
+# What a region set may hold beside its features, a row a region: shape of a row, dtype, and fill.
+REGION_ARRAYS: dict[str, tuple[tuple[int, ...], str, float]] = {
+    "boxes": ((4,), "float32", np.nan),
+    "classes": ((), "int32", -1),
+    "scores": ((), "float32", np.nan),
+}
 
 
 def open_or_create(url: str, samples: Samples, protocols: Iterable[str]) -> FeatureCache:
@@ -153,8 +160,10 @@ def find_set(cache: FeatureCache, modality: str, name: str) -> FeatureSet | None
     return ImageSet(cache, name) if modality == "images" else CaptionSet(cache, name)
 
 
-def create_image_set(cache: FeatureCache, facts: SetFacts, rows: int, blocks: Blocks) -> None:
-    """Create an empty image set of `rows` local rows an image."""
+def create_image_set(
+    cache: FeatureCache, facts: SetFacts, rows: int, blocks: Blocks, extras: tuple[str, ...] = ()
+) -> None:
+    """Create an empty image set of `rows` local rows an image; `extras` are names in `REGION_ARRAYS`."""
     store, path = cache.store, f"images/{facts.name}"
     images, shard = len(blocks) * blocks.length, blocks.length
     store.start_group(path, {})
@@ -170,7 +179,10 @@ def create_image_set(cache: FeatureCache, facts: SetFacts, rows: int, blocks: Bl
     store.create_array(f"{path}/length", (images,), shard, "int32")
     store.create_array(f"{path}/size", (images, 2), shard, "int32")
     store.create_array(f"{path}/status", (images,), shard, "uint8", fill=NOT_DONE)
-    arrays = ["local", "global", "length", "size", "status"]
+    for name in extras:
+        shape, dtype, fill = REGION_ARRAYS[name]
+        store.create_array(f"{path}/{name}", (images, rows, *shape), shard, dtype, fill=fill)
+    arrays = ["local", "global", "length", "size", "status", *extras]
     _finish(store, path, {**facts.attributes(blocks), "rows": rows}, arrays, blocks)
 
 
@@ -210,6 +222,13 @@ def create_caption_set(
 def _finish(store: Store, path: str, attributes: dict[str, Any], arrays: list[str], blocks: Blocks) -> None:
     store.create_array(f"{path}/done", (len(blocks),), 1, "uint8")
     store.seal_group(path, attributes, [*arrays, "done"])
+
+
+def clean(cache: FeatureCache) -> None:
+    """Remove the partial files that a killed writer left behind; they are never read."""
+    if cache.store.is_local:
+        for partial in Path(cache.store.root).rglob("*.partial"):
+            partial.unlink(missing_ok=True)
 
 
 def record_failures(features: FeatureSet, failed: dict[str, str]) -> None:

@@ -1,6 +1,7 @@
 """The manifest: one YAML that says where a data set's images and captions lie."""
 
 import re
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
@@ -145,7 +146,8 @@ def _faults(values: dict[Any, Any]) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    """Show a value in a line; aliases can make a small YAML hold a huge one."""
+    text = reprlib.repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -154,7 +156,7 @@ def _shown(value: Any) -> str:
 
 def _name(value: Any) -> str | None:
     good = isinstance(value, str) and re.fullmatch(r"[a-z0-9_-]+", value)
-    return None if good else "made of a-z, 0-9, _ and -"
+    return None if good else "a text made of a-z, 0-9, _ and -"
 
 
 def _text(value: Any) -> str | None:

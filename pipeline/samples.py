@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import io
 import json
 import re
 import sys
@@ -108,30 +109,33 @@ def open_image(path: str | Path) -> Image.Image:
         SampleError: the file is missing, empty, damaged, too large or no image, in a few words.
     """
     try:
-        with _open(path) as image:
+        with _open(Path(path).read_bytes()) as image:
             if image.mode.startswith(("I", "F")):
                 raise ValueError(f"it has more than 8 bits a channel (mode {image.mode}); convert it")
             # A palette with transparency goes by way of RGBA: Pillow warns of the direct way.
             return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
     except Exception as error:  # Pillow's readers raise all kinds of errors on damaged files
-        raise SampleError(str(path), _reason(Path(path), error)) from error
+        raise SampleError(str(path), _reason(error)) from error
 
 
 _warnings_lock = threading.Lock()  # the list of warning filters belongs to the process, not to a thread
 
 
-def _open(path: str | Path) -> Image.Image:
-    """Read the header of an image without Pillow's remarks on it."""
+def _open(data: bytes) -> Image.Image:
+    """Read the header of an image without Pillow's remarks on it; the disk is not waited for under the lock."""
+    if not data:
+        raise ValueError("the file is empty")
     with _warnings_lock, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")
-        return Image.open(path)
+        return Image.open(io.BytesIO(data))
 
 
-def _reason(path: Path, error: Exception) -> str:
+def _reason(error: Exception) -> str:
+    """Say in a few words what was wrong, without the path, which may differ from machine to machine."""
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, UnidentifiedImageError):
-        return "this is no image that Pillow can read" if path.stat().st_size else "the file is empty"
+        return "this is no image that Pillow can read"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -39,12 +39,12 @@ def generate_scenes(folder: str | Path, seed: int = 0, *, train: int = 800, val:
     counts = {"train": train, "val": val, "test": test}
     manifest = _manifest(seed, counts)
     path = folder / "scenes.yaml"
+    part = folder.resolve().parent / f".{folder.resolve().name}.part"
     try:
-        if path.is_file() and path.read_text() == manifest:
+        if path.is_file() and path.read_bytes() == manifest.encode():
             return path
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ManifestError(f"{folder} holds something else; remove it, or name a new folder for the scenes.")
-        part = folder.with_name(f".{folder.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         (part / "images").mkdir(parents=True)
         splits = [split for split, count in counts.items() for _ in range(count)]
@@ -53,6 +53,7 @@ def generate_scenes(folder: str | Path, seed: int = 0, *, train: int = 800, val:
         (part / "scenes.yaml").write_text(manifest)
         part.replace(folder)
     except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
         raise ManifestError(f"{folder}: the scenes cannot be written there ({error.strerror}).") from error
     return path
 

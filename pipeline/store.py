@@ -34,6 +34,11 @@ class Store:
         self.fs, self.root = fsspec.core.url_to_fs(self.url)
         self.is_local = not isinstance(self.fs.protocol, str) and self.fs.protocol[0] in _LOCAL
 
+    @property
+    def absolute_url(self) -> str:
+        """The URL, good in any working folder."""
+        return str(self.root) if self.is_local else self.url
+
     def path(self, name: str) -> str:
         """Return the full path of `name` below the store."""
         return f"{self.root}/{name}" if name else self.root

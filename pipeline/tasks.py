@@ -9,7 +9,9 @@ import numpy as np
 import torch
 
 from .cache import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
+from .device import pick_device
 from .encoders import ONE_AT_A_TIME, load_text, load_visual
+from .encoders.bert import BertEncoder
 from .encoders.words import WordsEncoder
 from .errors import CacheError, EncoderError, SampleError
 
@@ -28,7 +30,7 @@ class Job:
         weights: its weights, as on the command line.
         image_size: side of the square input, pixels.
         folder: the manifest's image folder.
-        device: where it runs.
+        device: where it runs; ``auto`` is decided where the task runs.
         batch_size: samples encoded at once.
         skip: record a sample that cannot be read and go on, instead of stopping.
     """
@@ -69,7 +71,7 @@ def write_image_shard(job: Job, shard: int) -> Receipt:
     """
     cache = FeatureCache.open(job.url)
     features = cache.image_set(job.set_name)
-    encoder = load_visual(job.encoder, job.weights, job.image_size, job.device)
+    encoder = load_visual(job.encoder, job.weights, job.image_size, str(pick_device(job.device)))
     _check_identity(features, encoder.identity)
     first, last = features.blocks.images(shard)
     names, ids = cache.file_names(first, last), cache.ids(first, last)
@@ -122,9 +124,11 @@ def write_caption_shard(job: Job, shard: int) -> Receipt:
     receipt = Receipt(shard, last - first)
     began = time.perf_counter()
     size, tokens = features.attributes["shard_captions"], features.attributes["shard_tokens"]
-    encoder = (
-        WordsEncoder(features.vocabulary) if features.vocabulary is not None else load_text(job.weights, job.device)
-    )
+    encoder: WordsEncoder | BertEncoder
+    if features.vocabulary is not None:
+        encoder = WordsEncoder(features.vocabulary)
+    else:
+        encoder = load_text(job.weights, str(pick_device(job.device)))
     _check_identity(features, encoder.identity)
     ids = encoder.tokenize(texts)
     lengths = np.array([len(caption) for caption in ids], dtype=np.int64)

@@ -2,27 +2,22 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import dask
 import numpy as np
 import pytest
 import torch
 import torchvision
+from small_extraction import SMALL, files
 
 from xret.pipeline.batches import Batches
 from xret.pipeline.cache import FeatureCache
 from xret.pipeline.encoders import load_visual
+from xret.pipeline.engine import run_here, shard_tasks
 from xret.pipeline.errors import CacheError, EncoderError, SampleError
-from xret.pipeline.extraction import Options, extract, run, shard_tasks
+from xret.pipeline.extraction import Options, extract
 from xret.pipeline.manifest import load_manifest
 from xret.pipeline.tasks import Job, write_image_shard
-
-SMALL = Options(visual="resnet18", visual_weights="random:0", image_size=64, text="words", shard_images=8, batch_size=4)
-
-
-def files(url) -> dict[str, bytes]:
-    return {str(p.relative_to(url)): p.read_bytes() for p in sorted(Path(url).rglob("*")) if p.is_file()}
 
 
 @pytest.fixture
@@ -172,7 +167,7 @@ def test_a_failing_task_leaves_the_finished_ones_marked(store):
     job = Job(url, "resnet18", "resnet18", "random:0", 64, str(manifest.images), "cpu", 4, False)
     marked = []
     with pytest.raises(CacheError, match="no more"):
-        run(shard_tasks(work, job, [0, 1, 2]), 1, lambda receipt: marked.append(receipt.shard))
+        run_here(shard_tasks(work, job, [0, 1, 2]), 1, lambda receipt: marked.append(receipt.shard))
     assert set(marked) <= {0, 1}
 
 

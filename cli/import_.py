@@ -1,0 +1,84 @@
+"""``xret import``: stage one, with features that others extracted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..pipeline.importers import FORMATS
+
+
+def _comma_list(_ctx: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict[str, str]:
+    names = {}
+    for part in value.split(",") if value else ():
+        role, equals, name = part.partition("=")
+        if not (role.strip() and equals and name.strip()) or role.strip() in names:
+            raise click.BadParameter(f"'{part}' is not ROLE=NAME, each role once, as in local=features,id=image_ids")
+        names[role.strip()] = name.strip()
+    return names
+
+
+@click.command("import")
+@click.argument("dataset")
+@click.option("--store", required=True, help="The feature cache: a local path or an fsspec URL.")
+@click.option("--from", "format_", required=True, type=click.Choice(FORMATS), help="How the features are stored.")
+@click.option("--source", required=True, type=click.Path(path_type=Path), help="The file or folder of the features.")
+@click.option(
+    "--arrays", default="", callback=_names, metavar="ROLE=NAME,…",
+    help="For hdf5: which array is local, id, and where they are there length, boxes, classes, scores, size.",
+)  # fmt: skip
+@click.option(
+    "--data-root",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="What the manifest's relative paths are relative to; without it, the manifest's folder.",
+)
+@click.option("--dtype", default="float16", show_default=True, type=click.Choice(["float16", "float32"]))
+@click.option("--splits", default="train,val,test", show_default=True, callback=_comma_list, help="Which to write now.")
+@click.option(
+    "--on-error",
+    default="fail",
+    show_default=True,
+    type=click.Choice(["fail", "skip"]),
+    help="What an image that the source lacks or has damaged does: stop, or be recorded with its reason.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def import_(dataset: str, store: str, data_root: Path | None, as_json: bool, **options: Any) -> None:
+    """Write region features that others extracted for DATASET into the feature cache STORE.
+
+    DATASET is a manifest's name or path, as for extract. The source's ids may be the data set's ids (Karpathy's
+    imgid), COCO ids or file names. Pickles are never opened. Stopped and started again, it goes on where it was.
+
+    \b
+    scan           folder of {train,dev,test,testall}_{ims.npy,caps.txt,ids.txt}
+    vse-infty      VSE-infinity's data folder, or the folder of one data set in it
+    butd-tsv       bottom-up attention's TSV, or a folder of them
+    lxmert-tsv     LXMERT's TSV, or a folder of them
+    detectron-npz  folder of .npz, one an image: x, bbox, num_bbox, image_h, image_w
+    hdf5           one file, its arrays named by --arrays
+
+    \b
+    xret import flickr30k --data-root DIR --store f30k.zarr --from scan --source f30k_precomp
+    xret import coco --data-root DIR --store coco.zarr --from hdf5 --source coco.h5 \\
+        --arrays local=features,boxes=boxes,length=num_boxes,id=image_ids
+    """
+    from ..pipeline.importers.writing import ImportOptions, import_features
+    from ..pipeline.manifest import load_manifest
+
+    summary = import_features(load_manifest(dataset, data_root), store, ImportOptions(**options))
+    if as_json:
+        click.echo(json.dumps(summary))
+        return
+    click.echo(f"{summary['dataset']}: {summary['images']} images, {summary['captions']} captions in {store}")
+    for features in summary["sets"]:
+        click.echo(
+            f"  {features['name']}: {features['samples']} imported in {features['seconds']:.1f} s, matched by"
+            f" {summary['matched_by']}; {features['shards']} shards written, {features['shards_before']} there before,"
+            f" {features['failed']} failed"
+        )
+    if summary["unmatched"]:
+        click.echo(f"  entries of the source that are not in the data set: {summary['unmatched']}")

@@ -1,0 +1,84 @@
+"""Running shard tasks: on threads of this process, or on an existing Dask cluster. The tasks are the same."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
+from itertools import islice
+
+import dask
+from dask.callbacks import Callback
+from dask.delayed import Delayed
+
+from .errors import CacheError
+from .tasks import Job, Receipt
+
+PATIENCE = "10s"  # how long a scheduler may take to answer
+WAVE = 1024  # tasks under way at once: a data set of any size needs no larger graph
+
+Record = Callable[[Receipt], None]
+
+
+def shard_tasks(work: Callable[[Job, int], Receipt], job: Job, shards: Iterable[int]) -> Iterator[Delayed]:
+    """Yield one Dask task a shard."""
+    task = dask.delayed(work, pure=False)
+    for shard in shards:
+        yield task(job, shard, dask_key_name=f"{job.set_name}-shard-{shard}")
+
+
+def run_here(tasks: Iterable[Delayed], workers: int, record: Record) -> None:
+    """Compute the tasks on threads of this process and hand each receipt to `record` as it comes."""
+    tasks = iter(tasks)
+    while wave := list(islice(tasks, WAVE)):
+        with Callback(posttask=lambda _key, result, *_: record(result) if isinstance(result, Receipt) else None):
+            dask.compute(*wave, scheduler="threads", num_workers=workers, optimize_graph=False)
+
+
+def run_on_cluster(tasks: Iterable[Delayed], address: str, record: Record) -> None:
+    """Compute the tasks on the cluster at `address`; where workers declare a resource GPU, only they get tasks.
+
+    A task whose worker dies runs again elsewhere; it writes the same bytes. Only receipts travel.
+
+    Raises:
+        CacheError: no scheduler answers, it has no fitting worker, or a task killed several workers.
+    """
+    from distributed import Client, KilledWorker, as_completed
+
+    try:
+        client = Client(address, timeout=PATIENCE, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise CacheError(f"no Dask scheduler answers at {address}; start one, or correct --scheduler") from error
+    with client:
+        print(f"Dask dashboard: {client.dashboard_link}", file=sys.stderr)
+        workers = client.scheduler_info(n_workers=-1)["workers"]
+        _require_same_version(client, address, len(workers))
+        gpu = any("GPU" in worker["resources"] for worker in workers.values())
+        waiting, running = iter(tasks), as_completed(loop=client.loop)
+
+        def submit(count: int) -> None:
+            for task in islice(waiting, count):
+                running.add(client.compute(task, resources={"GPU": 1} if gpu else None))
+
+        submit(WAVE)
+        for future in running:
+            try:
+                receipt = future.result()
+            except KilledWorker as error:
+                raise CacheError(
+                    f"a task killed every worker it ran on ({future.key}); look into the workers' logs, give them more"
+                    " memory, or choose a smaller --shard-images"
+                ) from error
+            record(receipt)
+            future.release()
+            submit(1)
+
+
+def _require_same_version(client: "Client", address: str, workers: int) -> None:  # type: ignore[name-defined] # noqa: F821
+    if not workers:
+        raise CacheError(f"the Dask scheduler at {address} has no worker; start some with `dask worker {address}`")
+    own = version("xret")
+    try:
+        found = set(client.run(version, "xret").values())
+    except Exception as error:  # whatever a worker without xret makes of it
+        raise CacheError(f"the workers of {address} cannot import xret; install xret {own} there") from error
+    if found != {own}:
+        raise CacheError(f"the workers of {address} have xret {', '.join(sorted(found))}; install {own} there")

@@ -1,0 +1,225 @@
+"""The manifest: what it may say, and what is answered to one that is wrong."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import xret.data_manifests
+from xret.pipeline.errors import ManifestError
+from xret.pipeline.manifest import bundled_manifests, load_manifest
+
+GOOD = "name: birds\nimages: images\ncaptions: captions.json\n"
+
+# Images of the usual splits: Karpathy and Fei-Fei 2015 for the first three (COCO after its restval has joined train),
+# for RSICD the file that the manifest's own comment describes.
+PUBLISHED = {
+    "coco": {"train": 113_287, "val": 5_000, "test": 5_000},
+    "flickr30k": {"train": 29_000, "val": 1_014, "test": 1_000},
+    "flickr8k": {"train": 6_000, "val": 1_000, "test": 1_000},
+    "rsicd": {"train": 7_734, "val": 1_000, "test": 1_094},
+}
+
+
+def write(folder: Path, text: str = GOOD) -> Path:
+    """Put a manifest in a folder, with the files that `GOOD` names."""
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    (folder / "captions.json").write_text("{}")
+    path = folder / "birds.yaml"
+    path.write_text(text)
+    return path
+
+
+def refusal(dataset, data_root: Path | None = None) -> str:
+    """Return the message, having seen that it is one sentence."""
+    with pytest.raises(ManifestError) as caught:
+        load_manifest(dataset, data_root)
+    message = str(caught.value)
+    assert message.endswith(".")
+    assert "\n" not in message
+    assert ". " not in message
+    return message
+
+
+def test_every_key_arrives(tmp_path):
+    more = (
+        "merge_splits: {restval: train}\ncaptions_per_image: 5\ncounts: {train: 3, val: 0}\n"
+        "protocols: [1k-folds, full]\nlicence: free\nhomepage: https://example.org\n"
+    )
+    path = write(tmp_path, GOOD + more)
+    manifest = load_manifest(path)
+    assert (manifest.name, manifest.path) == ("birds", path)
+    assert (manifest.images, manifest.captions) == (tmp_path / "images", tmp_path / "captions.json")
+    assert manifest.merge_splits == {"restval": "train"}
+    assert manifest.captions_per_image == 5
+    assert manifest.counts == {"train": 3, "val": 0}
+    assert manifest.protocols == ("1k-folds", "full")
+    assert (manifest.licence, manifest.homepage) == ("free", "https://example.org")
+
+
+def test_what_is_not_said(tmp_path):
+    manifest = load_manifest(str(write(tmp_path)))
+    assert manifest.merge_splits == {}
+    assert manifest.captions_per_image is manifest.counts is manifest.licence is manifest.homepage is None
+    assert manifest.protocols == ("full",)
+
+
+def test_relative_paths_begin_at_data_root_if_given_else_at_the_manifest(tmp_path, monkeypatch):
+    path, elsewhere = write(tmp_path / "here"), tmp_path / "elsewhere"
+    write(elsewhere).unlink()
+    monkeypatch.chdir("/")
+    assert load_manifest(path).images == tmp_path / "here" / "images"
+    manifest = load_manifest(path, elsewhere)
+    assert (manifest.images, manifest.captions) == (elsewhere / "images", elsewhere / "captions.json")
+    path.write_text(GOOD.replace("images: images", f"images: {tmp_path / 'here' / 'images'}"))
+    manifest = load_manifest(path, elsewhere)
+    assert (manifest.images, manifest.captions) == (tmp_path / "here" / "images", elsewhere / "captions.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "phrase"),
+    [
+        (GOOD + "license: free\n", "unknown key 'license' (did you mean 'licence'?)"),
+        (GOOD + "count: {train: 1}\n", "unknown key 'count' (did you mean 'counts'?)"),
+        (GOOD + "7: x\n", "unknown key '7'."),
+        ("images: images\ncaptions: captions.json\n", "'name' is missing"),
+        ("name: birds\ncaptions: captions.json\n", "'images' is missing"),
+        ("name: birds\nimages: images\n", "'captions' is missing"),
+        (GOOD.replace("birds", "My Birds"), "'name' must be a text made of a-z, 0-9, _ and -, not 'My Birds'"),
+        (GOOD.replace("birds", "7"), "'name' must be a text made of a-z, 0-9, _ and -, not 7"),
+        (GOOD.replace("birds", '"birds\\n"'), "'name' must be a text"),
+        (GOOD.replace("images: images", "images:"), "'images' must be a text, not None"),
+        (GOOD.replace("images: images", "images: [a, b]"), "'images' must be a text, not ['a', 'b']"),
+        (
+            GOOD.replace(".json", ".txt"),
+            "'captions' must be a file that ends in .json, .csv, .jsonl, not 'captions.txt'",
+        ),
+        (GOOD + "captions_per_image: 0\n", "'captions_per_image' must be a whole number of at least 1, not 0"),
+        (GOOD + "captions_per_image: true\n", "'captions_per_image' must be a whole number of at least 1, not True"),
+        (GOOD + "captions_per_image: 2.5\n", "'captions_per_image' must be a whole number of at least 1, not 2.5"),
+        (GOOD + "merge_splits: [restval]\n", "'merge_splits' must be a mapping from the source's split names"),
+        (GOOD + "merge_splits: {restval: training}\n", "to train, val, test, other, not {'restval': 'training'}"),
+        (GOOD + "merge_splits: {restval: [train]}\n", "'merge_splits' must be"),
+        (GOOD + "counts: 5\n", "'counts' must be a mapping from train, val, test, other to numbers of images, not 5"),
+        (GOOD + "counts: {train: -1}\n", "'counts' must be"),
+        (GOOD + "counts: {restval: 5}\n", "'counts' must be"),
+        (GOOD + "protocols: full\n", "'protocols' must be a list of full, 1k-folds, not 'full'"),
+        (GOOD + "protocols: []\n", "'protocols' must be a list"),
+        (GOOD + "protocols: [5k]\n", "'protocols' must be a list"),
+        (GOOD + "licence: 5\n", "'licence' must be a text"),
+        (GOOD + "homepage:\n", "'homepage' must be a text"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(tmp_path, text, phrase):
+    path = write(tmp_path, text)
+    message = refusal(path)
+    assert message.startswith(f"{path}: ")
+    assert phrase in message
+
+
+def test_all_faults_are_told_at_once(tmp_path):
+    message = refusal(write(tmp_path, "name: B\nimage: images\ncaptions: captions.json\ncounts: many\n"))
+    for phrase in (
+        "unknown key 'image' (did you mean 'images'?)",
+        "'images' is missing",
+        "'name' must",
+        "'counts' must",
+    ):
+        assert phrase in message
+
+
+@pytest.mark.parametrize(
+    ("text", "phrase"),
+    [
+        ("", "a manifest is a mapping with at least name, images, captions"),
+        ("- name\n- images\n", "a manifest is a mapping"),
+        ("name: birds\nimages: [open\ncaptions: c.json\n", "this is not valid YAML at line 3, column 9"),
+        ("name: birds\n\timages: x\n", "this is not valid YAML at line 2, column 1"),
+        ("{[a]: b}: c", "this is not valid YAML"),
+        ("name: !!python/object:os.system x\n", "this is not valid YAML at line 1"),
+        ("name: 2020-13-45\n", "this is not valid YAML"),
+        ("name: \x01\n", "this is not valid YAML"),
+        ("[" * 500, "this is not valid YAML"),
+    ],
+)
+def test_a_file_that_is_no_manifest(tmp_path, text, phrase):
+    path = write(tmp_path, text)
+    assert refusal(path).startswith(f"{path}: {phrase}")
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    path = write(tmp_path)
+    path.write_bytes(b"name: \xff\xfe\n")
+    assert "this is not valid YAML" in refusal(path)
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path):
+    path = write(tmp_path)
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
+    assert load_manifest(path).name == "birds"
+
+
+def test_a_value_that_would_fill_the_screen_is_shortened(tmp_path):
+    bomb = "\n".join(f"  - &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))
+    assert len(refusal(write(tmp_path, f"{GOOD}licence:\n  - &a0 [x]\n{bomb}\n"))) < 1000
+
+
+def test_absent_images_and_captions_are_named_with_the_way_out(tmp_path):
+    path = write(tmp_path)
+    (tmp_path / "captions.json").unlink()
+    message = refusal(path)
+    assert f"the caption file {tmp_path / 'captions.json'} is not there" in message
+    assert "--data-root" in message
+    assert "image folder" not in message
+    (tmp_path / "images").rmdir()
+    (tmp_path / "images").write_text("a file, not a folder")
+    assert f"the image folder {tmp_path / 'images'} is not there and the caption file" in refusal(path)
+    assert f"the image folder {tmp_path / 'away' / 'images'} is not there" in refusal(path, tmp_path / "away")
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\\0b"])
+def test_a_path_that_cannot_exist_is_not_there(tmp_path, name):
+    path = write(tmp_path, GOOD.replace("images: images", f'images: "{name}"'))
+    assert "the image folder" in refusal(path)
+
+
+def test_a_data_set_that_is_not_known(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    message = refusal("flikr30k")
+    assert "Unknown data set 'flikr30k' (did you mean 'flickr30k'?)" in message
+    assert "known are coco, flickr30k, flickr8k, rsicd" in message
+    assert "did you mean" not in refusal("zzz")
+    assert "There is no manifest birds.yaml" in refusal("birds.yaml")
+    assert f"There is no manifest {tmp_path / 'birds'}" in refusal(tmp_path / "birds")
+    assert f"{tmp_path} is a folder; name the manifest" in refusal(tmp_path)
+    assert "Unknown data set" in refusal("x" * 5000)
+
+
+def test_every_bundled_manifest_keeps_its_promise(tmp_path):
+    folder = Path(next(iter(xret.data_manifests.__path__)))
+    paths = sorted(folder.rglob("*.yaml"))
+    assert [path.stem for path in paths] == list(bundled_manifests()) == sorted(PUBLISHED)
+    for path in paths:
+        values = yaml.safe_load(path.read_text())
+        assert values["name"] == path.stem
+        assert values["counts"] == PUBLISHED[path.stem]
+        assert values["licence"]
+        assert values["homepage"].startswith("https://")
+
+        absent = refusal(path.stem, tmp_path)  # syntactically good: only the data is missed
+        assert f"the image folder {tmp_path / values['images']} is not there" in absent
+        assert f"the caption file {tmp_path / values['captions']} is not there" in absent
+        assert "--data-root" in absent
+
+        (tmp_path / values["images"]).mkdir(parents=True)
+        (tmp_path / values["captions"]).write_text("{}")
+        assert load_manifest(path.stem, tmp_path).counts == PUBLISHED[path.stem]
+
+
+def test_coco_is_evaluated_as_the_papers_do(tmp_path):
+    (tmp_path / "coco" / "images").mkdir(parents=True)
+    (tmp_path / "coco" / "dataset_coco.json").write_text("{}")
+    coco = load_manifest("coco", tmp_path)
+    assert coco.protocols == ("1k-folds", "full")
+    assert coco.merge_splits == {"restval": "train"}
+    assert coco.captions_per_image == 5

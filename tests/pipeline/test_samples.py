@@ -1,0 +1,616 @@
+"""Samples: caption files of every form in the order of the store, pictures as RGB, words."""
+
+import hashlib
+import json
+import struct
+import warnings
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from xret.pipeline.errors import ManifestError, SampleError
+from xret.pipeline.manifest import load_manifest
+from xret.pipeline.samples import SPLITS, Caption, open_image, read_samples, tokenize
+
+
+def manifest(folder: Path, text: str | bytes, suffix: str = ".json", more: str = ""):
+    """Write a caption file with its manifest into a folder, and load it."""
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    path = folder / f"captions{suffix}"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    (folder / "birds.yaml").write_text(f"name: birds\nimages: images\ncaptions: {path.name}\n{more}")
+    return load_manifest(folder / "birds.yaml")
+
+
+def karpathy(folder: Path, images, more: str = ""):
+    return manifest(folder, json.dumps({"images": images}), more=more)
+
+
+def image(number: int, split: str = "train", texts=("a bird .",), **more):
+    """Return one element of a Karpathy JSON."""
+    sentences = [{"raw": text, "imgid": number, "sentid": 10 * number + k} for k, text in enumerate(texts)]
+    return {"filename": f"{number}.jpg", "imgid": number, "split": split, "sentences": sentences, **more}
+
+
+def refusal(manifest) -> str:
+    """Return the message, having seen that it is one sentence and names the caption file."""
+    with pytest.raises(ManifestError) as caught:
+        read_samples(manifest)
+    message = str(caught.value)
+    assert message.startswith(str(manifest.captions))
+    assert message.endswith(".")
+    assert "\n" not in message
+    assert ". " not in message
+    return message
+
+
+# --- Karpathy's JSON
+
+
+def test_coco_style(tmp_path):
+    def coco(number, folder, split, texts):
+        return image(number, split, texts, filepath=folder, cocoid=1000 + number)
+
+    images = [
+        coco(0, "val2014", "test", ["A bird.", "Two birds"]),
+        coco(1, "train2014", "train", ["b"]),
+        coco(2, "val2014", "restval", ["c", "d", "e"]),
+        coco(3, "val2014", "val", ["f"]),
+        coco(4, "train2014", "train", ["g"]),
+    ]
+    counts = "merge_splits: {restval: train}\ncounts: {train: 3, val: 1, test: 1}\n"
+    samples = read_samples(karpathy(tmp_path, images, counts))
+    assert samples.dataset == "birds"
+    assert samples.splits == {"train": (0, 3), "val": (3, 4), "test": (4, 5)}
+    names = ["train2014/1.jpg", "val2014/2.jpg", "train2014/4.jpg", "val2014/3.jpg", "val2014/0.jpg"]
+    assert [i.file_name for i in samples.images] == names
+    assert [i.id for i in samples.images] == ["1", "2", "4", "3", "0"]
+    assert [i.cocoid for i in samples.images] == [1001, 1002, 1004, 1003, 1000]
+    assert [i.split for i in samples.images] == ["train", "train", "train", "val", "test"]
+    assert samples.images[-1].captions == (Caption("A bird.", 0), Caption("Two birds", 1))
+    assert [caption.sentid for caption in samples.images[1].captions] == [20, 21, 22]
+
+
+def test_flickr_style_has_no_folder_and_no_coco_numbers(tmp_path):
+    samples = read_samples(karpathy(tmp_path, [image(7), image(8, "val", ["b", "c"])]))
+    assert [(i.file_name, i.cocoid) for i in samples.images] == [("7.jpg", -1), ("8.jpg", -1)]
+
+
+def test_without_ids_the_file_name_and_running_numbers_serve(tmp_path):
+    images = [
+        {"filename": "b.jpg", "split": "val", "sentences": [{"tokens": ["two", "birds"]}]},
+        {"filename": "./a//b/../c.jpg", "split": "train", "sentences": [{"raw": "x"}, {"raw": "y", "sentid": 9}]},
+    ]
+    samples = read_samples(karpathy(tmp_path, images))
+    assert [i.id for i in samples.images] == [i.file_name for i in samples.images] == ["a/c.jpg", "b.jpg"]
+    assert samples.images[0].captions == (Caption("x", 1), Caption("y", 2))
+    assert samples.images[1].captions == (Caption("two birds", 0),)
+
+
+def test_regions_and_what_else_an_image_carries_are_left_alone(tmp_path):
+    region = {"bbox": [0, 0, 5, 5], "phrase": "a beak", "class": "beak"}
+    plain = read_samples(karpathy(tmp_path / "one", [image(1)]))
+    assert plain == read_samples(karpathy(tmp_path / "two", [image(1, regions=[region], license=4)]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(["train", "val", "test", "other", "restval", "dev"]), min_size=1, max_size=12))
+def test_rows_are_ordered_by_split_then_as_in_the_source(tmp_path_factory, splits):
+    images = [image(number, split) for number, split in enumerate(splits)]
+    merge = "merge_splits: {restval: train}\n"
+    samples = read_samples(karpathy(tmp_path_factory.mktemp("order"), images, merge))
+    expected = []  # said again by looking for each split in turn
+    for wanted in ("train", "val", "test", "other"):
+        first = len(expected)
+        for number, split in enumerate(splits):
+            final = {"restval": "train", "dev": "other"}.get(split, split)
+            if final == wanted:
+                expected.append((str(number), wanted))
+        assert samples.splits.get(wanted) == ((first, len(expected)) if len(expected) > first else None)
+    assert [(i.id, i.split) for i in samples.images] == expected
+    assert list(samples.splits) == [split for split in SPLITS if split in samples.splits]
+
+
+def test_only_the_first_captions_are_kept_and_their_numbers_stay(tmp_path):
+    counts = {0: 7, 1: 2, 2: 5}
+    rows = "".join(f"{number}.jpg,text {k},train\n" for number, n in counts.items() for k in range(n))
+    text = f"file_name,caption,split\n{rows}"
+    kept = read_samples(manifest(tmp_path, text, ".csv", "captions_per_image: 5\n"))
+    assert [[c.text for c in i.captions] for i in kept.images] == [
+        [f"text {k}" for k in range(min(5, n))] for n in counts.values()
+    ]
+    assert [i.captions[0].sentid for i in kept.images] == [0, 7, 9]
+
+
+# --- CSV and JSONL
+
+
+def test_csv_and_jsonl_say_the_same(tmp_path):
+    rows = [
+        ("b.jpg", 'A "quoted", long\ncaption', "test"),
+        ("sub/a.jpg", "Vögel · 鳥", "train"),
+        ("b.jpg", "", "test"),
+        ("c.jpg", ".", "train"),
+    ]
+    quoted = "\r\n".join(",".join('"' + field.replace('"', '""') + '"' for field in row) for row in rows)
+    lines = "\n\n".join(json.dumps(dict(zip(("file_name", "caption", "split"), row, strict=True))) for row in rows)
+    one = read_samples(manifest(tmp_path / "csv", f"\ufefffile_name,caption,split\r\n{quoted}\r\n\r\n", ".csv"))
+    two = read_samples(manifest(tmp_path / "jsonl", f"\ufeff{lines}\n", ".jsonl"))
+    assert one == two
+    assert one.splits == {"train": (0, 2), "test": (2, 3)}
+    assert [i.id for i in one.images] == ["sub/a.jpg", "c.jpg", "b.jpg"]
+    assert one.images[2].captions == (Caption('A "quoted", long\ncaption', 0), Caption("", 1))
+    assert one.images[0].captions == (Caption("Vögel · 鳥", 2),)
+    assert [i.cocoid for i in one.images] == [-1, -1, -1]
+
+
+def test_columns_may_stand_in_any_order(tmp_path):
+    samples = read_samples(manifest(tmp_path, "split,caption,file_name\nval,a bird,x.jpg\n", ".csv"))
+    assert (samples.images[0].file_name, samples.images[0].split) == ("x.jpg", "val")
+
+
+# --- Splits by hash
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".json"])
+def test_without_splits_the_hash_decides_and_says_so_once(tmp_path, capsys, suffix):
+    names = [f"folder/bird {number}.jpg" for number in range(2000)]
+    if suffix == ".csv":
+        text = "file_name,caption\n" + "".join(f"{name},a\n{name},b\n" for name in names)
+    elif suffix == ".jsonl":
+        text = "".join(json.dumps({"file_name": name, "caption": "a"}) + "\n" for name in names)
+    else:
+        text = json.dumps({"images": [{"filename": name, "sentences": [{"raw": "a"}]} for name in names]})
+    samples = read_samples(manifest(tmp_path, text, suffix))
+    found = {i.file_name: i.split for i in samples.images}
+    for name in names:
+        share = int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) % 100
+        assert found[name] == (80 * ["train"] + 10 * ["val"] + 10 * ["test"])[share]
+    counts = {split: last - first for split, (first, last) in samples.splits.items()}
+    assert counts["train"] == pytest.approx(1600, abs=80)
+    assert counts["val"] == pytest.approx(200, abs=60)
+    output = capsys.readouterr()
+    assert output.out == ""
+    said = f"{counts['train']} train, {counts['val']} val, {counts['test']} test by SHA-256 of the file name."
+    assert output.err == f"{tmp_path / 'captions'}{suffix} names no splits: {said}\n"
+
+
+def test_nothing_is_said_where_splits_are_given(tmp_path, capsys):
+    read_samples(karpathy(tmp_path, [image(1)]))
+    assert capsys.readouterr() == ("", "")
+
+
+# --- The digest
+
+
+def test_the_digest_does_not_know_where_the_folder_lies_nor_how_the_file_is_laid_out(tmp_path):
+    images = [image(1), image(2, "val", ["a", "b"])]
+    one = read_samples(karpathy(tmp_path / "one", images))
+    two = read_samples(manifest(tmp_path / "two" / "deeper", json.dumps({"images": images}, indent=3)))
+    assert one.digest == two.digest
+    assert len(bytes.fromhex(one.digest)) == 32
+
+
+def test_the_digest_changes_with_every_value_of_every_row(tmp_path):
+    def fresh():
+        return [image(n, "train", ["ab", "c"], filepath="f", cocoid=50 + n) for n in range(3)]
+
+    changed = [fresh()]
+    for row in range(3):
+        for key, value in {"filename": "9.jpg", "split": "val", "cocoid": 9, "filepath": "g"}.items():
+            changed.append(fresh())
+            changed[-1][row][key] = value
+        for sentence in range(2):
+            for key, value in {"raw": "AB", "sentid": 999}.items():
+                changed.append(fresh())
+                changed[-1][row]["sentences"][sentence][key] = value
+        changed.append(fresh())
+        changed[-1][row]["imgid"] = 77
+        for sentence in changed[-1][row]["sentences"]:
+            sentence["imgid"] = 77
+        changed.append(fresh())
+        changed[-1][row]["sentences"].pop()
+        changed.append(fresh())
+        changed[-1].pop(row)
+    changed.append(fresh()[::-1])
+    changed.append([image(n, "train", ["a", "bc"], filepath="f", cocoid=50 + n) for n in range(3)])
+    digests = [read_samples(karpathy(tmp_path, images)).digest for images in changed]
+    renamed = karpathy(tmp_path, fresh())
+    renamed.path.write_text(renamed.path.read_text().replace("birds", "fish"))
+    digests.append(read_samples(load_manifest(renamed.path)).digest)
+    assert len(set(digests)) == len(digests) == 2 + 3 * 11 + 2
+
+
+# --- What is refused
+
+
+def without(mapping, *keys):
+    return {key: value for key, value in mapping.items() if key not in keys}
+
+
+NO_SPLIT = without(image(2), "split")
+ALIEN = image(1, texts=["a", "b"])
+ALIEN["sentences"][1]["imgid"] = 5
+
+
+@pytest.mark.parametrize(
+    ("images", "phrase"),
+    [
+        ([], "there are no images in it"),
+        ("text", "this is no Karpathy JSON, it has no list 'images'"),
+        (["text"], "images[0] is no mapping"),
+        ([image(1), without(image(2), "filename")], "images[1]: the file name is missing"),
+        ([image(1, filename=" ")], "images[0]: the file name is missing"),
+        ([image(1, filename=3)], "images[0]: the file name is missing"),
+        ([image(1, filepath=3)], "images[0]: 'filepath' is no text"),
+        ([image(1, filename="../1.jpg")], "images[0]: '../1.jpg' leaves the image folder"),
+        ([image(1, filename="a/../../1.jpg")], "'../1.jpg' leaves the image folder"),
+        ([image(1, filename="/etc/1.jpg")], "'/etc/1.jpg' leaves the image folder"),
+        ([image(1, filename="/etc/1.jpg", filepath="val2014")], "'/etc/1.jpg' leaves the image folder"),
+        ([image(1, filename="//etc/1.jpg")], "leaves the image folder"),
+        ([image(1, filepath="/etc")], "'/etc/1.jpg' leaves the image folder"),
+        ([image(1, filepath="a/../..")], "'../1.jpg' leaves the image folder"),
+        ([image(1, filepath="a", filename="../../x/1.jpg")], "'../x/1.jpg' leaves the image folder"),
+        ([image(1, filename="..")], "'..' leaves the image folder"),
+        ([image(1, filename="a/..")], "'.' leaves the image folder"),
+        ([image(1, filename="a\\1.jpg")], "is no path with forward slashes"),
+        ([image(1, filename="a\0.jpg")], "is no path with forward slashes"),
+        ([image(1), image(2, filename="1.jpg")], "images[1]: images[0] has the file '1.jpg' already"),
+        ([image(1), image(2, filename="x/../1.jpg")], "images[1]: images[0] has the file '1.jpg' already"),
+        ([image(1), image(1, filename="2.jpg")], "images[1]: images[0] has the imgid 1 already"),
+        ([image(1, sentences=[])], "images[0] ('1.jpg') has no sentences"),
+        ([without(image(1), "sentences")], "images[0] ('1.jpg') has no sentences"),
+        ([image(1, sentences=["a bird"])], "sentences[0] has neither 'raw' nor 'tokens'"),
+        ([image(1, sentences=[{"raw": None, "tokens": [3]}])], "sentences[0] has neither 'raw' nor 'tokens'"),
+        ([ALIEN], "sentences[1] is of imgid 5, not 1"),
+        ([image(1, sentences=[{"raw": "a", "sentid": "x"}])], "'sentid' is 'x', not a whole number"),
+        ([image(1, cocoid=2**63)], "'cocoid' is 9223372036854775808, not a whole number of 64 bits"),
+        ([image(1, cocoid=True)], "'cocoid' is True, not a whole number"),
+        ([image(1, imgid=1.5, sentences=[{"raw": "a"}])], "'imgid' is neither a whole number nor a text"),
+        ([image(1, imgid="", sentences=[{"raw": "a"}])], "'imgid' is neither a whole number nor a text"),
+        ([image(1, split="")], "images[0] ('1.jpg'): the split is empty or no text"),
+        ([image(1, split=None)], "the split is empty or no text"),
+        ([image(1), NO_SPLIT], "some images have a split and some, such as '2.jpg', have none"),
+        ([image(1, texts=["\ud800"])], "image '1.jpg' has half of a character pair"),
+    ],
+)
+def test_a_wrong_karpathy_file(tmp_path, images, phrase):
+    assert phrase in refusal(karpathy(tmp_path, images))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text", "phrase"),
+    [
+        (".json", "", "this is not valid JSON"),
+        (".json", '{"images": [', "this is not valid JSON (Expecting value: line 1 column 13"),
+        (".json", b"\xff\xff\xff", "this is not valid JSON"),
+        (".json", "[" * 100_000, "this is not valid JSON"),
+        (".json", "[]", "this is no Karpathy JSON, it has no list 'images'; convert it"),
+        (".jsonl", "", "there are no images in it"),
+        (".jsonl", '{"file_name": "a", "caption": "b"}\n{', "line 2: not valid JSON"),
+        (".jsonl", "3\n", "line 1: no mapping of file_name and caption"),
+        (".jsonl", b'{"file_name": "\xff"}', "this is not UTF-8"),
+        (
+            ".jsonl",
+            '{"filename": "a.jpg", "caption": "b"}',
+            "line 1: unknown key 'filename' (did you mean 'file_name'?)",
+        ),
+        (".jsonl", '{"file_name": "a.jpg"}', "line 1 ('a.jpg'): the caption is missing"),
+        (".jsonl", '{"file_name": "a.jpg", "caption": 3}', "line 1 ('a.jpg'): the caption is missing or no text"),
+        (".jsonl", '{"caption": "a bird"}', "line 1: the file name is missing"),
+        (".jsonl", '{"file_name": "a", "caption": "b", "split": 3}', "line 1: the split is empty or no text"),
+        (".csv", "", "line 1: the header must be file_name,caption[,split], not nothing"),
+        (".csv", "file_name,caption,split\n", "there are no images in it"),
+        (".csv", "a.jpg,a bird\n", "line 1: the header must be file_name,caption[,split], not a.jpg,a bird"),
+        (".csv", "file_name,caption,splitt\na,b,c\n", "line 1: the header must be"),
+        (".csv", "file_name,caption,caption\na,b,c\n", "line 1: the header must be"),
+        (".csv", "file_name,caption\na.jpg,a bird, flying\n", "line 2: 3 fields where the header has 2; quote"),
+        (".csv", "file_name,caption\na.jpg\n", "line 2: 1 fields where the header has 2"),
+        (".csv", 'file_name,caption\na.jpg,"a "bird"\n', "line 2: not valid CSV"),
+        (".csv", 'file_name,caption\na.jpg,"open\n', "not valid CSV"),
+        (".csv", b"file_name,caption\na.jpg,\xe4\n", "this is not UTF-8"),
+        (".csv", "file_name,caption\n,a bird\n", "line 2: the file name is missing"),
+        (".csv", "file_name,caption\n../a.jpg,a bird\n", "line 2: '../a.jpg' leaves the image folder"),
+        (".csv", "file_name,caption\n/a.jpg,a bird\n", "line 2: '/a.jpg' leaves the image folder"),
+        (".csv", "file_name,caption,split\na.jpg,b,\n", "line 2: the split is empty"),
+        (
+            ".csv",
+            "file_name,caption,split\na.jpg,b,train\nb.jpg,b,val\na.jpg,c,test\n",
+            "line 4: the split of 'a.jpg' is 'test' here and 'train' before; give it one split",
+        ),
+        (
+            ".jsonl",
+            '{"file_name": "a", "caption": "b", "split": "val"}\n{"file_name": "a", "caption": "b"}',
+            "line 2: the split of 'a' is 'none' here and 'val' before",
+        ),
+        (
+            ".jsonl",
+            '{"file_name": "a", "caption": "b", "split": "val"}\n{"file_name": "b", "caption": "b"}',
+            "some images have a split and some, such as 'b', have none",
+        ),
+    ],
+)
+def test_a_wrong_caption_file(tmp_path, suffix, text, phrase):
+    assert phrase in refusal(manifest(tmp_path, text, suffix))
+
+
+def test_a_caption_file_that_vanished(tmp_path):
+    for suffix in (".json", ".csv"):
+        gone = manifest(tmp_path, "", suffix)
+        gone.captions.unlink()
+        assert "the caption file cannot be read (No such file or directory)" in refusal(gone)
+
+
+def test_promised_counts_are_checked_after_merging(tmp_path):
+    images = [image(1), image(2, "restval"), image(3, "val")]
+    merge = "merge_splits: {restval: train}\n"
+    good = karpathy(tmp_path, images, merge + "counts: {train: 2, val: 1, test: 0}\n")
+    assert read_samples(good).splits == {"train": (0, 2), "val": (2, 3)}
+    message = refusal(karpathy(tmp_path, images, merge + "counts: {train: 3, val: 1, test: 4}\n"))
+    assert "there are 2 train images where the manifest promises 3, 0 test images where" in message
+    assert f"or correct 'counts' in {tmp_path / 'birds.yaml'}" in message
+    assert "1 train images" in refusal(karpathy(tmp_path, images, "counts: {train: 2}\n"))
+
+
+# --- Real and large files
+
+
+def check_against_the_source(samples, source: Path) -> None:
+    """Compare with the JSON, read here in the plainest way."""
+    found = {i.file_name: i for i in samples.images}
+    order = {"train": [], "val": [], "test": []}
+    for entry in json.loads(source.read_text())["images"]:
+        order[entry["split"]].append(entry["filename"])
+        sample = found.pop(entry["filename"])
+        assert sample.id == str(entry["imgid"])
+        assert [c.text for c in sample.captions] == [s["raw"] for s in entry["sentences"]]
+        assert [c.sentid for c in sample.captions] == entry["sentids"]
+    assert not found
+    assert [i.file_name for i in samples.images] == order["train"] + order["val"] + order["test"]
+
+
+def test_rsicd_with_its_bundled_manifest(shared_data):
+    rsicd = load_manifest("rsicd", shared_data("rsicd").parent)
+    samples = read_samples(rsicd)
+    assert samples.splits == {"train": (0, 7734), "val": (7734, 8734), "test": (8734, 9828)}
+    texts = [caption.text for i in samples.images for caption in i.captions]
+    assert (len(texts), len(set(texts))) == (49_140, 15_097)
+    assert [text.strip() for text in texts if not tokenize(text)] == [".", ".", "."]
+    check_against_the_source(samples, rsicd.captions)
+    assert open_image(rsicd.images / samples.images[0].file_name).size == (224, 224)
+
+
+def test_the_flickr8k_sample(shared_data, tmp_path):
+    folder = shared_data("flickr8k-sample")
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"name: f8k\nimages: {folder}/images\ncaptions: {folder}/dataset_flickr8k_sample.json\n")
+    flickr = load_manifest(path)
+    samples = read_samples(flickr)
+    assert samples.splits == {"train": (0, 89), "val": (89, 178), "test": (178, 266)}
+    check_against_the_source(samples, flickr.captions)
+    for sample in samples.images[::40]:
+        assert min(open_image(flickr.images / sample.file_name).size) == 256
+
+
+def test_a_file_of_the_size_of_a_fifth_of_coco(tmp_path):
+    texts = ["a man riding a horse on a beach", "a rider", "horse and man", "someone on a horse", "a beach"]
+    images = [image(n, ("train", "val", "restval")[n % 3], texts, filepath="x", cocoid=n) for n in range(20_000)]
+    samples = read_samples(karpathy(tmp_path, images, "merge_splits: {restval: train}\n"))
+    assert sum(len(i.captions) for i in samples.images) == 100_000
+    assert samples.splits == {"train": (0, 13_333), "val": (13_333, 20_000)}
+    assert samples.images[13_333].cocoid == 1
+
+
+# --- Pictures
+
+
+def noise(height: int = 37, width: int = 53, channels: int = 3) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (height, width, channels), dtype=np.uint8)
+
+
+def png(width: int, height: int, depth: int, colour: int, data: bytes) -> bytes:
+    """Write a PNG by hand, for what Pillow does not write."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+
+
+def failure(path: Path) -> str:
+    with pytest.raises(SampleError) as caught:
+        open_image(path)
+    error = caught.value
+    assert error.sample == str(path)
+    assert str(error) == f"{path}: {error.reason}"
+    assert str(path.parent) not in error.reason  # it is stored in the cache, whose bytes know no machine
+    assert "\n" not in error.reason
+    return error.reason
+
+
+def test_rgb_comes_back_exactly(tmp_path):
+    pixels = noise()
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    for path in (tmp_path / "a.png", str(tmp_path / "a.png")):
+        opened = open_image(path)
+        assert opened.mode == "RGB"
+        assert np.array_equal(np.asarray(opened), pixels)
+
+
+def test_a_picture_outlives_its_file(tmp_path):
+    Image.fromarray(noise()).save(tmp_path / "a.jpg")
+    opened = open_image(tmp_path / "a.jpg")
+    (tmp_path / "a.jpg").unlink()
+    assert opened.getpixel((52, 36)) is not None
+
+
+def palette() -> Image.Image:
+    picture = Image.new("P", (4, 3), 1)
+    picture.putpalette([0, 0, 0, 10, 200, 30])
+    return picture
+
+
+@pytest.mark.parametrize(
+    ("picture", "suffix", "options", "colour"),
+    [
+        (Image.new("L", (4, 3), 90), ".png", {}, (90, 90, 90)),
+        (Image.new("L", (4, 3), 90), ".png", {"transparency": 90}, (90, 90, 90)),
+        (Image.new("LA", (4, 3), (90, 7)), ".png", {}, (90, 90, 90)),
+        (Image.new("1", (4, 3), 1), ".png", {}, (255, 255, 255)),
+        (Image.new("RGBA", (4, 3), (10, 200, 30, 128)), ".png", {}, (10, 200, 30)),
+        (Image.new("RGB", (4, 3), (10, 200, 30)), ".png", {"transparency": (10, 200, 30)}, (10, 200, 30)),
+        (palette(), ".png", {}, (10, 200, 30)),
+        (palette(), ".gif", {}, (10, 200, 30)),
+        (palette(), ".png", {"transparency": b"\x00\x80"}, (10, 200, 30)),
+        (palette(), ".png", {"transparency": 1}, (10, 200, 30)),
+        (Image.new("CMYK", (4, 3), (0, 255, 255, 0)), ".tiff", {}, (255, 0, 0)),
+        (Image.new("CMYK", (4, 3), (0, 255, 255, 0)), ".jpg", {}, (255, 0, 0)),
+        (Image.new("YCbCr", (4, 3), (128, 128, 128)), ".jpg", {}, (128, 128, 128)),
+    ],
+)
+def test_every_mode_becomes_rgb(tmp_path, picture, suffix, options, colour):
+    path = tmp_path / f"picture{suffix}"
+    picture.save(path, **options)
+    opened = open_image(path)
+    assert (opened.mode, opened.size) == ("RGB", (4, 3))
+    assert np.abs(np.asarray(opened, dtype=int) - colour).max() <= (3 if suffix == ".jpg" else 0)
+
+
+def test_sixteen_bits(tmp_path):
+    rows = b"".join(b"\0" + struct.pack(">6H", *[0x1234, 0x5678, 0x9ABC] * 2) for _ in range(3))
+    (tmp_path / "colour.png").write_bytes(png(2, 3, 16, 2, rows))
+    assert open_image(tmp_path / "colour.png").getpixel((1, 2)) == (0x12, 0x56, 0x9A)
+    # Pillow would cut grey of 16 bits off at 255 instead of scaling it
+    Image.fromarray(np.full((3, 4), 30_000, dtype=np.uint16)).save(tmp_path / "grey.png")
+    assert "more than 8 bits a channel" in failure(tmp_path / "grey.png")
+    Image.fromarray(np.full((3, 4), 0.5, dtype=np.float32)).save(tmp_path / "grey.tiff")
+    assert "more than 8 bits a channel" in failure(tmp_path / "grey.tiff")
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".png", ".webp"])
+def test_of_an_animation_the_first_frame(tmp_path, suffix):
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ((255, 0, 0), (0, 255, 0), (0, 0, 255))]
+    frames[0].save(tmp_path / f"a{suffix}", save_all=True, append_images=frames[1:], lossless=True)
+    assert open_image(tmp_path / f"a{suffix}").getpixel((4, 4)) == (255, 0, 0)
+
+
+def test_what_is_no_image(tmp_path):
+    assert failure(tmp_path / "absent.jpg") == "there is no such file"
+    (tmp_path / "empty.jpg").touch()
+    assert failure(tmp_path / "empty.jpg") == "the file is empty"
+    (tmp_path / "text.jpg").write_text("<html>404</html>")
+    assert failure(tmp_path / "text.jpg") == "this is no image that Pillow can read"
+    (tmp_path / "folder.jpg").mkdir()
+    assert failure(tmp_path / "folder.jpg") == "is a directory"
+    assert failure(tmp_path / "a\0b.jpg") == "embedded null byte"
+    assert failure(tmp_path / ("x" * 300)) == "file name too long"
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".gif", ".webp", ".bmp"])
+def test_half_a_picture_is_none(tmp_path, suffix):
+    path = tmp_path / f"picture{suffix}"
+    Image.fromarray(noise()).save(path)
+    whole = path.read_bytes()
+    for share in range(1, 20):
+        path.write_bytes(whole[: len(whole) * share // 20])
+        assert failure(path)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(["JPEG", "PNG", "GIF", "TIFF", "WEBP"]), st.data())
+def test_damage_is_survived(tmp_path_factory, kind, data):
+    buffer = BytesIO()
+    Image.fromarray(noise(12, 9)).save(buffer, kind)
+    damaged = bytearray(buffer.getvalue())
+    for place in data.draw(st.lists(st.integers(0, len(damaged) - 1), min_size=1, max_size=8)):
+        damaged[place] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.getbasetemp() / "damaged"
+    path.write_bytes(damaged)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what Pillow remarks while it decodes is not at issue
+        try:
+            opened = open_image(path)
+        except SampleError as error:
+            assert error.reason
+        else:
+            assert opened.mode == "RGB"
+            opened.getpixel((0, 0))
+
+
+def test_a_decompression_bomb_is_refused_by_its_header(tmp_path):
+    (tmp_path / "bomb.png").write_bytes(png(60_000, 60_000, 8, 2, b"\0" * 100))
+    assert "decompression bomb" in failure(tmp_path / "bomb.png")
+
+
+def test_a_large_picture_is_no_bomb(tmp_path, monkeypatch):
+    Image.fromarray(noise(30, 50)).save(tmp_path / "large.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow warns from here, and refuses from twice as many
+    assert open_image(tmp_path / "large.png").size == (50, 30)
+
+
+def test_threads_do_not_disturb_each_other(tmp_path):
+    paths = [tmp_path / f"{number}.png" for number in range(40)]
+    for number, path in enumerate(paths):
+        Image.new("RGB", (20, 20), (number, 0, 0)).save(path)
+    before = list(warnings.filters)
+    with ThreadPoolExecutor(8) as pool:
+        pixels = list(pool.map(lambda path: open_image(path).getpixel((3, 3)), paths * 5))
+    assert pixels == [(number, 0, 0) for number in range(40)] * 5
+    assert warnings.filters == before
+
+
+# --- Words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (".", []),
+        ("", []),
+        (" \n\t -- ' _ ?! ", []),
+        ("Two Dogs , running.", ["two", "dogs", "running"]),
+        ("The dog's T-shirt", ["the", "dog's", "t-shirt"]),
+        ("the dogs' owner", ["the", "dogs", "owner"]),
+        ("it’s a well-known 'quote'", ["it's", "a", "well-known", "quote"]),
+        ("snake_case and/or 2.5", ["snake", "case", "and", "or", "2", "5"]),
+        ("FRÜHSTÜCK im Café", ["frühstück", "im", "café"]),
+        ("cafe\u0301", ["café"]),
+        ("पक्षी उड़ता है", ["पक्षी", "उड़ता", "है"]),
+        ("鳥が飛ぶ。", ["鳥が飛ぶ"]),
+    ],
+)
+def test_words(text, words):
+    assert tokenize(text) == words
+
+
+@given(st.text())
+def test_words_are_lower_case_whole_and_stay_the_same_when_split_again(text):
+    words = tokenize(text)
+    assert tokenize(" ".join(words)) == words
+    for word in words:
+        assert word == word.lower()
+        assert not any(character.isspace() for character in word)
+        assert word[0].isalnum()
+    assert bool(words) == any(character.isalnum() for character in text)
+
+
+@given(st.text(alphabet=st.characters(max_codepoint=127)))
+def test_ascii_words_by_hand(text):
+    expected, word = [], ""
+    padded = f"{text.lower()}  "
+    for character, following in zip(padded, padded[1:], strict=False):
+        joins = character in "'-" and word and word[-1].isalnum() and following.isalnum()
+        if character.isalnum() or joins:
+            word += character
+        elif word:
+            expected.append(word)
+            word = ""
+    assert tokenize(text) == expected

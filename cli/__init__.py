@@ -11,6 +11,7 @@ from .cache import cache
 from .demo import demo
 from .eval import eval_
 from .extract import extract
+from .import_ import import_
 from .recipes import recipes
 from .train_head import train_head
 
@@ -51,5 +52,5 @@ def main() -> None:
     """
 
 
-for command in (demo, extract, cache, train_head, eval_, recipes):
+for command in (demo, extract, import_, cache, train_head, eval_, recipes):
     main.add_command(command)

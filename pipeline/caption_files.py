@@ -106,8 +106,9 @@ def _sentence_text(sentence: Any) -> str | None:
     raw, tokens = sentence.get("raw"), sentence.get("tokens")
     if isinstance(raw, str):
         return raw
-    good = isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)
-    return " ".join(tokens) if good else None
+    if isinstance(tokens, list) and all(isinstance(token, str) for token in tokens):
+        return " ".join(tokens)
+    return None
 
 
 def _whole(mapping: dict[str, Any], key: str, where: str) -> int | None:

@@ -19,7 +19,7 @@ from .encoders.grid import GridEncoder
 from .encoders.words import WordsEncoder
 from .engine import run_here, run_on_cluster, shard_tasks
 from .errors import CacheError
-from .layout import SetFacts, create_caption_set, create_image_set, find_set, open_or_create, record_failures
+from .layout import SetFacts, clean, create_caption_set, create_image_set, find_set, open_or_create, record_failures
 from .manifest import Manifest
 from .progress import Progress
 from .samples import Samples, read_samples, tokenize
@@ -157,13 +157,6 @@ def extract(manifest: Manifest, url: str, options: Options) -> dict[str, Any]:
 def _absolute(weights: str) -> str:
     """Return a path that holds in any working folder; a worker's is not ours."""
     return str(Path(weights).resolve()) if Path(weights).exists() else weights
-
-
-def clean(cache: FeatureCache) -> None:
-    """Remove the partial files that a killed extraction left behind; they are never read."""
-    if cache.store.is_local:
-        for partial in Path(cache.store.root).rglob("*.partial"):
-            partial.unlink(missing_ok=True)
 
 
 def _image_set(cache: FeatureCache, options: Options, encoder: GridEncoder, recorded: dict) -> ImageSet:

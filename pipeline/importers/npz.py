@@ -53,7 +53,8 @@ class NpzSource:
         """Return the features of one entry; its ``info`` is left alone."""
         wanted = ("x", "bbox") if self.extras else ("x",)
         try:
-            with np.load(self._folder / self._names[entry], allow_pickle=False) as file:
+            raw = (self._folder / self._names[entry]).read_bytes()
+            with np.load(io.BytesIO(raw), allow_pickle=False) as file:
                 missing = [key for key in wanted if key not in file]
                 values = {key: file[key] for key in (*wanted, "num_bbox", "image_w", "image_h") if key in file}
             size = tuple(int(values[key].item()) if key in values else 0 for key in ("image_w", "image_h"))

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import XretError
 from ..progress import Progress
 
-_CHUNK = 1 << 22  # bytes hashed at once
+_CHUNK = 1 << 20  # bytes hashed at once
 UNREADABLE = -1  # the count of an image whose features a first look could not make sense of
 
 

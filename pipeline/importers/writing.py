@@ -23,6 +23,8 @@ from . import open_source
 from .matching import match
 from .source import Regions, Source, SourceError
 
+_KINDS = {"f": "floats", "iu": "whole numbers", "fiu": "numbers"}  # of NumPy's dtypes
+
 
 @dataclass(frozen=True)
 class ImportOptions:
@@ -210,15 +212,16 @@ def _checked(regions: Regions, features: ImageSet, source: Source, name: str) ->
     """Return the regions if they fit the set; refuse them otherwise."""
     local = regions.local
     if local.ndim != 2 or local.shape[1] != source.channels or not 1 <= len(local) <= features.rows:
-        shape = " x ".join(map(str, local.shape))
+        found = " x ".join(map(str, local.shape))
         expected = f"1 to {features.rows} regions x {source.channels} channels"
-        raise SampleError(name, f"its features are {shape}, not {expected}")
+        raise SampleError(name, f"its features are {found}, not {expected}")
     shapes: dict[str, tuple[int, ...]] = {key: (len(local), *REGION_ARRAYS[key][0]) for key in source.extras}
     for key, shape in {"local": local.shape, **shapes}.items():
-        values = getattr(regions, key)
-        if values is None or values.shape != shape or values.dtype.kind not in ("iu" if key == "classes" else "fiu"):
+        values, kinds = getattr(regions, key), {"local": "f", "classes": "iu"}.get(key, "fiu")
+        if values is None or values.shape != shape or values.dtype.kind not in kinds:
             found = "missing" if values is None else f"{values.dtype} {' x '.join(map(str, values.shape))}"
-            raise SampleError(name, f"its {key} are {found}, not {' x '.join(map(str, shape))} numbers")
+            expected = f"{' x '.join(map(str, shape))} {_KINDS[kinds]}"
+            raise SampleError(name, f"its {key} are {found}, not {expected}")
         if not np.isfinite(values).all():
             raise SampleError(name, f"its {key} hold NaN or infinity")
     peak = float(np.abs(local).max())

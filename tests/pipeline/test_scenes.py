@@ -182,6 +182,9 @@ def test_five_captions_describe_five_different_parts(images):
         assert len(parts) == 5
         everything = frozenset().union(*parts)
         assert all(part < everything for part in parts)
+        named = [{t["thing"] for t in sentence["claim"].get("things", [])} for sentence in image["sentences"][:3]]
+        if len(image["scene"]["things"]) > 2:
+            assert named[0] != named[1] != named[2] != named[0]
 
 
 def test_many_captions_fit_several_pictures(images):
@@ -251,7 +254,7 @@ def test_the_pictures_show_what_is_recorded(folder, images):
         # The distance of every pixel of the ground from the line between the ground's colours
         between = [(1 - t) * colours[0] + t * colours[-1] for t in np.linspace(0, 1, 20)]
         distance = np.min([np.linalg.norm(pixels - colour, axis=2) for colour in between], axis=0)
-        assert np.mean(distance[ground] < 40) > 0.95, image["filename"]
+        assert np.mean(distance[ground] < 40) > 0.9, image["filename"]
         for thing in image["scene"]["things"]:
             x, y, width, height = thing["box"]
             inside = pixels[y : y + height, x : x + width]

@@ -39,7 +39,9 @@ SETTINGS: dict[str, list[str]] = {
     show_default=True,
     help="A folder that does not exist yet.",
 )
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the pictures and the training.")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Of the pictures and the training."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def demo(out: Path, seed: int, as_json: bool) -> None:
     """Generate pictures with captions, extract features, train two heads, evaluate both. Downloads nothing.

@@ -48,6 +48,7 @@ def _comma_list(_ctx: click.Context, _parameter: click.Parameter, value: str) ->
     type=click.Choice(["fail", "skip"]),
     help="What an image that cannot be read does: stop, or be recorded with its reason.",
 )
+@click.option("--repair", is_flag=True, help="Compute shards again that are damaged or hold samples that failed.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def extract(dataset: str, store: str, data_root: Path | None, as_json: bool, **options: Any) -> None:
     """Encode the images and captions of DATASET once, into the feature cache STORE.
@@ -62,6 +63,8 @@ def extract(dataset: str, store: str, data_root: Path | None, as_json: bool, **o
     from ..pipeline import extraction
     from ..pipeline.manifest import load_manifest
 
+    if options["visual"] == options["text"] == "none" or not options["splits"]:
+        raise click.UsageError("nothing to extract: give --visual or --text, and at least one of --splits")
     for key in ("visual", "text"):
         options[key] = None if options[key] == "none" else options[key]
     summary = extraction.extract(load_manifest(dataset, data_root), store, extraction.Options(**options))
@@ -76,7 +79,9 @@ def extract(dataset: str, store: str, data_root: Path | None, as_json: bool, **o
             f" ({_size(features['per_second'])}/s; {shares}), {features['shards']} shards written,"
             f" {features['shards_before']} there before, {features['failed']} failed"
         )
-    if summary.get("captions_without_words"):
-        click.echo(f"  captions without words: {summary['captions_without_words']}")
-    if summary.get("captions_truncated"):
-        click.echo(f"  captions truncated: {summary['captions_truncated']}")
+    if summary.get("words"):
+        unknown = 100 * summary["unknown_tokens"] / max(summary["tokens"], 1)
+        click.echo(f"  vocabulary: {summary['words']} words, {unknown:.1f}% of the tokens are unknown")
+    for key in ("captions_without_words", "captions_truncated"):
+        if summary.get(key):
+            click.echo(f"  {key.replace('_', ' ')}: {summary[key]}")

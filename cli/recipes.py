@@ -32,7 +32,8 @@ def recipes(context: click.Context, as_json: bool) -> None:
 @recipes.command()
 @click.argument("name", metavar="NAME|FILE")
 @click.option("--json", "as_json", is_flag=True, help="Print the resolved recipe as JSON.")
-def show(name: str, as_json: bool) -> None:
+@click.pass_context
+def show(context: click.Context, name: str, as_json: bool) -> None:
     """Show a recipe with the sources of its values; with --json, every value that it resolves to.
 
     \b
@@ -41,7 +42,7 @@ def show(name: str, as_json: bool) -> None:
     from ..heads.recipe import load_recipe, recipe_file
 
     recipe = load_recipe(name)
-    if as_json:
+    if as_json or (context.parent is not None and context.parent.params["as_json"]):
         click.echo(json.dumps(recipe.to_dict()))
     else:
         click.echo(recipe_file(name).read_text(encoding="utf-8"), nl=False)

@@ -14,7 +14,9 @@ import click
 )
 @click.option("--out", required=True, help="The run folder; must not exist, unless --resume.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Same seed, same numbers.")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Same seed, same numbers."
+)
 @click.option("--resume", is_flag=True, help="Go on behind the last complete epoch, with the same words as before.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def train_head(

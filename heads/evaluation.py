@@ -6,6 +6,7 @@ rows marked with a dagger).
 """
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +18,15 @@ from torch import Tensor
 
 from ..pipeline.batches import Batches
 from ..pipeline.cache import FeatureCache
-from ..pipeline.device import pick_device
+from ..pipeline.device import pick_device, within_memory
 from ..pipeline.errors import RunError, nearest
 from . import metrics
 from .model import Model
 from .run import Run
-from .run_features import split_of_run
+from .run_features import open_store, split_of_run
 
 PROTOCOLS = ("full", "1k-folds")
+FOLDED = 5000  # images that 1k-folds is defined for
 BATCH = 256  # samples embedded in one go
 CELLS = 1 << 25  # pairs of elements compared in one go: 128 MiB a temporary
 
@@ -44,7 +46,8 @@ def evaluate(
         runs: run folders.
         store: the feature cache to evaluate on; None: the one that the first run was trained on.
         split: which images.
-        protocol: ``full``, ``1k-folds``, or ``auto``: what the data set's manifest says.
+        protocol: ``full``, ``1k-folds``, or ``auto``: what the data set's manifest says, without those that do not
+            apply to these images, as long as another does.
         ties: ``pessimistic``, ``optimistic`` or ``mean``; see `metrics.recall`.
         device: ``auto``, ``cpu`` or ``cuda``.
 
@@ -59,7 +62,7 @@ def evaluate(
     """
     target = pick_device(device)
     opened = [Run(path) for path in runs]
-    cache = FeatureCache.open(store or opened[0].info["store"])
+    cache = open_store(opened[0], store)
     protocols = cache.protocols if protocol == "auto" else (protocol,)
     for name in protocols:
         if name not in PROTOCOLS:
@@ -72,6 +75,8 @@ def evaluate(
             raise RunError(f"{run.path} and {opened[0].path} cannot be one ensemble: they skip different samples")
         first.similarity.add_(other.similarity)
     first.similarity.div_(len(opened))
+    if protocol == "auto":
+        protocols = _applicable(protocols, len(first.image_rows))
     names = [str(run.path) for run in opened]
     return {
         "run": names[0] if len(names) == 1 else names,
@@ -120,18 +125,20 @@ class Scores:
 def score(run: str | Path, *, store: str | None = None, split: str = "test", device: str = "auto") -> Scores:
     """Return how a run compares all images and captions of a split; arguments and errors as for `evaluate`."""
     opened = Run(run)
-    return _score(opened, FeatureCache.open(store or opened.info["store"]), split, pick_device(device))
+    return _score(opened, open_store(opened, store), split, pick_device(device))
 
 
 def _score(run: Run, cache: FeatureCache, split: str, device: torch.device) -> Scores:
-    model = run.model(device)
-    batches = split_of_run(run, cache, split, model, device)
-    images, captions = embed(model, batches)
-    texts = caption_texts(cache, batches)
+    with within_memory(device):
+        model = run.model(device)
+        batches = split_of_run(run, cache, split, model, device)
+        images, captions = embed(model, batches)
+        texts = caption_texts(cache, batches)
+        similarity = compare(model, images, captions, texts)
     first, last = cache.splits[split]
     names = cache.file_names(first, last)
     return Scores(
-        compare(model, images, captions, texts),
+        similarity,
         torch.as_tensor(batches.caption_image),
         batches.image_rows,
         batches.caption_rows,
@@ -142,6 +149,15 @@ def _score(run: Run, cache: FeatureCache, split: str, device: torch.device) -> S
     )
 
 
+def _applicable(protocols: tuple[str, ...], images: int) -> tuple[str, ...]:
+    """Leave 1k-folds out where it does not apply, with a line on standard error, if another protocol is left."""
+    rest = tuple(name for name in protocols if name != "1k-folds")
+    if images == FOLDED or not rest or rest == protocols:
+        return protocols
+    print(f"protocol 1k-folds is left out: it needs exactly {FOLDED:,} images, here are {images:,}", file=sys.stderr)
+    return rest
+
+
 def recalls(similarity: Tensor, caption_image: Tensor, protocol: str, ties: metrics.Ties, where: str) -> dict[str, Any]:
     """Return the table of one protocol for ``similarity [I, C]``.
 
@@ -150,9 +166,9 @@ def recalls(similarity: Tensor, caption_image: Tensor, protocol: str, ties: metr
     """
     if protocol == "full":
         return metrics.recall_table(*metrics.ranks(similarity, caption_image), ties=ties)
-    if len(similarity) != 5000:
+    if len(similarity) != FOLDED:
         raise RunError(
-            f"protocol 1k-folds needs exactly 5,000 images and {where} has {len(similarity):,}; take --protocol full"
+            f"protocol 1k-folds needs exactly {FOLDED:,} images and {where} has {len(similarity):,}; take --protocol full"
         )
     folds = metrics.folds(len(similarity))
     return metrics.mean_table(

@@ -16,7 +16,8 @@ import json
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,6 +33,7 @@ from .model import FeatureFacts, Model, build_model
 from .recipe import Recipe, resolve
 
 FORMAT, VERSION = "xret-run", 1
+TEXTS = ("store", "image_set", "text_set", "fingerprints.image", "fingerprints.text")  # that run.json must have
 
 
 class Run:
@@ -55,13 +57,20 @@ class Run:
         if not (self.path / "run.json").is_file():
             raise RunError(f"{path} is no run: it has no run.json; make one with `xret train-head … --out {path}`")
         self.info: dict[str, Any] = self._read_json("run.json")
+        if not isinstance(self.info, dict):
+            raise self._damaged("run.json")
         if (self.info.get("format"), self.info.get("version")) != (FORMAT, VERSION):
             raise RunError(f"{path}/run.json is not of format {FORMAT}, version {VERSION}; train it again")
+        facts = _flat(self.info)
+        if not all(isinstance(facts.get(key), str) for key in TEXTS):
+            raise self._damaged("run.json")
         config = self._read_json("config.json")
-        self.recipe = resolve(config["recipe"], title=f"{path}/config.json")
-        self.image_facts, self.text_facts = FeatureFacts(**config["image"]), FeatureFacts(**config["text"])
-        words = self.text_facts.kind == "words"
-        self.vocabulary: tuple[str, ...] | None = tuple(self._read_json("vocabulary.json")) if words else None
+        try:
+            self.recipe = resolve(config["recipe"], title=f"{path}/config.json")
+            self.image_facts, self.text_facts = FeatureFacts(**config["image"]), FeatureFacts(**config["text"])
+        except (KeyError, TypeError) as error:
+            raise self._damaged("config.json") from error
+        self.vocabulary = self._vocabulary() if self.text_facts.kind == "words" else None
 
     @classmethod
     def create(
@@ -95,10 +104,11 @@ class Run:
             text_form = yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True)
             (partial / "recipe.yaml").write_text(text_form, encoding="utf-8")
             partial.rename(path)
-        except OSError as error:
+        except (OSError, RunError) as error:
             if partial is not None:
                 shutil.rmtree(partial, ignore_errors=True)
-            raise RunError(f"the run {path} cannot be written: {error.strerror or error}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise RunError(f"the run {path} cannot be written: {reason}") from error
         return cls(path)
 
     def refuse_difference(self, facts: dict[str, Any], recipe: Recipe) -> None:
@@ -113,6 +123,12 @@ class Run:
         ]
         if differing:
             raise RunError(f"{self.path} cannot be resumed, it was begun otherwise: {'; '.join(differing)}")
+
+    def record_store(self, url: str) -> None:
+        """Write down where the store lies now; it may have been moved since the run was begun."""
+        if self.info["store"] != url:
+            self.info["store"] = url
+            _write_json(self.path / "run.json", self.info)
 
     def model(self, device: torch.device) -> Model:
         """Return the model with the weights of the best epoch, ready to embed.
@@ -151,30 +167,70 @@ class Run:
         _write_json(self.path / "run.json", self.info)
         _replace(self.path / "state.pt", lambda path: torch.save(state, path))
 
+    @property
+    def begun(self) -> bool:
+        """Whether an epoch is complete."""
+        return (self.path / "state.pt").exists()
+
+    @contextmanager
+    def removed_unless_begun(self, created: bool) -> Iterator[None]:
+        """Remove a folder that was just `created` where training fails before an epoch is complete: the corrected
+        command may then take the same --out. What is interrupted or killed stays, to be resumed.
+        """
+        try:
+            yield
+        except Exception:
+            if created and not self.begun:
+                shutil.rmtree(self.path, ignore_errors=True)
+            raise
+
     def load_state(self, device: torch.device) -> dict[str, Any] | None:
         """Return the state of the last complete epoch, or None before the first.
 
         Raises:
             RunError: it cannot be read.
         """
-        file = self.path / "state.pt"
-        if not file.exists():
+        if not self.begun:
             return None
+        file = self.path / "state.pt"
         try:
             return torch.load(file, map_location=device, weights_only=True)
         except Exception as error:  # torch reports damage by many types
             raise RunError(f"{file} is damaged; train again with another --out") from error
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl, oldest first."""
+        """Return the lines of metrics.jsonl, oldest first.
+
+        Raises:
+            RunError: the file is damaged.
+        """
         file = self.path / "metrics.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        if not file.exists():
+            return []
+        try:
+            lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        except (OSError, ValueError) as error:
+            raise self._damaged(file.name) from error
+        if not all(isinstance(line, dict) for line in lines):
+            raise self._damaged(file.name)
+        return lines
+
+    def _vocabulary(self) -> tuple[str, ...]:
+        words = self._read_json("vocabulary.json")
+        if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+            raise self._damaged("vocabulary.json")
+        if len(words) != self.text_facts.vocabulary_size:
+            raise self._damaged("vocabulary.json")
+        return tuple(words)
 
     def _read_json(self, name: str) -> Any:
         try:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise RunError(f"{self.path / name} is missing or damaged; train the run again") from error
+            raise self._damaged(name) from error
+
+    def _damaged(self, name: str) -> RunError:
+        return RunError(f"{self.path / name} is missing or damaged; train the run again")
 
 
 def versions() -> dict[str, str]:
@@ -209,6 +265,6 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
     try:
         write(partial)
         partial.replace(path)
-    except (OSError, SafetensorError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch.save reports a full disk as RuntimeError
         partial.unlink(missing_ok=True)
         raise RunError(f"{path} cannot be written: {error}") from error

@@ -5,10 +5,27 @@ import torch
 
 from ..pipeline.batches import Batches
 from ..pipeline.cache import OK, Blocks, CaptionSet, FeatureCache, ImageSet
-from ..pipeline.encoders.words import WordsEncoder
-from ..pipeline.errors import RunError
+from ..pipeline.errors import CacheError, RunError
+from ..pipeline.samples import tokenize
 from .model import Model
 from .run import Run
+
+
+def open_store(run: Run, store: str | None) -> FeatureCache:
+    """Open the feature cache at `store`, or, where that is None, the one that `run` was trained on.
+
+    Raises:
+        CacheError: there is none at `store`, or it cannot be used.
+        RunError: there is none where the run's own was, or it cannot be used.
+    """
+    try:
+        return FeatureCache.open(store or run.info["store"])
+    except CacheError as error:
+        if store is not None:
+            raise
+        raise RunError(
+            f"the store of {run.path} is not there or not usable ({error}); name where it is now with --store"
+        ) from error
 
 
 def split_of_run(run: Run, cache: FeatureCache, split: str, model: Model, device: torch.device) -> Batches:
@@ -70,7 +87,9 @@ class RetokenizedCaptions(CaptionSet):
         self.name, self.kind = "words of the run", "words"
         self.channels = self.global_channels = None
         self.blocks = Blocks.choose(cache.splits)
-        ids = WordsEncoder(vocabulary).tokenize(cache.caption_texts(0, cache.captions))
+        number = {word: position for position, word in enumerate(vocabulary)}
+        texts = cache.caption_texts(0, cache.captions)
+        ids = [[number.get(word, 0) for word in tokenize(text)] or [0] for text in texts]
         self.length = np.array([len(caption) for caption in ids], dtype=np.int32)
         self.status = np.full(len(ids), OK, dtype=np.uint8)
         self._start = np.cumsum(self.length, dtype=np.int64) - self.length

@@ -1,10 +1,7 @@
 """Training a head from cached features, from top to bottom."""
 
 import math
-import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +11,8 @@ from torch import Tensor, nn
 
 from ..pipeline.batches import Batches
 from ..pipeline.cache import FeatureCache
-from ..pipeline.device import pick_device
-from ..pipeline.errors import RunError
+from ..pipeline.device import deterministic, pick_device, within_memory
+from ..pipeline.errors import CacheError, RunError
 from ..pipeline.progress import Progress
 from .evaluation import caption_texts, compare, embed, recalls
 from .model import Model, build_losses, build_model, feature_facts
@@ -64,21 +61,25 @@ def train(
         out: the run folder; must not exist, unless `resume`.
         device: ``auto``, ``cpu`` or ``cuda``.
         seed: decides the first weights and the order of samples; 0 or more.
-        resume: go on behind the last complete epoch of `out`. Starts it where there is nothing yet.
+        resume: go on behind the last complete epoch of `out`. Starts it where there is nothing yet. The store may
+            have been moved.
 
     Raises:
         RecipeError: the recipe does not fit the feature sets.
         CacheError: the store, its feature sets or its splits cannot be used.
-        RunError: `out` exists or does not fit, or the loss is not finite.
+        RunError: `out` exists or does not fit, memory does not suffice, or the loss is not finite. A folder that
+            this call made is removed if its first epoch fails.
     """
     target = pick_device(device)
     cache = FeatureCache.open(store)
+    require_splits(cache)
     image_set, caption_set = cache.image_set(recipe.data.image), cache.caption_set(recipe.data.text)
     image_facts, text_facts = feature_facts(image_set), feature_facts(caption_set)
 
     # The weights are drawn on the CPU, so that a seed means the same beginning on every device.
     torch.manual_seed(seed)
-    model = build_model(recipe, image_facts, text_facts).to(target)
+    with within_memory(target):
+        model = build_model(recipe, image_facts, text_facts).to(target)
     losses = build_losses(recipe).to(target)
     optimizer = build_optimizer(model, losses, recipe.optimizer)
     precision = autocast_dtype(recipe.runtime.precision, target)
@@ -103,18 +104,20 @@ def train(
         raise RunError(f"split 'train' of {cache.url} has a single {unit}, and a batch needs two: add samples")
 
     facts = {
-        "store": absolute(cache.url),
         "manifest_sha256": cache.manifest_sha256,
         "image_set": image_set.name,
         "text_set": caption_set.name,
         "fingerprints": {"image": image_set.fingerprint, "text": caption_set.fingerprint},
         "seed": seed,
     }
-    if resume and Path(out).exists():
+    created = not (resume and Path(out).exists())
+    if not created:
         run = Run(out)
         run.refuse_difference(facts, recipe)
+        run.record_store(absolute(cache.url))
     else:
-        info = {**facts, "device": str(target), "versions": versions(), "best_epoch": None, "best_rsum": None}
+        info = {"store": absolute(cache.url), **facts, "device": str(target), "versions": versions()}
+        info |= {"best_epoch": None, "best_rsum": None}
         run = Run.create(out, info, recipe, image_facts, text_facts, caption_set.vocabulary)
 
     first, step, best_epoch, best_rsum = 0, 0, 0, -math.inf
@@ -129,7 +132,12 @@ def train(
     weights = torch.tensor([recipe.loss[term]["weight"] for term in losses], device=target)
     items = train_split.images if unit == "image" else train_split.captions
     started = time.perf_counter()
-    with deterministic(target), Progress("train", epochs * items, f"{unit}s", done=first * items) as progress:
+    with (
+        run.removed_unless_begun(created),
+        within_memory(target),
+        deterministic(target),
+        Progress("train", epochs * items, f"{unit}s", done=first * items) as progress,
+    ):
         for epoch in range(first, epochs):
             began = time.perf_counter()
             lr = learning_rate(recipe.schedule, recipe.optimizer.lr, epoch)
@@ -152,7 +160,9 @@ def train(
                 loss = parts @ weights
                 values = torch.stack([loss, *parts]).detach().cpu()
                 if not values[0].isfinite():
-                    raise RunError(not_finite(values, list(losses), epoch, steps, lr, precision))
+                    where = f"epoch {epoch + 1}, step {steps + 1}"
+                    what = f"the loss is not finite in {where}: {describe(values, list(losses))}"
+                    raise RunError(not_finite(what, epoch, lr, precision))
                 scaler.scale(loss).backward()
                 if recipe.optimizer.clip is not None:
                     scaler.unscale_(optimizer)
@@ -163,7 +173,11 @@ def train(
                 count = len(batch.images.length if unit == "image" else batch.captions.length)
                 seen += count
                 progress.update(count, f"epoch {epoch + 1}/{epochs}, {describe(values, list(losses))}")
-            rsum = validate(model, val_split, val_texts, val_image)
+            try:
+                rsum = validate(model, val_split, val_texts, val_image)
+            except RunError as error:
+                what = f"the similarities are not finite in the validation of epoch {epoch + 1}"
+                raise RunError(not_finite(what, epoch, lr, precision)) from error
             loss_mean, *part_means = (sums / steps).tolist()  # the mean over the epoch's batches
             if rsum > best_rsum:
                 best_epoch, best_rsum = epoch + 1, rsum
@@ -241,25 +255,25 @@ def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
 
 
 def validate(model: Model, batches: Batches, texts: list[str], caption_image: Tensor) -> float:
-    """Return the RSUM of a split: the sum of recall@1, 5 and 10 in both directions, ties pessimistic."""
+    """Return the RSUM of a split: the sum of recall@1, 5 and 10 in both directions, ties pessimistic.
+
+    Raises:
+        RunError: a similarity is not finite.
+    """
     images, captions = embed(model, batches)
     similarity = compare(model, images, captions, texts)
     return recalls(similarity, caption_image, "full", "pessimistic", "")["rsum"]
 
 
-@contextmanager
-def deterministic(device: torch.device) -> Iterator[None]:
-    """Let a GPU repeat its sums in one order; a CPU with a fixed number of threads does so anyway."""
-    if device.type != "cuda":
-        yield
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+def require_splits(cache: FeatureCache) -> None:
+    """Raise CacheError if the store lacks a split that training needs."""
+    for split, purpose in (("train", "learn from"), ("val", "choose its best epoch")):
+        if split not in cache.splits:
+            raise CacheError(
+                f"{cache.url} has no split '{split}', which training needs to {purpose} (it has "
+                f"{', '.join(cache.splits)}); add a split column to the data set, or map one with merge_splits in its "
+                "manifest, and extract into another --store"
+            )
 
 
 def describe(values: Tensor, terms: list[str]) -> str:
@@ -269,14 +283,10 @@ def describe(values: Tensor, terms: list[str]) -> str:
     return f"loss {loss:.4f} ({inner})"
 
 
-def not_finite(
-    values: Tensor, terms: list[str], epoch: int, step: int, lr: float, precision: torch.dtype | None
-) -> str:
-    """Return the sentence that ends a training whose loss is not finite."""
+def not_finite(what: str, epoch: int, lr: float, precision: torch.dtype | None) -> str:
+    """Return the sentence that ends a training whose numbers are not finite; `what` says which, and where."""
     way = f"--set optimizer.lr={lr / 10:g}"
     if precision is not None:
         way += " or --set runtime.precision=float32"
-    return (
-        f"the loss is not finite in epoch {epoch + 1}, step {step + 1}: {describe(values, terms)}; the weights of the "
-        f"epoch before are kept; begin another run with {way}"
-    )
+    kept = "the weights of the best epoch before are kept; " if epoch else ""
+    return f"{what}; {kept}begin another run with {way}"

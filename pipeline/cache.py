@@ -19,6 +19,7 @@ import hashlib
 import itertools
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -94,9 +95,6 @@ class FeatureCache:
         dataset: the manifest's name.
         splits: rows of images [first, last) of each split.
         protocols: what ``--protocol auto`` evaluates.
-        caption_start: int64 [I], first caption row of each image.
-        caption_count: int32 [I], captions of each image.
-        caption_image: int64 [M], image row of each caption.
     """
 
     def __init__(self, store: Store, attributes: dict[str, Any]) -> None:
@@ -107,9 +105,6 @@ class FeatureCache:
         self.protocols: tuple[str, ...] = tuple(attributes["protocols"])
         self.splits = {name: (first, last) for name, (first, last) in attributes["splits"].items()}
         store.read_group("samples")
-        self.caption_start = self._sample("caption_start")
-        self.caption_count = self._sample("caption_count")
-        self.caption_image = self._sample("caption_image")
 
     @classmethod
     def open(cls, url: str) -> "FeatureCache":
@@ -122,7 +117,8 @@ class FeatureCache:
         if not store.exists("zarr.json"):
             raise CacheError(f"{url}: no feature cache is there; make one with `xret extract … --store {url}`")
         attributes, damage = store.inspect_group("")
-        if not damage and attributes.get("format") != FORMAT:
+        foreign = attributes and not {"format", "digest", "unfinished"} & set(attributes)
+        if foreign or (not damage and attributes.get("format") != FORMAT):
             raise CacheError(f"{url} is a Zarr group, but not a feature cache of xret; choose another --store")
         if not damage and attributes.get("version") != VERSION:
             raise CacheError(
@@ -130,6 +126,23 @@ class FeatureCache:
                 f" {VERSION}; extract into another --store"
             )
         return cls(store, store.read_group(""))
+
+    # Read when asked for: a task needs the samples of one shard.
+
+    @cached_property
+    def caption_start(self) -> np.ndarray:
+        """First caption row of each image, int64 [I]."""
+        return self._sample("caption_start")
+
+    @cached_property
+    def caption_count(self) -> np.ndarray:
+        """Captions of each image, int32 [I]."""
+        return self._sample("caption_count")
+
+    @cached_property
+    def caption_image(self) -> np.ndarray:
+        """Image row of each caption, int64 [M]."""
+        return self._sample("caption_image")
 
     @property
     def images(self) -> int:
@@ -155,11 +168,12 @@ class FeatureCache:
 
     def sentids(self, first: int, last: int) -> np.ndarray:
         """Return the sentence ids, int64, of caption rows [first, last)."""
-        return np.asarray(self.store.open_array("samples/sentid")[first:last])
+        return self.store.read_array("samples/sentid", first, last)
 
     def set_names(self, modality: str) -> list[str]:
-        """Return the names of the feature sets of `modality`: ``images`` or ``captions``."""
-        return [name for name in self.store.names(modality) if name != "zarr.json"]
+        """Return the names of the feature sets of `modality`, ``images`` or ``captions``, without unfinished ones."""
+        names = [name for name in self.store.names(modality) if name != "zarr.json"]
+        return [name for name in names if not self.store.is_unfinished(f"{modality}/{name}")]
 
     def image_set(self, prefix: str = "auto") -> "ImageSet":
         """Return the image feature set whose name begins with `prefix`; ``auto``: the only one there.
@@ -193,11 +207,11 @@ class FeatureCache:
         )
 
     def _sample(self, name: str) -> np.ndarray:
-        return np.asarray(self.store.open_array(f"samples/{name}")[...])
+        return self.store.read_array(f"samples/{name}")
 
     def _texts(self, name: str, first: int, last: int) -> list[str]:
-        offsets = np.asarray(self.store.open_array(f"samples/{name}_offset")[first : last + 1])
-        raw = np.asarray(self.store.open_array(f"samples/{name}")[offsets[0] : offsets[-1]]).tobytes()
+        offsets = self.store.read_array(f"samples/{name}_offset", first, last + 1)
+        raw = self.store.read_array(f"samples/{name}", int(offsets[0]), int(offsets[-1])).tobytes()
         begins = offsets - offsets[0]
         return [raw[a:b].decode() for a, b in itertools.pairwise(begins)]
 
@@ -218,6 +232,7 @@ class FeatureSet:
     """
 
     modality: str
+    _at: Any  # row in this set's arrays of each row of the samples
 
     def __init__(self, cache: FeatureCache, name: str) -> None:
         self.cache, self.name = cache, name
@@ -233,9 +248,19 @@ class FeatureSet:
         self.blocks = Blocks(self.attributes["shard_images"], cache.splits)
         self._rows: dict[str, Rows] = {}
 
+    @cached_property
+    def status(self) -> np.ndarray:
+        """Of each sample, u8: 0 ok, 1 failed, 255 not done."""
+        return self._whole("status")[self._at]
+
+    @cached_property
+    def length(self) -> np.ndarray:
+        """Valid local rows, or tokens, of each sample, i32."""
+        return self._whole("length")[self._at]
+
     def done(self) -> np.ndarray:
         """Return which shards are finished, bool [shards]."""
-        return np.asarray(self.cache.store.open_array(f"{self.path}/done")[...]) == 1
+        return self.cache.store.read_array(f"{self.path}/done") == 1
 
     def complete(self, split: str) -> bool:
         """Return whether every shard of `split` is finished."""
@@ -246,7 +271,7 @@ class FeatureSet:
         return [name for name in self.cache.store.names(self.path) if name not in ("done", "zarr.json")]
 
     def _whole(self, name: str) -> np.ndarray:
-        return np.asarray(self.cache.store.open_array(f"{self.path}/{name}")[...])
+        return self.cache.store.read_array(f"{self.path}/{name}")
 
     def _gather(self, name: str, first: np.ndarray, count: np.ndarray | int = 1) -> np.ndarray:
         if name not in self._rows:
@@ -259,8 +284,6 @@ class ImageSet(FeatureSet):
 
     Attributes:
         rows: local rows of an image, N (the longest, where it varies).
-        status: u8 [I]: 0 ok, 1 failed, 255 not done.
-        length: i32 [I]: valid local rows.
     """
 
     modality = "images"
@@ -268,9 +291,10 @@ class ImageSet(FeatureSet):
     def __init__(self, cache: FeatureCache, name: str) -> None:
         super().__init__(cache, name)
         self.rows: int = self.attributes["rows"]
-        self._at = self.blocks.array_rows(np.arange(cache.images))
-        self.status = self._whole("status")[self._at]
-        self.length = self._whole("length")[self._at]
+
+    @cached_property
+    def _at(self) -> np.ndarray:
+        return self.blocks.array_rows(np.arange(self.cache.images))
 
     def samples_in(self, shard: int) -> int:
         """Return how many images the shard holds."""
@@ -303,8 +327,6 @@ class CaptionSet(FeatureSet):
 
     Attributes:
         vocabulary: the words of a ``words`` set by token id; None for other kinds.
-        status: u8 [M]: 0 ok, 1 failed, 255 not done.
-        length: i32 [M]: tokens.
     """
 
     modality = "captions"
@@ -313,10 +335,14 @@ class CaptionSet(FeatureSet):
         super().__init__(cache, name)
         words = self.attributes.get("vocabulary")
         self.vocabulary: tuple[str, ...] | None = None if words is None else tuple(words)
-        self._at = caption_array_rows(cache, self.blocks, self.attributes["shard_captions"])
-        self.status = self._whole("status")[self._at]
-        self.length = self._whole("length")[self._at]
-        self._start = self._whole("start")[self._at]
+
+    @cached_property
+    def _at(self) -> np.ndarray:
+        return caption_array_rows(self.cache, self.blocks, self.attributes["shard_captions"])
+
+    @cached_property
+    def _start(self) -> np.ndarray:
+        return self._whole("start")[self._at]
 
     def samples_in(self, shard: int) -> int:
         """Return how many captions the shard holds."""

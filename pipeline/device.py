@@ -1,24 +1,66 @@
-"""Where to compute: the one reading of ``--device``."""
+"""Where to compute: the one reading of ``--device``, and what to say where its memory does not suffice."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
-from .errors import DeviceError
+from .errors import DeviceError, RunError
+
+NO_HOST_MEMORY = ("DefaultCPUAllocator", "not enough memory", "Storage size calculation overflowed")
 
 
 def pick_device(name: str) -> torch.device:
     """Return the device for ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:1``.
 
     Raises:
-        DeviceError: no such device is here.
+        DeviceError: no such device is here, or it is of another type.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise DeviceError(f"there is no device '{name}'; take auto, cpu or cuda") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if name == "cpu":
+        return torch.device(name)
+    gpu = re.fullmatch(r"cuda(?::(0|[1-9][0-9]*))?", name)
+    if gpu is None:
+        raise DeviceError(f"there is no device '{name}'; take auto, cpu, cuda or cuda:NUMBER")
+    if int(gpu[1] or 0) >= torch.cuda.device_count():
         raise DeviceError(
             f"device '{name}' is not here: torch sees {torch.cuda.device_count()} GPUs; take --device cpu"
         )
-    return device
+    return torch.device(name)
+
+
+@contextmanager
+def within_memory(device: torch.device) -> Iterator[None]:
+    """Turn a lack of memory, of `device` or of the host, into a sentence.
+
+    Raises:
+        RunError: it does not suffice.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        on_host = any(words in str(error) for words in NO_HOST_MEMORY)
+        if not (on_host or isinstance(error, torch.OutOfMemoryError)):
+            raise
+        raise RunError(
+            f"the head does not fit in the memory of {'cpu' if on_host else device}; choose a smaller data.batch_size "
+            "or model.dim"
+        ) from error
+
+
+@contextmanager
+def deterministic(device: torch.device) -> Iterator[None]:
+    """Let a GPU repeat its sums in one order; a CPU with a fixed number of threads does so anyway."""
+    if device.type != "cuda":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])

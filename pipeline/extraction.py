@@ -19,11 +19,12 @@ from .encoders.grid import GridEncoder
 from .encoders.words import WordsEncoder
 from .engine import run_here, run_on_cluster, shard_tasks
 from .errors import CacheError
-from .layout import SetFacts, clean, create_caption_set, create_image_set, find_set, open_or_create, record_failures
+from .layout import SetFacts, create_caption_set, create_image_set, find_set, open_for_writing, record_failures
 from .manifest import Manifest
 from .progress import Progress
 from .samples import Samples, read_samples, tokenize
 from .tasks import METERS, Job, Receipt, write_caption_shard, write_image_shard
+from .verify import broken_shards
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Options:
         workers: threads that read and write beside the encoder; None: one a core, at least two.
         on_error: ``fail`` or ``skip``.
         scheduler: address of a Dask scheduler; None: this process.
+        repair: compute shards again that are damaged or hold samples that failed.
     """
 
     visual: str | None = "resnet152"
@@ -59,6 +61,7 @@ class Options:
     workers: int | None = None
     on_error: str = "fail"
     scheduler: str | None = None
+    repair: bool = False
 
 
 @dataclass
@@ -122,36 +125,34 @@ def extract(manifest: Manifest, url: str, options: Options) -> dict[str, Any]:
     if options.visual:
         visual = load_visual(options.visual, options.visual_weights, options.image_size, recorded["device"])
     text = _text_encoder(options, samples, recorded["device"]) if options.text else None
-    cache = open_or_create(url, samples, manifest.protocols)
-    clean(cache)
-    summary: dict[str, Any] = {
-        "dataset": samples.dataset,
-        "store": str(url),
-        "images": cache.images,
-        "captions": cache.captions,
-        "sets": [],
-    }
-    job = Job(
-        url=cache.store.absolute_url,
-        set_name="",
-        encoder=options.visual or "",
-        weights=_absolute(options.visual_weights),
-        image_size=options.image_size,
-        folder=str(manifest.images.resolve()),
-        device=options.device,
-        batch_size=options.batch_size,
-        skip=options.on_error == "skip",
-    )
-    if visual is not None:
-        images = _image_set(cache, options, visual, recorded)
-        summary["sets"].append(_fill(images, replace(job, set_name=images.name), options))
-    if text is not None:
-        captions = _caption_set(cache, options, text, samples, recorded)
-        text_job = replace(job, set_name=captions.name, encoder=text.name, weights=_absolute(options.text_weights))
-        summary["sets"].append(_fill(captions, text_job, options))
-        for key in ("captions_without_words", "captions_truncated"):
-            summary[key] = captions.attributes[key]
-    return summary
+    with open_for_writing(url, samples, manifest.protocols) as cache:
+        summary: dict[str, Any] = {
+            "dataset": samples.dataset,
+            "store": str(url),
+            "images": cache.images,
+            "captions": cache.captions,
+            "sets": [],
+        }
+        job = Job(
+            url=cache.store.absolute_url,
+            set_name="",
+            encoder=options.visual or "",
+            weights=_absolute(options.visual_weights),
+            image_size=options.image_size,
+            folder=str(manifest.images.resolve()),
+            device=options.device,
+            batch_size=options.batch_size,
+            skip=options.on_error == "skip",
+        )
+        if visual is not None:
+            images = _image_set(cache, options, visual, recorded)
+            summary["sets"].append(_fill(images, replace(job, set_name=images.name), options))
+        if text is not None:
+            captions = _caption_set(cache, options, text, samples, recorded)
+            text_job = replace(job, set_name=captions.name, encoder=text.name, weights=_absolute(options.text_weights))
+            summary["sets"].append(_fill(captions, text_job, options))
+            summary |= captions.attributes["counts"]
+        return summary
 
 
 def _absolute(weights: str) -> str:
@@ -165,7 +166,7 @@ def _image_set(cache: FeatureCache, options: Options, encoder: GridEncoder, reco
     if features is None:
         create_image_set(cache, facts, encoder.rows, Blocks.choose(cache.splits, options.shard_images))
     else:
-        _warn_of_changes(features, facts.recorded)
+        _warn_of_changes(features, facts.recorded, options.shard_images)
     return cache.image_set(facts.name)
 
 
@@ -184,28 +185,35 @@ def _caption_set(
     facts = SetFacts.of(encoder, options.dtype, recorded)
     features = find_set(cache, "captions", facts.name)
     if features is not None:
-        _warn_of_changes(features, facts.recorded)
+        _warn_of_changes(features, facts.recorded, options.shard_images)
         return cache.caption_set(facts.name)
     blocks = Blocks.choose(cache.splits, options.shard_images)
     tokens = []
-    extra: dict[str, Any] = {"captions_without_words": 0, "captions_truncated": 0}
+    counts = {"captions_without_words": 0, "captions_truncated": 0}
     if isinstance(encoder, WordsEncoder):
-        extra["vocabulary"] = list(encoder.vocabulary)
+        counts |= {"words": len(encoder.vocabulary), "unknown_tokens": 0}
     with Progress("tokens", cache.captions, "captions") as progress:
         for shard in range(len(blocks)):
             images = samples.images[slice(*blocks.images(shard))]
             texts = [caption.text for image in images for caption in image.captions]
-            tokens.append(sum(map(len, encoder.tokenize(texts))))
-            extra["captions_without_words"] += sum(not tokenize(text) for text in texts)
-            extra["captions_truncated"] += encoder.count_truncated(texts)
+            ids = encoder.tokenize(texts)
+            tokens.append(sum(map(len, ids)))
+            counts["captions_without_words"] += sum(not tokenize(text) for text in texts)
+            counts["captions_truncated"] += encoder.count_truncated(texts)
+            if isinstance(encoder, WordsEncoder):
+                counts["unknown_tokens"] += sum(caption.count(0) for caption in ids)
             progress.update(len(texts))
+    extra: dict[str, Any] = {"counts": {**counts, "tokens": sum(tokens)}}
+    if isinstance(encoder, WordsEncoder):
+        extra["vocabulary"] = list(encoder.vocabulary)
     create_caption_set(cache, facts, blocks, tokens, extra)
     return cache.caption_set(facts.name)
 
 
-def _warn_of_changes(features: FeatureSet, recorded: dict[str, Any]) -> None:
-    before = features.attributes["recorded"]
-    changed = [f"{key} {before.get(key)} (now {value})" for key, value in recorded.items() if before.get(key) != value]
+def _warn_of_changes(features: FeatureSet, recorded: dict[str, Any], shard_images: int | None) -> None:
+    before = {**features.attributes["recorded"], "shard_images": features.blocks.length}
+    now = {**recorded, "shard_images": shard_images or features.blocks.length}
+    changed = [f"{key} {before.get(key)} (now {value})" for key, value in now.items() if before.get(key) != value]
     if changed:
         print(f"Note: '{features.name}' was begun with {', '.join(changed)}.", file=sys.stderr)
 
@@ -213,22 +221,28 @@ def _warn_of_changes(features: FeatureSet, recorded: dict[str, Any]) -> None:
 def _fill(features: ImageSet | CaptionSet, job: Job, options: Options) -> dict[str, Any]:
     """Compute the shards of the chosen splits that are not done yet; return a `SetSummary` as a dict."""
     cache, blocks = features.cache, features.blocks
-    wanted = [shard for split in options.splits if split in cache.splits for shard in blocks.of_split(split)]
+    marks = cache.store.open_array(f"{features.path}/done", writable=True)
+    if options.repair:
+        for shard in broken_shards(features):
+            marks[shard] = 0
+    splits = [split for split in options.splits if split in cache.splits]
+    wanted = [shard for split in splits for shard in blocks.of_split(split)]
     done = features.done()
     missing = [shard for shard in wanted if not done[shard]]
     total, left = (sum(features.samples_in(shard) for shard in shards) for shards in (wanted, missing))
-    marks = cache.store.open_array(f"{features.path}/done", writable=True)
     summary = SetSummary(features.name, shards_before=len(wanted) - len(missing))
+    ever_failed = bool(features.failed)
     work = write_image_shard if isinstance(features, ImageSet) else write_caption_shard
     began = time.monotonic()
     with Progress(features.name, total, features.modality, done=total - left) as progress:
 
         def record(receipt: Receipt) -> None:
-            if receipt.failed:
-                record_failures(features, receipt.failed)
+            nonlocal ever_failed
+            ever_failed |= bool(receipt.failed)
+            if ever_failed:
+                record_failures(features, cache.ids(*blocks.images(receipt.shard)), receipt.failed)
             marks[receipt.shard] = 1
             summary.add(receipt)
-
             if options.scheduler:
                 progress.update(receipt.samples)
 
@@ -243,14 +257,13 @@ def _fill(features: ImageSet | CaptionSet, job: Job, options: Options) -> dict[s
             finally:
                 del METERS[features.name]
     summary.seconds = time.monotonic() - began
-    status = type(features)(cache, features.name).status
-    summary.failed = int((status == FAILED).sum())
-    for split in options.splits:
-        if split in cache.splits and (status[features.rows_of(split)] == FAILED).all():
-            raise CacheError(f"no sample of split '{split}' could be read; for example {_first_reason(features)}")
+    features = type(features)(cache, features.name)
+    summary.failed = int((features.status == FAILED).sum())
+    for split in splits:
+        if (features.status[features.rows_of(split)] == FAILED).all():
+            reason = next(iter(features.failed.values()))
+            for shard in blocks.of_split(split):  # nothing of it is worth keeping, and it must be tried again
+                marks[shard] = 0
+            record_failures(features, cache.ids(*cache.splits[split]), {})
+            raise CacheError(f"no sample of split '{split}' could be read; for example {reason}")
     return {**vars(summary), "per_second": summary.samples / max(summary.seconds, 1e-9)}
-
-
-def _first_reason(features: FeatureSet) -> str:
-    failed = features.cache.store.read_group(features.path)["failed"]
-    return next(iter(failed.values()))

@@ -1,7 +1,9 @@
 """Creating caches and feature sets: every array at its full shape, before anything is computed."""
 
 import math
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from .samples import SPLITS, Samples
 from .store import Store
 
 _BLOCK = 8  # images in a checked block of a shard
+TEXTS = ("id", "file_name", "caption")  # arrays of the samples that are UTF-8 bytes
 _TOKEN_BLOCK = 1024  # tokens in one
 # What a region set may hold beside its features, a row a region: shape of a row, dtype, and fill.
 REGION_ARRAYS: dict[str, tuple[tuple[int, ...], str, float]] = {
@@ -23,28 +26,55 @@ REGION_ARRAYS: dict[str, tuple[tuple[int, ...], str, float]] = {
 }
 
 
-def open_or_create(url: str, samples: Samples, protocols: Iterable[str]) -> FeatureCache:
-    """Open the cache at `url`, or make one that holds these samples and no feature set.
+@contextmanager
+def open_for_writing(url: str, samples: Samples, protocols: Iterable[str]) -> Iterator[FeatureCache]:
+    """Open the cache at `url`, or make one that holds these samples and no feature set; nobody else writes meanwhile.
 
     Raises:
-        CacheError: something else is there, or a cache of other samples.
+        CacheError: something else is there, a cache of other samples, or another process is writing.
     """
     store = Store(url)
-    if store.exists("zarr.json"):
-        attributes, damage = store.inspect_group("")
-        unfinished = not damage and attributes.get("format") == FORMAT and "digest" not in attributes
-        if not unfinished:
-            cache = FeatureCache.open(url)
-            if cache.manifest_sha256 != samples.digest:
-                raise CacheError(
-                    f"{url} holds other samples: data set '{cache.dataset}', manifest {cache.manifest_sha256[:8]},"
-                    f" not '{samples.dataset}', {samples.digest[:8]}; choose another --store"
-                )
-            return cache
-    elif store.names(""):
-        raise CacheError(f"{url} is not empty and holds no feature cache; choose another --store")
-    _create(store, samples, list(protocols))
-    return FeatureCache.open(url)
+    with _alone(store):
+        yield _open_or_create(store, samples, list(protocols))
+
+
+@contextmanager
+def _alone(store: Store) -> Iterator[None]:
+    """Hold the lock of a local store's folder; the system takes it back however the process ends."""
+    if not store.is_local:
+        yield
+        return
+    import fcntl
+
+    store.fs.makedirs(store.root, exist_ok=True)
+    folder = os.open(store.root, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CacheError(f"another process is writing to {store.url}; wait until it has ended") from error
+        yield
+    finally:
+        os.close(folder)
+
+
+def _open_or_create(store: Store, samples: Samples, protocols: list[str]) -> FeatureCache:
+    if store.exists("zarr.json") and not store.is_unfinished(""):
+        cache = FeatureCache.open(store.url)
+        if cache.manifest_sha256 != samples.digest:
+            raise CacheError(
+                f"{store.url} holds other samples: data set '{cache.dataset}', manifest {cache.manifest_sha256[:8]},"
+                f" not '{samples.dataset}', {samples.digest[:8]}; choose another --store"
+            )
+    else:
+        if store.names("") and not store.is_unfinished(""):
+            raise CacheError(f"{store.url} is not empty and holds no feature cache; choose another --store")
+        _create(store, samples, protocols)
+        cache = FeatureCache.open(store.url)
+    if store.is_local:  # what a killed writer left behind is never read
+        for partial in Path(store.root).rglob("*.partial"):
+            partial.unlink(missing_ok=True)
+    return cache
 
 
 def _create(store: Store, samples: Samples, protocols: list[str]) -> None:
@@ -56,7 +86,7 @@ def _create(store: Store, samples: Samples, protocols: list[str]) -> None:
         "splits": {name: list(rows) for name, rows in samples.splits.items()},
         "protocols": protocols,
     }
-    store.start_group("", root)
+    store.start_group("")
     captions = [caption for image in samples.images for caption in image.captions]
     counts = np.array([len(image.captions) for image in samples.images], dtype=np.int32)
     texts = {
@@ -72,7 +102,7 @@ def _create(store: Store, samples: Samples, protocols: list[str]) -> None:
         "caption_count": counts,
         "caption_image": np.repeat(np.arange(len(counts), dtype=np.int64), counts),
     }
-    store.start_group("samples", {})
+    store.start_group("samples")
     for name, values in numbers.items():
         store.write_array(f"samples/{name}", values)
     for name, strings in texts.items():
@@ -94,7 +124,7 @@ class SetFacts:
         encoder: its name, the set's name before ``@``.
         kind: ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``.
         identity: what decides the features; goes into the fingerprint.
-        dtype: ``float16`` or ``float32``; the token ids of a ``words`` set are int32 whatever it says.
+        dtype: ``float16`` or ``float32``; ``int32`` for words.
         channels: width of a local row, None for words.
         global_channels: width of the global feature, None for words.
         recorded: versions, device, batch size: written down, and compared with a warning only.
@@ -110,12 +140,12 @@ class SetFacts:
 
     @classmethod
     def of(cls, encoder: Any, dtype: str, recorded: dict[str, Any]) -> "SetFacts":
-        """Return the facts of an encoder; its versions are recorded beside `recorded`."""
+        """Return the facts of an encoder; its versions are recorded beside `recorded`. Token ids alone are int32."""
         return cls(
             encoder.name,
             encoder.kind,
             encoder.identity,
-            dtype,
+            "int32" if encoder.channels is None else dtype,
             encoder.channels,
             encoder.global_channels,
             {**encoder.versions, **recorded},
@@ -148,13 +178,15 @@ class SetFacts:
 
 
 def find_set(cache: FeatureCache, modality: str, name: str) -> FeatureSet | None:
-    """Return the finished set of that name, or None; a set whose creation was interrupted is removed."""
+    """Return the finished set of that name, or None; a set whose creation was interrupted is removed.
+
+    Raises:
+        CacheError: the set's metadata is damaged or missing; its features stay.
+    """
     path = f"{modality}/{name}"
-    if not cache.store.exists(f"{path}/zarr.json"):
-        cache.store.remove(path)
+    if not cache.store.exists(path):
         return None
-    attributes, damage = cache.store.inspect_group(path)
-    if not damage and "digest" not in attributes:
+    if cache.store.is_unfinished(path) or not cache.store.names(path):
         cache.store.remove(path)
         return None
     return ImageSet(cache, name) if modality == "images" else CaptionSet(cache, name)
@@ -166,7 +198,7 @@ def create_image_set(
     """Create an empty image set of `rows` local rows an image; `extras` are names in `REGION_ARRAYS`."""
     store, path = cache.store, f"images/{facts.name}"
     images, shard = len(blocks) * blocks.length, blocks.length
-    store.start_group(path, {})
+    store.start_group(path)
     store.create_array(
         f"{path}/local",
         (images, rows, facts.channels or 0),
@@ -203,7 +235,7 @@ def create_caption_set(
     shard = max(captions)
     inner = min(_TOKEN_BLOCK, -(-max(tokens) // 8) * 8)
     token_shard = -(-max(tokens) // inner) * inner
-    store.start_group(path, {})
+    store.start_group(path)
     total, total_tokens = len(blocks) * shard, len(blocks) * token_shard
     store.create_array(f"{path}/start", (total,), shard, "int64")
     store.create_array(f"{path}/length", (total,), shard, "int32")
@@ -224,16 +256,11 @@ def _finish(store: Store, path: str, attributes: dict[str, Any], arrays: list[st
     store.seal_group(path, attributes, [*arrays, "done"])
 
 
-def clean(cache: FeatureCache) -> None:
-    """Remove the partial files that a killed writer left behind; they are never read."""
-    if cache.store.is_local:
-        for partial in Path(cache.store.root).rglob("*.partial"):
-            partial.unlink(missing_ok=True)
-
-
-def record_failures(features: FeatureSet, failed: dict[str, str]) -> None:
-    """Add {id: reason} to the set's attribute ``failed``."""
+def record_failures(features: FeatureSet, ids: list[str], failed: dict[str, str]) -> None:
+    """Let the set's attribute ``failed`` hold these {id: reason}, and of `ids` no others."""
     store, path = features.cache.store, features.path
     attributes = store.read_group(path)
-    attributes["failed"] = dict(sorted({**attributes["failed"], **failed}.items()))
-    store.seal_group(path, attributes, [*features.array_names(), "done"])
+    kept = {key: reason for key, reason in attributes["failed"].items() if key not in set(ids)}
+    if kept | failed != attributes["failed"]:
+        attributes["failed"] = dict(sorted((kept | failed).items()))
+        store.seal_group(path, attributes, [*features.array_names(), "done"])

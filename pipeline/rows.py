@@ -31,7 +31,7 @@ class Rows:
         self._block = array.chunks[0]
         self._sharded = array.shards is not None
         self._folder = Path(store.path(name)) / "c"
-        self._whole: np.ndarray | None = None if store.is_local else np.asarray(array[...])
+        self._whole: np.ndarray | None = None if store.is_local else store.read_array(name)
         self._blocks: dict[int, list[np.ndarray]] = {}
 
     def gather(self, first: np.ndarray, count: np.ndarray | int = 1) -> np.ndarray:

@@ -172,7 +172,12 @@ def _splits(entries: list[Entry], manifest: Manifest) -> list[str]:
         shares = ", ".join(f"{splits.count(split)} {split}" for split in SPLITS[:3])
         print(f"{manifest.captions} names no splits: {shares} by SHA-256 of the file name.", file=sys.stderr)
         return splits
-    merged = (manifest.merge_splits.get(str(entry.split), str(entry.split)) for entry in entries)
+    merged = [manifest.merge_splits.get(str(entry.split), str(entry.split)) for entry in entries]
+    strange = Counter(split for split in merged if split not in (*SPLITS, "restval"))
+    if strange:
+        found = ", ".join(f"{count} in '{split}'" for split, count in strange.items())
+        advice = "map them to train, val or test with merge_splits to use them"
+        print(f"{manifest.captions}: images of unknown splits count as 'other' ({found}); {advice}.", file=sys.stderr)
     return [split if split in SPLITS else "other" for split in merged]
 
 

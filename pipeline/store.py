@@ -2,7 +2,7 @@
 
 Zarr checks the bytes of a chunk (crc32c), but nobody checks its JSON metadata. Every group of a cache therefore
 lists the SHA-256 of its arrays' metadata and seals itself: its attribute `digest` is the SHA-256 of the group's own
-`zarr.json` with that digest blanked. A group without a digest was never finished.
+`zarr.json` with that digest blanked. A group that is being made says so in exactly one way, which no damage imitates.
 """
 
 import hashlib
@@ -31,7 +31,10 @@ class Store:
 
     def __init__(self, url: str) -> None:
         self.url = str(url)
-        self.fs, self.root = fsspec.core.url_to_fs(self.url)
+        try:
+            self.fs, self.root = fsspec.core.url_to_fs(self.url)
+        except (ValueError, ImportError) as error:
+            raise CacheError(f"--store {url} cannot be used: {error}") from error
         self.is_local = not isinstance(self.fs.protocol, str) and self.fs.protocol[0] in _LOCAL
 
     @property
@@ -48,10 +51,11 @@ class Store:
         return bool(self.fs.exists(self.path(name)))
 
     def names(self, name: str) -> list[str]:
-        """Return the names directly below the folder `name`, sorted; none if it is absent."""
+        """Return the names directly below the folder `name`, sorted, without partial files; none if it is absent."""
         if not self.exists(name):
             return []
-        return sorted(Path(entry).name for entry in self.fs.ls(self.path(name), detail=False))
+        entries = (Path(entry).name for entry in self.fs.ls(self.path(name), detail=False))
+        return sorted(entry for entry in entries if not entry.endswith(".partial"))
 
     def remove(self, name: str) -> None:
         """Delete the folder `name` and all below it, if it is there."""
@@ -116,15 +120,34 @@ class Store:
         # Zeros are data: without this a shard of zeros would have no file and look as if it had been lost.
         return array.with_config({"write_empty_chunks": True})
 
+    def read_array(self, name: str, first: int = 0, last: int | None = None) -> np.ndarray:
+        """Return the rows [first, last) of the array `name`, by default all.
+
+        Raises:
+            CacheError: it is missing, or a checksum does not fit.
+        """
+        array = self.open_array(name)
+        try:
+            return np.asarray(array[first:last])
+        except Exception as error:  # whatever a damaged file makes a codec raise
+            raise CacheError(f"{self.url}: '{name}' is damaged; `xret cache verify` lists what is affected") from error
+
     def _zarr(self) -> Any:
         return self.root if self.is_local else self.url
 
     # Groups
 
-    def start_group(self, name: str, attributes: dict[str, Any]) -> None:
-        """Write an unsealed group: what is below it is not to be trusted until `seal_group`."""
+    def start_group(self, name: str) -> None:
+        """Write an unfinished group: what is below it is not to be trusted until `seal_group`."""
         self.fs.makedirs(self.path(name), exist_ok=True)
-        self._write_json(name, _group_json(attributes))
+        self._write_json(name, _UNFINISHED)
+
+    def is_unfinished(self, name: str) -> bool:
+        """Return whether `name` was started and never sealed. Nothing else looks like it, whatever byte is flipped."""
+        try:
+            return self.fs.cat_file(self._metadata(name)) == _UNFINISHED.encode()
+        except OSError:
+            return False
 
     def seal_group(self, name: str, attributes: dict[str, Any], arrays: list[str]) -> None:
         """Write the group's attributes with the digests of `arrays` and of itself."""
@@ -139,24 +162,24 @@ class Store:
         Raises:
             CacheError: the group is missing, unfinished or damaged.
         """
+        if self.is_unfinished(name):
+            raise CacheError(f"{self.url}: '{name or '/'}' was never finished; run the same `xret extract` again")
         attributes, damage = self.inspect_group(name)
         if damage:
             raise CacheError(
-                f"{self.url}: {damage[0]}/zarr.json is damaged or missing; delete the store, or restore that file"
+                f"{self.url}: {damage[0]}/zarr.json is damaged or missing; restore that file, or extract into another"
+                " --store"
             )
-        if "digest" not in attributes:
-            raise CacheError(f"{self.url}: '{name or '/'}' was never finished; run `xret extract` again")
         return {key: value for key, value in attributes.items() if key not in ("arrays", "digest")}
 
     def inspect_group(self, name: str) -> tuple[dict[str, Any], list[str]]:
         """Return the group's attributes and the nodes (the group, its arrays) whose metadata is damaged."""
         try:
-            raw = self.fs.cat_file(self.path(f"{name}/zarr.json".lstrip("/"))).decode()
+            raw = self.fs.cat_file(self._metadata(name)).decode()
             attributes = json.loads(raw)["attributes"]
-            digest = attributes.get("digest")
-            if digest is None:
-                return attributes, []
-            arrays = dict(attributes["arrays"])
+            if "digest" not in attributes:
+                return attributes, [name]
+            digest, arrays = attributes["digest"], dict(attributes["arrays"])
             blank = raw.replace(digest, _BLANK, 1) if len(digest) == len(_BLANK) else ""
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}, [name]
@@ -167,6 +190,9 @@ class Store:
                 damaged.append(path)
         return attributes, damaged
 
+    def _metadata(self, name: str) -> str:
+        return self.path(f"{name}/zarr.json".lstrip("/"))
+
     def _sha256(self, name: str) -> str:
         try:
             return hashlib.sha256(self.fs.cat_file(self.path(name))).hexdigest()
@@ -174,7 +200,7 @@ class Store:
             return ""
 
     def _write_json(self, name: str, text: str) -> None:
-        path = self.path(f"{name}/zarr.json".lstrip("/"))
+        path = self._metadata(name)
         if not self.is_local:  # an object store replaces an object in one step
             self.fs.pipe_file(path, text.encode())
             return
@@ -185,3 +211,6 @@ class Store:
 
 def _group_json(attributes: dict[str, Any]) -> str:
     return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": attributes}, indent=2, ensure_ascii=True)
+
+
+_UNFINISHED = _group_json({"unfinished": True})

@@ -89,7 +89,8 @@ def write_image_shard(job: Job, shard: int) -> Receipt:
                 image, pixels_size[row] = encoder.decode(Path(job.folder, names[row]))
             except SampleError as error:
                 if not job.skip:
-                    raise
+                    advice = "mend or remove it, or go on with --on-error skip"
+                    raise SampleError(error.sample, f"{error.reason}; {advice}") from error
                 status[row], receipt.failed[ids[row]] = FAILED, f"{names[row]}: {error.reason}"
             else:
                 rows.append(row)

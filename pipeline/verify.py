@@ -1,13 +1,12 @@
 """Checks a cache from end to end: metadata, checksums, missing files, counts and values."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import zarr
 
-from .cache import FAILED, OK, Blocks, FeatureCache, ImageSet
-from .errors import CacheError
+from .cache import FAILED, OK, Blocks, FeatureCache, FeatureSet, ImageSet
+from .layout import TEXTS
 from .progress import Progress
 from .store import Store
 
@@ -34,49 +33,52 @@ def verify(url: str) -> dict[str, Any]:
     if damaged:  # without its samples nothing else in the cache can be judged
         return report
     cache = FeatureCache.open(url)
-    sets = [
-        _Checked(cache, modality, name) for modality in ("images", "captions") for name in cache.set_names(modality)
-    ]
+    paths = [f"{modality}/{name}" for modality in ("images", "captions") for name in cache.set_names(modality)]
+    sets = [_Checked(cache, path) for path in paths]
     with Progress("verify", sum(checked.shards for checked in sets), "shards") as progress:
         for checked in sets:
-            for found in checked.damage():
-                damaged += found
+            damaged += checked.metadata
+            for shard in range(checked.shards):
+                damaged += checked.damage(shard)
                 progress.update(1)
             report["failed_samples"] += [{"id": key, "reason": why} for key, why in checked.failed.items()]
             report["shards"] += checked.done
     return {**report, "ok": not damaged}
 
 
+def broken_shards(features: FeatureSet) -> list[int]:
+    """Return the finished shards of a set that are damaged or hold samples that failed."""
+    checked = _Checked(features.cache, features.path)
+    ids = features.cache.ids(0, features.cache.images) if checked.failed else []
+    failed = np.array([row for row, key in enumerate(ids) if key in checked.failed], dtype=np.int64)
+    of_failed = set(features.blocks.shard_of(failed).tolist())
+    return [shard for shard in range(checked.shards) if checked.damage(shard) or shard in of_failed]
+
+
 class _Checked:
     """One feature set under examination; only its sealed metadata is trusted."""
 
-    def __init__(self, cache: FeatureCache, modality: str, name: str) -> None:
-        self.cache, self.store, self.path = cache, cache.store, f"{modality}/{name}"
+    def __init__(self, cache: FeatureCache, path: str) -> None:
+        self.cache, self.store, self.path = cache, cache.store, path
         attributes, damage = self.store.inspect_group(self.path)
         self.metadata = [_damage(node) for node in damage]
         self.failed: dict[str, str] = {}
         self.shards = self.done = 0
-        # A set without a digest was being created when its extraction stopped: it holds nothing yet.
-        if not damage and "digest" in attributes:
+        if not damage:
             self.failed = attributes["failed"]
             self.blocks = Blocks(attributes["shard_images"], cache.splits)
             self.shards = len(self.blocks)
             self.arrays = {name: self.store.open_array(f"{self.path}/{name}") for name in attributes["arrays"]}
 
-    def damage(self) -> Iterator[list[Damage]]:
-        """Yield what is damaged, shard by shard."""
-        yield self.metadata
-        for shard in range(self.shards):
-            mark, intact = _read(self.store, self.arrays["done"], shard)
-            if not intact:
-                # A mark that was never written is a shard that was not computed, no damage.
-                missing = not self.store.exists(_file(self.arrays["done"], shard))
-                yield [] if missing else [self._damage("done", shard)]
-            elif mark[0] == 1:
-                self.done += 1
-                yield self._shard(shard)
-            else:
-                yield [] if mark[0] == 0 else [self._damage("done", shard)]
+    def damage(self, shard: int) -> list[Damage]:
+        """Return what is damaged of one shard; one that is not done has no damage."""
+        mark, intact = _read(self.store, self.arrays["done"], shard)
+        if not intact:  # a mark that was never written has no file
+            return [self._damage("done", shard)] if self.store.exists(_file(self.arrays["done"], shard)) else []
+        if mark[0] == 1:
+            self.done += 1
+            return self._shard(shard)
+        return [] if mark[0] == 0 else [self._damage("done", shard)]
 
     def _shard(self, shard: int) -> list[Damage]:
         damaged, values = [], {}
@@ -90,8 +92,8 @@ class _Checked:
         status = values["status"][: last - first]
         damaged += [] if np.isin(status, (OK, FAILED)).all() else [self._damage("status", shard)]
         if self.path.startswith("images"):
-            failed = [self.cache.ids(first, last)[row] for row in np.flatnonzero(status == FAILED)]
-            damaged += [] if all(key in self.failed for key in failed) else [self._damage("status", shard)]
+            recorded = np.array([key in self.failed for key in self.cache.ids(first, last)])
+            damaged += [] if np.array_equal(recorded, status == FAILED) else [self._damage("status", shard)]
         for name in ("local", "global"):
             if name in values and not self._finite(name, values, status == OK):
                 damaged.append(self._damage(name, shard))
@@ -119,10 +121,9 @@ class _Checked:
 
 
 def _nodes(store: Store, group: str) -> list[str]:
-    attributes, damage = store.inspect_group(group)
-    if not damage and "digest" not in attributes:
-        raise CacheError(f"{store.url}: '{group or '/'}' was never finished; run `xret extract` again")
-    return damage
+    if store.is_unfinished(group):
+        store.read_group(group)  # says so
+    return store.inspect_group(group)[1]
 
 
 def _samples(store: Store) -> list[Damage]:
@@ -133,7 +134,8 @@ def _samples(store: Store) -> list[Damage]:
         for chunk in range(-(-array.shape[0] // array.chunks[0])):
             if not _read(store, array, chunk)[1]:
                 rows = (chunk * array.chunks[0], min((chunk + 1) * array.chunks[0], array.shape[0]))
-                damaged.append(_damage(f"samples/{name}", chunk, rows if len(name.split("_")) < 2 else None))
+                # Of a byte array, which rows are affected is not known.
+                damaged.append(_damage(f"samples/{name}", chunk, None if name in TEXTS else rows))
     return damaged
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from xret.pipeline.cache import Blocks
 from xret.pipeline.encoders.words import WordsEncoder
-from xret.pipeline.layout import SetFacts, create_caption_set, create_image_set, open_or_create
+from xret.pipeline.layout import SetFacts, create_caption_set, create_image_set, open_for_writing
 from xret.pipeline.samples import Caption, ImageSample, Samples
 
 THINGS = ["disc", "cube", "star", "ring", "cone", "line"]
@@ -42,7 +42,8 @@ def make_store(
             images.append(ImageSample(str(number), f"{number}.jpg", split, -1, captions))
             content.append((first, second))
     digest = hashlib.sha256(repr(images).encode()).hexdigest()
-    cache = open_or_create(str(url), Samples("small", tuple(images), splits, digest), protocols)
+    with open_for_writing(str(url), Samples("small", tuple(images), splits, digest), protocols) as cache:
+        pass
     blocks = Blocks(8, splits)
     _fill_images(cache, blocks, content, weights, broken)
     texts = [caption.text for image in images for caption in image.captions]

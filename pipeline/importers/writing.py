@@ -15,7 +15,7 @@ import numpy as np
 
 from ..cache import FAILED, NOT_DONE, OK, Blocks, FeatureCache, ImageSet
 from ..errors import CacheError, SampleError
-from ..layout import REGION_ARRAYS, SetFacts, clean, create_image_set, find_set, open_or_create, record_failures
+from ..layout import REGION_ARRAYS, SetFacts, create_image_set, find_set, open_for_writing, record_failures
 from ..manifest import Manifest
 from ..progress import Progress
 from ..samples import Samples, read_samples
@@ -77,18 +77,17 @@ def import_features(manifest: Manifest, url: str, options: ImportOptions) -> dic
     _check_missing(entries, splits, samples, options)
     if source.counts[entries[entries >= 0]].max() < 1:
         raise SourceError(f"{options.source}: no image of the data set has features that can be read in it")
-    cache = open_or_create(url, samples, manifest.protocols)
-    clean(cache)
-    features = _image_set(cache, source, entries, options)
-    return {
-        "dataset": samples.dataset,
-        "store": str(url),
-        "images": cache.images,
-        "captions": cache.captions,
-        "matched_by": matched_by,
-        "unmatched": int((rows < 0).sum()),
-        "sets": [_fill(features, source, entries, splits, skip=options.on_error == "skip")],
-    }
+    with open_for_writing(url, samples, manifest.protocols) as cache:
+        features = _image_set(cache, source, entries, options)
+        return {
+            "dataset": samples.dataset,
+            "store": str(url),
+            "images": cache.images,
+            "captions": cache.captions,
+            "matched_by": matched_by,
+            "unmatched": int((rows < 0).sum()),
+            "sets": [_fill(features, source, entries, splits, skip=options.on_error == "skip")],
+        }
 
 
 def _chosen_splits(samples: Samples, options: ImportOptions) -> list[str]:
@@ -155,8 +154,7 @@ def _fill(features: ImageSet, source: Source, entries: np.ndarray, splits: list[
         for shard in missing:
             arrays, failed = _read_shard(features, source, entries, shard, skip)
             _write_shard(features, arrays, shard)
-            if failed:
-                record_failures(features, failed)
+            record_failures(features, features.cache.ids(*features.blocks.images(shard)), failed)
             marks[shard] = 1
             progress.update(features.samples_in(shard))
     seconds = time.monotonic() - began

@@ -121,6 +121,14 @@ def test_wrong_usage_is_code_2():
     assert "'zip' is not one of" in refused("extract", "coco", "--store", "s", "--dtype", "zip", code=2)
 
 
+def test_nothing_to_extract_and_odd_stores(tiny_dataset, tmp_path):
+    manifest = tiny_dataset()
+    for words in (["--visual", "none", "--text", "none"], ["--splits", ""]):
+        assert "nothing to extract" in refused("extract", manifest, "--store", tmp_path / "s", *words, code=2)
+    assert "foo://x cannot be used" in refused("extract", manifest, "--store", "foo://x", *EXTRACT)
+    assert not (tmp_path / "s").exists()
+
+
 def test_mistakes_of_train_and_eval(store, tmp_path):
     train = ["train-head", store, "--out", tmp_path / "r"]
     assert "did you mean 'setdiv'?" in refused(*train, "--recipe", "setdif")

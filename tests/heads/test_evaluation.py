@@ -19,7 +19,7 @@ from xret.heads.run import Run
 from xret.heads.training import train
 from xret.pipeline.batches import Features
 from xret.pipeline.cache import FeatureCache
-from xret.pipeline.errors import CacheError, RunError
+from xret.pipeline.errors import CacheError, RunError, XretError
 from xret.pipeline.samples import tokenize
 
 SMALL = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "optimizer.lr=0.01"]
@@ -256,8 +256,36 @@ def test_protocols(setdiv, store, folder):
         evaluate([setdiv], protocol="5k-folds", device="cpu")
     coco = make_store(folder / "coco.zarr", protocols=("1k-folds", "full"))
     with pytest.raises(RunError, match="1k-folds needs"):
-        evaluate([setdiv], store=coco, device="cpu")
+        evaluate([setdiv], store=coco, protocol="1k-folds", device="cpu")
     assert evaluate([setdiv], store=coco, protocol="full", device="cpu")["results"][0]["protocol"] == "full"
+
+
+def test_what_the_manifest_names_and_does_not_apply_is_left_out_with_a_line(setdiv, folder, capsys):
+    both = make_store(folder / "both.zarr", protocols=("1k-folds", "full"))
+    results = evaluate([setdiv], store=both, device="cpu")["results"]
+    assert [table["protocol"] for table in results] == ["full"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "protocol 1k-folds is left out: it needs exactly 5,000 images, here are 12"
+    alone = make_store(folder / "alone.zarr", protocols=("1k-folds",))
+    with pytest.raises(RunError, match="1k-folds needs"):
+        evaluate([setdiv], store=alone, device="cpu")
+    assert evaluation._applicable(("1k-folds", "full"), 5000) == ("1k-folds", "full")
+
+
+def test_a_store_that_was_moved_is_asked_for(folder, tmp_path):
+    url = make_store(tmp_path / "before.zarr")
+    train(url, recipe_of("vsepp"), tmp_path / "run", device="cpu")
+    (tmp_path / "before.zarr").rename(tmp_path / "after.zarr")
+    sentence = (
+        r"is not there or not usable \(.*before\.zarr: no feature cache is there.*; name where it is now with --store"
+    )
+    with pytest.raises(RunError, match=sentence):
+        evaluate([tmp_path / "run"], device="cpu")
+    with pytest.raises(RunError, match=sentence):
+        score(tmp_path / "run", device="cpu")
+    assert evaluate([tmp_path / "run"], store=str(tmp_path / "after.zarr"), device="cpu")["results"]
+    with pytest.raises(CacheError, match="no feature cache is there"):
+        evaluate([tmp_path / "run"], store=url, device="cpu")
 
 
 def test_splits(setdiv):
@@ -276,6 +304,47 @@ def test_a_folder_that_is_no_run(tmp_path, setdiv):
     (tmp_path / "run" / "config.json").write_text("{")
     with pytest.raises(RunError, match=r"config\.json is missing or damaged"):
         evaluate([tmp_path / "run"], device="cpu")
+
+
+DAMAGE = [
+    ("run.json", "[]"),
+    ("run.json", '{"format": "xret-run", "version": 1}'),
+    ("run.json", '{"format": "xret-run", "version": 1, "store": 3, "image_set": "", "text_set": ""}'),
+    ("config.json", "{}"),
+    ("config.json", "[]"),
+    ("config.json", '{"recipe": {}, "image": {}, "text": {}}'),
+    ("vocabulary.json", "{}"),
+    ("vocabulary.json", '["<unk>"]'),
+    ("vocabulary.json", "of other words"),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), DAMAGE)
+def test_a_damaged_file_is_named(tmp_path, setdiv, name, content):
+    shutil.copytree(setdiv, tmp_path / "run")
+    if content == "of other words":  # as many, but no words
+        content = json.dumps([3] * len(Run(setdiv).vocabulary))
+    (tmp_path / "run" / name).write_text(content)
+    with pytest.raises(XretError, match=rf"run/{name} ") as caught:
+        evaluate([tmp_path / "run"], device="cpu")
+    assert isinstance(caught.value, RunError) or name == "config.json"
+
+
+@pytest.mark.parametrize("content", [b"{", b"3\n", b"\xff\n"])
+def test_damaged_metrics_are_named(tmp_path, setdiv, content):
+    shutil.copytree(setdiv, tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").write_bytes(content)
+    with pytest.raises(RunError, match=r"metrics\.jsonl is missing or damaged"):
+        Run(tmp_path / "run").metrics()
+
+
+def test_memory_that_does_not_suffice_is_a_sentence(setdiv, monkeypatch):
+    def embed(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(evaluation, "embed", embed)
+    with pytest.raises(RunError, match=r"fit in the memory of cpu; choose a smaller data\.batch_size or model\.dim"):
+        evaluate([setdiv], device="cpu")
 
 
 @pytest.mark.parametrize("damage", [b"half", None])

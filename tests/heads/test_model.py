@@ -61,6 +61,6 @@ def test_a_kind_without_an_adapter():
 def test_devices():
     assert pick_device("cpu") == torch.device("cpu")
     assert pick_device("auto").type in ("cpu", "cuda")
-    for name in ("gpu", "cuda:99"):
+    for name in ("gpu", "mps", "meta", "xpu", "cpu:0", "cuda:", "cuda:-1", "cuda:01", "cuda:99", "cuda:99999"):
         with pytest.raises(DeviceError, match=f"device '{name}'"):
             pick_device(name)

@@ -1,13 +1,16 @@
 """Recipes: what a file and settings resolve to, and that every fault is named at once."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xret.cli.recipes import recipes as recipes_command
 from xret.heads import recipes
 from xret.heads.aggregators import AGGREGATORS
 from xret.heads.model import FeatureFacts, build_losses, build_model
@@ -155,6 +158,17 @@ def test_values_that_a_part_itself_refuses_are_named():
     message = faults("setdiv", "similarity.alpha=-1", "aggregator.text.slots=0")
     assert "similarity: " in message
     assert "aggregator.text: " in message
+
+
+def test_more_weights_than_torch_can_count_are_a_fault():
+    assert "aggregator.image: Storage size calculation overflowed" in faults("setdiv", "model.dim=1000000000000")
+
+
+def test_json_is_taken_before_and_behind_show():
+    expected = load_recipe("setdiv").to_dict()
+    for words in (["--json", "show", "setdiv"], ["show", "setdiv", "--json"]):
+        assert json.loads(CliRunner().invoke(recipes_command, words, catch_exceptions=False).stdout) == expected
+    assert CliRunner().invoke(recipes_command, ["show", "setdiv"]).stdout == FILES[0].read_text()
 
 
 def test_what_does_not_go_together_is_named():

@@ -2,17 +2,23 @@
 
 import json
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 from small_store import make_store
 
+from xret.cli.demo import demo
+from xret.cli.train_head import train_head
 from xret.heads.evaluation import evaluate
 from xret.heads.model import build_losses, build_model, feature_facts
 from xret.heads.recipe import Optimizer, Schedule, load_recipe
@@ -206,7 +212,7 @@ def test_a_run_is_not_resumed_with_other_words(store, uninterrupted, tmp_path):
         "begun otherwise: schedule.epochs is 3 there and 9 now; seed is 3 there and 2 now"
     )
     other = make_store(tmp_path / "other.zarr", weights="b")
-    with pytest.raises(RunError, match=r"fingerprints\.image is .*; image_set is .*; store is "):
+    with pytest.raises(RunError, match=r"otherwise: fingerprints\.image is .*; image_set is [^;]*$"):
         train(other, recipe_of(), uninterrupted, device="cpu", seed=3, resume=True)
 
 
@@ -224,12 +230,118 @@ def test_a_loss_that_is_not_finite_stops_the_run(store, tmp_path):
     message = str(caught.value)
     assert "the loss is not finite in epoch 1, step 2: loss nan" in message
     assert "--set optimizer.lr=1e+29" in message
-    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert "are kept" not in message
+
+
+def test_similarities_that_are_not_finite_get_the_same_hint(store, tmp_path):
+    recipe = recipe_of("setdiv", 2, "optimizer.lr=1e30", "optimizer.clip=null", "data.batch_size=100")  # one step
+    with pytest.raises(RunError, match=r"not finite in the validation of epoch 1; .* --set optimizer\.lr=1e\+29"):
+        train(store, recipe, tmp_path / "run", device="cpu")
+
+
+def test_a_failure_before_the_first_epoch_is_complete_leaves_nothing(store, tmp_path, monkeypatch):
+    spoilt = recipe_of("setdiv", 2, "optimizer.lr=1e30", "optimizer.clip=null")
+    for resume in (False, True):
+        with pytest.raises(RunError, match="not finite"):
+            train(store, spoilt, tmp_path / "run", device="cpu", resume=resume)
+        assert list(tmp_path.iterdir()) == []
+    assert train(store, recipe_of("vsepp", 1), tmp_path / "run", device="cpu").trained == 1
+
+
+def test_a_failure_after_an_epoch_or_of_a_resumed_run_removes_nothing(store, tmp_path, monkeypatch):
+    from xret.heads import training
+
+    original, left = training.validate, []
+
+    def validate(*arguments):
+        if not left:
+            raise KeyError
+        if left.pop() == "interrupt":
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(training, "validate", validate)
+    left[:] = ["interrupt"]
+    with pytest.raises(KeyboardInterrupt):
+        train(store, recipe_of(), tmp_path / "run", device="cpu")
+    assert (tmp_path / "run" / "run.json").exists()
+    with pytest.raises(KeyError):
+        train(store, recipe_of(), tmp_path / "run", device="cpu", resume=True)
+    assert (tmp_path / "run" / "run.json").exists()
+    left[:] = ["go on"]
+    with pytest.raises(KeyError):
+        train(store, recipe_of(), tmp_path / "other", device="cpu")
+    assert len(Run(tmp_path / "other").metrics()) == 1
+
+
+def test_memory_that_does_not_suffice_is_a_sentence(store, tmp_path, monkeypatch):
+    sentence = r"does not fit in the memory of cpu; choose a smaller data\.batch_size or model\.dim"
+    for dim in (10**14, 10**18):
+        with pytest.raises(RunError, match=sentence):
+            train(store, load_recipe("vsepp", [f"model.dim={dim}"]), tmp_path / "run", device="cpu")
+    monkeypatch.setattr(Batches, "epoch", lambda *_, **__: iter([torch.empty(10**15)]))
+    with pytest.raises(RunError, match=sentence):
+        train(store, recipe_of("vsepp", 1), tmp_path / "run", device="cpu")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(Batches, "epoch", lambda *_, **__: iter([torch.ones(2) @ torch.ones(3)]))
+    with pytest.raises(RuntimeError, match="inconsistent tensor size"):  # a mistake of ours is no lack of memory
+        train(store, recipe_of("vsepp", 1), tmp_path / "run", device="cpu")
+
+
+@contextmanager
+def small_disk(size):
+    """Let no file grow beyond `size` bytes: writing fails as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_nothing_half_written(store, uninterrupted, tmp_path):
+    shutil.copytree(uninterrupted, tmp_path / "run")
+    run = Run(tmp_path / "run")
+    before = (run.path / "state.pt").read_bytes()
+    state = {"epoch": 4, "model": torch.zeros(1 << 20)}
+    with small_disk(1 << 20), pytest.raises(RunError, match=r"state\.pt cannot be written"):
+        run.save_epoch(state, {"epoch": 4}, 1, 0.0)
+    assert (run.path / "state.pt").read_bytes() == before
+    with small_disk(100), pytest.raises(RunError, match=r"the run .*new cannot be written"):
+        train(store, recipe_of(), tmp_path / "new", device="cpu")
+    assert [path.name for path in tmp_path.rglob("*partial")] == []
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_store_that_was_moved_is_resumed_from_its_new_place(tmp_path):
+    url = make_store(tmp_path / "before.zarr")
+    train(url, recipe_of("vsepp", 1), tmp_path / "run", device="cpu")
+    moved = (tmp_path / "before.zarr").rename(tmp_path / "after.zarr")
+    train(str(moved), recipe_of("vsepp", 1), tmp_path / "run", device="cpu", resume=True)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["store"] == str(moved)
+    other = make_store(tmp_path / "other.zarr", test=13)
+    with pytest.raises(RunError, match="manifest_sha256 is "):
+        train(other, recipe_of("vsepp", 1), tmp_path / "run", device="cpu", resume=True)
+
+
+def test_a_seed_is_one_that_torch_can_take(store, tmp_path):
+    for command, words in ((train_head, [store, "--recipe", "vsepp", "--out"]), (demo, ["--out"])):
+        result = CliRunner().invoke(command, [*words, str(tmp_path / "run"), "--seed", str(2**64)])
+        assert result.exit_code == 2
+        assert "is not in the range" in result.output
+    words = [store, "--recipe", "vsepp", "--out", str(tmp_path / "run"), "--seed", str(2**63 - 1)]
+    words += [word for setting in [*SMALL, "schedule.epochs=1"] for word in ("--set", setting)]
+    assert CliRunner().invoke(train_head, words, catch_exceptions=False).exit_code == 0
 
 
 def test_splits_that_are_needed(tmp_path):
     without = make_store(tmp_path / "a.zarr", val=0)
-    with pytest.raises(CacheError, match="no split 'val'"):
+    with pytest.raises(
+        CacheError, match=r"no split 'val', which training needs to choose its best epoch .*merge_splits"
+    ):
+        train(without, recipe_of(), tmp_path / "run", device="cpu")
+    without = make_store(tmp_path / "c.zarr", train=0)
+    with pytest.raises(CacheError, match=r"no split 'train', which training needs to learn from \(it has val, test\)"):
         train(without, recipe_of(), tmp_path / "run", device="cpu")
     single = make_store(tmp_path / "b.zarr", train=1)
     with pytest.raises(RunError, match=r"split 'train' of .* has a single image"):

@@ -10,10 +10,15 @@ from hypothesis import strategies as st
 
 from xret.pipeline.cache import Blocks, FeatureCache, fingerprint
 from xret.pipeline.errors import CacheError
-from xret.pipeline.layout import open_or_create
+from xret.pipeline.layout import open_for_writing
 from xret.pipeline.manifest import load_manifest
 from xret.pipeline.samples import read_samples
 from xret.pipeline.store import Store
+
+
+def open_or_create(*args):
+    with open_for_writing(*args) as cache:
+        return cache
 
 
 def splits_of(counts):
@@ -92,11 +97,27 @@ def test_no_cache_and_foreign_folders_are_refused(tmp_path, tiny_dataset):
 def test_an_interrupted_creation_is_made_anew(tiny_dataset, tmp_path):
     samples = read_samples(load_manifest(tiny_dataset()))
     store = Store(str(tmp_path / "s.zarr"))
-    store.start_group("", {"format": "xret", "version": 1})
+    store.start_group("")
     store.write_array("samples/caption", np.zeros(3, dtype=np.uint8))
     with pytest.raises(CacheError, match="never finished"):
         FeatureCache.open(store.url)
     assert open_or_create(store.url, samples, []).images == len(samples.images)
+
+
+def test_a_first_file_that_was_cut_off_does_not_block_the_place(tiny_dataset, tmp_path):
+    (tmp_path / "s.zarr").mkdir()
+    (tmp_path / "s.zarr" / "zarr.json.77.partial").write_text("{")
+    assert open_or_create(str(tmp_path / "s.zarr"), read_samples(load_manifest(tiny_dataset())), []).images == 32
+    assert not list((tmp_path / "s.zarr").glob("*.partial"))
+
+
+def test_two_writers_exclude_each_other(tiny_dataset, tmp_path):
+    samples, url = read_samples(load_manifest(tiny_dataset())), str(tmp_path / "s.zarr")
+    with open_for_writing(url, samples, []):
+        with pytest.raises(CacheError, match=r"another process is writing to .*s\.zarr; wait"):
+            open_or_create(url, samples, [])
+        assert FeatureCache.open(url).images == 32  # readers may
+    open_or_create(url, samples, [])
 
 
 def test_changed_metadata_is_noticed_on_opening(tiny_dataset, tmp_path):

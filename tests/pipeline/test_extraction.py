@@ -13,11 +13,13 @@ from small_extraction import SMALL, files
 from xret.pipeline.batches import Batches
 from xret.pipeline.cache import FeatureCache
 from xret.pipeline.encoders import load_visual
-from xret.pipeline.engine import run_here, shard_tasks
 from xret.pipeline.errors import CacheError, EncoderError, SampleError
 from xret.pipeline.extraction import Options, extract
 from xret.pipeline.manifest import load_manifest
+from xret.pipeline.store import Store
 from xret.pipeline.tasks import Job, write_image_shard
+
+read = Store.read_array
 
 
 @pytest.fixture
@@ -52,12 +54,24 @@ def test_features_are_the_encoders_own(store):
     }
 
 
-def test_the_graph_has_one_task_a_shard(store):
-    _, url, _ = store
-    job = Job(url, "resnet18", "resnet18", "random:0", 64, "", "cpu", 4, False)
-    tasks = list(shard_tasks(write_image_shard, job, range(5)))
-    graph = dask.base.collections_to_expr(tasks).__dask_graph__()
-    assert sorted(graph) == [f"resnet18-shard-{i}" for i in range(5)]
+def test_the_graph_has_one_task_a_missing_shard(tiny_dataset, tmp_path, monkeypatch):
+    manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
+    graphs = []
+
+    def compute(*tasks, **how):
+        graphs.append(sorted(dask.base.collections_to_expr(tasks).__dask_graph__()))
+        return real(*tasks, **how)
+
+    real = dask.compute
+    monkeypatch.setattr(dask, "compute", compute)
+    extract(manifest, url, Options(**{**vars(SMALL), "splits": ("val",)}))
+    extract(manifest, url, SMALL)
+    image, words = FeatureCache.open(url).image_set().name, FeatureCache.open(url).caption_set().name
+    # shards 0-2 hold train, 3 val, 4 test
+    expected = [
+        [f"{name}-shard-{shard}" for shard in shards] for shards in ([3], [0, 1, 2, 4]) for name in (image, words)
+    ]
+    assert graphs == expected
 
 
 def test_any_number_of_workers_writes_the_same_bytes(store, tmp_path):
@@ -122,6 +136,45 @@ def test_a_split_of_broken_images_is_an_error(tiny_dataset, tmp_path):
         (manifest.images / name).write_bytes(b"no image")
     with pytest.raises(CacheError, match=r"no sample of split 'val' could be read; for example (9|10)\.jpg"):
         extract(manifest, str(tmp_path / "s.zarr"), Options(**{**vars(SMALL), "on_error": "skip"}))
+    for name in ("9.jpg", "10.jpg"):  # as when the folder was not mounted: once it is there, all is well
+        (manifest.images / name).write_bytes((manifest.images / "0.jpg").read_bytes())
+    summary = extract(manifest, str(tmp_path / "s.zarr"), SMALL)
+    assert summary["sets"][0]["failed"] == 0
+    assert FeatureCache.open(str(tmp_path / "s.zarr")).image_set().failed == {}
+
+
+def test_a_repaired_image_is_no_longer_listed(tiny_dataset, tmp_path):
+    manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
+    whole = (manifest.images / "5.jpg").read_bytes()
+    (manifest.images / "5.jpg").write_bytes(b"")
+    extract(manifest, url, Options(**{**vars(SMALL), "on_error": "skip"}))
+    (manifest.images / "5.jpg").write_bytes(whole)
+    assert extract(manifest, url, SMALL)["sets"][0]["failed"] == 1  # what is done is done
+    summary = extract(manifest, url, Options(**{**vars(SMALL), "repair": True}))
+    assert (summary["sets"][0]["shards"], summary["sets"][0]["failed"]) == (1, 0)
+    assert FeatureCache.open(url).image_set().failed == {}
+
+
+def test_words_are_the_same_set_whatever_the_dtype(store):
+    manifest, url, _ = store
+    summary = extract(manifest, url, Options(**{**vars(SMALL), "visual": None, "dtype": "float32"}))
+    assert summary["sets"][0]["samples"] == 0
+    assert FeatureCache.open(url).caption_set().dtype == "int32"
+
+
+def test_a_task_opens_as_many_files_however_many_shards_there_are(tiny_dataset, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(Store, "read_array", lambda self, name, *rows: opened.append(name) or read(self, name, *rows))
+    counts = []
+    for images in (16, 128):
+        manifest, url = load_manifest(tiny_dataset(f"d{images}", train=images)), str(tmp_path / f"{images}.zarr")
+        extract(manifest, url, SMALL)
+        job = Job(url, "resnet18", "resnet18", "random:0", 64, str(manifest.images), "cpu", 4, False)
+        opened.clear()
+        write_image_shard(job, 0)
+        counts.append(sorted(opened))
+    assert counts[0] == counts[1]
+    assert not [name for name in counts[0] if "status" in name or "caption" in name]
 
 
 def test_a_wrong_encoder_leaves_nothing_behind(tiny_dataset, tmp_path):
@@ -157,18 +210,18 @@ def test_captions_without_words_are_one_unknown_token(tiny_dataset, tmp_path):
     assert cache.caption_set().token(row).tolist() == [0]
 
 
-def test_a_failing_task_leaves_the_finished_ones_marked(store):
-    def work(job, shard):
-        if shard == 2:
-            raise CacheError("no more")
-        return write_image_shard(job, shard)
-
-    manifest, url, _ = store
-    job = Job(url, "resnet18", "resnet18", "random:0", 64, str(manifest.images), "cpu", 4, False)
-    marked = []
-    with pytest.raises(CacheError, match="no more"):
-        run_here(shard_tasks(work, job, [0, 1, 2]), 1, lambda receipt: marked.append(receipt.shard))
-    assert set(marked) <= {0, 1}
+def test_a_failing_task_leaves_the_finished_ones_marked(tiny_dataset, tmp_path):
+    manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
+    whole = (manifest.images / "17.jpg").read_bytes()
+    (manifest.images / "17.jpg").write_bytes(b"")  # in shard 2 of 5
+    with pytest.raises(SampleError, match="--on-error skip"):
+        extract(manifest, url, Options(**{**vars(SMALL), "workers": 1}))
+    done = FeatureCache.open(url).image_set().done()
+    assert done.sum() == 2
+    assert not done[2]
+    (manifest.images / "17.jpg").write_bytes(whole)
+    summary = extract(manifest, url, SMALL)["sets"][0]
+    assert (summary["shards"], summary["shards_before"]) == (3, 2)
 
 
 # Ten starts cost one import and one loading: the processes are forked before torch has started a thread.

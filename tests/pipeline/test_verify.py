@@ -1,19 +1,19 @@
 """`verify` finds what was broken: any byte of any file, a missing file, a value that is no number."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from small_extraction import SMALL, files
 
 from xret.pipeline.cache import FeatureCache
 from xret.pipeline.errors import CacheError
-from xret.pipeline.extraction import Options, extract
+from xret.pipeline.extraction import extract
 from xret.pipeline.layout import record_failures
 from xret.pipeline.manifest import load_manifest
 from xret.pipeline.verify import describe, verify
-
-SMALL = Options(visual="resnet18", visual_weights="random:0", image_size=64, text="words", shard_images=8)
 
 
 @pytest.fixture
@@ -46,6 +46,38 @@ def test_a_flipped_byte_in_any_file_is_found(store):
         assert parent in named or path.name == "zarr.json", (parent, named)
         path.write_bytes(data)
     assert verify(str(store))["ok"]
+
+
+def test_no_byte_of_a_sets_metadata_can_be_flipped_unnoticed_nor_costs_the_set(store, tiny_dataset):
+    manifest = load_manifest(store.parent / "tiny" / "tiny.yaml")
+    path = next((store / "captions").glob("*/zarr.json"))
+    data = path.read_bytes()
+    for at in range(0, len(data), 7):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        assert not verify(str(store))["ok"], at
+        if at % 49 == 0:
+            with pytest.raises(CacheError, match="damaged"):
+                extract(manifest, str(store), SMALL)
+    path.unlink()
+    with pytest.raises(CacheError, match="damaged or missing"):
+        extract(manifest, str(store), SMALL)
+    path.write_bytes(data)
+    assert verify(str(store))["ok"]
+
+
+def test_repair_computes_again_what_is_damaged_or_failed(store):
+    manifest = load_manifest(store.parent / "tiny" / "tiny.yaml")
+    before = files(store)
+    name = FeatureCache.open(str(store)).image_set().name
+    for file in ("local/c/1/0/0", "status/c/0", "done/c/2"):
+        path = store / "images" / name / file
+        data = bytearray(path.read_bytes())
+        data[0] ^= 4
+        path.write_bytes(data)
+    with pytest.raises(CacheError, match="damaged"):
+        extract(manifest, str(store), SMALL)
+    extract(manifest, str(store), replace(SMALL, repair=True))
+    assert files(store) == before
 
 
 def test_a_missing_file_is_found_and_names_its_samples(store):
@@ -83,7 +115,7 @@ def test_a_status_that_contradicts_the_record_is_found(store):
     features = FeatureCache.open(str(store)).image_set()
     features.cache.store.open_array(f"{features.path}/status", writable=True)[2] = 1
     assert [d["array"] for d in verify(str(store))["damaged"]] == [f"{features.path}/status"]
-    record_failures(features, {"2": "2.jpg: truncated"})
+    record_failures(features, [], {"2": "2.jpg: truncated"})
     report = verify(str(store))
     assert report["ok"]
     assert report["failed_samples"] == [{"id": "2", "reason": "2.jpg: truncated"}]

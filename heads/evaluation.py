@@ -168,7 +168,8 @@ def recalls(similarity: Tensor, caption_image: Tensor, protocol: str, ties: metr
         return metrics.recall_table(*metrics.ranks(similarity, caption_image), ties=ties)
     if len(similarity) != FOLDED:
         raise RunError(
-            f"protocol 1k-folds needs exactly {FOLDED:,} images and {where} has {len(similarity):,}; take --protocol full"
+            f"protocol 1k-folds needs exactly {FOLDED:,} images and {where} has {len(similarity):,}; "
+            "take --protocol full"
         )
     folds = metrics.folds(len(similarity))
     return metrics.mean_table(

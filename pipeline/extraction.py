@@ -19,7 +19,16 @@ from .encoders.grid import GridEncoder
 from .encoders.words import WordsEncoder
 from .engine import run_here, run_on_cluster, shard_tasks
 from .errors import CacheError
-from .layout import SetFacts, create_caption_set, create_image_set, find_set, open_for_writing, record_failures
+from .layout import (
+    DEFAULT_SPLITS,
+    SetFacts,
+    choose_splits,
+    create_caption_set,
+    create_image_set,
+    find_set,
+    open_for_writing,
+    record_failures,
+)
 from .manifest import Manifest
 from .progress import Progress
 from .samples import Samples, read_samples, tokenize
@@ -53,7 +62,7 @@ class Options:
     image_size: int = 224
     text: str | None = "bert"
     text_weights: str = "bert-base-uncased"
-    splits: tuple[str, ...] = ("train", "val", "test")
+    splits: tuple[str, ...] = DEFAULT_SPLITS
     batch_size: int = 64
     dtype: str = "float16"
     shard_images: int | None = None
@@ -112,13 +121,7 @@ def extract(manifest: Manifest, url: str, options: Options) -> dict[str, Any]:
         CacheError: the store holds something else, or a value does not fit the dtype.
     """
     samples = read_samples(manifest)
-    unknown = [split for split in options.splits if split not in samples.splits]
-    # By default, those of the three that the data set has.
-    if unknown and (options.splits != Options.splits or len(unknown) == len(options.splits)):
-        there = ", ".join(samples.splits)
-        raise CacheError(
-            f"'{manifest.name}' has no image in split {', '.join(unknown)}; it has {there}: choose with --splits"
-        )
+    splits = choose_splits(samples, options.splits)
     recorded: dict[str, Any] = {"device": str(pick_device(options.device)), "batch_size": options.batch_size}
     # Made before the store, so that a wrong name or file leaves nothing behind.
     visual = None
@@ -146,11 +149,11 @@ def extract(manifest: Manifest, url: str, options: Options) -> dict[str, Any]:
         )
         if visual is not None:
             images = _image_set(cache, options, visual, recorded)
-            summary["sets"].append(_fill(images, replace(job, set_name=images.name), options))
+            summary["sets"].append(_fill(images, replace(job, set_name=images.name), splits, options))
         if text is not None:
             captions = _caption_set(cache, options, text, samples, recorded)
             text_job = replace(job, set_name=captions.name, encoder=text.name, weights=_absolute(options.text_weights))
-            summary["sets"].append(_fill(captions, text_job, options))
+            summary["sets"].append(_fill(captions, text_job, splits, options))
             summary |= captions.attributes["counts"]
         return summary
 
@@ -218,14 +221,13 @@ def _warn_of_changes(features: FeatureSet, recorded: dict[str, Any], shard_image
         print(f"Note: '{features.name}' was begun with {', '.join(changed)}.", file=sys.stderr)
 
 
-def _fill(features: ImageSet | CaptionSet, job: Job, options: Options) -> dict[str, Any]:
-    """Compute the shards of the chosen splits that are not done yet; return a `SetSummary` as a dict."""
+def _fill(features: ImageSet | CaptionSet, job: Job, splits: list[str], options: Options) -> dict[str, Any]:
+    """Compute the shards of these splits that are not done yet; return a `SetSummary` as a dict."""
     cache, blocks = features.cache, features.blocks
     marks = cache.store.open_array(f"{features.path}/done", writable=True)
     if options.repair:
         for shard in broken_shards(features):
             marks[shard] = 0
-    splits = [split for split in options.splits if split in cache.splits]
     wanted = [shard for split in splits for shard in blocks.of_split(split)]
     done = features.done()
     missing = [shard for shard in wanted if not done[shard]]

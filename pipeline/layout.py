@@ -15,6 +15,7 @@ from .errors import CacheError
 from .samples import SPLITS, Samples
 from .store import Store
 
+DEFAULT_SPLITS = ("train", "val", "test")
 _BLOCK = 8  # images in a checked block of a shard
 TEXTS = ("id", "file_name", "caption")  # arrays of the samples that are UTF-8 bytes
 _TOKEN_BLOCK = 1024  # tokens in one
@@ -24,6 +25,21 @@ REGION_ARRAYS: dict[str, tuple[tuple[int, ...], str, float]] = {
     "classes": ((), "int32", -1),
     "scores": ((), "float32", np.nan),
 }
+
+
+def choose_splits(samples: Samples, wanted: tuple[str, ...]) -> list[str]:
+    """Return those of `wanted` that the data set has, in row order. Of the default, some may be absent.
+
+    Raises:
+        CacheError: the data set lacks a split that was asked for, or all.
+    """
+    unknown = [split for split in wanted if split not in samples.splits]
+    if unknown and (wanted != DEFAULT_SPLITS or len(unknown) == len(wanted)):
+        there = ", ".join(samples.splits)
+        raise CacheError(
+            f"'{samples.dataset}' has no image in split {', '.join(unknown)}; it has {there}: choose with --splits"
+        )
+    return [split for split in samples.splits if split in wanted]
 
 
 @contextmanager

@@ -15,7 +15,16 @@ import numpy as np
 
 from ..cache import FAILED, NOT_DONE, OK, Blocks, FeatureCache, ImageSet
 from ..errors import CacheError, SampleError
-from ..layout import REGION_ARRAYS, SetFacts, create_image_set, find_set, open_for_writing, record_failures
+from ..layout import (
+    DEFAULT_SPLITS,
+    REGION_ARRAYS,
+    SetFacts,
+    choose_splits,
+    create_image_set,
+    find_set,
+    open_for_writing,
+    record_failures,
+)
 from ..manifest import Manifest
 from ..progress import Progress
 from ..samples import Samples, read_samples
@@ -43,7 +52,7 @@ class ImportOptions:
     source: Path
     arrays: Mapping[str, str] = field(default_factory=dict)
     dtype: str = "float16"
-    splits: tuple[str, ...] = ("train", "val", "test")
+    splits: tuple[str, ...] = DEFAULT_SPLITS
     on_error: str = "fail"
 
 
@@ -67,7 +76,7 @@ def import_features(manifest: Manifest, url: str, options: ImportOptions) -> dic
         CacheError: the store holds something else, or a value does not fit the dtype.
     """
     samples = read_samples(manifest)
-    splits = _chosen_splits(samples, options)
+    splits = choose_splits(samples, options.splits)
     source = open_source(options.format_, options.source, samples.dataset, options.arrays)
     rows, matched_by = match(source.ids, samples)
     _check_splits(source, rows, samples)
@@ -88,17 +97,6 @@ def import_features(manifest: Manifest, url: str, options: ImportOptions) -> dic
             "unmatched": int((rows < 0).sum()),
             "sets": [_fill(features, source, entries, splits, skip=options.on_error == "skip")],
         }
-
-
-def _chosen_splits(samples: Samples, options: ImportOptions) -> list[str]:
-    there = ", ".join(samples.splits)
-    unknown = [split for split in options.splits if split not in samples.splits]
-    # By default, those of the three that the data set has.
-    if unknown and (options.splits != ImportOptions.splits or len(unknown) == len(options.splits)):
-        raise CacheError(
-            f"'{samples.dataset}' has no image in split {', '.join(unknown)}; it has {there}: choose with --splits"
-        )
-    return [split for split in samples.splits if split in options.splits]
 
 
 def _check_splits(source: Source, rows: np.ndarray, samples: Samples) -> None:

@@ -122,6 +122,9 @@ def extract(manifest: Manifest, url: str, options: Options) -> dict[str, Any]:
     """
     samples = read_samples(manifest)
     splits = choose_splits(samples, options.splits)
+    options = replace(
+        options, visual_weights=_absolute(options.visual_weights), text_weights=_absolute(options.text_weights)
+    )
     recorded: dict[str, Any] = {"device": str(pick_device(options.device)), "batch_size": options.batch_size}
     # Made before the store, so that a wrong name or file leaves nothing behind.
     visual = None
@@ -140,7 +143,7 @@ def extract(manifest: Manifest, url: str, options: Options) -> dict[str, Any]:
             url=cache.store.absolute_url,
             set_name="",
             encoder=options.visual or "",
-            weights=_absolute(options.visual_weights),
+            weights=options.visual_weights,
             image_size=options.image_size,
             folder=str(manifest.images.resolve()),
             device=options.device,
@@ -152,7 +155,7 @@ def extract(manifest: Manifest, url: str, options: Options) -> dict[str, Any]:
             summary["sets"].append(_fill(images, replace(job, set_name=images.name), splits, options))
         if text is not None:
             captions = _caption_set(cache, options, text, samples, recorded)
-            text_job = replace(job, set_name=captions.name, encoder=text.name, weights=_absolute(options.text_weights))
+            text_job = replace(job, set_name=captions.name, encoder=text.name, weights=options.text_weights)
             summary["sets"].append(_fill(captions, text_job, splits, options))
             summary |= captions.attributes["counts"]
         return summary
@@ -160,7 +163,7 @@ def extract(manifest: Manifest, url: str, options: Options) -> dict[str, Any]:
 
 def _absolute(weights: str) -> str:
     """Return a path that holds in any working folder; a worker's is not ours."""
-    return str(Path(weights).resolve()) if Path(weights).exists() else weights
+    return str(Path(weights).resolve()) if weights != "imagenet" and Path(weights).exists() else weights
 
 
 def _image_set(cache: FeatureCache, options: Options, encoder: GridEncoder, recorded: dict) -> ImageSet:

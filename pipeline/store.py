@@ -47,8 +47,17 @@ class Store:
         return f"{self.root}/{name}" if name else self.root
 
     def exists(self, name: str) -> bool:
-        """Return whether a file or folder `name` is there."""
-        return bool(self.fs.exists(self.path(name)))
+        """Return whether a file or folder `name` is there.
+
+        Raises:
+            CacheError: an object store does not answer, or wants credentials.
+        """
+        try:
+            return bool(self.fs.exists(self.path(name)))
+        except Exception as error:  # every object store has errors of its own
+            if self.is_local:
+                raise
+            raise CacheError(f"{self.url} cannot be reached: {error}") from error
 
     def names(self, name: str) -> list[str]:
         """Return the names directly below the folder `name`, sorted, without partial files; none if it is absent."""

@@ -4,17 +4,26 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from ..embedding import Embedding, Gaussian, Sequence
+
 
 class Aggregated(NamedTuple):
     """The embeddings of B samples, and what losses and figures may want to see of how they came about.
 
     Attributes:
-        embedding: a vector `[B, D]` or a set of K elements `[B, K, D]` a sample, not normalised.
+        embedding: a vector `[B, D]`, a set of K elements `[B, K, D]`, a Gaussian or a sequence a sample, not
+            normalised.
         slots: the set's elements before the global feature is added, `[B, K, D]`; None where there are none.
         attention: the weight of every local feature for every slot, `[T, B, H, K, N]`
             (iteration, sample, head, slot, row), zero on padding; None where there is none.
+        gaussian: what the set's elements were drawn from; None where they were not.
+        rows: the local rows that the embedding was made of, where the aggregator changed them; else None.
+        token: word ids `[B, N]` of captions; None where there are none.
     """
 
-    embedding: Tensor
+    embedding: Embedding
     slots: Tensor | None = None
     attention: Tensor | None = None
+    gaussian: Gaussian | None = None
+    rows: Sequence | None = None
+    token: Sequence | None = None

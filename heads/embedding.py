@@ -1,0 +1,58 @@
+"""What a sample is embedded as: a vector `[B, D]`, a set `[B, K, D]`, a Gaussian, or a sequence.
+
+Vectors and sets are plain tensors; the other two are named tuples of tensors.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Several
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+class Gaussian(NamedTuple):
+    """Diagonal Gaussians of B samples.
+
+    Attributes:
+        mean: `[B, D]`.
+        log_variance: natural logarithm of the variance of each dimension, `[B, D]`.
+    """
+
+    mean: Tensor
+    log_variance: Tensor
+
+
+class Sequence(NamedTuple):
+    """The rows of B samples, padded to the longest.
+
+    Attributes:
+        rows: `[B, N, D]`, or token ids `[B, N]`; what stands behind a sample's length means nothing.
+        length: valid rows of each sample, `[B]`.
+    """
+
+    rows: Tensor
+    length: Tensor
+
+
+Embedding = Tensor | Gaussian | Sequence
+
+
+def each(change: Callable[[Tensor], Tensor], embedding: Embedding) -> Embedding:
+    """Apply `change` to the tensors of an embedding, whose first axis is the samples."""
+    if isinstance(embedding, Tensor):
+        return change(embedding)
+    return type(embedding)(*map(change, embedding))
+
+
+def concatenate(embeddings: Several[Embedding]) -> Embedding:
+    """Join batches of embeddings of one kind; sequences are padded with zeros to the longest of all."""
+    first = embeddings[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(embeddings))  # type: ignore[arg-type]
+    if isinstance(first, Sequence):
+        longest = max(part.rows.shape[1] for part in embeddings)  # type: ignore[union-attr]
+        rows = [functional.pad(part.rows, (0, 0, 0, longest - part.rows.shape[1])) for part in embeddings]  # type: ignore[union-attr]
+        return Sequence(torch.cat(rows), torch.cat([part.length for part in embeddings]))  # type: ignore[union-attr]
+    return Gaussian(*map(torch.cat, zip(*embeddings, strict=True)))

@@ -18,6 +18,7 @@ class Aggregated(NamedTuple):
             (iteration, sample, head, slot, row), zero on padding; None where there is none.
         gaussian: what the set's elements were drawn from; None where they were not.
         rows: the local rows that the embedding was made of, where the aggregator changed them; else None.
+        global_: the sample's global feature `[B, D]`, which the model adds; None where nobody asked for it.
         token: word ids `[B, N]` of captions; None where there are none.
     """
 
@@ -26,4 +27,5 @@ class Aggregated(NamedTuple):
     attention: Tensor | None = None
     gaussian: Gaussian | None = None
     rows: Sequence | None = None
+    global_: Tensor | None = None
     token: Sequence | None = None

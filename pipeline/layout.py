@@ -12,6 +12,7 @@ import numpy as np
 
 from .cache import FORMAT, NOT_DONE, VERSION, Blocks, CaptionSet, FeatureCache, FeatureSet, ImageSet, fingerprint
 from .errors import CacheError
+from .regions import REGION_ARRAYS
 from .samples import SPLITS, Samples
 from .store import Store
 
@@ -19,12 +20,6 @@ DEFAULT_SPLITS = ("train", "val", "test")
 _BLOCK = 8  # images in a checked block of a shard
 TEXTS = ("id", "file_name", "caption")  # arrays of the samples that are UTF-8 bytes
 _TOKEN_BLOCK = 1024  # tokens in one
-# What a region set may hold beside its features, a row a region: shape of a row, dtype, and fill.
-REGION_ARRAYS: dict[str, tuple[tuple[int, ...], str, float]] = {
-    "boxes": ((4,), "float32", np.nan),
-    "classes": ((), "int32", -1),
-    "scores": ((), "float32", np.nan),
-}
 
 
 def choose_splits(samples: Samples, wanted: tuple[str, ...]) -> list[str]:

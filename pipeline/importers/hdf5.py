@@ -12,7 +12,8 @@ import h5py
 import numpy as np
 
 from ..errors import SampleError, nearest
-from .source import UNREADABLE, Regions, SourceError, sha256
+from ..regions import Regions
+from .source import UNREADABLE, SourceError, sha256
 
 _CACHE = 1 << 27  # bytes of decoded chunks kept, so that neighbours in a chunk are decoded once
 _SHAPES = {  # S images, N regions

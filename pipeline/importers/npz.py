@@ -15,7 +15,8 @@ import numpy as np
 
 from ..errors import SampleError
 from ..progress import Progress
-from .source import UNREADABLE, Regions, SourceError, usual_width
+from ..regions import Regions
+from .source import UNREADABLE, SourceError, usual_width
 
 _DAMAGE = (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError)
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from .source import Regions, SourceError, sha256
+from ..regions import Regions
+from .source import SourceError, sha256
 
 # Where an image is in two files, the first of them counts: 'test' is the beginning of 'testall' in COCO.
 SPLIT_OF_FILE = {"train": "train", "dev": "val", "testall": "test", "test": "test"}

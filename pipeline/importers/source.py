@@ -3,7 +3,6 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from ..errors import XretError
 from ..progress import Progress
+from ..regions import Regions
 
 _CHUNK = 1 << 20  # bytes hashed at once
 UNREADABLE = -1  # the count of an image whose features a first look could not make sense of
@@ -18,25 +18,6 @@ UNREADABLE = -1  # the count of an image whose features a first look could not m
 
 class SourceError(XretError, ValueError):
     """Features that others extracted cannot be used as they are."""
-
-
-@dataclass(frozen=True)
-class Regions:
-    """The features of one image.
-
-    Attributes:
-        local: floating point [n,C], a row a region.
-        boxes: [n,4], x1, y1, x2, y2 in pixels; None where the source has none.
-        classes: whole numbers [n], the source's own; None where it has none.
-        scores: [n], the detector's confidence; None where the source has none.
-        size: width and height of the picture in pixels; zeros where the source does not say.
-    """
-
-    local: np.ndarray
-    boxes: np.ndarray | None = None
-    classes: np.ndarray | None = None
-    scores: np.ndarray | None = None
-    size: tuple[int, int] = (0, 0)
 
 
 class Source(Protocol):

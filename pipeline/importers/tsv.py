@@ -17,7 +17,8 @@ import numpy as np
 
 from ..errors import SampleError
 from ..progress import Progress
-from .source import UNREADABLE, Regions, SourceError, usual_width
+from ..regions import Regions
+from .source import UNREADABLE, SourceError, usual_width
 
 COLUMNS = {
     "butd-tsv": ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features"),

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ..cache import FAILED, NOT_DONE, OK, Blocks, FeatureCache, ImageSet
+from ..cache import FAILED, Blocks, FeatureCache, ImageSet
 from ..errors import CacheError, SampleError
 from ..layout import (
     DEFAULT_SPLITS,
-    REGION_ARRAYS,
     SetFacts,
     choose_splits,
     create_image_set,
@@ -27,10 +26,11 @@ from ..layout import (
 )
 from ..manifest import Manifest
 from ..progress import Progress
+from ..regions import REGION_ARRAYS, Regions, lay_out, shard_arrays
 from ..samples import Samples, read_samples
 from . import open_source
 from .matching import match
-from .source import Regions, Source, SourceError
+from .source import Source, SourceError
 
 _KINDS = {"f": "floats", "iu": "whole numbers", "fiu": "numbers"}  # of NumPy's dtypes
 
@@ -177,24 +177,16 @@ def _read_shard(
     """Return the arrays of one shard, and {id: reason} of the images in it that failed."""
     first, last = features.blocks.images(shard)
     names, ids = features.cache.file_names(first, last), features.cache.ids(first, last)
-    size, regions = features.blocks.length, features.rows
-    arrays = {
-        "local": np.full((size, regions, source.channels), np.nan, dtype=features.dtype),
-        "global": np.full((size, source.channels), np.nan, dtype=features.dtype),
-        "length": np.zeros(size, dtype=np.int32),
-        "size": np.zeros((size, 2), dtype=np.int32),
-        "status": np.full(size, NOT_DONE, dtype=np.uint8),
-    }
-    for name in source.extras:
-        shape, dtype, fill = REGION_ARRAYS[name]
-        arrays[name] = np.full((size, regions, *shape), fill, dtype=dtype)
+    arrays = shard_arrays(
+        features.blocks.length, features.rows, source.channels, source.channels, features.dtype, source.extras
+    )
     failed = {}
     for row in np.argsort(entries[first:last], kind="stable").tolist():  # in the source's order: a disk likes that
         entry = int(entries[first + row])
         try:
             if entry < 0:
                 raise SampleError(names[row], "the source has no features of it")
-            _put(arrays, row, _checked(source.read(entry), features, source, names[row]))
+            lay_out(arrays, row, _checked(source.read(entry), features, source, names[row]))
         except SampleError as error:
             if not skip:
                 advice = "mend the source, or record such images with --on-error skip"
@@ -224,16 +216,6 @@ def _checked(regions: Regions, features: ImageSet, source: Source, name: str) ->
     if peak > float(np.finfo(features.dtype).max):
         raise CacheError(f"'{name}': a value of {peak:.3g} is beyond {features.dtype}; import with --dtype float32")
     return regions
-
-
-def _put(arrays: dict[str, np.ndarray], row: int, regions: Regions) -> None:
-    """Lay one image out: zeros behind its regions, so that nothing but numbers ever reaches training."""
-    count = len(regions.local)
-    for key in ("local", *(name for name in REGION_ARRAYS if name in arrays)):
-        arrays[key][row, :count] = getattr(regions, key)
-        arrays[key][row, count:] = -1 if key == "classes" else 0
-    arrays["global"][row] = regions.local.mean(axis=0, dtype=np.float64)
-    arrays["length"][row], arrays["size"][row], arrays["status"][row] = count, regions.size, OK
 
 
 def _write_shard(features: ImageSet, arrays: dict[str, np.ndarray], shard: int) -> None:

@@ -5,17 +5,19 @@ An adapter projects the local features `[B, N, C]` to rows `[B, N, local_dim]` a
 are padding and change nothing.
 
 Sources: VSE++ (one linear layer over the grid; word embedding and GRU), *Learning the Best Pooling Strategy
-for Visual Semantic Embedding* (VSE-infinity: regions, bi-GRU, BERT) and SetDiv sections 3.1 and 4.2.
+for Visual Semantic Embedding* (VSE-infinity: regions, bi-GRU, BERT, frames of videos) and SetDiv sections 3.1 and 4.2.
 """
 
 from typing import Literal, NamedTuple, get_args
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from .aggregators.pooling import max_rows, mean_rows
+from .aggregators.pooling import max_rows, mean_rows, valid_rows
 
 Pooling = Literal["cached", "mean", "max"]
+RoiLayers = Literal["linear", "mlp"]
 WordRows = Literal["embedding", "gru"]
 WordPooling = Literal["last", "mean", "max"]
 
@@ -65,12 +67,15 @@ class _Projection(nn.Module):
     ) -> Adapted:
         """Adapt `local [B, N, C]` with `length [B]`, and `global_ [B, C]` where the adapter reads it."""
         dtype = next(self.layer.parameters()).dtype
-        rows = None if local is None else self.layer(local.to(dtype))
+        rows = None if local is None else self._rows(local.to(dtype), length)
         if self.global_ == "cached":
             assert global_ is not None, "fields() asks for it"
             return Adapted(rows, length, self.layer(global_.to(dtype)))
         assert rows is not None, "fields() asks for them"
         return Adapted(rows, length, _pool(self.global_, rows, length))
+
+    def _rows(self, local: Tensor, length: Tensor) -> Tensor:
+        return self.layer(local)
 
 
 class GridAdapter(_Projection):
@@ -87,6 +92,16 @@ class GridAdapter(_Projection):
         super().__init__(_linear(channels, dim), channels, global_channels, dim, global_)
 
 
+class FramesAdapter(_Projection):
+    """One linear layer over the features of a video's frames; parameters as for `GridAdapter`.
+
+    VSE-infinity, section 5.1.2: frames take the place of the cells of an image, and VSE++ averages them.
+    """
+
+    def __init__(self, channels: int, global_channels: int, dim: int, *, global_: Pooling = "mean") -> None:
+        super().__init__(_linear(channels, dim), channels, global_channels, dim, global_)
+
+
 class TokensAdapter(_Projection):
     """One linear layer over the states of a text encoder's tokens; parameters as for `GridAdapter`."""
 
@@ -95,10 +110,31 @@ class TokensAdapter(_Projection):
 
 
 class RoiAdapter(_Projection):
-    """A linear layer plus a two-layer perceptron over region features; parameters as for `GridAdapter`."""
+    """One linear layer over region features (SCAN, VSRN), or that plus a perceptron (VSE-infinity, SetDiv).
 
-    def __init__(self, channels: int, global_channels: int, dim: int, *, global_: Pooling = "max") -> None:
-        super().__init__(_ResidualMlp(channels, dim), channels, global_channels, dim, global_)
+    Args:
+        channels: width C of the cached local features.
+        global_channels: width of the cached global feature.
+        dim: width D.
+        global_: as for `GridAdapter`.
+        layers: `linear`, or `mlp`: with two layers of a perceptron beside it, the hidden one of D / 2 normalised
+            over the valid rows of a batch, as in VSE-infinity's public code.
+    """
+
+    def __init__(
+        self, channels: int, global_channels: int, dim: int, *, global_: Pooling = "max", layers: RoiLayers = "mlp"
+    ) -> None:
+        _one_of("layers", layers, get_args(RoiLayers))
+        layer = _ResidualMlp(channels, dim) if layers == "mlp" else _linear(channels, dim)
+        super().__init__(layer, channels, global_channels, dim, global_)
+
+    def _rows(self, local: Tensor, length: Tensor) -> Tensor:
+        # Padding must stay out of the statistics.
+        valid = valid_rows(local, length)
+        projected = self.layer(local[valid])
+        rows = projected.new_zeros((*local.shape[:2], projected.shape[1]))
+        rows[valid] = projected
+        return rows
 
 
 class WordsAdapter(nn.Module):
@@ -111,6 +147,12 @@ class WordsAdapter(nn.Module):
         local: what the local rows are: the word embeddings (SetDiv) or the GRU's outputs (VSE-infinity).
         global_: `last`: the last valid state (backwards: the first); `mean`, `max`: over the GRU's outputs.
         bidirectional: run the GRU in both directions.
+        vectors: a text file of word vectors that the embeddings begin with; whoever begins a training reads it and
+            calls `load_vectors`. A trained model has its embeddings, and needs the file no more.
+        train_vectors: let the embeddings learn; false: all of them stay as the file, or chance, made them.
+
+    Raises:
+        ValueError: a choice is unknown, or `train_vectors` is false without `vectors`.
     """
 
     def __init__(
@@ -122,20 +164,44 @@ class WordsAdapter(nn.Module):
         local: WordRows = "embedding",
         global_: WordPooling = "last",
         bidirectional: bool = True,
+        vectors: str | None = None,
+        train_vectors: bool = True,
     ) -> None:
         super().__init__()
         _one_of("local", local, get_args(WordRows))
         _one_of("global", global_, get_args(WordPooling))
+        if vectors is None and not train_vectors:
+            raise ValueError("train_vectors is false and the embeddings would stay random: name a file as vectors")
+        self.vectors = vectors
         self.local = local
         self.global_ = global_
         self.local_dim = word_dim if local == "embedding" else dim
         self.embedding = nn.Embedding(vocabulary_size, word_dim)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)  # as VSE++ does
+        self.embedding.weight.requires_grad_(train_vectors)
         self.gru = nn.GRU(word_dim, dim, batch_first=True, bidirectional=bidirectional)
 
     def fields(self, uses_local: bool) -> set[str]:
         """Return which cached fields the adapter reads: the token ids, whatever the aggregator uses."""
         return {"token"}
+
+    @torch.no_grad()
+    def load_vectors(self, vectors: Tensor, found: Tensor) -> None:
+        """Let the embeddings be `vectors [V, word_dim]` where `found [V]` is true.
+
+        The others stay random, scaled to the standard deviation of those found: no word begins much louder or quieter
+        than the rest.
+
+        Raises:
+            ValueError: the vectors are not as wide as the embeddings, or not as many.
+        """
+        weight = self.embedding.weight
+        if vectors.shape != weight.shape:
+            theirs, ours = (" x ".join(map(str, matrix.shape)) for matrix in (vectors, weight))
+            raise ValueError(f"the word vectors are {theirs} and the embeddings {ours}: set word_dim to their width")
+        rows = vectors[found].to(weight)
+        weight *= rows.std(correction=0) / weight.std(correction=0)
+        weight[found.to(weight.device)] = rows
 
     def forward(
         self,
@@ -159,6 +225,7 @@ class WordsAdapter(nn.Module):
 ADAPTERS: dict[str, type[nn.Module]] = {
     "grid": GridAdapter,
     "roi": RoiAdapter,
+    "frames": FramesAdapter,
     "words": WordsAdapter,
     "tokens": TokensAdapter,
 }
@@ -168,7 +235,9 @@ class _ResidualMlp(nn.Module):
     def __init__(self, channels: int, dim: int) -> None:
         super().__init__()
         self.linear = _linear(channels, dim)
-        self.mlp = nn.Sequential(nn.Linear(channels, dim // 2), nn.ReLU(), nn.Linear(dim // 2, dim))
+        self.mlp = nn.Sequential(
+            nn.Linear(channels, dim // 2), nn.BatchNorm1d(dim // 2), nn.ReLU(), nn.Linear(dim // 2, dim)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x) + self.mlp(x)

@@ -7,7 +7,8 @@ rows marked with a dagger).
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ..pipeline.cache import FeatureCache
 from ..pipeline.device import pick_device, within_memory
 from ..pipeline.errors import RunError, nearest
 from . import metrics
+from .embedding import Embedding, Sequence, concatenate, each
 from .model import Model
 from .run import Run
 from .run_features import open_store, split_of_run
@@ -32,7 +34,7 @@ CELLS = 1 << 25  # pairs of elements compared in one go: 128 MiB a temporary
 
 
 def evaluate(
-    runs: Sequence[str | Path],
+    runs: Several[str | Path],
     *,
     store: str | None = None,
     split: str = "test",
@@ -178,15 +180,15 @@ def recalls(similarity: Tensor, caption_image: Tensor, protocol: str, ties: metr
 
 
 @torch.no_grad()
-def embed(model: Model, batches: Batches) -> tuple[Tensor, Tensor]:
+def embed(model: Model, batches: Batches) -> tuple[Embedding, Embedding]:
     """Return the embeddings of a split's images and captions, in the order of their rows, float32.
 
     The model is put in evaluation mode and left in it.
     """
     model.eval()
 
-    def all_of(parts: Iterable[Tensor]) -> Tensor:
-        return torch.cat([part.float() for part in parts])
+    def all_of(parts: Iterable[Embedding]) -> Embedding:
+        return concatenate([each(lambda t: t.float() if t.is_floating_point() else t, part) for part in parts])
 
     images = all_of(model.embed_images(features).embedding for features in batches.image_features(BATCH))
     captions = all_of(model.embed_captions(features).embedding for features in batches.caption_features(BATCH))
@@ -194,45 +196,62 @@ def embed(model: Model, batches: Batches) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def compare(model: Model, images: Tensor, captions: Tensor, texts: Sequence[str]) -> Tensor:
+def compare(model: Model, images: Embedding, captions: Embedding, texts: Several[str]) -> Tensor:
     """Return the similarity of all images and captions, ``[I, C]``, computed in blocks of images.
 
     Args:
-        images: ``[I, D]`` or ``[I, K, D]``.
-        captions: ``[C, D]`` or ``[C, K, D]``.
+        images: embeddings of I images.
+        captions: embeddings of C captions.
         texts: the C captions; equal ones share their column.
 
     Raises:
         RunError: a similarity is not finite.
     """
     unique, inverse = torch.unique(representatives(captions, texts), return_inverse=True)
-    scored = captions[unique]
-    cells = len(scored) * math.prod(images.shape[1:-1]) * math.prod(captions.shape[1:-1])
-    similarity = images.new_empty((len(images), len(captions)))
+    scored = each(lambda t: t[unique], captions)
+    rows, columns = (first_tensor(side) for side in (images, captions))
+    cells = len(unique) * math.prod(rows.shape[1:-1]) * math.prod(columns.shape[1:-1])
+    similarity = rows.new_empty((len(rows), len(columns)))
     step = max(1, CELLS // max(cells, 1))
-    for begin in range(0, len(images), step):
-        block = model.similarity(images[begin : begin + step], scored)
+    for begin in range(0, len(rows), step):
+        chosen = slice(begin, begin + step)
+        block = model.similarity(each(lambda t, chosen=chosen: t[chosen], images), scored)
         if not block.isfinite().all():
             raise RunError("the model gives similarities that are not finite: its weights are spoilt, train it again")
         similarity[begin : begin + step] = block[:, inverse]
     return similarity
 
 
-def representatives(embeddings: Tensor, texts: Sequence[str]) -> Tensor:
+def representatives(embeddings: Embedding, texts: Several[str]) -> Tensor:
     """Return for each caption the first one with the same text and the same embedding, up to rounding, int64 [C].
 
     Captions of a text are embedded in different batches, so that equal features may give embeddings that differ in
     the last digits; other features of the same text (another image's, in an end-to-end model) stay apart.
     """
     seen: dict[str, int] = {}
-    first = torch.tensor([seen.setdefault(text, row) for row, text in enumerate(texts)], device=embeddings.device)
-    flat = embeddings.flatten(1)
+    flat = _flat(embeddings)
+    first = torch.tensor([seen.setdefault(text, row) for row, text in enumerate(texts)], device=flat.device)
     close = (flat - flat[first]).norm(dim=1) <= 1e-3 * flat[first].norm(dim=1)
     return torch.where(close, first, torch.arange(len(texts), device=first.device))
 
 
-def log_circular_variance(images: Tensor, captions: Tensor) -> float | None:
+def first_tensor(embedding: Embedding) -> Tensor:
+    """Return the tensor that holds an embedding's vectors, elements, means or rows."""
+    return embedding if isinstance(embedding, Tensor) else embedding[0]
+
+
+def _flat(embedding: Embedding) -> Tensor:
+    """Return an embedding as one row of numbers a sample, ``[B, F]``."""
+    if isinstance(embedding, Sequence):
+        inside = torch.arange(embedding.rows.shape[1], device=embedding.length.device) < embedding.length[:, None]
+        return embedding.rows.masked_fill(~inside[..., None], 0).flatten(1)
+    return torch.cat([t.flatten(1) for t in ([embedding] if isinstance(embedding, Tensor) else embedding)], 1)
+
+
+def log_circular_variance(images: Embedding, captions: Embedding) -> float | None:
     """Return `metrics.log_circular_variance` over all embedding sets of a split, images and captions together."""
+    if not isinstance(images, Tensor) or not isinstance(captions, Tensor):
+        return None
     logs = [(metrics.log_circular_variance(side), len(side)) for side in (images, captions)]
     if any(log is None for log, _ in logs):
         return None

@@ -11,8 +11,10 @@ from ..pipeline.cache import CaptionSet, ImageSet
 from ..pipeline.errors import RecipeError
 from .adapters import ADAPTERS
 from .aggregators import AGGREGATORS, Aggregated
+from .embedding import Embedding, Sequence
 from .losses import LOSSES
 from .recipe import Recipe, arguments
+from .schema import takes
 from .similarity import SIMILARITIES
 
 
@@ -21,7 +23,7 @@ class FeatureFacts:
     """What a model must know of a feature set; with the recipe it is all that is needed to rebuild the model.
 
     Attributes:
-        kind: ``grid``, ``roi``, ``words`` or ``tokens``; picks the adapter.
+        kind: ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``; picks the adapter.
         channels: width of the local features; None for words.
         global_channels: width of the global feature; None for words.
         vocabulary_size: number of words; None for other kinds.
@@ -60,11 +62,13 @@ class Branch(nn.Module):
         return adapter.fields(self.aggregator.uses_local)
 
     def forward(self, features: Features) -> Aggregated:
-        """Return the embeddings of B samples: ``[B, D]`` or ``[B, K, D]``."""
+        """Return the embeddings of B samples, with the global feature and the word ids for losses that want them."""
         adapted = self.adapter(
             local=features.local, length=features.length, global_=features.global_, token=features.token
         )
-        return self.aggregator(adapted.local, adapted.length, adapted.global_)
+        made = self.aggregator(adapted.local, adapted.length, adapted.global_)
+        token = None if features.token is None else Sequence(features.token, features.length)
+        return made._replace(global_=adapted.global_, token=token)
 
 
 class Model(nn.Module):
@@ -93,14 +97,14 @@ class Model(nn.Module):
         return self.text.fields
 
     def embed_images(self, features: Features) -> Aggregated:
-        """Return the embeddings of I images, ``[I, D]`` or ``[I, K, D]``, with what the losses may need."""
+        """Return the embeddings of I images, with what the losses may need."""
         return self.image(features)
 
     def embed_captions(self, features: Features) -> Aggregated:
-        """Return the embeddings of C captions, ``[C, D]`` or ``[C, K, D]``, with what the losses may need."""
+        """Return the embeddings of C captions, with what the losses may need."""
         return self.text(features)
 
-    def similarity(self, images: Tensor, captions: Tensor) -> Tensor:
+    def similarity(self, images: Embedding, captions: Embedding) -> Tensor:
         """Return the similarity ``[I, C]`` of image and caption embeddings; larger is closer."""
         return self.compare(images, captions)
 
@@ -120,12 +124,33 @@ def build_model(recipe: Recipe, image: FeatureFacts, text: FeatureFacts) -> Mode
     )
 
 
-def build_losses(recipe: Recipe) -> nn.ModuleDict:
-    """Make the loss terms of a recipe; their weights stay in the recipe."""
-    return nn.ModuleDict({term: _make(f"loss.{term}", LOSSES[term], block) for term, block in recipe.loss.items()})
+def build_losses(recipe: Recipe, text: FeatureFacts) -> nn.ModuleDict:
+    """Make the loss terms of a recipe for captions with these facts; the terms' weights stay in the recipe.
+
+    Raises:
+        RecipeError: a term generates captions, and they are no words.
+    """
+    losses = {}
+    for term, block in recipe.terms.items():
+        sizes: tuple[int, ...] = ()
+        if takes(LOSSES[term], "vocabulary_size"):
+            if text.vocabulary_size is None:
+                raise RecipeError(
+                    f"loss.{term} writes captions word by word and needs captions of kind 'words', not '{text.kind}'; "
+                    f"extract with --text words, or set loss.{term}.weight=0"
+                )
+            sizes = (recipe.model.dim, text.vocabulary_size)
+        losses[term] = _make(f"loss.{term}", LOSSES[term], block, *sizes)
+    return nn.ModuleDict(losses)
 
 
 def _branch(recipe: Recipe, side: str, facts: FeatureFacts) -> Branch:
+    wanted = getattr(recipe.data, f"{side}_kind")
+    if wanted is not None and facts.kind != wanted:
+        raise RecipeError(
+            f"recipe '{recipe.name}' holds its paper's values for {side} features of kind '{wanted}', not "
+            f"'{facts.kind}'; take '{recipe.name.split('/')[0]}', or --set data.{side}_kind={facts.kind}"
+        )
     if facts.kind not in ADAPTERS:
         raise RecipeError(f"there is no adapter for {side} features of kind '{facts.kind}': {', '.join(ADAPTERS)}")
     dim = recipe.model.dim

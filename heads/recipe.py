@@ -15,9 +15,10 @@ import yaml
 
 from ..pipeline.errors import RecipeError, nearest
 from .adapters import ADAPTERS
-from .aggregators import AGGREGATORS, Aggregated
+from .aggregators import AGGREGATORS
+from .embedding import Sequence as Sequence_
 from .losses import LOSSES
-from .schema import REQUIRED, Field, Min, check, fields, get
+from .schema import REQUIRED, Field, Min, check, fields, get, takes
 from .similarity import SIMILARITIES
 
 FOLDER = Path(__file__).parent / "recipes"
@@ -30,8 +31,19 @@ class Data:
 
     image: str = "auto"  # prefix of a feature set's name, or auto: the only one there
     text: str = "auto"
+    image_kind: str | None = None  # refuse features of another kind; null: the adapter follows the kind
+    text_kind: str | None = None
     unit: Literal["image", "caption"] = "image"  # image: a batch holds images with all their captions
     batch_size: Annotated[int, Min(2)] = 128  # in units
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """RSUM of the paper's row: COCO's mean of five folds of 1,000 images, COCO's 5,000 images, Flickr30K."""
+
+    coco_1k: float | None = None
+    coco_5k: float | None = None
+    f30k: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,17 +60,49 @@ class Optimizer:
     lr: Annotated[float, Min(0)] = 1e-3
     weight_decay: Annotated[float, Min(0)] = 0.0  # of matrices; biases and normalisations never decay
     clip: Annotated[float, Min(0)] | None = 2.0  # largest norm of the whole gradient
-    aggregator_lr: Annotated[float, Min(0)] = 1.0  # times lr, for the parameters of both aggregators
+    # Times lr, for the weights of each component:
+    adapter_lr: Annotated[float, Min(0)] = 1.0
+    aggregator_lr: Annotated[float, Min(0)] = 1.0
+    similarity_lr: Annotated[float, Min(0)] = 1.0
+    loss_lr: Annotated[float, Min(0)] = 1.0
+    # Epochs at the beginning in which a component does not learn:
+    adapter_frozen: Annotated[int, Min(0)] = 0
+    aggregator_frozen: Annotated[int, Min(0)] = 0
+    similarity_frozen: Annotated[int, Min(0)] = 0
+    loss_frozen: Annotated[int, Min(0)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The learning rate of an epoch, constant within it."""
+    """The learning rate of an epoch, constant within it but for the warm-up."""
 
     name: Literal["cosine", "step"] = "cosine"  # cosine: from lr to 0 over all epochs
     epochs: Annotated[int, Min(1)] = 30
     step: Annotated[int, Min(1)] = 10  # step only: every so many epochs …
     gamma: Annotated[float, Min(0)] = 0.1  # … lr is multiplied by this
+    warmup_epochs: Annotated[int, Min(0)] = 0  # over so many epochs lr rises linearly from 0, step by step, …
+    warmup_after: Annotated[int, Min(0)] = 0  # … beginning behind this many
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """Size augmentation (VSE-infinity): the chance of a row to be left out while training."""
+
+    image: Annotated[float, Min(0)] = 0.0
+    text: Annotated[float, Min(0)] = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetune:
+    """How the backbones are trained when they are put back; `image_lr` and `text_lr` of 0 leave one on the cache."""
+
+    image_lr: Annotated[float, Min(0)] = 0.0  # times lr
+    text_lr: Annotated[float, Min(0)] = 0.0  # times lr
+    image_frozen: Annotated[int, Min(0)] = 0  # epochs, counted from the head's first, in which it does not learn
+    text_frozen: Annotated[int, Min(0)] = 0
+    image_size: Annotated[int, Min(32)] | None = None  # pixels a side; null: that of the cache
+    crop_and_flip: bool = False  # random crops and horizontal flips
+    mask_words: Annotated[float, Min(0)] = 0.0  # share of the caption's words that are masked, replaced or dropped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,25 +117,47 @@ class Recipe:
     """A resolved recipe: every block is complete, every value has been checked.
 
     `adapter` has one block for each kind of feature set; the kinds of the sets in use pick two of them. `loss` has
-    one block for each term that is computed.
+    one block for each term that is computed, and `exclude_same_text`.
     """
 
     name: str
     paper: str
     reaches: Literal["cache", "finetune"]  # can the paper's row come from frozen features?
+    expected: Expected
     data: Data
     model: Size
     adapter: dict[str, dict[str, Any]]
     aggregator: dict[str, dict[str, Any]]
     similarity: dict[str, Any]
-    loss: dict[str, dict[str, Any]]
+    loss: dict[str, Any]
     optimizer: Optimizer
     schedule: Schedule
+    augment: Augmentation
+    finetune: Finetune
     runtime: Runtime
+
+    @property
+    def terms(self) -> dict[str, dict[str, Any]]:
+        """The blocks of the loss terms."""
+        return {term: block for term, block in self.loss.items() if isinstance(block, dict)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as plain nested values, fit for YAML and JSON."""
         return asdict(self)
+
+
+_SECTIONS: dict[str, type[Any]] = {
+    "expected": Expected,
+    "data": Data,
+    "model": Size,
+    "optimizer": Optimizer,
+    "schedule": Schedule,
+    "augment": Augmentation,
+    "finetune": Finetune,
+    "runtime": Runtime,
+}
+_RUN_UP_TO = 1 << 14  # width up to which the check lets samples run through the parts
+_LOSS_KEYS = {"exclude_same_text": Field(bool, False)}  # of the block `loss`, beside its terms
 
 
 def recipe_names() -> list[str]:
@@ -119,6 +185,8 @@ def recipe_file(recipe: str) -> Path:
 def load_recipe(recipe: str, settings: Sequence[str] = ()) -> Recipe:
     """Read a recipe, change it by ``KEY=VALUE`` settings, and resolve it.
 
+    A file may name another recipe as its ``base`` and then holds only what differs.
+
     A setting of a part's block is one of its name: ``aggregator.image=average``. Another name puts the part's other
     parameters back to that part's defaults; all names are set before all other keys, in whatever order they come.
 
@@ -129,15 +197,39 @@ def load_recipe(recipe: str, settings: Sequence[str] = ()) -> Recipe:
     Raises:
         RecipeError: unknown keys and wrong values, of the file and of the settings, all of them at once.
     """
-    file = recipe_file(recipe)
+    values = _read(recipe_file(recipe))
+    faults = _apply(values, settings)
+    return resolve(values, faults=faults, title=f"recipe '{recipe}'")
+
+
+def _read(file: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Return a file's values, laid over those of the recipe that it names as its base."""
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RecipeError(f"recipe {file} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise RecipeError(f"recipe {file} must be a mapping with the keys {', '.join(_schema({}))}")
-    faults = _apply(values, settings)
-    return resolve(values, faults=faults, title=f"recipe '{recipe}'")
+    base = values.pop("base", None)
+    if base is None:
+        return values
+    if not isinstance(base, str) or file in below:
+        raise RecipeError(f"recipe {file}: base must be the name or path of another recipe, not {base!r}")
+    return _laid_over(values, _read(recipe_file(base), (*below, file)))
+
+
+def _laid_over(values: Mapping[str, Any], base: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return `base` with `values` over it; a part of another name keeps nothing of the base's parameters."""
+    merged = dict(base)
+    for key, value in values.items():
+        inner, below = f"{path}{key}", base.get(key)
+        if not (isinstance(value, Mapping) and isinstance(below, Mapping)):
+            merged[key] = value
+        elif inner in PARTS and value.get("name", below.get("name")) != below.get("name"):
+            merged[key] = dict(value)
+        else:
+            merged[key] = _laid_over(value, below, f"{inner}.")
+    return merged
 
 
 def resolve(values: Mapping[str, Any], *, faults: Sequence[str] = (), title: str = "the recipe") -> Recipe:
@@ -155,12 +247,12 @@ def resolve(values: Mapping[str, Any], *, faults: Sequence[str] = (), title: str
     schema = _schema(values)
     complete = check(values, schema, found)
     if not found:
-        complete["loss"] = {term: block for term, block in complete["loss"].items() if block["weight"] > 0}
-        found += _try_parts(complete) + _check_embeddings(complete)
+        block = complete["loss"]
+        complete["loss"] = {key: value for key, value in block.items() if key in _LOSS_KEYS or value["weight"] > 0}
+        found += _try_parts(complete)
     if found:
         raise RecipeError(f"{title} cannot be used: {'; '.join(found)}")
-    sections = {"data": Data, "model": Size, "optimizer": Optimizer, "schedule": Schedule, "runtime": Runtime}
-    return Recipe(**{key: sections[key](**v) if key in sections else v for key, v in complete.items()})
+    return Recipe(**{key: _SECTIONS[key](**v) if key in _SECTIONS else v for key, v in complete.items()})
 
 
 def arguments(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,18 +272,20 @@ def _schema(values: Mapping[str, Any]) -> dict[str, Any]:
         "name": Field(str, REQUIRED),
         "paper": Field(str, ""),
         "reaches": Field(Literal["cache", "finetune"], "cache"),
+        "expected": fields(Expected),
         "data": fields(Data),
         "model": fields(Size),
         "adapter": {kind: fields(adapter) for kind, adapter in ADAPTERS.items()},
         "aggregator": {side: _part(values, f"aggregator.{side}") for side in ("image", "text")},
         "similarity": _part(values, "similarity"),
         "loss": {
-            term: {"weight": Field(Annotated[float, Min(0)], 1.0 if term in named else 0.0), **fields(loss)}
-            for term, loss in LOSSES.items()
+            **_LOSS_KEYS,
+            **{
+                term: {"weight": Field(Annotated[float, Min(0)], 1.0 if term in named else 0.0), **fields(loss)}
+                for term, loss in LOSSES.items()
+            },
         },
-        "optimizer": fields(Optimizer),
-        "schedule": fields(Schedule),
-        "runtime": fields(Runtime),
+        **{key: fields(section) for key, section in _SECTIONS.items() if key not in ("expected", "data", "model")},
     }
 
 
@@ -241,31 +335,42 @@ def _apply(values: dict[str, Any], settings: Sequence[str]) -> list[str]:
 
 
 def _try_parts(values: Mapping[str, Any]) -> list[str]:
-    """Make every part once, without memory for its weights, so that its own checks speak now."""
-    dim = values["model"]["dim"]
-    parts: list[tuple[str, Any, Mapping[str, Any], tuple[int, ...]]] = [
-        (f"aggregator.{side}", AGGREGATORS[block["name"]], block, (dim, dim))
-        for side, block in values["aggregator"].items()
-    ]
-    parts += [("similarity", SIMILARITIES[values["similarity"]["name"]], values["similarity"], ())]
-    parts += [(f"loss.{term}", LOSSES[term], block, ()) for term, block in values["loss"].items()]
-    sides = [AGGREGATORS[block["name"]].embedding == "set" for block in values["aggregator"].values()]
-    images, captions = (_two_samples(is_set) for is_set in sides)
-    faults = [] if values["loss"] else ["loss needs at least one term with a weight above 0"]
-    for path, part, block, sizes in parts:
+    """Make every part once and let two samples run through, so that the parts' own checks speak now."""
+    dim, faults = values["model"]["dim"], []
+    terms = {term: block for term, block in values["loss"].items() if term not in _LOSS_KEYS}
+    if not terms:
+        faults.append("loss needs at least one term with a weight above 0")
+
+    def attempt(path: str, part: Any, block: Mapping[str, Any], sizes: tuple[int, ...], *inputs: Any) -> Any:
         try:
-            with torch.device("meta"):
+            with torch.device("meta"):  # without memory for its weights
                 made = part(*sizes, **arguments(block))
-            if path.startswith("loss."):  # does it get what it needs from these aggregators?
-                made.to_empty(device="cpu")(torch.eye(2), torch.eye(2) > 0, images, captions)
+            return made.to_empty(device="cpu")(*inputs) if inputs and dim <= _RUN_UP_TO else None
         except (ValueError, RuntimeError) as error:  # RuntimeError: torch cannot count so many weights
-            faults.append(f"{path}: {error}")
-    return faults
+            faults.append(f"{path}: {str(error).partition(chr(10))[0]}")
+            return None
 
-
-def _two_samples(is_set: bool) -> Aggregated:
-    zeros = torch.zeros((2, 2, 1) if is_set else (2, 1))
-    return Aggregated(zeros, slots=zeros if is_set else None)
+    width = min(dim, _RUN_UP_TO)
+    samples = torch.zeros(2, 2, width), torch.tensor([2, 1]), torch.zeros(2, width)
+    similarity = SIMILARITIES[values["similarity"]["name"]]
+    with torch.no_grad():
+        sides = [
+            attempt(f"aggregator.{side}", AGGREGATORS[block["name"]], block, (dim, dim), *samples)
+            for side, block in values["aggregator"].items()
+        ]
+        mismatch = _check_embeddings(values)
+        pair: tuple[Any, ...] = ()
+        if None not in sides:
+            images, captions = (side._replace(global_=samples[2]) for side in sides)
+            pair = images, captions._replace(token=Sequence_(torch.zeros(2, 2, dtype=torch.long), samples[1]))
+        embeddings = () if mismatch else tuple(side.embedding for side in pair)
+        attempt("similarity", similarity, values["similarity"], (), *embeddings)
+        for term, block in terms.items():
+            sizes = (dim, 2) if takes(LOSSES[term], "vocabulary_size") else ()
+            attempt(
+                f"loss.{term}", LOSSES[term], block, sizes, *((torch.eye(2), torch.eye(2) > 0, *pair) if pair else ())
+            )
+    return [*faults, *mismatch]
 
 
 def _check_embeddings(values: Mapping[str, Any]) -> list[str]:

@@ -36,6 +36,11 @@ def fields(part: type) -> dict[str, Field]:
     return {p.name.rstrip("_"): Field(hints[p.name], p.default) for p in parameters if p.default is not p.empty}
 
 
+def takes(part: type, argument: str) -> bool:
+    """Return whether a part's constructor has an argument of this name."""
+    return argument in inspect.signature(part).parameters
+
+
 def get(values: Any, path: str) -> Any:
     """Return what lies at a dotted path, or None."""
     for key in path.split("."):

@@ -1,9 +1,11 @@
 """Training a head from cached features, from top to bottom."""
 
 import math
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +14,10 @@ from torch import Tensor, nn
 from ..pipeline.batches import Batches
 from ..pipeline.cache import FeatureCache
 from ..pipeline.device import deterministic, pick_device, within_memory
-from ..pipeline.errors import CacheError, RunError
+from ..pipeline.errors import CacheError, RecipeError, RunError
 from ..pipeline.progress import Progress
+from ..pipeline.word_vectors import read_word_vectors
+from .augmentation import drop_rows
 from .evaluation import caption_texts, compare, embed, recalls
 from .model import Model, build_losses, build_model, feature_facts
 from .recipe import Optimizer, Recipe, Schedule
@@ -80,7 +84,7 @@ def train(
     torch.manual_seed(seed)
     with within_memory(target):
         model = build_model(recipe, image_facts, text_facts).to(target)
-    losses = build_losses(recipe).to(target)
+    losses = build_losses(recipe, text_facts).to(target)
     optimizer = build_optimizer(model, losses, recipe.optimizer)
     precision = autocast_dtype(recipe.runtime.precision, target)
     # float16 loses small gradients without scaling; bfloat16 has float32's range.
@@ -129,33 +133,45 @@ def train(
         scaler.load_state_dict(state["scaler"])
         first, step, best_epoch, best_rsum = (state[k] for k in ("epoch", "step", "best_epoch", "best_rsum"))
 
-    weights = torch.tensor([recipe.loss[term]["weight"] for term in losses], device=target)
+    weights = torch.tensor([recipe.terms[term]["weight"] for term in losses], device=target)
+    text_number = same_texts(cache, train_split) if recipe.loss["exclude_same_text"] else None
+    steps_an_epoch = train_split.steps(unit, batch_size)
     items = train_split.images if unit == "image" else train_split.captions
     started = time.perf_counter()
+    path = getattr(model.text.adapter, "vectors", None)
     with (
         run.removed_unless_begun(created),
         within_memory(target),
         deterministic(target),
         Progress("train", epochs * items, f"{unit}s", done=first * items) as progress,
     ):
+        if path is not None and state is None:
+            load_vectors(model, path, caption_set.vocabulary or ())
         for epoch in range(first, epochs):
             began = time.perf_counter()
             lr = learning_rate(recipe.schedule, recipe.optimizer.lr, epoch)
-            for group in optimizer.param_groups:
-                group["lr"] = lr * group["factor"]
-            for term in losses.values():
-                term.epoch = epoch  # type: ignore[assignment]
             torch.manual_seed(int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0]))
             model.train()
             sums, steps, seen = torch.zeros(1 + len(losses), dtype=torch.float64), 0, 0
             for batch in train_split.epoch(unit=unit, batch_size=batch_size, seed=seed, epoch=epoch):
+                now = epoch + steps / steps_an_epoch
+                for group in optimizer.param_groups:
+                    group["lr"] = (
+                        0.0 if epoch < group["frozen"] else lr * group["factor"] * warmup(recipe.schedule, now)
+                    )
+                for term in losses.values():
+                    term.epoch = now  # type: ignore[assignment]
                 optimizer.zero_grad()
                 with torch.autocast(target.type, precision, enabled=precision is not None):
-                    images = model.embed_images(batch.images)
-                    captions = model.embed_captions(batch.captions)
+                    images = model.embed_images(drop_rows(batch.images, recipe.augment.image))
+                    captions = model.embed_captions(drop_rows(batch.captions, recipe.augment.text))
                 # Similarity and losses stay in float32: differences of a margin's size drown in 8 bits.
                 similarity = model.similarity(images.embedding, captions.embedding)
-                terms = [term(similarity, batch.positives, images, captions) for term in losses.values()]
+                positives = batch.positives
+                if text_number is not None:
+                    text = text_number[batch.caption_index].to(target)
+                    similarity = similarity.masked_fill(same_text(positives, text), -torch.inf)
+                terms = [term(similarity, positives, images, captions) for term in losses.values()]
                 parts = torch.stack(terms)
                 loss = parts @ weights
                 values = torch.stack([loss, *parts]).detach().cpu()
@@ -210,17 +226,30 @@ def train(
 
 
 def build_optimizer(model: Model, losses: nn.ModuleDict, values: Optimizer) -> torch.optim.AdamW:
-    """Return AdamW over all weights, in groups: matrices decay, biases and normalisations do not; the weights of the
-    two aggregators learn at `aggregator_lr` times the rate (SetDiv appendix A). `factor` holds a group's multiplier.
+    """Return AdamW over all weights, in groups: matrices decay, biases and normalisations do not.
+
+    A group's `factor` multiplies the learning rate of its component, for example that of both aggregators (SetDiv
+    appendix A); `frozen` is the number of first epochs in which it does not learn.
     """
-    inside = {id(p) for branch in (model.image, model.text) for p in branch.aggregator.parameters()}
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-    for parameter in weights_of(model, losses):
-        factor = values.aggregator_lr if id(parameter) in inside else 1.0
-        decay = values.weight_decay if parameter.ndim > 1 else 0.0
-        groups.setdefault((factor, decay), []).append(parameter)
+    branches = (model.image, model.text)
+    components: dict[str, list[nn.Module]] = {
+        "adapter": [branch.adapter for branch in branches],
+        "aggregator": [branch.aggregator for branch in branches],
+        "similarity": [model.compare],
+        "loss": [losses],
+    }
+    groups: dict[tuple[float, int, float], list[nn.Parameter]] = {}
+    for component, modules in components.items():
+        factor, frozen = getattr(values, f"{component}_lr"), getattr(values, f"{component}_frozen")
+        for parameter in (p for module in modules for p in module.parameters() if p.requires_grad):
+            decay = values.weight_decay if parameter.ndim > 1 else 0.0
+            groups.setdefault((factor, frozen, decay), []).append(parameter)
     return torch.optim.AdamW(
-        [{"params": p, "factor": factor, "weight_decay": decay} for (factor, decay), p in groups.items()], lr=values.lr
+        [
+            {"params": parameters, "factor": factor, "frozen": frozen, "weight_decay": decay}
+            for (factor, frozen, decay), parameters in groups.items()
+        ],
+        lr=values.lr,
     )
 
 
@@ -230,13 +259,61 @@ def weights_of(model: Model, losses: nn.ModuleDict) -> list[nn.Parameter]:
 
 
 def learning_rate(schedule: Schedule, lr: float, epoch: int) -> float:
-    """Return the learning rate of an epoch, counted from 0; it changes between epochs only.
+    """Return the learning rate of an epoch, counted from 0, before any warm-up.
 
     ``cosine`` falls from `lr` towards 0 over all epochs; ``step`` multiplies it by `gamma` every `step` epochs.
     """
     if schedule.name == "cosine":
         return lr * (1 + math.cos(math.pi * epoch / schedule.epochs)) / 2
     return lr * schedule.gamma ** (epoch // schedule.step)
+
+
+def warmup(schedule: Schedule, now: float) -> float:
+    """Return by what the learning rate is multiplied after `now` epochs, of which the last may be a part.
+
+    It rises from 0 to 1 over the warm-up's epochs (VSE-infinity, appendix A.1); before and behind them it is 1.
+    """
+    done = now - schedule.warmup_after
+    if schedule.warmup_epochs == 0 or not 0 <= done < schedule.warmup_epochs:
+        return 1.0
+    return done / schedule.warmup_epochs
+
+
+def load_vectors(model: Model, path: str, vocabulary: tuple[str, ...]) -> None:
+    """Begin the text branch's word embeddings with the vectors of a GloVe or fastText file; say how many lack one.
+
+    Raises:
+        VectorsError: the file cannot be read.
+        RecipeError: its vectors are of another width than `adapter.words.word_dim`.
+    """
+    read = read_word_vectors(path, vocabulary)
+    adapter: Any = model.text.adapter
+    try:
+        adapter.load_vectors(torch.from_numpy(read.vectors), torch.from_numpy(read.found))
+    except ValueError as error:
+        raise RecipeError(f"adapter.words: {error}") from error
+    passed = f"; {read.undecodable} undecodable lines were passed over" if read.undecodable else ""
+    print(f"{len(read.missing)} of {len(read.found)} words have no vector in {path}{passed}.", file=sys.stderr)
+
+
+def same_texts(cache: FeatureCache, batches: Batches) -> Tensor:
+    """Return a number for each of a split's captions, equal where their texts are, int64 on the CPU."""
+    numbers: dict[str, int] = {}
+    return torch.tensor([numbers.setdefault(text, len(numbers)) for text in caption_texts(cache, batches)])
+
+
+def same_text(positives: Tensor, text: Tensor) -> Tensor:
+    """Return where a caption that is not the image's own has the text of one that is.
+
+    Args:
+        positives: bool ``[I, C]``.
+        text: the number of each caption's text, ``[C]``.
+
+    Returns:
+        bool ``[I, C]``.
+    """
+    equal = (text[:, None] == text[None, :]).to(torch.float32)
+    return (positives.to(torch.float32) @ equal > 0) & ~positives
 
 
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:

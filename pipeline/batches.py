@@ -40,11 +40,13 @@ class Batch:
         images: features of B images.
         captions: features of M captions.
         caption_image: the image of each caption, an index into the batch, int64 [M].
+        caption_index: each caption's place in the split's `Batches.caption_rows`, int64 [M], on the CPU.
     """
 
     images: Features
     captions: Features
     caption_image: Tensor
+    caption_index: Tensor
 
     @property
     def positives(self) -> Tensor:
@@ -132,6 +134,7 @@ class Batches:
                 self._images(self.image_rows[images]),
                 self._captions(self.caption_rows[captions]),
                 caption_image.to(self.device),
+                torch.from_numpy(np.ascontiguousarray(captions)),
             )
 
     def image_features(self, batch_size: int) -> Iterator[Features]:

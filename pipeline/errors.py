@@ -25,8 +25,16 @@ class EncoderError(XretError, ValueError):
     """An encoder or its weights cannot be used."""
 
 
+class VectorsError(XretError, ValueError):
+    """A file of word vectors cannot be used."""
+
+
 class CacheError(XretError):
     """A feature cache cannot be opened, does not fit, or is damaged."""
+
+
+class StoreError(CacheError):
+    """An object store does not answer, refuses, or wants credentials; what lies there may be sound."""
 
 
 class DeviceError(XretError, ValueError):

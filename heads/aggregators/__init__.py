@@ -1,21 +1,43 @@
 """From local and global features to an embedding: one file a mechanism.
 
 Every aggregator is made by `Class(local_dim, dim, **parameters)`, says by `uses_local` whether it reads the
-local features and by `embedding` whether it gives a `"vector"` or a `"set"`, and is called as
-`aggregator(local [B, N, C], length [B], global_ [B, D])`.
+local features and by `embedding` whether it gives a `"vector"`, a `"set"`, a `"gaussian"` or a `"sequence"`, and is
+called as `aggregator(local [B, N, C], length [B], global_ [B, D])`.
 """
 
 from typing import Any
 
 from .aggregated import Aggregated
 from .element_slots import ElementSlots
-from .pooling import Average, Global, Max
+from .fspool import FSPool
+from .gaussian import TwinBranches
+from .gem import GeM
+from .gpo import GPO
+from .pcme import Pcme, PcmePlusPlus
+from .pie_net import PIENet
+from .pooling import Average, First, Global, KMax, Last, Max, Rows
+from .region_graph import RegionGraph
+from .sequence_pooling import SelfAttention, Seq2Seq
 
 AGGREGATORS: dict[str, type[Any]] = {
     "global": Global,
     "average": Average,
     "max": Max,
+    "k-max": KMax,
+    "gem": GeM,
+    "fspool": FSPool,
+    "cls": First,
+    "last": Last,
+    "self-attention": SelfAttention,
+    "seq2seq": Seq2Seq,
+    "gpo": GPO,
+    "pie-net": PIENet,
     "element-slots": ElementSlots,
+    "region-graph": RegionGraph,
+    "gaussian": TwinBranches,
+    "pcme": Pcme,
+    "pcmepp": PcmePlusPlus,
+    "rows": Rows,
 }
 
 __all__ = ["AGGREGATORS", "Aggregated", "Average", "ElementSlots", "Global", "Max"]

@@ -1,14 +1,23 @@
 """Element slots: an embedding set by slot attention.
 
 Source: *Improving Cross-Modal Retrieval with Set of Diverse Embeddings* (SetDiv, CVPR 2023), section 3.2,
-eq. 1-5. The paper has one head; its published code has several, which `heads` gives.
+eq. 1-5. The paper has one head; its published code has several, which `heads` gives. `initial`, `update`,
+`global_feature` and `normalized_over` are its ablations (Table 3 and appendix B.3), which lead back to slot attention
+(Locatello et al., NeurIPS 2020) and to the transformer.
 """
+
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from .aggregated import Aggregated
-from .pooling import valid_rows
+from .checks import at_least, one_of
+from .pooling import valid_rows, zero_padding
+
+Initial = Literal["learned", "gaussian"]
+Update = Literal["residual", "gru"]
+NormalizedOver = Literal["slots", "inputs"]
 
 
 class AggregationBlock(nn.Module):
@@ -18,15 +27,19 @@ class AggregationBlock(nn.Module):
         dim: width D of a slot.
         heads: number of attention heads H.
         head_dim: width of a head; keys and values are H times as wide.
+        update: how what a slot has gathered changes it: added to it, or as the input of a GRU whose state it is.
+        normalized_over: what the attention adds up to one over.
     """
 
-    def __init__(self, dim: int, heads: int, head_dim: int) -> None:
+    def __init__(self, dim: int, heads: int, head_dim: int, update: Update, normalized_over: NormalizedOver) -> None:
         super().__init__()
         self.heads = heads
+        self.normalized_over = normalized_over
         self.norm = nn.LayerNorm(dim)
         self.query = nn.Linear(dim, heads * head_dim, bias=False)
         self.out = nn.Linear(heads * head_dim, dim)
         self.mlp = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+        self.gru = nn.GRUCell(dim, dim) if update == "gru" else None
 
     def forward(self, slots: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
         """Update the slots once.
@@ -38,16 +51,48 @@ class AggregationBlock(nn.Module):
             padding: True for rows that take no part, `[B, N]`.
 
         Returns:
-            The new slots `[B, K, D]`, and the attention `[B, H, K, N]`, which adds up to one over the slots.
+            The new slots `[B, K, D]`, and the attention `[B, H, K, N]`, which adds up to one over slots or inputs.
         """
         queries = _split_heads(self.query(self.norm(slots)), self.heads)
         scores = queries @ keys.transpose(2, 3) / keys.shape[3] ** 0.5
-        attention = scores.softmax(2).masked_fill(padding[:, None, None], 0)
-        # The small constant keeps a slot that wins nothing (or a sample without rows) from dividing by zero.
-        share = attention / (attention.sum(3, keepdim=True) + 1e-7)
-        updates = share.to(values.dtype) @ values
-        slots = slots + self.out(updates.transpose(1, 2).flatten(2))
+        attention, share = self._attend(scores, padding[:, None, None])
+        updates = self.out((share.to(values.dtype) @ values).transpose(1, 2).flatten(2))
+        if self.gru is None:
+            slots = slots + updates
+        else:
+            slots = self.gru(updates.to(slots.dtype).flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
         return slots + self.mlp(slots), attention
+
+    def _attend(self, scores: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the attention, and by what share each row counts in a slot's update, both as `scores [B, H, K, N]`."""
+        if self.normalized_over == "inputs":
+            # The most negative number, not -inf: a sample without rows must not become NaN.
+            lowest = torch.finfo(scores.dtype).min
+            attention = scores.masked_fill(padding, lowest).softmax(3).masked_fill(padding, 0)
+            return attention, attention
+        attention = scores.softmax(2).masked_fill(padding, 0)
+        # The small constant keeps a slot that wins nothing (or a sample without rows) from dividing by zero.
+        return attention, attention / (attention.sum(3, keepdim=True) + 1e-7)
+
+
+class GaussianSlots(nn.Module):
+    """Slots drawn from a Gaussian with a learned mean and deviation, as slot attention draws them.
+
+    Training draws for every sample anew; evaluation takes the same K draws, stored with the weights, for every sample.
+    """
+
+    noise: Tensor
+
+    def __init__(self, slots: int, dim: int) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(nn.init.xavier_uniform_(torch.empty(1, dim)))
+        self.log_std = nn.Parameter(nn.init.xavier_uniform_(torch.empty(1, dim)))
+        self.register_buffer("noise", torch.randn(slots, dim))
+
+    def forward(self, samples: int) -> Tensor:
+        """Return the initial slots of as many samples, `[B, K, D]`."""
+        noise = self.noise.expand(samples, -1, -1)
+        return self.mean + self.log_std.exp() * (torch.randn_like(noise) if self.training else noise)
 
 
 class ElementSlots(nn.Module):
@@ -61,6 +106,10 @@ class ElementSlots(nn.Module):
         heads: number of attention heads.
         head_dim: width of a head, the paper's D_h; None divides `dim` among the heads.
         positions: add sinusoidal positions to what the keys are projected from (the paper does it for grids).
+        initial: the slots to begin with, one learned vector each, or drawn from one learned Gaussian.
+        update: a residual sum (eq. 3), or the GRU of slot attention in its place.
+        global_feature: add the global feature to every slot (eq. 5).
+        normalized_over: the slots, which then compete for the rows (eq. 2), or the inputs, as in a transformer.
     """
 
     uses_local = True
@@ -76,24 +125,33 @@ class ElementSlots(nn.Module):
         heads: int = 1,
         head_dim: int | None = None,
         positions: bool = False,
+        initial: Initial = "learned",
+        update: Update = "residual",
+        global_feature: bool = True,
+        normalized_over: NormalizedOver = "slots",
     ) -> None:
         super().__init__()
-        for name, value in {"slots": slots, "iterations": iterations, "heads": heads}.items():
-            if value < 1:
-                raise ValueError(f"element slots: {name} is {value}, but must be at least 1")
+        at_least("element slots", 1, slots=slots, iterations=iterations, heads=heads)
+        one_of("element slots", Initial, initial=initial)
+        one_of("element slots", Update, update=update)
+        one_of("element slots", NormalizedOver, normalized_over=normalized_over)
         if head_dim is None and dim % heads:
             raise ValueError(f"element slots: {heads} heads do not divide dim {dim}: set head_dim")
         head_dim = head_dim or dim // heads
         self.heads = heads
         self.iterations = iterations
         self.positions = positions
-        self.initial_slots = nn.Parameter(torch.randn(slots, dim))
+        self.initial = initial
+        if initial == "gaussian":
+            self.gaussian_slots = GaussianSlots(slots, dim)
+        else:
+            self.initial_slots = nn.Parameter(torch.randn(slots, dim))
         self.norm_local = nn.LayerNorm(local_dim)
         self.key = nn.Linear(local_dim, heads * head_dim, bias=False)
         self.value = nn.Linear(local_dim, heads * head_dim, bias=False)
-        self.block = AggregationBlock(dim, heads, head_dim)
+        self.block = AggregationBlock(dim, heads, head_dim, update, normalized_over)
         self.norm_slots = nn.LayerNorm(dim)
-        self.norm_global = nn.LayerNorm(dim)
+        self.norm_global = nn.LayerNorm(dim) if global_feature else None
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Aggregate `local [B, N, C]`, of which the first `length[b]` rows count, and `global_ [B, D]`.
@@ -102,18 +160,22 @@ class ElementSlots(nn.Module):
             The set `[B, K, D]`, the slots before fusion `[B, K, D]` and the attention `[T, B, H, K, N]`.
         """
         padding = ~valid_rows(local, length)
-        rows = self.norm_local(local)
+        rows = self.norm_local(zero_padding(local, length))
         values = _split_heads(self.value(rows), self.heads)
         if self.positions:
             rows = rows + sinusoidal_positions(rows, length)
         keys = _split_heads(self.key(rows), self.heads)
-        slots = self.initial_slots.expand(len(local), -1, -1)
+        if self.initial == "gaussian":
+            slots = self.gaussian_slots(len(local))
+        else:
+            slots = self.initial_slots.expand(len(local), -1, -1)
         attention = []
         for _ in range(self.iterations):
             slots, weights = self.block(slots, keys, values, padding)
             attention.append(weights)
         slots = self.norm_slots(slots)
-        return Aggregated(slots + self.norm_global(global_)[:, None], slots, torch.stack(attention))
+        fused = slots if self.norm_global is None else slots + self.norm_global(global_)[:, None]
+        return Aggregated(fused, slots, torch.stack(attention))
 
 
 def sinusoidal_positions(rows: Tensor, length: Tensor) -> Tensor:

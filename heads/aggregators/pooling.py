@@ -1,9 +1,17 @@
-"""Aggregators without weights: the global feature as it is, and the average or maximum of the local rows."""
+"""Aggregators without weights: the global feature as it is, and what can be read off the local rows.
+
+Source: *Learning the Best Pooling Strategy for Visual Semantic Embedding* (VSE-infinity, CVPR 2021), sections 3.2
+and 5.2.
+"""
+
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from ..embedding import Sequence
 from .aggregated import Aggregated
+from .checks import at_least
 
 
 def valid_rows(local: Tensor, length: Tensor) -> Tensor:
@@ -11,10 +19,14 @@ def valid_rows(local: Tensor, length: Tensor) -> Tensor:
     return torch.arange(local.shape[1], device=local.device) < length.to(local.device)[:, None]
 
 
+def zero_padding(local: Tensor, length: Tensor) -> Tensor:
+    """Return `local [B, N, C]` with zeros in the place of padding, whatever stood there."""
+    return local.masked_fill(~valid_rows(local, length)[..., None], 0)
+
+
 def mean_rows(local: Tensor, length: Tensor) -> Tensor:
     """Average the first `length[b]` rows of `local [B, N, C]`, `[B, C]`; zeros where there are none."""
-    rows = local.masked_fill(~valid_rows(local, length)[..., None], 0)
-    return rows.sum(1) / length.to(local).clamp(min=1)[:, None]
+    return zero_padding(local, length).sum(1) / length.to(local).clamp(min=1)[:, None]
 
 
 def max_rows(local: Tensor, length: Tensor) -> Tensor:
@@ -23,6 +35,24 @@ def max_rows(local: Tensor, length: Tensor) -> Tensor:
     # A padded row must lose even where every value is negative.
     rows = local.masked_fill(~valid[..., None], -torch.inf)
     return rows.amax(1).masked_fill(~valid.any(1)[:, None], 0)
+
+
+def k_max_rows(local: Tensor, length: Tensor, k: int) -> Tensor:
+    """Average the `k` largest of the first `length[b]` rows, one feature at a time, `[B, C]`.
+
+    Where a sample has fewer rows than `k`, those that it has; zeros where it has none.
+    """
+    rows = local.masked_fill(~valid_rows(local, length)[..., None], -torch.inf)
+    largest = rows.topk(min(k, local.shape[1]), dim=1).values
+    return mean_rows(largest, length.clamp(max=largest.shape[1]))
+
+
+def sorted_rows(local: Tensor, length: Tensor) -> Tensor:
+    """Sort each feature of the first `length[b]` rows from large to small, `[B, N, C]`; zeros behind them."""
+    rows = local.masked_fill(~valid_rows(local, length)[..., None], -torch.inf)
+    # Faster on a CPU where what is sorted lies side by side in memory.
+    ordered = rows.transpose(1, 2).contiguous().sort(dim=2, descending=True).values
+    return zero_padding(ordered.transpose(1, 2), length)
 
 
 class Global(nn.Module):
@@ -39,30 +69,96 @@ class Global(nn.Module):
         return Aggregated(global_)
 
 
-class _Pool(nn.Module):
+class Pooling(nn.Module):
+    """An aggregator whose vector is as wide as the local rows; ValueError where that is not `dim`."""
+
     uses_local = True
     embedding = "vector"
+    name: ClassVar[str]
 
     def __init__(self, local_dim: int, dim: int) -> None:
         super().__init__()
         if local_dim != dim:
             raise ValueError(
-                f"{type(self).__name__.lower()} pooling keeps the width of the local rows, "
+                f"{self.name} keeps the width of the local rows, "
                 f"which is {local_dim} and not {dim}: let the adapter project them (words: local 'gru')"
             )
 
 
-class Average(_Pool):
-    """The average of a sample's local rows (AvgPool, VSE-infinity section 3.1)."""
+class Average(Pooling):
+    """The average of a sample's local rows (AvgPool, VSE-infinity section 3.2)."""
+
+    name = "average pooling"
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Return the mean of the valid rows of `local [B, N, D]`, `[B, D]`."""
         return Aggregated(mean_rows(local, length))
 
 
-class Max(_Pool):
-    """The maximum of a sample's local rows, one feature at a time (MaxPool, VSE-infinity section 3.1)."""
+class Max(Pooling):
+    """The maximum of a sample's local rows, one feature at a time (MaxPool, VSE-infinity section 3.2)."""
+
+    name = "max pooling"
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Return the maximum of the valid rows of `local [B, N, D]`, `[B, D]`."""
         return Aggregated(max_rows(local, length))
+
+
+class KMax(Pooling):
+    """The mean of the K largest values of each feature (K-MaxPool, VSE-infinity section 3.2).
+
+    A sample with fewer rows than K gives the mean of all of them.
+
+    Args:
+        local_dim: width of the local rows, which must be `dim`.
+        dim: width D.
+        k: number K; VSE-infinity's Table 5 finds 2 for regions and bi-GRU, its section 3.1 20 for grids.
+    """
+
+    name = "k-max pooling"
+
+    def __init__(self, local_dim: int, dim: int, *, k: int = 2) -> None:
+        super().__init__(local_dim, dim)
+        at_least(self.name, 1, k=k)
+        self.k = k
+
+    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
+        """Return the mean of the K largest of the valid rows of `local [B, N, D]`, `[B, D]`."""
+        return Aggregated(k_max_rows(local, length, self.k))
+
+
+class First(Pooling):
+    """The first local row: the state of BERT's [CLS] token (CLS, VSE-infinity section 5.2)."""
+
+    name = "cls pooling"
+
+    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
+        """Return the first row of `local [B, N, D]`, `[B, D]`; zeros where a sample has none."""
+        return Aggregated(zero_padding(local[:, :1], length)[:, 0])
+
+
+class Last(Pooling):
+    """The last valid local row: the last state of a GRU where the rows are its outputs."""
+
+    name = "last pooling"
+
+    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
+        """Return the last valid row of `local [B, N, D]`, `[B, D]`; zeros where a sample has none."""
+        sample = torch.arange(len(local), device=local.device)
+        index = length.to(local.device).clamp(min=1) - 1
+        return Aggregated(zero_padding(local, length)[sample, index])
+
+
+class Rows(nn.Module):
+    """The local rows themselves, for similarities that compare them one by one (SCAN)."""
+
+    uses_local = True
+    embedding = "sequence"
+
+    def __init__(self, local_dim: int, dim: int) -> None:
+        super().__init__()
+
+    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
+        """Return `local [B, N, C]` with its lengths."""
+        return Aggregated(Sequence(local, length))

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from xret.heads.adapters import ADAPTERS, GridAdapter, RoiAdapter, TokensAdapter, WordsAdapter
+from xret.heads.adapters import ADAPTERS, FramesAdapter, GridAdapter, RoiAdapter, TokensAdapter, WordsAdapter
 
-ROWS = [GridAdapter, RoiAdapter, TokensAdapter]
+ROWS = [GridAdapter, RoiAdapter, FramesAdapter, TokensAdapter]
 LENGTH = torch.tensor([5, 1, 3])
 TOKEN = torch.tensor([[3, 1, 4, 1, 5], [2, 0, 0, 0, 0], [6, 0, 5, 0, 0]])
 
@@ -28,12 +28,12 @@ def words(dtype=torch.float64, **parameters):
 @pytest.mark.parametrize("adapter", ROWS)
 @pytest.mark.parametrize("global_", ["mean", "max"])
 def test_pooled_rows_are_the_adapted_valid_ones(adapter, global_):
-    adapter = adapter(6, 6, 8, global_=global_).double()
+    adapter = adapter(6, 6, 8, global_=global_).double().eval()
     adapted = adapter(local=rows(), length=LENGTH, global_=None, token=None)
     assert adapted.local.shape == (3, 5, adapter.local_dim) == (3, 5, 8)
     assert adapted.length is LENGTH
     for sample, length in enumerate(LENGTH):
-        alone = torch.stack([adapter.layer(row) for row in rows()[sample, :length]])
+        alone = torch.cat([adapter.layer(row[None]) for row in rows()[sample, :length]])
         torch.testing.assert_close(adapted.local[sample, :length], alone)
         expected = alone.mean(0) if global_ == "mean" else alone.amax(0)
         torch.testing.assert_close(adapted.global_[sample], expected)
@@ -41,7 +41,7 @@ def test_pooled_rows_are_the_adapted_valid_ones(adapter, global_):
 
 @pytest.mark.parametrize("adapter", ROWS)
 def test_cached_global_goes_through_the_same_layer(adapter):
-    adapter = adapter(6, 6, 8, global_="cached").double()
+    adapter = adapter(6, 6, 8, global_="cached").double().eval()
     cached = rows()[:, 0]
     with_rows = adapter(local=rows(), length=LENGTH, global_=cached, token=None)
     without = adapter(local=None, length=LENGTH, global_=cached, token=None)
@@ -83,7 +83,8 @@ def test_float16_features_meet_float32_weights(adapter, global_):
 
 
 def test_defaults_are_the_papers():
-    assert [ADAPTERS[kind](6, 6, 8).global_ for kind in ("grid", "roi", "tokens")] == ["mean", "max", "max"]
+    pooling = {kind: ADAPTERS[kind](6, 6, 8).global_ for kind in ("grid", "roi", "frames", "tokens")}
+    assert pooling == {"grid": "mean", "roi": "max", "frames": "mean", "tokens": "max"}
     assert WordsAdapter(7, 8).global_ == "last"
     assert WordsAdapter(7, 8).local_dim == 300
 
@@ -91,10 +92,35 @@ def test_defaults_are_the_papers():
 def test_regions_are_a_linear_layer_plus_a_perceptron():
     adapter = RoiAdapter(6, 6, 8).double()
     x, layer = rows(), adapter.layer
-    first, _, second = layer.mlp
-    hidden = (x @ first.weight.T + first.bias).clamp(min=0)
-    expected = x @ layer.linear.weight.T + layer.linear.bias + hidden @ second.weight.T + second.bias
-    torch.testing.assert_close(adapter(local=x, length=LENGTH).local, expected)
+    first, norm, _, second = layer.mlp
+    hidden = x @ first.weight.T + first.bias
+    valid = hidden[valid_mask(x)]
+    hidden = (hidden - valid.mean(0)) / (valid.var(0, correction=0) + norm.eps).sqrt()
+    expected = x @ layer.linear.weight.T + layer.linear.bias + hidden.relu() @ second.weight.T + second.bias
+    adapted = adapter(local=x, length=LENGTH).local
+    for sample, length in enumerate(LENGTH):
+        torch.testing.assert_close(adapted[sample, :length], expected[sample, :length])
+        assert not adapted[sample, length:].any()
+    torch.testing.assert_close(norm.running_mean, 0.1 * (x @ first.weight.T + first.bias)[valid_mask(x)].mean(0))
+
+
+def valid_mask(x):
+    return torch.arange(x.shape[1]) < LENGTH[:, None]
+
+
+def test_regions_by_one_linear_layer():
+    adapter = RoiAdapter(6, 6, 8, layers="linear").double()
+    expected = rows() @ adapter.layer.weight.T + adapter.layer.bias
+    adapted = adapter(local=rows(), length=LENGTH).local
+    torch.testing.assert_close(adapted[valid_mask(rows())], expected[valid_mask(rows())])
+    with pytest.raises(ValueError, match="layers is 'none', but must be one of linear, mlp"):
+        RoiAdapter(6, 6, 8, layers="none")
+
+
+def test_frames_are_a_linear_layer():
+    adapter = FramesAdapter(6, 6, 8).double()
+    expected = rows() @ adapter.layer.weight.T + adapter.layer.bias
+    torch.testing.assert_close(adapter(local=rows(), length=LENGTH).local, expected)
 
 
 @pytest.mark.parametrize("adapter", ROWS)
@@ -192,3 +218,67 @@ def test_wrong_word_choices_are_refused():
         WordsAdapter(7, 8, local="words")
     with pytest.raises(ValueError, match="global is 'cached', but must be one of last, mean, max"):
         WordsAdapter(7, 8, global_="cached")
+
+
+# ---- word vectors
+
+
+FOUND = torch.tensor([False, True, True, False, True, False, True])
+
+
+def vectors():
+    """Word vectors [7, 4], zeros where there are none."""
+    return 3 * torch.randn(7, 4, generator=torch.Generator().manual_seed(1)) * FOUND[:, None]
+
+
+def test_word_vectors_begin_the_embeddings():
+    adapter, before = words(torch.float32), words(torch.float32).embedding.weight
+    adapter.load_vectors(vectors(), FOUND)
+    after = adapter.embedding.weight
+    assert torch.equal(after[FOUND], vectors()[FOUND])
+    ratio = after[~FOUND] / before[~FOUND]  # the others are what chance gave, in another scale
+    torch.testing.assert_close(ratio, ratio[0, 0].expand_as(ratio))
+    assert after.requires_grad and after.is_leaf
+
+
+def test_words_without_a_vector_are_as_loud_as_the_others():
+    torch.manual_seed(0)
+    adapter, found = WordsAdapter(2000, 8, word_dim=10), torch.arange(2000) < 1000
+    adapter.load_vectors(2 + 5 * torch.randn(2000, 10), found)
+    random = adapter.embedding.weight[~found]
+    assert random.std().item() == pytest.approx(5, rel=0.05)
+    assert random.mean().item() == pytest.approx(0, abs=0.2)
+
+
+def test_word_vectors_change_nothing_else_that_chance_decides():
+    with_file, without = words(vectors="glove.txt"), words()
+    with_file.load_vectors(vectors().double(), FOUND)
+    for name, value in without.state_dict().items():
+        assert torch.equal(with_file.state_dict()[name], value) == (name != "embedding.weight")
+
+
+def test_a_trained_model_needs_no_file():
+    trained, loaded = words(vectors="glove.txt"), words(vectors="/gone/glove.txt")
+    trained.load_vectors(vectors(), FOUND)
+    loaded.load_state_dict(trained.state_dict())
+    assert torch.equal(loaded(length=LENGTH, token=TOKEN).global_, trained(length=LENGTH, token=TOKEN).global_)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_word_vectors_learn_if_they_shall(train):
+    adapter = words(torch.float32, vectors="glove.txt", train_vectors=train)
+    adapter.load_vectors(vectors(), FOUND)
+    before = {name: value.clone() for name, value in adapter.state_dict().items()}
+    optimizer = torch.optim.AdamW(adapter.parameters(), lr=0.1, weight_decay=0.1)
+    adapter(length=LENGTH, token=TOKEN).global_.square().sum().backward()
+    optimizer.step()
+    changed = {name for name, value in adapter.state_dict().items() if not torch.equal(value, before[name])}
+    assert ("embedding.weight" in changed) == train
+    assert "gru.weight_ih_l0" in changed
+
+
+def test_word_vectors_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="vectors are 7 x 5 and the embeddings 7 x 4: set word_dim to their width"):
+        words().load_vectors(torch.zeros(7, 5), FOUND)
+    with pytest.raises(ValueError, match=r"train_vectors is false .* name a file"):
+        words(train_vectors=False)

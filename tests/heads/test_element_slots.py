@@ -199,3 +199,93 @@ def test_head_width():
         make(heads=3)
     with pytest.raises(ValueError, match="iterations is 0"):
         make(iterations=0)
+
+
+# ---- ablations ----
+
+ABLATIONS = [{"initial": "gaussian"}, {"update": "gru"}, {"global_feature": False}, {"normalized_over": "inputs"}]
+
+
+def sample(count=3):
+    generator = torch.Generator().manual_seed(5)
+    local, global_ = (torch.randn(count, *shape, generator=generator).double() for shape in [(5, 6), (8,)])
+    return local, torch.tensor([5, 3, 1])[:count], global_
+
+
+def test_ablations_are_four_different_modules():
+    found = [make().eval()(*sample()).embedding, *(make(**one).eval()(*sample()).embedding for one in ABLATIONS)]
+    assert all(not torch.allclose(a, b) for i, a in enumerate(found) for b in found[:i])
+
+
+def test_random_slots_are_new_in_training_and_fixed_in_evaluation():
+    module = make(initial="gaussian")
+    local, length, global_ = (x[:1].expand(3, *x.shape[1:]) for x in sample())
+    draws = module(local, length, global_).embedding
+    assert not torch.allclose(draws[0], draws[1])
+    assert not torch.allclose(draws, module(local, length, global_).embedding)
+    assert not torch.allclose(draws[:, 0], draws[:, 1])
+
+    module.eval()
+    fixed = module(local, length, global_).embedding
+    torch.testing.assert_close(fixed[0], fixed[1])
+    assert torch.equal(fixed, module(local, length, global_).embedding)
+    torch.manual_seed(99)
+    other = ElementSlots(6, 8, initial="gaussian").double()
+    other.load_state_dict(module.state_dict())
+    assert torch.equal(fixed, other.eval()(local, length, global_).embedding)
+
+
+def test_random_slots_have_the_learned_mean_and_deviation():
+    slots = ElementSlots(6, 8, slots=500, initial="gaussian").gaussian_slots
+    with torch.no_grad():
+        slots.mean.fill_(3)
+        slots.log_std.fill_(-1)
+    for drawn in (slots(40), slots.eval()(1)):
+        assert drawn.mean().item() == pytest.approx(3, abs=0.05)
+        assert drawn.std().item() == pytest.approx(0.3679, abs=0.03)
+    drawn.sum().backward()
+    assert slots.mean.grad.abs().sum() > 0
+    assert slots.log_std.grad.abs().sum() > 0
+
+
+def test_gru_update_is_a_gru_over_what_each_slot_gathers():
+    plain, module = make(iterations=1), make(iterations=1, update="gru")
+    module.load_state_dict(plain.state_dict(), strict=False)
+    gathered = []
+    plain.block.out.register_forward_hook(lambda layer, inputs, output: gathered.append(output))
+    local, length, global_ = sample()
+    plain(local, length, global_)
+    slots = torch.stack([module.block.gru(one, module.initial_slots) for one in gathered[0]])
+    slots = slots + module.block.mlp(slots)
+    torch.testing.assert_close(module(local, length, global_).slots, module.norm_slots(slots))
+
+
+def test_without_global_feature_the_set_is_its_slots():
+    module = make(global_feature=False)
+    local, length, global_ = sample()
+    aggregated = module(local, length, global_)
+    assert torch.equal(aggregated.embedding, aggregated.slots)
+    assert torch.equal(aggregated.embedding, module(local, length, 7 * global_).embedding)
+    assert not any(name.startswith("norm_global") for name in module.state_dict())
+
+
+def test_attention_over_inputs_is_that_of_a_transformer():
+    module = make(iterations=1, heads=2, normalized_over="inputs")
+    gathered = []
+    module.block.out.register_forward_hook(lambda layer, inputs, output: gathered.append(inputs[0]))
+    local, length, global_ = sample()
+    attention = module(local, length, global_).attention
+    for b, rows in enumerate(length.tolist()):
+        torch.testing.assert_close(attention[0, b].sum(2), torch.ones(2, 4, dtype=torch.float64))
+        assert (attention[0, b, :, :, rows:] == 0).all()
+        keep = module.norm_local(local[b, :rows])
+        query = module.block.query(module.block.norm(module.initial_slots))
+        heads = [x.unflatten(1, (2, 4)).transpose(0, 1) for x in (query, module.key(keep), module.value(keep))]
+        expected = torch.nn.functional.scaled_dot_product_attention(*heads)
+        torch.testing.assert_close(gathered[0][b], expected.transpose(0, 1).flatten(1))
+
+
+@pytest.mark.parametrize("parameter", ["initial", "update", "normalized_over"])
+def test_refuses_unknown_ablations(parameter):
+    with pytest.raises(ValueError, match=f"element slots: {parameter} is 'nothing', but must be one of"):
+        make(**{parameter: "nothing"})

@@ -6,37 +6,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded import DTYPES, assert_near, bits, leaf, near, own
 
 from xret.heads.aggregators import Aggregated
-from xret.heads.losses import LOSSES, Diversity, Mmd, Triplet, diversity, mmd, triplet
+from xret.heads.embedding import Gaussian
+from xret.heads.losses import LOSSES, Diversity, Mmd, Triplet, diversity, gram_diversity, mmd, triplet
 from xret.heads.similarity import chamfer, cosine, mil, smooth_chamfer
 
-DTYPES = [torch.float64, torch.float32]
 SIMILARITIES = {"smooth_chamfer_a16": smooth_chamfer, "mil": mil, "chamfer": chamfer}
 NEGATIVES = {"hard": "hardest", "all": "all", "semi": "semi-hard"}
-
-
-def assert_near(actual, expected, tolerance, absolute=0.0):
-    expected = torch.as_tensor(expected)
-    limit = tolerance * expected.abs().max().item() + absolute
-    difference = (actual.detach().to(expected) - expected).abs().max().item()
-    assert difference <= limit, f"differs by {difference:.2e}, allowed is {limit:.2e}"
-
-
-def leaf(data, key, dtype):
-    return torch.tensor(data[key]).to(dtype).requires_grad_()
-
-
-def own(images, captions_per_image):
-    return torch.eye(images, dtype=torch.bool).repeat_interleave(captions_per_image, 1)
-
-
-def bits(dtype):
-    return "64" if dtype is torch.float64 else "32"
-
-
-def near(dtype):
-    return 1e-9 if dtype is torch.float64 else 1e-5
 
 
 # ---- triplet
@@ -156,11 +134,52 @@ def test_warmup_uses_all_negatives_for_the_first_epochs():
     nothing = Aggregated(torch.zeros(4, 2))
     loss = Triplet(warmup_epochs=2)
     assert loss.epoch == 0
-    for epoch, negatives in ((0, "all"), (1, "all"), (2, "hardest"), (7, "hardest")):
+    for epoch, negatives in ((0, "all"), (1, "all"), (1.99, "all"), (2, "hardest"), (7, "hardest")):
         loss.epoch = epoch
         expected = triplet(similarity, positives, negatives=negatives)
         assert loss(similarity, positives, nothing, nothing) == expected
     assert triplet(similarity, positives, negatives="all") != triplet(similarity, positives)
+
+
+def test_linear_warmup_moves_from_all_negatives_to_the_hardest():
+    similarity, positives = torch.randn(4, 8, dtype=torch.float64), own(4, 2)
+    nothing = Aggregated(torch.zeros(4, 2))
+    everything, hardest = (triplet(similarity, positives, negatives=n).item() for n in ("all", "hardest"))
+    loss = Triplet(warmup_epochs=2, warmup="linear")
+    for epoch, share in ((0, 0), (0.5, 0.25), (1, 0.5), (1.75, 0.875), (2, 1), (9, 1)):
+        loss.epoch = epoch
+        expected = (1 - share) * everything + share * hardest
+        assert loss(similarity, positives, nothing, nothing).item() == pytest.approx(expected, rel=1e-12)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    negatives=st.sampled_from(["hardest", "all", "semi-hard"]),
+    reduction=st.sampled_from(["mean", "sum"]),
+    batch=st.integers(2, 5),
+)
+def test_pair_of_similarity_minus_infinity_takes_no_part(seed, negatives, reduction, batch):
+    # One image, its caption, and others: what the image may not be compared with could as well be absent.
+    generator = torch.Generator().manual_seed(seed)
+    similarity = torch.rand(batch, batch, generator=generator, dtype=torch.float64)
+    ignored = (torch.rand(batch, batch, generator=generator) < 0.5) & ~own(batch, 1)
+    similarity.requires_grad_()
+    loss = triplet(similarity.masked_fill(ignored, -torch.inf), own(batch, 1), negatives=negatives, reduction=reduction)
+    loss.backward()
+    expected = 0.0
+    for s, drop in ((similarity.detach(), ignored), (similarity.detach().T, ignored.T)):
+        costs = [
+            [0.2 + s[i, j].item() - s[i, i].item() for j in range(batch) if j != i and not drop[i, j]]
+            for i in range(batch)
+        ]
+        if negatives == "hardest":
+            costs = [[max([0.0, *row])] for row in costs]
+        terms = [max(0.0, min(c, 0.2) if negatives == "semi-hard" else c) for row in costs for c in row]
+        count = len([t for t in terms if t > 0]) if negatives == "semi-hard" else len(terms)
+        expected += sum(terms) / (max(count, 1) if reduction == "mean" else 1)
+    assert loss.item() == pytest.approx(expected, rel=1e-12, abs=1e-12)
+    assert similarity.grad.isfinite().all()
+    assert (similarity.grad[ignored] == 0).all()
 
 
 # ---- MMD
@@ -249,6 +268,16 @@ def test_recorded_diversity(golden, dtype):
     assert_near(diversity(images) * pairs, data[f"out{bits(dtype)}_div_img_slots_pairsum"], near(dtype))
 
 
+def test_recorded_diversity_of_sets(golden):
+    data = golden("triplet_and_regularisers")
+    images, captions = leaf(data, "in_img", torch.float64), leaf(data, "in_txt", torch.float64)
+    loss = diversity(images) + diversity(captions)
+    loss.backward()
+    assert_near(loss, data["out64_div_sets_mean"], 1e-9)
+    assert_near(images.grad, data["grad64_div_sets_mean_img"], 1e-9)
+    assert_near(captions.grad, data["grad64_div_sets_mean_txt"], 1e-9)
+
+
 def test_diversity_by_hand_and_gradcheck():
     # Two opposite, two orthogonal, two equal slots: squared distances 4, 2 and 0.
     slots = torch.tensor([[[2.0, 0], [-3, 0]], [[1, 0], [0, 5]], [[1, 1], [2, 2]]], dtype=torch.float64)
@@ -273,6 +302,40 @@ def test_diversity_without_slots_names_the_side():
         Diversity()(None, None, with_slots, without)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_recorded_gram_diversity(golden, dtype):
+    data = golden("triplet_and_regularisers")
+    images, captions = leaf(data, "single/in_img_set", dtype), leaf(data, "single/in_txt_set", dtype)
+    sides = Aggregated(None, images), Aggregated(None, captions)
+    loss = Diversity(form="gram")(None, None, *sides)
+    loss.backward()
+    assert_near(loss, data[f"single/out{bits(dtype)}_gram_diversity"], near(dtype))
+    assert_near(images.grad, data[f"single/grad{bits(dtype)}_gram_diversity_img"], near(dtype))
+    assert_near(captions.grad, data[f"single/grad{bits(dtype)}_gram_diversity_txt"], near(dtype))
+    squared = Diversity(form="gram-squared")(None, None, *sides)
+    assert_near(squared, data[f"single/out{bits(dtype)}_gram_diversity_squared"], near(dtype))
+
+
+def test_gram_diversity_by_hand_and_gradcheck():
+    # Equal slots: the Gram matrix without its diagonal has two ones; orthogonal slots: none.
+    slots = torch.tensor([[[1, 1], [2, 2]], [[1, 0], [0, 5]]], dtype=torch.float64)
+    assert gram_diversity(slots).item() == pytest.approx((math.sqrt(2) + 0) / 2 / 4, rel=1e-12)
+    assert gram_diversity(slots, squared=True).item() == pytest.approx((2 + 0) / 2 / 4, rel=1e-12)
+    slots = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(gram_diversity, slots)
+
+
+@pytest.mark.parametrize("squared", [True, False])
+def test_gram_diversity_where_nothing_is_alike_has_no_gradient(squared):
+    for slots in (torch.randn(2, 1, 4), torch.eye(4)[None, :3].clone()):
+        slots.requires_grad_()
+        loss = gram_diversity(slots, squared=squared)
+        loss.backward()
+        assert loss.item() == 0
+        assert (slots.grad == 0).all()
+        slots.requires_grad_(False)
+
+
 # ---- all of them
 
 
@@ -294,8 +357,9 @@ def test_recorded_total_of_setdiv(golden):
 def test_half_embeddings_are_regularised_in_float32(dtype):
     images, captions = torch.randn(4, 3, 16).to(dtype), torch.randn(6, 3, 16).to(dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        losses = mmd(images, captions), diversity(images)
-    expected = mmd(images.double(), captions.double()), diversity(images.double())
+        losses = mmd(images, captions), diversity(images), gram_diversity(images)
+    whole = images.double()
+    expected = mmd(whole, captions.double()), diversity(whole), gram_diversity(whole)
     for loss, reference in zip(losses, expected, strict=True):
         assert loss.dtype == torch.float32
         assert loss.item() == pytest.approx(reference.item(), rel=1e-5, abs=1e-6)
@@ -308,5 +372,22 @@ def test_unknown_choices_are_refused():
         Triplet(reduction="max")
     with pytest.raises(ValueError, match="kernel is 'rbf'"):
         Mmd(kernel="rbf")
-    with pytest.raises(ValueError, match="form is 'gram'"):
-        Diversity(form="gram")
+    with pytest.raises(ValueError, match="form is 'determinant', but must be one of exponential, gram, gram-squared"):
+        Diversity(form="determinant")
+    with pytest.raises(ValueError, match="warmup is 'cosine', but must be one of step, linear"):
+        Triplet(warmup="cosine")
+    with pytest.raises(ValueError, match="warmup_epochs is -1, but must be 0 or more"):
+        Triplet(warmup_epochs=-1)
+
+
+def test_mmd_of_a_gaussian_is_refused():
+    vector, gaussian = Aggregated(torch.ones(2, 4)), Aggregated(Gaussian(torch.ones(2, 4), torch.ones(2, 4)))
+    with pytest.raises(ValueError, match="needs vectors or sets, but the text aggregator gives a gaussian"):
+        Mmd()(None, None, vector, gaussian)
+
+
+def test_registry_can_be_made_without_memory():
+    for name, loss in LOSSES.items():
+        with torch.device("meta"):
+            made = loss(4, 7) if name == "caption-generation" else loss()
+        made.to_empty(device="cpu")

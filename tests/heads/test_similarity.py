@@ -1,4 +1,5 @@
-"""Similarities against recorded values, slow loops, the published gradient and what must hold for any sets."""
+"""Similarities by cosines against recorded values, slow loops, the published gradient and what must hold for any
+sets; and what must hold for every similarity of the registry."""
 
 import math
 
@@ -8,7 +9,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xret.heads.similarity import SIMILARITIES, SmoothChamfer, chamfer, cosine, mil, smooth_chamfer
+from xret.heads.embedding import Gaussian, Sequence, each
+from xret.heads.similarity import (
+    SIMILARITIES,
+    SmoothChamfer,
+    blocks,
+    chamfer,
+    cosine,
+    in_blocks,
+    match_probability,
+    mil,
+    smooth_chamfer,
+)
 
 SETS = {"mil": mil, "chamfer": chamfer, "smooth-chamfer": smooth_chamfer}
 CASES = ("main", "K2", "K3", "K5", "rect3x5", "rect5x3")
@@ -25,6 +37,22 @@ def assert_near(actual, expected, tolerance):
 
 def sets(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def embeddings(kind, count, width=5, seed=0, dtype=torch.float64):
+    """Return `count` embeddings of a kind, as a similarity of that kind takes them."""
+    if kind == "vector":
+        return sets(count, width, seed=seed, dtype=dtype)
+    if kind == "set":
+        return sets(count, 2, width, seed=seed, dtype=dtype)
+    if kind == "gaussian":
+        return Gaussian(*(sets(count, width, seed=seed + i, dtype=dtype) for i in (0, 100)))
+    return Sequence(sets(count, 3, width, seed=seed, dtype=dtype), torch.arange(count) % 3 + 1)
+
+
+def floats(embedding):
+    """Return the tensors of an embedding that gradients are for."""
+    return [embedding] if torch.is_tensor(embedding) else [x for x in embedding if x.is_floating_point()]
 
 
 def cosines_by_loop(x, y):
@@ -62,6 +90,9 @@ def test_recorded_values(golden, case, dtype):
             actual = SETS[kind](images, captions)
         elif kind.startswith("smooth_chamfer_a"):
             actual = smooth_chamfer(images, captions, alpha=float(kind.removeprefix("smooth_chamfer_a")))
+        elif kind.startswith("mp_a"):
+            scale, shift = map(float, kind.removeprefix("mp_a").split("_b"))
+            actual = match_probability(images, captions, scale, shift)
         else:
             continue
         assert actual.dtype == dtype
@@ -127,10 +158,10 @@ def test_gradient_is_equation_8(alpha):
 
 @pytest.mark.parametrize("name", SIMILARITIES)
 def test_gradcheck(name):
-    similarity = SIMILARITIES[name]()
-    shape = (3, 5) if similarity.embedding == "vector" else (3, 2, 5)
-    images, captions = sets(*shape).requires_grad_(), sets(*shape, seed=1).requires_grad_()
-    assert torch.autograd.gradcheck(similarity, (images, captions))
+    similarity = SIMILARITIES[name]().double()
+    images, captions = (embeddings(similarity.embedding, 3, seed=seed) for seed in (0, 1))
+    tensors = [x.requires_grad_() for x in (*floats(images), *floats(captions))]
+    assert torch.autograd.gradcheck(lambda *_: similarity(images, captions), tensors)
 
 
 @given(
@@ -173,26 +204,60 @@ def test_opposite_sets_are_finite_at_any_alpha(alpha):
 @pytest.mark.parametrize("name", SIMILARITIES)
 def test_zero_embeddings_are_not_nan(name):
     similarity = SIMILARITIES[name]()
-    shape = (2, 4) if similarity.embedding == "vector" else (2, 3, 4)
-    images = torch.zeros(shape, requires_grad=True)
-    values = similarity(images, sets(*shape, dtype=torch.float32))
-    values.sum().backward()
-    assert values.isfinite().all()
-    assert images.grad.isfinite().all()
+    images = each(torch.zeros_like, embeddings(similarity.embedding, 2, dtype=torch.float32))
+    tensors = [x.requires_grad_() for x in floats(images)]
+    for captions in (embeddings(similarity.embedding, 2, dtype=torch.float32), images):
+        values = similarity(images, captions)
+        assert values.isfinite().all()
+        assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(values.sum(), tensors))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", SIMILARITIES)
 def test_half_embeddings_are_compared_in_float32(name, dtype):
     similarity = SIMILARITIES[name]()
-    shape = (3, 16) if similarity.embedding == "vector" else (3, 4, 16)
-    images, captions = sets(*shape, dtype=dtype), sets(*shape, seed=1, dtype=dtype)
-    expected = similarity(images.double(), captions.double())
+    images, captions = (embeddings(similarity.embedding, 4, 16, seed, dtype) for seed in (0, 1))
+    double = [each(lambda x: x.double() if x.is_floating_point() else x, side) for side in (images, captions)]
+    expected = similarity(*double)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         actual = similarity(images, captions)
+    assert expected.dtype == torch.float64
     assert actual.dtype == torch.float32
     # The inputs are exact in both, so nothing of the half precision may be left.
     assert_near(actual, expected, 1e-5)
+
+
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_blocks_are_what_one_call_gives(name, monkeypatch):
+    similarity = SIMILARITIES[name]()
+    images, captions = embeddings(similarity.embedding, 7), embeddings(similarity.embedding, 11, seed=1)
+    sizes = []
+
+    def compare(some, others):
+        sizes.append((len(floats(some)[0]), len(floats(others)[0])))
+        return similarity(some, others)
+
+    monkeypatch.setattr(blocks, "IMAGES", 3)
+    monkeypatch.setattr(blocks, "CAPTIONS", 4)
+    torch.testing.assert_close(in_blocks(compare, images, captions), similarity(images, captions).detach())
+    assert sizes == [(i, c) for c in (4, 4, 3) for i in (3, 3, 1)]
+
+
+def test_blocks_of_large_sets_are_smaller(monkeypatch):
+    monkeypatch.setattr(blocks, "CELLS", 2 * 6 * 6 * blocks.CAPTIONS)
+    heights = []
+
+    def compare(some, others):
+        heights.append(len(some))
+        return mil(some, others)
+
+    images, captions = sets(5, 6, 4), sets(3, 6, 4, seed=1)
+    torch.testing.assert_close(in_blocks(compare, images, captions), mil(images, captions))
+    assert heights == [2, 2, 1]
+
+
+def test_nothing_in_blocks():
+    assert in_blocks(cosine, torch.ones(0, 4), torch.ones(3, 4)).shape == (0, 3)
 
 
 def test_wrong_shapes_are_named():
@@ -202,6 +267,8 @@ def test_wrong_shapes_are_named():
         mil(torch.ones(2, 4), torch.ones(2, 3, 4))
     with pytest.raises(ValueError, match=r"one width"):
         chamfer(torch.ones(2, 3, 4), torch.ones(2, 3, 5))
+    with pytest.raises(ValueError, match=r"sets .* not Gaussian with Gaussian"):
+        mil(embeddings("gaussian", 2), embeddings("gaussian", 2))
     with pytest.raises(ValueError, match="alpha is 0"):
         SmoothChamfer(alpha=0)
 

@@ -20,15 +20,16 @@ from small_store import make_store
 from xret.cli.demo import demo
 from xret.cli.train_head import train_head
 from xret.heads.evaluation import evaluate
-from xret.heads.model import build_losses, build_model, feature_facts
+from xret.heads.model import FeatureFacts, build_losses, build_model, feature_facts
 from xret.heads.recipe import Optimizer, Schedule, load_recipe
 from xret.heads.run import Run
-from xret.heads.training import build_optimizer, learning_rate, train
+from xret.heads.training import build_optimizer, learning_rate, same_text, same_texts, train, warmup
 from xret.pipeline.batches import Batches
 from xret.pipeline.cache import FeatureCache
-from xret.pipeline.errors import CacheError, RecipeError, RunError
+from xret.pipeline.errors import CacheError, RecipeError, RunError, VectorsError
 
 SMALL = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "optimizer.lr=0.01"]
+WORDS = FeatureFacts("words", None, None, 11)
 HEADS = [f"aggregator.{side}.head_dim=16" for side in ("image", "text")]
 
 
@@ -130,7 +131,7 @@ def test_the_loss_of_the_first_batch_is_that_of_the_recipe(store, tmp_path):
     one, other = model.embed_images(batch.images), model.embed_captions(batch.captions)
     similarity = model.similarity(one.embedding, other.embedding)
     positives = batch.caption_image[None, :] == torch.arange(48)[:, None]
-    parts = {key: term(similarity, positives, one, other).item() for key, term in build_losses(recipe).items()}
+    parts = {key: term(similarity, positives, one, other).item() for key, term in build_losses(recipe, WORDS).items()}
     (line,) = Run(tmp_path / "run").metrics()
     assert line["parts"] == pytest.approx(parts, rel=1e-5)
     expected = parts["triplet"] + 0.5 * parts["mmd"] + 0.01 * parts["diversity"]
@@ -396,7 +397,7 @@ def test_groups_of_the_optimizer(store):
     recipe = recipe_of()
     model = build_model(recipe, feature_facts(cache.image_set()), feature_facts(cache.caption_set()))
     values = Optimizer(lr=0.5, weight_decay=0.1, aggregator_lr=0.25)
-    groups = build_optimizer(model, build_losses(recipe), values).param_groups
+    groups = build_optimizer(model, build_losses(recipe, WORDS), values).param_groups
     found = {id(p): (group["factor"], group["weight_decay"]) for group in groups for p in group["params"]}
     named = dict(model.named_parameters())
     assert len(found) == len(named)
@@ -421,3 +422,68 @@ def test_a_gpu_repeats_itself(store, tmp_path, precision):
     for name in ("one", "other"):
         train(store, recipe, tmp_path / name, device="cuda")
     assert_equal(numbers(tmp_path / "one"), numbers(tmp_path / "other"))
+
+
+def test_the_learning_rate_warms_up_step_by_step():
+    schedule = Schedule(epochs=10, warmup_after=1, warmup_epochs=2)
+    moments = [0, 0.5, 1, 1.5, 2, 2.75, 3, 9]
+    assert [warmup(schedule, now) for now in moments] == [1, 1, 0, 0.25, 0.5, 0.875, 1, 1]
+    assert warmup(Schedule(), 0) == 1
+
+
+def test_a_frozen_component_stays_what_it_was(store, tmp_path):
+    weights = {}
+    for frozen in (0, 1):
+        recipe = recipe_of("setdiv", 1, f"optimizer.aggregator_frozen={frozen}", "optimizer.weight_decay=0.1")
+        train(store, recipe, tmp_path / str(frozen), device="cpu")
+        weights[frozen] = torch.load(tmp_path / str(frozen) / "state.pt", weights_only=True)["model"]
+    cache = FeatureCache.open(store)
+    torch.manual_seed(0)
+    first = build_model(recipe, feature_facts(cache.image_set()), feature_facts(cache.caption_set())).state_dict()
+    for name, value in first.items():
+        learns = ".aggregator." not in name
+        assert torch.equal(weights[1][name], value) is not learns, name
+    assert not torch.equal(weights[0]["image.aggregator.initial_slots"], first["image.aggregator.initial_slots"])
+
+
+def test_captions_with_the_text_of_a_positive_are_no_negatives():
+    positives = torch.tensor([[1, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]).bool()
+    text = torch.tensor([7, 8, 8, 9, 9])
+    expected = torch.tensor([[0, 0, 1, 0, 0], [0, 1, 0, 0, 1], [0, 0, 0, 1, 0]]).bool()
+    assert torch.equal(same_text(positives, text), expected)
+
+
+NOT_HARDEST = "loss.triplet.negatives=all"
+
+
+def test_excluding_same_texts_changes_what_is_learnt_where_texts_repeat(tmp_path):
+    url = make_store(tmp_path / "s.zarr")
+    cache = FeatureCache.open(url)
+    fields = {"image_fields": {"local"}, "caption_fields": {"token"}}
+    numbers_of = same_texts(cache, Batches(cache, cache.image_set(), cache.caption_set(), "train", **fields))
+    texts = cache.caption_texts(0, len(numbers_of))
+    assert [texts.index(text) for text in texts] == [numbers_of.tolist().index(n) for n in numbers_of.tolist()]
+    lines = {}
+    for exclude in (True, False):
+        recipe = recipe_of("vsepp", 1, f"loss.exclude_same_text={exclude}", "data.batch_size=200", NOT_HARDEST)
+        train(url, recipe, tmp_path / str(exclude), device="cpu")
+        lines[exclude] = Run(tmp_path / str(exclude)).metrics()[0]["loss"]
+    assert len(set(texts)) < len(texts)  # pictures of the same things are described in the same words
+    assert lines[True] < lines[False]
+
+
+def test_word_vectors_are_the_first_weights_and_stay_in_the_run(store, tmp_path, capsys):
+    vocabulary = FeatureCache.open(store).caption_set().vocabulary
+    known = vocabulary[1:4]
+    path = tmp_path / "vectors.txt"
+    path.write_text("".join(f"{word} {' '.join(['0.25'] * 8)}\n" for word in known))
+    settings = [f"adapter.words.vectors={path}", "adapter.words.train_vectors=false"]
+    train(store, recipe_of("vsepp", 1, *settings), tmp_path / "run", device="cpu")
+    assert f"{len(vocabulary) - 3} of {len(vocabulary)} words have no vector in {path}" in capsys.readouterr().err
+    path.unlink()
+    embedding = Run(tmp_path / "run").model(torch.device("cpu")).text.adapter.embedding.weight
+    assert torch.equal(embedding[1:4], torch.full((3, 8), 0.25))
+    assert evaluate([tmp_path / "run"], split="val")["results"][0]["rsum"] > 0
+    with pytest.raises(VectorsError, match=r"vectors\.txt"):
+        train(store, recipe_of("vsepp", 1, *settings), tmp_path / "other", device="cpu")
+    assert not (tmp_path / "other").exists()

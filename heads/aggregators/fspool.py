@@ -1,0 +1,61 @@
+"""Featurewise sort pooling.
+
+Source: Zhang, Hare, Pruegel-Bennett: *FSPool: Learning Set Representations with Featurewise Sort Pooling*
+(ICLR 2020), section 3; a baseline of VSE-infinity (section 5.2).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from .aggregated import Aggregated
+from .checks import at_least
+from .pooling import Pooling, sorted_rows
+
+
+def interpolation(length: Tensor, number: int, pieces: int, dtype: torch.dtype) -> Tensor:
+    """Return by what share each knot of a piecewise linear function on [0, 1] counts at each place.
+
+    Of L rows, the first stands at 0 and the last at 1; a single row at 0. Times the values at the knots
+    `[pieces + 1, W]` it gives the function `[B, number, W]` at the rows.
+
+    Args:
+        length: L of each sample, `[B]`.
+        number: rows N to evaluate at; those behind L count as the last.
+        pieces: number of linear pieces.
+        dtype: of the result.
+
+    Returns:
+        `[B, N, pieces + 1]`.
+    """
+    exact = torch.promote_types(dtype, torch.float32)
+    rank = torch.arange(number, device=length.device, dtype=exact)
+    knot = torch.arange(pieces + 1, device=length.device, dtype=exact)
+    place = (rank / (length[:, None] - 1).clamp(min=1)).clamp(max=1)
+    return (1 - (place[..., None] * pieces - knot).abs()).clamp(min=0).to(dtype)
+
+
+class FSPool(Pooling):
+    """A weighted sum of each feature's sorted values; the weights are a learned function of the relative rank.
+
+    Every feature has its own piecewise linear function, so that sets of any size can be pooled. The weights need
+    not add up to one.
+
+    Args:
+        local_dim: width of the local rows, which must be `dim`.
+        dim: width D.
+        pieces: number of linear pieces of each function; 20 as published.
+    """
+
+    name = "fspool"
+
+    def __init__(self, local_dim: int, dim: int, *, pieces: int = 20) -> None:
+        super().__init__(local_dim, dim)
+        at_least(self.name, 1, pieces=pieces)
+        self.weight = nn.Parameter(torch.randn(pieces + 1, dim))
+
+    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
+        """Return the weighted sum of the sorted valid rows of `local [B, N, D]`, `[B, D]`."""
+        rows = sorted_rows(local, length)
+        shares = interpolation(length.to(local.device), local.shape[1], len(self.weight) - 1, rows.dtype)
+        # Summed over the rows first: as many terms as there are knots remain, however long the sample.
+        return Aggregated(((shares.transpose(1, 2) @ rows) * self.weight).sum(1))

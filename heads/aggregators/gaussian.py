@@ -1,0 +1,91 @@
+"""Gaussian embeddings by twin branches: one gives the mean, its twin the logarithm of the variance.
+
+Source: *Uncertainty-based Cross-Modal Retrieval with Probabilistic Representations*, eq. 1 and 2 and section 4.2.
+Probabilistic VSE++ is `of` `global` or `average` over images and `seq2seq` over word embeddings (its twin GRUs),
+probabilistic VSRN `region-graph` over regions and `seq2seq`.
+"""
+
+import math
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from ..embedding import Gaussian
+from .aggregated import Aggregated
+from .checks import above, one_of
+from .gpo import GPO
+from .pooling import Average, Global, Max
+from .region_graph import RegionGraph
+from .sequence_pooling import Seq2Seq
+
+Of = Literal["global", "average", "max", "gpo", "seq2seq", "region-graph"]
+Shape = Literal["ellipsoidal", "spherical-average", "spherical-one-value"]
+
+BRANCHES: dict[str, type[Any]] = {
+    "global": Global,
+    "average": Average,
+    "max": Max,
+    "gpo": GPO,
+    "seq2seq": Seq2Seq,
+    "region-graph": RegionGraph,
+}
+
+
+class TwinBranches(nn.Module):
+    """Two aggregators of one kind, without common weights.
+
+    Where the kind has no weights, a linear layer over what it gives is the variance's own: the adapter's projection is
+    the mean's.
+
+    Args:
+        local_dim: width C of the local rows.
+        dim: width D of the mean.
+        of: the kind of both branches, with its default parameters.
+        shape: `ellipsoidal`: a variance for each dimension. `spherical-average`: their average for all.
+            `spherical-one-value`: a linear layer makes one value of the second branch (section 6.2).
+        lowest: bound of every variance (section 4.2).
+        highest: bound of every variance. A variance at a bound has no gradient.
+    """
+
+    uses_local = True
+    embedding = "gaussian"
+
+    def __init__(
+        self,
+        local_dim: int,
+        dim: int,
+        *,
+        of: Of = "global",
+        shape: Shape = "ellipsoidal",
+        lowest: float = 0.1,
+        highest: float = 10.0,
+    ) -> None:
+        super().__init__()
+        one_of("gaussian", Of, of=of)
+        one_of("gaussian", Shape, shape=shape)
+        above("gaussian", 0, lowest=lowest)
+        if highest <= lowest:
+            raise ValueError(f"gaussian: highest is {highest}, but must be above lowest, {lowest}")
+        branch = BRANCHES[of]
+        self.uses_local = branch.uses_local
+        self.shape = shape
+        self.bounds = math.log(lowest), math.log(highest)
+        self.mean = branch(local_dim, dim)
+        self.log_variance = branch(local_dim, dim)
+        has_weights = any(True for _ in self.mean.parameters())
+        if shape == "spherical-one-value":
+            self.head: nn.Module = nn.Linear(dim, 1)
+        else:
+            self.head = nn.Identity() if has_weights else nn.Linear(dim, dim)
+
+    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
+        """Aggregate `local [B, N, C]`, of which the first `length[b]` rows count, and `global_ [B, D]`.
+
+        Returns:
+            The Gaussian, mean and log variance `[B, D]`, with the rows of the mean's branch where it has some.
+        """
+        mean = self.mean(local, length, global_)
+        log_variance = self.head(self.log_variance(local, length, global_).embedding).clamp(*self.bounds)
+        if self.shape == "spherical-average":
+            log_variance = log_variance.logsumexp(1, keepdim=True) - math.log(log_variance.shape[1])
+        return Aggregated(Gaussian(mean.embedding, log_variance.expand_as(mean.embedding)), rows=mean.rows)

@@ -1,0 +1,146 @@
+"""GPO: pooling by learned coefficients over each feature's sorted values.
+
+Source: *Learning the Best Pooling Strategy for Visual Semantic Embedding* (VSE-infinity, CVPR 2021), eq. 2-5; its
+ablations are Table 10 (generators), Table 11 (coefficients of each dimension) and Table 12 (features as input).
+The published code counts positions from 0 and the paper from 1; it has one linear layer without bias where eq. 5 has
+an MLP, averages the directions of the GRU, and divides the scores by 0.1 before the softmax: so it is done here.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from .aggregated import Aggregated
+from .checks import above, at_least, one_of
+from .fspool import interpolation
+from .pooling import Pooling, sorted_rows, valid_rows
+
+Generator = Literal["cos-sin-bigru", "cos-sin-mlp", "index-bigru", "interpolation"]
+
+PIECES = 20  # of the interpolated coefficients: as many as FSPool has
+INDICES = 256  # of the learned matrix: a position behind the last shares the last one's row
+
+
+def cos_sin_positions(number: int, width: int, like: Tensor) -> Tensor:
+    """Return the encodings `[N, width]` of the positions 0 to N - 1 (eq. 4), on the device and in the dtype of `like`.
+
+    Columns 2i and 2i + 1 hold sine and cosine of the position over 10000^(2i/width).
+    """
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    step = torch.arange(number, device=like.device, dtype=dtype)
+    column = torch.arange(0, width, 2, device=like.device, dtype=dtype)
+    angle = step[:, None] * 10000 ** (-column / width)
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)[:, :width].to(like.dtype)
+
+
+class GPO(Pooling):
+    """Generalised pooling operator: a generator turns each rank and the number of rows into a coefficient.
+
+    Args:
+        local_dim: width of the local rows, which must be `dim`.
+        dim: width D.
+        generator: what scores the ranks (Table 10): a bi-GRU or an MLP over their cosine and sine encodings, a bi-GRU
+            over a learned row for each rank, or a learned vector that is interpolated to the number of rows.
+        position_dim: width of a rank's encoding (section 5: 32).
+        hidden_dim: width of the generator (section 5: 32).
+        temperature: divides the scores before the softmax over the ranks.
+        per_dimension: coefficients for every dimension instead of shared ones (Table 11).
+        feature_input: the generator also reads the values of each rank, so that its coefficients depend on the sample
+            (Table 12); not for `interpolation`, which reads nothing.
+    """
+
+    name = "gpo"
+
+    def __init__(
+        self,
+        local_dim: int,
+        dim: int,
+        *,
+        generator: Generator = "cos-sin-bigru",
+        position_dim: int = 32,
+        hidden_dim: int = 32,
+        temperature: float = 0.1,
+        per_dimension: bool = False,
+        feature_input: bool = False,
+    ) -> None:
+        super().__init__(local_dim, dim)
+        one_of(self.name, Generator, generator=generator)
+        at_least(self.name, 1, position_dim=position_dim, hidden_dim=hidden_dim)
+        above(self.name, 0, temperature=temperature)
+        if feature_input and generator == "interpolation":
+            raise ValueError("gpo: feature_input is true, but must be false where generator is 'interpolation'")
+        self.generator = generator
+        self.position_dim = position_dim
+        self.temperature = temperature
+        self.per_dimension = per_dimension
+        self.feature_input = feature_input
+        inputs = position_dim + dim * feature_input
+        outputs = dim if per_dimension else 1
+        if generator == "interpolation":
+            self.knots = nn.Parameter(torch.zeros(PIECES + 1, outputs))  # begins as average pooling
+        elif generator == "cos-sin-mlp":
+            self.mlp = nn.Sequential(
+                nn.Linear(inputs, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, outputs, bias=False)
+            )
+        else:
+            self.gru = nn.GRU(inputs, hidden_dim, batch_first=True, bidirectional=True)
+            self.linear = nn.Linear(hidden_dim, outputs, bias=False)
+        if generator == "index-bigru":
+            self.index = nn.Embedding(INDICES, position_dim)
+
+    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
+        """Return the weighted sum of the sorted valid rows of `local [B, N, D]`, `[B, D]` (eq. 2)."""
+        rows = sorted_rows(local, length)
+        if self.feature_input:
+            weights = self.coefficients(length, rows)
+        else:  # samples of the same length share their coefficients
+            lengths, which = length.cpu().unique(return_inverse=True)
+            weights = self.coefficients(lengths)[which]
+        rows = rows[:, : weights.shape[1]]
+        weights = weights.to(device=rows.device, dtype=rows.dtype)
+        return Aggregated((weights * rows).sum(1) if self.per_dimension else (weights[:, None] @ rows)[:, 0])
+
+    def coefficients(self, length: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return the weight of each rank, from the largest value to the smallest, for samples of these lengths.
+
+        Args:
+            length: `[B]`; 0 counts as 1.
+            rows: sorted rows `[B, N, D]`, which are needed (and used) where `feature_input` is true.
+
+        Returns:
+            `[B, N]`, or `[B, N, D]` where `per_dimension` is true; N is the largest length. Every sample's first
+            `length[b]` add up to one, the others are 0.
+
+        Raises:
+            ValueError: `feature_input` is true, but there are no rows.
+        """
+        if not self.feature_input:
+            rows = None
+        elif rows is None:
+            raise ValueError("gpo: with feature_input the coefficients depend on the sample: give its sorted rows")
+        length = length.clamp(min=1).cpu()  # where a packed batch wants them
+        scores = self._scores(length, int(length.max()), rows)
+        valid = valid_rows(scores, length)[..., None]
+        weights = (scores / self.temperature).masked_fill(~valid, -torch.inf).softmax(1)
+        return weights if self.per_dimension else weights[..., 0]
+
+    def _scores(self, length: Tensor, number: int, rows: Tensor | None) -> Tensor:
+        """Score the ranks of samples, `[B, number, 1 or D]`, from their sorted rows where these are given."""
+        if self.generator == "interpolation":
+            return interpolation(length.to(self.knots.device), number, PIECES, self.knots.dtype) @ self.knots
+        if self.generator == "index-bigru":
+            rank = torch.arange(number, device=self.index.weight.device)
+            positions = self.index(rank.clamp(max=INDICES - 1))
+        else:
+            positions = cos_sin_positions(number, self.position_dim, next(self.parameters()))
+        inputs = positions.expand(len(length), -1, -1)
+        if rows is not None:
+            inputs = torch.cat([inputs, rows[:, :number].to(inputs)], dim=2)
+        if self.generator == "cos-sin-mlp":
+            return self.mlp(inputs)
+        # Packed, so that the backward direction begins at the sample's own last rank.
+        packed = pack_padded_sequence(inputs, length, batch_first=True, enforce_sorted=False)
+        states, _ = pad_packed_sequence(self.gru(packed)[0], batch_first=True)
+        return self.linear(states.unflatten(2, (2, -1)).mean(2))

@@ -1,0 +1,132 @@
+"""PCME's and PCME++'s probabilistic embeddings: heads for mean and variance.
+
+Sources: Chun et al., *Probabilistic Embeddings for Cross-Modal Retrieval* (PCME, CVPR 2021), section 3.3; Chun,
+*Improved Probabilistic Image-Text Representations* (PCME++, ICLR 2024), section 3.2; what the papers leave open is
+their public code's.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from ..embedding import Gaussian
+from .aggregated import Aggregated
+from .checks import at_least, one_of
+from .gpo import GPO
+from .pie_net import PIENet
+from .pooling import valid_rows, zero_padding
+
+Summary = Literal["linear", "gru"]
+
+
+class Pcme(nn.Module):
+    """A Gaussian by two attentions over the local rows, and samples drawn from it.
+
+    The mean is a PIE-Net's single element, normalised. The logarithm of the standard deviation is a linear layer over
+    the rows' own attention pooling plus one of a summary of the sample. In training samples are drawn anew; in
+    evaluation mode every sample of a modality gets the same noise, which was drawn with the weights and is stored
+    with them, so that scores repeat.
+
+    Args:
+        local_dim: width C of the local rows.
+        dim: width D.
+        samples: number K of samples.
+        summary: what the deviation sees beside the attention: `linear`: a layer over the global feature (the public
+            code's images); `gru`: the last states of a bi-GRU of its own over the local rows (its captions).
+        dropout: see `PIENet`.
+    """
+
+    uses_local = True
+    embedding = "set"
+    noise: Tensor
+
+    def __init__(
+        self, local_dim: int, dim: int, *, samples: int = 7, summary: Summary = "linear", dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        at_least("pcme", 1, samples=samples)
+        one_of("pcme", Summary, summary=summary)
+        if summary == "gru" and dim % 2:
+            raise ValueError(f"pcme: dim is {dim}, but must be even where summary is 'gru': it joins two directions")
+        self.samples = samples
+        self.mean = PIENet(local_dim, dim, slots=1, dropout=dropout)
+        hidden = max(local_dim // 2, 1)
+        attend, score = nn.Linear(local_dim, hidden, bias=False), nn.Linear(hidden, 1, bias=False)
+        self.attention = nn.Sequential(attend, nn.Tanh(), score)
+        self.deviation = nn.Linear(local_dim, dim)
+        self.summary: nn.Module
+        if summary == "gru":
+            self.summary = nn.GRU(local_dim, dim // 2, batch_first=True, bidirectional=True)
+        else:
+            self.summary = nn.Linear(dim, dim)
+        for layer in (attend, score, self.deviation):
+            nn.init.xavier_uniform_(layer.weight)
+        nn.init.zeros_(self.deviation.bias)
+        self.register_buffer("noise", torch.randn(samples, dim))
+
+    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
+        """Aggregate `local [B, N, C]`, of which the first `length[b]` rows count, and `global_ [B, D]`.
+
+        Returns:
+            The samples `[B, K, D]`, not normalised, and the Gaussian whose unit mean and log variance they come from.
+        """
+        mean = functional.normalize(self.mean(local, length, global_).embedding[:, 0], dim=1)
+        log_deviation = self.log_deviation(local, length, global_).to(mean.dtype)
+        if self.training:
+            noise = torch.randn(len(mean), self.samples, mean.shape[1], device=mean.device, dtype=mean.dtype)
+        else:
+            noise = self.noise.to(mean.dtype)
+        samples = mean[:, None] + log_deviation.exp()[:, None] * noise
+        return Aggregated(samples, gaussian=Gaussian(mean, 2 * log_deviation))
+
+    def log_deviation(self, local: Tensor, length: Tensor, global_: Tensor) -> Tensor:
+        """Return the logarithm of the standard deviation, `[B, D]`."""
+        padding = ~valid_rows(local, length)
+        rows = zero_padding(local, length)
+        scores = self.attention(rows)[..., 0]
+        # The most negative number, not -inf: a sample without rows must not become NaN.
+        weights = scores.masked_fill(padding, torch.finfo(scores.dtype).min).softmax(1)
+        attended = (weights.to(rows.dtype)[:, None] @ rows)[:, 0]
+        return self.deviation(attended) + self._summarise(rows, length, global_)
+
+    def _summarise(self, rows: Tensor, length: Tensor, global_: Tensor) -> Tensor:
+        if isinstance(self.summary, nn.Linear):
+            return self.summary(global_)
+        # The lengths of a packed batch live on the CPU and are at least 1.
+        packed = pack_padded_sequence(rows, length.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
+        return torch.cat(self.summary(packed)[1].unbind(0), 1)
+
+
+class PcmePlusPlus(nn.Module):
+    """A Gaussian by two GPOs: of the local rows for the mean, of a projection of them for the log variance.
+
+    Args:
+        local_dim: width C of the local rows, which must be `dim`.
+        dim: width D.
+        log_variance_bias: what the log variance begins near; the larger, the more the variances outweigh the distance
+            of the unit means.
+    """
+
+    uses_local = True
+    embedding = "gaussian"
+
+    def __init__(self, local_dim: int, dim: int, *, log_variance_bias: float = -4.0) -> None:
+        super().__init__()
+        self.mean = GPO(local_dim, dim)
+        self.project = nn.Linear(local_dim, dim)
+        nn.init.xavier_uniform_(self.project.weight)
+        nn.init.constant_(self.project.bias, log_variance_bias)
+        self.log_variance = GPO(dim, dim)
+
+    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
+        """Aggregate `local [B, N, D]`, of which the first `length[b]` rows count.
+
+        Returns:
+            The Gaussian: the normalised mean and the log variance, `[B, D]`.
+        """
+        mean = functional.normalize(self.mean(local, length, global_).embedding, dim=1)
+        spread = self.project(zero_padding(local, length))
+        return Aggregated(Gaussian(mean, self.log_variance(spread, length, global_).embedding))

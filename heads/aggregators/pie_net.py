@@ -1,0 +1,56 @@
+"""PIE-Net: an embedding set by K-head self-attention, each head a residual to the global feature.
+
+Source: Song, Soleymani: *Polysemous Visual-Semantic Embedding for Cross-Modal Retrieval* (PVSE, CVPR 2019), section
+3; the widths and the place of the dropout are its published code's.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from .aggregated import Aggregated
+from .checks import at_least
+from .pooling import valid_rows, zero_padding
+
+
+class PIENet(nn.Module):
+    """K attention maps over the local rows, each pooled into a residual that is added to the global feature.
+
+    The hidden width of the attention is half of the local rows' width, as published.
+
+    Args:
+        local_dim: width C of the local rows.
+        dim: width D of global feature and embedding.
+        slots: size K of the set; 2 as published for COCO.
+        dropout: share of the residual's values that training drops, before it is added.
+    """
+
+    uses_local = True
+    embedding = "set"
+
+    def __init__(self, local_dim: int, dim: int, *, slots: int = 2, dropout: float = 0.0) -> None:
+        super().__init__()
+        at_least("pie-net", 1, slots=slots)
+        hidden = max(local_dim // 2, 1)
+        self.hidden = nn.Linear(local_dim, hidden, bias=False)
+        self.score = nn.Linear(hidden, slots, bias=False)
+        self.residual = nn.Linear(local_dim, dim)
+        self.dropout = nn.Dropout(dropout)
+        self.norm = nn.LayerNorm(dim)
+        for layer in (self.hidden, self.score, self.residual):
+            nn.init.xavier_uniform_(layer.weight)
+        nn.init.zeros_(self.residual.bias)
+
+    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
+        """Aggregate `local [B, N, C]`, of which the first `length[b]` rows count, and `global_ [B, D]`.
+
+        Returns:
+            The set `[B, K, D]`, the residuals `[B, K, D]` as slots, and the attention `[1, B, 1, K, N]`, which adds
+            up to one over the rows.
+        """
+        padding = ~valid_rows(local, length)[:, None]
+        rows = zero_padding(local, length)
+        scores = self.score(self.hidden(rows).tanh()).transpose(1, 2)
+        # The most negative number, not -inf: a sample without rows must not become NaN.
+        attention = scores.masked_fill(padding, torch.finfo(scores.dtype).min).softmax(2).masked_fill(padding, 0)
+        residual = self.dropout(self.residual(attention.to(rows.dtype) @ rows).sigmoid())
+        return Aggregated(self.norm(global_[:, None] + residual), residual, attention[None, :, None])

@@ -1,0 +1,126 @@
+"""Region graph: the local rows inform each other by graph convolutions, then a GRU reads them.
+
+Source: Li et al., *Visual Semantic Reasoning for Image-Text Matching* (VSRN, ICCV 2019), sections 3.2 and 3.3, and its
+public code; VSE-infinity's Table 1 has it with average pooling (by its number of weights: one layer) and with a GRU
+(four).
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..embedding import Sequence
+from .aggregated import Aggregated
+from .checks import at_least, one_of
+from .pooling import mean_rows, valid_rows, zero_padding
+from .sequence_pooling import Seq2Seq
+
+Then = Literal["gru", "average"]
+
+
+class RegionGraphLayer(nn.Module):
+    """One graph convolution with a residual over a fully connected graph of rows (VSRN eq. 2 and 3).
+
+    Args:
+        dim: width D of the rows.
+        inner_dim: width of the three inner projections.
+        batch_norm: normalise what is added, over all valid rows of the batch. It begins at zero, so that a layer
+            begins as the identity; without it the last projection does.
+        divide: divide the affinities by the number of rows, as the public code does and the paper does not.
+    """
+
+    def __init__(self, dim: int, inner_dim: int, *, batch_norm: bool = True, divide: bool = True) -> None:
+        super().__init__()
+        self.theta = nn.Linear(dim, inner_dim)
+        self.phi = nn.Linear(dim, inner_dim)
+        self.value = nn.Linear(dim, inner_dim)
+        self.out = nn.Linear(inner_dim, dim)
+        self.norm = nn.BatchNorm1d(dim) if batch_norm else None
+        self.divide = divide
+        last = self.norm or self.out
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+
+    def affinity(self, rows: Tensor, length: Tensor) -> Tensor:
+        """Return how much each row takes from each other, `[B, N, N]`; zero from padding."""
+        scores = self.theta(rows) @ self.phi(rows).transpose(1, 2)
+        scores = scores.masked_fill(~valid_rows(rows, length)[:, None], 0)
+        return scores / length.to(scores).clamp(min=1)[:, None, None] if self.divide else scores
+
+    def forward(self, rows: Tensor, length: Tensor) -> Tensor:
+        """Return the new rows of `rows [B, N, D]`, whose padding must be finite; zeros on padding."""
+        values = self.value(rows)
+        change = self.out(self.affinity(rows, length).to(values.dtype) @ values)
+        if self.norm is not None:
+            valid = valid_rows(rows, length)
+            # Padding must not enter the statistics.
+            change = torch.zeros_like(change).masked_scatter(
+                valid[..., None], self.norm(change[valid]).to(change.dtype)
+            )
+        return zero_padding(rows + change, length)
+
+
+class RegionGraph(nn.Module):
+    """Graph convolutions over the local rows, then a GRU's last state or their average.
+
+    Args:
+        local_dim: width C of the local rows, which they keep.
+        dim: width D of the GRU's state.
+        layers: number of graph convolutions.
+        inner_dim: width inside a layer; None: that of the rows.
+        batch_norm: see `RegionGraphLayer`.
+        divide: see `RegionGraphLayer`.
+        normalise: normalise every row before and after the graph, as VSRN's public code does.
+        then: `gru`: the state after the last row (VSRN; VSE-infinity's Seq2Seq); `average`: of the rows, where
+            `local_dim` must be `dim`.
+    """
+
+    uses_local = True
+    embedding = "vector"
+
+    def __init__(
+        self,
+        local_dim: int,
+        dim: int,
+        *,
+        layers: int = 4,
+        inner_dim: int | None = None,
+        batch_norm: bool = True,
+        divide: bool = True,
+        normalise: bool = True,
+        then: Then = "gru",
+    ) -> None:
+        super().__init__()
+        at_least("region-graph", 1, layers=layers)
+        if inner_dim is not None:
+            at_least("region-graph", 1, inner_dim=inner_dim)
+        one_of("region-graph", Then, then=then)
+        if then == "average" and local_dim != dim:
+            raise ValueError(
+                "region-graph: then is 'average', which keeps the width of the local rows, but that is "
+                f"{local_dim} and not {dim}: take 'gru', or let the adapter project them (words: local 'gru')"
+            )
+        self.normalise = normalise
+        self.layers = nn.ModuleList(
+            RegionGraphLayer(local_dim, inner_dim or local_dim, batch_norm=batch_norm, divide=divide)
+            for _ in range(layers)
+        )
+        self.read = Seq2Seq(local_dim, dim) if then == "gru" else None
+
+    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
+        """Aggregate `local [B, N, C]`, of which the first `length[b]` rows count.
+
+        Returns:
+            The vector `[B, D]` and the rows behind the graph `[B, N, C]`, zero on padding.
+        """
+        rows = zero_padding(local, length)
+        if self.normalise:
+            rows = functional.normalize(rows, dim=2)
+        for layer in self.layers:
+            rows = layer(rows, length)
+        if self.normalise:
+            rows = functional.normalize(rows, dim=2)
+        embedding = mean_rows(rows, length) if self.read is None else self.read(rows, length, global_).embedding
+        return Aggregated(embedding, rows=Sequence(rows, length))

@@ -1,0 +1,112 @@
+"""Caption generation: the image's rows must say its captions.
+
+Source: Li et al., *Visual Semantic Reasoning for Image-Text Matching* (VSRN, ICCV 2019), section 3.4, with the sizes
+of its public code: a GRU reads the rows, another with additive attention over what it read writes the words.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from ..aggregators.aggregated import Aggregated
+from ..embedding import Sequence
+
+
+class CaptionGeneration(nn.Module):
+    """The cross-entropy of a caption's words, given the words before and the rows of its image.
+
+    The sum over a caption's words and its end, the mean over all (image, own caption) pairs.
+
+    Args:
+        dim: width of the rows.
+        vocabulary_size: number of words, ids 0 to `vocabulary_size - 1`; one id more marks beginning and end.
+        hidden: width of both GRUs.
+        word_dim: width of the word embeddings.
+        dropout: share of the inputs of both GRUs that is dropped in training.
+    """
+
+    def __init__(
+        self, dim: int, vocabulary_size: int, *, hidden: int = 512, word_dim: int = 300, dropout: float = 0.2
+    ) -> None:
+        super().__init__()
+        for name, value in {"hidden": hidden, "word_dim": word_dim}.items():
+            if value < 1:
+                raise ValueError(f"caption-generation: {name} is {value}, but must be at least 1")
+        self.boundary = vocabulary_size
+        self.project = nn.Linear(dim, hidden)
+        self.read = nn.GRU(hidden, hidden, batch_first=True)
+        self.word = nn.Embedding(vocabulary_size + 1, word_dim)
+        self.attend_rows = nn.Linear(hidden, hidden)
+        self.attend_state = nn.Linear(hidden, hidden, bias=False)
+        self.energy = nn.Linear(hidden, 1, bias=False)
+        self.write = nn.GRUCell(word_dim + hidden, hidden)
+        self.out = nn.Linear(hidden, vocabulary_size + 1)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
+        """Return the loss of writing `captions.token` from `images.rows`, for every True of `positives [I, C]`.
+
+        Raises:
+            ValueError: the images have no rows, or the captions no word ids.
+        """
+        if images.rows is None:
+            raise ValueError(
+                "the caption-generation loss needs the image's rows, but the image aggregator has none: "
+                "choose region-graph or leave the loss out"
+            )
+        if captions.token is None:
+            raise ValueError(
+                "the caption-generation loss needs word ids, but the captions have none: "
+                "choose a feature set of words or leave the loss out"
+            )
+        image, caption = positives.nonzero(as_tuple=True)
+        if not len(image):
+            return 0 * images.rows.rows.masked_fill(~_valid(*images.rows), 0).sum()
+        with torch.autocast(images.rows.rows.device.type, enabled=False):
+            sources, states = self._read(images.rows)
+            inputs, targets = self._teach(captions.token)
+            logits = self._write(sources[image], ~_valid(*images.rows)[image, :, 0], states[image], inputs[caption])
+            loss = functional.cross_entropy(
+                logits.flatten(0, 1), targets[caption].flatten(), ignore_index=-1, reduction="sum"
+            )
+        return loss / len(image)
+
+    def _read(self, images: Sequence) -> tuple[Tensor, Tensor]:
+        """Return what the first GRU makes of every row `[I, N, H]`, and its last state `[I, H]`."""
+        rows = images.rows.to(self.project.weight.dtype).masked_fill(~_valid(*images), 0)
+        # The lengths of a packed batch live on the CPU; an image without rows is read as one row of zeros.
+        length = images.length.clamp(min=1).cpu()
+        inputs = self.dropout(self.project(rows))
+        packed = pack_padded_sequence(inputs, length, batch_first=True, enforce_sorted=False)
+        outputs, last = self.read(packed)
+        return pad_packed_sequence(outputs, batch_first=True, total_length=rows.shape[1])[0], last[0]
+
+    def _teach(self, captions: Sequence) -> tuple[Tensor, Tensor]:
+        """Return the words that are read and those to be written, `[C, T + 1]`; -1 where there is nothing to write."""
+        token, length = captions
+        inputs = functional.pad(token, (1, 0), value=self.boundary)
+        targets = functional.pad(token, (0, 1), value=self.boundary)
+        place = torch.arange(targets.shape[1], device=token.device)
+        end = length.to(token.device)[:, None]
+        targets = targets.masked_fill(place == end, self.boundary).masked_fill(place > end, -1)
+        return inputs.masked_fill(place > end, self.boundary), targets
+
+    def _write(self, sources: Tensor, padding: Tensor, state: Tensor, inputs: Tensor) -> Tensor:
+        """Return the logits `[P, T + 1, words]` of P pairs, one word after the other."""
+        words = self.word(inputs)
+        keys = self.attend_rows(sources)
+        states = []
+        for step in range(inputs.shape[1]):
+            energy = self.energy(torch.tanh(keys + self.attend_state(state)[:, None]))[..., 0]
+            # The lowest number instead of -inf: an image without rows attends evenly to its zeros.
+            weights = energy.masked_fill(padding, torch.finfo(energy.dtype).min).softmax(1)
+            context = (weights[:, None] @ sources)[:, 0]
+            state = self.write(self.dropout(torch.cat([words[:, step], context], 1)), state)
+            states.append(state)
+        return self.out(torch.stack(states, 1))
+
+
+def _valid(rows: Tensor, length: Tensor) -> Tensor:
+    """Return which of `rows [B, N, D]` are no padding, `[B, N, 1]`."""
+    return (torch.arange(rows.shape[1], device=rows.device) < length.to(rows.device)[:, None])[..., None]

@@ -1,0 +1,122 @@
+"""The triplet loss.
+
+Sources: hardest negatives from VSE++ and SetDiv eq. 9, VSE-infinity eq. 1; all negatives first from VSE-infinity's
+appendix (training details).
+"""
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..aggregators.aggregated import Aggregated
+from .common import not_below, one_of
+
+Negatives = Literal["hardest", "all", "semi-hard"]
+Reduction = Literal["mean", "sum"]
+Warmup = Literal["step", "linear"]
+
+
+def triplet(
+    similarity: Tensor,
+    positives: Tensor,
+    *,
+    margin: float = 0.2,
+    negatives: Negatives = "hardest",
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Return the triplet loss, image to text plus text to image.
+
+    Every (image, own caption) pair is an anchor in both directions; whatever is not positive is negative, unless its
+    similarity is -inf.
+
+    Args:
+        similarity: `[I, C]`, larger is closer.
+        positives: `[I, C]`, True where caption and image belong together; any number a row or column.
+        margin: by how much a positive must be closer than a negative.
+        negatives: `hardest`: the closest one of each anchor (SetDiv eq. 9). `all`: every one. `semi-hard`:
+            every one, each term clipped at the margin: only negatives farther than the positive have a gradient.
+        reduction: `mean` over the terms of each direction (`semi-hard`: those above zero), or their `sum`.
+
+    Returns:
+        A scalar.
+    """
+    one_way = {"hardest": _hardest, "all": _every, "semi-hard": _semi_hard}[negatives]
+    image_to_text = one_way(similarity, positives, margin, reduction)
+    return image_to_text + one_way(similarity.T, positives.T, margin, reduction)
+
+
+class Triplet(nn.Module):
+    """`triplet`, with all negatives during the first epochs if asked (VSE-infinity's warm-up).
+
+    Args:
+        margin: see `triplet`.
+        negatives: see `triplet`.
+        reduction: see `triplet`.
+        warmup_epochs: during so many first epochs all negatives count.
+        warmup: how they give way. `step`: at once, when these epochs are over (VSE-infinity). `linear`: within them
+            the weight moves evenly, step by step, from all negatives to `negatives`.
+
+    Attributes:
+        epoch: how much is trained already, in epochs and fractions of one, from 0; the trainer sets it.
+    """
+
+    def __init__(
+        self,
+        *,
+        margin: float = 0.2,
+        negatives: Negatives = "hardest",
+        reduction: Reduction = "mean",
+        warmup_epochs: int = 0,
+        warmup: Warmup = "step",
+    ) -> None:
+        super().__init__()
+        one_of("triplet", "negatives", negatives, get_args(Negatives))
+        one_of("triplet", "reduction", reduction, get_args(Reduction))
+        one_of("triplet", "warmup", warmup, get_args(Warmup))
+        not_below("triplet", "warmup_epochs", warmup_epochs, 0)
+        self.margin = margin
+        self.negatives = negatives
+        self.reduction = reduction
+        self.warmup_epochs = warmup_epochs
+        self.warmup = warmup
+        self.epoch: float = 0
+
+    def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
+        """Return the loss of `similarity [I, C]` under `positives [I, C]`."""
+        if self.epoch >= self.warmup_epochs:
+            return self._of(similarity, positives, self.negatives)
+        everything = self._of(similarity, positives, "all")
+        if self.warmup == "step" or self.epoch == 0:
+            return everything
+        return torch.lerp(everything, self._of(similarity, positives, self.negatives), self.epoch / self.warmup_epochs)
+
+    def _of(self, similarity: Tensor, positives: Tensor, negatives: Negatives) -> Tensor:
+        return triplet(similarity, positives, margin=self.margin, negatives=negatives, reduction=self.reduction)
+
+
+def _hardest(similarity: Tensor, positives: Tensor, margin: float, reduction: str) -> Tensor:
+    """One direction: anchors are rows."""
+    # A row without a negative gets -inf, which the hinge turns into zero.
+    hardest = similarity.masked_fill(positives, -torch.inf).amax(1, keepdim=True)
+    terms = (margin + hardest - similarity).relu().masked_fill(~positives, 0)
+    return terms.sum() / (positives.sum().clamp(min=1) if reduction == "mean" else 1)
+
+
+def _triplets(similarity: Tensor, positives: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+    """Return the hinge argument of each positive pair with each column, and where that column is negative."""
+    row, column = positives.nonzero(as_tuple=True)
+    negatives = ~positives & (similarity > -torch.inf)
+    return margin + similarity[row] - similarity[row, column][:, None], negatives[row]
+
+
+def _every(similarity: Tensor, positives: Tensor, margin: float, reduction: str) -> Tensor:
+    terms, valid = _triplets(similarity, positives, margin)
+    total = terms.relu().masked_fill(~valid, 0).sum()
+    return total / (valid.sum().clamp(min=1) if reduction == "mean" else 1)
+
+
+def _semi_hard(similarity: Tensor, positives: Tensor, margin: float, reduction: str) -> Tensor:
+    terms, valid = _triplets(similarity, positives, margin)
+    terms = terms.clamp(0, margin).masked_fill(~valid, 0)
+    return terms.sum() / ((terms > 0).sum().clamp(min=1) if reduction == "mean" else 1)

@@ -1,0 +1,135 @@
+"""Match probability: how likely two elements match, averaged over all pairs of elements of two sets.
+
+Sources: PCME (Chun et al., *Probabilistic Embeddings for Cross-Modal Retrieval*, CVPR 2021), where the elements are
+samples of a Gaussian and are compared by distance; SetDiv section 3.3 (s_MP), where they are compared by cosine.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .shared import check_sets, element_cosines, one_of, precise, squared_distances
+
+Link = Literal["symmetric", "logistic"]
+Output = Literal["probability", "log-odds"]
+
+
+def match_probability(images: Tensor, captions: Tensor, scale: Tensor | float, shift: Tensor | float) -> Tensor:
+    """Return the mean of sigmoid(scale * cosine + shift) over all pairs of elements (SetDiv, s_MP).
+
+    Args:
+        images: `[I, K1, D]`.
+        captions: `[C, K2, D]`.
+        scale: above 0; a scalar.
+        shift: a scalar.
+
+    Returns:
+        `[I, C]`, between 0 and 1.
+    """
+    return (scale * element_cosines(images, captions)).add_(shift).sigmoid_().mean((1, 2))
+
+
+def monte_carlo_match(
+    images: Tensor, captions: Tensor, scale: Tensor | float, shift: Tensor | float, link: Link = "symmetric"
+) -> Tensor:
+    """Return the match probability of every pair, estimated from samples (PCME).
+
+    Args:
+        images: samples `[I, K1, D]`, taken as they are, not normalised.
+        captions: `[C, K2, D]`.
+        scale: above 0; a scalar.
+        shift: a scalar.
+        link: from a logit l = shift - scale * distance to a probability: `symmetric` is the published code's
+            exp(l) / (exp(l) + exp(-l)), `logistic` the paper's 1 / (1 + exp(-l)).
+
+    Returns:
+        `[I, C]`, between 0 and 1: the mean over all pairs of samples.
+    """
+    return _sample_logits(images, captions, scale, shift, link).sigmoid().mean((1, 2))
+
+
+def monte_carlo_log_odds(
+    images: Tensor, captions: Tensor, scale: Tensor | float, shift: Tensor | float, link: Link = "symmetric"
+) -> Tensor:
+    """Return log(p / (1 - p)) of the p of `monte_carlo_match`, `[I, C]`; arguments as there.
+
+    Finite and exact where p itself is rounded to 0 or 1, so that -log p = softplus(-x) and -log(1 - p) = softplus(x)
+    train and far-away pairs are still ranked.
+    """
+    logits = _sample_logits(images, captions, scale, shift, link)
+    return functional.logsigmoid(logits).logsumexp((1, 2)) - functional.logsigmoid(-logits).logsumexp((1, 2))
+
+
+class _Learned(nn.Module):
+    """Holds a learned scale, positive because its logarithm is what is learned, and a learned shift."""
+
+    embedding = "set"
+
+    def __init__(self, part: str, scale: float, shift: float) -> None:
+        super().__init__()
+        if scale <= 0:
+            raise ValueError(f"{part}: scale is {scale}, but must be above 0")
+        self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
+        self.shift = nn.Parameter(torch.tensor(float(shift)))
+
+    @property
+    def scale(self) -> Tensor:
+        """The scale, a scalar above 0."""
+        return self.log_scale.exp()
+
+
+class MatchProbability(_Learned):
+    """`match_probability` of embedding sets.
+
+    Args:
+        scale: where the learned scale begins.
+        shift: where the learned shift begins.
+    """
+
+    def __init__(self, scale: float = 5.0, shift: float = 0.0) -> None:
+        super().__init__("match-probability", scale, shift)
+
+    def forward(self, images: Tensor, captions: Tensor) -> Tensor:
+        """Compare `images [I, K1, D]` with `captions [C, K2, D]`: `[I, C]`."""
+        return match_probability(images, captions, self.scale, self.shift)
+
+
+class MonteCarloMatch(_Learned):
+    """`monte_carlo_match` of sets of samples, or its log-odds.
+
+    Args:
+        scale: where the learned scale begins.
+        shift: where the learned shift begins.
+        link: see `monte_carlo_match`.
+        output: `probability`, or `log-odds` for losses and rankings that must not round it to 0 or 1.
+    """
+
+    def __init__(
+        self, scale: float = 15.0, shift: float = 15.0, link: Link = "symmetric", output: Output = "probability"
+    ) -> None:
+        super().__init__("monte-carlo-match", scale, shift)
+        one_of("monte-carlo-match", "link", link, Link)
+        one_of("monte-carlo-match", "output", output, Output)
+        self.link: Link = link
+        self.output = output
+
+    def forward(self, images: Tensor, captions: Tensor) -> Tensor:
+        """Compare `images [I, K1, D]` with `captions [C, K2, D]`: `[I, C]`."""
+        compare = monte_carlo_match if self.output == "probability" else monte_carlo_log_odds
+        return compare(images, captions, self.scale, self.shift, self.link)
+
+
+def _sample_logits(
+    images: Tensor, captions: Tensor, scale: Tensor | float, shift: Tensor | float, link: Link
+) -> Tensor:
+    """Return the log-odds of every pair of samples, `[I, K1, K2, C]`."""
+    check_sets(images, captions)
+    with torch.autocast(images.device.type, enabled=False):
+        squares = squared_distances(images.flatten(0, 1), captions.transpose(0, 1).flatten(0, 1))
+        # 1e-6 under the root, as the published code has it: the gradient of two equal samples is finite.
+        distances = (squares + 1e-6).sqrt().to(precise(images))
+    logits = (shift - scale * distances).view(*images.shape[:2], captions.shape[1], len(captions))
+    return 2 * logits if link == "symmetric" else logits

@@ -1,0 +1,30 @@
+"""Comparing with recorded values: leaves of a precision, and how near results must come."""
+
+import torch
+
+DTYPES = [torch.float64, torch.float32]
+
+
+def leaf(data, key, dtype):
+    return torch.tensor(data[key]).to(dtype).requires_grad_()
+
+
+def bits(dtype):
+    return "64" if dtype is torch.float64 else "32"
+
+
+def near(dtype):
+    return 1e-9 if dtype is torch.float64 else 1e-5
+
+
+def assert_near(actual, expected, tolerance, absolute=0.0):
+    """Differences are measured against the largest expected magnitude."""
+    expected = torch.as_tensor(expected)
+    limit = tolerance * expected.abs().max().item() + absolute
+    difference = (actual.detach().to(expected) - expected).abs().max().item()
+    assert difference <= limit, f"differs by {difference:.2e}, allowed is {limit:.2e}"
+
+
+def own(images, captions_per_image):
+    """Captions of an image stand together, image by image."""
+    return torch.eye(images, dtype=torch.bool).repeat_interleave(captions_per_image, 1)

@@ -15,6 +15,31 @@ def _comma_list(_ctx: click.Context, _parameter: click.Parameter, value: str) ->
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
+def _regions(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    fewest, _, most = value.partition("-")
+    try:
+        bounds = int(fewest), int(most or fewest)
+    except ValueError:
+        bounds = 0, 0
+    if not 1 <= bounds[0] <= bounds[1]:
+        raise click.BadParameter(f"'{value}' is no number of boxes; give one, as 36, or a range, as 10-100")
+    return bounds
+
+
+def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
+    try:
+        images = float(value)
+    except ValueError:
+        images = -1.0
+    if not (images >= 0 and images.is_integer()):
+        raise click.BadParameter(f"'{value}' is no number of images; give one, as 1000000 or 1e9, or none")
+    return int(images)
+
+
 @click.command()
 @click.argument("dataset")
 @click.option("--store", required=True, help="The feature cache: a local path or an fsspec URL.")
@@ -23,15 +48,27 @@ def _comma_list(_ctx: click.Context, _parameter: click.Parameter, value: str) ->
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="What the manifest's relative paths are relative to; without it, the manifest's folder.",
 )
-@click.option("--visual", default="resnet152", show_default=True, help="A torchvision classification network, or none.")
+@click.option(
+    "--visual",
+    default="resnet152",
+    show_default=True,
+    help="A torchvision classification network, butd, butd-grid, fasterrcnn_resnet50_fpn_v2, or none.",
+)
 @click.option("--visual-weights", default="imagenet", show_default=True, help="imagenet, a file, or random:SEED.")
 @click.option("--image-size", default=224, show_default=True, type=click.IntRange(32, 2048), help="Pixels a side.")
+@click.option("--regions", callback=_regions, metavar="N|MIN-MAX", help="Boxes of an image for butd, by default 36.")
+@click.option("--frames", type=click.IntRange(1), help="Images are folders of video frames; take at most so many.")
 @click.option(
     "--text", default="bert", show_default=True, type=click.Choice(["bert", "words", "none"]), help="Caption encoder."
 )
 @click.option(
     "--text-weights", default="bert-base-uncased", show_default=True, help="Hub id or local folder, for bert."
 )
+@click.option(
+    "--text-layer", default=-1, show_default=True, help="Hidden states of bert: 0 the embeddings, -1 the last."
+)
+@click.option("--special-tokens/--no-special-tokens", default=True, help="Keep the states of bert's special tokens.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Tokens of a caption; by default what the model takes.")
 @click.option(
     "--splits", default="train,val,test", show_default=True, callback=_comma_list, help="Which to compute now."
 )
@@ -49,8 +86,17 @@ def _comma_list(_ctx: click.Context, _parameter: click.Parameter, value: str) ->
     help="What an image that cannot be read does: stop, or be recorded with its reason.",
 )
 @click.option("--repair", is_flag=True, help="Compute shards again that are damaged or hold samples that failed.")
+@click.option("--trust", is_flag=True, help="Unpickle a file of weights that holds more than tensors: it may run code.")
+@click.option(
+    "--plan",
+    is_flag=False,
+    flag_value="0",
+    metavar="[IMAGES]",
+    callback=_images,
+    help="Compute nothing; print tasks, bytes and hours, for this data set or as if it had so many images.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-def extract(dataset: str, store: str, data_root: Path | None, as_json: bool, **options: Any) -> None:
+def extract(dataset: str, store: str, data_root: Path | None, plan: int | None, as_json: bool, **options: Any) -> None:
     """Encode the images and captions of DATASET once, into the feature cache STORE.
 
     DATASET is a manifest's name (coco, flickr30k, flickr8k, rsicd) or the path of a manifest. Stopped at any moment
@@ -67,7 +113,13 @@ def extract(dataset: str, store: str, data_root: Path | None, as_json: bool, **o
         raise click.UsageError("nothing to extract: give --visual or --text, and at least one of --splits")
     for key in ("visual", "text"):
         options[key] = None if options[key] == "none" else options[key]
-    summary = extraction.extract(load_manifest(dataset, data_root), store, extraction.Options(**options))
+    manifest, chosen = load_manifest(dataset, data_root), extraction.Options(**options)
+    if plan is not None:
+        from ..pipeline.planning import plan as make_plan
+
+        _print_plan(make_plan(manifest, store, chosen, plan or None), as_json)
+        return
+    summary = extraction.extract(manifest, store, chosen)
     if as_json:
         click.echo(json.dumps(summary))
         return
@@ -85,3 +137,16 @@ def extract(dataset: str, store: str, data_root: Path | None, as_json: bool, **o
     for key in ("captions_without_words", "captions_truncated"):
         if summary.get(key):
             click.echo(f"  {key.replace('_', ' ')}: {summary[key]}")
+
+
+def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(plan))
+        return
+    click.echo(f"{plan['dataset']}: {plan['images']:,} images, {plan['captions']:,} captions, computed by {plan['by']}")
+    for features in plan["sets"]:
+        click.echo(
+            f"  {features['name']}: {features['tasks']:,} tasks of {features['shard_images']} images,"
+            f" {features['done']:,} of them done; {features['bytes'] / 1e9:,.1f} GB in {features['files']:,} files;"
+            f" {features['hours']:,.2f} hours at {_size(features['per_second'])} {features['modality']}/s"
+        )

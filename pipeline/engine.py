@@ -41,13 +41,9 @@ def run_on_cluster(tasks: Iterable[Delayed], address: str, record: Record) -> No
     Raises:
         CacheError: no scheduler answers, it has no fitting worker, or a task killed several workers.
     """
-    from distributed import Client, KilledWorker, as_completed
+    from distributed import KilledWorker, as_completed
 
-    try:
-        client = Client(address, timeout=PATIENCE, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise CacheError(f"no Dask scheduler answers at {address}; start one, or correct --scheduler") from error
-    with client:
+    with _connect(address) as client:
         print(f"Dask dashboard: {client.dashboard_link}", file=sys.stderr)
         workers = client.scheduler_info(n_workers=-1)["workers"]
         _require_same_version(client, address, len(workers))
@@ -70,6 +66,27 @@ def run_on_cluster(tasks: Iterable[Delayed], address: str, record: Record) -> No
             record(receipt)
             future.release()
             submit(1)
+
+
+def count_workers(address: str) -> int:
+    """Return how many workers of the cluster at `address` would get tasks.
+
+    Raises:
+        CacheError: no scheduler answers, or it has no worker.
+    """
+    with _connect(address) as client:
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        _require_same_version(client, address, len(workers))
+        return sum("GPU" in worker["resources"] for worker in workers) or len(workers)
+
+
+def _connect(address: str) -> "Client":  # type: ignore[name-defined] # noqa: F821
+    from distributed import Client
+
+    try:
+        return Client(address, timeout=PATIENCE, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise CacheError(f"no Dask scheduler answers at {address}; start one, or correct --scheduler") from error
 
 
 def _require_same_version(client: "Client", address: str, workers: int) -> None:  # type: ignore[name-defined] # noqa: F821

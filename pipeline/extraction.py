@@ -1,7 +1,8 @@
 """Stage one: encode every sample once, through Dask, into the feature cache.
 
 One task is one shard (`tasks`). Only the process that began the extraction marks a shard as done, after the task's
-receipt has come, so a kill at any moment loses at most the shards in flight.
+receipt has come, so a kill at any moment loses at most the shards in flight. An extraction that finds every shard
+done ends before torch is imported, which takes longer than finding that out.
 """
 
 import os
@@ -9,18 +10,13 @@ import sys
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .cache import FAILED, Blocks, CaptionSet, FeatureCache, FeatureSet, ImageSet
-from .device import pick_device
-from .encoders import load_text, load_visual
-from .encoders.bert import BertEncoder
-from .encoders.grid import GridEncoder
+from .encoders import VisualEncoder, load_text, load_visual
 from .encoders.words import WordsEncoder
-from .engine import run_here, run_on_cluster, shard_tasks
 from .errors import CacheError
 from .layout import (
-    DEFAULT_SPLITS,
     SetFacts,
     choose_splits,
     create_caption_set,
@@ -30,47 +26,15 @@ from .layout import (
     record_failures,
 )
 from .manifest import Manifest
+from .options import Options
 from .progress import Progress
 from .samples import Samples, read_samples, tokenize
-from .tasks import METERS, Job, Receipt, write_caption_shard, write_image_shard
+from .store import Store
 from .verify import broken_shards
 
-
-@dataclass(frozen=True)
-class Options:
-    """How to extract; the command line's options, with its defaults.
-
-    Attributes:
-        visual: a torchvision classification network, or None for no images.
-        visual_weights: ``imagenet``, a file, or ``random:SEED``.
-        image_size: side of the square input, pixels.
-        text: ``bert``, ``words``, or None for no captions.
-        text_weights: hub id or folder of a BERT-family model.
-        splits: which splits to compute now.
-        batch_size: samples encoded at once.
-        dtype: ``float16`` or ``float32``.
-        shard_images: images in a shard; None chooses.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        workers: threads that read and write beside the encoder; None: one a core, at least two.
-        on_error: ``fail`` or ``skip``.
-        scheduler: address of a Dask scheduler; None: this process.
-        repair: compute shards again that are damaged or hold samples that failed.
-    """
-
-    visual: str | None = "resnet152"
-    visual_weights: str = "imagenet"
-    image_size: int = 224
-    text: str | None = "bert"
-    text_weights: str = "bert-base-uncased"
-    splits: tuple[str, ...] = DEFAULT_SPLITS
-    batch_size: int = 64
-    dtype: str = "float16"
-    shard_images: int | None = None
-    device: str = "auto"
-    workers: int | None = None
-    on_error: str = "fail"
-    scheduler: str | None = None
-    repair: bool = False
+if TYPE_CHECKING:
+    from .encoders.bert import BertEncoder
+    from .tasks import Job, Receipt
 
 
 @dataclass
@@ -95,7 +59,7 @@ class SetSummary:
     seconds: float = 0.0
     shares: dict[str, float] = field(default_factory=lambda: {"read": 0.0, "encode": 0.0, "write": 0.0})
 
-    def add(self, receipt: Receipt) -> None:
+    def add(self, receipt: "Receipt") -> None:
         """Count a finished task."""
         self.samples += receipt.samples
         self.shards += 1
@@ -125,20 +89,17 @@ def extract(manifest: Manifest, url: str, options: Options) -> dict[str, Any]:
     options = replace(
         options, visual_weights=_absolute(options.visual_weights), text_weights=_absolute(options.text_weights)
     )
+    if not options.repair and (found := _finished(samples, url, options, splits)) is not None:
+        return found
+    from .device import pick_device
+    from .tasks import Job
+
     recorded: dict[str, Any] = {"device": str(pick_device(options.device)), "batch_size": options.batch_size}
     # Made before the store, so that a wrong name or file leaves nothing behind.
-    visual = None
-    if options.visual:
-        visual = load_visual(options.visual, options.visual_weights, options.image_size, recorded["device"])
-    text = _text_encoder(options, samples, recorded["device"]) if options.text else None
+    visual = load_images(options, recorded["device"]) if options.visual else None
+    text = load_captions(options, samples, recorded["device"]) if options.text else None
     with open_for_writing(url, samples, manifest.protocols) as cache:
-        summary: dict[str, Any] = {
-            "dataset": samples.dataset,
-            "store": str(url),
-            "images": cache.images,
-            "captions": cache.captions,
-            "sets": [],
-        }
+        summary = _heading(cache)
         job = Job(
             url=cache.store.absolute_url,
             set_name="",
@@ -149,16 +110,62 @@ def extract(manifest: Manifest, url: str, options: Options) -> dict[str, Any]:
             device=options.device,
             batch_size=options.batch_size,
             skip=options.on_error == "skip",
+            settings=options.visual_settings,
         )
         if visual is not None:
             images = _image_set(cache, options, visual, recorded)
             summary["sets"].append(_fill(images, replace(job, set_name=images.name), splits, options))
         if text is not None:
             captions = _caption_set(cache, options, text, samples, recorded)
-            text_job = replace(job, set_name=captions.name, encoder=text.name, weights=options.text_weights)
+            text_job = replace(
+                job,
+                set_name=captions.name,
+                encoder=text.name,
+                weights=options.text_weights,
+                settings=options.text_settings,
+            )
             summary["sets"].append(_fill(captions, text_job, splits, options))
             summary |= captions.attributes["counts"]
         return summary
+
+
+def _heading(cache: FeatureCache) -> dict[str, Any]:
+    return {
+        "dataset": cache.dataset,
+        "store": cache.url,
+        "images": cache.images,
+        "captions": cache.captions,
+        "sets": [],
+    }
+
+
+def _finished(samples: Samples, url: str, options: Options, splits: list[str]) -> dict[str, Any] | None:
+    """Return the summary of an extraction that has nothing left to do, or None if it may have."""
+    store = Store(url)
+    if not store.exists("zarr.json") or store.is_unfinished(""):
+        return None
+    cache = FeatureCache.open(url)
+    if cache.manifest_sha256 != samples.digest:
+        return None
+    summary = _heading(cache)
+    for modality, wanted in (("images", options.visual), ("captions", options.text)):
+        if wanted is None:
+            continue
+        words = options.asked(modality)
+        sets: list[FeatureSet] = [
+            cache.image_set(name) if modality == "images" else cache.caption_set(name)
+            for name in cache.set_names(modality)
+        ]
+        found = [features for features in sets if words is not None and features.attributes.get("asked") == words]
+        if len(found) != 1:
+            return None
+        shards = [shard for split in splits for shard in found[0].blocks.of_split(split)]
+        if not found[0].done()[shards].all():
+            return None
+        there = SetSummary(found[0].name, shards_before=len(shards), failed=len(found[0].failed))
+        summary["sets"].append({**vars(there), "per_second": 0.0})
+        summary |= found[0].attributes.get("counts", {})
+    return summary
 
 
 def _absolute(weights: str) -> str:
@@ -166,19 +173,31 @@ def _absolute(weights: str) -> str:
     return str(Path(weights).resolve()) if weights != "imagenet" and Path(weights).exists() else weights
 
 
-def _image_set(cache: FeatureCache, options: Options, encoder: GridEncoder, recorded: dict) -> ImageSet:
-    facts = SetFacts.of(encoder, options.dtype, recorded)
+def load_images(options: Options, device: str) -> VisualEncoder:
+    """Return the image encoder that the options name; errors as for `encoders.load_visual`."""
+    assert options.visual is not None, "the options name one"
+    return load_visual(options.visual, options.visual_weights, options.image_size, device, **options.visual_settings)
+
+
+def _image_set(cache: FeatureCache, options: Options, encoder: VisualEncoder, recorded: dict) -> ImageSet:
+    facts = SetFacts.of(encoder, options.dtype, recorded, options.asked("images"))
     features = find_set(cache, "images", facts.name)
     if features is None:
-        create_image_set(cache, facts, encoder.rows, Blocks.choose(cache.splits, options.shard_images))
+        blocks = Blocks.choose(cache.splits, options.shard_images)
+        create_image_set(cache, facts, encoder.rows, blocks, encoder.extras)
     else:
         _warn_of_changes(features, facts.recorded, options.shard_images)
     return cache.image_set(facts.name)
 
 
-def _text_encoder(options: Options, samples: Samples, device: str) -> WordsEncoder | BertEncoder:
+def load_captions(options: Options, samples: Samples, device: str) -> "WordsEncoder | BertEncoder":
+    """Return the caption encoder that the options name; errors as for `encoders.load_text`.
+
+    Raises:
+        CacheError: words have no training captions to take their vocabulary from.
+    """
     if options.text != "words":
-        return load_text(options.text_weights, device)
+        return load_text(options.text_weights, device, **options.text_settings)
     if "train" not in samples.splits:
         raise CacheError(f"'{samples.dataset}' has no train split to take a vocabulary from; use --text bert")
     training = samples.images[slice(*samples.splits["train"])]
@@ -186,9 +205,9 @@ def _text_encoder(options: Options, samples: Samples, device: str) -> WordsEncod
 
 
 def _caption_set(
-    cache: FeatureCache, options: Options, encoder: WordsEncoder | BertEncoder, samples: Samples, recorded: dict
+    cache: FeatureCache, options: Options, encoder: "WordsEncoder | BertEncoder", samples: Samples, recorded: dict
 ) -> CaptionSet:
-    facts = SetFacts.of(encoder, options.dtype, recorded)
+    facts = SetFacts.of(encoder, options.dtype, recorded, options.asked("captions"))
     features = find_set(cache, "captions", facts.name)
     if features is not None:
         _warn_of_changes(features, facts.recorded, options.shard_images)
@@ -224,8 +243,11 @@ def _warn_of_changes(features: FeatureSet, recorded: dict[str, Any], shard_image
         print(f"Note: '{features.name}' was begun with {', '.join(changed)}.", file=sys.stderr)
 
 
-def _fill(features: ImageSet | CaptionSet, job: Job, splits: list[str], options: Options) -> dict[str, Any]:
+def _fill(features: ImageSet | CaptionSet, job: "Job", splits: list[str], options: Options) -> dict[str, Any]:
     """Compute the shards of these splits that are not done yet; return a `SetSummary` as a dict."""
+    from .engine import run_here, run_on_cluster, shard_tasks
+    from .tasks import METERS, write_caption_shard, write_image_shard
+
     cache, blocks = features.cache, features.blocks
     marks = cache.store.open_array(f"{features.path}/done", writable=True)
     if options.repair:
@@ -241,7 +263,7 @@ def _fill(features: ImageSet | CaptionSet, job: Job, splits: list[str], options:
     began = time.monotonic()
     with Progress(features.name, total, features.modality, done=total - left) as progress:
 
-        def record(receipt: Receipt) -> None:
+        def record(receipt: "Receipt") -> None:
             nonlocal ever_failed
             ever_failed |= bool(receipt.failed)
             if ever_failed:

@@ -12,6 +12,7 @@ import numpy as np
 
 from .cache import FORMAT, NOT_DONE, VERSION, Blocks, CaptionSet, FeatureCache, FeatureSet, ImageSet, fingerprint
 from .errors import CacheError
+from .lease import lease
 from .regions import REGION_ARRAYS
 from .samples import SPLITS, Samples
 from .store import Store
@@ -45,15 +46,16 @@ def open_for_writing(url: str, samples: Samples, protocols: Iterable[str]) -> It
         CacheError: something else is there, a cache of other samples, or another process is writing.
     """
     store = Store(url)
-    with _alone(store):
+    with alone(store):
         yield _open_or_create(store, samples, list(protocols))
 
 
 @contextmanager
-def _alone(store: Store) -> Iterator[None]:
-    """Hold the lock of a local store's folder; the system takes it back however the process ends."""
+def alone(store: Store) -> Iterator[None]:
+    """Hold the lock of a local store's folder, which the system takes back however the process ends, or a lease."""
     if not store.is_local:
-        yield
+        with lease(store):
+            yield
         return
     import fcntl
 
@@ -139,6 +141,7 @@ class SetFacts:
         channels: width of a local row, None for words.
         global_channels: width of the global feature, None for words.
         recorded: versions, device, batch size: written down, and compared with a warning only.
+        asked: the user's words that led to this set, where they decide it without loading the encoder; see `asked`.
     """
 
     encoder: str
@@ -148,9 +151,10 @@ class SetFacts:
     channels: int | None
     global_channels: int | None
     recorded: dict[str, Any]
+    asked: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, encoder: Any, dtype: str, recorded: dict[str, Any]) -> "SetFacts":
+    def of(cls, encoder: Any, dtype: str, recorded: dict[str, Any], asked: dict[str, Any] | None = None) -> "SetFacts":
         """Return the facts of an encoder; its versions are recorded beside `recorded`. Token ids alone are int32."""
         return cls(
             encoder.name,
@@ -160,6 +164,7 @@ class SetFacts:
             encoder.channels,
             encoder.global_channels,
             {**encoder.versions, **recorded},
+            asked,
         )
 
     @property
@@ -184,6 +189,7 @@ class SetFacts:
             "global_channels": self.global_channels,
             "shard_images": blocks.length,
             "recorded": self.recorded,
+            "asked": self.asked,
             "failed": {},
         }
 

@@ -1,9 +1,10 @@
 """The work of one task: one shard, read, encoded and written once. Runs on any Dask worker."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from .encoders import ONE_AT_A_TIME, load_text, load_visual
 from .encoders.bert import BertEncoder
 from .encoders.words import WordsEncoder
 from .errors import CacheError, EncoderError, SampleError
+from .regions import Regions, lay_out, shard_arrays
 
 # Whom to tell of encoded samples, by feature set: a shard takes long. Only tasks in the same process are heard.
 METERS: dict[str, Callable[[int], None]] = {}
@@ -33,6 +35,7 @@ class Job:
         device: where it runs; ``auto`` is decided where the task runs.
         batch_size: samples encoded at once.
         skip: record a sample that cannot be read and go on, instead of stopping.
+        settings: further arguments of `encoders.load_visual` or `encoders.load_text`.
     """
 
     url: str
@@ -44,6 +47,7 @@ class Job:
     device: str
     batch_size: int
     skip: bool
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -71,43 +75,62 @@ def write_image_shard(job: Job, shard: int) -> Receipt:
     """
     cache = FeatureCache.open(job.url)
     features = cache.image_set(job.set_name)
-    encoder = load_visual(job.encoder, job.weights, job.image_size, str(pick_device(job.device)))
+    encoder = load_visual(job.encoder, job.weights, job.image_size, str(pick_device(job.device)), **job.settings)
     _check_identity(features, encoder.identity)
     first, last = features.blocks.images(shard)
     names, ids = cache.file_names(first, last), cache.ids(first, last)
     receipt = Receipt(shard, last - first)
-    size = features.blocks.length
-    local = np.full((size, features.rows, encoder.channels), np.nan, dtype=features.dtype)
-    global_ = np.full((size, encoder.global_channels), np.nan, dtype=features.dtype)
-    length, pixels_size = np.zeros(size, dtype=np.int32), np.zeros((size, 2), dtype=np.int32)
-    status = np.full(size, 255, dtype=np.uint8)
+    arrays = shard_arrays(
+        features.blocks.length,
+        features.rows,
+        encoder.channels,
+        encoder.global_channels,
+        features.dtype,
+        encoder.extras,
+    )
     for start in range(0, last - first, job.batch_size):
         began = time.perf_counter()
-        rows, pixels = [], []
+        rows, decoded = [], []
         for row in range(start, min(start + job.batch_size, last - first)):
             try:
-                image, pixels_size[row] = encoder.decode(Path(job.folder, names[row]))
+                image, arrays["size"][row] = encoder.decode(Path(job.folder, names[row]))
             except SampleError as error:
                 if not job.skip:
                     advice = "mend or remove it, or go on with --on-error skip"
                     raise SampleError(error.sample, f"{error.reason}; {advice}") from error
-                status[row], receipt.failed[ids[row]] = FAILED, f"{names[row]}: {error.reason}"
+                arrays["status"][row], receipt.failed[ids[row]] = FAILED, f"{names[row]}: {error.reason}"
             else:
                 rows.append(row)
-                pixels.append(image)
+                decoded.append(image)
         began = receipt.timed("read", began)
         if rows:
             with ONE_AT_A_TIME:
                 began = time.perf_counter()  # waiting for the device is nobody's work
-                encoded_local, encoded_global = encoder.encode(torch.stack(pixels))
-                began = receipt.timed("encode", began)
-            _check_range(encoded_local, features, [names[row] for row in rows])
-            local[rows], global_[rows] = encoded_local, encoded_global
-            length[rows], status[rows] = encoded_local.shape[1], OK
+                encoded = encoder.encode(torch.stack(decoded) if encoder.kind == "grid" else decoded)
+                receipt.timed("encode", began)
+            _put(arrays, rows, encoded, features, [names[row] for row in rows])
         _tell(job, min(job.batch_size, last - first - start))
-    arrays = {"local": local, "global": global_, "length": length, "size": pixels_size, "status": status}
     _write(features, arrays, shard, receipt)
     return receipt
+
+
+def _put(
+    arrays: dict[str, np.ndarray],
+    rows: list[int],
+    encoded: "tuple[np.ndarray, np.ndarray] | list[Regions]",
+    features: ImageSet,
+    names: list[str],
+) -> None:
+    """Lay a batch out in the shard's arrays."""
+    if isinstance(encoded, list):
+        for row, regions, name in zip(rows, encoded, names, strict=True):
+            _check_range(regions.local[None], features, [name])
+            lay_out(arrays, row, replace(regions, size=tuple(arrays["size"][row])))
+    else:
+        local, global_ = encoded
+        _check_range(local, features, names)
+        arrays["local"][rows], arrays["global"][rows] = local, global_
+        arrays["length"][rows], arrays["status"][rows] = local.shape[1], OK
 
 
 def write_caption_shard(job: Job, shard: int) -> Receipt:
@@ -129,7 +152,7 @@ def write_caption_shard(job: Job, shard: int) -> Receipt:
     if features.vocabulary is not None:
         encoder = WordsEncoder(features.vocabulary)
     else:
-        encoder = load_text(job.weights, str(pick_device(job.device)))
+        encoder = load_text(job.weights, str(pick_device(job.device)), **job.settings)
     _check_identity(features, encoder.identity)
     ids = encoder.tokenize(texts)
     lengths = np.array([len(caption) for caption in ids], dtype=np.int64)

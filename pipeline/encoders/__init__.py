@@ -6,52 +6,139 @@ Loading traces the network, which patches torch for the whole process while it l
 
 import threading
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ..errors import EncoderError
+from ..regions import Regions
 
 if TYPE_CHECKING:
     from .bert import BertEncoder
-    from .grid import GridEncoder
 
 ONE_AT_A_TIME = threading.RLock()
+REGION_ENCODERS = ("butd", "fasterrcnn_resnet50_fpn_v2")
 
 
-def load_visual(name: str, weights: str, image_size: int, device: str) -> "GridEncoder":
+class VisualEncoder(Protocol):
+    """What every image encoder offers.
+
+    Attributes:
+        name: the set's name begins with it.
+        kind: ``grid``, ``roi`` or ``frames``.
+        rows: local rows of an image, N; the most, where they vary.
+        channels: width of a row.
+        global_channels: width of the global feature.
+        extras: which of ``boxes``, ``classes``, ``scores`` it gives.
+        identity: what decides the features.
+        versions: of the libraries; they do not.
+    """
+
+    name: str
+    kind: str
+    rows: int
+    channels: int
+    global_channels: int
+    extras: tuple[str, ...]
+    identity: dict[str, Any]
+    versions: dict[str, str]
+
+    def decode(self, path: Any) -> tuple[Any, tuple[int, int]]:
+        """Read one image as the network takes it; return it and the image's own (width, height)."""
+        ...
+
+    def encode(self, decoded: Any) -> "tuple[np.ndarray, np.ndarray] | list[Regions]":
+        """Encode a batch.
+
+        A grid encoder takes a tensor [B,3,S,S] and gives local [B,N,C] and global [B,C], the others take a list
+        and give the regions of each image.
+        """
+        ...
+
+
+def load_visual(
+    name: str,
+    weights: str,
+    image_size: int,
+    device: str,
+    *,
+    regions: tuple[int, int] | None = None,
+    frames: int | None = None,
+    trust: bool = False,
+) -> VisualEncoder:
     """Return the image encoder `name`; the same words give the same object again.
 
     Args:
-        name: any torchvision classification network.
+        name: any torchvision classification network, ``butd``, ``butd-grid`` or ``fasterrcnn_resnet50_fpn_v2``.
         weights: ``imagenet``, a file, or ``random:SEED``.
-        image_size: side of the square input, pixels.
+        image_size: side of the square input, pixels; regions have sizes of their own.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
+        regions: fewest and most boxes of an image, for region encoders; None: 36.
+        frames: an image is a folder of frames, of which so many are taken; None: it is a picture.
+        trust: let a file of weights run code while it is read.
 
     Raises:
-        EncoderError: the name is unknown, the weights do not fit, or the network does not take this size.
+        EncoderError: the name is unknown, the weights do not fit, or an option is not for this encoder.
     """
+    if regions is not None and name not in REGION_ENCODERS:
+        raise EncoderError(f"--regions is for {' and '.join(REGION_ENCODERS)}; '{name}' has a fixed grid, leave it out")
+    if frames is not None and name in REGION_ENCODERS:
+        raise EncoderError(f"--frames takes the pooled feature of a grid, and '{name}' gives regions; leave it out")
     with ONE_AT_A_TIME:
-        return _visual(name, weights, image_size, device)
+        return _visual(name, weights, image_size, device, regions or (36, 36), frames, trust)
 
 
-def load_text(weights: str, device: str) -> "BertEncoder":
+def load_text(
+    weights: str, device: str, *, layer: int = -1, special_tokens: bool = True, max_tokens: int | None = None
+) -> "BertEncoder":
     """Return the text encoder that a folder or hub id names; the same words give the same object again.
 
     The words encoder has no weights: `words.WordsEncoder.build` makes it from the training captions.
 
+    Args:
+        weights: hub id or folder.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        layer: which hidden states; 0 are the embeddings, -1 the last.
+        special_tokens: keep the states of the special tokens.
+        max_tokens: tokens of a caption that are encoded; None: what the model takes.
+
     Raises:
-        EncoderError: there is no such model, or it is incomplete.
+        EncoderError: there is no such model, it is incomplete, or an option does not fit it.
     """
     with ONE_AT_A_TIME:
-        return _text(weights, device)
+        return _text(weights, device, layer, special_tokens, max_tokens)
 
 
 @cache
-def _visual(name: str, weights: str, image_size: int, device: str) -> "GridEncoder":
+def _visual(
+    name: str, weights: str, image_size: int, device: str, regions: tuple[int, int], frames: int | None, trust: bool
+) -> VisualEncoder:
+    if name == "butd":
+        from .butd import ButdEncoder
+
+        return ButdEncoder(weights, regions, device, trust)
+    if name == "fasterrcnn_resnet50_fpn_v2":
+        from .detector import DetectorEncoder
+
+        return DetectorEncoder(weights, regions, device)
     from .grid import GridEncoder
 
-    return GridEncoder(name, weights, image_size, device)
+    grid: Any
+    if name == "butd-grid":
+        from .butd import ButdGridEncoder
+
+        grid = ButdGridEncoder(weights, image_size, device)
+    else:
+        grid = GridEncoder(name, weights, image_size, device)
+    if frames is None:
+        return grid
+    from .frames import FramesEncoder
+
+    return FramesEncoder(grid, frames)
 
 
 @cache
-def _text(weights: str, device: str) -> "BertEncoder":
+def _text(weights: str, device: str, layer: int, special_tokens: bool, max_tokens: int | None) -> "BertEncoder":
     from .bert import BertEncoder
 
-    return BertEncoder(weights, device)
+    return BertEncoder(weights, device, layer, special_tokens, max_tokens)

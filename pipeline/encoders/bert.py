@@ -1,4 +1,4 @@
-"""Token features: the last hidden states of a Hugging Face encoder of the BERT family."""
+"""Token features: the hidden states of a Hugging Face encoder of the BERT family, of any layer."""
 
 import hashlib
 import json
@@ -30,11 +30,11 @@ _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 class BertEncoder:
-    """Encode captions as the states of their tokens, special tokens included, and the maximum over them.
+    """Encode captions as the states of their tokens, and the maximum over them.
 
     Attributes:
         channels: width of a state, C; the maximum has the same.
-        max_length: tokens of a caption that are kept.
+        max_length: tokens of a caption that the network sees, special tokens included.
         identity: what decides the features.
         versions: of the libraries; they do not.
     """
@@ -42,15 +42,26 @@ class BertEncoder:
     name = "bert"
     kind = "tokens"
 
-    def __init__(self, weights: str, device: str) -> None:
+    def __init__(
+        self,
+        weights: str,
+        device: str,
+        layer: int = -1,
+        special_tokens: bool = True,
+        max_tokens: int | None = None,
+    ) -> None:
         """Load model and tokenizer; what lies in the hub's cache is used without asking the hub.
 
         Args:
             weights: a local folder, or a model id of the Hugging Face hub.
             device: where it runs.
+            layer: whose states: 0 are the embeddings, L the last layer; -1 is the last, -2 the one before.
+            special_tokens: keep the states and ids of ``[CLS]`` and ``[SEP]``. The network sees them in any case.
+            max_tokens: a smaller `max_length` than the model's; None: the model's.
 
         Raises:
-            EncoderError: there is no such model, it is incomplete, or it does not encode tokens.
+            EncoderError: there is no such model, it is incomplete, it does not encode tokens, or it has no such
+                layer or not so many positions.
         """
         self.device = device
         with _quiet():
@@ -60,20 +71,36 @@ class BertEncoder:
         config: Any = self._model.config
         pad = getattr(config, "pad_token_id", None)
         self._pad = 0 if pad is None else pad
-        self.max_length = min(self._tokenizer.model_max_length, _positions(self._model))
+        layers = getattr(config, "num_hidden_layers", 0)
+        if not -layers - 1 <= layer <= layers:
+            raise EncoderError(
+                f"text weights '{weights}' have no layer {layer}; choose a --text-layer from 0, the embeddings, to"
+                f" {layers}, or from -1, the last layer, down to -{layers + 1}"
+            )
+        layer %= layers + 1
+        before, after = _specials(self._tokenizer)
+        self.max_length = _max_length(weights, self._model, self._tokenizer, max_tokens, len(before + after))
+        self._special_tokens = special_tokens
+        # What `encode` puts around the ids that `tokenize` gives, and whose states it leaves out again.
+        self._before, self._after = ([], []) if special_tokens else (before, after)
         self.identity: dict[str, Any] = {
             "encoder": self.name,
             "weights": digest({k: v for k, v in self._model.state_dict().items() if "pooler." not in k}),
             "model": {"class": type(self._model).__name__, **{key: getattr(config, key, None) for key in _SHAPING}},
             "preprocessing": {"tokenizer": _tokenizer_digest(self._tokenizer), "max_length": self.max_length},
-            "layer": "last_hidden_state",
+            "layer": "last_hidden_state" if layer == layers else f"hidden_states.{layer}",
         }
+        if not special_tokens:
+            self.identity["preprocessing"]["special_tokens"] = False
         self.versions = {
             "torch": str(torch.__version__),
             "transformers": transformers.__version__,
             "tokenizers": tokenizers.__version__,
         }
+        self._layer: int | None = None  # the last hidden state
         try:
+            if layer < layers and not _cut(self._model, layer, self.tokenize(["a"])):
+                self._layer = layer
             states, _ = self.encode(self.tokenize(["a"]))
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             raise EncoderError(
@@ -83,19 +110,25 @@ class BertEncoder:
         self.channels = self.global_channels = states.shape[1]
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each caption, special tokens included, at most `max_length` of them."""
-        return self._ids(texts, truncation=True, max_length=self.max_length)
+        """Return the ids of each caption's tokens whose states `encode` gives; a caption without any gets one unk."""
+        return self._ids(texts, truncation=True, max_length=self._room)
 
     def count_truncated(self, texts: Sequence[str]) -> int:
         """Return how many captions `tokenize` cuts short."""
-        return sum(len(ids) > self.max_length for ids in self._ids(texts, truncation=False))
+        return sum(len(ids) > self._room for ids in self._ids(texts, truncation=False))
+
+    @property
+    def _room(self) -> int:
+        return self.max_length - len(self._before + self._after)
 
     def _ids(self, texts: Sequence[str], **truncation: Any) -> list[list[int]]:
         if not texts:
             return []
         with self._lock:
             # verbose=False: it would log that a caption is too long.
-            ids = self._tokenizer(list(texts), padding=False, verbose=False, **truncation)["input_ids"]
+            ids = self._tokenizer(
+                list(texts), add_special_tokens=self._special_tokens, padding=False, verbose=False, **truncation
+            )["input_ids"]
         return [caption or [self._tokenizer.unk_token_id or 0] for caption in ids]
 
     @torch.inference_mode()
@@ -106,16 +139,22 @@ class BertEncoder:
             ids: token ids of B captions, as `tokenize` gives them.
 
         Returns:
-            The states of all tokens, caption after caption without padding, float32 [sum of lengths, C], and
+            The states of these tokens, caption after caption without padding, float32 [sum of lengths, C], and
             the maximum of each caption's states, float32 [B, C].
         """
-        length = torch.tensor([len(caption) for caption in ids], device=self.device)
-        padded = nn.utils.rnn.pad_sequence([torch.tensor(caption) for caption in ids], True, self._pad).to(self.device)
-        valid = torch.arange(padded.shape[1], device=self.device) < length[:, None]
-        states = self._model(input_ids=padded, attention_mask=valid.long()).last_hidden_state
+        captions = [torch.tensor([*self._before, *caption, *self._after]) for caption in ids]
+        length = torch.tensor([len(caption) for caption in captions], device=self.device)[:, None]
+        padded = nn.utils.rnn.pad_sequence(captions, True, self._pad).to(self.device)
+        place = torch.arange(padded.shape[1], device=self.device)
+        inputs = {"input_ids": padded, "attention_mask": (place < length).long()}
+        if self._layer is None:
+            states = self._model(**inputs).last_hidden_state
+        else:
+            states = self._model(**inputs, output_hidden_states=True).hidden_states[self._layer]
+        kept = (place >= len(self._before)) & (place < length - len(self._after))
         # States of padding are not zero, and could be the largest.
-        pooled = states.masked_fill(~valid[:, :, None], -torch.inf).amax(1)
-        return states[valid].cpu().numpy(), pooled.cpu().numpy()
+        pooled = states.masked_fill(~kept[:, :, None], -torch.inf).amax(1)
+        return states[kept].cpu().numpy(), pooled.cpu().numpy()
 
 
 # Settings that change the features of equal weights.
@@ -205,6 +244,48 @@ def _positions(model: Any) -> int:
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
     return getattr(model.config, "max_position_embeddings", 512)
+
+
+def _specials(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Return the ids of the special tokens that a tokenizer puts before and after a caption."""
+    encoded = tokenizer("a", return_special_tokens_mask=True)
+    ids, mask = encoded["input_ids"], encoded["special_tokens_mask"]
+    own = [place for place, special in enumerate(mask) if not special] or [len(ids)]
+    return ids[: own[0]], ids[own[-1] + 1 :]
+
+
+def _max_length(weights: str, model: Any, tokenizer: Any, max_tokens: int | None, specials: int) -> int:
+    """Return `max_tokens` if the model takes so many, and if they are more than the special tokens."""
+    most = min(tokenizer.model_max_length, _positions(model))
+    if max_tokens is not None and not specials < max_tokens <= most:
+        raise EncoderError(
+            f"text weights '{weights}' take {specials + 1} to {most} tokens a caption, {specials} of them special"
+            f" tokens, and not {max_tokens}; choose another --max-tokens"
+        )
+    return max_tokens or most
+
+
+@torch.inference_mode()
+def _cut(model: Any, layer: int, ids: list[list[int]]) -> bool:
+    """Drop the layers above `layer`; return whether the last hidden state is then that layer's.
+
+    If not (layers that share their weights, or a normalisation behind the last), the model stays as it was.
+    """
+    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    stacks = [stack for stack in stacks if len(stack) == model.config.num_hidden_layers]
+    if len(stacks) != 1:
+        return False
+    inputs = torch.tensor(ids, device=model.device)
+    wanted = model(input_ids=inputs, output_hidden_states=True).hidden_states[layer]
+    above = stacks[0][layer:]
+    del stacks[0][layer:]
+    try:
+        alike = torch.equal(model(input_ids=inputs).last_hidden_state, wanted)
+    except UnboundLocalError:  # DeBERTa's does not run without any layer
+        alike = False
+    if not alike:
+        stacks[0].extend(above)
+    return alike
 
 
 def _tokenizer_digest(tokenizer: Any) -> str:

@@ -38,6 +38,7 @@ class GridEncoder:
     """
 
     kind = "grid"
+    extras = ()
 
     def __init__(self, name: str, weights: str, image_size: int, device: str) -> None:
         """Build the network and load its weights.

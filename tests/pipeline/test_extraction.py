@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import dask
 import numpy as np
@@ -264,3 +265,35 @@ def test_killed_at_ten_moments_and_resumed_equals_uninterrupted(tiny_dataset, tm
     assert len(files(url)) < len(files(whole))
     extract(load_manifest(path), url, SMALL)
     assert files(url) == files(whole)
+
+
+def test_nothing_left_is_told_without_torch(tiny_dataset, tmp_path):
+    manifest, url = tiny_dataset(), str(tmp_path / "s.zarr")
+    weights = tmp_path / "w.pth"
+    torch.save(torchvision.models.resnet18().state_dict(), weights)
+    options = replace(SMALL, visual_weights=str(weights))
+    extract(load_manifest(manifest), url, options)
+    code = f"""
+import sys
+from dataclasses import replace
+from xret.pipeline.extraction import Options, extract
+from xret.pipeline.manifest import load_manifest
+options = {options!r}
+summary = extract(load_manifest({str(manifest)!r}), {url!r}, options)
+print([(s["samples"], s["shards_before"]) for s in summary["sets"]], summary["words"], "torch" in sys.modules)
+other = extract(load_manifest({str(manifest)!r}), {url!r}, replace(options, image_size=96))
+print(other["sets"][0]["samples"], "torch" in sys.modules)
+"""
+    lines = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.splitlines()
+    words = len(FeatureCache.open(url).caption_set().vocabulary)
+    assert lines == [f"[(0, 5), (0, 5)] {words} False", "32 True"]
+
+
+def test_other_weights_under_the_same_name_are_extracted(tiny_dataset, tmp_path):
+    manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
+    weights = tmp_path / "w.pth"
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        torch.save(torchvision.models.resnet18().state_dict(), weights)
+        load_visual.__globals__["_visual"].cache_clear()  # as in another process
+        assert extract(manifest, url, replace(SMALL, visual_weights=str(weights)))["sets"][0]["samples"] == 32

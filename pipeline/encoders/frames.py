@@ -1,0 +1,118 @@
+"""Frame features: a video is a folder of frames, and each frame the mean of its grid features."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import EncoderError, SampleError
+from ..regions import Regions
+
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+_AT_ONCE = 64  # frames that go through the network together
+
+
+class FramesEncoder:
+    """Encode videos as the pooled features of evenly spaced frames (VSE-infinity, section 5.1.2).
+
+    Attributes:
+        name: the network's, then ``-frames``.
+        rows: the most frames that are taken of a video, N; a shorter one has fewer rows.
+        channels: width of a frame's feature, C; the mean over the frames has the same.
+        identity: what decides the features: the grid encoder's, and which frames are taken.
+        versions: of the libraries; they do not.
+    """
+
+    kind = "frames"
+    extras: tuple[str, ...] = ()
+
+    def __init__(self, grid: Any, frames: int) -> None:
+        """Take the frames' encoder.
+
+        Args:
+            grid: a `GridEncoder`, or what has its attributes and methods; a frame's feature is the global one.
+            frames: how many frames of a video are taken.
+
+        Raises:
+            EncoderError: none would be taken.
+        """
+        if frames < 1:
+            raise EncoderError(f"of a video at least one frame is taken, not {frames}; choose another --frames")
+        self._grid = grid
+        self.name = f"{grid.name}-frames"
+        self.rows = frames
+        self.channels = self.global_channels = grid.channels
+        self.identity: dict[str, Any] = {
+            **grid.identity,
+            "encoder": self.name,
+            "frames": {"most": frames, "chosen": "middles of equal parts"},
+        }
+        self.versions = grid.versions
+
+    def decode(self, path: str | Path) -> tuple[Tensor, tuple[int, int]]:
+        """Read evenly spaced frames of a video: the files of a folder in natural order, ``10.jpg`` behind ``9.jpg``.
+
+        The video is cut into as many equal parts as frames are wanted, and the frame in the middle of each is taken;
+        a video with no more frames than that gives all.
+
+        Args:
+            path: the folder; what in it is hidden or has no image's suffix is passed over.
+
+        Returns:
+            Pixels uint8 [n,3,S,S] on the CPU with n of 1 to `rows`, and the first one's own (width, height).
+
+        Raises:
+            SampleError: there is no such folder, it has no frame, or a frame that is taken cannot be read.
+        """
+        names = _frame_names(Path(path))
+        count = min(len(names), self.rows)
+        taken = [names[(2 * part + 1) * len(names) // (2 * count)] for part in range(count)]
+        pixels, sizes = [], []
+        for name in taken:
+            try:
+                frame, size = self._grid.decode(Path(path, name))
+            except SampleError as error:
+                raise SampleError(str(path), f"its frame {name} cannot be used: {error.reason}") from error
+            pixels.append(frame)
+            sizes.append(size)
+        return torch.stack(pixels), sizes[0]
+
+    def encode(self, decoded: Sequence[Tensor]) -> list[Regions]:
+        """Encode a batch of decoded videos, a bounded number of frames at once.
+
+        Args:
+            decoded: of each video uint8 [n,3,S,S].
+
+        Returns:
+            Of each video, the features of its frames in their order, float32 [n,C].
+        """
+        frames = [frame for video in decoded for frame in video]
+        batches = (torch.stack(frames[first : first + _AT_ONCE]) for first in range(0, len(frames), _AT_ONCE))
+        features = [self._grid.encode(batch)[1] for batch in batches]
+        bounds = np.cumsum([len(video) for video in decoded])[:-1]
+        return [Regions(local) for local in np.split(np.concatenate(features), bounds)]
+
+
+def _frame_names(folder: Path) -> list[str]:
+    """Return the names of a folder's images in natural order."""
+    try:
+        names = [entry.name for entry in folder.iterdir()]
+    except FileNotFoundError as error:
+        raise SampleError(str(folder), "there is no such folder of frames") from error
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise SampleError(str(folder), f"a folder of frames is wanted here ({reason})") from error
+    frames = [name for name in names if name.lower().endswith(_SUFFIXES) and not name.startswith(".")]
+    if not frames:
+        raise SampleError(str(folder), f"no frame is in this folder; frames end in {', '.join(_SUFFIXES)}")
+    return sorted(frames, key=_natural)
+
+
+def _natural(name: str) -> tuple[list[tuple[str, int]], str]:
+    """Sort numbers in names by their value; ``1`` and ``01`` by the names themselves."""
+    parts = re.findall(r"([^0-9]*)([0-9]*)", name)
+    return [(text, int(digits or -1)) for text, digits in parts], name

@@ -1,0 +1,286 @@
+"""How near extraction comes to its backbone, how flat its memory is, how fast it sees that nothing is left.
+
+Each command prints one JSON line with the ratios of one run:
+
+    python tests/benchmarks/extraction.py images rsicd --data-root DIR --visual resnet50 --visual-weights random:0
+    python tests/benchmarks/extraction.py captions rsicd --data-root DIR --text-weights MiniLM
+    python tests/benchmarks/extraction.py memory
+    python tests/benchmarks/extraction.py resume
+    python tests/benchmarks/extraction.py size STORE
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from PIL import Image
+
+from xret.pipeline.extraction import Options, extract
+from xret.pipeline.manifest import load_manifest
+
+common = [
+    click.argument("dataset"),
+    click.option("--data-root", type=click.Path(path_type=Path)),
+    click.option("--split", default="val", show_default=True),
+    click.option("--batch-size", default=64, show_default=True),
+    click.option("--device", default="auto", show_default=True),
+]
+
+
+def options_of(*options: Any) -> Any:
+    """Add the options to a command."""
+
+    def add(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+@click.group()
+def main() -> None:
+    """Benchmarks of stage one."""
+
+
+@main.command()
+@options_of(*common)
+@click.option("--visual", default="resnet50", show_default=True)
+@click.option("--visual-weights", default="random:0", show_default=True)
+@click.option("--image-size", default=224, show_default=True)
+def images(dataset: str, data_root: Path | None, split: str, **options: Any) -> None:
+    """Compare extraction with the bare network on prepared tensors of the same images."""
+    import torch
+
+    from xret.pipeline.device import pick_device
+    from xret.pipeline.encoders import load_visual
+    from xret.pipeline.samples import read_samples
+
+    manifest = load_manifest(dataset, data_root)
+    device = str(pick_device(options["device"]))
+    encoder: Any = load_visual(options["visual"], options["visual_weights"], options["image_size"], device)
+    samples = read_samples(manifest)
+    names = [image.file_name for image in samples.images[slice(*samples.splits[split])]]
+    batch = options["batch_size"]
+    pixels = [encoder.decode(manifest.images / name)[0] for name in names]
+
+    @torch.inference_mode()
+    def bare() -> float:
+        """Return seconds of the network alone over all batches but the ragged last."""
+        seconds = 0.0
+        for start in range(0, len(pixels) - batch + 1, batch):
+            values = torch.stack(pixels[start : start + batch]).to(device).float().div_(255)
+            values = (values - encoder._mean).div_(encoder._std).contiguous(memory_format=torch.channels_last)
+            _wait(device)
+            began = time.perf_counter()
+            encoder._network(values)
+            _wait(device)
+            seconds += time.perf_counter() - began
+        return seconds / (len(pixels) // batch * batch)
+
+    encoder.encode(torch.stack(pixels[:batch]))
+    before = bare()
+    facts = _timed(manifest, Options(**options, text=None, splits=(split,)))
+    _report(facts, (before + bare()) / 2, device)
+
+
+@main.command()
+@options_of(*common)
+@click.option("--text-weights", required=True)
+def captions(dataset: str, data_root: Path | None, split: str, **options: Any) -> None:
+    """Compare extraction with the bare network on prepared batches of the same captions, sorted by length."""
+    import torch
+    from torch import nn
+
+    from xret.pipeline.cache import FeatureCache
+    from xret.pipeline.device import pick_device
+    from xret.pipeline.encoders import load_text
+
+    manifest = load_manifest(dataset, data_root)
+    device = str(pick_device(options["device"]))
+    encoder: Any = load_text(options["text_weights"], device)
+    with tempfile.TemporaryDirectory() as folder:
+        extract(manifest, f"{folder}/words.zarr", Options(visual=None, text="words", splits=(split,)))
+        cache = FeatureCache.open(f"{folder}/words.zarr")
+        features = cache.caption_set()
+        batches = []
+        for shard in features.blocks.of_split(split):
+            first, last = features.blocks.images(shard)
+            start = int(cache.caption_start[first])
+            texts = cache.caption_texts(start, start + int(cache.caption_count[first:last].sum()))
+            ids = sorted(encoder.tokenize(texts), key=len)
+            size = options["batch_size"]
+            batches += [ids[begin : begin + size] for begin in range(0, len(ids), size)]
+
+    @torch.inference_mode()
+    def bare() -> float:
+        seconds = 0.0
+        for batch in batches:
+            padded = nn.utils.rnn.pad_sequence([torch.tensor(caption) for caption in batch], True, 0).to(device)
+            length = torch.tensor([len(caption) for caption in batch], device=device)
+            valid = (torch.arange(padded.shape[1], device=device) < length[:, None]).long()
+            _wait(device)
+            began = time.perf_counter()
+            encoder._model(input_ids=padded, attention_mask=valid)
+            _wait(device)
+            seconds += time.perf_counter() - began
+        return seconds / sum(map(len, batches))
+
+    encoder.encode(batches[0])
+    before = bare()
+    facts = _timed(manifest, Options(**options, visual=None, splits=(split,)))
+    _report(facts, (before + bare()) / 2, device)
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def _timed(manifest: Any, options: Options) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        return extract(manifest, f"{folder}/s.zarr", options)["sets"][0]
+
+
+def _report(facts: dict[str, Any], bare: float, device: str) -> None:
+    work = sum(facts["shares"].values())
+    click.echo(
+        json.dumps(
+            {
+                "set": facts["name"],
+                "device": device,
+                "samples": facts["samples"],
+                "per_second": round(facts["per_second"], 1),
+                "bare_per_second": round(1 / bare, 1),
+                "ratio": round(facts["per_second"] * bare, 3),
+                "shares": {name: round(seconds / work, 3) for name, seconds in facts["shares"].items()},
+            }
+        )
+    )
+
+
+@main.command()
+@click.option("--few", default=2000, show_default=True)
+@click.option("--many", default=20000, show_default=True)
+def memory(few: int, many: int) -> None:
+    """Compare the peak memory of extracting few and many images, each in a process of its own."""
+    peaks = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for count in (few, many):
+            manifest = same_picture(Path(folder, str(count)), count, side=224)
+            made = [sys.executable, __file__, "peak", str(manifest), f"{folder}/{count}.zarr"]
+            peaks[count] = int(subprocess.run(made, check=True, capture_output=True, text=True).stdout.split()[-1])
+    facts = {f"peak_mb_{count}": round(peak / 1024) for count, peak in peaks.items()}
+    click.echo(json.dumps({**facts, "ratio": round(peaks[many] / peaks[few], 3)}))
+
+
+@main.command(hidden=True)
+@click.argument("manifest")
+@click.argument("store")
+def peak(manifest: str, store: str) -> None:
+    """Extract, and print the peak of this process in KiB."""
+    options = Options(visual="resnet18", visual_weights="random:0", image_size=64, text="words", shard_images=256)
+    extract(load_manifest(manifest), store, options)
+    click.echo(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+@main.command()
+@click.option("--samples", default=100_000, show_default=True)
+def resume(samples: int) -> None:
+    """Time how long a finished extraction takes to see that nothing is left."""
+    code = (
+        "import sys, time\n"
+        "began = time.perf_counter()\n"
+        "from xret.pipeline import extraction, manifest, samples\n"
+        "loaded = time.perf_counter()\n"
+        "chosen = manifest.load_manifest(sys.argv[1])\n"
+        "samples.read_samples(chosen)\n"
+        "read = time.perf_counter()\n"
+        "options = extraction.Options(visual='squeezenet1_1', visual_weights='random:0', image_size=48, text='words')\n"
+        "extraction.extract(chosen, sys.argv[2], options)\n"
+        "ended = time.perf_counter()\n"
+        "print(loaded - began, read - loaded, ended - read - (read - loaded), 'torch' in sys.modules)\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        manifest = same_picture(Path(folder, "data"), samples, side=32)
+        options = Options(visual="squeezenet1_1", visual_weights="random:0", image_size=48, text="words")
+        extract(load_manifest(manifest), f"{folder}/s.zarr", replace(options, batch_size=256))
+        command = [sys.executable, "-c", code, str(manifest), f"{folder}/s.zarr"]
+        found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    imports, manifest_read, decided = (round(float(seconds), 2) for seconds in found[:3])
+    click.echo(
+        json.dumps(
+            {
+                "samples": samples,
+                "seconds_importing": imports,
+                "seconds_reading_manifest": manifest_read,
+                "seconds_deciding": decided,
+                "torch_imported": found[3] == "True",
+            }
+        )
+    )
+
+
+def same_picture(folder: Path, count: int, side: int) -> Path:
+    """Make a data set of `count` names of one picture, a caption each; return its manifest."""
+    (folder / "images").mkdir(parents=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(folder / "one.jpg")
+    with (folder / "captions.jsonl").open("w") as lines:
+        for number in range(count):
+            split = "train" if number % 10 else ("val" if number % 20 else "test")
+            os.link(folder / "one.jpg", folder / "images" / f"{number}.jpg")
+            words = f"a picture of thing {number % 97}"
+            lines.write(json.dumps({"file_name": f"{number}.jpg", "caption": words, "split": split}) + "\n")
+    manifest = folder / "same.yaml"
+    manifest.write_text("name: same\nimages: images\ncaptions: captions.jsonl\n")
+    return manifest
+
+
+@main.command()
+@click.argument("store")
+def size(store: str) -> None:
+    """Compare the bytes on disk of STORE's sets with raw values and with zstd-1, the best codec of those measured."""
+    from numcodecs import Zstd
+
+    from xret.pipeline.cache import FeatureCache
+
+    cache = FeatureCache.open(store)
+    for modality in ("images", "captions"):
+        for name in cache.set_names(modality):
+            features = cache.image_set(name) if modality == "images" else cache.caption_set(name)
+            rows = "local" if "local" in features.array_names() else "token"
+            array = cache.store.open_array(f"{features.path}/{rows}")
+            step = (array.shards or array.chunks)[0]
+            block = np.asarray(array[:step])
+            inner = array.chunks[0]
+            packed = sum(len(Zstd(1).encode(block[at : at + inner].tobytes())) for at in range(0, step, inner))
+            local = f"{features.path}/{rows}"
+            click.echo(
+                json.dumps(
+                    {
+                        "array": local,
+                        "bytes_per_value": round(cache.store.size(local) / array.size, 4),
+                        "raw": array.dtype.itemsize,
+                        "zstd_1": round(packed / block.size, 4),
+                        "set_bytes_over_raw_local": round(
+                            cache.store.size(f"{modality}/{name}") / (array.size * array.dtype.itemsize), 4
+                        ),
+                    }
+                )
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""Frames of videos: which are taken, their features against the plain grid encoder, and what bad folders get."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from encoder_contract import EncoderContract
+from PIL import Image
+
+from xret.pipeline.cache import Blocks
+from xret.pipeline.encoders.frames import FramesEncoder
+from xret.pipeline.encoders.grid import GridEncoder
+from xret.pipeline.errors import EncoderError, SampleError
+from xret.pipeline.layout import SetFacts, create_image_set, open_for_writing
+from xret.pipeline.manifest import load_manifest
+from xret.pipeline.samples import read_samples
+
+
+@pytest.fixture(scope="module")
+def grid():
+    return GridEncoder("resnet18", "random:0", 64, "cpu")
+
+
+@pytest.fixture
+def video(tmp_path):
+    """Write a folder of frames: the number of each is its shade."""
+
+    def make(numbers, name="video", pattern="frame_{}.png", size=(70, 66)):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        for number in numbers:
+            Image.new("RGB", size, (number, number, number)).save(folder / pattern.format(number))
+        return folder
+
+    return make
+
+
+def shades(pixels):
+    return pixels[:, 0, 0, 0].tolist()
+
+
+class TestContract(EncoderContract):
+    @pytest.fixture
+    def encoder(self, grid):
+        return FramesEncoder(grid, 4)
+
+
+# ---- which frames ----
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "taken"),
+    [
+        (1, 4, [0]),
+        (3, 4, [0, 1, 2]),
+        (4, 4, [0, 1, 2, 3]),
+        (5, 4, [0, 1, 3, 4]),
+        (12, 4, [1, 4, 7, 10]),
+        (100, 4, [12, 37, 62, 87]),
+        (12, 1, [6]),
+        (7, 3, [1, 3, 5]),
+    ],
+)
+def test_frames_are_the_middles_of_equal_parts(grid, video, there, wanted, taken):
+    pixels, size = FramesEncoder(grid, wanted).decode(video(range(there)))
+    assert shades(pixels) == taken
+    assert pixels.dtype == torch.uint8 and pixels.shape == (len(taken), 3, 64, 64)
+    assert size == (70, 66)
+
+
+@pytest.mark.parametrize("pattern", ["frame_{}.png", "{}.png", "a{:04d}.png", "s2-{}-x.PNG", "video7_{}_of_20.png"])
+def test_frames_are_in_natural_order(grid, video, pattern):
+    pixels, _ = FramesEncoder(grid, 20).decode(video(range(8, 13), pattern=pattern))
+    assert shades(pixels) == [8, 9, 10, 11, 12]
+
+
+def test_numbers_in_several_places_and_equal_values(grid, video):
+    folder = video([])
+    names = ["1.png", "a1.png", "a1b2.png", "a1b10.png", "a01c.png", "a2.png", "a10b1.png", "a.png"]
+    for shade, name in enumerate(names):
+        Image.new("RGB", (64, 64), (shade, 0, 0)).save(folder / name)
+    assert shades(FramesEncoder(grid, 20).decode(folder)[0]) == list(range(len(names)))
+
+
+def test_the_size_is_the_first_ones_and_frames_may_differ(grid, video):
+    video([5], pattern="1_{}.png", size=(64, 90))
+    pixels, size = FramesEncoder(grid, 3).decode(video([6, 7], pattern="2_{}.png", size=(80, 70)))
+    assert shades(pixels) == [5, 6, 7]
+    assert size == (64, 90)
+
+
+def test_other_files_are_passed_over(grid, video):
+    folder = video([1, 2])
+    for name in (".hidden.png", "Thumbs.db", "video.mp4", "notes.txt"):
+        (folder / name).write_bytes(b"?")
+    assert shades(FramesEncoder(grid, 8).decode(folder)[0]) == [1, 2]
+
+
+# ---- features ----
+
+
+def videos(*lengths):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(256, (n, 3, 64, 64), generator=generator, dtype=torch.uint8) for n in lengths]
+
+
+def test_rows_are_the_global_features_of_the_frames(grid):
+    encoder, batch = FramesEncoder(grid, 5), videos(3, 1, 5)
+    regions = encoder.encode(batch)
+    assert [video.local.shape for video in regions] == [(3, 512), (1, 512), (5, 512)]
+    assert (encoder.rows, encoder.channels, encoder.global_channels, encoder.extras) == (5, 512, 512, ())
+    for video, found in zip(batch, regions, strict=True):
+        assert found.local.dtype == np.float32
+        alone = [grid.encode(frame[None])[1][0] for frame in video]
+        np.testing.assert_allclose(found.local, alone, atol=2e-4, rtol=2e-4)
+    again = encoder.encode(batch)
+    assert all(a.local.tobytes() == b.local.tobytes() for a, b in zip(regions, again, strict=True))
+
+
+def test_few_frames_go_through_the_network_at_once(grid, monkeypatch):
+    sizes, encode = [], grid.encode
+    monkeypatch.setattr(grid, "encode", lambda pixels: sizes.append(len(pixels)) or encode(pixels))
+    regions = FramesEncoder(grid, 50).encode(videos(50, 50, 30))
+    assert sizes == [64, 64, 2]
+    assert [len(video.local) for video in regions] == [50, 50, 30]
+
+
+def test_identity_follows_the_network_and_the_number_of_frames(grid):
+    four = FramesEncoder(grid, 4)
+    assert four.name == four.identity["encoder"] == "resnet18-frames"
+    assert four.versions == grid.versions
+    assert {**four.identity, "encoder": "resnet18"}.items() >= grid.identity.items()
+    assert FramesEncoder(grid, 4).identity == four.identity != FramesEncoder(grid, 5).identity
+    assert grid.identity["encoder"] == "resnet18"
+
+
+def test_no_frames_at_all_are_refused(grid):
+    with pytest.raises(EncoderError, match="at least one frame is taken, not 0; choose another --frames"):
+        FramesEncoder(grid, 0)
+
+
+# ---- bad folders ----
+
+
+def refusal(grid, path):
+    with pytest.raises(SampleError) as caught:
+        FramesEncoder(grid, 4).decode(path)
+    assert caught.value.sample == str(path)
+    return caught.value.reason
+
+
+def test_a_folder_that_is_none_is_refused(grid, video, tmp_path):
+    assert refusal(grid, tmp_path / "nowhere") == "there is no such folder of frames"
+    frame = video([1]) / "frame_1.png"
+    assert refusal(grid, frame) == "a folder of frames is wanted here (not a directory)"
+    empty = video([], "empty")
+    assert refusal(grid, empty).startswith("no frame is in this folder; frames end in .jpg")
+    (empty / "video.mp4").write_bytes(b"?")
+    assert refusal(grid, empty).startswith("no frame is in this folder")
+
+
+@pytest.mark.parametrize(("content", "reason"), [(b"", "the file is empty"), (b"torn", "this is no image that Pillow")])
+def test_a_damaged_frame_is_named(grid, video, content, reason):
+    folder = video([1, 2, 3])
+    (folder / "frame_2.png").write_bytes(content)
+    assert refusal(grid, folder).startswith(f"its frame frame_2.png cannot be used: {reason}")
+
+
+def test_a_damaged_frame_that_is_not_taken_does_no_harm(grid, video):
+    folder = video(range(12))
+    (folder / "frame_0.png").write_bytes(b"torn")
+    assert shades(FramesEncoder(grid, 4).decode(folder)[0]) == [1, 4, 7, 10]
+
+
+# ---- videos in manifest and cache ----
+
+
+@pytest.fixture(params=["csv", "jsonl", "json"])
+def video_manifest(request, tmp_path):
+    """Write a manifest of six videos, folders in two folders, with as many captions each as asked for."""
+
+    def make(captions):
+        names = [f"part{number % 2}/video{number}" for number in range(6)]
+        splits = ["train", "train", "train", "val", "test", "test"]
+        texts = [[f"{name} does thing {number}" for number in range(captions)] for name in names]
+        file = tmp_path / f"captions.{request.param}"
+        rows = [
+            {"file_name": name, "caption": text, "split": split}
+            for name, split, own in zip(names, splits, texts, strict=True)
+            for text in own
+        ]
+        if request.param == "csv":
+            with file.open("w", newline="") as stream:
+                writer = csv.DictWriter(stream, ["file_name", "caption", "split"])
+                writer.writeheader()
+                writer.writerows(rows)
+        elif request.param == "jsonl":
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            images = [
+                {
+                    "filename": f"video{number}",
+                    "filepath": f"part{number % 2}",
+                    "split": split,
+                    "imgid": number,
+                    "sentences": [{"raw": text, "sentid": captions * number + k} for k, text in enumerate(own)],
+                }
+                for number, (split, own) in enumerate(zip(splits, texts, strict=True))
+            ]
+            file.write_text(json.dumps({"dataset": "videos", "images": images}))
+        (tmp_path / "videos").mkdir(exist_ok=True)
+        manifest = tmp_path / "videos.yaml"
+        counts = "counts: {train: 3, val: 1, test: 2}"
+        manifest.write_text(f"name: videos\nimages: videos\ncaptions: {file.name}\n{counts}\n")
+        return manifest, names, texts
+
+    return make
+
+
+@pytest.mark.parametrize("captions", [20, 10])  # as many as MSR-VTT and VATEX have
+def test_videos_with_many_captions_fit_manifest_and_cache(video_manifest, captions, grid, tmp_path):
+    path, names, texts = video_manifest(captions)
+    samples = read_samples(load_manifest(path))
+    assert [image.file_name for image in samples.images] == names
+    assert [[caption.text for caption in image.captions] for image in samples.images] == texts
+    assert samples.splits == {"train": (0, 3), "val": (3, 4), "test": (4, 6)}
+    facts = SetFacts.of(FramesEncoder(grid, 8), "float16", {})
+    with open_for_writing(str(tmp_path / "store"), samples, ["full"]) as cache:
+        create_image_set(cache, facts, 8, Blocks.choose(cache.splits))
+        features = cache.image_set("resnet18-frames")
+        assert (features.kind, features.rows, features.channels) == ("frames", 8, 512)
+        assert cache.file_names(0, 6) == names
+        assert cache.caption_count.tolist() == [captions] * 6
+        assert cache.caption_texts(captions, 2 * captions) == texts[1]

@@ -1,0 +1,76 @@
+"""A plan against the extraction that it announces."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+from small_extraction import SMALL
+
+from xret.cli import main
+from xret.pipeline.errors import EncoderError
+from xret.pipeline.extraction import extract
+from xret.pipeline.manifest import load_manifest
+from xret.pipeline.planning import plan
+from xret.pipeline.store import Store
+
+
+def test_a_plan_names_what_the_extraction_then_writes(tiny_dataset, tmp_path):
+    manifest, url = load_manifest(tiny_dataset(train=60, val=8, test=8)), str(tmp_path / "s.zarr")
+    options = replace(SMALL, image_size=96)
+    announced = plan(manifest, url, options)
+    assert not (tmp_path / "s.zarr").exists()
+    summary = extract(manifest, url, options)
+    store = Store(url)
+    for features, made in zip(announced["sets"], summary["sets"], strict=True):
+        assert features["name"] == made["name"]
+        assert features["samples"] == made["samples"]
+        assert features["tasks"] == made["shards"]
+        path = f"{features['modality']}/{features['name']}"
+        chunks = [file for file in store.fs.find(store.path(path)) if "/c/" in file]
+        assert features["files"] == len(chunks)
+    assert announced["sets"][0]["bytes"] == pytest.approx(store.size(path_of(announced, 0)), rel=0.05)
+    assert announced["sets"][0]["hours"] * announced["sets"][0]["per_second"] * 3600 == pytest.approx(76)
+
+
+def path_of(announced, number):
+    features = announced["sets"][number]
+    return f"{features['modality']}/{features['name']}"
+
+
+def test_a_plan_counts_what_is_done(tiny_dataset, tmp_path):
+    manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
+    extract(manifest, url, replace(SMALL, splits=("val",)))
+    images = plan(manifest, url, SMALL)["sets"][0]
+    assert (images["tasks"], images["done"]) == (5, 1)
+    assert images["hours"] * images["per_second"] * 3600 == pytest.approx(32 * 4 / 5)
+
+
+def test_a_plan_for_a_billion_images(tiny_dataset, tmp_path):
+    path = tiny_dataset()
+    arguments = ["extract", str(path), "--store", str(tmp_path / "s"), "--visual", "resnet18", "--text", "words"]
+    arguments += ["--visual-weights", "random:0", "--image-size", "64"]
+    result = CliRunner().invoke(main, [*arguments, "--plan", "1e9", "--json"])
+    assert result.exit_code == 0
+    made = json.loads(result.stdout)
+    assert made["images"] == 1_000_000_000
+    assert made["captions"] == 2_500_000_000
+    images, captions = made["sets"]
+    # 62.5% of the images are train; a split begins a new task
+    assert images["tasks"] == captions["tasks"] == -(-625_000_000 // 512) + 2 * -(-187_500_000 // 512)
+    # 4 cells and their mean of 512 float16 values, and 13 bytes of length, size and status
+    assert images["bytes"] == images["tasks"] * 512 * (5 * 512 * 2 + 13)
+    assert CliRunner().invoke(main, [*arguments, "--plan", "many"]).exit_code == 2
+    table = CliRunner().invoke(main, [*arguments, "--plan"]).output
+    assert "5 tasks of 8 images, 0 of them done" in table
+    assert list(tmp_path.glob("s*")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"regions": (36, 36)}, "--regions is for butd"), ({"visual": "butd", "frames": 3}, "--frames takes the pooled")],
+)
+def test_options_of_other_encoders_are_refused(options, message, tiny_dataset, tmp_path):
+    with pytest.raises(EncoderError, match=message):
+        extract(load_manifest(tiny_dataset()), str(tmp_path / "s.zarr"), replace(SMALL, **options))
+    assert not (tmp_path / "s.zarr").exists()

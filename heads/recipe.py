@@ -35,6 +35,7 @@ class Data:
     text_kind: str | None = None
     unit: Literal["image", "caption"] = "image"  # image: a batch holds images with all their captions
     batch_size: Annotated[int, Min(2)] = 128  # in units
+    captions: Annotated[int, Min(1)] | None = None  # unit image: so many of an image's, drawn each epoch; null: all
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -153,7 +153,9 @@ def train(
             torch.manual_seed(int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0]))
             model.train()
             sums, steps, seen = torch.zeros(1 + len(losses), dtype=torch.float64), 0, 0
-            for batch in train_split.epoch(unit=unit, batch_size=batch_size, seed=seed, epoch=epoch):
+            for batch in train_split.epoch(
+                unit=unit, batch_size=batch_size, seed=seed, epoch=epoch, captions=recipe.data.captions
+            ):
                 now = epoch + steps / steps_an_epoch
                 for group in optimizer.param_groups:
                     group["lr"] = (

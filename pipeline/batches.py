@@ -111,7 +111,9 @@ class Batches:
         """Return how many batches an epoch has."""
         return sum(1 for _ in self._orders(unit, batch_size, np.arange(self._items(unit))))
 
-    def epoch(self, *, unit: Unit, batch_size: int, seed: int, epoch: int) -> Iterator[Batch]:
+    def epoch(
+        self, *, unit: Unit, batch_size: int, seed: int, epoch: int, captions: int | None = None
+    ) -> Iterator[Batch]:
         """Yield an epoch's batches in an order that depends on seed and epoch alone.
 
         Args:
@@ -120,21 +122,29 @@ class Batches:
             batch_size: how many units.
             seed: of the run.
             epoch: counted from 0.
+            captions: with the unit ``image``, how many of an image's captions are drawn; None: all.
         """
-        order = np.random.default_rng([seed, epoch]).permutation(self._items(unit))
+        rng = np.random.default_rng([seed, epoch])
+        order = rng.permutation(self._items(unit))
         by_image = _ragged(self.caption_image, self.images)
         for units in self._orders(unit, batch_size, order):
             if unit == "image":
-                images, captions = units, np.concatenate([by_image[image] for image in units])
+                images = units
+                chosen = np.concatenate(
+                    [
+                        by_image[image] if captions is None else rng.permutation(by_image[image])[:captions]
+                        for image in units
+                    ]
+                )
             else:
-                images, captions = np.unique(self.caption_image[units]), units
+                images, chosen = np.unique(self.caption_image[units]), units
             index = {image: position for position, image in enumerate(images.tolist())}
-            caption_image = torch.tensor([index[i] for i in self.caption_image[captions].tolist()])
+            caption_image = torch.tensor([index[i] for i in self.caption_image[chosen].tolist()])
             yield Batch(
                 self._images(self.image_rows[images]),
-                self._captions(self.caption_rows[captions]),
+                self._captions(self.caption_rows[chosen]),
                 caption_image.to(self.device),
-                torch.from_numpy(np.ascontiguousarray(captions)),
+                torch.from_numpy(np.ascontiguousarray(chosen)),
             )
 
     def image_features(self, batch_size: int) -> Iterator[Features]:

@@ -120,16 +120,16 @@ def _visual(
     if name == "fasterrcnn_resnet50_fpn_v2":
         from .detector import DetectorEncoder
 
-        return DetectorEncoder(weights, regions, device)
+        return DetectorEncoder(weights, regions, device, trust)
     from .grid import GridEncoder
 
     grid: Any
     if name == "butd-grid":
         from .butd import ButdGridEncoder
 
-        grid = ButdGridEncoder(weights, image_size, device)
+        grid = ButdGridEncoder(weights, image_size, device, trust)
     else:
-        grid = GridEncoder(name, weights, image_size, device)
+        grid = GridEncoder(name, weights, image_size, device, trust)
     if frames is None:
         return grid
     from .frames import FramesEncoder

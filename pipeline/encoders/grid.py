@@ -18,6 +18,7 @@ from torchvision.transforms import functional as transforms
 
 from ..errors import EncoderError, SampleError, nearest
 from ..samples import open_image
+from .random_weights import noise_images, settle_norms
 from .weights import digest, load_strictly, read_weights
 
 _HEADS = {"classifier", "fc", "head", "heads"}
@@ -40,7 +41,7 @@ class GridEncoder:
     kind = "grid"
     extras = ()
 
-    def __init__(self, name: str, weights: str, image_size: int, device: str) -> None:
+    def __init__(self, name: str, weights: str, image_size: int, device: str, trust: bool = False) -> None:
         """Build the network and load its weights.
 
         Args:
@@ -49,6 +50,7 @@ class GridEncoder:
                 ``random:SEED``.
             image_size: side of the square input, pixels.
             device: where it runs.
+            trust: let a file of weights run code while it is read.
 
         Raises:
             EncoderError: the name is unknown, the weights do not fit, or the network does not take this size.
@@ -61,7 +63,7 @@ class GridEncoder:
         self.name = name
         self.device = device
         try:
-            weights_id, network = _load(name, weights, image_size)
+            weights_id, network = _load(name, weights, image_size, trust)
             layer = last_map(network, image_size)
             extractor = create_feature_extractor(network, {layer: "map"}, suppress_diff_warning=True).eval()
             with torch.inference_mode():
@@ -188,14 +190,14 @@ def _rows(features: Tensor) -> Tensor:
     return rows.contiguous()
 
 
-def _load(name: str, weights: str, image_size: int) -> tuple[str, nn.Module]:
+def _load(name: str, weights: str, image_size: int, trust: bool) -> tuple[str, nn.Module]:
     """Build a network on the CPU and fill it; return what its identity says of the weights, and itself."""
     if seed := re.fullmatch(r"random:(\d{1,18})", weights):
         return f"random:{int(seed[1])}", _random(name, int(seed[1]), image_size)
     if weights == "imagenet":
         origin, state = f"{name}'s ImageNet weights", _imagenet(name)
     elif Path(weights).is_file():
-        origin, state = weights, read_weights(Path(weights))
+        origin, state = weights, read_weights(Path(weights), trust)
     else:
         raise EncoderError(
             f"weights '{weights}': this is neither 'imagenet', nor an existing file, nor 'random:SEED' with a"
@@ -247,31 +249,6 @@ def _random(name: str, seed: int, image_size: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         network = _build(name, image_size).eval()
-        images = transforms.normalize(_noise_images(16, image_size), preset.mean, preset.std)
-    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.train().momentum = 1.0
-    if norms:
-        with torch.inference_mode():
-            network(images)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.eval().momentum = momentum
+        images = transforms.normalize(noise_images(16, image_size), preset.mean, preset.std)
+    settle_norms(network, lambda: network(images))
     return network
-
-
-def _noise_images(count: int, image_size: int) -> Tensor:
-    """Draw images [count, 3, S, S] in 0..1, each with its own mixture of shades, shapes, edges and grain.
-
-    Images that are all of one smoothness give statistics under which the features of photographs, or of flat
-    drawings, grow from layer to layer, up to thousands.
-    """
-    weights = torch.rand(count, 4, 1, 1, 1) ** 3
-    weights /= weights.square().sum(1, keepdim=True).sqrt()
-
-    def noise(channels: int) -> Tensor:
-        fields = [torch.randn(count, channels, side, side) for side in (1, 4, 16, 64)]
-        scaled = [functional.interpolate(field, (image_size, image_size), mode="bilinear") for field in fields]
-        return (weights * torch.stack(scaled, 1)).sum(1)
-
-    return torch.sigmoid(4 * (noise(1) + 0.6 * noise(3)))

@@ -4,10 +4,11 @@ import hashlib
 import pickle
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -16,25 +17,41 @@ from torch import Tensor, nn
 from ..errors import EncoderError
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path, trust: bool = False) -> dict[str, Tensor]:
     """Read a state dict from a ``.safetensors`` file or from a file that `torch.save` wrote.
 
-    In the latter it may lie under ``state_dict`` or ``model``, and its names may begin with ``module.``, as
-    `DataParallel` leaves them. Nothing in the file is ever executed.
+    In the latter it may lie under ``state_dict`` or ``model``, its names may begin with ``module.``, as
+    `DataParallel` leaves them, and it may be one of several by name (``base``, ``top``), which become prefixes.
+
+    Args:
+        path: the file.
+        trust: also read pickles, whose arrays may be numpy's. A pickle can run any code while it is read; without
+            this nothing in the file is ever executed.
 
     Raises:
         EncoderError: the file cannot be read, holds more than tensors and plain values, or no state dict.
     """
-    content = _read(path)
+    content = _read(path, trust)
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
-    if not isinstance(content, Mapping) or not any(isinstance(value, Tensor) for value in content.values()):
+    flat = dict(_flat(content)) if isinstance(content, Mapping) else {}
+    if not any(isinstance(value, Tensor) for value in flat.values()):
         raise EncoderError(f"{path}: there are no named weights in it; give a file with a network's state dict")
-    return {str(name).removeprefix("module."): value for name, value in content.items()}
+    return flat
 
 
-def _read(path: Path) -> Any:
+def _flat(content: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield names and values; those of a state dict inside are named after it, too."""
+    for name, value in content.items():
+        short = str(name).removeprefix("module.")
+        if isinstance(value, Mapping):
+            yield from ((f"{short}.{inner}", value) for inner, value in _flat(value))
+        else:
+            yield short, torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
+
+
+def _read(path: Path, trust: bool) -> Any:
     damaged = f"{path}: this is no file of weights (.pth, .pt, .safetensors), or it is damaged; get it again"
     try:
         with path.open("rb") as file:
@@ -47,13 +64,29 @@ def _read(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         if start not in (b"P", b"\x80"):  # neither a zip archive nor a pickle
             raise EncoderError(damaged) from error
+        if trust:
+            return _unpickle(path, damaged)
         raise EncoderError(
             f"{path}: besides tensors it holds pickled objects, which could run code and are refused;"
-            " save its state dict alone, or as .safetensors"
+            " save its state dict alone, or as .safetensors, or give --trust if you know where it comes from"
         ) from error
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise EncoderError(f"{path}: the weights cannot be read ({error.strerror}); check the path") from error
     except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise EncoderError(damaged) from error
+
+
+def _unpickle(path: Path, damaged: str) -> Any:
+    """Read a file that is trusted, by running it."""
+    try:
+        with path.open("rb") as file:
+            if file.read(1) != b"P":
+                file.seek(0)
+                content = pickle.load(file, encoding="latin1")  # as Python 2 wrote arrays
+                if not isinstance(content, int):  # with a number begin the files of old versions of torch
+                    return content
+        return torch.load(path, map_location="cpu", weights_only=False)
+    except Exception as error:  # a pickle may raise anything
         raise EncoderError(damaged) from error
 
 
@@ -71,21 +104,11 @@ def load_strictly(network: nn.Module, weights: Mapping[str, Any], origin: str) -
     weights = _present_names(weights)
     own = network.state_dict()
     # Batch norms wrote no such counter before 2018, and it has no part in the features.
-    missing = [name for name in own if name not in weights and not name.endswith("num_batches_tracked")]
-    unknown = [name for name in weights if name not in own]
-    misshapen = [
-        f"{name} ({_shape(weights[name])} in place of {_shape(own[name])})"
-        for name in own
-        if name in weights and _shape(weights[name]) != _shape(own[name])
-    ]
-    faults = [
-        f"{len(names)} {what} ({listing(names)})"
-        for what, names in (("missing", missing), ("unknown", unknown), ("of another shape", misshapen))
-        if names
-    ]
+    counters = {name for name in own if name.endswith("num_batches_tracked")}
+    faults = misfits({name: list(value.shape) for name, value in own.items()}, weights, counters)
     if faults:
         raise EncoderError(
-            f"{origin}: these weights do not fit {type(network).__name__}: {'; '.join(faults)};"
+            f"{origin}: these weights do not fit {type(network).__name__}: {faults};"
             " give the weights of this very network"
         )
     # Some networks refuse weights that do not tell the version of their layout, which safetensors cannot.
@@ -94,9 +117,34 @@ def load_strictly(network: nn.Module, weights: Mapping[str, Any], origin: str) -
     network.load_state_dict(state, strict=False)
 
 
-def listing(names: list[str]) -> str:
+def misfits(
+    expected: Mapping[str, list[int]], weights: Mapping[str, Any], optional: Collection[str], most: int = 3
+) -> str:
+    """Return how many weights are missing, unknown or of another shape, and the first of each; empty if none is.
+
+    Args:
+        expected: shapes by name.
+        weights: tensors by name.
+        optional: names that may be missing.
+        most: names to list of each.
+    """
+    missing = [name for name in expected if name not in weights and name not in optional]
+    unknown = [name for name in weights if name not in expected]
+    misshapen = [
+        f"{name} ({_shape(weights[name])} in place of {shape})"
+        for name, shape in expected.items()
+        if name in weights and _shape(weights[name]) != shape
+    ]
+    return "; ".join(
+        f"{len(names)} {what} ({listing(names, most)})"
+        for what, names in (("missing", missing), ("unknown", unknown), ("of another shape", misshapen))
+        if names
+    )
+
+
+def listing(names: list[str], most: int = 3) -> str:
     """Return the first few names, with an ellipsis for the rest."""
-    return ", ".join([*names[:3], "…"] if len(names) > 3 else names)
+    return ", ".join([*names[:most], "…"] if len(names) > most else names)
 
 
 def _shape(value: Any) -> list[int] | None:

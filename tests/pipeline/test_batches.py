@@ -89,3 +89,19 @@ def test_features_for_evaluation_come_in_order_and_only_what_is_asked_for(cache)
 def test_an_unknown_split(cache):
     with pytest.raises(CacheError, match="has no split 'dev'; it has train, val, test"):
         Batches(cache, cache.image_set(), cache.caption_set(), "dev", **FIELDS)
+
+
+def test_some_captions_of_each_image_are_drawn_anew_in_each_epoch(cache):
+    batches = Batches(cache, cache.image_set(), cache.caption_set(), "train", **FIELDS)
+    drawn = []
+    for epoch in range(8):
+        taken = []
+        for batch in batches.epoch(unit="image", batch_size=6, seed=0, epoch=epoch, captions=2):
+            assert batch.positives.sum(1).tolist() == [2] * len(batch.images.length)
+            index = batch.caption_index
+            assert torch.equal(batch.captions.length, torch.as_tensor(batches.caption_set.length[index.numpy()]).long())
+            taken += index.tolist()
+        assert len(set(taken)) == len(taken) == 40
+        drawn.append(frozenset(taken))
+    assert len(set(drawn)) == 8  # ten images have a third caption to leave out
+    assert frozenset().union(*drawn) == set(range(50))

@@ -152,3 +152,35 @@ def test_auxiliary_heads_of_published_files_are_left_out():
 def test_networks_that_ask_for_a_version_take_weights_without():
     network = get_model("mnasnet0_5")
     load_strictly(network, {**network.state_dict()}, "FILE")
+
+
+def test_several_state_dicts_are_told_apart_by_their_names(tmp_path):
+    torch.save({"base": STATE, "top": {"module.a": torch.ones(1)}}, tmp_path / "x.pth")
+    read = read_weights(tmp_path / "x.pth")
+    assert set(read) == {"base.a.weight", "base.a.bias", "top.a"}
+    assert torch.equal(read["base.a.weight"], STATE["a.weight"])
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_trusted_pickle_may_hold_arrays_of_numpy(tmp_path, protocol):
+    arrays = {name: value.numpy() for name, value in STATE.items()}
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps({"model": arrays, "author": "someone"}, protocol))
+    with pytest.raises(EncoderError, match=r"pickled objects.*--trust"):
+        read_weights(tmp_path / "x.pkl")
+    read = read_weights(tmp_path / "x.pkl", trust=True)
+    assert set(read) == set(STATE)
+    assert all(torch.equal(read[name], STATE[name]) for name in STATE)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_trusted_file_of_torch_may_hold_anything(tmp_path, zipped):
+    content = {"model": STATE, "opt": argparse.Namespace(lr=1)}
+    torch.save(content, tmp_path / "x.pth", _use_new_zipfile_serialization=zipped)
+    read = read_weights(tmp_path / "x.pth", trust=True)
+    assert all(torch.equal(read[name], STATE[name]) for name in STATE)
+
+
+def test_trust_does_not_mend_a_damaged_pickle(tmp_path):
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps({"model": {"a": Bomb()}})[:20])
+    with pytest.raises(EncoderError, match=r"x\.pkl: this is no file of weights"):
+        read_weights(tmp_path / "x.pkl", trust=True)

@@ -1,0 +1,130 @@
+"""Every system on real data: RSICD with frozen features, each recipe with several seeds, beside the linear floor.
+
+A cell is one training; its folder holds the run and `eval.json`, and a cell that has one is not trained again, so the
+command may be stopped and repeated. The store needs an image set, and caption sets `words` and `bert`:
+
+    xret extract rsicd --data-root DIR --store rsicd.zarr --visual mobilenet_v2 \
+        --visual-weights mobilenet_v2.safetensors --text bert --text-weights MiniLM
+    xret extract rsicd --data-root DIR --store rsicd.zarr --visual none --text words
+    python tests/benchmarks/rsicd_table.py rsicd.zarr --out cells
+    python tests/benchmarks/floor_rsicd.py rsicd.zarr
+
+All cells share width, epochs and batches; the recipes keep their parts, similarities and losses. Three values differ
+from the papers' for every recipe alike: 256 dimensions, one caption an image and epoch, and all negatives in the
+triplet loss, because RSICD's captions repeat and the hardest negative is often none.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+RECIPES = (
+    "vsepp",
+    "vse-infty",
+    "pvse",
+    "pcme",
+    "pcmepp",
+    "setdiv",
+    "maxmatch",
+    "gaussian-vsepp",
+    "vsrn",
+    "gaussian-vsrn",
+    "scan",
+)
+WITH_BERT = ("vsepp", "vse-infty", "setdiv", "maxmatch")
+COMMON = (
+    "model.dim=256",
+    "data.unit=image",
+    "data.batch_size=128",
+    "data.captions=1",
+    "schedule.name=cosine",
+    "schedule.warmup_epochs=0",
+    "optimizer.lr=0.001",
+    "optimizer.aggregator_lr=1",
+)
+NARROW = ("aggregator.image.head_dim=256", "aggregator.text.head_dim=256")
+OWN = {"setdiv": NARROW, "maxmatch": NARROW}
+
+
+def cells(seeds: int) -> Iterator[tuple[str, str, bool, int]]:
+    """Yield (text, recipe, exclude_same_text, seed), all recipes of a seed before the next seed."""
+    for seed in range(seeds):
+        for recipe in RECIPES:
+            yield "words", recipe, False, seed
+        for recipe in WITH_BERT:
+            for exclude in (False, True):
+                yield "bert", recipe, exclude, seed
+
+
+def settings(recipe: str, text: str, exclude: bool, epochs: int) -> list[str]:
+    """Return what is set beside the recipe's own values."""
+    from xret.heads.recipe import load_recipe
+
+    made = [*COMMON, *OWN.get(recipe, ()), f"data.text={text}", f"schedule.epochs={epochs}"]
+    made.append(f"loss.exclude_same_text={exclude}")
+    if "triplet" in load_recipe(recipe).terms:
+        made += ["loss.triplet.negatives=all", "loss.triplet.reduction=mean"]
+    return made
+
+
+@click.command()
+@click.argument("store")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the cells.")
+@click.option("--seeds", default=3, show_default=True)
+@click.option("--epochs", default=12, show_default=True)
+@click.option("--minutes", type=float, help="Begin no cell after so long; by default all are trained.")
+@click.option("--share", default="1/1", show_default=True, help="Train only cells K of N, as 1/2, beside another.")
+def main(store: str, out: Path, seeds: int, epochs: int, minutes: float | None, share: str) -> None:
+    """Train the cells that are missing, then print the table."""
+    from xret.heads.evaluation import evaluate
+    from xret.heads.recipe import load_recipe
+    from xret.heads.training import train
+
+    began = time.monotonic()
+    part, parts = (int(number) for number in share.split("/"))
+    for number, (text, recipe, exclude, seed) in enumerate(cells(seeds)):
+        folder = out / f"{text}-{recipe}{'-exclude' if exclude else ''}-{seed}"
+        late = minutes is not None and time.monotonic() - began > 60 * minutes
+        if (folder / "eval.json").exists() or late or number % parts != part - 1:
+            continue
+        click.echo(folder.name, err=True)
+        chosen = load_recipe(recipe, settings(recipe, text, exclude, epochs))
+        summary = train(store, chosen, folder, seed=seed, resume=True)
+        found = {ties: evaluate([folder], ties=ties)["results"][0] for ties in ("pessimistic", "mean")}
+        (folder / "eval.json").write_text(json.dumps({"seconds": summary.seconds, **found}))
+    table(out, seeds)
+
+
+def table(out: Path, seeds: int) -> None:
+    """Print mean and spread of every recipe whose cells are there."""
+    rows: dict[tuple[str, str, bool], list[dict]] = {}
+    for text, recipe, exclude, seed in cells(seeds):
+        file = out / f"{text}-{recipe}{'-exclude' if exclude else ''}-{seed}" / "eval.json"
+        if file.exists():
+            rows.setdefault((text, recipe, exclude), []).append(json.loads(file.read_text()))
+    click.echo("| captions | recipe | seeds | mR | mR, mean ties | R@1 i→t / t→i | log circular variance | minutes |")
+    click.echo("|---|---|---|---|---|---|---|---|")
+    for (text, recipe, exclude), found in sorted(rows.items(), key=lambda row: (row[0][0], RECIPES.index(row[0][1]))):
+        recall = [result["pessimistic"]["rsum"] / 6 for result in found]
+        tied = [result["mean"]["rsum"] / 6 for result in found]
+        ways = [[r["pessimistic"][way]["R@1"] for r in found] for way in ("image_to_text", "text_to_image")]
+        variance = [result["pessimistic"]["log_circular_variance"] for result in found]
+        shown = "–" if None in variance else f"{statistics.mean(variance):.2f}"
+        minutes = statistics.mean(result["seconds"] for result in found) / 60
+        name = f"{recipe}, same texts excluded" if exclude else recipe
+        click.echo(
+            f"| {text} | {name} | {len(found)} | {_spread(recall)} | {_spread(tied)} |"
+            f" {_spread(ways[0])} / {_spread(ways[1])} | {shown} | {minutes:.1f} |"
+        )
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.mean(values):.2f} ± {statistics.pstdev(values):.2f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""Bottom-up attention end to end: pictures in, regions or cells out, from files in the published layouts."""
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from butd_files import as_milvlg, caffe_resnet, draw, vse_infty
+from encoder_contract import EncoderContract, FeatureContract
+from PIL import Image, ImageDraw
+
+from xret.pipeline.encoders import butd_network
+from xret.pipeline.encoders.butd import MEAN, ButdEncoder, ButdGridEncoder
+from xret.pipeline.errors import EncoderError, SampleError
+
+
+def small(encoder, proposals=12):
+    """Make an encoder quick: small images, and few proposals."""
+    encoder._shorter, encoder._longer, encoder._proposals = 64, 160, proposals
+    return encoder
+
+
+@pytest.fixture(autouse=True)
+def small_pools(monkeypatch, request):
+    """Pool regions to 4×4 in place of 14×14, which is twelve times as quick."""
+    if "slow" not in request.keywords:
+        monkeypatch.setattr(butd_network, "_POOLED", 4)
+
+
+@pytest.fixture(scope="module")
+def random():
+    return small(ButdEncoder("random:0", (3, 8), "cpu"))
+
+
+def picture(path, size=(150, 120), seed=0):
+    """Draw something with edges, shades and colours."""
+    numbers = np.random.default_rng(seed)
+    shade = np.linspace(40, 210, size[0], dtype=np.uint8)
+    image = Image.fromarray(np.repeat(np.tile(shade, (size[1], 1))[:, :, None], 3, axis=2))
+    draw_on = ImageDraw.Draw(image)
+    for _ in range(12):
+        x, y, side = numbers.integers(0, size[0]), numbers.integers(0, size[1]), numbers.integers(5, 60)
+        draw_on.ellipse((x, y, x + side, y + side), fill=tuple(numbers.integers(0, 256, 3).tolist()))
+    image.save(path)
+    return path
+
+
+class TestRegions(EncoderContract):
+    @pytest.fixture
+    def encoder(self, random):
+        return random
+
+    def test_declares_itself(self, encoder):
+        assert (encoder.name, encoder.kind, encoder.rows) == ("butd", "roi", 8)
+        assert (encoder.channels, encoder.global_channels) == (2048, 2048)
+        assert encoder.extras == ("boxes", "classes", "scores")
+        assert encoder.identity["preprocessing"]["mean"] == [102.9801, 115.9465, 122.7717]
+
+    def test_regions_of_each_picture(self, encoder, tmp_path):
+        sizes = [(150, 120), (90, 200)]
+        decoded = [encoder.decode(picture(tmp_path / f"{i}.png", size, i)) for i, size in enumerate(sizes)]
+        assert [size for _, size in decoded] == sizes
+        for regions, size in zip(encoder.encode([image for image, _ in decoded]), sizes, strict=True):
+            count = len(regions.local)
+            assert 3 <= count <= 8
+            assert (regions.local.dtype, regions.local.shape) == (np.float32, (count, 2048))
+            assert (regions.boxes.dtype, regions.boxes.shape) == (np.float32, (count, 4))
+            assert (regions.scores.dtype, regions.scores.shape) == (np.float32, (count,))
+            assert np.issubdtype(regions.classes.dtype, np.integer) and regions.classes.shape == (count,)
+            assert regions.size == size
+            assert np.isfinite(regions.local).all() and 0.05 < regions.local.std() < 10 and regions.local.max() < 100
+            assert (regions.boxes[:, :2] >= 0).all() and (regions.boxes[:, :2] <= regions.boxes[:, 2:]).all()
+            assert (regions.boxes[:, 2:] <= np.array(size) - 1 + 1e-3).all()
+            sides = (regions.boxes[:, 2:] - regions.boxes[:, :2]) * 64 / min(size) + 1
+            assert (sides >= 16 * 64 / min(size) - 1e-3).all()  # 16 pixels of the picture as it came
+            assert (np.diff(regions.scores) <= 0).all() and ((regions.scores >= 0) & (regions.scores <= 1)).all()
+            assert ((regions.classes >= 0) & (regions.classes < 1600)).all()
+
+    def test_a_picture_does_not_depend_on_its_company(self, encoder, tmp_path):
+        pictures = [encoder.decode(picture(tmp_path / f"{i}.png", (120 + i, 100), i))[0] for i in range(3)]
+        together = encoder.encode(pictures)
+        for number, alone in enumerate([encoder.encode([one])[0] for one in pictures]):
+            for name in ("local", "boxes", "classes", "scores"):
+                assert getattr(alone, name).tobytes() == getattr(together[number], name).tobytes()
+        assert np.abs(together[0].local[0] - together[1].local[0]).max() > 1e-2
+
+    def test_a_box_is_the_one_its_feature_was_pooled_from(self, encoder, tmp_path):
+        image = encoder.decode(picture(tmp_path / "p.png"))[0]
+        regions = encoder.encode([image])[0]
+        scale = 64 / 120
+        with torch.inference_mode():
+            maps = encoder._network.backbone((image.pixels - torch.tensor(MEAN)[:, None, None])[None])
+            features = encoder._network.region_features(maps, torch.from_numpy(regions.boxes * scale))
+            scores = encoder._network.predictor(features)
+        np.testing.assert_allclose(features, regions.local, atol=1e-3)
+        picked = scores[torch.arange(len(features)), torch.from_numpy(regions.classes)].numpy()
+        kept = regions.scores > 0
+        assert kept.any()
+        np.testing.assert_allclose(picked[kept], regions.scores[kept], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("size", "resized"),
+    [
+        ((300, 200), (900, 600)),
+        ((480, 640), (600, 800)),
+        ((400, 100), (1000, 250)),
+        ((1000, 601), (998, 600)),
+        ((3000, 2000), (900, 600)),
+        ((1, 1), (600, 600)),
+        ((100, 1), (1000, 10)),
+    ],
+)
+def test_pictures_are_resized_as_published(tmp_path, size, resized):
+    encoder = ButdEncoder.__new__(ButdEncoder)
+    encoder._shorter, encoder._longer = 600, 1000
+    Image.new("RGB", size, (200, 30, 90)).save(tmp_path / "p.png")
+    image, original = encoder.decode(tmp_path / "p.png")
+    assert original == image.size == size
+    assert image.pixels.shape == (3, resized[1], resized[0])
+    assert image.pixels.dtype == torch.float32
+    colour = torch.tensor([90.0, 30, 200])[:, None, None]  # blue first, not divided
+    assert (image.pixels - colour).abs().max() < 1e-3
+
+
+def bilinear_by_hand(image, height, width):
+    """Weigh the four nearest pixels about each centre, as OpenCV's INTER_LINEAR; outside, the border goes on."""
+    result = np.zeros((height, width, 3))
+    for row in range(height):
+        for column in range(width):
+            y = (row + 0.5) * image.shape[0] / height - 0.5
+            x = (column + 0.5) * image.shape[1] / width - 0.5
+            for dy in (0, 1):
+                for dx in (0, 1):
+                    near = int(np.floor(y)) + dy, int(np.floor(x)) + dx
+                    weight = (1 - abs(y - near[0])) * (1 - abs(x - near[1]))
+                    inside = np.clip(near, 0, np.array(image.shape[:2]) - 1)
+                    result[row, column] += weight * image[inside[0], inside[1]]
+    return result
+
+
+def test_pixels_are_interpolated_without_smoothing(tmp_path):
+    numbers = np.random.default_rng(0).integers(0, 256, (33, 21, 3), dtype=np.uint8)
+    Image.fromarray(numbers).save(tmp_path / "p.png")
+    encoder = ButdGridEncoder.__new__(ButdGridEncoder)
+    encoder._image_size = 16
+    pixels, size = encoder.decode(tmp_path / "p.png")
+    assert size == (21, 33)
+    expected = bilinear_by_hand(numbers.astype(float), 16, 16)[:, :, ::-1].transpose(2, 0, 1)
+    np.testing.assert_allclose(pixels.numpy(), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (4, 100), (120, 3), (64, 64), (15, 40)])
+def test_small_and_narrow_pictures_have_regions(random, tmp_path, size):
+    image, _ = random.decode(picture(tmp_path / "p.png", size))
+    regions = random.encode([image])[0]
+    assert 1 <= len(regions.local) <= 8
+    assert np.isfinite(regions.local).all()
+    assert (regions.boxes[:, 2:] <= np.array(size)).all()
+
+
+def test_there_are_no_more_regions_than_proposals(random, tmp_path):
+    image = random.decode(picture(tmp_path / "p.png"))[0]
+    try:
+        regions = small(random, proposals=2).encode([image])[0]
+    finally:
+        small(random)
+    assert 1 <= len(regions.local) == len(regions.boxes) == len(regions.scores) == len(regions.classes) <= 2
+
+
+def test_a_picture_that_cannot_be_used_is_named(random, tmp_path):
+    Image.new("RGB", (1, 101)).save(tmp_path / "thin.png")
+    for path in (tmp_path / "thin.png", tmp_path / "absent.png"):
+        with pytest.raises(SampleError) as caught:
+            random.decode(path)
+        assert caught.value.sample == str(path)
+
+
+def test_random_weights_follow_from_the_seed_alone(random, tmp_path):
+    before = torch.random.get_rng_state()
+    again = small(ButdEncoder("random:00", (3, 8), "cpu"))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert again.identity == random.identity and again.identity["weights"] == "random:0"
+    image = random.decode(picture(tmp_path / "p.png"))[0]
+    assert again.encode([image])[0].local.tobytes() == random.encode([image])[0].local.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("weights", "regions", "message"),
+    [
+        ("random", (36, 36), r"'random'.*did you mean 'random:0'"),
+        ("imagenet", (36, 36), "'imagenet'.*published bottom-up-attention weights"),
+        ("random:0", (37, 36), "--regions 37,36"),
+        ("random:0", (10, 301), "from 1 to 300"),
+    ],
+)
+def test_unknown_words_are_refused(weights, regions, message):
+    with pytest.raises(EncoderError, match=message):
+        ButdEncoder(weights, regions, "cpu")
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """Write the same numbers as airsplay and MILVLG published theirs, in half as many bytes each."""
+    folder = tmp_path_factory.mktemp("published")
+    airsplay = draw("airsplay")
+    milvlg = {name: value.half() for name, value in as_milvlg(airsplay).items()}
+    arrays = {name: value.half().numpy() for name, value in airsplay.items()}
+    with (folder / "airsplay.pkl").open("wb") as file:
+        pickle.dump({"model": arrays, "__author__": "someone", "matching_heuristics": True}, file, protocol=2)
+    torch.save({"model": milvlg}, folder / "milvlg.pth")
+    yield folder
+    for path in folder.iterdir():
+        path.unlink()  # a quarter of a gigabyte
+
+
+def test_both_published_files_give_the_same_features(published, tmp_path):
+    encoders = [
+        small(ButdEncoder(str(published / name), (10, 100), "cpu", trust))
+        for name, trust in (("airsplay.pkl", True), ("milvlg.pth", False))
+    ]
+    assert encoders[0].identity == encoders[1].identity
+    image = encoders[0].decode(picture(tmp_path / "p.png"))[0]
+    first, second = (encoder.encode([image])[0] for encoder in encoders)
+    assert 0.01 < first.local.std() < 10
+    assert len(np.unique(first.local, axis=0)) > 1
+    for name in ("local", "boxes", "classes", "scores"):
+        assert getattr(first, name).tobytes() == getattr(second, name).tobytes()
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, ("exploded",)
+
+
+def test_a_pickle_is_not_run_without_trust(published, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bomb.pkl").write_bytes(pickle.dumps({"model": {"a": Bomb()}}))
+    for path in (tmp_path / "bomb.pkl", published / "airsplay.pkl"):
+        with pytest.raises(EncoderError, match=r"pickled objects.*--trust"):
+            ButdEncoder(str(path), (36, 36), "cpu")
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.fixture(scope="module")
+def grid():
+    return ButdGridEncoder("random:0", 96, "cpu")
+
+
+class TestGrid(FeatureContract):
+    tolerance = 5e-3  # for one image the CPU library takes another way to convolve, a hundred times in a row
+
+    @pytest.fixture
+    def encoder(self, grid):
+        return grid
+
+    @pytest.fixture
+    def batch(self, encoder, tmp_path):
+        return torch.stack([encoder.decode(picture(tmp_path / f"{i}.png", seed=i))[0] for i in range(2)])
+
+    def lengths(self, encoder, batch):
+        return [encoder.rows] * len(batch)
+
+    def split(self, encoder, batch, local):
+        return local
+
+    def test_global_is_the_mean_of_the_cells(self, encoder, batch):
+        local, global_ = encoder.encode(batch)
+        np.testing.assert_allclose(local.mean(1), global_, atol=1e-4)
+        assert 0.05 < local.std() < 10 and local.max() < 100
+
+
+@pytest.mark.parametrize(("image_size", "rows"), [(64, 4), (96, 9), (256, 64), (512, 256)])
+def test_a_cell_is_32_pixels(image_size, rows):
+    with torch.device("meta"):
+        assert butd_network.GridNetwork()(torch.zeros(1, 3, image_size, image_size)).flatten(2).shape[2] == rows
+
+
+def test_the_grid_of_vse_inftys_file(tmp_path):
+    halves = vse_infty(caffe_resnet())
+    path = tmp_path / "original_updown_backbone.pth"
+    torch.save({name: half.state_dict() for name, half in halves.items()}, path)
+    encoder = ButdGridEncoder(str(path), 96, "cpu")
+    path.unlink()
+    pixels = encoder.decode(picture(tmp_path / "p.png", (40, 90)))[0][None]
+    local, _ = encoder.encode(pixels)
+    with torch.inference_mode():
+        maps = halves["top"](halves["base"](pixels - torch.tensor(MEAN)[:, None, None])).numpy()
+    assert maps.std() > 0.1
+    assert (local.shape, encoder.rows) == ((1, 9, 2048), 9)
+    for cell in range(9):
+        np.testing.assert_allclose(local[0, cell], maps[0, :, cell // 3, cell % 3], rtol=1e-3, atol=1e-2)
+
+
+def test_a_grid_of_too_few_pixels_is_refused():
+    with pytest.raises(EncoderError, match="at least 64 pixels, not 63"):
+        ButdGridEncoder("random:0", 63, "cpu")
+
+
+@pytest.mark.slow
+def test_a_photograph_at_full_size(shared_data, tmp_path):
+    photograph = sorted(shared_data("flickr8k-sample").rglob("*.jpg"))[0]
+    encoder = ButdEncoder("random:0", (36, 36), "cpu")
+    Image.new("RGB", (100, 1)).save(tmp_path / "thin.png")
+    assert len(encoder.encode([encoder.decode(tmp_path / "thin.png")[0]])[0].local) >= 1
+    image, size = encoder.decode(photograph)
+    assert min(image.pixels.shape[1:]) == 600
+    regions = encoder.encode([image])[0]
+    assert regions.local.shape == (36, 2048) and regions.size == size
+    assert 0.05 < regions.local.std() < 10 and regions.local.max() < 100

@@ -1,32 +1,46 @@
 """``xret recipes``: what can be trained."""
 
 import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import click
+
+ROWS = {"coco_1k": "COCO 1K", "coco_5k": "COCO 5K", "f30k": "F30K"}
 
 
 @click.group(invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.pass_context
 def recipes(context: click.Context, as_json: bool) -> None:
-    """List the bundled recipes.
+    """List the bundled recipes with the RSUM of their paper's row.
+
+    A variant, named SYSTEM/DATA-BACKBONE, stands below its system and holds the paper's values for that backbone.
+    "cache": frozen features can reach the row; "finetune": its backbones are trained as well.
 
     \b
     xret recipes
-    xret recipes show setdiv
+    xret recipes show setdiv/f30k-butd-bigru
     """
     if context.invoked_subcommand is not None:
         return
     from ..heads.recipe import load_recipe, recipe_names
 
-    known = [load_recipe(name) for name in recipe_names()]
+    # Narrow, so that checking the parts takes no time; nothing that is listed depends on the width.
+    known = [load_recipe(name, ["model.dim=8"]) for name in sorted(recipe_names(), key=lambda name: name.split("/"))]
     if as_json:
-        facts = [{"name": recipe.name, "reaches": recipe.reaches, "paper": recipe.paper} for recipe in known]
-        click.echo(json.dumps(facts))
+        keys = ("name", "reaches", "paper", "expected")
+        click.echo(json.dumps([{key: recipe.to_dict()[key] for key in keys} for recipe in known]))
         return
-    width = max(len(recipe.name) for recipe in known)
+    width = 2 + max(len(recipe.name) for recipe in known)
+    click.echo(f"{'RSUM of the paper':{width}}{''.join(f'{title:>9}' for title in ROWS.values())}  reaches")
     for recipe in known:
-        click.echo(f"{recipe.name:{width}}  {recipe.reaches:8}  {recipe.paper}")
+        variant = "/" in recipe.name
+        rows = [getattr(recipe.expected, row) for row in ROWS]
+        numbers = "".join(f"{'-' if row is None else format(row, 'g'):>9}" for row in rows)
+        name = f"  {recipe.name}" if variant else recipe.name
+        click.echo(f"{name:{width}}{numbers}  {recipe.reaches:8}  {'' if variant else recipe.paper}".rstrip())
 
 
 @recipes.command()
@@ -34,15 +48,66 @@ def recipes(context: click.Context, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the resolved recipe as JSON.")
 @click.pass_context
 def show(context: click.Context, name: str, as_json: bool) -> None:
-    """Show a recipe with the sources of its values; with --json, every value that it resolves to.
+    """Print a recipe with every value that it resolves to, and where the value comes from.
+
+    The output is a recipe file itself. A value without a source is a default of its part.
 
     \b
     xret recipes show setdiv
     """
-    from ..heads.recipe import load_recipe, recipe_file
+    from ..heads.recipe import load_recipe
 
-    recipe = load_recipe(name)
+    recipe = load_recipe(name).to_dict()
     if as_json or (context.parent is not None and context.parent.params["as_json"]):
-        click.echo(json.dumps(recipe.to_dict()))
-    else:
-        click.echo(recipe_file(name).read_text(encoding="utf-8"), nl=False)
+        click.echo(json.dumps(recipe))
+        return
+    texts = _texts(name)
+    for line in texts[0].splitlines():
+        if not line.startswith("#"):
+            break
+        click.echo(line)
+    sources: dict[str, str] = {}
+    for text in reversed(texts):  # what a variant says stands over what its base says
+        sources |= _sources(text)
+    for line in _lines(recipe, sources):
+        click.echo(line)
+
+
+def _texts(name: str) -> list[str]:
+    """Return the text of a recipe's file, then those of the files it is based on."""
+    import yaml
+
+    from ..heads.recipe import recipe_file
+
+    texts: list[str] = []
+    base: str | None = name
+    while base is not None:
+        texts.append(recipe_file(base).read_text(encoding="utf-8"))
+        base = yaml.safe_load(texts[-1]).get("base")
+    return texts
+
+
+def _sources(text: str) -> dict[str, str]:
+    """Return the comment behind each key of a file that is indented by two spaces, by the key's dotted path."""
+    sources: dict[str, str] = {}
+    path: list[str] = []
+    for line in text.splitlines():
+        if found := re.match(r'((?:  )*)"?([\w-]+)"?:', line):
+            path[len(found[1]) // 2 :] = [found[2]]
+            sources[".".join(path)] = line.partition(" #")[2].strip()
+    return sources
+
+
+def _lines(values: Mapping[str, Any], sources: Mapping[str, str], path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Write nested values as YAML, each with its source."""
+    import yaml
+
+    for key, value in values.items():
+        inner = (*path, key)
+        block = isinstance(value, Mapping) and value
+        scalar = "" if block else yaml.safe_dump(value, width=1000).removesuffix("...\n").strip()
+        text = f"{'  ' * len(path)}{yaml.safe_dump(key).split()[0]}: {scalar}".rstrip()
+        source = sources.get(".".join(inner))
+        yield f"{text:27}  # {source}" if source else text
+        if block:
+            yield from _lines(value, sources, inner)

@@ -15,13 +15,24 @@ ROWS, WIDTH = 4, 16
 
 
 def make_store(
-    url, *, train=48, val=12, test=12, text="words", weights="a", words=None, broken=(), protocols=("full",)
+    url,
+    *,
+    train=48,
+    val=12,
+    test=12,
+    image="grid",
+    text="words",
+    weights="a",
+    words=None,
+    broken=(),
+    protocols=("full",),
 ):
     """Make a store and return its URL.
 
     Args:
         url: where.
         train, val, test: images; each has two colours and things, and two or three captions.
+        image: kind and name of the image set, ``grid``, ``roi`` or ``frames``.
         text: kind of the caption set, ``words`` or ``tokens``.
         weights: goes into the fingerprint of the image set.
         words: extra words that the captions begin with.
@@ -45,7 +56,7 @@ def make_store(
     with open_for_writing(str(url), Samples("small", tuple(images), splits, digest), protocols) as cache:
         pass
     blocks = Blocks(8, splits)
-    _fill_images(cache, blocks, content, weights, broken)
+    _fill_images(cache, blocks, content, image, weights, broken)
     texts = [caption.text for image in images for caption in image.captions]
     if text == "words":
         encoder = WordsEncoder.build(texts[: int(cache.caption_start[train])] if val + test else texts, min_count=1)
@@ -56,8 +67,8 @@ def make_store(
     return str(url)
 
 
-def _fill_images(cache, blocks, content, weights, broken):
-    facts = SetFacts("grid", "grid", {"encoder": "grid", "weights": weights}, "float16", WIDTH, WIDTH, {})
+def _fill_images(cache, blocks, content, kind, weights, broken):
+    facts = SetFacts(kind, kind, {"encoder": kind, "weights": weights}, "float16", WIDTH, WIDTH, {})
     create_image_set(cache, facts, ROWS, blocks)
     vectors = np.random.default_rng(1).normal(size=(36, WIDTH))
     noise = np.random.default_rng(2).normal(size=(len(content), ROWS, WIDTH)) * 0.1

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..aggregators.aggregated import Aggregated
 from .common import both, element_cosines, one_of, set_embedding, slots_of, unit
 
-On = Literal["set", "slots"]
+Elements = Literal["set", "slots"]
 
 
 def global_discriminative(elements: Tensor, global_: Tensor, *, scale: float = 0.5, margin: float = 0.6) -> Tensor:
@@ -54,22 +54,22 @@ class GlobalDiscriminative(nn.Module):
     Args:
         scale: see `global_discriminative`.
         margin: see `global_discriminative`.
-        on: take the final `set`, or the `slots` before the global feature is added to them.
+        elements: take the final `set`, or the `slots` before the global feature is added to them.
     """
 
-    def __init__(self, *, scale: float = 0.5, margin: float = 0.6, on: On = "set") -> None:
+    def __init__(self, *, scale: float = 0.5, margin: float = 0.6, elements: Elements = "set") -> None:
         super().__init__()
-        one_of("global-discriminative", "on", on, get_args(On))
+        one_of("global-discriminative", "elements", elements, get_args(Elements))
         self.scale = scale
         self.margin = margin
-        self.on = on
+        self.elements = elements
 
     def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
         """Return the loss of both sides; ValueError where there is no set, or no global feature."""
         return both(self._of, images, captions) / 2
 
     def _of(self, side: str, aggregated: Aggregated) -> Tensor:
-        elements = _elements("global-discriminative", self.on, side, aggregated)
+        elements = _elements("global-discriminative", self.elements, side, aggregated)
         if aggregated.global_ is None:
             raise ValueError(
                 f"the global-discriminative loss needs the {side} side's global feature, but the model gives none: "
@@ -84,24 +84,24 @@ class IntraSetDivergence(nn.Module):
     Args:
         scale: see `intra_set_divergence`.
         margin: see `intra_set_divergence`.
-        on: take the final `set`, or the `slots` before the global feature is added to them.
+        elements: take the final `set`, or the `slots` before the global feature is added to them.
     """
 
-    def __init__(self, *, scale: float = 0.5, margin: float = 0.6, on: On = "set") -> None:
+    def __init__(self, *, scale: float = 0.5, margin: float = 0.6, elements: Elements = "set") -> None:
         super().__init__()
-        one_of("intra-set-divergence", "on", on, get_args(On))
+        one_of("intra-set-divergence", "elements", elements, get_args(Elements))
         self.scale = scale
         self.margin = margin
-        self.on = on
+        self.elements = elements
 
     def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
         """Return the loss of both sides; ValueError where there is no set."""
         return both(self._of, images, captions)
 
     def _of(self, side: str, aggregated: Aggregated) -> Tensor:
-        elements = _elements("intra-set-divergence", self.on, side, aggregated)
+        elements = _elements("intra-set-divergence", self.elements, side, aggregated)
         return intra_set_divergence(elements, scale=self.scale, margin=self.margin)
 
 
-def _elements(loss: str, on: str, side: str, aggregated: Aggregated) -> Tensor:
-    return (set_embedding if on == "set" else slots_of)(loss, side, aggregated)
+def _elements(loss: str, which: str, side: str, aggregated: Aggregated) -> Tensor:
+    return (set_embedding if which == "set" else slots_of)(loss, side, aggregated)

@@ -1,7 +1,7 @@
 """Recipes: what a file and settings resolve to, and that every fault is named at once."""
 
+import itertools
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xret.cli.recipes import recipes as recipes_command
-from xret.heads import recipes
 from xret.heads.aggregators import AGGREGATORS
 from xret.heads.model import FeatureFacts, build_losses, build_model
 from xret.heads.recipe import load_recipe, recipe_file, recipe_names, resolve
@@ -19,7 +18,10 @@ from xret.heads.schema import convert
 from xret.pipeline.batches import Features
 from xret.pipeline.errors import RecipeError
 
-FILES = sorted(Path(next(iter(recipes.__path__))).rglob("*.yaml"))
+SYSTEMS = ["gaussian-vsepp", "gaussian-vsrn", "maxmatch", "pcme", "pcmepp", "pvse", "scan", "setdiv"]
+SYSTEMS += ["vse-infty", "vsepp", "vsrn"]
+SETDIV = recipe_file("setdiv").read_text()
+WORDS = FeatureFacts("words", None, None, 11)
 SMALL = ["model.dim=8", "adapter.words.word_dim=6"]
 
 
@@ -29,48 +31,61 @@ def faults(name, *settings):
     return str(caught.value)
 
 
-def test_the_bundled_recipes_are_these():
-    assert recipe_names() == ["setdiv", "vsepp"]
-    assert len(FILES) == 2
+def test_the_bundled_systems_are_these():
+    assert [name for name in recipe_names() if "/" not in name] == SYSTEMS
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_bundled_recipe_is_complete_and_says_where_it_comes_from(file):
-    text = file.read_text()
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_system_is_complete_and_says_where_it_comes_from(name):
+    text = recipe_file(name).read_text()
     assert text.startswith("# ")
-    for word in ("# Paper: ", "# Expected", "xret train-head"):
+    for word in ("# Paper: ", "# Expected", f"xret train-head STORE --recipe {name} "):
         assert word in text
-    written, resolved = yaml.safe_load(text), load_recipe(str(file)).to_dict()
-    assert written["name"] == resolved["name"]
-    assert set(written) == set(resolved)
-    assert set(written["loss"]) == set(resolved["loss"])
+    written, resolved = yaml.safe_load(text), load_recipe(name, ["model.dim=8"]).to_dict()
+    assert written["name"] == resolved["name"] == name
+    optional = {"augment", "finetune"}
+    assert set(resolved) - optional <= set(written) <= set(resolved)
+    assert set(written["loss"]) | {"exclude_same_text"} == set(resolved["loss"])
     assert set(written["adapter"]) == set(resolved["adapter"])
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", SYSTEMS)
 @pytest.mark.parametrize("image", ["grid", "roi"])
 @pytest.mark.parametrize("text", ["words", "tokens"])
-def test_a_bundled_recipe_makes_a_model_that_can_learn(name, image, text):
-    settings = [*SMALL, *(f"aggregator.{side}.head_dim=8" for side in ("image", "text") if name == "setdiv")]
-    recipe = load_recipe(name, settings)
-    words = FeatureFacts("words", None, None, 11)
-    model = build_model(recipe, FeatureFacts(image, 5, 5), words if text == "words" else FeatureFacts("tokens", 5, 5))
+def test_a_system_makes_a_model_that_can_learn(name, image, text):
+    heads = [f"aggregator.{side}.head_dim=8" for side in ("image", "text") if "element-slots" in parts_of(name)]
+    recipe = load_recipe(name, [*SMALL, *heads])
+    facts = WORDS if text == "words" else FeatureFacts("tokens", 5, 5)
+    if text == "tokens" and "caption-generation" in recipe.terms:
+        with pytest.raises(RecipeError, match="needs captions of kind 'words'"):
+            build_losses(recipe, facts)
+        recipe = load_recipe(name, [*SMALL, "loss.caption-generation.weight=0"])
+    model = build_model(recipe, FeatureFacts(image, 5, 5), facts)
     images = model.embed_images(Features(torch.tensor([3, 2]), torch.rand(2, 3, 5), torch.rand(2, 5)))
     tokens = torch.tensor([[1, 2, 0], [3, 0, 0], [4, 5, 6]])
-    captions = model.embed_captions(Features(torch.tensor([2, 1, 3]), torch.rand(3, 3, 5), torch.rand(3, 5), tokens))
+    local = torch.rand(3, 3, 5)
+    captions = model.embed_captions(Features(torch.tensor([2, 1, 3]), local, torch.rand(3, 5), tokens))
     similarity = model.similarity(images.embedding, captions.embedding)
     assert similarity.shape == (2, 3)
     positives = torch.tensor([[True, True, False], [False, False, True]])
-    terms = build_losses(recipe)
-    assert set(terms) == set(recipe.loss)
+    terms = build_losses(recipe, facts)
+    assert set(terms) == set(recipe.terms)
     sum(term(similarity, positives, images, captions) for term in terms.values()).backward()
-    assert [key for key, p in model.named_parameters() if p.grad is None] == []
-    assert any(p.grad.abs().sum() > 0 for p in model.parameters())
+    # A Gaussian over words has a GRU for mean and variance each, and leaves that of the adapter alone.
+    idle = "text.adapter.gru" if name.startswith("gaussian") else "nothing"
+    assert [key for key, p in model.named_parameters() if p.grad is None and not key.startswith(idle)] == []
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def parts_of(name):
+    """The names of the parts of a bundled system."""
+    values = yaml.safe_load(recipe_file(name).read_text())
+    return {block["name"] for block in (*values["aggregator"].values(), values["similarity"])}
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_resolving_again_changes_nothing(name):
-    recipe = load_recipe(name)
+    recipe = load_recipe(name, ["model.dim=8"])  # narrow: the check of the parts takes no time
     assert resolve(recipe.to_dict()) == recipe
     assert resolve(yaml.safe_load(yaml.safe_dump(recipe.to_dict()))) == recipe
 
@@ -109,20 +124,20 @@ def test_a_schedule_keeps_its_epochs_when_its_name_changes():
 
 
 def test_a_term_is_added_by_its_weight_and_removed_by_zero():
-    assert set(load_recipe("vsepp", ["loss.mmd.weight=0.5"]).loss) == {"triplet", "mmd"}
-    assert set(load_recipe("setdiv", ["loss.mmd.weight=0"]).loss) == {"triplet", "diversity"}
+    assert set(load_recipe("vsepp", ["loss.mmd.weight=0.5"]).terms) == {"triplet", "mmd"}
+    assert set(load_recipe("setdiv", ["loss.mmd.weight=0"]).terms) == {"triplet", "diversity"}
     assert "at least one term" in faults("vsepp", "loss.triplet.weight=0")
 
 
 def test_numbers_that_yaml_takes_for_text(tmp_path):
-    text = FILES[0].read_text().replace("lr: 1.0e-3 ", "lr: 1e-3 ")
+    text = SETDIV.replace("lr: 1.0e-3 ", "lr: 1e-3 ")
     assert yaml.safe_load(text)["optimizer"]["lr"] == "1e-3"
     (tmp_path / "mine.yaml").write_text(text)
     assert load_recipe(str(tmp_path / "mine.yaml")) == load_recipe("setdiv")
 
 
 def test_every_fault_of_file_and_settings_is_named_at_once(tmp_path):
-    values = yaml.safe_load(FILES[0].read_text())
+    values = yaml.safe_load(SETDIV)
     values["optimiser"] = {}
     values["data"]["unit"] = "images"
     values["adapter"]["gird"] = {}
@@ -168,7 +183,45 @@ def test_json_is_taken_before_and_behind_show():
     expected = load_recipe("setdiv").to_dict()
     for words in (["--json", "show", "setdiv"], ["show", "setdiv", "--json"]):
         assert json.loads(CliRunner().invoke(recipes_command, words, catch_exceptions=False).stdout) == expected
-    assert CliRunner().invoke(recipes_command, ["show", "setdiv"]).stdout == FILES[0].read_text()
+
+
+def test_the_list_groups_variants_below_their_system():
+    lines = CliRunner().invoke(recipes_command, [], catch_exceptions=False).stdout.splitlines()
+    names = [line.split()[0] for line in lines[1:]]
+    assert sorted(names) == recipe_names()
+    assert [name for name in names if "/" not in name] == SYSTEMS
+    for above, name in itertools.pairwise(names):
+        assert "/" not in name or name.split("/")[0] == above.split("/")[0]
+    row = next(line for line in lines if line.startswith("setdiv "))
+    assert row.split()[1:6] == ["524.6", "430.7", "500.8", "cache", "Kim"]
+    row = next(line for line in lines if line.startswith("  maxmatch/coco-resnet152-bigru "))
+    assert row.split()[1:] == ["506.75", "398.95", "-", "finetune"]
+
+
+def test_the_list_as_json_has_the_papers_numbers():
+    listed = json.loads(CliRunner().invoke(recipes_command, ["--json"], catch_exceptions=False).stdout)
+    assert [recipe["name"] for recipe in listed][:2] == ["gaussian-vsepp", "gaussian-vsepp/coco-resnet152-gru"]
+    (found,) = [recipe for recipe in listed if recipe["name"] == "setdiv/f30k-butd-bigru"]
+    paper = "Kim et al., Improving Cross-Modal Retrieval with Set of Diverse Embeddings, CVPR 2023"
+    expected = {"coco_1k": None, "coco_5k": None, "f30k": 500.8}
+    assert found == {"name": "setdiv/f30k-butd-bigru", "reaches": "cache", "paper": paper, "expected": expected}
+
+
+@pytest.mark.parametrize("name", ["setdiv", "maxmatch/f30k-butd-bert", "vsepp/f30k-butd-bigru", "pcme"])
+def test_what_is_shown_is_the_same_recipe(name, tmp_path):
+    shown = CliRunner().invoke(recipes_command, ["show", name], catch_exceptions=False).stdout
+    (tmp_path / "shown.yaml").write_text(shown)
+    assert load_recipe(str(tmp_path / "shown.yaml")) == load_recipe(name)
+    assert shown.startswith(recipe_file(name).read_text().splitlines()[0])
+
+
+def test_what_is_shown_has_the_source_of_the_file_that_sets_it():
+    shown = CliRunner().invoke(recipes_command, ["show", "setdiv/f30k-butd-bigru"], catch_exceptions=False).stdout
+    lines = {tuple(line.split("  # ")) for line in map(str.strip, shown.splitlines()) if "  # " in line}
+    found = {value.strip(): source for value, source in lines}
+    assert found["aggregator_lr: 0.05"] == "appendix A"  # its own
+    assert found["head_dim: 2048"] == "section 4.2: regions"  # that of its base
+    assert found["alpha: 16.0"] == "section 4.2; Table 4"  # that of its base's base
 
 
 def test_what_does_not_go_together_is_named():
@@ -187,7 +240,7 @@ def test_a_recipe_that_is_not_there(tmp_path, monkeypatch):
     assert "there is no recipe" in faults("../heads/recipes/setdiv")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "setdiv").mkdir()
-    assert recipe_file("setdiv") == FILES[0]
+    assert recipe_file("setdiv").read_text() == SETDIV
 
 
 @pytest.mark.parametrize(("text", "fault"), [("a: [", "is not valid YAML"), ("- 1", "must be a mapping"), ("", "must")])

@@ -72,8 +72,8 @@ def test_both_sides_and_which_elements():
         gd = sum(global_discriminative(elements, g, scale=3, margin=0.1).item() for elements, g in sides) / 2
         isd = sum(intra_set_divergence(elements, scale=3, margin=0.1).item() for elements, _ in sides)
         arguments = (None, None, images, captions)
-        assert GlobalDiscriminative(scale=3, margin=0.1, on=on)(*arguments).item() == pytest.approx(gd)
-        assert IntraSetDivergence(scale=3, margin=0.1, on=on)(*arguments).item() == pytest.approx(isd)
+        assert GlobalDiscriminative(scale=3, margin=0.1, elements=on)(*arguments).item() == pytest.approx(gd)
+        assert IntraSetDivergence(scale=3, margin=0.1, elements=on)(*arguments).item() == pytest.approx(isd)
 
 
 def test_what_is_missing_is_named():
@@ -83,9 +83,9 @@ def test_what_is_missing_is_named():
         with pytest.raises(ValueError, match="needs embedding sets, but the text aggregator gives none"):
             loss()(None, None, whole, vector)
         with pytest.raises(ValueError, match="needs slots, but the image aggregator has none"):
-            loss(on="slots")(None, None, vector, whole)
-        with pytest.raises(ValueError, match="on is 'both', but must be one of set, slots"):
-            loss(on="both")
+            loss(elements="slots")(None, None, vector, whole)
+        with pytest.raises(ValueError, match="elements is 'both', but must be one of set, slots"):
+            loss(elements="both")
     with pytest.raises(ValueError, match="needs the text side's global feature"):
         GlobalDiscriminative()(None, None, whole, whole._replace(global_=None))
 

@@ -26,11 +26,11 @@ from .embedding import Embedding, Sequence, concatenate, each
 from .model import Model
 from .run import Run
 from .run_features import open_store, split_of_run
+from .similarity import in_blocks
 
 PROTOCOLS = ("full", "1k-folds")
 FOLDED = 5000  # images that 1k-folds is defined for
 BATCH = 256  # samples embedded in one go
-CELLS = 1 << 25  # pairs of elements compared in one go: 128 MiB a temporary
 
 
 def evaluate(
@@ -197,7 +197,7 @@ def embed(model: Model, batches: Batches) -> tuple[Embedding, Embedding]:
 
 @torch.no_grad()
 def compare(model: Model, images: Embedding, captions: Embedding, texts: Several[str]) -> Tensor:
-    """Return the similarity of all images and captions, ``[I, C]``, computed in blocks of images.
+    """Return the similarity of all images and captions, ``[I, C]``, computed in blocks.
 
     Args:
         images: embeddings of I images.
@@ -208,18 +208,11 @@ def compare(model: Model, images: Embedding, captions: Embedding, texts: Several
         RunError: a similarity is not finite.
     """
     unique, inverse = torch.unique(representatives(captions, texts), return_inverse=True)
-    scored = each(lambda t: t[unique], captions)
-    rows, columns = (first_tensor(side) for side in (images, captions))
-    cells = len(unique) * math.prod(rows.shape[1:-1]) * math.prod(columns.shape[1:-1])
-    similarity = rows.new_empty((len(rows), len(columns)))
-    step = max(1, CELLS // max(cells, 1))
-    for begin in range(0, len(rows), step):
-        chosen = slice(begin, begin + step)
-        block = model.similarity(each(lambda t, chosen=chosen: t[chosen], images), scored)
-        if not block.isfinite().all():
-            raise RunError("the model gives similarities that are not finite: its weights are spoilt, train it again")
-        similarity[begin : begin + step] = block[:, inverse]
-    return similarity
+    some = len(unique) < len(texts)
+    scored = in_blocks(model.similarity, images, each(lambda t: t[unique], captions) if some else captions)
+    if not scored.isfinite().all():
+        raise RunError("the model gives similarities that are not finite: its weights are spoilt, train it again")
+    return scored[:, inverse] if some else scored
 
 
 def representatives(embeddings: Embedding, texts: Several[str]) -> Tensor:
@@ -233,11 +226,6 @@ def representatives(embeddings: Embedding, texts: Several[str]) -> Tensor:
     first = torch.tensor([seen.setdefault(text, row) for row, text in enumerate(texts)], device=flat.device)
     close = (flat - flat[first]).norm(dim=1) <= 1e-3 * flat[first].norm(dim=1)
     return torch.where(close, first, torch.arange(len(texts), device=first.device))
-
-
-def first_tensor(embedding: Embedding) -> Tensor:
-    """Return the tensor that holds an embedding's vectors, elements, means or rows."""
-    return embedding if isinstance(embedding, Tensor) else embedding[0]
 
 
 def _flat(embedding: Embedding) -> Tensor:

@@ -367,6 +367,9 @@ def _try_parts(values: Mapping[str, Any]) -> list[str]:
         embeddings = () if mismatch else tuple(side.embedding for side in pair)
         attempt("similarity", similarity, values["similarity"], (), *embeddings)
         for term, block in terms.items():
+            if hasattr(LOSSES[term], "log_odds") and not hasattr(similarity, "log_odds"):
+                found = [name for name, part in SIMILARITIES.items() if hasattr(part, "log_odds")]
+                faults.append(f"loss.{term} needs a similarity that gives log-odds: {', '.join(found)}")
             sizes = (dim, 2) if takes(LOSSES[term], "vocabulary_size") else ()
             attempt(
                 f"loss.{term}", LOSSES[term], block, sizes, *((torch.eye(2), torch.eye(2) > 0, *pair) if pair else ())

@@ -4,38 +4,28 @@ Sources: Chun et al., *Probabilistic Embeddings for Cross-Modal Retrieval* (PCME
 Probabilistic Image-Text Representations* (PCME++), section 3.2. Sums and means are those of their public code.
 """
 
-from typing import Literal, get_args
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ..aggregators.aggregated import Aggregated
-from .common import not_below, one_of
-
-Of = Literal["probability", "log-odds"]
+from .common import not_below
 
 
-def soft_contrastive(similarity: Tensor, positives: Tensor, of: Of = "probability") -> Tensor:
+def soft_contrastive(similarity: Tensor, positives: Tensor) -> Tensor:
     """Return twice the sum of -log p over positive and -log(1 - p) over negative pairs (PCME, both directions).
 
     Args:
-        similarity: the match probability p of every pair, or its log-odds, `[I, C]`; -inf: the pair takes no part.
+        similarity: the log-odds of the match probability p of every pair, `[I, C]`; -inf: the pair takes no part. p
+            itself vanishes in float32 for samples as far apart as PCME's are at first, and would have no gradient.
         positives: `[I, C]`, True where caption and image belong together.
-        of: what `similarity` is. A probability that vanishes in its dtype (1e-38 in float32) has no gradient any
-            more, and PCME's samples are that far apart at first; the log-odds keep it.
 
     Returns:
         A scalar.
     """
     ignored = similarity == -torch.inf
-    if of == "probability":
-        limits = torch.finfo(similarity.dtype)
-        p = similarity.clamp(limits.tiny, 1 - limits.eps)
-        match, no_match = p.log(), torch.log1p(-p)
-    else:
-        x = similarity.masked_fill(ignored, 0)
-        match, no_match = functional.logsigmoid(x), functional.logsigmoid(-x)
+    x = similarity.masked_fill(ignored, 0)
+    match, no_match = functional.logsigmoid(x), functional.logsigmoid(-x)
     return -2 * torch.where(positives, match, no_match).masked_fill(ignored, 0).sum()
 
 
@@ -72,20 +62,13 @@ def matching_bce(
 
 
 class SoftContrastive(nn.Module):
-    """`soft_contrastive` of a similarity that is a match probability or its log-odds.
+    """`soft_contrastive` of a similarity that gives log-odds."""
 
-    Args:
-        of: see `soft_contrastive`.
-    """
-
-    def __init__(self, *, of: Of = "probability") -> None:
-        super().__init__()
-        one_of("soft-contrastive", "of", of, get_args(Of))
-        self.of = of
+    log_odds = True
 
     def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
         """Return the loss of `similarity [I, C]` under `positives [I, C]`."""
-        return soft_contrastive(similarity, positives, self.of)
+        return soft_contrastive(similarity, positives)
 
 
 class MatchingBce(nn.Module):

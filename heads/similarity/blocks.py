@@ -8,8 +8,10 @@ from torch import Tensor
 
 from ..embedding import Embedding, each
 
-IMAGES, CAPTIONS = 512, 1024  # of a block: large enough for the matrix product to run at full speed …
-CELLS = 1 << 23  # … and at most so many pairs of elements: 32 MiB a temporary in float32
+IMAGES, CAPTIONS = 512, 1024  # of a block at most: large enough for the matrix product to run at full speed
+# Pairs of elements in a block: 16 MiB a temporary in float32. glibc gives larger ones than 32 MiB back to the system
+# each time, and getting them again costs more than most of the arithmetic.
+CELLS = 1 << 22
 
 
 @torch.no_grad()
@@ -24,8 +26,10 @@ def in_blocks(compare: Callable[[Any, Any], Tensor], images: Embedding, captions
     Returns:
         `[I, C]`, as one call of `compare` would give it. A block and a few temporaries of its size come on top.
     """
+    # Once a piece of nearly 32 MiB was freed, never touched, glibc keeps all temporaries of the blocks at hand.
+    torch.empty(31 << 20, dtype=torch.uint8)
     count, width = _count(images), _count(captions)
-    step = max(1, min(IMAGES, CELLS // (CAPTIONS * _elements(images) * _elements(captions))))
+    step = height(images, captions)
     similarity: Tensor | None = None
     for left in range(0, width, CAPTIONS):
         columns = _some(captions, left, left + CAPTIONS)
@@ -35,6 +39,11 @@ def in_blocks(compare: Callable[[Any, Any], Tensor], images: Embedding, captions
                 similarity = block.new_empty((count, width))
             similarity[top : top + step, left : left + CAPTIONS] = block
     return compare(images, captions) if similarity is None else similarity
+
+
+def height(images: Embedding, captions: Embedding) -> int:
+    """Return how many images a block of `in_blocks` has."""
+    return max(1, min(IMAGES, CELLS // (CAPTIONS * _elements(images) * _elements(captions))))
 
 
 def _some(embedding: Embedding, begin: int, end: int) -> Embedding:

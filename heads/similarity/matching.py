@@ -20,7 +20,7 @@ Inference = Literal["assignment", "max"]
 # Up to so many sums a pair (sets of 8) the dynamic programme is used. Measured on one CPU core, microseconds a pair,
 # programme / scipy: sets of 4: 0.1 / 2, 7: 2 / 5, 8: 6 / 6, 9: 10 / 6. On a GPU scipy would come later still.
 SUMS = 1024
-PLANES = 1 << 22  # numbers that one layer of the programme holds at a time, so that they stay in a CPU's cache
+PAIRS = 1 << 16  # of sets, matched at a time: what the programme holds of them stays near a CPU's caches
 
 
 def assignment(images: Tensor, captions: Tensor) -> Tensor:
@@ -115,8 +115,7 @@ def _match(cosines: Tensor) -> Tensor:
     count, k1, k2, width = cosines.shape
     if _sums(k1, k2) > SUMS:
         return _match_by_scipy(cosines)
-    layer = max(math.comb(k2, size) for size in range(1, k1 + 1))
-    step = max(1, PLANES // (layer * max(width, 1)))
+    step = max(1, PAIRS // max(width, 1))
     found = cosines.new_empty((count, k1, width), dtype=torch.int64)
     for begin in range(0, count, step):
         found[begin : begin + step] = _match_by_subsets(cosines[begin : begin + step])
@@ -159,7 +158,7 @@ def _best_of(options: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     best, way = options[0]
     for total, other in options[1:]:
         # A blend by 0 or 1 is exact, and on a CPU many times faster than torch.where.
-        better = torch.gt(total, best).to(way.dtype)
+        better = torch.gt(total, best, out=torch.empty_like(total, dtype=way.dtype))
         best, way = torch.maximum(best, total), torch.lerp(way, other, better)
     return best, way
 

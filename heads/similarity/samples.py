@@ -14,7 +14,6 @@ from torch.nn import functional
 from .shared import check_sets, element_cosines, one_of, precise, squared_distances
 
 Link = Literal["symmetric", "logistic"]
-Output = Literal["probability", "log-odds"]
 
 
 def match_probability(images: Tensor, captions: Tensor, scale: Tensor | float, shift: Tensor | float) -> Tensor:
@@ -29,7 +28,7 @@ def match_probability(images: Tensor, captions: Tensor, scale: Tensor | float, s
     Returns:
         `[I, C]`, between 0 and 1.
     """
-    return (scale * element_cosines(images, captions)).add_(shift).sigmoid_().mean((1, 2))
+    return element_cosines(images, captions, scale).add_(shift).sigmoid_().mean((1, 2))
 
 
 def monte_carlo_match(
@@ -98,28 +97,24 @@ class MatchProbability(_Learned):
 
 
 class MonteCarloMatch(_Learned):
-    """`monte_carlo_match` of sets of samples, or its log-odds.
+    """`monte_carlo_log_odds` of sets of samples: the probability itself would round to 0 or 1.
 
     Args:
         scale: where the learned scale begins.
         shift: where the learned shift begins.
         link: see `monte_carlo_match`.
-        output: `probability`, or `log-odds` for losses and rankings that must not round it to 0 or 1.
     """
 
-    def __init__(
-        self, scale: float = 15.0, shift: float = 15.0, link: Link = "symmetric", output: Output = "probability"
-    ) -> None:
+    log_odds = True
+
+    def __init__(self, scale: float = 15.0, shift: float = 15.0, link: Link = "symmetric") -> None:
         super().__init__("monte-carlo-match", scale, shift)
         one_of("monte-carlo-match", "link", link, Link)
-        one_of("monte-carlo-match", "output", output, Output)
         self.link: Link = link
-        self.output = output
 
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:
         """Compare `images [I, K1, D]` with `captions [C, K2, D]`: `[I, C]`."""
-        compare = monte_carlo_match if self.output == "probability" else monte_carlo_log_odds
-        return compare(images, captions, self.scale, self.shift, self.link)
+        return monte_carlo_log_odds(images, captions, self.scale, self.shift, self.link)
 
 
 def _sample_logits(

@@ -47,12 +47,11 @@ def smooth_chamfer(images: Tensor, captions: Tensor, alpha: float = 16.0) -> Ten
     Returns:
         `[I, C]`. Its range grows as log(K) / alpha beyond [-1, 1].
     """
-    cosines = element_cosines(images, captions)
+    scaled = element_cosines(images, captions, alpha)
     if alpha > 32:
-        cosines = alpha * cosines
-        return (cosines.logsumexp(2).mean(1) + cosines.logsumexp(1).mean(1)) / (2 * alpha)
+        return (scaled.logsumexp(2).mean(1) + scaled.logsumexp(1).mean(1)) / (2 * alpha)
     # Both directions share one exponential: cosines lie in [-1, 1], so that it neither over- nor underflows.
-    powers = cosines.sub(1).mul_(alpha).exp_()
+    powers = scaled.sub_(alpha).exp_()
     return 1 + (powers.sum(2).log().mean(1) + powers.sum(1).log().mean(1)) / (2 * alpha)
 
 

@@ -19,14 +19,15 @@ def precise(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def element_cosines(images: Tensor, captions: Tensor) -> Tensor:
+def element_cosines(images: Tensor, captions: Tensor, scale: Tensor | float = 1.0) -> Tensor:
     """Return the cosines of all elements of sets `images [I, K1, D]` and `captions [C, K2, D]`: `[I, K1, K2, C]`.
 
-    One matrix product. The captions come last so that reductions over elements run along contiguous rows.
+    One matrix product. The captions come last so that reductions over elements run along contiguous rows. `scale`
+    multiplies the cosines by way of the images, which are far fewer numbers. The result may be changed in place.
     """
     check_sets(images, captions)
     with torch.autocast(images.device.type, enabled=False):
-        rows, columns = unit(images), unit(captions).transpose(0, 1)
+        rows, columns = scale * unit(images), unit(captions).transpose(0, 1)
         products = rows.flatten(0, 1) @ columns.flatten(0, 1).T
         return products.view(*rows.shape[:2], *columns.shape[:2])
 

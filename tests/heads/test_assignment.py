@@ -160,14 +160,14 @@ def test_ties_are_settled_the_same_way_each_time_and_in_blocks(size, monkeypatch
     found = assignment(images, captions)
     assert found.sort(2).values.equal(torch.arange(size).expand(5, 3, size))
     assert found.equal(found[:1, :1].expand_as(found))
-    monkeypatch.setattr(matching, "PLANES", 1)
+    monkeypatch.setattr(matching, "PAIRS", 1)
     assert assignment(images, captions).equal(found)
 
 
 def test_blocks_inside_change_nothing(monkeypatch):
     images, captions = sets(7, 4, 6), sets(5, 4, 6, seed=1)
     found = assignment(images, captions)
-    monkeypatch.setattr(matching, "PLANES", 6 * 5 * 2)
+    monkeypatch.setattr(matching, "PAIRS", 5 * 2)
     assert assignment(images, captions).equal(found)
 
 

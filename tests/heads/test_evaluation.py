@@ -16,6 +16,7 @@ from xret.heads.evaluation import compare, evaluate, recalls, representatives, s
 from xret.heads.metrics import ranks, recall_table
 from xret.heads.recipe import load_recipe
 from xret.heads.run import Run
+from xret.heads.similarity import blocks
 from xret.heads.training import train
 from xret.pipeline.batches import Features
 from xret.pipeline.cache import FeatureCache
@@ -150,7 +151,8 @@ def test_constant_embeddings_score_chance(store, vsepp, folder):
 
 def test_blocks_change_nothing(setdiv, monkeypatch):
     whole = evaluate([setdiv], device="cpu")
-    monkeypatch.setattr(evaluation, "CELLS", 1)
+    monkeypatch.setattr(blocks, "CELLS", 1)
+    monkeypatch.setattr(blocks, "CAPTIONS", 7)
     monkeypatch.setattr(evaluation, "BATCH", 5)
     assert evaluate([setdiv], device="cpu")["results"][0]["rsum"] == whole["results"][0]["rsum"]
 

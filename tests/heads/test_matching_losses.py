@@ -73,15 +73,14 @@ def test_fixed_scale_has_no_parameter():
 # ---- soft contrastive
 
 
-@pytest.mark.parametrize("of", ["probability", "log-odds"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("scale", "shift"), [(5, 5), (15, 15), (1, 0.5)])
-def test_recorded_soft_contrastive(golden, scale, shift, dtype, of):
+def test_recorded_soft_contrastive(golden, scale, shift, dtype):
     data, key = golden("probabilistic_losses"), f"a{scale}_b{shift}"
     images, captions = leaf(data, "soft/in_img_samples", dtype), leaf(data, "soft/in_txt_samples", dtype)
     a, b = (torch.tensor(float(x), dtype=dtype, requires_grad=True) for x in (scale, shift))
     odds = sampled_log_odds(images, captions, a, b)
-    loss = SoftContrastive(of=of)(odds if of == "log-odds" else odds.sigmoid(), own(6, 1), None, None)
+    loss = SoftContrastive()(odds, own(6, 1), None, None)
     loss.backward()
     tolerance = 2e-4 if dtype is torch.float32 and scale == 15 else near(dtype)
     assert_near(odds.sigmoid(), data[f"soft/out64_match_prob_{key}"], tolerance)
@@ -96,10 +95,9 @@ def test_other_recorded_soft_contrastive(golden):
     images, captions = (torch.tensor(data[f"soft/in_{side}_samples"]).double() for side in ("img", "txt"))
     odds = sampled_log_odds(images, captions, 5, 5, factor=1.0)
     expected = data["soft/out64_plain_logistic_loss_a5_b5"]
-    assert_near(soft_contrastive(odds, own(6, 1), "log-odds"), expected, 1e-9)
-    assert_near(soft_contrastive(odds.sigmoid(), own(6, 1)), expected, 1e-9)
+    assert_near(soft_contrastive(odds, own(6, 1)), expected, 1e-9)
     odds = sampled_log_odds(images, captions, 5, 5, eps=0.0)
-    assert_near(soft_contrastive(odds, own(6, 1), "log-odds"), data["soft/out64_loss_a5_b5_no_eps"], 1e-9)
+    assert_near(soft_contrastive(odds, own(6, 1)), data["soft/out64_loss_a5_b5_no_eps"], 1e-9)
 
 
 @given(seed=st.integers(0, 10_000), images=st.integers(1, 4), captions=st.integers(1, 6))
@@ -109,19 +107,16 @@ def test_soft_contrastive_is_the_loop(seed, images, captions):
     positives = torch.rand(images, captions, generator=generator) < 0.5
     pairs = zip(p.flatten().tolist(), positives.flatten().tolist(), strict=True)
     expected = -2 * sum(math.log(x if is_own else 1 - x) for x, is_own in pairs)
-    assert soft_contrastive(p, positives).item() == pytest.approx(expected, rel=1e-12)
-    assert soft_contrastive(p.logit(), positives, "log-odds").item() == pytest.approx(expected, rel=1e-9)
+    assert soft_contrastive(p.logit(), positives).item() == pytest.approx(expected, rel=1e-9)
 
 
-def test_only_the_log_odds_learn_from_samples_far_apart():
+def test_samples_far_apart_have_a_gradient():
     # The distance of two unit means with unit variances in 1024 dimensions is about 45: p is about exp(-1320).
-    positives = torch.tensor([[True]])
-    for of, value in (("probability", 0.0), ("log-odds", -1320.0)):
-        similarity = torch.tensor([[value]], requires_grad=True)
-        loss = soft_contrastive(similarity, positives, of)
-        loss.backward()
-        assert loss.isfinite()
-        assert (similarity.grad.item() == -2) == (of == "log-odds")
+    similarity = torch.tensor([[-1320.0]], requires_grad=True)
+    loss = soft_contrastive(similarity, torch.tensor([[True]]))
+    loss.backward()
+    assert loss.item() == 2640
+    assert similarity.grad.item() == -2
 
 
 # ---- matching cross-entropy
@@ -201,12 +196,10 @@ def test_gradcheck(loss):
     assert torch.autograd.gradcheck(lambda s: loss(s, positives), similarity.requires_grad_())
 
 
-@pytest.mark.parametrize("of", ["probability", "log-odds"])
-def test_soft_contrastive_gradcheck(of):
-    p = 0.1 + 0.8 * torch.rand(3, 5, dtype=torch.float64)
-    similarity = (p if of == "probability" else p.logit()).requires_grad_()
+def test_soft_contrastive_gradcheck():
+    similarity = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     positives = torch.rand(3, 5) < 0.4
-    assert torch.autograd.gradcheck(lambda s: soft_contrastive(s, positives, of), similarity)
+    assert torch.autograd.gradcheck(lambda s: soft_contrastive(s, positives), similarity)
 
 
 def test_pair_of_similarity_minus_infinity_takes_no_part():
@@ -236,8 +229,7 @@ def test_pair_of_similarity_minus_infinity_takes_no_part():
         (infonce(kept, positives, scale), nce),
         (matching_bce(kept, positives, scale, shift), bce),
         (matching_bce(kept, positives, scale, shift, pseudo_positives=1.0), 2 * bce),
-        (soft_contrastive(kept, positives), soft),
-        (soft_contrastive(similarity.logit().masked_fill(ignored, -torch.inf), positives, "log-odds"), soft),
+        (soft_contrastive(similarity.logit().masked_fill(ignored, -torch.inf), positives), soft),
     ):
         gradients = torch.autograd.grad(loss, (similarity, scale, shift), allow_unused=True, retain_graph=True)
         assert loss.item() == pytest.approx(expected, rel=1e-9)
@@ -271,5 +263,3 @@ def test_what_cannot_be_is_refused():
         MatchingBce(scale=-1)
     with pytest.raises(ValueError, match="pseudo_positives is -1, but must be 0 or more"):
         MatchingBce(pseudo_positives=-1)
-    with pytest.raises(ValueError, match="of is 'odds', but must be one of probability, log-odds"):
-        SoftContrastive(of="odds")

@@ -169,6 +169,12 @@ def test_an_unknown_part_is_named_and_its_values_are_left_alone():
     )
 
 
+def test_a_loss_of_log_odds_wants_a_similarity_that_gives_them():
+    message = faults("setdiv", "loss.soft-contrastive.weight=1")
+    assert "loss.soft-contrastive needs a similarity that gives log-odds: monte-carlo-match" in message
+    assert load_recipe("pcme").similarity["name"] == "monte-carlo-match"
+
+
 def test_values_that_a_part_itself_refuses_are_named():
     message = faults("setdiv", "similarity.alpha=-1", "aggregator.text.slots=0")
     assert "similarity: " in message

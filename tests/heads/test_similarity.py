@@ -228,6 +228,16 @@ def test_half_embeddings_are_compared_in_float32(name, dtype):
 
 
 @pytest.mark.parametrize("name", SIMILARITIES)
+def test_made_without_memory_for_weights_and_filled_later(name):
+    with torch.device("meta"):
+        similarity = SIMILARITIES[name]()
+    similarity = similarity.to_empty(device="cpu")
+    similarity.load_state_dict(SIMILARITIES[name]().state_dict())
+    sides = [embeddings(similarity.embedding, 3, seed=seed, dtype=torch.float32) for seed in (0, 1)]
+    assert similarity(*sides).equal(SIMILARITIES[name]()(*sides))
+
+
+@pytest.mark.parametrize("name", SIMILARITIES)
 def test_blocks_are_what_one_call_gives(name, monkeypatch):
     similarity = SIMILARITIES[name]()
     images, captions = embeddings(similarity.embedding, 7), embeddings(similarity.embedding, 11, seed=1)

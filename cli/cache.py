@@ -1,51 +1,74 @@
-"""``xret cache``: what a feature cache holds, and whether it is sound."""
+"""``xret cache``: what a feature cache holds, whether it is sound, and its upkeep."""
 
 import json
 import sys
+from pathlib import Path
+from typing import Any
 
 import click
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+
+
+def _comma_list(_ctx: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def _size(size: int) -> str:
+    unit, name = next(((unit, name) for unit, name in ((1e9, "GB"), (1e6, "MB")) if size >= unit), (1e3, "kB"))
+    return f"{size / unit:.1f} {name}"
+
+
+def _shape(features: dict[str, Any]) -> str:
+    return " x ".join(str(number) for number in features["shape"]) or "token ids"
 
 
 @click.group()
 def cache() -> None:
-    """Look into a feature cache.
+    """Look into feature caches and look after them.
 
     \b
     xret cache info rsicd.zarr
     xret cache verify rsicd.zarr
+    xret cache ls DIR
+    xret cache rm rsicd.zarr resnet18
+    xret cache merge rsicd.zarr train.zarr test.zarr
+    xret cache export rsicd.zarr --to npy --out rsicd_precomp
     """
 
 
 @cache.command()
 @click.argument("store")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@_JSON
 def info(store: str, as_json: bool) -> None:
     """Show the data set, its splits and the feature sets of STORE.
 
     \b
     xret cache info rsicd.zarr
     """
-    from ..pipeline.verify import describe
+    from ..pipeline.describe import describe
 
     facts = describe(store)
     if as_json:
         click.echo(json.dumps(facts))
         return
     click.echo(f"{facts['dataset']} ({facts['manifest_sha256'][:8]}): {facts['images']} images,"
-               f" {facts['captions']} captions, {facts['bytes'] / 1e6:.1f} MB")  # fmt: skip
+               f" {facts['captions']} captions, {_size(facts['bytes'])}")  # fmt: skip
     click.echo("splits: " + ", ".join(f"{name} {count}" for name, count in facts["splits"].items()))
     for features in facts["sets"]:
-        shape = " x ".join(str(number) for number in features["shape"]) or "token ids"
         click.echo(
-            f"{features['modality']}/{features['name']}: {features['kind']}, {shape}, {features['dtype']},"
-            f" {features['bytes'] / 1e6:.1f} MB, {features['failed']} failed"
+            f"{features['modality']}/{features['name']}: {features['kind']}, {_shape(features)}, {features['dtype']},"
+            f" {_size(features['bytes'])}, {features['failed']} failed"
         )
+        value = features["bytes_per_value"]
+        spent = "" if value is None else f", {value:.2f} bytes a value where raw are {features['raw_bytes_per_value']}"
+        click.echo(f"  compression: {features['codec']}{spent}")
         click.echo("  shards done: " + ", ".join(f"{s} {a}/{b}" for s, (a, b) in features["done"].items()))
 
 
 @cache.command()
 @click.argument("store")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@_JSON
 def verify(store: str, as_json: bool) -> None:
     """Read every file of STORE and report what is damaged; the exit code is 1 if anything is.
 
@@ -67,3 +90,133 @@ def verify(store: str, as_json: bool) -> None:
         click.echo(f"{store}: {report['shards']} shards read, {state}")
     if not report["ok"]:
         sys.exit(1)
+
+
+@cache.command()
+@click.argument("place", metavar="STORE_OR_FOLDER")
+@_JSON
+def ls(place: str, as_json: bool) -> None:
+    """List the feature sets of a store, a line each, or the stores in a folder.
+
+    \b
+    xret cache ls rsicd.zarr
+    xret cache ls s3://bucket/caches --json
+    """
+    from ..pipeline.describe import describe, stores_at
+    from ..pipeline.errors import CacheError
+
+    stores = stores_at(place)
+    if stores == [place]:
+        facts = [describe(place)]
+        rows = [
+            [f"{features['modality']}/{features['name']}", features["kind"], _shape(features), features["dtype"],
+             _size(features["bytes"]), f"{features['percent']:.0f}% done"]
+            for features in facts[0]["sets"]
+        ]  # fmt: skip
+    else:
+        facts, rows = [], []
+        for store in stores:
+            try:
+                facts.append(describe(store))
+            except CacheError as error:  # one that is damaged hides no other
+                facts.append({"store": store, "error": str(error)})
+                rows.append([str(error)])
+            else:
+                names = ", ".join(f"{features['modality']}/{features['name']}" for features in facts[-1]["sets"])
+                rows.append([store, facts[-1]["dataset"], _size(facts[-1]["bytes"]), names or "no feature set"])
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    widths = [max(map(len, column)) for column in zip(*(row for row in rows if len(row) > 1), strict=True)]
+    for row in rows:
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)] if len(row) > 1 else row
+        click.echo("  ".join(padded).rstrip())
+
+
+@cache.command()
+@click.argument("store")
+@click.argument("features", metavar="SET")
+@click.option("--yes", is_flag=True, help="Remove it without asking.")
+@_JSON
+def rm(store: str, features: str, yes: bool, as_json: bool) -> None:
+    """Delete a feature set of STORE. SET is what its name begins with, after images/ or captions/ if need be.
+
+    \b
+    xret cache rm rsicd.zarr resnet18
+    xret cache rm rsicd.zarr images/resnet18@1f2e --yes
+    """
+    from ..pipeline.upkeep import remove_set, set_to_remove
+
+    if as_json and not yes:
+        raise click.UsageError("with --json nothing is asked; give --yes as well")
+    path, size = set_to_remove(store, features)
+    if not yes:
+        try:
+            agreed = click.confirm(f"Remove {path} ({_size(size)}) from {store}?", err=True)
+        except click.Abort:  # nobody is there to answer
+            click.echo(err=True)
+            agreed = False
+        if not agreed:
+            raise click.ClickException(f"{path} was not removed; agree, or give --yes to remove it without being asked")
+    path, size = remove_set(store, path)
+    click.echo(json.dumps({"removed": path, "bytes": size}) if as_json else f"{path}: removed, {_size(size)} freed")
+
+
+@cache.command()
+@click.argument("store")
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@_JSON
+def merge(store: str, sources: tuple[str, ...], as_json: bool) -> None:
+    """Copy what each SOURCE has finished into STORE, which is made if it is not there.
+
+    For splits that were extracted on different machines: the manifest, the encoder and the length of the shards must
+    be the same. Each shard is checked and copied whole; stopped and started again, it goes on where it was.
+
+    \b
+    xret cache merge coco.zarr coco-train.zarr coco-rest.zarr
+    """
+    from ..pipeline.merge import merge as merge_stores
+
+    summary = merge_stores(store, sources)
+    if as_json:
+        click.echo(json.dumps(summary))
+        return
+    for features in summary["sets"]:
+        finished = features["shards"] + features["shards_before"]
+        click.echo(
+            f"{features['modality']}/{features['name']}: {features['shards']} shards copied,"
+            f" {features['shards_before']} there before, {finished}/{features['shards_in_all']} done,"
+            f" {features['failed']} failed"
+        )
+
+
+@cache.command()
+@click.argument("store")
+@click.option("--to", required=True, type=click.Choice(["npy", "hdf5"]), help="SCAN's arrays, or one HDF5 file.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder (npy) or file (hdf5) to write.")
+@click.option("--set", "sets", multiple=True, metavar="PREFIX", help="A set to export; by default the only ones there.")
+@click.option("--splits", default="train,val,test", show_default=True, callback=_comma_list, help="Which to export.")
+@_JSON
+def export(store: str, to: str, out: Path, sets: tuple[str, ...], splits: tuple[str, ...], as_json: bool) -> None:
+    """Write features of STORE so that the code of others can read them. What failed is left out, with its captions.
+
+    npy is SCAN's folder of {train,dev,test}_{ims.npy,caps.txt,ids.txt}: float32, a row an image if each has five
+    captions, else a row a caption. hdf5 is one file with images/local, global, length, boxes, id, captions/text, token
+    and so on, in the store's own precision; both can be imported again with `xret import`.
+
+    \b
+    xret cache export f30k.zarr --to npy --out f30k_precomp --set resnet152
+    xret cache export f30k.zarr --to hdf5 --out f30k.h5 --splits test --set images/butd --set captions/bert
+    """
+    from ..pipeline.export import export as write
+
+    if not splits:
+        raise click.UsageError("there is no split to export; give at least one as --splits")
+    summary = write(store, to, out, sets, splits)
+    if as_json:
+        click.echo(json.dumps(summary))
+        return
+    click.echo(f"{out}: {', '.join(summary['sets'])}, {_size(summary['bytes'])}")
+    for split, counts in summary["splits"].items():
+        left_out = f", {counts['left_out']} failed images left out" if counts["left_out"] else ""
+        click.echo(f"  {split}: {counts['images']} images, {counts['captions']} captions{left_out}")

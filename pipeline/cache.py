@@ -173,7 +173,9 @@ class FeatureCache:
     def set_names(self, modality: str) -> list[str]:
         """Return the names of the feature sets of `modality`, ``images`` or ``captions``, without unfinished ones."""
         names = [name for name in self.store.names(modality) if name != "zarr.json"]
-        return [name for name in names if not self.store.is_unfinished(f"{modality}/{name}")]
+        paths = {name: f"{modality}/{name}" for name in names}
+        # An empty folder is what a process leaves that was killed when it began or removed a set.
+        return [name for name in names if self.store.names(paths[name]) and not self.store.is_unfinished(paths[name])]
 
     def image_set(self, prefix: str = "auto") -> "ImageSet":
         """Return the image feature set whose name begins with `prefix`; ``auto``: the only one there.
@@ -271,6 +273,13 @@ class FeatureSet:
         return [name for name in self.cache.store.names(self.path) if name not in ("done", "zarr.json")]
 
     def _whole(self, name: str) -> np.ndarray:
+        """Return an array that has a value a sample; of a file that was lost Zarr would make up the values."""
+        marked, there = (self.cache.store.names(f"{self.path}/{array}/c") for array in ("done", name))
+        if lost := set(marked) - set(there):
+            raise CacheError(
+                f"{self.cache.url}: '{self.path}/{name}' has lost shard {min(map(int, lost))}; run `xret cache verify`,"
+                " then `xret extract --repair`"
+            )
         return self.cache.store.read_array(f"{self.path}/{name}")
 
     def _gather(self, name: str, first: np.ndarray, count: np.ndarray | int = 1) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError
 from importlib.metadata import version
 from itertools import islice
 
@@ -39,7 +40,7 @@ def run_on_cluster(tasks: Iterable[Delayed], address: str, record: Record) -> No
     A task whose worker dies runs again elsewhere; it writes the same bytes. Only receipts travel.
 
     Raises:
-        CacheError: no scheduler answers, it has no fitting worker, or a task killed several workers.
+        CacheError: no scheduler answers or it went away, it has no fitting worker, or a task killed several workers.
     """
     from distributed import KilledWorker, as_completed
 
@@ -62,6 +63,11 @@ def run_on_cluster(tasks: Iterable[Delayed], address: str, record: Record) -> No
                 raise CacheError(
                     f"a task killed every worker it ran on ({future.key}); look into the workers' logs, give them more"
                     " memory, or choose a smaller --shard-images"
+                ) from error
+            except CancelledError as error:
+                raise CacheError(
+                    f"the Dask scheduler at {address} has gone, or cancelled the tasks; start one and run the same"
+                    " command again: it goes on where it was"
                 ) from error
             record(receipt)
             future.release()

@@ -98,7 +98,7 @@ def extract(manifest: Manifest, url: str, options: Options) -> dict[str, Any]:
     # Made before the store, so that a wrong name or file leaves nothing behind.
     visual = load_images(options, recorded["device"]) if options.visual else None
     text = load_captions(options, samples, recorded["device"]) if options.text else None
-    with open_for_writing(url, samples, manifest.protocols) as cache:
+    with open_for_writing(url, samples, manifest.protocols, repair=options.repair) as cache:
         summary = _heading(cache)
         job = Job(
             url=cache.store.absolute_url,

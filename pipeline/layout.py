@@ -1,7 +1,6 @@
 """Creating caches and feature sets: every array at its full shape, before anything is computed."""
 
 import math
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import numpy as np
 
 from .cache import FORMAT, NOT_DONE, VERSION, Blocks, CaptionSet, FeatureCache, FeatureSet, ImageSet, fingerprint
 from .errors import CacheError
-from .lease import lease
+from .lease import alone
 from .regions import REGION_ARRAYS
 from .samples import SPLITS, Samples
 from .store import Store
@@ -39,40 +38,25 @@ def choose_splits(samples: Samples, wanted: tuple[str, ...]) -> list[str]:
 
 
 @contextmanager
-def open_for_writing(url: str, samples: Samples, protocols: Iterable[str]) -> Iterator[FeatureCache]:
+def open_for_writing(
+    url: str, samples: Samples, protocols: Iterable[str], *, repair: bool = False
+) -> Iterator[FeatureCache]:
     """Open the cache at `url`, or make one that holds these samples and no feature set; nobody else writes meanwhile.
+
+    With `repair` the samples of a cache that was made of the same ones are written anew.
 
     Raises:
         CacheError: something else is there, a cache of other samples, or another process is writing.
     """
     store = Store(url)
     with alone(store):
-        yield _open_or_create(store, samples, list(protocols))
+        yield _open_or_create(store, samples, list(protocols), repair)
 
 
-@contextmanager
-def alone(store: Store) -> Iterator[None]:
-    """Hold the lock of a local store's folder, which the system takes back however the process ends, or a lease."""
-    if not store.is_local:
-        with lease(store):
-            yield
-        return
-    import fcntl
-
-    store.fs.makedirs(store.root, exist_ok=True)
-    folder = os.open(store.root, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise CacheError(f"another process is writing to {store.url}; wait until it has ended") from error
-        yield
-    finally:
-        os.close(folder)
-
-
-def _open_or_create(store: Store, samples: Samples, protocols: list[str]) -> FeatureCache:
+def _open_or_create(store: Store, samples: Samples, protocols: list[str], repair: bool) -> FeatureCache:
     if store.exists("zarr.json") and not store.is_unfinished(""):
+        if (repair or store.is_unfinished("samples")) and _made_of(store, samples):
+            _write_samples(store, samples)
         cache = FeatureCache.open(store.url)
         if cache.manifest_sha256 != samples.digest:
             raise CacheError(
@@ -90,6 +74,11 @@ def _open_or_create(store: Store, samples: Samples, protocols: list[str]) -> Fea
     return cache
 
 
+def _made_of(store: Store, samples: Samples) -> bool:
+    root, damage = store.inspect_group("")
+    return not damage and root.get("format") == FORMAT and root["manifest_sha256"] == samples.digest
+
+
 def _create(store: Store, samples: Samples, protocols: list[str]) -> None:
     root = {
         "format": FORMAT,
@@ -100,6 +89,11 @@ def _create(store: Store, samples: Samples, protocols: list[str]) -> None:
         "protocols": protocols,
     }
     store.start_group("")
+    _write_samples(store, samples)
+    store.seal_group("", root, [])
+
+
+def _write_samples(store: Store, samples: Samples) -> None:
     captions = [caption for image in samples.images for caption in image.captions]
     counts = np.array([len(image.captions) for image in samples.images], dtype=np.int32)
     texts = {
@@ -126,7 +120,6 @@ def _create(store: Store, samples: Samples, protocols: list[str]) -> None:
     store.seal_group("samples", {}, [*numbers, *texts, *(f"{name}_offset" for name in texts)])
     for modality in ("images", "captions"):
         store.seal_group(modality, {}, [])
-    store.seal_group("", root, [])
 
 
 @dataclass(frozen=True)

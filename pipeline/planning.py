@@ -54,7 +54,7 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
     rows = _scaled(samples.splits, ratio)
     blocks = Blocks.choose(rows, options.shard_images)
     captions = round(ratio * sum(len(image.captions) for image in samples.images))
-    sets = []
+    sets: list[tuple[str, SetFacts, int, float, int, float]] = []
     if options.visual:
         encoder = load_images(options, device)
         facts = SetFacts.of(encoder, options.dtype, {})

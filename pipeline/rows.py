@@ -1,11 +1,12 @@
-"""Rows of a cached array, gathered from memory maps of its shards.
+"""Rows of a cached array, gathered from memory maps of its shards, or from the shards themselves of an object store.
 
 A Zarr slice of a sharded array decodes every block it touches; here a row of an uncompressed shard is one copy from
 a map, so that a random batch costs no more than a sequential one.
 """
 
 import struct
-from pathlib import Path
+import sys
+import threading
 
 import google_crc32c
 import numpy as np
@@ -13,11 +14,16 @@ import numpy as np
 from .errors import CacheError
 from .store import Store
 
+# Of an object store an array keeps its last shards: three groups of a block shuffle, and more where they are small.
+KEPT, KEPT_BYTES = 24, 2 << 30
+_SPARE = 4  # arrays that were handed out and may be used again
+
 
 class Rows:
     """Reads ranges of rows of one array of the cache.
 
-    On a local store its files are mapped; elsewhere the array is read whole, once.
+    On a local store its files are mapped; elsewhere a shard is read whole when one of its rows is asked for, and the
+    last ones are kept: such rows are to be read in order or in a block shuffle. Two threads may read at once.
 
     Args:
         store: the cache's store.
@@ -30,9 +36,10 @@ class Rows:
         self._shard = (array.shards or array.chunks)[0]
         self._block = array.chunks[0]
         self._sharded = array.shards is not None
-        self._folder = Path(store.path(name)) / "c"
-        self._whole: np.ndarray | None = None if store.is_local else store.read_array(name)
-        self._blocks: dict[int, list[np.ndarray]] = {}
+        self._store, self._folder = store, f"{name}/c"
+        self._blocks: dict[int, list[np.ndarray]] = {}  # of each open shard, the least recently opened first
+        self._spare: list[np.ndarray] = []
+        self._opening, self._lending = threading.Lock(), threading.Lock()
 
     def gather(self, first: np.ndarray, count: np.ndarray | int = 1) -> np.ndarray:
         """Return the rows ``first[i] : first[i] + count[i]`` of all i, one range after the other.
@@ -48,32 +55,55 @@ class Rows:
             CacheError: a shard is missing or its checksum does not fit.
         """
         counts = np.broadcast_to(np.asarray(count, dtype=np.int64), np.shape(first))
-        out = np.empty((int(counts.sum()), *self.row_shape), dtype=self.dtype)
+        out = self._empty(int(counts.sum()))
         at = 0
         for row, left in zip(np.asarray(first).tolist(), counts.tolist(), strict=True):
             while left:
-                taken = self._copy(row, left, out[at:])
+                shard, inside = divmod(row, self._shard)
+                block, start = divmod(inside, self._block)
+                rows = (self._blocks.get(shard) or self._open(shard))[block][start : start + left]
+                taken = len(rows)
+                out[at : at + taken] = rows
                 row, left, at = row + taken, left - taken, at + taken
         return out
 
-    def _copy(self, row: int, count: int, out: np.ndarray) -> int:
-        """Copy as many of `count` rows from `row` on as lie in one block; return how many."""
-        if self._whole is not None:
-            out[:count] = self._whole[row : row + count]
-            return count
-        shard, inside = divmod(row, self._shard)
-        blocks = self._blocks.get(shard) or self._open(shard)
-        block, start = divmod(inside, self._block)
-        rows = blocks[block][start : start + count]
-        out[: len(rows)] = rows
-        return len(rows)
+    def _empty(self, rows: int) -> np.ndarray:
+        """Return an array for so many rows, in memory that was handed out before where nobody refers to it now.
+
+        Pages that a process gets from the system are cleared first, which takes longer than the copy into them.
+        """
+        size = rows * int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
+        with self._lending:
+            # Two references: of the list, and of the call itself. Every view of a spare array is one more.
+            free = [i for i in range(len(self._spare)) if sys.getrefcount(self._spare[i]) == 2]
+            found = next((i for i in free if self._spare[i].nbytes >= size), None)
+            memory = np.empty(size, dtype=np.uint8) if found is None else self._spare[found]
+            if found is None and free:
+                self._spare[free[0]] = memory
+            elif found is None and len(self._spare) < _SPARE:
+                self._spare.append(memory)
+        return memory[:size].view(self.dtype).reshape(rows, *self.row_shape)
 
     def _open(self, shard: int) -> list[np.ndarray]:
-        path = self._folder / "/".join([str(shard)] + ["0"] * len(self.row_shape))
-        try:
-            data = np.memmap(path, dtype=np.uint8, mode="r")
-        except (OSError, ValueError) as error:
-            raise CacheError(f"{path} is missing; run `xret cache verify`, then extract that set again") from error
+        with self._opening:
+            if shard not in self._blocks:  # another thread may have opened it meanwhile
+                self._blocks[shard] = self._read(shard)
+                if not self._store.is_local:
+                    self._forget()
+            return self._blocks[shard]
+
+    def _forget(self) -> None:
+        """Let go of the shards that were read first, as long as enough others are kept."""
+        size = math.prod((self._shard, *self.row_shape)) * self.dtype.itemsize
+        while len(self._blocks) > max(KEPT, KEPT_BYTES // size):
+            del self._blocks[next(iter(self._blocks))]
+
+    def _read(self, shard: int) -> list[np.ndarray]:
+        name = "/".join([self._folder, str(shard)] + ["0"] * len(self.row_shape))
+        path = self._store.path(name)
+        data = self._bytes(name)
+        if data is None:
+            raise CacheError(f"{path} is missing; run `xret cache verify`, then `xret extract --repair`")
         spans = self._index(data, path) if self._sharded else [(0, len(data))]
         blocks = []
         for offset, length in spans:
@@ -81,10 +111,18 @@ class Rows:
             if len(stored) != 4 or _crc32c(body) != struct.unpack("<I", stored.tobytes())[0]:
                 raise CacheError(f"{path} is damaged (checksum); `xret cache verify` lists what is affected")
             blocks.append(body.view(self.dtype).reshape(-1, *self.row_shape))
-        self._blocks[shard] = blocks
         return blocks
 
-    def _index(self, data: np.ndarray, path: Path) -> list[tuple[int, int]]:
+    def _bytes(self, name: str) -> np.ndarray | None:
+        if not self._store.is_local:
+            data = self._store.find_bytes(name)
+            return None if data is None else np.frombuffer(data, dtype=np.uint8)
+        try:
+            return np.memmap(self._store.path(name), dtype=np.uint8, mode="r")
+        except (OSError, ValueError):  # an empty file cannot be mapped
+            return None
+
+    def _index(self, data: np.ndarray, path: str) -> list[tuple[int, int]]:
         """Parse the shard's index: offset and length of each block as little-endian u64, then its crc32c."""
         blocks = self._shard // self._block
         index = data[-16 * blocks - 4 :]

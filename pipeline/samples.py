@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from .caption_files import Entry, read_entries
@@ -105,19 +106,25 @@ def _build(entries: list[Entry], manifest: Manifest) -> Samples:
 def open_image(path: str | Path) -> Image.Image:
     """Decode an image file completely, as RGB.
 
+    Of 16 bits a channel the upper 8 are taken, of an animation the first frame; what the file's name ends in does not
+    matter. The pixels stay as they are stored: an EXIF orientation is not applied, as torchvision's datasets do not.
+
     Raises:
         SampleError: the file is missing, empty, damaged, too large or no image, in a few words.
     """
     try:
         with _open(Path(path).read_bytes()) as image:
+            if image.mode.startswith("I;16") or (image.mode == "I" and image.format in _SIXTEEN_BITS):
+                return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
             if image.mode.startswith(("I", "F")):
-                raise ValueError(f"it has more than 8 bits a channel (mode {image.mode}); convert it")
+                raise ValueError(f"it has more than 16 bits a channel (mode {image.mode}); convert it")
             # A palette with transparency goes by way of RGBA: Pillow warns of the direct way.
             return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
     except Exception as error:  # Pillow's readers raise all kinds of errors on damaged files
         raise SampleError(str(path), _reason(error)) from error
 
 
+_SIXTEEN_BITS = ("PNG", "PPM")  # formats whose greys of more than 8 bits Pillow widens to 32
 _warnings_lock = threading.Lock()  # the list of warning filters belongs to the process, not to a thread
 
 

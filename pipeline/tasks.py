@@ -198,8 +198,7 @@ def _tell(job: Job, samples: int) -> None:
 def _write(features: FeatureSet, arrays: dict[str, np.ndarray], shard: int, receipt: Receipt) -> None:
     began = time.perf_counter()
     for name, values in arrays.items():
-        array = features.cache.store.open_array(f"{features.path}/{name}", writable=True)
-        array[shard * len(values) : (shard + 1) * len(values)] = values
+        features.cache.store.write_shard(f"{features.path}/{name}", shard, values)
     receipt.timed("write", began)
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import zarr
 
-from .cache import FAILED, OK, Blocks, FeatureCache, FeatureSet, ImageSet
+from .cache import FAILED, OK, Blocks, FeatureCache, FeatureSet
+from .errors import StoreError
 from .layout import TEXTS
 from .progress import Progress
 from .store import Store
@@ -34,7 +35,7 @@ def verify(url: str) -> dict[str, Any]:
         return report
     cache = FeatureCache.open(url)
     paths = [f"{modality}/{name}" for modality in ("images", "captions") for name in cache.set_names(modality)]
-    sets = [_Checked(cache, path) for path in paths]
+    sets = [CheckedSet(cache, path) for path in paths]
     with Progress("verify", sum(checked.shards for checked in sets), "shards") as progress:
         for checked in sets:
             damaged += checked.metadata
@@ -48,14 +49,14 @@ def verify(url: str) -> dict[str, Any]:
 
 def broken_shards(features: FeatureSet) -> list[int]:
     """Return the finished shards of a set that are damaged or hold samples that failed."""
-    checked = _Checked(features.cache, features.path)
+    checked = CheckedSet(features.cache, features.path)
     ids = features.cache.ids(0, features.cache.images) if checked.failed else []
     failed = np.array([row for row, key in enumerate(ids) if key in checked.failed], dtype=np.int64)
     of_failed = set(features.blocks.shard_of(failed).tolist())
     return [shard for shard in range(checked.shards) if checked.damage(shard) or shard in of_failed]
 
 
-class _Checked:
+class CheckedSet:
     """One feature set under examination; only its sealed metadata is trusted."""
 
     def __init__(self, cache: FeatureCache, path: str) -> None:
@@ -74,7 +75,7 @@ class _Checked:
         """Return what is damaged of one shard; one that is not done has no damage."""
         mark, intact = _read(self.store, self.arrays["done"], shard)
         if not intact:  # a mark that was never written has no file
-            return [self._damage("done", shard)] if self.store.exists(_file(self.arrays["done"], shard)) else []
+            return [self._damage("done", shard)] if self.store.exists(file_of(self.arrays["done"], shard)) else []
         if mark[0] == 1:
             self.done += 1
             return self._shard(shard)
@@ -144,55 +145,17 @@ def _read(store: Store, array: zarr.Array, shard: int) -> tuple[np.ndarray, bool
     rows = (array.shards or array.chunks)[0]
     try:
         values = np.asarray(array[shard * rows : (shard + 1) * rows])
+    except StoreError:
+        raise
     except Exception:  # whatever a damaged file makes a codec raise, it is damage
         return np.empty(0), False
-    return values, store.exists(_file(array, shard))
+    return values, store.exists(file_of(array, shard))
 
 
-def _file(array: zarr.Array, shard: int) -> str:
+def file_of(array: zarr.Array, shard: int) -> str:
+    """Return the path, below the store, of the file that holds one shard of an array."""
     return f"{array.path}/c/" + "/".join([str(shard)] + ["0"] * (array.ndim - 1))
 
 
 def _damage(array: str, shard: int | None = None, samples: tuple[int, int] | None = None) -> Damage:
     return {"array": array or "/", "shard": shard, "samples": list(samples) if samples else None}
-
-
-def describe(url: str) -> dict[str, Any]:
-    """Return what the cache at `url` holds: data set, splits, and each feature set with its completeness by split.
-
-    Raises:
-        CacheError: no cache is there, or it is damaged.
-    """
-    cache = FeatureCache.open(url)
-    sets = []
-    for modality in ("images", "captions"):
-        for name in cache.set_names(modality):
-            features = cache.image_set(name) if modality == "images" else cache.caption_set(name)
-            done = features.done()
-            shards = {split: done[features.blocks.of_split(split)] for split in cache.splits}
-            rows = [features.rows] if isinstance(features, ImageSet) else []
-            sets.append(
-                {
-                    "modality": modality,
-                    "name": name,
-                    "kind": features.kind,
-                    "dtype": features.dtype,
-                    "shape": [*rows, features.channels] if features.channels else [],
-                    "fingerprint": features.fingerprint,
-                    "identity": features.identity,
-                    "recorded": features.attributes["recorded"],
-                    "shard_images": features.blocks.length,
-                    "done": {split: [int(marks.sum()), len(marks)] for split, marks in shards.items()},
-                    "failed": len(features.failed),
-                    "bytes": cache.store.size(features.path),
-                }
-            )
-    return {
-        "dataset": cache.dataset,
-        "manifest_sha256": cache.manifest_sha256,
-        "images": cache.images,
-        "captions": cache.captions,
-        "splits": {name: last - first for name, (first, last) in cache.splits.items()},
-        "bytes": cache.store.size(""),
-        "sets": sets,
-    }

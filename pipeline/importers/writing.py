@@ -220,5 +220,4 @@ def _checked(regions: Regions, features: ImageSet, source: Source, name: str) ->
 
 def _write_shard(features: ImageSet, arrays: dict[str, np.ndarray], shard: int) -> None:
     for name, values in arrays.items():
-        array = features.cache.store.open_array(f"{features.path}/{name}", writable=True)
-        array[shard * len(values) : (shard + 1) * len(values)] = values
+        features.cache.store.write_shard(f"{features.path}/{name}", shard, values)

@@ -225,48 +225,6 @@ def test_a_failing_task_leaves_the_finished_ones_marked(tiny_dataset, tmp_path):
     assert (summary["shards"], summary["shards_before"]) == (3, 2)
 
 
-# Ten starts cost one import and one loading: the processes are forked before torch has started a thread.
-KILLED = """
-import os, random, signal, sys, time
-import torch
-from xret.pipeline.encoders import load_visual
-from xret.pipeline.extraction import Options, extract
-from xret.pipeline.manifest import load_manifest
-
-def count(url):
-    return sum(len(names) for _, _, names in os.walk(url))
-
-manifest, url, options = load_manifest(sys.argv[1]), sys.argv[2], Options(**eval(sys.argv[3]))
-dice, kills, threads = random.Random(0), 0, torch.get_num_threads()
-torch.set_num_threads(1)
-load_visual(options.visual, options.visual_weights, options.image_size, "cpu")
-while kills < 10:
-    child = os.fork()
-    if not child:
-        torch.set_num_threads(threads)
-        extract(manifest, url, options)
-        os._exit(0)
-    limit = count(url) + dice.randint(1, 30)
-    while count(url) < limit:
-        if os.waitpid(child, os.WNOHANG)[0]:
-            sys.exit(f"finished after {kills} kills")
-        time.sleep(0.001)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    kills += 1
-"""
-
-
-def test_killed_at_ten_moments_and_resumed_equals_uninterrupted(tiny_dataset, tmp_path):
-    path = tiny_dataset(train=400, val=20, test=20)
-    whole, url = str(tmp_path / "whole.zarr"), str(tmp_path / "killed.zarr")
-    extract(load_manifest(path), whole, SMALL)
-    subprocess.run([sys.executable, "-c", KILLED, str(path), url, repr(vars(SMALL))], check=True)
-    assert len(files(url)) < len(files(whole))
-    extract(load_manifest(path), url, SMALL)
-    assert files(url) == files(whole)
-
-
 def test_nothing_left_is_told_without_torch(tiny_dataset, tmp_path):
     manifest, url = tiny_dataset(), str(tmp_path / "s.zarr")
     weights = tmp_path / "w.pth"

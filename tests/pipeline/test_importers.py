@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from region_sources import ARRAYS, CHANNELS, World
 
 from xret.pipeline.cache import FeatureCache
+from xret.pipeline.describe import describe
 from xret.pipeline.errors import CacheError, SampleError
 from xret.pipeline.importers import matching, writing
 from xret.pipeline.importers.source import SourceError
 from xret.pipeline.importers.writing import ImportOptions, import_features
 from xret.pipeline.manifest import load_manifest
 from xret.pipeline.samples import Caption, ImageSample, Samples
-from xret.pipeline.verify import describe, verify
+from xret.pipeline.verify import verify
 
 
 def files(url):

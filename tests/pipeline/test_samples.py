@@ -265,11 +265,43 @@ def test_sixteen_bits(tmp_path):
     rows = b"".join(b"\0" + struct.pack(">6H", *[0x1234, 0x5678, 0x9ABC] * 2) for _ in range(3))
     (tmp_path / "colour.png").write_bytes(png(2, 3, 16, 2, rows))
     assert open_image(tmp_path / "colour.png").getpixel((1, 2)) == (0x12, 0x56, 0x9A)
-    # Pillow would cut grey of 16 bits off at 255 instead of scaling it
-    Image.fromarray(np.full((3, 4), 30_000, dtype=np.uint16)).save(tmp_path / "grey.png")
-    assert "more than 8 bits a channel" in failure(tmp_path / "grey.png")
-    Image.fromarray(np.full((3, 4), 0.5, dtype=np.float32)).save(tmp_path / "grey.tiff")
-    assert "more than 8 bits a channel" in failure(tmp_path / "grey.tiff")
+    rows = b"".join(b"\0" + struct.pack(">4H", 0x1234, 0xFFFF, 0x5678, 0) for _ in range(3))
+    (tmp_path / "alpha.png").write_bytes(png(2, 3, 16, 4, rows))
+    assert open_image(tmp_path / "alpha.png").getpixel((1, 2)) == (0x56, 0x56, 0x56)
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tiff", "a.ppm", "a.jp2", "big-endian.tiff"])
+def test_sixteen_bits_of_grey(tmp_path, name):
+    grey = np.array([[0, 255, 256, 0x1234], [0x7FFF, 0x8000, 0xFF00, 0xFFFF]], dtype=np.uint16)
+    Image.fromarray(grey.astype(">u2") if name.startswith("big") else grey).save(tmp_path / name)
+    expected = [[0, 0, 1, 0x12], [0x7F, 0x80, 0xFF, 0xFF]]  # as of 16-bit colour; Pillow itself would cut off at 255
+    assert np.array_equal(np.asarray(open_image(tmp_path / name)), np.repeat(expected, 3).reshape(2, 4, 3))
+    eight = np.arange(256, dtype=np.uint16).reshape(16, 16)
+    Image.fromarray(eight * 257).save(tmp_path / "whole.png")
+    assert np.array_equal(np.asarray(open_image(tmp_path / "whole.png"))[..., 1], eight)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_more_than_sixteen_bits_are_refused(tmp_path, dtype):
+    Image.fromarray(np.ones((3, 4), dtype=dtype)).save(tmp_path / "grey.tiff")
+    assert "more than 16 bits a channel" in failure(tmp_path / "grey.tiff")
+
+
+def test_an_orientation_is_not_applied(tmp_path):
+    pixels = noise(20, 30)
+    turned = Image.Exif()
+    turned[0x0112] = 6  # to be shown turned by a quarter
+    Image.fromarray(pixels).save(tmp_path / "plain.png")
+    Image.fromarray(pixels).save(tmp_path / "turned.png", exif=turned)
+    with Image.open(tmp_path / "turned.png") as written:
+        assert written.getexif()[0x0112] == 6
+    assert np.array_equal(np.asarray(open_image(tmp_path / "turned.png")), pixels)
+
+
+@pytest.mark.parametrize("name", ["png.jpg", "jpeg.png", "gif.bmp", "webp", "tiff.JPEG"])
+def test_the_names_ending_does_not_matter(tmp_path, name):
+    Image.new("RGB", (5, 4), (255, 0, 0)).save(tmp_path / name, format=name.split(".")[0].upper())
+    assert np.abs(np.asarray(open_image(tmp_path / name), dtype=int) - (255, 0, 0)).max() <= 3
 
 
 @pytest.mark.parametrize("suffix", [".gif", ".png", ".webp"])

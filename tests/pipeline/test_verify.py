@@ -9,11 +9,12 @@ import pytest
 from small_extraction import SMALL, files
 
 from xret.pipeline.cache import FeatureCache
+from xret.pipeline.describe import describe
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction import extract
 from xret.pipeline.layout import record_failures
 from xret.pipeline.manifest import load_manifest
-from xret.pipeline.verify import describe, verify
+from xret.pipeline.verify import verify
 
 
 @pytest.fixture

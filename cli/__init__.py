@@ -7,6 +7,7 @@ import sys
 import click
 
 from ..pipeline.errors import XretError
+from .ablate import ablate
 from .cache import cache
 from .demo import demo
 from .eval import eval_
@@ -52,5 +53,5 @@ def main() -> None:
     """
 
 
-for command in (demo, extract, import_, cache, train_head, eval_, recipes):
+for command in (demo, extract, import_, cache, train_head, eval_, ablate, recipes):
     main.add_command(command)

@@ -1,0 +1,119 @@
+"""``xret ablate``: many heads from one store, and their table."""
+
+import json
+from pathlib import Path
+
+import click
+
+
+def list_grids(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
+    """Print the ready-made grids where ``--grid list`` asks for them."""
+    if value == "list":
+        from ..heads.ablation_plan import grid_names, read_grid
+
+        grids = {name: read_grid(name) for name in grid_names()}
+        width = max(map(len, grids))
+        for name, grid in grids.items():
+            click.echo(f"{name:{width}}  {len(grid['cells']):3} cells  {grid['source']}")
+        context.exit()
+    return value
+
+
+@click.command()
+@click.argument("store")
+@click.option("--recipe", metavar="NAME|FILE", help="A name that `xret recipes` lists, or a YAML file.")
+@click.option(
+    "--vary",
+    multiple=True,
+    metavar="KEY=V1,V2",
+    help="A key of the recipe and its values; with several --vary every combination. KEY1,KEY2=V1,V2: the same value "
+    "for both keys.",
+)
+@click.option(
+    "--grid",
+    metavar="NAME",
+    is_eager=True,
+    callback=list_grids,
+    help="A published ablation; `--grid list` names them. With --recipe: on that recipe in the place of its own.",
+)
+@click.option("--seeds", default=1, show_default=True, type=click.IntRange(1), help="Runs of each cell: seeds 0, 1, …")
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a value in all cells; as often as needed."
+)
+@click.option("--out", required=True, help="The folder of all runs; the same command goes on where it was stopped.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@click.option("--split", help="What is evaluated; by default test, or what the grid's paper took.")
+@click.option(
+    "--jobs", default=1, show_default=True, type=click.IntRange(1), help="Cells at once, each in its own process."
+)
+@click.option("--scheduler", metavar="ADDRESS", help="A Dask cluster that trains the cells, such as tcp://host:8786.")
+@click.option("--csv", "csv_file", metavar="FILE", help="Write the table as CSV.")
+@click.option("--latex", "latex_file", metavar="FILE", help="Write the table as LaTeX, for booktabs.")
+@click.option("--plot", "plot_file", metavar="FILE", help="Draw RSUM over one numeric --vary: .png, .svg or .pdf.")
+@click.option("--json", "as_json", is_flag=True, help="Print every cell and seed as JSON.")
+def ablate(
+    store: str,
+    recipe: str | None,
+    vary: tuple[str, ...],
+    grid: str | None,
+    seeds: int,
+    settings: tuple[str, ...],
+    out: str,
+    device: str,
+    split: str | None,
+    jobs: int,
+    scheduler: str | None,
+    csv_file: str | None,
+    latex_file: str | None,
+    plot_file: str | None,
+    as_json: bool,
+) -> None:
+    """Train a recipe on STORE in many variants and with several seeds, and print their table.
+
+    Every cell is a run below --out. What is finished stays: more values or seeds cost only themselves. A cell that
+    fails is reported at the end, with exit code 1, and tried again by the same command.
+
+    \b
+    xret ablate f30k.zarr --recipe setdiv --vary similarity.alpha=4,8,16 --seeds 3 --out alpha
+    xret ablate f30k.zarr --grid setdiv-table4 --out table4 --latex table4.tex
+    xret ablate --grid list
+    """
+    if (grid is None) == (not vary) or (grid is None and recipe is None):
+        raise click.UsageError("give --recipe with one --vary or more, or --grid")
+    if scheduler is not None and jobs > 1:
+        raise click.UsageError("--jobs is for this machine; with --scheduler the cluster has as many as its workers")
+    from ..heads.ablation import ablate as run
+    from ..heads.ablation_plan import plan_grid, plan_variation
+    from ..heads.ablation_table import as_csv, as_latex, as_text, plot, plotted_key, require_plotting, summarise
+
+    plan = plan_grid(grid, recipe, settings) if grid is not None else plan_variation(recipe or "", vary, settings)
+    for file in (csv_file, latex_file, plot_file):
+        if file is not None and not Path(file).absolute().parent.is_dir():
+            raise click.UsageError(f"{file} cannot be written: there is no folder {Path(file).absolute().parent}")
+    if plot_file is not None:
+        if Path(plot_file).suffix not in (".png", ".svg", ".pdf"):
+            raise click.UsageError(f"--plot: {plot_file} must end in .png, .svg or .pdf")
+        require_plotting()
+        try:
+            plotted_key([variant.values for variant in plan.variants])
+        except ValueError as error:
+            raise click.UsageError(f"--plot: {error}") from error
+    entries = run(store, plan, out, seeds=seeds, device=device, split=split, jobs=jobs, scheduler=scheduler)
+    lines = summarise(entries)
+    if csv_file is not None:
+        Path(csv_file).write_text(as_csv(lines), encoding="utf-8")
+    if latex_file is not None:
+        Path(latex_file).write_text(as_latex(lines), encoding="utf-8")
+    if plot_file is not None:
+        plot(lines, plot_file)
+    if as_json:
+        click.echo(json.dumps(entries))
+    else:
+        if plan.source is not None:
+            click.echo(plan.source)
+        click.echo(as_text(lines))
+        for entry in entries:
+            if entry["status"] == "failed":
+                click.echo(f"failed: {entry['label']}, seed {entry['seed']}: {entry['error']}")
+    if any(entry["status"] == "failed" for entry in entries):
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,228 @@
+"""An ablation: every variant of a recipe with every seed is a run, in one folder that can be stopped and gone on with.
+
+OUT/ablation.json             what is varied, of which data set
+OUT/VARIANT/seed=N/           a run, and its `eval.json`: the result of `evaluate`; with that the cell is finished
+OUT/VARIANT/seed=N.failed     the sentence that a cell ended in; it is tried again by the same command
+OUT/VARIANT/seed=N.log        what a cell of several at once had to say
+"""
+
+import fcntl
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..pipeline.cache import FeatureCache
+from ..pipeline.device import pick_device
+from ..pipeline.errors import CacheError, RecipeError, RunError
+from .ablation_cells import Cell, Outcome, in_processes, on_cluster, run_cell, write_json
+from .ablation_plan import Plan, Variant
+from .model import build_losses, build_model, feature_facts
+from .run import Run, absolute
+
+FORMAT, VERSION = "xret-ablation", 1
+ROWS = {  # the row of a paper's table, by data set and protocol
+    ("coco", "1k-folds"): "coco_1k",
+    ("coco", "full"): "coco_5k",
+    ("flickr30k", "full"): "f30k",
+    ("msrvtt", "full"): "msrvtt",
+    ("vatex", "full"): "vatex",
+}
+
+
+def ablate(
+    store: str,
+    plan: Plan,
+    out: str | Path,
+    *,
+    seeds: int = 1,
+    device: str = "auto",
+    split: str | None = None,
+    jobs: int = 1,
+    scheduler: str | None = None,
+) -> list[dict[str, Any]]:
+    """Train and evaluate every variant of a plan with every seed, but for those that are finished in `out`.
+
+    A cell that is interrupted goes on behind its last complete epoch. One that fails is recorded, does not stop the
+    others, and is tried again the next time.
+
+    Args:
+        store: the feature cache.
+        plan: see `plan_variation` and `plan_grid`.
+        out: the folder of all runs; it belongs to one plan and data set, to which values and seeds may be added.
+        seeds: how many; they are counted from 0.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        split: what is evaluated; None: as the plan says.
+        jobs: cells at once, each in a process of its own, which reads the features for itself: torch has one
+            generator a process, and sharing it would make a cell's numbers depend on its neighbours. On a CPU they
+            divide the threads.
+        scheduler: the address of a Dask cluster that trains the cells, in the place of this machine. Its workers
+            must reach `store` and `out` by the same names. A worker process trains one cell at a time.
+
+    Returns:
+        For each cell and protocol ``{"cell", "label", "seed", "status", "run", "split", "protocol", "rsum",
+        "image_to_text", "text_to_image", "log_circular_variance", "paper", "error"}``: `cell` is what the variant
+        sets, `status` is ``done`` or ``failed``, `paper` the paper's values with their `row`, or None. A failed cell
+        has one entry, without numbers.
+
+    Raises:
+        RecipeError: a variant does not fit the feature sets; all of them at once, before anything is trained.
+        CacheError: the store or the cluster cannot be used.
+        RunError: `out` belongs to something else, or is in use.
+    """
+    if scheduler is None:
+        pick_device(device)
+    cache, split = FeatureCache.open(store), split or plan.split
+    facts = _check(cache, plan.variants, split)
+    root = Path(out).resolve()
+    with _alone(root):
+        _claim(root, {"dataset": cache.dataset, "manifest_sha256": cache.manifest_sha256, **plan.description})
+        cells = []
+        for variant in plan.variants:
+            for seed in range(seeds):
+                run = root / variant.name / f"seed={seed}"
+                if (run / "run.json").is_file():
+                    Run(run).refuse_difference(facts[variant.name] | {"seed": seed}, variant.recipe)
+                cells.append((variant, Cell(str(run), absolute(store), variant.recipe, seed, split, device)))
+        outcomes = _outcomes([cell for _, cell in cells], jobs, scheduler)
+    # Of another data set a paper's only row may stand beside, with its name; of several none is nearer.
+    rows = {row for variant in plan.variants for row in variant.paper}
+    row = rows.pop() if len(rows) == 1 else None
+    return [
+        entry for variant, cell in cells for entry in _entries(variant, cell, outcomes[cell.run], cache.dataset, row)
+    ]
+
+
+def _outcomes(cells: Sequence[Cell], jobs: int, scheduler: str | None) -> dict[str, Outcome]:
+    """Return every cell's outcome by its run; those that are not finished are trained."""
+    outcomes: dict[str, Outcome] = {cell.run: found for cell in cells if (found := cell.results()) is not None}
+    waiting = [cell for cell in cells if cell.run not in outcomes]
+    if outcomes:
+        print(f"{len(outcomes)} of {len(cells)} cells are finished already", file=sys.stderr)
+    began = time.monotonic()
+
+    def record(cell: Cell, outcome: Outcome) -> None:
+        outcomes[cell.run] = outcome
+        failed = Path(f"{cell.run}.failed")
+        if isinstance(outcome, str):
+            failed.parent.mkdir(parents=True, exist_ok=True)
+            failed.write_text(f"{outcome}\n", encoding="utf-8")
+            said = f"failed: {outcome}"
+        else:
+            failed.unlink(missing_ok=True)
+            said = f"RSUM {outcome[0]['rsum']:.2f}"
+        passed = time.monotonic() - began
+        print(f"cell {len(outcomes)}/{len(cells)}, {passed:.0f} s: {cell.title}: {said}", file=sys.stderr, flush=True)
+
+    if scheduler is not None:
+        if waiting:
+            on_cluster(waiting, scheduler, record)
+    elif jobs > 1:
+        in_processes(waiting, jobs, record)
+    else:
+        for cell in waiting:
+            record(cell, run_cell(cell))
+    return outcomes
+
+
+def _check(cache: FeatureCache, variants: Sequence[Variant], split: str) -> dict[str, dict[str, Any]]:
+    """Return by variant which samples and feature sets its runs are of; refuse what cannot be trained or evaluated."""
+    facts, faults = {}, []
+    for variant in variants:
+        image_set = cache.image_set(variant.recipe.data.image)
+        caption_set = cache.caption_set(variant.recipe.data.text)
+        for needed in dict.fromkeys(("train", "val", split)):
+            if needed not in cache.splits:
+                raise CacheError(f"{cache.url} has no split '{needed}'; it has {', '.join(cache.splits)}")
+            for features in (image_set, caption_set):
+                if not features.complete(needed):
+                    raise CacheError(
+                        f"{cache.url}: split '{needed}' of {features.name} is not complete; run the same "
+                        "`xret extract` again"
+                    )
+        try:
+            with torch.device("meta"):  # without memory for the weights
+                build_model(variant.recipe, feature_facts(image_set), feature_facts(caption_set))
+                build_losses(variant.recipe, feature_facts(caption_set))
+        except RecipeError as error:
+            faults.append(f"{variant.label}: {error}")
+        facts[variant.name] = {
+            "manifest_sha256": cache.manifest_sha256,
+            "image_set": image_set.name,
+            "text_set": caption_set.name,
+        }
+    if faults:
+        raise RecipeError("; ".join(faults))
+    return facts
+
+
+def _claim(root: Path, description: dict[str, Any]) -> None:
+    """Write down what `root` is for, or refuse to use it for something else."""
+    file = root / "ablation.json"
+    own = {"format": FORMAT, "version": VERSION, **description}
+    if not file.exists():
+        if any(root.iterdir()):
+            raise RunError(f"{root} is not empty and no ablation; take another --out")
+        write_json(file, own)
+        return
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        differing = [
+            f"{key} is {found.get(key)} there and {value} now" for key, value in own.items() if found.get(key) != value
+        ]
+    except (ValueError, AttributeError) as error:
+        raise RunError(f"{file} is damaged; take another --out") from error
+    if differing:
+        raise RunError(f"{root} belongs to another ablation: {'; '.join(differing)}; take another --out")
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Be the only one who works in `root`; the system takes the lock back however the process ends.
+
+    Raises:
+        RunError: `root` cannot be made, or another process is at work there.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{root} cannot be made: {error.strerror}; take another --out") from error
+    folder = os.open(root, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise RunError(f"another ablation is at work in {root}; wait until it has ended") from error
+    finally:
+        os.close(folder)
+
+
+def _entries(variant: Variant, cell: Cell, outcome: Outcome, dataset: str, row: str | None) -> list[dict[str, Any]]:
+    """Return what `ablate` says of a cell; `row` is the paper's where the data set is none of its."""
+    first = {"cell": variant.values, "label": variant.label, "seed": cell.seed}
+    numbers = ("protocol", "rsum", "image_to_text", "text_to_image", "log_circular_variance")
+    if isinstance(outcome, str):
+        rest = {**dict.fromkeys(numbers), "paper": None, "error": outcome}
+        return [{**first, "status": "failed", "run": cell.run, "split": cell.split, **rest}]
+    return [
+        {
+            **first,
+            "status": "done",
+            "run": cell.run,
+            "split": cell.split,
+            **{key: result[key] for key in numbers},
+            "paper": _paper(variant, ROWS.get((dataset, result["protocol"]), row)),
+            "error": None,
+        }
+        for result in outcome
+    ]
+
+
+def _paper(variant: Variant, row: str | None) -> dict[str, Any] | None:
+    return {"row": row, **variant.paper[row]} if row in variant.paper else None

@@ -1,0 +1,106 @@
+"""``xret ablate``: what it prints and writes, its exit codes, and the sentence each mistake gets."""
+
+import csv
+import json
+import re
+
+import pytest
+import torch
+from click.testing import CliRunner
+from small_store import make_store
+
+from xret.cli import main
+
+SMALL = [f"--set={setting}" for setting in ("model.dim=8", "adapter.words.word_dim=4", "schedule.epochs=1")]
+VARY = ["--recipe", "vsepp", "--vary", "loss.triplet.margin=0.1,0.2", *SMALL]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return make_store(tmp_path_factory.mktemp("store") / "s.zarr", train=8, val=4, test=4)
+
+
+def run(*words, code=0):
+    result = CliRunner().invoke(main, ["ablate", *(str(word) for word in words)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def refused(*words, code=1):
+    """Return the sentence that a wrong command ends in."""
+    *_, last = run(*words, code=code).stderr.strip().splitlines()
+    return last.removeprefix("Error: ")
+
+
+def test_a_table_its_files_and_its_json(store, tmp_path):
+    files = {ending: tmp_path / f"table.{ending}" for ending in ("csv", "tex", "svg")}
+    out = [store, "--out", tmp_path / "out", *VARY, "--seeds", "2", "--device", "cpu"]
+    table = run(*out, "--csv", files["csv"], "--latex", files["tex"], "--plot", files["svg"]).stdout
+    assert table.splitlines()[0] == "split test, protocol full; mean ± standard deviation over 2 seeds"
+    entries = json.loads(run(*out, "--json").stdout)
+    assert [(entry["cell"], entry["seed"], entry["status"]) for entry in entries] == [
+        ({"loss.triplet.margin": margin}, seed, "done") for margin in (0.1, 0.2) for seed in (0, 1)
+    ]
+    first, second = csv.DictReader(files["csv"].read_text().splitlines())
+    for row, pair in ((first, entries[:2]), (second, entries[2:])):
+        mean = sum(entry["rsum"] for entry in pair) / 2
+        assert float(row["rsum mean"]) == pytest.approx(mean)
+        assert f"{mean:.2f} ± " in table
+        assert f"{mean:.2f} $\\pm$ " in files["tex"].read_text()
+    assert "<svg" in files["svg"].read_text()
+
+
+def test_a_failed_cell_is_told_and_the_exit_code_is_1(store, tmp_path):
+    vary = ["--recipe", "vsepp", "--vary", "adapter.words.word_dim=1000000000000,4", SMALL[0], SMALL[2]]
+    said = run(store, "--out", tmp_path / "out", *vary, "--device", "cpu", code=1).stdout
+    assert "\nfailed: adapter.words.word_dim=1000000000000, seed 0: the head does not fit in the memory of cpu" in said
+    assert said.splitlines()[3].startswith("adapter.words.word_dim=4 ")
+    result = run(store, "--out", tmp_path / "out", *vary, "--device", "cpu", "--json", code=1)
+    assert [entry["status"] for entry in json.loads(result.stdout)] == ["failed", "done"]
+
+
+def test_a_grid_and_the_list_of_grids(store, tmp_path):
+    listed = run("--grid", "list").stdout
+    assert re.search(r"^setdiv-table4 +19 cells  Kim et al\..*, Table 4$", listed, re.MULTILINE)
+    entries = json.loads(
+        run(store, "--grid", "gaussian-table6", "--out", tmp_path / "out", *SMALL, "--device", "cpu", "--json").stdout
+    )
+    assert [entry["label"] for entry in entries] == ["spherical", "ellipsoidal"]
+    assert [entry["paper"] for entry in entries] == [
+        {"row": "coco_1k", "rsum": 438.3},
+        {"row": "coco_1k", "rsum": 454.3},
+    ]
+    assert {entry["split"] for entry in entries} == {"val"}
+
+
+def test_mistakes(store, tmp_path):
+    out = ["--out", tmp_path / "out"]
+    for words in ([], ["--recipe", "vsepp"], ["--vary", "model.dim=1"], ["--grid", "setdiv-b3", *VARY]):
+        assert "give --recipe with one --vary or more, or --grid" in refused(store, *out, *words, code=2)
+    both = ["--jobs", "2", "--scheduler", "tcp://127.0.0.1:9"]
+    assert "--jobs is for this machine" in refused(store, *out, *VARY, *both, code=2)
+    assert "Missing argument 'STORE'" in refused(*out, *VARY, code=2)
+    assert "there is no folder" in refused(store, *out, *VARY, "--csv", tmp_path / "no" / "t.csv", code=2)
+    assert "must end in .png" in refused(store, *out, *VARY, "--plot", tmp_path / "t.gif", code=2)
+    two = [*VARY, "--vary", "optimizer.lr=1,2", "--plot", tmp_path / "t.png"]
+    assert "a single varied key" in refused(store, *out, *two, code=2)
+    assert "did you mean 'setdiv-table4'?" in refused(store, *out, "--grid", "setdiv-tabel4")
+    sentence = refused(store, *out, *VARY, "--vary", "optimizer.lrr=1,2", "--set", "similarity=cosin")
+    assert "optimizer.lrr is not a key (did you mean 'lr'?)" in sentence
+    assert "did you mean 'cosine'?" in sentence
+    result = run(store, *out, *VARY, "--split", "dev", "--json", code=1)
+    assert "has no split 'dev'" in json.loads(result.stderr)["error"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_has_an_example():
+    assert "xret ablate f30k.zarr --recipe setdiv --vary" in run("--help").stdout

@@ -1,7 +1,7 @@
-"""From the cache to batches: usable samples of a split, shuffled, packed on the host and padded on the device."""
+"""From the cache to batches: usable samples of a split, shuffled, in the order that training or evaluation wants."""
 
-import itertools
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,25 +11,12 @@ from torch import Tensor
 
 from .cache import OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from .errors import CacheError
+from .placement import Placement, choose
+from .rows import ranges
+from .sides import Features, Fetched, JoinedSide, Side, StoredSide
+from .stream import block_order, opened_ahead, read_ahead
 
 Unit = Literal["image", "caption"]
-
-
-@dataclass
-class Features:
-    """Features of one modality, padded, on one device. What was not asked for is None.
-
-    Attributes:
-        length: valid local rows, int64 [B].
-        local: [B,N,C] in the cache's dtype; padding rows are zero.
-        global_: [B,C].
-        token: token ids, int64 [B,N].
-    """
-
-    length: Tensor
-    local: Tensor | None = None
-    global_: Tensor | None = None
-    token: Tensor | None = None
 
 
 @dataclass
@@ -55,6 +42,15 @@ class Batch:
         return images[:, None] == self.caption_image[None, :]
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """What a batch holds: images and captions of the split, and the image of each caption among the batch's."""
+
+    images: np.ndarray
+    captions: np.ndarray
+    caption_image: np.ndarray
+
+
 class Batches:
     """The usable samples of one split: images and captions that could be read.
 
@@ -66,6 +62,8 @@ class Batches:
         device: where batches are put.
         image_fields: which of ``local`` and ``global`` to read.
         caption_fields: which of ``local``, ``global`` and ``token`` to read.
+        placement: where the features lie meanwhile, see `placement.choose`. What is read once and in order had best
+            stay ``mapped``.
 
     Attributes:
         images: usable images.
@@ -74,9 +72,12 @@ class Batches:
         image_rows: image rows of the cache, int64.
         caption_rows: caption rows of the cache, int64.
         caption_image: index into `image_rows` of each of `caption_rows`, int64.
+        placement: where the features lie; never ``auto``.
+        waited: seconds that the host waited for the batches of the latest epoch.
 
     Raises:
         CacheError: the split is not there, is not complete, or has no usable sample.
+        RunError: it does not fit where `placement` puts it.
     """
 
     def __init__(
@@ -89,11 +90,11 @@ class Batches:
         device: str = "cpu",
         image_fields: set[str],
         caption_fields: set[str],
+        placement: Placement = "mapped",
     ) -> None:
         if split not in cache.splits:
             raise CacheError(f"{cache.url} has no split '{split}'; it has {', '.join(cache.splits)}")
-        self.image_set, self.caption_set, self.device = image_set, caption_set, device
-        self.image_fields, self.caption_fields = image_fields, caption_fields
+        self.image_set, self.caption_set, self.device = image_set, caption_set, torch.device(device)
         for features in (image_set, caption_set):
             _require_complete(features, split)
         images = np.arange(*cache.splits[split])
@@ -107,14 +108,40 @@ class Batches:
         if not self.captions:
             raise CacheError(f"{cache.url}: split '{split}' has no usable image with a caption")
 
+        sides = self._stored = (
+            StoredSide(image_set, self.image_rows, image_fields, self.device),
+            StoredSide(caption_set, self.caption_rows, caption_fields, self.device),
+        )
+        what = f"the features of {self.images:,} images and {self.captions:,} captions ({cache.dataset}, {split})"
+        size = 0 if placement in ("mapped", "stream") else sum(side.nbytes for side in sides)
+        self.placement = choose(placement, size, self.device, cache.store.is_local, what)
+        for side in sides:
+            side.place(self.placement)
+        self._images: Side = sides[0]
+        self._captions: Side = sides[1]
+        self._shard = image_set.blocks.shard_of(self.image_rows)
+        self._prepare([self])
+
+    def _prepare(self, parts: "Sequence[Batches]") -> None:
+        """Note where the captions of each image begin, and the samples of each of `parts`."""
+        self.waited = 0.0
+        self._first_caption = np.searchsorted(self.caption_image, np.arange(self.images + 1))
+        self._part_starts = {
+            "image": np.cumsum([0] + [part.images for part in parts]),
+            "caption": np.cumsum([0] + [part.captions for part in parts]),
+        }
+
     def steps(self, unit: Unit, batch_size: int) -> int:
         """Return how many batches an epoch has."""
-        return sum(1 for _ in self._orders(unit, batch_size, np.arange(self._items(unit))))
+        return sum(1 for _ in _cut(np.arange(self._units(unit)), batch_size))
 
     def epoch(
         self, *, unit: Unit, batch_size: int, seed: int, epoch: int, captions: int | None = None
     ) -> Iterator[Batch]:
-        """Yield an epoch's batches in an order that depends on seed and epoch alone.
+        """Yield an epoch's batches in an order that depends on seed and epoch alone, and read the next ones meanwhile.
+
+        Every unit comes once. Its place is drawn from all places; in ``stream`` from those of a group of shards.
+        Elsewhere the batches are the same, number by number, wherever the features lie.
 
         Args:
             unit: ``image``: a batch is `batch_size` images with all their captions (SetDiv, section 4.2);
@@ -125,92 +152,131 @@ class Batches:
             captions: with the unit ``image``, how many of an image's captions are drawn; None: all.
         """
         rng = np.random.default_rng([seed, epoch])
-        order = rng.permutation(self._items(unit))
-        by_image = _ragged(self.caption_image, self.images)
-        for units in self._orders(unit, batch_size, order):
-            if unit == "image":
-                images = units
-                chosen = np.concatenate(
-                    [
-                        by_image[image] if captions is None else rng.permutation(by_image[image])[:captions]
-                        for image in units
-                    ]
-                )
-            else:
-                images, chosen = np.unique(self.caption_image[units]), units
-            index = {image: position for position, image in enumerate(images.tolist())}
-            caption_image = torch.tensor([index[i] for i in self.caption_image[chosen].tolist()])
-            yield Batch(
-                self._images(self.image_rows[images]),
-                self._captions(self.caption_rows[chosen]),
-                caption_image.to(self.device),
-                torch.from_numpy(np.ascontiguousarray(chosen)),
-            )
+        if self.placement == "stream":
+            order, groups = block_order(self._shard if unit == "image" else self._shard[self.caption_image], rng)
+            plans = self._plans(unit, order, batch_size, captions, rng)
+            plans = opened_ahead(self._open, plans, lambda plan: self._shard[plan.images], groups)
+        else:
+            plans = self._plans(unit, rng.permutation(self._units(unit)), batch_size, captions, rng)
+        batches = read_ahead(self._fetch, self._finish, plans, self.device)
+        self.waited = 0.0
+        while True:
+            began = time.perf_counter()
+            batch = next(batches, None)
+            self.waited += time.perf_counter() - began
+            if batch is None:
+                return
+            yield batch
 
     def image_features(self, batch_size: int) -> Iterator[Features]:
         """Yield the features of all images, in the order of `image_rows`."""
-        for start in range(0, self.images, batch_size):
-            yield self._images(self.image_rows[start : start + batch_size])
+        parts = (np.arange(self.images)[start : start + batch_size] for start in range(0, self.images, batch_size))
+        return read_ahead(self._images.fetch, lambda _, fetched: self._images.finish(fetched), parts, self.device)
 
     def caption_features(self, batch_size: int) -> Iterator[Features]:
         """Yield the features of all captions, in the order of `caption_rows`."""
-        for start in range(0, self.captions, batch_size):
-            yield self._captions(self.caption_rows[start : start + batch_size])
+        parts = (np.arange(self.captions)[start : start + batch_size] for start in range(0, self.captions, batch_size))
+        return read_ahead(self._captions.fetch, lambda _, fetched: self._captions.finish(fetched), parts, self.device)
 
-    def _items(self, unit: Unit) -> int:
+    def _units(self, unit: Unit) -> int:
         return self.images if unit == "image" else self.captions
 
-    def _orders(self, unit: Unit, batch_size: int, order: np.ndarray) -> Iterator[np.ndarray]:
-        """Cut `order` into batches; a last batch of one unit, which has no negative, is left out."""
-        for start in range(0, len(order), batch_size):
-            units = order[start : start + batch_size]
-            if len(units) > 1:
-                yield units
+    def _plans(
+        self, unit: Unit, order: np.ndarray, batch_size: int, captions: int | None, rng: np.random.Generator
+    ) -> Iterator[_Plan]:
+        first = self._first_caption
+        for drawn in _cut(order, batch_size):
+            part = np.searchsorted(self._part_starts[unit], drawn, side="right")
+            units = drawn[np.argsort(part, kind="stable")]  # joined data sets one after the other
+            if unit == "caption":
+                images, caption_image = np.unique(self.caption_image[units], return_inverse=True)
+                yield _Plan(images, units, caption_image)
+                continue
+            count = first[units + 1] - first[units]
+            chosen = ranges(first[units], count)
+            if captions is not None:
+                bounds = np.cumsum(count)[:-1]
+                chosen = np.concatenate([rng.permutation(own)[:captions] for own in np.split(chosen, bounds)])
+                count = np.minimum(count, captions)
+            yield _Plan(units, chosen, np.repeat(np.arange(len(units)), count))
 
-    def _images(self, rows: np.ndarray) -> Features:
-        features = Features(self._put(self.image_set.length[rows].astype(np.int64)))
-        if "local" in self.image_fields:
-            features.local = self._put(self.image_set.local(rows))
-        if "global" in self.image_fields:
-            features.global_ = self._put(self.image_set.global_(rows))
-        return features
+    def _fetch(self, plan: _Plan) -> tuple[list[Fetched], list[Fetched]]:
+        return self._images.fetch(plan.images), self._captions.fetch(plan.captions)
 
-    def _captions(self, rows: np.ndarray) -> Features:
-        length = self._put(self.caption_set.length[rows].astype(np.int64))
-        features = Features(length)
-        if "local" in self.caption_fields:
-            features.local = pad(self._put(self.caption_set.local(rows)), length)
-        if "token" in self.caption_fields:
-            features.token = pad(self._put(self.caption_set.token(rows).astype(np.int64)), length)
-        if "global" in self.caption_fields:
-            features.global_ = self._put(self.caption_set.global_(rows))
-        return features
+    def _finish(self, plan: _Plan, fetched: tuple[list[Fetched], list[Fetched]]) -> Batch:
+        return Batch(
+            self._images.finish(fetched[0]),
+            self._captions.finish(fetched[1]),
+            torch.from_numpy(plan.caption_image).to(self.device, non_blocking=True),
+            torch.from_numpy(plan.captions),
+        )
 
-    def _put(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(self.device, non_blocking=True)
+    def _open(self, shards: np.ndarray) -> None:
+        """Read one sample of each shard, whereby its files are opened, checked and, of an object store, fetched."""
+        images = np.searchsorted(self._shard, np.sort(shards))
+        captions = np.unique(self._first_caption[images].clip(max=self.captions - 1))
+        self._fetch(_Plan(images, captions, captions))
 
 
-def pad(packed: Tensor, length: Tensor) -> Tensor:
-    """Lay packed rows out with zeros behind each sample's own.
+class JoinedBatches(Batches):
+    """The same split of several data sets as one, for training; its samples are counted on from part to part.
 
     Args:
-        packed: [sum of lengths, ...].
-        length: int64 [B].
+        parts: of the same fields on the same device, with equal feature sets.
 
-    Returns:
-        [B, longest, ...].
+    Attributes:
+        parts: these. `image_rows` and `caption_rows` are theirs alone, and so are the sets of the others.
+        image_set, caption_set: of the first part.
+
+    Raises:
+        CacheError: the parts' features are not of the same encoders, or their words not of the same vocabulary.
     """
-    longest = int(length.max())
-    inside = torch.arange(longest, device=packed.device)[None, :] < length[:, None]
-    padded = packed.new_zeros((len(length), longest, *packed.shape[1:]))
-    padded[inside] = packed
-    return padded
+
+    def __init__(self, parts: Sequence[Batches]) -> None:
+        for part in parts[1:]:
+            _require_equal(parts[0], part)
+        self.parts = tuple(parts)
+        self.image_set, self.caption_set, self.device = parts[0].image_set, parts[0].caption_set, parts[0].device
+        self.images, self.captions, self.skipped = (
+            sum(getattr(part, name) for part in parts) for name in ("images", "captions", "skipped")
+        )
+        self.placement = "stream" if any(part.placement == "stream" for part in parts) else parts[0].placement
+        self._images = JoinedSide([part._stored[0] for part in parts])
+        self._captions = JoinedSide([part._stored[1] for part in parts])
+        self.caption_image = _counted_on([part.caption_image for part in parts], [part.images for part in parts])
+        self._shard = _counted_on([part._shard for part in parts], [int(part._shard.max()) + 1 for part in parts])
+        self._prepare(parts)
 
 
-def _ragged(owner: np.ndarray, owners: int) -> list[np.ndarray]:
-    """Return the positions in `owner` of each of 0 … owners - 1; `owner` is sorted."""
-    bounds = np.searchsorted(owner, np.arange(owners + 1))
-    return [np.arange(a, b) for a, b in itertools.pairwise(bounds)]
+def _counted_on(numbers: Iterable[np.ndarray], sizes: Sequence[int]) -> np.ndarray:
+    """Return all numbers behind one another, each part's raised by the sizes of the parts before."""
+    starts = np.cumsum([0, *sizes[:-1]])
+    return np.concatenate([part + start for part, start in zip(numbers, starts, strict=True)])
+
+
+def _cut(order: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
+    """Cut `order` into batches; a last batch of one unit, which has no negative, is left out."""
+    for start in range(0, len(order), batch_size):
+        units = order[start : start + batch_size]
+        if len(units) > 1:
+            yield units
+
+
+def _require_equal(first: Batches, other: Batches) -> None:
+    where = f"{other.image_set.cache.url} cannot be joined to {first.image_set.cache.url}:"
+    if other.image_set.fingerprint != first.image_set.fingerprint:
+        raise CacheError(
+            f"{where} its images '{other.image_set.name}' are not of the encoder of '{first.image_set.name}';"
+            " extract them with the same words"
+        )
+    one, two = first.caption_set, other.caption_set
+    if one.vocabulary is not None and one.vocabulary != two.vocabulary:
+        raise CacheError(f"{where} its captions '{two.name}' have another vocabulary; tokenise them with the first's")
+    if one.vocabulary is None and (two.vocabulary is not None or one.fingerprint != two.fingerprint):
+        raise CacheError(
+            f"{where} its captions '{two.name}' are not of the encoder of '{one.name}'; extract them with the same"
+            " words"
+        )
 
 
 def _require_complete(features: FeatureSet, split: str) -> None:

@@ -4,6 +4,7 @@ A Zarr slice of a sharded array decodes every block it touches; here a row of an
 a map, so that a random batch costs no more than a sequential one.
 """
 
+import math
 import struct
 import sys
 import threading
@@ -16,7 +17,6 @@ from .store import Store
 
 # Of an object store an array keeps its last shards: three groups of a block shuffle, and more where they are small.
 KEPT, KEPT_BYTES = 24, 2 << 30
-_SPARE = 4  # arrays that were handed out and may be used again
 
 
 class Rows:
@@ -37,9 +37,9 @@ class Rows:
         self._block = array.chunks[0]
         self._sharded = array.shards is not None
         self._store, self._folder = store, f"{name}/c"
-        self._blocks: dict[int, list[np.ndarray]] = {}  # of each open shard, the least recently opened first
-        self._spare: list[np.ndarray] = []
-        self._opening, self._lending = threading.Lock(), threading.Lock()
+        self._blocks: dict[int, list[np.ndarray]] = {}  # of each open shard, the first opened first
+        self._opening = threading.Lock()
+        self._buffers = Buffers()
 
     def gather(self, first: np.ndarray, count: np.ndarray | int = 1) -> np.ndarray:
         """Return the rows ``first[i] : first[i] + count[i]`` of all i, one range after the other.
@@ -54,49 +54,38 @@ class Rows:
         Raises:
             CacheError: a shard is missing or its checksum does not fit.
         """
-        counts = np.broadcast_to(np.asarray(count, dtype=np.int64), np.shape(first))
-        out = self._empty(int(counts.sum()))
+        first = np.asarray(first, dtype=np.int64)
+        counts = np.broadcast_to(np.asarray(count, dtype=np.int64), first.shape)
+        out = self._buffers.empty((int(counts.sum()), *self.row_shape), self.dtype)
         at = 0
-        for row, left in zip(np.asarray(first).tolist(), counts.tolist(), strict=True):
-            while left:
-                shard, inside = divmod(row, self._shard)
-                block, start = divmod(inside, self._block)
-                rows = (self._blocks.get(shard) or self._open(shard))[block][start : start + left]
-                taken = len(rows)
-                out[at : at + taken] = rows
-                row, left, at = row + taken, left - taken, at + taken
+        per_shard = self._shard // self._block
+        for block, start, taken in zip(*self._pieces(first, counts), strict=True):
+            shard, inside = divmod(block, per_shard)
+            blocks = self._blocks.get(shard) or self._open(shard)
+            out[at : at + taken] = blocks[inside][start : start + taken]
+            at += taken
         return out
 
-    def _empty(self, rows: int) -> np.ndarray:
-        """Return an array for so many rows, in memory that was handed out before where nobody refers to it now.
-
-        Pages that a process gets from the system are cleared first, which takes longer than the copy into them.
-        """
-        size = rows * int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
-        with self._lending:
-            # Two references: of the list, and of the call itself. Every view of a spare array is one more.
-            free = [i for i in range(len(self._spare)) if sys.getrefcount(self._spare[i]) == 2]
-            found = next((i for i in free if self._spare[i].nbytes >= size), None)
-            memory = np.empty(size, dtype=np.uint8) if found is None else self._spare[found]
-            if found is None and free:
-                self._spare[free[0]] = memory
-            elif found is None and len(self._spare) < _SPARE:
-                self._spare.append(memory)
-        return memory[:size].view(self.dtype).reshape(rows, *self.row_shape)
+    def _pieces(self, first: np.ndarray, counts: np.ndarray) -> tuple[list[int], list[int], list[int]]:
+        """Cut ranges where blocks end; return each piece's block, its first row there and how many rows it has."""
+        last = first + counts
+        begin, end = first // self._block, -(-last // self._block)
+        pieces = np.where(counts > 0, end - begin, 0)
+        of_range = np.repeat(np.arange(len(first)), pieces)
+        block = ranges(begin, pieces)
+        start = np.maximum(first[of_range], block * self._block)
+        stop = np.minimum(last[of_range], (block + 1) * self._block)
+        return block.tolist(), (start - block * self._block).tolist(), (stop - start).tolist()
 
     def _open(self, shard: int) -> list[np.ndarray]:
         with self._opening:
-            if shard not in self._blocks:  # another thread may have opened it meanwhile
-                self._blocks[shard] = self._read(shard)
-                if not self._store.is_local:
-                    self._forget()
-            return self._blocks[shard]
-
-    def _forget(self) -> None:
-        """Let go of the shards that were read first, as long as enough others are kept."""
-        size = math.prod((self._shard, *self.row_shape)) * self.dtype.itemsize
-        while len(self._blocks) > max(KEPT, KEPT_BYTES // size):
-            del self._blocks[next(iter(self._blocks))]
+            blocks = self._blocks.get(shard)  # another thread may have opened it meanwhile
+            if blocks is None:
+                blocks = self._blocks[shard] = self._read(shard)
+                size = math.prod((self._shard, *self.row_shape)) * self.dtype.itemsize
+                if not self._store.is_local and len(self._blocks) > max(KEPT, KEPT_BYTES // size):
+                    del self._blocks[next(iter(self._blocks))]
+            return blocks
 
     def _read(self, shard: int) -> list[np.ndarray]:
         name = "/".join([self._folder, str(shard)] + ["0"] * len(self.row_shape))
@@ -118,7 +107,8 @@ class Rows:
             data = self._store.find_bytes(name)
             return None if data is None else np.frombuffer(data, dtype=np.uint8)
         try:
-            return np.memmap(self._store.path(name), dtype=np.uint8, mode="r")
+            # As a plain array: each slice of a memmap runs through Python.
+            return np.memmap(self._store.path(name), dtype=np.uint8, mode="r").view(np.ndarray)
         except (OSError, ValueError):  # an empty file cannot be mapped
             return None
 
@@ -130,6 +120,39 @@ class Rows:
             raise CacheError(f"{path} is damaged (index); `xret cache verify` lists what is affected")
         pairs = index[:-4].view("<u8").reshape(blocks, 2).tolist()
         return [(offset, length) for offset, length in pairs]
+
+
+class Buffers:
+    """Arrays in memory that was handed out before, where nobody refers to it any more.
+
+    Pages that a process gets from the system are cleared first, which takes longer than the copy into them.
+    """
+
+    _KEPT = 4
+
+    def __init__(self) -> None:
+        self._memory: list[np.ndarray] = []
+        self._lending = threading.Lock()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Return an array with any values."""
+        size = math.prod(shape) * dtype.itemsize
+        with self._lending:
+            # Two references: of the list, and of the call itself. An array that was handed out is one more.
+            free = [i for i in range(len(self._memory)) if sys.getrefcount(self._memory[i]) == 2]
+            found = next((i for i in free if self._memory[i].nbytes >= size), None)
+            memory = np.empty(size, dtype=np.uint8) if found is None else self._memory[found]
+            if found is None and free:
+                self._memory[free[0]] = memory
+            elif found is None and len(self._memory) < self._KEPT:
+                self._memory.append(memory)
+        return memory[:size].view(dtype).reshape(shape)
+
+
+def ranges(start: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Return the numbers ``start[i] … start[i] + count[i] - 1`` of all i, one range after the other, int64."""
+    ends = np.cumsum(count)
+    return np.repeat(start - ends + count, count) + np.arange(ends[-1] if len(ends) else 0)
 
 
 def _crc32c(data: np.ndarray) -> int:

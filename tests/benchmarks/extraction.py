@@ -82,7 +82,7 @@ def images(dataset: str, data_root: Path | None, split: str, **options: Any) -> 
             values = (values - encoder._mean).div_(encoder._std).contiguous(memory_format=torch.channels_last)
             _wait(device)
             began = time.perf_counter()
-            encoder._network(values)
+            encoder.network(values)
             _wait(device)
             seconds += time.perf_counter() - began
         return seconds / (len(pixels) // batch * batch)
@@ -130,7 +130,7 @@ def captions(dataset: str, data_root: Path | None, split: str, **options: Any) -
             valid = (torch.arange(padded.shape[1], device=device) < length[:, None]).long()
             _wait(device)
             began = time.perf_counter()
-            encoder._model(input_ids=padded, attention_mask=valid)
+            encoder.network(input_ids=padded, attention_mask=valid)
             _wait(device)
             seconds += time.perf_counter() - began
         return seconds / sum(map(len, batches))

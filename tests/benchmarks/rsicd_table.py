@@ -43,7 +43,7 @@ COMMON = (
     "data.captions=1",
     "schedule.name=cosine",
     "schedule.warmup_epochs=0",
-    "optimizer.lr=0.001",
+    "optimizer.lr=0.002",
     "optimizer.aggregator_lr=1",
 )
 NARROW = ("aggregator.image.head_dim=256", "aggregator.text.head_dim=256")
@@ -75,7 +75,7 @@ def settings(recipe: str, text: str, exclude: bool, epochs: int) -> list[str]:
 @click.argument("store")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the cells.")
 @click.option("--seeds", default=3, show_default=True)
-@click.option("--epochs", default=12, show_default=True)
+@click.option("--epochs", default=20, show_default=True)
 @click.option("--minutes", type=float, help="Begin no cell after so long; by default all are trained.")
 @click.option("--share", default="1/1", show_default=True, help="Train only cells K of N, as 1/2, beside another.")
 def main(store: str, out: Path, seeds: int, epochs: int, minutes: float | None, share: str) -> None:

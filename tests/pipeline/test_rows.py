@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from xret.pipeline.errors import CacheError
-from xret.pipeline.rows import Rows
+from xret.pipeline.rows import Buffers, Rows
 from xret.pipeline.store import Store
 
 ROWS = 48
@@ -64,3 +64,23 @@ def test_a_missing_shard_is_an_error(tmp_path):
     store.create_array("a", (16, 8), 16, "float16", inner=8)
     with pytest.raises(CacheError, match="is missing"):
         Rows(store, "a").gather(np.array([0]))
+
+
+def test_memory_is_used_again_once_nobody_looks_at_it():
+    buffers, dtype = Buffers(), np.dtype(np.float16)
+    first = buffers.empty((5, 4), dtype)
+    address = first.ctypes.data
+    view = first[1:3]
+    del first
+    other = buffers.empty((5, 4), dtype)  # the first one is still looked at
+    assert other.ctypes.data != address
+    del view
+    smaller = buffers.empty((2, 3, 2), dtype)
+    assert smaller.ctypes.data == address and smaller.shape == (2, 3, 2) and smaller.dtype == dtype
+    del smaller
+    larger = buffers.empty((50, 4), dtype)
+    larger[:], other[:] = 1, 2
+    assert larger.sum() == 200 and other.sum() == 40
+    assert buffers.empty((0, 4), dtype).shape == (0, 4)
+    many = [buffers.empty((9,), dtype) for _ in range(9)]
+    assert len({array.ctypes.data for array in many}) == 9  # none of them shares its memory

@@ -1,0 +1,136 @@
+"""What keeps a device from waiting for its batches: a thread that reads ahead, and an order that suits a disk."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, is_dataclass
+from itertools import islice
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+F = TypeVar("F")
+R = TypeVar("R")
+T = TypeVar("T")
+
+GROUP = 8  # shards whose samples are mixed with one another, or more where these hold fewer than
+MIXED = 4096  # samples
+_AHEAD = 2  # batches that are read before they are asked for
+
+
+def block_order(
+    shard: np.ndarray, rng: np.random.Generator, group: int | None = None
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return an order that visits shuffled shards in groups, and shuffles the samples of each group.
+
+    Batches are cut from it without regard to the groups, so that what a group leaves over goes with the next one.
+
+    Args:
+        shard: the shard of each sample, int64 [S].
+        rng: decides.
+        group: shards in a group; None: `GROUP`, or as many as hold `MIXED` samples.
+
+    Returns:
+        The order, a permutation of 0 … S - 1, and the shards of each group.
+    """
+    shards, position = np.unique(shard, return_inverse=True)
+    group = group or max(GROUP, -(-MIXED * len(shards) // len(shard)))
+    shuffled = rng.permutation(len(shards))
+    group_of = np.empty(len(shards), dtype=np.int64)
+    group_of[shuffled] = np.arange(len(shards)) // group
+    order = rng.permutation(len(shard))
+    order = order[np.argsort(group_of[position[order]], kind="stable")]
+    return order, [shards[shuffled[first : first + group]] for first in range(0, len(shards), group)]
+
+
+def opened_ahead(
+    open_shards: Callable[[np.ndarray], object],
+    items: Iterable[T],
+    shards_of: Callable[[T], np.ndarray],
+    groups: Sequence[np.ndarray],
+) -> Iterator[T]:
+    """Yield `items`; with the first one that touches a group, a thread begins to open the shards of the next group.
+
+    Groups are opened in order, the first one as well, so that a reader that keeps three groups needs nothing twice.
+
+    Args:
+        open_shards: opens shards; what it raises, whoever reads from them finds out.
+        items: in the order of `block_order`.
+        shards_of: returns the shards that an item touches.
+        groups: the shards of each group.
+    """
+    group_of = {shard: number for number, shards in enumerate(groups) for shard in shards.tolist()}
+    opened = -1
+
+    def open_group(number: int) -> None:
+        if number >= opened - 1:  # otherwise it comes too late: its samples have been read
+            open_shards(groups[number])
+
+    with ThreadPoolExecutor(1, "open-ahead") as pool:
+        try:
+            for item in items:
+                latest = max(group_of[shard] for shard in np.unique(shards_of(item)).tolist())
+                while opened < min(latest + 1, len(groups) - 1):
+                    opened += 1
+                    pool.submit(open_group, opened)
+                yield item
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def read_ahead(
+    fetch: Callable[[T], F], finish: Callable[[T, F], R], items: Iterable[T], device: torch.device
+) -> Iterator[R]:
+    """Yield ``finish(item, fetch(item))`` of each item, in order; a thread works on the next ones meanwhile.
+
+    On a GPU the thread does both, on a stream of its own. On a CPU it only fetches: torch would start as many threads
+    for it as there are cores, beside those that compute.
+
+    Args:
+        fetch: what the host does, without torch's threads.
+        finish: what puts it on the device, a dataclass of tensors.
+        items: taken in the thread that iterates.
+        device: where to.
+    """
+    if device.type != "cuda":
+        for item, fetched in _ahead(lambda item: (item, fetch(item)), items):
+            yield finish(item, fetched)
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))  # which may still be filling tables
+
+    def make(item: T) -> tuple[R, torch.cuda.Event]:
+        with torch.cuda.stream(stream):
+            return finish(item, fetch(item)), stream.record_event()
+
+    for made, ready in _ahead(make, items):
+        computing = torch.cuda.current_stream(device)
+        computing.wait_event(ready)
+        for tensor in _tensors(made):
+            tensor.record_stream(computing)  # its memory is not to be used anew before that stream is done with it
+        yield made
+
+
+def _ahead(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """Yield ``work(item)`` of each item in order; one thread is `_AHEAD` items ahead."""
+    rest = iter(items)
+    with ThreadPoolExecutor(1, "read-ahead") as pool:
+        try:
+            pending = deque(pool.submit(work, item) for item in islice(rest, _AHEAD))
+            while pending:
+                done = pending.popleft().result()
+                pending.extend(pool.submit(work, item) for item in islice(rest, 1))
+                yield done
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors on a GPU in a dataclass, and in the dataclasses it holds."""
+    if isinstance(value, Tensor) and value.is_cuda:
+        yield value
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _tensors(getattr(value, field.name))

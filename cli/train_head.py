@@ -17,7 +17,7 @@ import click
 @click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Same seed, same numbers."
 )
-@click.option("--resume", is_flag=True, help="Go on behind the last complete epoch, with the same words as before.")
+@click.option("--resume", is_flag=True, help="Go on where it stopped, with the same words as before.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def train_head(
     store: str, recipe: str, settings: tuple[str, ...], out: str, device: str, seed: int, resume: bool, as_json: bool
@@ -27,11 +27,15 @@ def train_head(
     \b
     xret train-head rsicd.zarr --recipe setdiv --out run
     xret train-head rsicd.zarr --recipe setdiv --set schedule.epochs=20 --set loss.triplet.margin=0.2 --out run2
+    torchrun --nproc-per-node 2 -m xret.cli train-head rsicd.zarr --recipe setdiv --out run3
     """
+    from ..heads.ranks import speaks
     from ..heads.recipe import load_recipe
     from ..heads.training import train
 
     summary = train(store, load_recipe(recipe, settings), out, device=device, seed=seed, resume=resume)
+    if not speaks():
+        return
     if as_json:
         click.echo(json.dumps(asdict(summary)))
         return

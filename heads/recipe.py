@@ -36,6 +36,7 @@ class Data:
     unit: Literal["image", "caption"] = "image"  # image: a batch holds images with all their captions
     batch_size: Annotated[int, Min(2)] = 128  # in units
     captions: Annotated[int, Min(1)] | None = None  # unit image: so many of an image's, drawn each epoch; null: all
+    chunk: Annotated[int, Min(1)] | None = None  # units embedded at once, with the gradients of the batch; null: all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,7 @@ class Optimizer:
     lr: Annotated[float, Min(0)] = 1e-3
     weight_decay: Annotated[float, Min(0)] = 0.0  # of matrices; biases and normalisations never decay
     clip: Annotated[float, Min(0)] | None = 2.0  # largest norm of the whole gradient
+    ema: Annotated[float, Min(0)] | None = None  # decay a step of the weights' moving average, which is then evaluated
     # Times lr, for the weights of each component:
     adapter_lr: Annotated[float, Min(0)] = 1.0
     aggregator_lr: Annotated[float, Min(0)] = 1.0
@@ -83,6 +85,7 @@ class Schedule:
     gamma: Annotated[float, Min(0)] = 0.1  # … lr is multiplied by this
     warmup_epochs: Annotated[int, Min(0)] = 0  # over so many epochs lr rises linearly from 0, step by step, …
     warmup_after: Annotated[int, Min(0)] = 0  # … beginning behind this many
+    patience: Annotated[int, Min(1)] | None = None  # stop when so many epochs were no better in validation RSUM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +98,10 @@ class Augmentation:
 
 @dataclass(frozen=True, kw_only=True)
 class Finetune:
-    """How the backbones are trained when they are put back; `image_lr` and `text_lr` of 0 leave one on the cache."""
+    """How the backbones are trained when they are put back.
+
+    `image_lr` and `text_lr` of 0 leave one on the cache, unless `xret finetune --reattach` names it.
+    """
 
     image_lr: Annotated[float, Min(0)] = 0.0  # times lr
     text_lr: Annotated[float, Min(0)] = 0.0  # times lr
@@ -104,6 +110,7 @@ class Finetune:
     image_size: Annotated[int, Min(32)] | None = None  # pixels a side; null: that of the cache
     crop_and_flip: bool = False  # random crops and horizontal flips
     mask_words: Annotated[float, Min(0)] = 0.0  # share of the caption's words that are masked, replaced or dropped
+    checkpointing: bool = False  # compute the backbones' activations again backwards: less memory, a third more time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +118,10 @@ class Runtime:
     """How it is computed. `auto` precision: bfloat16 (or float16) on a GPU, float32 on a CPU."""
 
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    cache: Literal["auto", "device", "pinned", "stream"] = "auto"  # where the features lie while training
+    compile: bool = False  # torch.compile for aggregators and similarity
+    checkpoint_steps: Annotated[int, Min(1)] | None = None  # state.pt also every so many steps; null: every epoch
+    log: Literal["none", "tensorboard", "wandb"] = "none"  # beside metrics.jsonl
 
 
 @dataclass(frozen=True, kw_only=True)

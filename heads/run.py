@@ -1,13 +1,14 @@
 """A run: the folder that a training leaves behind, and that evaluation reads.
 
     run.json            what was trained on what: {format, version, store, manifest_sha256, image_set, text_set,
-                        fingerprints, seed, device, versions, best_epoch, best_rsum}
+                        fingerprints, seed, device, versions, streamed, best_epoch, best_rsum}
     recipe.yaml         the resolved recipe
     config.json         recipe and feature facts: all that is needed to rebuild the model
     vocabulary.json     where words are used: the words by token id
     model.safetensors   the weights of the best epoch by validation RSUM
-    state.pt            to go on from the last complete epoch; tensors and plain scalars only
-    metrics.jsonl       one line an epoch
+    state.pt            to go on from the last complete epoch, or a step behind it; tensors and plain scalars only
+    metrics.jsonl       one line an epoch; `collapsed` where the triplet loss sits at its constant
+    tensorboard/        where runtime.log says so
 
 Every file is replaced in one step, and the folder appears in one step, so that a kill leaves nothing half-written.
 """
@@ -27,12 +28,14 @@ import safetensors.torch
 import torch
 import yaml
 from safetensors import SafetensorError
+from torch import nn
 
 from ..pipeline.errors import RunError
 from .model import FeatureFacts, Model, build_model
 from .recipe import Recipe, resolve
 
 FORMAT, VERSION = "xret-run", 1
+MAY_CHANGE = ("runtime.cache", "runtime.checkpoint_steps", "runtime.log")  # when a run is resumed
 TEXTS = ("store", "image_set", "text_set", "fingerprints.image", "fingerprints.text")  # that run.json must have
 
 
@@ -88,8 +91,7 @@ class Run:
             RunError: something is there already, or the folder cannot be written.
         """
         path = Path(path)
-        if path.exists():
-            raise RunError(f"{path} exists; take another --out, or continue that run with --resume")
+        require_free(path)
         partial = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,14 +114,17 @@ class Run:
         return cls(path)
 
     def refuse_difference(self, facts: dict[str, Any], recipe: Recipe) -> None:
-        """Raise RunError, naming what differs, if the run was begun with another recipe or other `facts` of `info`."""
+        """Raise RunError, naming what differs, if the run was begun with another recipe or other `facts` of `info`.
+
+        Keys of the recipe that no number depends on may differ.
+        """
         then, now = _flat(self.recipe.to_dict()), _flat(recipe.to_dict())
         then |= _flat({key: self.info.get(key) for key in facts})
         now |= _flat(facts)
         differing = [
             f"{key} is {then.get(key)} there and {now.get(key)} now"
             for key in sorted({*then, *now})
-            if then.get(key) != now.get(key)
+            if then.get(key) != now.get(key) and key not in MAY_CHANGE
         ]
         if differing:
             raise RunError(f"{self.path} cannot be resumed, it was begun otherwise: {'; '.join(differing)}")
@@ -146,7 +151,7 @@ class Run:
             raise RunError(f"{file} does not fit the run's config.json or is damaged; train the run again") from error
         return model.to(device).eval()
 
-    def save_best(self, model: Model) -> None:
+    def save_best(self, model: nn.Module) -> None:
         """Write the weights of the best epoch."""
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
         _replace(self.path / "model.safetensors", lambda path: safetensors.torch.save_file(tensors, path))
@@ -165,16 +170,20 @@ class Run:
         _replace(self.path / "metrics.jsonl", lambda path: path.write_text(text, encoding="utf-8"))
         self.info.update(best_epoch=best_epoch, best_rsum=best_rsum)
         _write_json(self.path / "run.json", self.info)
+        self.save_state(state)
+
+    def save_state(self, state: dict[str, Any]) -> None:
+        """Write down where to go on from; tensors and plain scalars."""
         _replace(self.path / "state.pt", lambda path: torch.save(state, path))
 
     @property
     def begun(self) -> bool:
-        """Whether an epoch is complete."""
+        """Whether there is something to go on from: a complete epoch, or a step that was written down."""
         return (self.path / "state.pt").exists()
 
     @contextmanager
     def removed_unless_begun(self, created: bool) -> Iterator[None]:
-        """Remove a folder that was just `created` where training fails before an epoch is complete: the corrected
+        """Remove a folder that was just `created` where training fails before it has `begun`: the corrected
         command may then take the same --out. What is interrupted or killed stays, to be resumed.
         """
         try:
@@ -185,7 +194,7 @@ class Run:
             raise
 
     def load_state(self, device: torch.device) -> dict[str, Any] | None:
-        """Return the state of the last complete epoch, or None before the first.
+        """Return where to go on from, or None where nothing has `begun`.
 
         Raises:
             RunError: it cannot be read.
@@ -231,6 +240,12 @@ class Run:
 
     def _damaged(self, name: str) -> RunError:
         return RunError(f"{self.path / name} is missing or damaged; train the run again")
+
+
+def require_free(path: str | Path) -> None:
+    """Raise RunError if a run cannot be made at `path`, because something is there."""
+    if Path(path).exists():
+        raise RunError(f"{path} exists; take another --out, or continue that run with --resume")
 
 
 def versions() -> dict[str, str]:

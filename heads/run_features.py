@@ -68,9 +68,11 @@ def _caption_set(run: Run, cache: FeatureCache) -> CaptionSet:
 
 def _refusal(run: Run, cache: FeatureCache, modality: str, name: str) -> RunError:
     there = ", ".join(cache.set_names(modality)) or "none"
+    tuned = (run.info.get("backbones") or {}).get("visual" if modality == "images" else "text")
+    way = f"`xret extract … --from-run {run.path}`" if tuned else "the same encoder, weights and options"
     return RunError(
         f"{run.path} needs the feature set '{name}' of {modality}, and {cache.url} has {there}: extract it there with "
-        "the same encoder, weights and options"
+        f"{way}"
     )
 
 

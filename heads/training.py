@@ -1,27 +1,56 @@
 """Training a head from cached features, from top to bottom."""
 
-import math
-import sys
 import time
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..pipeline.batches import Batches
 from ..pipeline.cache import FeatureCache
-from ..pipeline.device import deterministic, pick_device, within_memory
-from ..pipeline.errors import CacheError, RecipeError, RunError
+from ..pipeline.device import deterministic
+from ..pipeline.errors import RunError
 from ..pipeline.progress import Progress
-from ..pipeline.word_vectors import read_word_vectors
-from .augmentation import drop_rows
+from .compilation import compile_parts
 from .evaluation import caption_texts, compare, embed, recalls
+from .event_log import epoch_tags, event_log, require_log, step_tags
+from .large_batches import require_whole_batches
 from .model import Model, build_losses, build_model, feature_facts
-from .recipe import Optimizer, Recipe, Schedule
-from .run import Run, absolute, versions
+from .objective import Objective, same_text, same_texts
+from .optimisation import (
+    autocast_dtype,
+    build_optimizer,
+    learning_rate,
+    moving_average,
+    set_rates,
+    warmup,
+    weights_of,
+)
+from .preparation import load_vectors, open_run, placement_of, require_splits
+from .ranks import Ranks, Silent, joined
+from .recipe import Recipe
+from .run import Run, require_free
+from .training_state import TrainingState
+from .watch import STEPS, CollapseWatch, enough_memory, not_finite
+
+__all__ = [
+    "TrainSummary",
+    "autocast_dtype",
+    "build_optimizer",
+    "describe",
+    "learning_rate",
+    "not_finite",
+    "require_splits",
+    "same_text",
+    "same_texts",
+    "train",
+    "validate",
+    "warmup",
+    "weights_of",
+]
 
 
 @dataclass(frozen=True)
@@ -57,7 +86,8 @@ def train(
     """Train the head that `recipe` describes on the features in `store`, and leave a run at `out`.
 
     The same seed gives the same numbers on the same device, also where the training was stopped and resumed: every
-    epoch draws from a generator that is seeded by `seed` and its number alone.
+    step draws from a generator that is seeded by `seed`, its epoch and its number alone. Under torchrun all processes
+    train one head; see `ranks`.
 
     Args:
         store: the feature cache; its splits `train` and `val` are used.
@@ -65,16 +95,25 @@ def train(
         out: the run folder; must not exist, unless `resume`.
         device: ``auto``, ``cpu`` or ``cuda``.
         seed: decides the first weights and the order of samples; 0 or more.
-        resume: go on behind the last complete epoch of `out`. Starts it where there is nothing yet. The store may
-            have been moved.
+        resume: go on behind the last complete epoch of `out`, or the last step that was written down. Starts it where
+            there is nothing yet. The store may have been moved.
 
     Raises:
         RecipeError: the recipe does not fit the feature sets.
         CacheError: the store, its feature sets or its splits cannot be used.
         RunError: `out` exists or does not fit, memory does not suffice, or the loss is not finite. A folder that
-            this call made is removed if its first epoch fails.
+            this call made is removed if its first epoch fails, unless there is something in it to go on from.
     """
-    target = pick_device(device)
+    require_log(recipe.runtime.log)
+    if not resume:
+        require_free(out)
+    with joined(device) as (ranks, target):
+        return _train(store, recipe, out, ranks, target, seed, resume)
+
+
+def _train(
+    store: str, recipe: Recipe, out: str | Path, ranks: Ranks, target: torch.device, seed: int, resume: bool
+) -> TrainSummary:
     cache = FeatureCache.open(store)
     require_splits(cache)
     image_set, caption_set = cache.image_set(recipe.data.image), cache.caption_set(recipe.data.text)
@@ -82,290 +121,174 @@ def train(
 
     # The weights are drawn on the CPU, so that a seed means the same beginning on every device.
     torch.manual_seed(seed)
-    with within_memory(target):
+    with enough_memory(target, recipe):
         model = build_model(recipe, image_facts, text_facts).to(target)
+        average = moving_average(model, recipe.optimizer.ema)
+    if recipe.data.chunk is not None or ranks.count > 1:
+        require_whole_batches(model, "data.chunk" if ranks.count == 1 else "torchrun")
     losses = build_losses(recipe, text_facts).to(target)
-    optimizer = build_optimizer(model, losses, recipe.optimizer)
     precision = autocast_dtype(recipe.runtime.precision, target)
     # float16 loses small gradients without scaling; bfloat16 has float32's range.
     scaler = torch.amp.GradScaler(target.type, enabled=precision is torch.float16)
+    state = TrainingState(model, losses, build_optimizer(model, losses, recipe.optimizer), scaler, average)
 
-    train_split, val_split = (
-        Batches(
-            cache,
-            image_set,
-            caption_set,
-            split,
-            device=str(target),
-            image_fields=model.image_fields,
-            caption_fields=model.caption_fields,
+    with enough_memory(target, recipe):
+        train_split, val_split = (
+            Batches(
+                cache,
+                image_set,
+                caption_set,
+                split,
+                device=str(target),
+                image_fields=model.image_fields,
+                caption_fields=model.caption_fields,
+                placement=placement,
+            )
+            for split, placement in (("train", placement_of(out, recipe, resume)), ("val", "mapped"))
         )
-        for split in ("train", "val")
-    )
-    unit, batch_size, epochs = recipe.data.unit, recipe.data.batch_size, recipe.schedule.epochs
-    val_texts, val_image = caption_texts(cache, val_split), torch.as_tensor(val_split.caption_image)
-    if train_split.steps(unit, batch_size) == 0:
-        raise RunError(f"split 'train' of {cache.url} has a single {unit}, and a batch needs two: add samples")
+    if train_split.steps(recipe.data.unit, recipe.data.batch_size) == 0:
+        raise RunError(
+            f"split 'train' of {cache.url} has a single {recipe.data.unit}, and a batch needs two: add samples"
+        )
 
-    facts = {
-        "manifest_sha256": cache.manifest_sha256,
-        "image_set": image_set.name,
-        "text_set": caption_set.name,
-        "fingerprints": {"image": image_set.fingerprint, "text": caption_set.fingerprint},
-        "seed": seed,
-    }
-    created = not (resume and Path(out).exists())
-    if not created:
-        run = Run(out)
-        run.refuse_difference(facts, recipe)
-        run.record_store(absolute(cache.url))
-    else:
-        info = {"store": absolute(cache.url), **facts, "device": str(target), "versions": versions()}
-        info |= {"best_epoch": None, "best_rsum": None}
-        run = Run.create(out, info, recipe, image_facts, text_facts, caption_set.vocabulary)
+    run, created = open_run(out, recipe, train_split, target, ranks, seed=seed, resume=resume)
+    saved = run.load_state(target) if resume else None
+    if saved is not None:
+        state.load(saved)
 
-    first, step, best_epoch, best_rsum = 0, 0, 0, -math.inf
-    state = run.load_state(target) if resume else None
-    if state is not None:
-        model.load_state_dict(state["model"])
-        losses.load_state_dict(state["losses"])
-        optimizer.load_state_dict(state["optimizer"])
-        scaler.load_state_dict(state["scaler"])
-        first, step, best_epoch, best_rsum = (state[k] for k in ("epoch", "step", "best_epoch", "best_rsum"))
-
-    weights = torch.tensor([recipe.terms[term]["weight"] for term in losses], device=target)
-    text_number = same_texts(cache, train_split) if recipe.loss["exclude_same_text"] else None
-    steps_an_epoch = train_split.steps(unit, batch_size)
-    items = train_split.images if unit == "image" else train_split.captions
-    started = time.perf_counter()
+    before, started = state.epoch, time.perf_counter()
     path = getattr(model.text.adapter, "vectors", None)
     with (
-        run.removed_unless_begun(created),
-        within_memory(target),
+        run.removed_unless_begun(created and ranks.first),
+        enough_memory(target, recipe),
         deterministic(target),
-        Progress("train", epochs * items, f"{unit}s", done=first * items) as progress,
     ):
-        if path is not None and state is None:
+        if path is not None and saved is None:
             load_vectors(model, path, caption_set.vocabulary or ())
-        for epoch in range(first, epochs):
-            began = time.perf_counter()
+        if recipe.runtime.compile:
+            compile_parts(model, target)
+        text_number = same_texts(cache, train_split) if recipe.loss["exclude_same_text"] else None
+        objective = Objective(recipe, model, losses, text_number=text_number, precision=precision, ranks=ranks)
+        fit(run, recipe, objective, state, train_split, val_split, seed)
+    seconds = time.perf_counter() - started
+    return TrainSummary(str(run.path), state.epoch, state.epoch - before, state.best_epoch, state.best_rsum, seconds)
+
+
+def fit(
+    run: Run,
+    recipe: Recipe,
+    objective: Objective,
+    state: TrainingState,
+    train_split: Batches,
+    val_split: Batches,
+    seed: int,
+) -> None:
+    """Train from `state` to the recipe's last epoch, or until `schedule.patience` is at its end.
+
+    Raises:
+        RunError: the loss or a similarity is not finite.
+    """
+    model, losses, optimizer, scaler = state.model, state.losses, state.optimizer, state.scaler
+    ranks, target, terms = objective.ranks, torch.device(train_split.device), list(state.losses)
+    unit, batch_size, epochs = recipe.data.unit, recipe.data.batch_size, recipe.schedule.epochs
+    items = train_split.images if unit == "image" else train_split.captions
+    steps_an_epoch = train_split.steps(unit, batch_size)
+    texts, caption_image = caption_texts(val_split.image_set.cache, val_split), torch.as_tensor(val_split.caption_image)
+    watch = CollapseWatch(losses)
+    seen = min(state.steps * batch_size, items)  # of the epoch that is not complete
+    with (
+        Progress("train", epochs * items, f"{unit}s", state.epoch * items + seen) if ranks.first else Silent() as bar,
+        event_log(recipe.runtime.log if ranks.first else "none", run, state.step) as record,
+    ):
+        while state.epoch < epochs and not state.stopped_early(recipe.schedule.patience):
+            epoch, began = state.epoch, time.perf_counter()
             lr = learning_rate(recipe.schedule, recipe.optimizer.lr, epoch)
-            torch.manual_seed(int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0]))
             model.train()
-            sums, steps, seen = torch.zeros(1 + len(losses), dtype=torch.float64), 0, 0
-            for batch in train_split.epoch(
+            batches = train_split.epoch(
                 unit=unit, batch_size=batch_size, seed=seed, epoch=epoch, captions=recipe.data.captions
-            ):
-                now = epoch + steps / steps_an_epoch
-                for group in optimizer.param_groups:
-                    group["lr"] = (
-                        0.0 if epoch < group["frozen"] else lr * group["factor"] * warmup(recipe.schedule, now)
-                    )
-                for term in losses.values():
-                    term.epoch = now  # type: ignore[assignment]
+            )
+            for batch in islice(batches, state.steps, None):
+                now = epoch + state.steps / steps_an_epoch
+                state.seed_step(seed)
+                set_rates(optimizer, recipe.schedule, lr, now)
                 optimizer.zero_grad()
-                with torch.autocast(target.type, precision, enabled=precision is not None):
-                    images = model.embed_images(drop_rows(batch.images, recipe.augment.image))
-                    captions = model.embed_captions(drop_rows(batch.captions, recipe.augment.text))
-                # Similarity and losses stay in float32: differences of a margin's size drown in 8 bits.
-                similarity = model.similarity(images.embedding, captions.embedding)
-                positives = batch.positives
-                if text_number is not None:
-                    text = text_number[batch.caption_index].to(target)
-                    similarity = similarity.masked_fill(same_text(positives, text), -torch.inf)
-                terms = [term(similarity, positives, images, captions) for term in losses.values()]
-                parts = torch.stack(terms)
-                loss = parts @ weights
-                values = torch.stack([loss, *parts]).detach().cpu()
+                loss = objective(batch, now)
+                values = loss.detach().cpu()
+                note = f"epoch {epoch + 1}/{epochs}, {describe(values, terms)}"
                 if not values[0].isfinite():
-                    where = f"epoch {epoch + 1}, step {steps + 1}"
-                    what = f"the loss is not finite in {where}: {describe(values, list(losses))}"
-                    raise RunError(not_finite(what, epoch, lr, precision))
-                scaler.scale(loss).backward()
+                    where = f"epoch {epoch + 1}, step {state.steps + 1}"
+                    what = f"the loss is not finite in {where}: {describe(values, terms)}"
+                    raise RunError(not_finite(what, epoch, lr, objective.precision))
+                scaler.scale(loss[0]).backward()
+                ranks.sum_gradients(
+                    [*model.image.parameters(), *model.text.parameters()],
+                    [*model.compare.parameters(), *losses.parameters()],
+                )
                 if recipe.optimizer.clip is not None:
                     scaler.unscale_(optimizer)
                     nn.utils.clip_grad_norm_(weights_of(model, losses), recipe.optimizer.clip)
                 scaler.step(optimizer)
                 scaler.update()
-                sums, steps, step = sums + values, steps + 1, step + 1
+                if state.average is not None:
+                    state.average.update_parameters(model)
+                state.count(values)
+                state.at_constant = watch.steps_at_constant(values, len(batch.captions.length), state.at_constant)
+                if ranks.first:
+                    watch.warn(state.at_constant, recipe.optimizer.lr)
+                record(step_tags(values.tolist(), terms, lr), state.step)
+                every = recipe.runtime.checkpoint_steps
+                if every is not None and state.step % every == 0 and ranks.first:
+                    run.save_state(state.to_dict())
                 count = len(batch.images.length if unit == "image" else batch.captions.length)
                 seen += count
-                progress.update(count, f"epoch {epoch + 1}/{epochs}, {describe(values, list(losses))}")
+                bar.update(count, note)
             try:
-                rsum = validate(model, val_split, val_texts, val_image)
+                table = validation(state.kept, val_split, texts, caption_image) if ranks.first else {}
             except RunError as error:
                 what = f"the similarities are not finite in the validation of epoch {epoch + 1}"
-                raise RunError(not_finite(what, epoch, lr, precision)) from error
-            loss_mean, *part_means = (sums / steps).tolist()  # the mean over the epoch's batches
-            if rsum > best_rsum:
-                best_epoch, best_rsum = epoch + 1, rsum
-                run.save_best(model)
+                raise RunError(not_finite(what, epoch, lr, objective.precision)) from error
+            rsum = ranks.agree(table.get("rsum", 0.0), target)
+            loss_mean, *part_means = means = (state.sums / state.steps).tolist()  # over the epoch's batches
             line = {
                 "epoch": epoch + 1,
-                "step": step,
+                "step": state.step,
                 "loss": loss_mean,
-                "parts": dict(zip(losses, part_means, strict=True)),
+                "parts": dict(zip(terms, part_means, strict=True)),
                 "lr": lr,
                 "rsum": rsum,
                 "seconds": round(time.perf_counter() - began, 3),
             }
-            state = {
-                "epoch": epoch + 1,
-                "step": step,
-                "best_epoch": best_epoch,
-                "best_rsum": best_rsum,
-                "model": model.state_dict(),
-                "losses": losses.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "scaler": scaler.state_dict(),
-            }
-            run.save_epoch(state, line, best_epoch, best_rsum)
-            note = f"epoch {epoch + 1}/{epochs}, {describe(sums / steps, list(losses))}, validation RSUM {rsum:.1f}"
-            progress.update(items - seen, note)  # a last batch of one was left out
-
-    seconds = time.perf_counter() - started
-    return TrainSummary(str(run.path), epochs, epochs - first, best_epoch, best_rsum, seconds)
+            if state.at_constant >= STEPS:
+                line["collapsed"] = True
+            state.close_epoch(rsum)
+            if ranks.first:
+                record(epoch_tags(epoch + 1, table), state.step)
+                if state.best_epoch == state.epoch:
+                    run.save_best(state.kept)
+                run.save_epoch(state.to_dict(), line, state.best_epoch, state.best_rsum)
+            note = f"epoch {epoch + 1}/{epochs}, {describe(means, terms)}, validation RSUM {rsum:.1f}"
+            bar.update(items - seen, note)  # a last batch of one was left out
+            seen = 0
 
 
-def build_optimizer(model: Model, losses: nn.ModuleDict, values: Optimizer) -> torch.optim.AdamW:
-    """Return AdamW over all weights, in groups: matrices decay, biases and normalisations do not.
-
-    A group's `factor` multiplies the learning rate of its component, for example that of both aggregators (SetDiv
-    appendix A); `frozen` is the number of first epochs in which it does not learn.
-    """
-    branches = (model.image, model.text)
-    components: dict[str, list[nn.Module]] = {
-        "adapter": [branch.adapter for branch in branches],
-        "aggregator": [branch.aggregator for branch in branches],
-        "similarity": [model.compare],
-        "loss": [losses],
-    }
-    groups: dict[tuple[float, int, float], list[nn.Parameter]] = {}
-    for component, modules in components.items():
-        factor, frozen = getattr(values, f"{component}_lr"), getattr(values, f"{component}_frozen")
-        for parameter in (p for module in modules for p in module.parameters() if p.requires_grad):
-            decay = values.weight_decay if parameter.ndim > 1 else 0.0
-            groups.setdefault((factor, frozen, decay), []).append(parameter)
-    return torch.optim.AdamW(
-        [
-            {"params": parameters, "factor": factor, "frozen": frozen, "weight_decay": decay}
-            for (factor, frozen, decay), parameters in groups.items()
-        ],
-        lr=values.lr,
-    )
-
-
-def weights_of(model: Model, losses: nn.ModuleDict) -> list[nn.Parameter]:
-    """Return all trained weights."""
-    return [*model.parameters(), *losses.parameters()]
-
-
-def learning_rate(schedule: Schedule, lr: float, epoch: int) -> float:
-    """Return the learning rate of an epoch, counted from 0, before any warm-up.
-
-    ``cosine`` falls from `lr` towards 0 over all epochs; ``step`` multiplies it by `gamma` every `step` epochs.
-    """
-    if schedule.name == "cosine":
-        return lr * (1 + math.cos(math.pi * epoch / schedule.epochs)) / 2
-    return lr * schedule.gamma ** (epoch // schedule.step)
-
-
-def warmup(schedule: Schedule, now: float) -> float:
-    """Return by what the learning rate is multiplied after `now` epochs, of which the last may be a part.
-
-    It rises from 0 to 1 over the warm-up's epochs (VSE-infinity, appendix A.1); before and behind them it is 1.
-    """
-    done = now - schedule.warmup_after
-    if schedule.warmup_epochs == 0 or not 0 <= done < schedule.warmup_epochs:
-        return 1.0
-    return done / schedule.warmup_epochs
-
-
-def load_vectors(model: Model, path: str, vocabulary: tuple[str, ...]) -> None:
-    """Begin the text branch's word embeddings with the vectors of a GloVe or fastText file; say how many lack one.
-
-    Raises:
-        VectorsError: the file cannot be read.
-        RecipeError: its vectors are of another width than `adapter.words.word_dim`.
-    """
-    read = read_word_vectors(path, vocabulary)
-    adapter: Any = model.text.adapter
-    try:
-        adapter.load_vectors(torch.from_numpy(read.vectors), torch.from_numpy(read.found))
-    except ValueError as error:
-        raise RecipeError(f"adapter.words: {error}") from error
-    passed = f"; {read.undecodable} undecodable lines were passed over" if read.undecodable else ""
-    print(f"{len(read.missing)} of {len(read.found)} words have no vector in {path}{passed}.", file=sys.stderr)
-
-
-def same_texts(cache: FeatureCache, batches: Batches) -> Tensor:
-    """Return a number for each of a split's captions, equal where their texts are, int64 on the CPU."""
-    numbers: dict[str, int] = {}
-    return torch.tensor([numbers.setdefault(text, len(numbers)) for text in caption_texts(cache, batches)])
-
-
-def same_text(positives: Tensor, text: Tensor) -> Tensor:
-    """Return where a caption that is not the image's own has the text of one that is.
-
-    Args:
-        positives: bool ``[I, C]``.
-        text: the number of each caption's text, ``[C]``.
-
-    Returns:
-        bool ``[I, C]``.
-    """
-    equal = (text[:, None] == text[None, :]).to(torch.float32)
-    return (positives.to(torch.float32) @ equal > 0) & ~positives
-
-
-def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """Return the dtype of mixed precision on this device, or None for float32 throughout.
-
-    Raises:
-        RunError: float16 was asked for without a GPU.
-    """
-    if precision == "auto":
-        if device.type != "cuda":
-            return None
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    if precision == "float16" and device.type == "cpu":
-        raise RunError("runtime.precision float16 needs a GPU; on a CPU take float32, bfloat16 or auto")
-    return {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
-
-
-def validate(model: Model, batches: Batches, texts: list[str], caption_image: Tensor) -> float:
-    """Return the RSUM of a split: the sum of recall@1, 5 and 10 in both directions, ties pessimistic.
+def validation(model: Model, batches: Batches, texts: list[str], caption_image: Tensor) -> dict[str, Any]:
+    """Return the table of a split: recalls in both directions and their sum, ties pessimistic.
 
     Raises:
         RunError: a similarity is not finite.
     """
     images, captions = embed(model, batches)
     similarity = compare(model, images, captions, texts)
-    return recalls(similarity, caption_image, "full", "pessimistic", "")["rsum"]
+    return recalls(similarity, caption_image, "full", "pessimistic", "")
 
 
-def require_splits(cache: FeatureCache) -> None:
-    """Raise CacheError if the store lacks a split that training needs."""
-    for split, purpose in (("train", "learn from"), ("val", "choose its best epoch")):
-        if split not in cache.splits:
-            raise CacheError(
-                f"{cache.url} has no split '{split}', which training needs to {purpose} (it has "
-                f"{', '.join(cache.splits)}); add a split column to the data set, or map one with merge_splits in its "
-                "manifest, and extract into another --store"
-            )
+def validate(model: Model, batches: Batches, texts: list[str], caption_image: Tensor) -> float:
+    """Return the RSUM of `validation`: the sum of recall@1, 5 and 10 in both directions."""
+    return validation(model, batches, texts, caption_image)["rsum"]
 
 
-def describe(values: Tensor, terms: list[str]) -> str:
+def describe(values: Tensor | list[float], terms: list[str]) -> str:
     """Return the loss and its parts for the progress line."""
-    loss, *parts = values.tolist()
+    loss, *parts = values.tolist() if isinstance(values, Tensor) else values
     inner = ", ".join(f"{term} {part:.4f}" for term, part in zip(terms, parts, strict=True))
     return f"loss {loss:.4f} ({inner})"
-
-
-def not_finite(what: str, epoch: int, lr: float, precision: torch.dtype | None) -> str:
-    """Return the sentence that ends a training whose numbers are not finite; `what` says which, and where."""
-    way = f"--set optimizer.lr={lr / 10:g}"
-    if precision is not None:
-        way += " or --set runtime.precision=float32"
-    kept = "the weights of the best epoch before are kept; " if epoch else ""
-    return f"{what}; {kept}begin another run with {way}"

@@ -1,0 +1,5 @@
+"""``python -m xret.cli``, for ``torchrun -m xret.cli``."""
+
+from . import main
+
+main()

@@ -12,6 +12,7 @@ from .cache import cache
 from .demo import demo
 from .eval import eval_
 from .extract import extract
+from .finetune import finetune
 from .import_ import import_
 from .recipes import recipes
 from .train_head import train_head
@@ -53,5 +54,5 @@ def main() -> None:
     """
 
 
-for command in (demo, extract, import_, cache, train_head, eval_, ablate, recipes):
+for command in (demo, extract, import_, cache, train_head, finetune, eval_, ablate, recipes):
     main.add_command(command)

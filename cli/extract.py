@@ -85,6 +85,12 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     type=click.Choice(["fail", "skip"]),
     help="What an image that cannot be read does: stop, or be recorded with its reason.",
 )
+@click.option(
+    "--from-run",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="RUN",
+    help="Encode with the backbones that `xret finetune` left in RUN, instead of --visual and --text.",
+)
 @click.option("--repair", is_flag=True, help="Compute shards again that are damaged or hold samples that failed.")
 @click.option("--trust", is_flag=True, help="Unpickle a file of weights that holds more than tensors: it may run code.")
 @click.option(
@@ -96,7 +102,17 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     help="Compute nothing; print tasks, bytes and hours, for this data set or as if it had so many images.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-def extract(dataset: str, store: str, data_root: Path | None, plan: int | None, as_json: bool, **options: Any) -> None:
+@click.pass_context
+def extract(
+    ctx: click.Context,
+    dataset: str,
+    store: str,
+    data_root: Path | None,
+    from_run: Path | None,
+    plan: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Encode the images and captions of DATASET once, into the feature cache STORE.
 
     DATASET is a manifest's name (coco, flickr30k, flickr8k, rsicd) or the path of a manifest. Stopped at any moment
@@ -113,6 +129,8 @@ def extract(dataset: str, store: str, data_root: Path | None, plan: int | None, 
         raise click.UsageError("nothing to extract: give --visual or --text, and at least one of --splits")
     for key in ("visual", "text"):
         options[key] = None if options[key] == "none" else options[key]
+    if from_run is not None:
+        options |= _words_of(from_run, ctx)
     manifest, chosen = load_manifest(dataset, data_root), extraction.Options(**options)
     if plan is not None:
         from ..pipeline.planning import plan as make_plan
@@ -137,6 +155,18 @@ def extract(dataset: str, store: str, data_root: Path | None, plan: int | None, 
     for key in ("captions_without_words", "captions_truncated"):
         if summary.get(key):
             click.echo(f"  {key.replace('_', ' ')}: {summary[key]}")
+
+
+def _words_of(run: Path, ctx: click.Context) -> dict[str, Any]:
+    """Return the options that a run decides; none of them may be given beside it."""
+    from ..pipeline.options import words_of_run
+
+    words = words_of_run(run)
+    given = [key for key in words if ctx.get_parameter_source(key) == click.core.ParameterSource.COMMANDLINE]
+    if given:
+        names = ", ".join(f"--{key.replace('_', '-')}" for key in given)
+        raise click.UsageError(f"--from-run decides {names}; leave out one or the other")
+    return words
 
 
 def _print_plan(plan: dict[str, Any], as_json: bool) -> None:

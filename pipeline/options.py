@@ -5,6 +5,7 @@ loading an encoder.
 """
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -13,6 +14,7 @@ from typing import Any
 
 from .encoders import REGION_ENCODERS
 from .encoders.words import MIN_COUNT, TOKENIZER
+from .errors import RunError
 from .layout import DEFAULT_SPLITS
 
 _CHUNK = 1 << 20
@@ -92,6 +94,25 @@ class Options:
         if self.text == "words":
             return _words("words", "", "int32", {"tokenizer": TOKENIZER, "min_count": MIN_COUNT})
         return _words(self.text or "", self.text_weights, self.dtype, self.text_settings)
+
+
+def words_of_run(run: Path) -> dict[str, Any]:
+    """Return the options, visual, text and what belongs to them, that name the backbones of a fine-tuned run.
+
+    Raises:
+        RunError: there is no such run, or its backbones are those of the feature sets that it was trained on.
+    """
+    try:
+        info = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{run} is no run: it has no run.json that can be read; give the folder of a run") from error
+    words = info.get("backbones") if isinstance(info, dict) else None
+    if not isinstance(words, dict):
+        raise RunError(f"{run} has no backbones of its own; --from-run takes a run that `xret finetune` made")
+    weights = {"visual": run / "image_backbone.safetensors", "text": run / "text_backbone"}
+    if not all(path.exists() for key, path in weights.items() if words[key] is not None):
+        raise RunError(f"{run} has no finished epoch yet; continue it with `xret finetune … --resume`")
+    return words | {f"{key}_weights": str(path) for key, path in weights.items()}
 
 
 def _words(encoder: str, weights: str, dtype: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -78,6 +78,7 @@ class BertEncoder:
                 f" {layers}, or from -1, the last layer, down to -{layers + 1}"
             )
         layer %= layers + 1
+        self._above: dict[str, Tensor] = {}  # weights of layers that are cut off
         before, after = _specials(self._tokenizer)
         self.max_length = _max_length(weights, self._model, self._tokenizer, max_tokens, len(before + after))
         self._special_tokens = special_tokens
@@ -85,7 +86,7 @@ class BertEncoder:
         self._before, self._after = ([], []) if special_tokens else (before, after)
         self.identity: dict[str, Any] = {
             "encoder": self.name,
-            "weights": digest({k: v for k, v in self._model.state_dict().items() if "pooler." not in k}),
+            "weights": self.weights_id(),
             "model": {"class": type(self._model).__name__, **{key: getattr(config, key, None) for key in _SHAPING}},
             "preprocessing": {"tokenizer": _tokenizer_digest(self._tokenizer), "max_length": self.max_length},
             "layer": "last_hidden_state" if layer == layers else f"hidden_states.{layer}",
@@ -98,6 +99,7 @@ class BertEncoder:
             "tokenizers": tokenizers.__version__,
         }
         self._layer: int | None = None  # the last hidden state
+        whole = self._model.state_dict()
         try:
             if layer < layers and not _cut(self._model, layer, self.tokenize(["a"])):
                 self._layer = layer
@@ -107,7 +109,14 @@ class BertEncoder:
                 f"'{weights}' is a {type(self._model).__name__}, which does not encode captions token by token;"
                 " choose a model of the BERT family"
             ) from error
+        left = self._model.state_dict()
+        self._above = {name: value.cpu() for name, value in whole.items() if name not in left}
         self.channels = self.global_channels = states.shape[1]
+
+    @property
+    def network(self) -> nn.Module:
+        """The model up to the wanted layer; it comes frozen, in evaluation mode."""
+        return self._model
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each caption's tokens whose states `encode` gives; a caption without any gets one unk."""
@@ -124,12 +133,15 @@ class BertEncoder:
     def _ids(self, texts: Sequence[str], **truncation: Any) -> list[list[int]]:
         if not texts:
             return []
+        ids = self._encodings(texts, **truncation)["input_ids"]
+        return [caption or [self._tokenizer.unk_token_id or 0] for caption in ids]
+
+    def _encodings(self, texts: Sequence[str], **truncation: Any) -> Any:
         with self._lock:
             # verbose=False: it would log that a caption is too long.
-            ids = self._tokenizer(
+            return self._tokenizer(
                 list(texts), add_special_tokens=self._special_tokens, padding=False, verbose=False, **truncation
-            )["input_ids"]
-        return [caption or [self._tokenizer.unk_token_id or 0] for caption in ids]
+            )
 
     @torch.inference_mode()
     def encode(self, ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -142,19 +154,78 @@ class BertEncoder:
             The states of these tokens, caption after caption without padding, float32 [sum of lengths, C], and
             the maximum of each caption's states, float32 [B, C].
         """
-        captions = [torch.tensor([*self._before, *caption, *self._after]) for caption in ids]
-        length = torch.tensor([len(caption) for caption in captions], device=self.device)[:, None]
-        padded = nn.utils.rnn.pad_sequence(captions, True, self._pad).to(self.device)
-        place = torch.arange(padded.shape[1], device=self.device)
-        inputs = {"input_ids": padded, "attention_mask": (place < length).long()}
+        length = torch.tensor([len(caption) for caption in ids])
+        token = nn.utils.rnn.pad_sequence([torch.tensor(list(caption)) for caption in ids], True)
+        states, pooled = self.features(token, length)
+        inside = torch.arange(token.shape[1]) < length[:, None]
+        return states[inside.to(self.device)].cpu().numpy(), pooled.cpu().numpy()
+
+    def features(self, token: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode a padded batch, so that gradients reach `network`.
+
+        Args:
+            token: ids as `tokenize` gives them, int64 [B, N]; what stands behind a length does not matter.
+            length: int64 [B].
+
+        Returns:
+            States [B, N, C], zero behind the lengths, and the maximum of each caption's states [B, C], on the device.
+        """
+        token, length = token.to(self.device), length.to(self.device)[:, None]
+        first, more = len(self._before), len(self._before + self._after)
+        place = torch.arange(token.shape[1] + more, device=self.device)
+        inputs = token.new_full((len(token), len(place)), self._pad)
+        kept = (place >= first) & (place < first + length)
+        inputs[:, :first] = token.new_tensor(self._before)
+        inputs[kept] = token[place[: token.shape[1]] < length]
+        for offset, special in enumerate(self._after):
+            inputs.scatter_(1, first + length + offset, special)
+        arguments = {"input_ids": inputs, "attention_mask": (place < length + more).long()}
         if self._layer is None:
-            states = self._model(**inputs).last_hidden_state
+            states = self._model(**arguments).last_hidden_state
         else:
-            states = self._model(**inputs, output_hidden_states=True).hidden_states[self._layer]
-        kept = (place >= len(self._before)) & (place < length - len(self._after))
+            states = self._model(**arguments, output_hidden_states=True).hidden_states[self._layer]
         # States of padding are not zero, and could be the largest.
         pooled = states.masked_fill(~kept[:, :, None], -torch.inf).amax(1)
-        return states[kept].cpu().numpy(), pooled.cpu().numpy()
+        states = states.masked_fill(~kept[:, :, None], 0)
+        return states[:, first : first + token.shape[1]], pooled
+
+    def words(self, texts: Sequence[str]) -> list[list[int | None]]:
+        """Return, of each id that `tokenize` gives, the number of its word in the caption; None: a special token.
+
+        Raises:
+            EncoderError: the tokenizer does not tell.
+        """
+        if not self._tokenizer.is_fast:
+            raise EncoderError(
+                "the tokenizer of these text weights does not tell which pieces make a word, so that words cannot be"
+                " masked; set finetune.mask_words=0"
+            )
+        encodings = self._encodings(texts, truncation=True, max_length=self._room)
+        return [encodings.word_ids(row) or [0] for row in range(len(texts))]
+
+    @property
+    def mask_token(self) -> int:
+        """The id that stands for a masked piece; that of an unknown one where the tokenizer has none."""
+        mask = self._tokenizer.mask_token_id
+        return self._tokenizer.unk_token_id or 0 if mask is None else mask
+
+    @property
+    def plain_tokens(self) -> list[int]:
+        """The ids of the vocabulary without the special tokens', ascending."""
+        return sorted(set(self._tokenizer.get_vocab().values()) - set(self._tokenizer.all_special_ids))
+
+    def weights_id(self) -> str:
+        """Return what the identity of an encoder says of the weights, if it reads what `save` writes now."""
+        return digest({name: value for name, value in self._state().items() if "pooler." not in name})
+
+    def save(self, folder: Path) -> None:
+        """Write model, cut layers included, and tokenizer as the hub has them."""
+        with _quiet():
+            self._model.save_pretrained(folder, state_dict=self._state())
+            self._tokenizer.save_pretrained(folder)
+
+    def _state(self) -> dict[str, Tensor]:
+        return {**self._above, **self._model.state_dict()}
 
 
 # Settings that change the features of equal weights.

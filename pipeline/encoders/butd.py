@@ -12,6 +12,7 @@ import PIL
 import torch
 import torchvision
 from PIL import Image
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.ops import box_iou
@@ -20,7 +21,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from ..errors import EncoderError, SampleError, nearest
 from ..regions import Regions
 from ..samples import open_image
-from .butd_checkpoints import DETECTORS, GRIDS, convert
+from .butd_checkpoints import DETECTORS, GRIDS, convert, published
 from .butd_network import PROPOSALS, DetectorNetwork, GridNetwork
 from .caffe_boxes import corners
 from .random_weights import noise_images, settle_norms
@@ -147,6 +148,7 @@ class ButdGridEncoder:
     Attributes:
         rows: cells of the map, N.
         channels: width of a cell, 2048; the mean has the same.
+        network: frozen, unless fine-tuning changes that.
         identity: what decides the features.
         versions: of the libraries; they do not.
     """
@@ -174,7 +176,7 @@ class ButdGridEncoder:
             )
         self.device = device
         weights_id, network = _load(GridNetwork, GRIDS, weights, trust)
-        self._network = network.to(device, memory_format=torch.channels_last)
+        self.network = network.to(device, memory_format=torch.channels_last)
         self._mean = torch.tensor(MEAN, device=device)[:, None, None]
         self._image_size = image_size
         with torch.device("meta"):
@@ -197,7 +199,11 @@ class ButdGridEncoder:
             SampleError: the image cannot be read.
         """
         image = open_image(path)
-        return _resized(image, self._image_size, self._image_size), image.size
+        return self.prepare(image), image.size
+
+    def prepare(self, image: Image.Image) -> Tensor:
+        """Stretch an image to a square; return pixels float32 [3, S, S], blue first."""
+        return _resized(image, self._image_size, self._image_size)
 
     @torch.inference_mode()
     def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -209,9 +215,22 @@ class ButdGridEncoder:
         Returns:
             The cells, row by row of the map, float32 [B, N, 2048], and their mean, float32 [B, 2048].
         """
+        local, global_ = self.features(pixels)
+        return local.cpu().numpy(), global_.cpu().numpy()
+
+    def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what `encode` does as tensors on the device, through which gradients reach `network`."""
         images = (pixels.to(self.device) - self._mean).contiguous(memory_format=torch.channels_last)
-        local = self._network(images).flatten(2).transpose(1, 2).contiguous()
-        return local.cpu().numpy(), local.mean(1).cpu().numpy()
+        local = self.network(images).flatten(2).transpose(1, 2).contiguous()
+        return local, local.mean(1)
+
+    def weights_id(self) -> str:
+        """Return what the identity of an encoder says of the weights, if it reads what `save` writes now."""
+        return digest(self.network.state_dict())
+
+    def save(self, path: Path) -> None:
+        """Write the network as a ``.safetensors`` file in the published layout."""
+        save_file(published(self.network.state_dict(), *GRIDS), path)
 
 
 _PIXELS = {"decoder": "pillow", "channels": "BGR", "mean": list(MEAN), "interpolation": "bilinear without antialiasing"}

@@ -79,6 +79,11 @@ def convert(weights: Mapping[str, Tensor], layouts: tuple[str, ...], origin: str
     return state
 
 
+def published(state: Mapping[str, Tensor], layout: str) -> dict[str, Tensor]:
+    """Return a network's weights, on the CPU, under the names of a layout that differs from it in nothing else."""
+    return {name: state[_rename(name)].detach().cpu().contiguous() for name in read_layout(layout)[0]}
+
+
 @cache
 def read_layout(layout: str) -> tuple[dict[str, list[int]], frozenset[str]]:
     """Return the shapes of a published layout by name, and the names that may be missing."""

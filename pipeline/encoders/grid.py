@@ -10,6 +10,8 @@ import numpy as np
 import PIL
 import torch
 import torchvision
+from PIL import Image
+from safetensors.torch import save_file
 from torch import Tensor, fx, nn
 from torch.nn import functional
 from torchvision.models import VisionTransformer, get_model, get_model_weights, list_models
@@ -34,6 +36,7 @@ class GridEncoder:
         name: torchvision's name of the network.
         rows: cells of the map, N.
         channels: width of a cell, C; the mean has the same.
+        network: up to the last feature map; frozen, unless fine-tuning changes that.
         identity: what decides the features.
         versions: of the libraries; they do not.
     """
@@ -82,7 +85,9 @@ class GridEncoder:
         self.rows = height * width
         self.global_channels = self.channels
         # Channels last: 1.7 times as fast for MobileNetV2 on a CPU, no slower for ResNet-18.
-        self._network = extractor.to(device, memory_format=torch.channels_last).requires_grad_(False)
+        self.network = extractor.to(device, memory_format=torch.channels_last).requires_grad_(False)
+        inside = self.network.state_dict()
+        self._head = {name: value for name, value in network.state_dict().items() if name not in inside}
         preset = _preset(name)
         self._resize = round(image_size * preset.resize_size[0] / preset.crop_size[0])
         self._crop = image_size
@@ -120,8 +125,12 @@ class GridEncoder:
         image = open_image(path)
         if max(image.size) > _LONGEST * min(image.size):
             raise SampleError(str(path), f"it is more than {_LONGEST} times as long as it is wide; crop it")
+        return self.prepare(image), image.size
+
+    def prepare(self, image: Image.Image) -> Tensor:
+        """Resize an image's shorter side and cut out the middle; return pixels uint8 [3, S, S]."""
         resized = transforms.resize(image, [self._resize], self._interpolation)
-        return transforms.pil_to_tensor(transforms.center_crop(resized, [self._crop])), image.size
+        return transforms.pil_to_tensor(transforms.center_crop(resized, [self._crop]))
 
     @torch.inference_mode()
     def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -133,10 +142,27 @@ class GridEncoder:
         Returns:
             The cells, row by row of the map, float32 [B, N, C], and their mean, float32 [B, C].
         """
+        local, global_ = self.features(pixels)
+        return local.cpu().numpy(), global_.cpu().numpy()
+
+    def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what `encode` does as tensors on the device, through which gradients reach `network`."""
         pixels = pixels.to(self.device).contiguous(memory_format=torch.channels_last)
         images = pixels.float().div_(255).sub_(self._mean).div_(self._std)
-        local = _rows(self._network(images)["map"])
-        return local.cpu().numpy(), local.mean(1).cpu().numpy()
+        local = _rows(self.network(images)["map"])
+        return local, local.mean(1)
+
+    def weights_id(self) -> str:
+        """Return what the identity of an encoder says of the weights, if it reads what `save` writes now."""
+        return digest(self._state())
+
+    def save(self, path: Path) -> None:
+        """Write the whole network as a ``.safetensors`` file; its head is as it was read."""
+        tensors = {name: value.detach().cpu().contiguous() for name, value in self._state().items()}
+        save_file(tensors, path)
+
+    def _state(self) -> dict[str, Tensor]:
+        return {**self._head, **self.network.state_dict()}
 
 
 def last_map(network: nn.Module, image_size: int) -> str:

@@ -1,0 +1,82 @@
+"""``xret finetune``: a trained head with its backbones put back, trained end to end."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+
+def _sides(_ctx: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+@click.command()
+@click.argument("run")
+@click.option("--out", required=True, help="The new run folder; must not exist, unless --resume.")
+@click.option(
+    "--data-root",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="The folder of the images, or the one that the manifest's relative paths start from.",
+)
+@click.option(
+    "--reattach",
+    default="",
+    callback=_sides,
+    metavar="image,text|image|text",
+    help="Which backbones; by default those that the recipe's finetune block trains. The rest stays on the cache.",
+)
+@click.option("--visual-weights", metavar="FILE", help="The image backbone's weights, where they came from a file.")
+@click.option("--text-weights", metavar="HUB_ID|DIR", help="The text backbone's weights, if not bert-base-uncased.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a value of the recipe; as often as needed."
+)
+@click.option("--store", help="Where the feature cache is now, if not where RUN was trained.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@click.option("--resume", is_flag=True, help="Go on behind the last complete epoch, with the same words as before.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def finetune(
+    run: str,
+    out: str,
+    data_root: Path | None,
+    reattach: tuple[str, ...],
+    visual_weights: str | None,
+    text_weights: str | None,
+    settings: tuple[str, ...],
+    store: str | None,
+    device: str,
+    resume: bool,
+    as_json: bool,
+) -> None:
+    """Put the backbones of the head in RUN back, and train all of it from images and captions.
+
+    Epochs and schedule go on behind the head's; schedule.epochs says how many there shall be in all. Evaluate the new
+    run after `xret extract … --from-run` has made its features.
+
+    \b
+    xret finetune run --data-root DIR --reattach image,text --set schedule.epochs=40 --out tuned
+    xret extract rsicd --data-root DIR --store rsicd.zarr --from-run tuned
+    xret eval tuned
+    """
+    from ..heads import finetuning
+
+    summary = finetuning.finetune(
+        run,
+        out,
+        settings=settings,
+        reattach=reattach,
+        data_root=data_root,
+        visual_weights=visual_weights,
+        text_weights=text_weights,
+        store=store,
+        device=device,
+        resume=resume,
+    )
+    if as_json:
+        click.echo(json.dumps(asdict(summary)))
+        return
+    done = f"{summary.trained} epochs in {summary.seconds:.1f} s" if summary.trained else "it was complete already"
+    click.echo(
+        f"{summary.run}: {done}; best of {summary.epochs}: epoch {summary.best_epoch}, "
+        f"validation RSUM {summary.best_rsum:.1f}"
+    )

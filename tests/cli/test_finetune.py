@@ -1,0 +1,55 @@
+"""``xret finetune`` and ``xret extract --from-run``, as a user types them."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from xret.cli import main
+
+
+@pytest.fixture
+def run(tiny_dataset, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--visual", "resnet18", "--visual-weights", "random:0", "--image-size", "64", "--text", "words"]
+    call("extract", str(tiny_dataset()), "--store", "s.zarr", *words, "--device", "cpu")
+    settings = ["model.dim=8", "adapter.words.word_dim=8", "schedule.epochs=1"]
+    call("train-head", "s.zarr", "--recipe", "vsepp", *sets(*settings), "--out", "head", "--device", "cpu")
+    return tmp_path
+
+
+def sets(*settings):
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+def call(*words, code=0):
+    result = CliRunner().invoke(main, list(words), catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_a_head_is_tuned_extracted_again_and_evaluated(run):
+    more = ["--reattach", "image", "--data-root", "tiny", *sets("schedule.epochs=2"), "--device", "cpu"]
+    summary = json.loads(call("finetune", "head", *more, "--out", "tuned", "--json").stdout)
+    assert (summary["run"], summary["epochs"], summary["trained"], summary["best_epoch"]) == ("tuned", 2, 1, 2)
+    assert "it was complete already" in call("finetune", "head", *more, "--out", "tuned", "--resume").stdout
+    assert "exists; take another --out" in call("finetune", "head", *more, "--out", "tuned", code=1).stderr
+    assert "--from-run tuned" in call("eval", "tuned", code=1).stderr
+    extract = ["extract", "tiny/tiny.yaml", "--store", "s.zarr", "--from-run", "tuned", "--device", "cpu"]
+    wrong = call(*extract, "--visual", "resnet18", code=2).stderr
+    assert "--from-run decides --visual; leave out one or the other" in wrong
+    made = json.loads(call(*extract, "--json").stdout)["sets"]
+    assert [features["name"].split("@")[0] for features in made] == ["resnet18"]  # words are as they were
+    evaluated = json.loads(call("eval", "tuned", "--split", "val", "--json").stdout)["results"][0]
+    assert evaluated["rsum"] == pytest.approx(summary["best_rsum"], abs=20)  # float16 may turn a rank of few images
+
+
+def test_mistakes_end_in_one_sentence(run):
+    for words, sentence in (
+        (["finetune", "nowhere", "--out", "x"], "nowhere is no run"),
+        (["finetune", "head", "--out", "x", "--reattach", "image"], "has trained all 1 epochs"),
+        (["extract", "tiny/tiny.yaml", "--store", "s.zarr", "--from-run", "head"], "has no backbones of its own"),
+        (["extract", "tiny/tiny.yaml", "--store", "s.zarr", "--from-run", "nowhere"], "nowhere is no run"),
+    ):
+        *_, last = call(*words, code=1).stderr.strip().splitlines()  # behind a note on the rate
+        assert last.startswith("Error: ") and sentence in last

@@ -58,7 +58,7 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
     if options.visual:
         encoder = load_images(options, device)
         facts = SetFacts.of(encoder, options.dtype, {})
-        size = _image_bytes(encoder, np.dtype(options.dtype).itemsize)
+        size: float = _image_bytes(encoder, np.dtype(options.dtype).itemsize)
         rate = workers * _image_rate(encoder, manifest, samples, options)
         wanted = sum(last - first for name, (first, last) in rows.items() if name in splits)
         arrays = 6 + len(encoder.extras)

@@ -9,8 +9,8 @@ Each command prints one JSON line with the ratios of one run:
     python tests/benchmarks/extraction.py size STORE
 """
 
+import io
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -236,11 +236,12 @@ def same_picture(folder: Path, count: int, side: int) -> Path:
     """Make a data set of `count` names of one picture, a caption each; return its manifest."""
     (folder / "images").mkdir(parents=True)
     pixels = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(folder / "one.jpg")
+    encoded = io.BytesIO()
+    Image.fromarray(pixels).save(encoded, "jpeg")
     with (folder / "captions.jsonl").open("w") as lines:
         for number in range(count):
             split = "train" if number % 10 else ("val" if number % 20 else "test")
-            os.link(folder / "one.jpg", folder / "images" / f"{number}.jpg")
+            (folder / "images" / f"{number}.jpg").write_bytes(encoded.getvalue())
             words = f"a picture of thing {number % 97}"
             lines.write(json.dumps({"file_name": f"{number}.jpg", "caption": words, "split": split}) + "\n")
     manifest = folder / "same.yaml"

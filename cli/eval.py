@@ -8,15 +8,18 @@ import click
 
 @click.command("eval")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN ...]")
-@click.option("--store", help="Another feature cache, with features of the same encoders; by default the run's own.")
+@click.option("--store", help="Another feature cache, with features of the same encoders; by default each run's own.")
 @click.option("--split", default="test", show_default=True)
 @click.option(
     "--protocol",
     default="auto",
     show_default=True,
-    type=click.Choice(["auto", "full", "1k-folds"]),
-    help="auto: what the data set's manifest says; 1k-folds: the mean of five folds of 1,000 images.",
+    type=click.Choice(["auto", "full", "1k-folds", "eccv", "cxc", "pmrp", "rpc2"]),
+    help="auto: what the data set's manifest says; 1k-folds: the mean of five folds of 1,000 images; on COCO's test "
+    "split also eccv and cxc: ECCV Caption and Crisscrossed Captions (pip install 'xret[eccv]'), rpc2: R-Precision on "
+    "the latter, and pmrp: R-Precision of plausible matches (needs --annotations).",
 )
+@click.option("--annotations", metavar="FILE", help="COCO's instances_val2014.json, for --protocol pmrp.")
 @click.option(
     "--ties",
     default="pessimistic",
@@ -27,36 +30,56 @@ import click
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def eval_(
-    runs: tuple[str, ...], store: str | None, split: str, protocol: str, ties: Any, device: str, as_json: bool
+    runs: tuple[str, ...],
+    store: str | None,
+    split: str,
+    protocol: str,
+    annotations: str | None,
+    ties: Any,
+    device: str,
+    as_json: bool,
 ) -> None:
     """Rank captions by images and images by captions with the best epoch of RUN; several runs make an ensemble.
 
     \b
     xret eval run
-    xret eval run1 run2 --ties mean --json
+    xret eval grid-run region-run --ties mean --json
+    xret eval coco-run --protocol pmrp --annotations annotations/instances_val2014.json
     """
     from ..heads.evaluation import evaluate
 
-    result = evaluate(runs, store=store, split=split, protocol=protocol, ties=ties, device=device)
+    result = evaluate(
+        runs, store=store, split=split, protocol=protocol, ties=ties, device=device, annotations=annotations
+    )
     if as_json:
         click.echo(json.dumps(result))
         return
-    click.echo(f"{', '.join(runs)} on {result['store']}")
+    stores = result["store"]
+    click.echo(f"{', '.join(runs)} on {stores if isinstance(stores, str) else ', '.join(stores)}")
     for table in result["results"]:
         click.echo(format_table(table))
 
 
 def format_table(result: dict[str, Any]) -> str:
     """Return one of the results of `evaluate` as lines for a terminal."""
+    names = list(result["image_to_text"])
     lines = [
         f"split {result['split']}, protocol {result['protocol']}: {result['images']:,} images, "
-        f"{result['captions']:,} captions ({result['captions'] / result['images']:.2f} an image), "
+        f"{result['captions']:,} captions ({result['captions_per_image']:.2f} an image), "
         f"{result['skipped']:,} skipped, ties {result['ties']}",
-        f"{'':15}" + "".join(f"{name:>8}" for name in ("R@1", "R@5", "R@10", "medr")),
+        f"{'':15}" + "".join(f"{name:>9}" for name in names),
     ]
     for key in ("image_to_text", "text_to_image"):
-        values = "".join(f"{result[key][name]:8.2f}" for name in ("R@1", "R@5", "R@10"))
-        lines.append(f"{key.replace('_', ' '):15}{values}{result[key]['medr']:8.1f}")
-    variance = result["log_circular_variance"]
-    spread = "" if variance is None else f", log circular variance {variance:.2f}"
-    return "\n".join([*lines, f"RSUM {result['rsum']:.2f}{spread}"])
+        values = "".join(f"{result[key][name]:9.{1 if name == 'medr' else 2}f}" for name in names)
+        lines.append(f"{key.replace('_', ' '):15}{values}")
+    last = []
+    if result["rsum"] is not None:
+        last += [f"RSUM {result['rsum']:.2f}", f"mean recall {result['mean_recall']:.2f}"]
+    if result["log_circular_variance"] is not None:
+        last.append(f"log circular variance {result['log_circular_variance']:.2f}")
+    if last:
+        lines.append(", ".join(last))
+    if result["paper_rsum"] is not None:
+        paper = result["paper_rsum"]
+        lines.append(f"the paper's RSUM {paper:.2f}, difference {result['rsum'] - paper:+.2f}")
+    return "\n".join(lines)

@@ -14,7 +14,7 @@ from .. import data_manifests
 from .errors import ManifestError, nearest
 
 SPLITS = ("train", "val", "test", "other")
-PROTOCOLS = ("full", "1k-folds")
+PROTOCOLS = ("full", "1k-folds", "eccv", "cxc", "pmrp", "rpc2")  # what `xret eval` knows
 CAPTION_FORMATS = (".json", ".csv", ".jsonl")
 
 

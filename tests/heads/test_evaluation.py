@@ -6,15 +6,16 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
+from captioned_store import make_captioned_store
 from safetensors.torch import load_file, save_file
 from small_store import make_store
 
-from xret.cli.eval import eval_, format_table
-from xret.heads import evaluation, run_features
+from xret.cli.eval import format_table
+from xret.heads import evaluation, protocols, run_features, scoring
+from xret.heads.coco_judgements import Judgements
 from xret.heads.evaluation import compare, evaluate, recalls, representatives, score
 from xret.heads.metrics import ranks, recall_table
-from xret.heads.recipe import load_recipe
+from xret.heads.recipe import Expected, load_recipe
 from xret.heads.run import Run
 from xret.heads.similarity import blocks
 from xret.heads.training import train
@@ -153,7 +154,7 @@ def test_blocks_change_nothing(setdiv, monkeypatch):
     whole = evaluate([setdiv], device="cpu")
     monkeypatch.setattr(blocks, "CELLS", 1)
     monkeypatch.setattr(blocks, "CAPTIONS", 7)
-    monkeypatch.setattr(evaluation, "BATCH", 5)
+    monkeypatch.setattr(scoring, "BATCH", 5)
     assert evaluate([setdiv], device="cpu")["results"][0]["rsum"] == whole["results"][0]["rsum"]
 
 
@@ -189,6 +190,140 @@ def test_an_ensemble_is_the_mean_of_its_similarities(store, setdiv, vsepp):
     assert result["results"][0]["log_circular_variance"] is None
     alone, twice = evaluate([vsepp], device="cpu"), evaluate([vsepp, vsepp], device="cpu")
     assert twice["results"][0]["rsum"] == alone["results"][0]["rsum"]
+
+
+def test_runs_of_two_stores_are_one_ensemble_by_default(vsepp, folder, store):
+    regions = make_store(folder / "regions.zarr", image="roi")
+    train(regions, recipe_of("vsepp"), folder / "regions", device="cpu")
+    result = evaluate([vsepp, folder / "regions"], device="cpu")
+    assert result["store"] == [store, regions]
+    first, owner = plain_similarity(vsepp, store)
+    second, _ = plain_similarity(folder / "regions", regions)
+    assert result["results"][0]["rsum"] == pytest.approx(plain_rsum((first + second) / 2, owner))
+    with pytest.raises(RunError, match=r"regions needs the feature set 'roi@.*' of images, and .*small\.zarr has grid"):
+        evaluate([vsepp, folder / "regions"], store=store, device="cpu")
+
+
+def run_on(run, store, path):
+    """Copy a run as if it had been trained on another store with the same features."""
+    shutil.copytree(run, path)
+    info = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps(info | {"store": store}))
+    return path
+
+
+def test_an_ensemble_goes_by_ids_not_by_order(setdiv, vsepp, tmp_path):
+    there = make_captioned_store(tmp_path / "there.zarr", captions=3)
+    turned = make_captioned_store(tmp_path / "turned.zarr", captions=3, order=[7, *range(7), *range(11, 7, -1)])
+    runs = [run_on(setdiv, there, tmp_path / "one"), run_on(vsepp, turned, tmp_path / "two")]
+    (table,) = evaluate(runs, device="cpu")["results"]
+    first, second = (score(run, device="cpu") for run in runs)
+    mean = torch.empty(12, 36)
+    for i, image in enumerate(first.ids):
+        for c, caption in enumerate(first.sentid):
+            at = second.ids.index(image), second.sentid.tolist().index(caption)
+            mean[i, c] = (first.similarity[i, c] + second.similarity[at]) / 2
+    expected = recall_table(*ranks(mean, first.caption_image))
+    assert {key: table[key] for key in expected} == expected
+    assert second.caption_image.tolist() != [second.ids.index(first.ids[row]) for row in first.caption_image]
+
+
+@pytest.mark.parametrize(("change", "counts"), [({"order": range(1, 13)}, "11.*36 and 36"), ({"captions": 2}, "12")])
+def test_stores_that_differ_make_no_ensemble(setdiv, vsepp, tmp_path, change, counts):
+    there = make_captioned_store(tmp_path / "there.zarr", captions=3)
+    other = make_captioned_store(tmp_path / "other.zarr", **{"captions": 3} | change)
+    runs = [run_on(setdiv, there, tmp_path / "one"), run_on(vsepp, other, tmp_path / "two")]
+    sentence = f"two and .*one cannot be one ensemble: of 12 and 12 images {counts} .* or their stores hold different"
+    with pytest.raises(RunError, match=sentence):
+        evaluate(runs, device="cpu")
+
+
+@pytest.mark.parametrize("captions", [20, 10])  # MSR-VTT, VATEX
+def test_many_captions_an_image(vsepp, tmp_path, captions):
+    store = make_captioned_store(tmp_path / "videos.zarr", captions=captions, order=range(6))
+    (table,) = evaluate([vsepp], store=store, device="cpu")["results"]
+    assert (table["images"], table["captions"], table["captions_per_image"]) == (6, 6 * captions, captions)
+    similarity, owner = plain_similarity(vsepp, store)
+    assert owner == [row // captions for row in range(6 * captions)]
+    assert table["rsum"] == pytest.approx(plain_rsum(similarity, owner))
+    assert table["mean_recall"] == pytest.approx(table["rsum"] / 6)
+    assert f"6 images, {6 * captions} captions ({captions}.00 an image)" in format_table(table)
+
+
+def test_the_papers_number_stands_beside_ours(vsepp, tmp_path):
+    flickr = make_captioned_store(tmp_path / "flickr.zarr", order=range(1000), captions=1, dataset="flickr30k")
+    (table,) = evaluate([vsepp], store=flickr, device="cpu")["results"]
+    assert table["paper_rsum"] == Run(vsepp).recipe.expected.f30k == 409.8
+    assert format_table(table).splitlines()[-1] == (f"the paper's RSUM 409.80, difference {table['rsum'] - 409.8:+.2f}")
+    assert evaluate([vsepp, vsepp], store=flickr, device="cpu")["results"][0]["paper_rsum"] is None
+    assert evaluate([vsepp], device="cpu")["results"][0]["paper_rsum"] is None
+    assert {("coco", "1k-folds", 5000), ("coco", "full", 5000)} < set(evaluation.PAPER)
+    assert all(hasattr(Expected(), row) for row in evaluation.PAPER.values())
+
+
+def judgements_of(scores):
+    """Return each image's own captions as what was judged."""
+    images = {int(number): [] for number in scores.cocoid}
+    captions = {}
+    for caption, owner in zip(scores.sentid.tolist(), scores.caption_image.tolist(), strict=True):
+        images[int(scores.cocoid[owner])].append(caption)
+        captions[caption] = [int(scores.cocoid[owner])]
+    return Judgements(set(images), set(captions), (images, captions), (images, captions))
+
+
+def test_judged_protocols_read_the_numbers_of_the_store(setdiv, tmp_path, monkeypatch):
+    store = make_captioned_store(tmp_path / "coco.zarr", captions=5)
+    scores = score(setdiv, store=store, device="cpu")
+    assert scores.cocoid.tolist() == [500 + 7 * number for number in range(12)]
+    assert scores.sentid.tolist() == [100_000 - row for row in range(60)]
+    truth = judgements_of(scores)
+    monkeypatch.setattr(protocols, "load_judgements", lambda protocol: truth)
+    tables = {
+        name: evaluate([setdiv], store=store, protocol=name, device="cpu")["results"][0]
+        for name in ("full", "eccv", "cxc", "rpc2")
+    }
+    # With nothing but the own captions, these are the ordinary recalls.
+    for key in ("image_to_text", "text_to_image", "rsum", "mean_recall"):
+        assert tables["cxc"][key] == tables["full"][key]
+    for way in protocols.WAYS:
+        assert tables["eccv"][way]["R@1"] == tables["full"][way]["R@1"]
+        assert tables["eccv"][way]["R-P"] == tables["rpc2"][way]["RPC2"]
+    # One right image each: R is 1.
+    assert set(tables["eccv"]["text_to_image"].values()) == {tables["full"]["text_to_image"]["R@1"]}
+    assert tables["eccv"]["rsum"] is tables["eccv"]["mean_recall"] is tables["eccv"]["paper_rsum"] is None
+    printed = format_table(tables["eccv"]).splitlines()
+    assert printed[1].split() == ["mAP@R", "R-P", "R@1"]
+    assert [float(v) for v in printed[2].split()[3:]] == pytest.approx(
+        list(tables["eccv"]["image_to_text"].values()), abs=0.005
+    )
+    assert not any("RSUM" in line for line in printed)
+
+
+def test_what_is_not_judged_is_refused_before_it_is_embedded(setdiv, store, tmp_path, monkeypatch):
+    coco = make_captioned_store(tmp_path / "coco.zarr", captions=5)
+    truth = judgements_of(score(setdiv, store=coco, device="cpu"))
+    monkeypatch.setattr(protocols, "load_judgements", lambda protocol: truth)
+    instances = tmp_path / "instances_val2014.json"
+    instances.write_text(json.dumps({"images": [{"id": 500}], "categories": [{"id": 1}], "annotations": []}))
+    original = run_features.Batches
+
+    def one_failed(cache, image_set, *rest, **more):
+        image_set.status[3] = 1
+        return original(cache, image_set, *rest, **more)
+
+    with monkeypatch.context() as patch:  # a failed sample shows itself later
+        patch.setattr(run_features, "Batches", one_failed)
+        with pytest.raises(RunError, match=r"eccv needs the 12 images and 60 captions .* has 11 and 55"):
+            evaluate([setdiv], store=coco, protocol="eccv", device="cpu")
+    monkeypatch.setattr(scoring, "embed", None)
+    with pytest.raises(
+        RunError, match=r"of COCO's test split, .*split 'test' of .*small\.zarr has 12 and 30, of which 0"
+    ):
+        evaluate([setdiv], protocol="cxc", device="cpu")
+    with pytest.raises(RunError, match=r"does not know 11 of the 12 images of split 'test' of .*coco\.zarr"):
+        evaluate([setdiv], store=coco, protocol="pmrp", annotations=instances, device="cpu")
+    with pytest.raises(CacheError, match="no split 'tset'"):
+        evaluate([setdiv], store=coco, protocol="cxc", split="tset", device="cpu")
 
 
 def test_words_of_another_store_are_read_with_the_vocabulary_of_the_run(setdiv, folder):
@@ -233,7 +368,9 @@ def test_an_ensemble_must_see_the_same_samples(store, setdiv, folder, monkeypatc
 
     shutil.copytree(setdiv, folder / "setdiv2")
     monkeypatch.setattr(run_features, "_image_set", one_broken)
-    with pytest.raises(RunError, match="cannot be one ensemble: they skip different samples"):
+    with pytest.raises(
+        RunError, match="cannot be one ensemble: of 11 and 12 images 11 are in both, of 27 and 30 captions 27: "
+    ):
         evaluate([setdiv, folder / "setdiv2"], device="cpu")
 
 
@@ -254,7 +391,7 @@ def test_protocols(setdiv, store, folder):
         RunError, match=r"needs exactly 5,000 images and split 'test' of .* has 12; take --protocol full"
     ):
         evaluate([setdiv], protocol="1k-folds", device="cpu")
-    with pytest.raises(RunError, match=r"no protocol '5k-folds' \(did you mean '1k-folds'\?\): full, 1k-folds"):
+    with pytest.raises(RunError, match=r"no protocol '5k-folds' \(did you mean '1k-folds'\?\): full, 1k-folds, eccv"):
         evaluate([setdiv], protocol="5k-folds", device="cpu")
     coco = make_store(folder / "coco.zarr", protocols=("1k-folds", "full"))
     with pytest.raises(RunError, match="1k-folds needs"):
@@ -344,7 +481,7 @@ def test_memory_that_does_not_suffice_is_a_sentence(setdiv, monkeypatch):
     def embed(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(evaluation, "embed", embed)
+    monkeypatch.setattr(scoring, "embed", embed)
     with pytest.raises(RunError, match=r"fit in the memory of cpu; choose a smaller data\.batch_size or model\.dim"):
         evaluate([setdiv], device="cpu")
 
@@ -364,16 +501,3 @@ def test_spoilt_weights_are_not_ranked(tmp_path, setdiv):
     save_file(weights, tmp_path / "run" / "model.safetensors")
     with pytest.raises(RunError, match="similarities that are not finite"):
         evaluate([tmp_path / "run"], device="cpu")
-
-
-def test_the_command_prints_the_table(setdiv):
-    result = evaluate([setdiv], device="cpu")
-    printed = CliRunner().invoke(eval_, [str(setdiv), "--device", "cpu"], catch_exceptions=False).stdout
-    assert printed.splitlines()[1:] == format_table(result["results"][0]).splitlines()
-    assert "12 images, 30 captions (2.50 an image), 0 skipped, ties pessimistic" in printed
-    line = next(line for line in printed.splitlines() if line.startswith("text to image"))
-    numbers = [float(number) for number in line.split()[3:]]
-    expected = result["results"][0]["text_to_image"]
-    assert numbers == pytest.approx([expected["R@1"], expected["R@5"], expected["R@10"], expected["medr"]], abs=0.05)
-    as_json = CliRunner().invoke(eval_, [str(setdiv), "--device", "cpu", "--json"], catch_exceptions=False).stdout
-    assert json.loads(as_json) == result

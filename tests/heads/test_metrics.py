@@ -5,12 +5,12 @@ import json
 import math
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 from conftest import SHARED
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded_scores import recipe_scores
 
 from xret.heads import metrics
 from xret.heads.metrics import (
@@ -40,31 +40,6 @@ def assert_recorded(table, expected):
         for name, value in values.items():
             assert value == pytest.approx(expected[direction][name], rel=1e-12), (direction, name)
     assert table["rsum"] == pytest.approx(expected["rsum"], rel=1e-12)
-
-
-def recipe_scores(seed, images, weight, first=0, last=None, per_image=5):
-    """Build rows [first, last) of the matrix that the recorded file describes by a recipe."""
-
-    def uniform(seed, k):
-        z = np.uint64(seed) + (k + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        z ^= z >> np.uint64(30)
-        z *= np.uint64(0xBF58476D1CE4E5B9)
-        z ^= z >> np.uint64(27)
-        z *= np.uint64(0x94D049BB133111EB)
-        z ^= z >> np.uint64(31)
-        return ((z >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-
-    captions = images * per_image
-    i = np.arange(first, images if last is None else last, dtype=np.uint64)[:, None]
-    j = np.arange(captions, dtype=np.uint64)[None]
-    with np.errstate(over="ignore"):  # the hash wraps on purpose
-        k = i * np.uint64(captions) + j
-        score = 1.0 / uniform(seed, k)
-        rows = np.arange(len(i)).repeat(per_image)
-        columns = np.arange(first * per_image, first * per_image + len(rows))
-        v = uniform(seed + 500, k[rows, columns])
-    score[rows, columns] *= ((v * v) * v) * weight
-    return score
 
 
 @pytest.fixture

@@ -103,7 +103,7 @@ def test_relative_paths_begin_at_data_root_if_given_else_at_the_manifest(tmp_pat
         (GOOD + "counts: 5\n", "'counts' must be a mapping from train, val, test, other to numbers of images, not 5"),
         (GOOD + "counts: {train: -1}\n", "'counts' must be"),
         (GOOD + "counts: {restval: 5}\n", "'counts' must be"),
-        (GOOD + "protocols: full\n", "'protocols' must be a list of full, 1k-folds, not 'full'"),
+        (GOOD + "protocols: full\n", "'protocols' must be a list of full, 1k-folds, eccv, cxc, pmrp, rpc2, not 'full'"),
         (GOOD + "protocols: []\n", "'protocols' must be a list"),
         (GOOD + "protocols: [5k]\n", "'protocols' must be a list"),
         (GOOD + "licence: 5\n", "'licence' must be a text"),

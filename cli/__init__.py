@@ -35,6 +35,10 @@ class Commands(click.Group):
                 raise
             where = f" ({error.filename})" if error.filename else ""
             failure = click.ClickException(f"{error.strerror}{where}; mend it and run the same command again")
+        except KeyboardInterrupt:
+            failure = click.ClickException(
+                "stopped by Ctrl-C before it was done; the command's --help tells how to go on"
+            )
         if not as_json:
             raise failure
         click.echo(json.dumps({"error": failure.format_message()}), err=True)

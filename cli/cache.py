@@ -7,11 +7,9 @@ from typing import Any
 
 import click
 
+from .parsing import comma_list
+
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-
-
-def _comma_list(_ctx: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
 def _size(size: int) -> str:
@@ -195,7 +193,7 @@ def merge(store: str, sources: tuple[str, ...], as_json: bool) -> None:
 @click.option("--to", required=True, type=click.Choice(["npy", "hdf5"]), help="SCAN's arrays, or one HDF5 file.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder (npy) or file (hdf5) to write.")
 @click.option("--set", "sets", multiple=True, metavar="PREFIX", help="A set to export; by default the only ones there.")
-@click.option("--splits", default="train,val,test", show_default=True, callback=_comma_list, help="Which to export.")
+@click.option("--splits", default="train,val,test", show_default=True, callback=comma_list, help="Which to export.")
 @_JSON
 def export(store: str, to: str, out: Path, sets: tuple[str, ...], splits: tuple[str, ...], as_json: bool) -> None:
     """Write features of STORE so that the code of others can read them. What failed is left out, with its captions.

@@ -1,26 +1,25 @@
 """``xret extract``: stage one."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import click
+
+from .parsing import comma_list
 
 
 def _size(number: float) -> str:
     return f"{number:.0f}" if number >= 10 else f"{number:.1f}"
 
 
-def _comma_list(_ctx: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in value.split(",") if part.strip())
-
-
 def _regions(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
     if value is None:
         return None
-    fewest, _, most = value.partition("-")
+    fewest, dash, most = value.partition("-")
     try:
-        bounds = int(fewest), int(most or fewest)
+        bounds = int(fewest), int(most if dash else fewest)
     except ValueError:
         bounds = 0, 0
     if not 1 <= bounds[0] <= bounds[1]:
@@ -55,8 +54,12 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     help="A torchvision classification network, butd, butd-grid, fasterrcnn_resnet50_fpn_v2, or none.",
 )
 @click.option("--visual-weights", default="imagenet", show_default=True, help="imagenet, a file, or random:SEED.")
-@click.option("--image-size", default=224, show_default=True, type=click.IntRange(32, 2048), help="Pixels a side.")
-@click.option("--regions", callback=_regions, metavar="N|MIN-MAX", help="Boxes of an image for butd, by default 36.")
+@click.option(
+    "--image-size", default=224, show_default=True, type=click.IntRange(32, 2048), help="Pixels a side, for grids."
+)
+@click.option(
+    "--regions", callback=_regions, metavar="N|MIN-MAX", help="Boxes of an image for detectors, by default 36."
+)
 @click.option("--frames", type=click.IntRange(1), help="Images are folders of video frames; take at most so many.")
 @click.option(
     "--text", default="bert", show_default=True, type=click.Choice(["bert", "words", "none"]), help="Caption encoder."
@@ -68,9 +71,9 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     "--text-layer", default=-1, show_default=True, help="Hidden states of bert: 0 the embeddings, -1 the last."
 )
 @click.option("--special-tokens/--no-special-tokens", default=True, help="Keep the states of bert's special tokens.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Tokens of a caption; by default what the model takes.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Tokens of a caption, for bert; by default all it takes.")
 @click.option(
-    "--splits", default="train,val,test", show_default=True, callback=_comma_list, help="Which to compute now."
+    "--splits", default="train,val,test", show_default=True, callback=comma_list, help="Which to compute now."
 )
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(1), help="Samples encoded at once.")
 @click.option("--dtype", default="float16", show_default=True, type=click.Choice(["float16", "float32"]))
@@ -125,7 +128,8 @@ def extract(
     from ..pipeline import extraction
     from ..pipeline.manifest import load_manifest
 
-    if options["visual"] == options["text"] == "none" or not options["splits"]:
+    _refuse_without_effect(ctx, options)
+    if options["visual"] == options["text"] == "none" or not (options["visual"] and options["splits"]):
         raise click.UsageError("nothing to extract: give --visual or --text, and at least one of --splits")
     for key in ("visual", "text"):
         options[key] = None if options[key] == "none" else options[key]
@@ -157,14 +161,31 @@ def extract(
             click.echo(f"  {key.replace('_', ' ')}: {summary[key]}")
 
 
+def _given(ctx: click.Context, keys: Iterable[str]) -> str:
+    """Return those of these options that stand on the command line, as they are written there."""
+    given = [key for key in keys if ctx.get_parameter_source(key) == click.core.ParameterSource.COMMANDLINE]
+    return ", ".join(f"--{key.replace('_', '-')}" for key in given)
+
+
+def _refuse_without_effect(ctx: click.Context, options: dict[str, Any]) -> None:
+    """Refuse options that the chosen encoders would pass over in silence."""
+    from ..pipeline.encoders import REGION_ENCODERS
+
+    of_bert = ("text_weights", "text_layer", "special_tokens", "max_tokens")
+    if options["text"] == "words" and (names := _given(ctx, of_bert)):
+        raise click.UsageError(f"{names} has no effect on --text words; leave it out, or choose --text bert")
+    if options["visual"] in REGION_ENCODERS and _given(ctx, ["image_size"]):
+        raise click.UsageError(
+            f"--image-size has no effect on {options['visual']}, whose sizes are its own; leave it out"
+        )
+
+
 def _words_of(run: Path, ctx: click.Context) -> dict[str, Any]:
     """Return the options that a run decides; none of them may be given beside it."""
     from ..pipeline.options import words_of_run
 
     words = words_of_run(run)
-    given = [key for key in words if ctx.get_parameter_source(key) == click.core.ParameterSource.COMMANDLINE]
-    if given:
-        names = ", ".join(f"--{key.replace('_', '-')}" for key in given)
+    if names := _given(ctx, words):
         raise click.UsageError(f"--from-run decides {names}; leave out one or the other")
     return words
 

@@ -7,10 +7,7 @@ from typing import Any
 import click
 
 from ..pipeline.importers import FORMATS
-
-
-def _comma_list(_ctx: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in value.split(",") if part.strip())
+from .parsing import comma_list
 
 
 def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict[str, str]:
@@ -38,7 +35,7 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict
     help="What the manifest's relative paths are relative to; without it, the manifest's folder.",
 )
 @click.option("--dtype", default="float16", show_default=True, type=click.Choice(["float16", "float32"]))
-@click.option("--splits", default="train,val,test", show_default=True, callback=_comma_list, help="Which to write now.")
+@click.option("--splits", default="train,val,test", show_default=True, callback=comma_list, help="Which to write now.")
 @click.option(
     "--on-error",
     default="fail",
@@ -69,6 +66,8 @@ def import_(dataset: str, store: str, data_root: Path | None, as_json: bool, **o
     from ..pipeline.importers.writing import ImportOptions, import_features
     from ..pipeline.manifest import load_manifest
 
+    if not options["splits"]:
+        raise click.UsageError("nothing to import: give at least one of --splits")
     summary = import_features(load_manifest(dataset, data_root), store, ImportOptions(**options))
     if as_json:
         click.echo(json.dumps(summary))

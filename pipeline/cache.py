@@ -195,7 +195,10 @@ class FeatureCache:
 
     def _find(self, modality: str, prefix: str) -> str:
         names = self.set_names(modality)
-        fitting = names if prefix == "auto" else [name for name in names if name.startswith(prefix)]
+        if prefix == "auto":  # a set that an extraction began and could not fill is in nobody's way
+            fitting = names if len(names) < 2 else [name for name in names if self._begun(modality, name)] or names
+        else:
+            fitting = [name for name in names if name.startswith(prefix)]
         exact = [name for name in fitting if name.split("@")[0] == prefix]
         if len(exact or fitting) == 1:
             return (exact or fitting)[0]
@@ -207,6 +210,9 @@ class FeatureCache:
         raise CacheError(
             f"{self.url}: several feature sets of {modality} fit '{prefix}'; choose one with {key}: {there}"
         )
+
+    def _begun(self, modality: str, name: str) -> bool:
+        return bool((self.store.read_array(f"{modality}/{name}/done") == 1).any())
 
     def _sample(self, name: str) -> np.ndarray:
         return self.store.read_array(f"samples/{name}")

@@ -1,5 +1,6 @@
 """Running shard tasks: on threads of this process, or on an existing Dask cluster. The tasks are the same."""
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
@@ -13,7 +14,7 @@ from dask.delayed import Delayed
 from .errors import CacheError
 from .tasks import Job, Receipt
 
-PATIENCE = "10s"  # how long a scheduler may take to answer
+PATIENCE = 10.0  # seconds that a scheduler may take to answer
 WAVE = 1024  # tasks under way at once: a data set of any size needs no larger graph
 
 Record = Callable[[Receipt], None]
@@ -89,10 +90,34 @@ def count_workers(address: str) -> int:
 def _connect(address: str) -> "Client":  # type: ignore[name-defined] # noqa: F821
     from distributed import Client
 
+    _greet(address)
     try:
         return Client(address, timeout=PATIENCE, set_as_default=False)
     except (OSError, ValueError) as error:
-        raise CacheError(f"no Dask scheduler answers at {address}; start one, or correct --scheduler") from error
+        raise _unanswered(address) from error
+
+
+def _greet(address: str) -> None:
+    """Wait until a scheduler answers: a `Client` hangs where something else does, and leaves a traceback behind.
+
+    Raises:
+        CacheError: none does.
+    """
+    from distributed.comm import connect, parse_address
+
+    async def shake_hands() -> None:
+        await (await connect(address, timeout=PATIENCE)).close()
+
+    if parse_address(address)[0] != "tcp":  # a TLS handshake takes the user's certificates
+        return
+    try:
+        asyncio.run(asyncio.wait_for(shake_hands(), PATIENCE + 1))
+    except Exception as error:  # whatever Dask makes of an answer that is none
+        raise _unanswered(address) from error
+
+
+def _unanswered(address: str) -> CacheError:
+    return CacheError(f"no Dask scheduler answers at {address}; start one, or correct --scheduler")
 
 
 def _require_same_version(client: "Client", address: str, workers: int) -> None:  # type: ignore[name-defined] # noqa: F821

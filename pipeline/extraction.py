@@ -43,7 +43,7 @@ class SetSummary:
 
     Attributes:
         name: the set.
-        samples: encoded now.
+        samples: encoded now, without those that failed.
         shards: written now.
         shards_before: found finished.
         failed: samples recorded as failed, by this extraction or before.
@@ -61,7 +61,7 @@ class SetSummary:
 
     def add(self, receipt: "Receipt") -> None:
         """Count a finished task."""
-        self.samples += receipt.samples
+        self.samples += receipt.samples - len(receipt.failed)
         self.shards += 1
         for share, seconds in receipt.seconds.items():
             self.shares[share] += seconds
@@ -170,7 +170,7 @@ def _finished(samples: Samples, url: str, options: Options, splits: list[str]) -
 
 def _absolute(weights: str) -> str:
     """Return a path that holds in any working folder; a worker's is not ours."""
-    return str(Path(weights).resolve()) if weights != "imagenet" and Path(weights).exists() else weights
+    return str(Path(weights).resolve()) if weights not in ("imagenet", "") and Path(weights).exists() else weights
 
 
 def load_images(options: Options, device: str) -> VisualEncoder:

@@ -35,6 +35,8 @@ class Store:
 
     def __init__(self, url: str) -> None:
         self.url = str(url)
+        if not self.url:
+            raise CacheError("the name of the store is empty; give a local path or an fsspec URL")
         try:
             self.fs, self.root = fsspec.core.url_to_fs(self.url)
         except (ValueError, ImportError) as error:
@@ -245,9 +247,11 @@ class Store:
         if damage and self.is_unfinished(name):
             raise CacheError(f"{self.url}: '{name or '/'}' was never finished; run the same `xret extract` again")
         if damage:
+            way_out = "extract into another --store"
+            if "/" in name:
+                way_out = f"remove the set with `xret cache rm {self.url} {name}` and extract it again"
             raise CacheError(
-                f"{self.url}: {damage[0]}/zarr.json is damaged or missing; restore that file, or extract into another"
-                " --store"
+                f"{self.url}: {damage[0]}/zarr.json is damaged or missing; restore that file, or {way_out}"
             )
         return {key: value for key, value in attributes.items() if key not in ("arrays", "digest")}
 

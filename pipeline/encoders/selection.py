@@ -14,8 +14,8 @@ def check_regions(regions: tuple[int, int], most: int) -> None:
     """
     if not 1 <= regions[0] <= regions[1] <= most:
         raise EncoderError(
-            f"--regions {regions[0]},{regions[1]}: fewest and most boxes must be whole numbers in order, from 1 to"
-            f" {most}; the published features have 36,36 or 10,100"
+            f"--regions {regions[0]}-{regions[1]}: fewest and most boxes must be whole numbers in order, from 1 to"
+            f" {most}; the published features have 36 or 10-100"
         )
 
 

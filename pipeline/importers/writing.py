@@ -67,7 +67,7 @@ def import_features(manifest: Manifest, url: str, options: ImportOptions) -> dic
     Returns:
         data set, store, images, captions; ``matched_by``, which key of the images the source's ids were;
         ``unmatched``, how many images of the source are not in the data set; ``sets``, a mapping of name, samples
-        and shards written now, shards before, failed, seconds and rate.
+        (without those that failed) and shards written now, shards before, failed, seconds and rate.
 
     Raises:
         ManifestError: the data set cannot be read.
@@ -147,10 +147,11 @@ def _fill(features: ImageSet, source: Source, entries: np.ndarray, splits: list[
     missing = [shard for shard in wanted if not done[shard]]
     total, left = (sum(features.samples_in(shard) for shard in shards) for shards in (wanted, missing))
     marks = features.cache.store.open_array(f"{features.path}/done", writable=True)
-    began = time.monotonic()
+    began, samples = time.monotonic(), left
     with Progress(features.name, total, "images", done=total - left) as progress:
         for shard in missing:
             arrays, failed = _read_shard(features, source, entries, shard, skip)
+            samples -= len(failed)
             _write_shard(features, arrays, shard)
             record_failures(features, features.cache.ids(*features.blocks.images(shard)), failed)
             marks[shard] = 1
@@ -162,12 +163,12 @@ def _fill(features: ImageSet, source: Source, entries: np.ndarray, splits: list[
             raise CacheError(f"no image of split '{split}' could be read; `xret cache verify` lists the reasons")
     return {
         "name": features.name,
-        "samples": left,
+        "samples": samples,
         "shards": len(missing),
         "shards_before": len(wanted) - len(missing),
         "failed": int((status == FAILED).sum()),
         "seconds": seconds,
-        "per_second": left / max(seconds, 1e-9),
+        "per_second": samples / max(seconds, 1e-9),
     }
 
 

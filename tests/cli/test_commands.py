@@ -74,7 +74,7 @@ def test_extract_says_what_it_did(tiny_dataset, tmp_path):
     (manifest.parent / "images" / "3.jpg").write_bytes(b"")
     result = run("extract", manifest, "--store", tmp_path / "s", *EXTRACT, "--on-error", "skip", "--json")
     summary = json.loads(result.stdout)
-    assert [(s["samples"], s["failed"]) for s in summary["sets"]] == [(32, 1), (80, 0)]
+    assert [(s["samples"], s["failed"]) for s in summary["sets"]] == [(31, 1), (80, 0)]
     assert "32/32 images" in result.stderr
     report = json.loads(run("cache", "verify", tmp_path / "s", "--json").stdout)
     assert report["ok"]
@@ -125,8 +125,35 @@ def test_nothing_to_extract_and_odd_stores(tiny_dataset, tmp_path):
     manifest = tiny_dataset()
     for words in (["--visual", "none", "--text", "none"], ["--splits", ""]):
         assert "nothing to extract" in refused("extract", manifest, "--store", tmp_path / "s", *words, code=2)
+    assert "nothing to extract" in refused("extract", manifest, "--store", tmp_path / "s", "--visual", "", code=2)
     assert "foo://x cannot be used" in refused("extract", manifest, "--store", "foo://x", *EXTRACT)
+    assert "name of the store is empty" in refused("extract", manifest, "--store", "", *EXTRACT)
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--max-tokens", "3"], "--max-tokens has no effect on --text words"),
+        (["--text-layer", "0", "--no-special-tokens"], "--text-layer, --special-tokens has no effect on --text words"),
+        (["--visual", "butd"], "--image-size has no effect on butd"),
+        (["--visual", "butd", "--regions", "10-"], "'10-' is no number of boxes"),
+    ],
+)
+def test_options_without_effect_are_refused(tiny_dataset, tmp_path, words, sentence):
+    assert sentence in refused("extract", tiny_dataset(), "--store", tmp_path / "s", *EXTRACT, *words, code=2)
+    assert not (tmp_path / "s").exists()
+
+
+def test_an_interrupt_is_a_sentence(store, monkeypatch):
+    from xret.pipeline import verify
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verify, "verify", interrupted)
+    assert refused("cache", "verify", store).startswith("stopped by Ctrl-C")
+    assert "stopped by Ctrl-C" in json.loads(run("cache", "verify", store, "--json", code=1).stderr)["error"]
 
 
 def test_mistakes_of_train_and_eval(store, tmp_path):

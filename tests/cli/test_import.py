@@ -79,6 +79,7 @@ def test_mistakes(world, tmp_path):
     words = ["import", world.manifest, "--store", tmp_path / "s", "--source", world.tsv()]
     assert "'tsv' is not one of 'scan'" in run(*words, "--from", "tsv", code=2).stderr
     assert "Missing option '--from'" in run(*words, code=2).stderr
+    assert "nothing to import" in run(*words, "--from", "butd-tsv", "--splits", "", code=2).stderr
     error = run(*words, "--from", "lxmert-tsv", code=1).stderr.splitlines()[-1]
     assert error.startswith("Error: ")
     assert error.endswith("try --from butd-tsv")
@@ -99,4 +100,4 @@ def test_help_has_an_example_and_names_every_format():
 def test_the_command_imports_nothing_heavy():
     source = Path(import_.callback.__code__.co_filename).read_text()
     tops = [line.split()[1] for line in source.splitlines() if line.startswith(("import ", "from "))]
-    assert tops == ["json", "pathlib", "typing", "click", "..pipeline.importers"]
+    assert tops == ["json", "pathlib", "typing", "click", "..pipeline.importers", ".parsing"]

@@ -407,7 +407,7 @@ def test_a_cluster_trains_the_same_cells(stores, whole, tmp_path, monkeypatch, c
 
 
 def test_no_scheduler(stores, tmp_path, monkeypatch):
-    monkeypatch.setattr("xret.pipeline.engine.PATIENCE", "1s")
+    monkeypatch.setattr("xret.pipeline.engine.PATIENCE", 1.0)
     with pytest.raises(CacheError, match="no Dask scheduler answers"):
         ablate(stores(), plan_of(), tmp_path / "out", scheduler="tcp://127.0.0.1:9")
 

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from distributed import Client, LocalCluster
@@ -67,7 +68,7 @@ def test_only_workers_with_a_gpu_get_tasks_where_some_declare_one(cluster, tiny_
 
 
 def test_no_scheduler_and_no_worker(tiny_dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "PATIENCE", "1s")
+    monkeypatch.setattr(engine, "PATIENCE", 1.0)
     manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
     with pytest.raises(CacheError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:9;.*correct --scheduler"):
         extract(manifest, url, on("tcp://127.0.0.1:9"))
@@ -76,6 +77,24 @@ def test_no_scheduler_and_no_worker(tiny_dataset, tmp_path, monkeypatch):
         pytest.raises(CacheError, match="has no worker; start some with"),
     ):
         extract(manifest, url, on(empty.scheduler_address))
+
+
+@pytest.fixture
+def web_server():
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"tcp://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_no_client_is_made_where_no_scheduler_is(web_server, tiny_dataset, tmp_path, monkeypatch):
+    """A client waits for ever for a web server's handshake, or prints a traceback when it is collected."""
+    monkeypatch.setattr(engine, "PATIENCE", 0.5)
+    monkeypatch.setattr("distributed.Client", lambda *_, **__: pytest.fail("a client was made"))
+    manifest = load_manifest(tiny_dataset())
+    for address in (web_server, "tcp://127.0.0.1:9", "nonsense"):
+        with pytest.raises(CacheError, match=f"no Dask scheduler answers at {address};"):
+            extract(manifest, str(tmp_path / "s.zarr"), on(address))
 
 
 @pytest.mark.slow

@@ -255,3 +255,14 @@ def test_other_weights_under_the_same_name_are_extracted(tiny_dataset, tmp_path)
         torch.save(torchvision.models.resnet18().state_dict(), weights)
         load_visual.__globals__["_visual"].cache_clear()  # as in another process
         assert extract(manifest, url, replace(SMALL, visual_weights=str(weights)))["sets"][0]["samples"] == 32
+
+
+def test_a_set_that_could_not_be_filled_is_in_nobodys_way(store):
+    manifest, url, _ = store
+    for name in manifest.images.iterdir():
+        name.write_bytes(b"")
+    with pytest.raises(SampleError):
+        extract(manifest, url, replace(SMALL, visual_weights="random:1", text=None))
+    cache = FeatureCache.open(url)
+    assert len(cache.set_names("images")) == 2
+    assert cache.image_set().complete("train")

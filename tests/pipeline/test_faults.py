@@ -82,7 +82,7 @@ def dask(tmp_path):
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_scheduler_killed_in_the_middle_is_a_sentence_and_another_goes_on(dask, tiny_dataset, tmp_path, monkeypatch):
     small_encoder.use(monkeypatch)
-    monkeypatch.setattr(engine, "PATIENCE", "3s")
+    monkeypatch.setattr(engine, "PATIENCE", 3.0)
     manifest = load_manifest(tiny_dataset(train=400, val=8, test=8))
     whole, url = tmp_path / "whole.zarr", tmp_path / "s.zarr"
     extract(manifest, str(whole), SMALL)

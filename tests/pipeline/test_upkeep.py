@@ -124,6 +124,8 @@ def test_a_damaged_set_can_be_removed(store):
     first, second = grids(store)
     Store(store).fs.rm(f"{store}/images/{first}/zarr.json")
     assert not verify(store)["ok"]
+    with pytest.raises(CacheError, match=rf"or remove the set with `xret cache rm {store} images/{first}` and extract"):
+        FeatureCache.open(store).image_set(first)
     remove_set(store, first)
     assert verify(store)["ok"]
     assert grids(store) == [second]

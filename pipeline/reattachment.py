@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .cache import CaptionSet, FeatureCache, FeatureSet, ImageSet
-from .encoders import ONE_AT_A_TIME
+from .encoders import loading
 from .errors import CacheError, EncoderError, SampleError
 from .manifest import bundled_manifests, load_manifest
 
@@ -115,7 +115,7 @@ def put_back_captions(features: CaptionSet, weights: str, device: str) -> Encode
     from .encoders.bert import BertEncoder
 
     layer, special_tokens, max_tokens = _text_options(identity).values()
-    with ONE_AT_A_TIME:
+    with loading():
         encoder = BertEncoder(weights, device, layer, special_tokens, max_tokens)
     _check(encoder.identity, features, weights, "--text-weights")
     return encoder  # type: ignore[return-value]
@@ -197,7 +197,7 @@ def _remembered(features: ImageSet) -> str | None:
 
 def _load_images(name: str, weights: str, size: int, device: str) -> Encoder:
     encoder: Any
-    with ONE_AT_A_TIME:
+    with loading():
         if name == "butd-grid":
             from .encoders.butd import ButdGridEncoder
 

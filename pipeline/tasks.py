@@ -11,7 +11,7 @@ import torch
 
 from .cache import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from .device import pick_device
-from .encoders import ONE_AT_A_TIME, load_text, load_visual
+from .encoders import encoding, load_text, load_visual
 from .encoders.bert import BertEncoder
 from .encoders.words import WordsEncoder
 from .errors import CacheError, EncoderError, SampleError
@@ -75,7 +75,8 @@ def write_image_shard(job: Job, shard: int) -> Receipt:
     """
     cache = FeatureCache.open(job.url)
     features = cache.image_set(job.set_name)
-    encoder = load_visual(job.encoder, job.weights, job.image_size, str(pick_device(job.device)), **job.settings)
+    device = str(pick_device(job.device))
+    encoder = load_visual(job.encoder, job.weights, job.image_size, device, **job.settings)
     _check_identity(features, encoder.identity)
     first, last = features.blocks.images(shard)
     names, ids = cache.file_names(first, last), cache.ids(first, last)
@@ -104,7 +105,7 @@ def write_image_shard(job: Job, shard: int) -> Receipt:
                 decoded.append(image)
         began = receipt.timed("read", began)
         if rows:
-            with ONE_AT_A_TIME:
+            with encoding(device):
                 began = time.perf_counter()  # waiting for the device is nobody's work
                 encoded = encoder.encode(torch.stack(decoded) if encoder.kind == "grid" else decoded)
                 receipt.timed("encode", began)
@@ -148,11 +149,12 @@ def write_caption_shard(job: Job, shard: int) -> Receipt:
     receipt = Receipt(shard, last - first)
     began = time.perf_counter()
     size, tokens = features.attributes["shard_captions"], features.attributes["shard_tokens"]
+    device = str(pick_device(job.device))
     encoder: WordsEncoder | BertEncoder
     if features.vocabulary is not None:
         encoder = WordsEncoder(features.vocabulary)
     else:
-        encoder = load_text(job.weights, str(pick_device(job.device)), **job.settings)
+        encoder = load_text(job.weights, device, **job.settings)
     _check_identity(features, encoder.identity)
     ids = encoder.tokenize(texts)
     lengths = np.array([len(caption) for caption in ids], dtype=np.int64)
@@ -174,7 +176,7 @@ def write_caption_shard(job: Job, shard: int) -> Receipt:
         by_length = np.argsort(lengths, kind="stable")  # a batch of like lengths carries little padding
         for start in range(0, len(ids), job.batch_size):
             rows = by_length[start : start + job.batch_size]
-            with ONE_AT_A_TIME:
+            with encoding(device):
                 began = time.perf_counter()
                 states, pooled = encoder.encode([ids[row] for row in rows])
                 began = receipt.timed("encode", began)

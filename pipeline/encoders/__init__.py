@@ -1,10 +1,14 @@
 """Frozen backbones, one file each. An encoder is loaded once a process and shared by its threads.
 
 Loading traces the network, which patches torch for the whole process while it lasts, and draws random numbers:
-`ONE_AT_A_TIME` keeps that apart from any other use of a network.
+`loading` keeps that apart from any other use of a network. `encoding` lets the threads of a process encode: on a GPU
+one after the other, on a CPU beside each other with a core each, which is faster than all cores on one batch (1.2 times
+for MiniLM on two) and makes the features independent of how many cores there are.
 """
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,7 +20,8 @@ from ..regions import Regions
 if TYPE_CHECKING:
     from .bert import BertEncoder
 
-ONE_AT_A_TIME = threading.RLock()
+_turn = threading.Condition(threading.RLock())
+_together = {"now": 0, "threads": 0}  # how many encode on the CPU now; torch's threads before they began
 REGION_ENCODERS = ("butd", "fasterrcnn_resnet50_fpn_v2")
 
 
@@ -56,6 +61,38 @@ class VisualEncoder(Protocol):
         ...
 
 
+@contextmanager
+def loading() -> Iterator[None]:
+    """Be alone with torch in this process."""
+    with _turn:
+        _turn.wait_for(lambda: _together["now"] == 0)
+        yield
+
+
+@contextmanager
+def encoding(device: str) -> Iterator[None]:
+    """Encode on `device`: alone on a GPU, beside others on a CPU."""
+    import torch
+
+    if not device.startswith("cpu"):
+        with loading():
+            yield
+        return
+    with _turn:
+        if _together["now"] == 0:
+            _together["threads"] = torch.get_num_threads()
+            torch.set_num_threads(1)
+        _together["now"] += 1
+    try:
+        yield
+    finally:
+        with _turn:
+            _together["now"] -= 1
+            if _together["now"] == 0:
+                torch.set_num_threads(_together["threads"])
+                _turn.notify_all()
+
+
 def load_visual(
     name: str,
     weights: str,
@@ -84,7 +121,7 @@ def load_visual(
         raise EncoderError(f"--regions is for {' and '.join(REGION_ENCODERS)}; '{name}' has a fixed grid, leave it out")
     if frames is not None and name in REGION_ENCODERS:
         raise EncoderError(f"--frames takes the pooled feature of a grid, and '{name}' gives regions; leave it out")
-    with ONE_AT_A_TIME:
+    with loading():
         return _visual(name, weights, image_size, device, regions or (36, 36), frames, trust)
 
 
@@ -105,7 +142,7 @@ def load_text(
     Raises:
         EncoderError: there is no such model, it is incomplete, or an option does not fit it.
     """
-    with ONE_AT_A_TIME:
+    with loading():
         return _text(weights, device, layer, special_tokens, max_tokens)
 
 

@@ -142,7 +142,7 @@ def test_without_a_network_it_says_where_to_put_the_file(monkeypatch):
         ("imagenett", (36, 36), r"'imagenett'.*did you mean 'imagenet'"),
         ("random:x", (36, 36), "whole number"),
         ("absent.pth", (36, 36), "nor an existing file"),
-        ("random:0", (5, 4), "--regions 5,4"),
+        ("random:0", (5, 4), "--regions 5-4"),
         ("random:0", (1, 1001), "from 1 to 1000"),
     ],
 )

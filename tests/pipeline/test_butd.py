@@ -191,7 +191,7 @@ def test_random_weights_follow_from_the_seed_alone(random, tmp_path):
     [
         ("random", (36, 36), r"'random'.*did you mean 'random:0'"),
         ("imagenet", (36, 36), "'imagenet'.*published bottom-up-attention weights"),
-        ("random:0", (37, 36), "--regions 37,36"),
+        ("random:0", (37, 36), "--regions 37-36"),
         ("random:0", (10, 301), "from 1 to 300"),
     ],
 )

@@ -12,6 +12,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from ..aggregators.aggregated import Aggregated
 from ..embedding import Sequence
 
+NOTHING = -1  # where a caption is over, no word is written
+
 
 class CaptionGeneration(nn.Module):
     """The cross-entropy of a caption's words, given the words before and the rows of its image.
@@ -63,13 +65,23 @@ class CaptionGeneration(nn.Module):
         image, caption = positives.nonzero(as_tuple=True)
         if not len(image):
             return 0 * images.rows.rows.masked_fill(~_valid(*images.rows), 0).sum()
+        # The longest captions first, so that at every word the pairs that still write stand in front.
+        order = captions.token.length.to(caption.device)[caption].argsort(descending=True, stable=True)
+        image, caption = image[order], caption[order]
         with torch.autocast(images.rows.rows.device.type, enabled=False):
             sources, states = self._read(images.rows)
             inputs, targets = self._teach(captions.token)
-            logits = self._write(sources[image], ~_valid(*images.rows)[image, :, 0], states[image], inputs[caption])
-            loss = functional.cross_entropy(
-                logits.flatten(0, 1), targets[caption].flatten(), ignore_index=-1, reduction="sum"
+            inputs, targets = inputs[caption].T, targets[caption].T
+            written = targets != NOTHING
+            logits = self._write(
+                sources[image],
+                self.attend_rows(sources)[image],
+                ~_valid(*images.rows)[image, :, 0],
+                states[image],
+                inputs,
+                written.sum(1).tolist(),
             )
+            loss = functional.cross_entropy(logits, targets[written], reduction="sum")
         return loss / len(image)
 
     def _read(self, images: Sequence) -> tuple[Tensor, Tensor]:
@@ -83,28 +95,38 @@ class CaptionGeneration(nn.Module):
         return pad_packed_sequence(outputs, batch_first=True, total_length=rows.shape[1])[0], last[0]
 
     def _teach(self, captions: Sequence) -> tuple[Tensor, Tensor]:
-        """Return the words that are read and those to be written, `[C, T + 1]`; -1 where there is nothing to write."""
+        """Return the words that are read and those to be written, `[C, T + 1]`, or that there is nothing to write."""
         token, length = captions
         inputs = functional.pad(token, (1, 0), value=self.boundary)
         targets = functional.pad(token, (0, 1), value=self.boundary)
         place = torch.arange(targets.shape[1], device=token.device)
         end = length.to(token.device)[:, None]
-        targets = targets.masked_fill(place == end, self.boundary).masked_fill(place > end, -1)
+        targets = targets.masked_fill(place == end, self.boundary).masked_fill(place > end, NOTHING)
         return inputs.masked_fill(place > end, self.boundary), targets
 
-    def _write(self, sources: Tensor, padding: Tensor, state: Tensor, inputs: Tensor) -> Tensor:
-        """Return the logits `[P, T + 1, words]` of P pairs, one word after the other."""
-        words = self.word(inputs)
-        keys = self.attend_rows(sources)
+    def _write(
+        self, sources: Tensor, keys: Tensor, padding: Tensor, state: Tensor, inputs: Tensor, writing: list[int]
+    ) -> Tensor:
+        """Return the logits `[words written, vocabulary]`, one word of all pairs after the other.
+
+        Args:
+            sources: what is attended to, `[P, N, H]`.
+            keys: by what it is found, the same shape.
+            padding: True for rows that are none, `[P, N]`.
+            state: of the GRU at the beginning, `[P, H]`.
+            inputs: the word before each, `[T + 1, P]`.
+            writing: how many pairs, the first ones, have a word to write at each step.
+        """
         states = []
-        for step in range(inputs.shape[1]):
-            energy = self.energy(torch.tanh(keys + self.attend_state(state)[:, None]))[..., 0]
+        for words, pairs in zip(self.word(inputs), writing, strict=True):
+            state = state[:pairs]
+            energy = self.energy(torch.tanh(keys[:pairs] + self.attend_state(state)[:, None]))[..., 0]
             # The lowest number instead of -inf: an image without rows attends evenly to its zeros.
-            weights = energy.masked_fill(padding, torch.finfo(energy.dtype).min).softmax(1)
-            context = (weights[:, None] @ sources)[:, 0]
-            state = self.write(self.dropout(torch.cat([words[:, step], context], 1)), state)
+            weights = energy.masked_fill(padding[:pairs], torch.finfo(energy.dtype).min).softmax(1)
+            context = (weights[:, None] @ sources[:pairs])[:, 0]
+            state = self.write(self.dropout(torch.cat([words[:pairs], context], 1)), state)
             states.append(state)
-        return self.out(torch.stack(states, 1))
+        return self.out(torch.cat(states))
 
 
 def _valid(rows: Tensor, length: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ Source: the complex aggregators of VSE-infinity's Table 1, which names them with
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
 
 from ..embedding import Sequence
 from .aggregated import Aggregated
@@ -52,9 +51,8 @@ class Seq2Seq(nn.Module):
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Return the GRU's state after the last valid row of `local [B, N, C]`, `[B, D]`; zeros for no rows."""
-        # The lengths of a packed batch live on the CPU and are at least 1.
-        packed = pack_padded_sequence(
-            zero_padding(local, length), length.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False
-        )
-        state = self.gru(packed)[1][0]
+        # Rows come before their padding: a GRU that reads forwards needs no packed batch (slow on CPUs).
+        states, _ = self.gru(zero_padding(local, length))
+        last = length.to(states.device).clamp(min=1) - 1
+        state = states[torch.arange(len(states), device=states.device), last]
         return Aggregated(state.masked_fill((length < 1).to(state.device)[:, None], 0))

@@ -7,7 +7,6 @@ of its public code: a GRU reads the rows, another with additive attention over w
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ..aggregators.aggregated import Aggregated
 from ..embedding import Sequence
@@ -87,12 +86,12 @@ class CaptionGeneration(nn.Module):
     def _read(self, images: Sequence) -> tuple[Tensor, Tensor]:
         """Return what the first GRU makes of every row `[I, N, H]`, and its last state `[I, H]`."""
         rows = images.rows.to(self.project.weight.dtype).masked_fill(~_valid(*images), 0)
-        # The lengths of a packed batch live on the CPU; an image without rows is read as one row of zeros.
-        length = images.length.clamp(min=1).cpu()
-        inputs = self.dropout(self.project(rows))
-        packed = pack_padded_sequence(inputs, length, batch_first=True, enforce_sorted=False)
-        outputs, last = self.read(packed)
-        return pad_packed_sequence(outputs, batch_first=True, total_length=rows.shape[1])[0], last[0]
+        # The rows come before their padding, so that a GRU which reads forwards needs no packed batch: on a CPU the
+        # gradient of one costs as many copies of the batch as there are rows.
+        states, _ = self.read(self.dropout(self.project(rows)))
+        # An image without rows is read as one row of zeros.
+        last = images.length.to(states.device).clamp(min=1) - 1
+        return states, states[torch.arange(len(states), device=states.device), last]
 
     def _teach(self, captions: Sequence) -> tuple[Tensor, Tensor]:
         """Return the words that are read and those to be written, `[C, T + 1]`, or that there is nothing to write."""

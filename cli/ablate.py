@@ -44,7 +44,11 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option("--split", help="What is evaluated; by default test, or what the grid's paper took.")
 @click.option(
-    "--jobs", default=1, show_default=True, type=click.IntRange(1), help="Cells at once, each in its own process."
+    "--jobs",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Cells at once, which share one copy of the features; on a CPU as far as there are cores for all threads.",
 )
 @click.option("--scheduler", metavar="ADDRESS", help="A Dask cluster that trains the cells, such as tcp://host:8786.")
 @click.option("--csv", "csv_file", metavar="FILE", help="Write the table as CSV.")

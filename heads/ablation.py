@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ import torch
 from ..pipeline.cache import FeatureCache
 from ..pipeline.device import pick_device
 from ..pipeline.errors import CacheError, RecipeError, RunError
-from .ablation_cells import Cell, Outcome, in_processes, on_cluster, run_cell, write_json
+from ..pipeline.placement import Resident
+from .ablation_cells import Cell, Outcome, at_once, in_processes, on_cluster, run_cell, write_json
 from .ablation_plan import Plan, Variant
 from .model import build_losses, build_model, feature_facts
 from .run import Run, absolute
@@ -59,9 +61,9 @@ def ablate(
         seeds: how many; they are counted from 0.
         device: ``auto``, ``cpu`` or ``cuda``.
         split: what is evaluated; None: as the plan says.
-        jobs: cells at once, each in a process of its own, which reads the features for itself: torch has one
-            generator a process, and sharing it would make a cell's numbers depend on its neighbours. On a CPU they
-            divide the threads.
+        jobs: cells at once, each in a process of its own, as torch has one generator a process. They share one copy
+            of the features, as cells one after another do. On a CPU there are no more than have cores, see
+            `ablation_cells.at_once`.
         scheduler: the address of a Dask cluster that trains the cells, in the place of this machine. Its workers
             must reach `store` and `out` by the same names. A worker process trains one cell at a time.
 
@@ -77,7 +79,7 @@ def ablate(
         RunError: `out` belongs to something else, or is in use.
     """
     if scheduler is None:
-        pick_device(device)
+        jobs = at_once(jobs, pick_device(device))
     cache, split = FeatureCache.open(store), split or plan.split
     facts = _check(cache, plan.variants, split)
     root = Path(out).resolve()
@@ -123,12 +125,20 @@ def _outcomes(cells: Sequence[Cell], jobs: int, scheduler: str | None) -> dict[s
     if scheduler is not None:
         if waiting:
             on_cluster(waiting, scheduler, record)
-    elif jobs > 1:
-        in_processes(waiting, jobs, record)
-    else:
-        for cell in waiting:
-            record(cell, run_cell(cell))
+        return outcomes
+    # Features in memory are given back before others are read, so that a cell finds the room that it would have alone.
+    for _, same in groupby(sorted(waiting, key=_features), _features):
+        if jobs > 1:
+            in_processes(list(same), jobs, record)
+            continue
+        resident = Resident()
+        for cell in same:
+            record(cell, run_cell(cell, resident))
     return outcomes
+
+
+def _features(cell: Cell) -> tuple[str, str]:
+    return cell.recipe.data.image, cell.recipe.data.text
 
 
 def _check(cache: FeatureCache, variants: Sequence[Variant], split: str) -> dict[str, dict[str, Any]]:
@@ -156,6 +166,7 @@ def _check(cache: FeatureCache, variants: Sequence[Variant], split: str) -> dict
             "manifest_sha256": cache.manifest_sha256,
             "image_set": image_set.name,
             "text_set": caption_set.name,
+            "also": None,
         }
     if faults:
         raise RecipeError("; ".join(faults))

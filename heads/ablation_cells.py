@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -15,8 +15,13 @@ from typing import Any
 
 import torch
 
+from ..pipeline.cache import FeatureCache
+from ..pipeline.device import pick_device, within_memory
 from ..pipeline.errors import CacheError, XretError
+from ..pipeline.placement import Resident
 from .evaluation import evaluate
+from .model import build_model, feature_facts
+from .preparation import batches_of, placement_of
 from .recipe import Recipe
 from .training import train
 
@@ -62,14 +67,19 @@ Outcome = list[dict[str, Any]] | str  # a finished cell's tables, or the sentenc
 Record = Callable[[Cell, Outcome], None]
 
 
-def run_cell(cell: Cell) -> Outcome:
-    """Train a cell, or go on with it, and evaluate it; where that fails, return the sentence."""
+def run_cell(cell: Cell, resident: Resident | None = None) -> Outcome:
+    """Train a cell, or go on with it, and evaluate it; where that fails, return the sentence.
+
+    Args:
+        cell: which.
+        resident: features that other cells have in memory.
+    """
     run = Path(cell.run)
     if not (run.parents[1] / "ablation.json").is_file():
         return f"{run.parents[1]} is not there on {socket.gethostname()}: --out must be a folder that all workers share"
     with _one_at_a_time:
         try:
-            train(cell.store, cell.recipe, run, device=cell.device, seed=cell.seed, resume=True)
+            train(cell.store, cell.recipe, run, device=cell.device, seed=cell.seed, resume=True, resident=resident)
             table = evaluate([run], store=cell.store, split=cell.split, device=cell.device)
             write_json(run / "eval.json", table)
         except XretError as error:
@@ -79,18 +89,58 @@ def run_cell(cell: Cell) -> Outcome:
     return table["results"]
 
 
+def at_once(jobs: int, device: torch.device) -> int:
+    """Return how many of `jobs` cells can be trained beside one another; say so where it is fewer.
+
+    On a CPU a cell computes with as many threads as it would alone, on which its numbers depend. Cells beside each
+    other need cores for them: without these they would take longer than one after another.
+    """
+    threads = torch.get_num_threads()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    fitting = jobs if device.type != "cpu" else min(jobs, max(1, cores // threads))
+    if fitting < jobs:
+        alone = f"; OMP_NUM_THREADS=1 makes room for {min(jobs, cores)}" if threads > 1 else ""
+        print(
+            f"--jobs {jobs}: {fitting} at once, as a cell computes with {threads} threads and there are {cores} cores"
+            f"{alone}",
+            file=sys.stderr,
+        )
+    return fitting
+
+
+def load_features(cells: Sequence[Cell]) -> Resident:
+    """Put into memory what the cells train on, so that the processes that they are trained in share it."""
+    resident, loaded = Resident(), set()
+    for cell in cells:
+        cache, data = FeatureCache.open(cell.store), cell.recipe.data
+        sets = cache.image_set(data.image), cache.caption_set(data.text)
+        with torch.device("meta"):
+            model = build_model(cell.recipe, feature_facts(sets[0]), feature_facts(sets[1]))
+        wanted = (*(one.name for one in sets), *sorted(model.image_fields), *sorted(model.caption_fields))
+        target = pick_device(cell.device)
+        with suppress(Exception), within_memory(target):  # the cell will say it
+            placement = placement_of(cell.run, cell.recipe, resume=True)
+            if (placement, wanted) not in loaded and placement != "stream":
+                loaded.add((placement, wanted))
+                batches_of(sets, model, "train", target, placement, resident)
+    return resident
+
+
 def in_processes(cells: Sequence[Cell], jobs: int, record: Record) -> None:
-    """Train the cells in `jobs` processes and hand each outcome to `record` as it comes.
+    """Train the cells in `jobs` processes, which share their features, and hand each outcome to `record` as it comes.
 
     A process that dies, of memory or by a hand, takes one cell with it, and another takes its place.
+
+    Raises:
+        RunError: the memory that processes share does not suffice for the features.
     """
     context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads and the GPU's state
-    threads = max(1, torch.get_num_threads() // jobs)
+    resident, threads = load_features(cells), torch.get_num_threads()
     waiting, busy = list(reversed(cells)), dict[Any, tuple[Any, Cell]]()
 
     def start() -> tuple[Any, Any]:
         ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, threads))
+        process = context.Process(target=_work, args=(theirs, threads, resident))
         process.start()
         theirs.close()  # the process's end then ends what is received
         return ours, process
@@ -126,7 +176,7 @@ def in_processes(cells: Sequence[Cell], jobs: int, record: Record) -> None:
             process.join()
 
 
-def _work(cells: Any, threads: int) -> None:
+def _work(cells: Any, threads: int, resident: Resident) -> None:
     """Train what comes through the connection until it is closed."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
@@ -138,7 +188,7 @@ def _work(cells: Any, threads: int) -> None:
         log = Path(f"{cell.run}.log")
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w", encoding="utf-8") as file, redirect_stderr(file):
-            cells.send(run_cell(cell))
+            cells.send(run_cell(cell, resident))
 
 
 def _die_with_parent() -> None:

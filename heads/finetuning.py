@@ -35,7 +35,7 @@ from .compilation import compile_parts
 from .large_batches import require_whole_batches
 from .model import build_losses
 from .objective import same_texts
-from .optimisation import autocast_dtype, build_optimizer, weights_of
+from .optimisation import autocast_dtype, build_optimizer, moving_average, weights_of
 from .reattached import EndToEndModel, EndToEndObjective
 from .recipe import Recipe, load_recipe
 from .run import Run, absolute, versions
@@ -66,7 +66,8 @@ def finetune(
     """Put the backbones of a trained head back and train all of it from images and token ids, leaving a run at `out`.
 
     It begins with the weights of the head's best epoch, the head's optimiser state and losses, and the epoch behind
-    its last; what is not put back stays on the cache. The same words give the same numbers on the same device, also
+    its last; a moving average of all weights begins anew. What is not put back stays on the cache. Of a head that was
+    trained on several stores, the first is taken. The same words give the same numbers on the same device, also
     where it was stopped and resumed.
 
     Args:
@@ -96,6 +97,8 @@ def finetune(
     before = base.load_state(torch.device("cpu"))
     if before is None:
         raise RunError(f"{run} has no finished epoch yet; continue it with `xret train-head … --resume`")
+    if base.info.get("also"):
+        print(f"{run} was trained on several stores; {cache.url} alone is trained on from here.", file=sys.stderr)
     first = before["epoch"]
     if first >= recipe.schedule.epochs:
         raise RunError(
@@ -106,6 +109,7 @@ def finetune(
     with _within_memory(target):
         encoders = _put_back(base, recipe, sides, cached, data_root, (visual_weights, text_weights), target)
         model = EndToEndModel(head, encoders, recipe)
+        average = moving_average(model, recipe.optimizer.ema)
     if recipe.data.chunk is not None:
         require_whole_batches(head, "data.chunk")
     train_split, val_split = (
@@ -128,7 +132,7 @@ def finetune(
     losses.load_state_dict(before["losses"])
     precision = autocast_dtype(recipe.runtime.precision, target)
     scaler = torch.amp.GradScaler(target.type, enabled=precision is torch.float16)
-    state = TrainingState(model, losses, _optimizer(base, before, recipe, model, losses), scaler)
+    state = TrainingState(model, losses, _optimizer(base, before, recipe, model, losses), scaler, average)
     state.epoch, state.step, state.best_epoch = first, before["step"], first
 
     facts = {
@@ -158,7 +162,7 @@ def finetune(
     with new.removed_unless_begun(created), _within_memory(target), deterministic(target):
         if recipe.runtime.compile:
             compile_parts(model, target)
-        text_number = same_texts(cache, train_split) if recipe.loss["exclude_same_text"] else None
+        text_number = same_texts(train_split) if recipe.loss["exclude_same_text"] else None
         objective = EndToEndObjective(recipe, model, losses, text_number=text_number, precision=precision)
         fit(new, recipe, objective, state, train_split, val_split, base.info["seed"])
     seconds = time.perf_counter() - started
@@ -224,8 +228,6 @@ def _recipe(base: Run, settings: Sequence[str], reattach: Sequence[str]) -> tupl
         raise RecipeError(
             f"the head of {base.path} is trained, so that {' and '.join(changed)} cannot change; train another head"
         )
-    if recipe.optimizer.ema is not None:
-        raise RecipeError("optimizer.ema averages heads alone; fine-tune with --set optimizer.ema=null")
     unknown = [side for side in reattach if side not in SIDES]
     if unknown:
         raise RecipeError(f"--reattach takes image, text or image,text, not '{','.join(reattach)}'")

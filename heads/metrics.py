@@ -158,12 +158,12 @@ def log_circular_variance(embedding: Tensor) -> float | None:
     """Return the natural log of the mean of 1 - |mean of a sample's unit elements| (SetDiv).
 
     Args:
-        embedding: sets `[B, K, D]`; vectors `[B, D]` have no variance inside.
+        embedding: sets `[B, K, D]`; vectors `[B, D]` and sets of one element have no variance inside.
 
     Returns:
-        The logarithm, or None for vectors. Sets without any spread give about -36, where double precision ends.
+        The logarithm, or None where there is none. Sets without any spread give about -36, where double precision ends.
     """
-    if embedding.ndim != 3:
+    if embedding.ndim != 3 or embedding.shape[1] == 1:
         return None
     total = 0.0
     for part in embedding.split(1024):

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 
 from ..pipeline.batches import Batch, Batches
-from ..pipeline.cache import FeatureCache
 from .augmentation import drop_rows
 from .evaluation import caption_texts
 from .large_batches import embed_in_parts
@@ -67,10 +66,11 @@ class Objective:
         return 1 if chunk is None else -(-len(units.length) // chunk)
 
 
-def same_texts(cache: FeatureCache, batches: Batches) -> Tensor:
+def same_texts(batches: Batches) -> Tensor:
     """Return a number for each of a split's captions, equal where their texts are, int64 on the CPU."""
     numbers: dict[str, int] = {}
-    return torch.tensor([numbers.setdefault(text, len(numbers)) for text in caption_texts(cache, batches)])
+    texts = [text for part in batches.parts for text in caption_texts(part.image_set.cache, part)]
+    return torch.tensor([numbers.setdefault(text, len(numbers)) for text in texts])
 
 
 def same_text(positives: Tensor, text: Tensor) -> Tensor:

@@ -1,20 +1,24 @@
-"""Before the first step of a training: what the store must have, the run folder, and the first word vectors."""
+"""Before the first step of a training: the features it reads, the run folder, and the first word vectors."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..pipeline.batches import Batches
-from ..pipeline.cache import FeatureCache
+from ..pipeline.batches import Batches, JoinedBatches
+from ..pipeline.cache import CaptionSet, FeatureCache, ImageSet
 from ..pipeline.errors import CacheError, RecipeError, RunError
-from ..pipeline.placement import Placement
+from ..pipeline.placement import Placement, Resident
 from ..pipeline.word_vectors import read_word_vectors
 from .model import Model, feature_facts
 from .ranks import Ranks
 from .recipe import Recipe
 from .run import Run, absolute, versions
+from .run_features import RetokenizedCaptions
+
+Sets = tuple[ImageSet, CaptionSet]
 
 
 def require_splits(cache: FeatureCache) -> None:
@@ -35,6 +39,72 @@ def placement_of(out: str | Path, recipe: Recipe, resume: bool) -> Placement:
     return recipe.runtime.cache
 
 
+def other_sets(also: Sequence[str], sets: Sets) -> list[Sets]:
+    """Return the feature sets in the stores `also` that are of the same encoders as `sets`.
+
+    Words are tokenised with the vocabulary of `sets`.
+
+    Raises:
+        CacheError: a store is named twice, cannot be used, or has no such features, or two have the same samples.
+    """
+    own = sets[0].cache
+    seen, samples, found = {absolute(own.url)}, {own.manifest_sha256: own.url}, []
+    for url in also:
+        if absolute(url) in seen:
+            raise CacheError(f"{url} is named twice; leave one --also out")
+        seen.add(absolute(url))
+        cache = FeatureCache.open(url)
+        found.append(_equal_sets(cache, *sets))
+        if cache.manifest_sha256 in samples:
+            raise CacheError(f"{url} has the same samples as {samples[cache.manifest_sha256]}; leave one --also out")
+        samples[cache.manifest_sha256] = url
+    return found
+
+
+def _equal_sets(cache: FeatureCache, image_set: ImageSet, caption_set: CaptionSet) -> Sets:
+    where = f"{cache.url} cannot be joined to {image_set.cache.url}:"
+    if "train" not in cache.splits:
+        raise CacheError(f"{where} it has no split 'train'; it has {', '.join(cache.splits)}")
+    images = [cache.image_set(name) for name in cache.set_names("images")]
+    captions = [cache.caption_set(name) for name in cache.set_names("captions")]
+    same_images = [found for found in images if found.fingerprint == image_set.fingerprint]
+    same_captions = [found for found in captions if found.fingerprint == caption_set.fingerprint]
+    if not same_captions and caption_set.vocabulary is not None:
+        same_captions = [RetokenizedCaptions(cache, caption_set.vocabulary)]
+    for same, there, own, what in (
+        (same_images, images, image_set, "images"),
+        (same_captions, captions, caption_set, "captions"),
+    ):
+        if not same:
+            names = ", ".join(found.name for found in there) or "none"
+            raise CacheError(
+                f"{where} it has no features of {what} equal to '{own.name}' (there: {names}); extract them with the"
+                " same words"
+            )
+    return same_images[0], same_captions[0]
+
+
+def batches_of(
+    sets: Sets, model: Model, split: str, target: torch.device, placement: Placement, resident: Resident | None = None
+) -> Batches:
+    """Return a split with what `model` reads of it; errors as of `Batches`."""
+    return Batches(
+        sets[0].cache,
+        *sets,
+        split,
+        device=str(target),
+        image_fields=model.image_fields,
+        caption_fields=model.caption_fields,
+        placement=placement,
+        resident=resident,
+    )
+
+
+def joined_batches(parts: Sequence[Batches]) -> Batches:
+    """Return the samples of one data set or of several as one."""
+    return JoinedBatches(parts) if len(parts) > 1 else parts[0]
+
+
 def open_run(
     out: str | Path, recipe: Recipe, split: Batches, target: torch.device, ranks: Ranks, *, seed: int, resume: bool
 ) -> tuple[Run, bool]:
@@ -50,14 +120,17 @@ def open_run(
         "text_set": caption_set.name,
         "fingerprints": {"image": image_set.fingerprint, "text": caption_set.fingerprint},
         "seed": seed,
+        "also": [_named(part.image_set.cache) for part in split.parts[1:]] or None,
     }
+    others = [absolute(part.image_set.cache.url) for part in split.parts[1:]]
     streamed = split.placement == "stream"
     if ranks.agree(streamed, target) != streamed:
         raise RunError("the features fit the memory of some ranks and not of others; set runtime.cache=stream")
     created = not (resume and Path(out).exists())
     ranks.wait()  # all have looked, before the first makes it
     if created and ranks.first:
-        info = {"store": absolute(cache.url), **facts, "device": str(target), "versions": versions()}
+        info = {"store": absolute(cache.url), "also_stores": others, **facts}
+        info |= {"device": str(target), "versions": versions()}
         info |= {"streamed": streamed, "best_epoch": None, "best_rsum": None}
         Run.create(out, info, recipe, feature_facts(image_set), feature_facts(caption_set), caption_set.vocabulary)
     ranks.wait()
@@ -71,8 +144,13 @@ def open_run(
                 f"'{split.placement}' they are {now}; set runtime.cache, or free memory"
             )
         if ranks.first:
-            run.record_store(absolute(cache.url))
+            run.record_store(absolute(cache.url), others)
     return run, created
+
+
+def _named(cache: FeatureCache) -> str:
+    """Return what a joined data set is known by where its store may be moved."""
+    return f"{cache.dataset} {cache.manifest_sha256[:8]}"
 
 
 def load_vectors(model: Model, path: str, vocabulary: tuple[str, ...]) -> None:

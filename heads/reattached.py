@@ -1,5 +1,6 @@
 """A head with its backbones before it: networks that learn, and branches that begin with them."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -37,6 +38,16 @@ class Backbone(nn.Module):
         self.network = encoder.network.requires_grad_(True)
         self.checkpointing = checkpointing
         self.learns = True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Backbone":
+        """Return a backbone with weights of its own, as a moving average needs; a tokeniser stays the encoder's."""
+        encoder = copy.copy(self.encoder)
+        for name, value in vars(encoder).items():
+            if isinstance(value, nn.Module):
+                setattr(encoder, name, copy.deepcopy(value, memo))
+        copied = Backbone(encoder, self.checkpointing)
+        copied.learns = self.learns
+        return copied.train(self.training)
 
     def train(self, mode: bool = True) -> "Backbone":
         """Switch dropout, where the network has it, on or off."""

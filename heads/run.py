@@ -1,7 +1,8 @@
 """A run: the folder that a training leaves behind, and that evaluation reads.
 
     run.json            what was trained on what: {format, version, store, manifest_sha256, image_set, text_set,
-                        fingerprints, seed, device, versions, streamed, best_epoch, best_rsum}
+                        fingerprints, seed, device, versions, streamed, also, also_stores (where several are learnt
+                        from), best_epoch, best_rsum}
     recipe.yaml         the resolved recipe
     config.json         recipe and feature facts: all that is needed to rebuild the model
     vocabulary.json     where words are used: the words by token id
@@ -17,7 +18,7 @@ import json
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -129,10 +130,11 @@ class Run:
         if differing:
             raise RunError(f"{self.path} cannot be resumed, it was begun otherwise: {'; '.join(differing)}")
 
-    def record_store(self, url: str) -> None:
-        """Write down where the store lies now; it may have been moved since the run was begun."""
-        if self.info["store"] != url:
-            self.info["store"] = url
+    def record_store(self, url: str, also: Sequence[str] = ()) -> None:
+        """Write down where the store and those learnt as well lie now; they may have been moved since."""
+        now = {"store": url} | ({"also_stores": list(also)} if also else {})
+        if self.info | now != self.info:
+            self.info |= now
             _write_json(self.path / "run.json", self.info)
 
     def model(self, device: torch.device) -> Model:

@@ -37,8 +37,8 @@ def split_of_run(run: Run, cache: FeatureCache, split: str, model: Model, device
     """
     return Batches(
         cache,
-        _image_set(run, cache),
-        _caption_set(run, cache),
+        image_set_of_run(run, cache),
+        caption_set_of_run(run, cache),
         split,
         device=str(device),
         image_fields=model.image_fields,
@@ -46,7 +46,8 @@ def split_of_run(run: Run, cache: FeatureCache, split: str, model: Model, device
     )
 
 
-def _image_set(run: Run, cache: FeatureCache) -> ImageSet:
+def image_set_of_run(run: Run, cache: FeatureCache) -> ImageSet:
+    """Return the image features of `cache` that `run` was trained on, or equal ones; RunError if there are none."""
     name = run.info["image_set"]
     if name in cache.set_names("images"):
         found = cache.image_set(name)
@@ -55,7 +56,11 @@ def _image_set(run: Run, cache: FeatureCache) -> ImageSet:
     raise _refusal(run, cache, "images", name)
 
 
-def _caption_set(run: Run, cache: FeatureCache) -> CaptionSet:
+def caption_set_of_run(run: Run, cache: FeatureCache) -> CaptionSet:
+    """Return the caption features of `cache` that `run` was trained on, or equal ones; RunError if there are none.
+
+    Where the run knows words it has a vocabulary, and reads those of any store.
+    """
     name = run.info["text_set"]
     if name in cache.set_names("captions"):
         found = cache.caption_set(name)

@@ -5,7 +5,7 @@ exact.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..pipeline.batches import Batches
+from ..pipeline.batches import Batches, Features
 from ..pipeline.cache import FeatureCache
 from ..pipeline.device import pick_device, within_memory
 from ..pipeline.errors import RunError
 from . import metrics
+from .aggregators import Aggregated
 from .embedding import Embedding, Sequence, concatenate, each
 from .model import Model
 from .run import Run
@@ -98,13 +99,17 @@ def embed(model: Model, batches: Batches) -> tuple[Embedding, Embedding]:
     The model is put in evaluation mode and left in it.
     """
     model.eval()
+    return (
+        embed_all(model.embed_images, batches.image_features(BATCH)),
+        embed_all(model.embed_captions, batches.caption_features(BATCH)),
+    )
 
-    def all_of(parts: Iterable[Embedding]) -> Embedding:
-        return concatenate([each(lambda t: t.float() if t.is_floating_point() else t, part) for part in parts])
 
-    images = all_of(model.embed_images(features).embedding for features in batches.image_features(BATCH))
-    captions = all_of(model.embed_captions(features).embedding for features in batches.caption_features(BATCH))
-    return images, captions
+@torch.no_grad()
+def embed_all(embed: Callable[[Features], Aggregated], parts: Iterable[Features]) -> Embedding:
+    """Return the embeddings of all samples of `parts`, float32, by one of the two functions of a model."""
+    made = (embed(features).embedding for features in parts)
+    return concatenate([each(lambda t: t.float() if t.is_floating_point() else t, part) for part in made])
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
 """Training a head from cached features, from top to bottom."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from ..pipeline.batches import Batches
 from ..pipeline.cache import FeatureCache
 from ..pipeline.device import deterministic
 from ..pipeline.errors import RunError
+from ..pipeline.placement import Resident
 from ..pipeline.progress import Progress
 from .compilation import compile_parts
 from .evaluation import caption_texts, compare, embed, recalls
@@ -29,7 +30,15 @@ from .optimisation import (
     warmup,
     weights_of,
 )
-from .preparation import load_vectors, open_run, placement_of, require_splits
+from .preparation import (
+    batches_of,
+    joined_batches,
+    load_vectors,
+    open_run,
+    other_sets,
+    placement_of,
+    require_splits,
+)
 from .ranks import Ranks, Silent, joined
 from .recipe import Recipe
 from .run import Run, require_free
@@ -82,6 +91,8 @@ def train(
     device: str = "auto",
     seed: int = 0,
     resume: bool = False,
+    also: Sequence[str] = (),
+    resident: Resident | None = None,
 ) -> TrainSummary:
     """Train the head that `recipe` describes on the features in `store`, and leave a run at `out`.
 
@@ -97,6 +108,9 @@ def train(
         seed: decides the first weights and the order of samples; 0 or more.
         resume: go on behind the last complete epoch of `out`, or the last step that was written down. Starts it where
             there is nothing yet. The store may have been moved.
+        also: other stores whose split `train` is learnt as well; features must be of the same encoders, words are
+            tokenised with the vocabulary of `store`. Validation is on `store` alone.
+        resident: features that other trainings of this process have in memory; what is put there is theirs too.
 
     Raises:
         RecipeError: the recipe does not fit the feature sets.
@@ -108,15 +122,23 @@ def train(
     if not resume:
         require_free(out)
     with joined(device) as (ranks, target):
-        return _train(store, recipe, out, ranks, target, seed, resume)
+        return _train([store, *also], recipe, out, ranks, target, seed, resume, resident)
 
 
 def _train(
-    store: str, recipe: Recipe, out: str | Path, ranks: Ranks, target: torch.device, seed: int, resume: bool
+    stores: Sequence[str],
+    recipe: Recipe,
+    out: str | Path,
+    ranks: Ranks,
+    target: torch.device,
+    seed: int,
+    resume: bool,
+    resident: Resident | None,
 ) -> TrainSummary:
-    cache = FeatureCache.open(store)
+    cache = FeatureCache.open(stores[0])
     require_splits(cache)
-    image_set, caption_set = cache.image_set(recipe.data.image), cache.caption_set(recipe.data.text)
+    image_set, caption_set = sets = cache.image_set(recipe.data.image), cache.caption_set(recipe.data.text)
+    others = other_sets(stores[1:], sets)
     image_facts, text_facts = feature_facts(image_set), feature_facts(caption_set)
 
     # The weights are drawn on the CPU, so that a seed means the same beginning on every device.
@@ -133,19 +155,9 @@ def _train(
     state = TrainingState(model, losses, build_optimizer(model, losses, recipe.optimizer), scaler, average)
 
     with enough_memory(target, recipe):
-        train_split, val_split = (
-            Batches(
-                cache,
-                image_set,
-                caption_set,
-                split,
-                device=str(target),
-                image_fields=model.image_fields,
-                caption_fields=model.caption_fields,
-                placement=placement,
-            )
-            for split, placement in (("train", placement_of(out, recipe, resume)), ("val", "mapped"))
-        )
+        placement = placement_of(out, recipe, resume)
+        parts = [batches_of(one, model, "train", target, placement, resident) for one in (sets, *others)]
+        train_split, val_split = joined_batches(parts), batches_of(sets, model, "val", target, "mapped", resident)
     if train_split.steps(recipe.data.unit, recipe.data.batch_size) == 0:
         raise RunError(
             f"split 'train' of {cache.url} has a single {recipe.data.unit}, and a batch needs two: add samples"
@@ -167,7 +179,7 @@ def _train(
             load_vectors(model, path, caption_set.vocabulary or ())
         if recipe.runtime.compile:
             compile_parts(model, target)
-        text_number = same_texts(cache, train_split) if recipe.loss["exclude_same_text"] else None
+        text_number = same_texts(train_split) if recipe.loss["exclude_same_text"] else None
         objective = Objective(recipe, model, losses, text_number=text_number, precision=precision, ranks=ranks)
         fit(run, recipe, objective, state, train_split, val_split, seed)
     seconds = time.perf_counter() - started
@@ -205,9 +217,14 @@ def fit(
             lr = learning_rate(recipe.schedule, recipe.optimizer.lr, epoch)
             model.train()
             batches = train_split.epoch(
-                unit=unit, batch_size=batch_size, seed=seed, epoch=epoch, captions=recipe.data.captions
+                unit=unit,
+                batch_size=batch_size,
+                seed=seed,
+                epoch=epoch,
+                captions=recipe.data.captions,
+                first=state.steps,
             )
-            for batch in islice(batches, state.steps, None):
+            for batch in batches:
                 now = epoch + state.steps / steps_an_epoch
                 state.seed_step(seed)
                 set_rates(optimizer, recipe.schedule, lr, now)

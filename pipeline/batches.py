@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from .cache import OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from .errors import CacheError
-from .placement import Placement, choose
+from .placement import Placement, Resident, choose
 from .rows import ranges
 from .sides import Features, Fetched, JoinedSide, Side, StoredSide
 from .stream import block_order, opened_ahead, read_ahead
@@ -64,6 +65,7 @@ class Batches:
         caption_fields: which of ``local``, ``global`` and ``token`` to read.
         placement: where the features lie meanwhile, see `placement.choose`. What is read once and in order had best
             stay ``mapped``.
+        resident: what others have put into memory already, and what is put there now.
 
     Attributes:
         images: usable images.
@@ -91,6 +93,7 @@ class Batches:
         image_fields: set[str],
         caption_fields: set[str],
         placement: Placement = "mapped",
+        resident: Resident | None = None,
     ) -> None:
         if split not in cache.splits:
             raise CacheError(f"{cache.url} has no split '{split}'; it has {', '.join(cache.splits)}")
@@ -114,13 +117,23 @@ class Batches:
         )
         what = f"the features of {self.images:,} images and {self.captions:,} captions ({cache.dataset}, {split})"
         size = 0 if placement in ("mapped", "stream") else sum(side.nbytes for side in sides)
-        self.placement = choose(placement, size, self.device, cache.store.is_local, what)
+        shared = Resident() if resident is None else resident
+
+        def there(place: Placement) -> int:
+            return sum(side.there(place, shared) for side in sides)
+
+        self.placement = choose(placement, size, self.device, cache.store.is_local, what, there)
         for side in sides:
-            side.place(self.placement)
+            side.place(self.placement, shared)
         self._images: Side = sides[0]
         self._captions: Side = sides[1]
         self._shard = image_set.blocks.shard_of(self.image_rows)
         self._prepare([self])
+
+    @property
+    def parts(self) -> "tuple[Batches, ...]":
+        """The data sets that these samples come from, one after the other."""
+        return (self,)
 
     def _prepare(self, parts: "Sequence[Batches]") -> None:
         """Note where the captions of each image begin, and the samples of each of `parts`."""
@@ -136,7 +149,7 @@ class Batches:
         return sum(1 for _ in _cut(np.arange(self._units(unit)), batch_size))
 
     def epoch(
-        self, *, unit: Unit, batch_size: int, seed: int, epoch: int, captions: int | None = None
+        self, *, unit: Unit, batch_size: int, seed: int, epoch: int, captions: int | None = None, first: int = 0
     ) -> Iterator[Batch]:
         """Yield an epoch's batches in an order that depends on seed and epoch alone, and read the next ones meanwhile.
 
@@ -150,14 +163,17 @@ class Batches:
             seed: of the run.
             epoch: counted from 0.
             captions: with the unit ``image``, how many of an image's captions are drawn; None: all.
+            first: the batch to begin with; of those before it nothing is read.
         """
         rng = np.random.default_rng([seed, epoch])
+        groups: list[np.ndarray] = []
         if self.placement == "stream":
             order, groups = block_order(self._shard if unit == "image" else self._shard[self.caption_image], rng)
-            plans = self._plans(unit, order, batch_size, captions, rng)
-            plans = opened_ahead(self._open, plans, lambda plan: self._shard[plan.images], groups)
         else:
-            plans = self._plans(unit, rng.permutation(self._units(unit)), batch_size, captions, rng)
+            order = rng.permutation(self._units(unit))
+        plans: Iterator[_Plan] = islice(self._plans(unit, order, batch_size, captions, rng), first, None)
+        if groups:
+            plans = opened_ahead(self._open, plans, lambda plan: self._shard[plan.images], groups)
         batches = read_ahead(self._fetch, self._finish, plans, self.device)
         self.waited = 0.0
         while True:
@@ -225,8 +241,7 @@ class JoinedBatches(Batches):
         parts: of the same fields on the same device, with equal feature sets.
 
     Attributes:
-        parts: these. `image_rows` and `caption_rows` are theirs alone, and so are the sets of the others.
-        image_set, caption_set: of the first part.
+        image_set, caption_set: of the first part. `image_rows` and `caption_rows` only the parts have.
 
     Raises:
         CacheError: the parts' features are not of the same encoders, or their words not of the same vocabulary.
@@ -235,7 +250,7 @@ class JoinedBatches(Batches):
     def __init__(self, parts: Sequence[Batches]) -> None:
         for part in parts[1:]:
             _require_equal(parts[0], part)
-        self.parts = tuple(parts)
+        self._parts = tuple(parts)
         self.image_set, self.caption_set, self.device = parts[0].image_set, parts[0].caption_set, parts[0].device
         self.images, self.captions, self.skipped = (
             sum(getattr(part, name) for part in parts) for name in ("images", "captions", "skipped")
@@ -246,6 +261,11 @@ class JoinedBatches(Batches):
         self.caption_image = _counted_on([part.caption_image for part in parts], [part.images for part in parts])
         self._shard = _counted_on([part._shard for part in parts], [int(part._shard.max()) + 1 for part in parts])
         self._prepare(parts)
+
+    @property
+    def parts(self) -> tuple[Batches, ...]:
+        """The data sets that these samples come from, one after the other."""
+        return self._parts
 
 
 def _counted_on(numbers: Iterable[np.ndarray], sizes: Sequence[int]) -> np.ndarray:

@@ -154,13 +154,15 @@ class EndToEnd(Batches):
             self._put_back.append(self._captions)
 
     def epoch(
-        self, *, unit: Unit, batch_size: int, seed: int, epoch: int, captions: int | None = None
+        self, *, unit: Unit, batch_size: int, seed: int, epoch: int, captions: int | None = None, first: int = 0
     ) -> Iterator[Batch]:
         """Yield the batches of `Batches.epoch`, augmented."""
         for side in self._put_back:
             side.draws = [seed, epoch]
         try:
-            yield from super().epoch(unit=unit, batch_size=batch_size, seed=seed, epoch=epoch, captions=captions)
+            yield from super().epoch(
+                unit=unit, batch_size=batch_size, seed=seed, epoch=epoch, captions=captions, first=first
+            )
         finally:
             for side in self._put_back:
                 side.draws = None

@@ -45,7 +45,7 @@ def run_on_cluster(tasks: Iterable[Delayed], address: str, record: Record) -> No
     """
     from distributed import KilledWorker, as_completed
 
-    with _connect(address) as client:
+    with connect(address) as client:
         print(f"Dask dashboard: {client.dashboard_link}", file=sys.stderr)
         workers = client.scheduler_info(n_workers=-1)["workers"]
         _require_same_version(client, address, len(workers))
@@ -81,13 +81,14 @@ def count_workers(address: str) -> int:
     Raises:
         CacheError: no scheduler answers, or it has no worker.
     """
-    with _connect(address) as client:
+    with connect(address) as client:
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
         _require_same_version(client, address, len(workers))
         return sum("GPU" in worker["resources"] for worker in workers) or len(workers)
 
 
-def _connect(address: str) -> "Client":  # type: ignore[name-defined] # noqa: F821
+def connect(address: str) -> "Client":  # type: ignore[name-defined] # noqa: F821
+    """Return a client of the Dask scheduler at `address`; CacheError where none answers."""
     from distributed import Client
 
     _greet(address)

@@ -49,6 +49,10 @@ class RunError(XretError):
     """A run folder cannot be written or read, or training cannot go on."""
 
 
+class QueryError(XretError, ValueError):
+    """What is searched for, or how, makes no sense for this run or gallery."""
+
+
 def nearest(word: str, known: list[str]) -> str:
     """Return `` (did you mean 'x'?)`` for the known word nearest to `word`, or an empty string."""
     import difflib

@@ -1,10 +1,11 @@
 """Where the features of a split lie while a head is trained: on the device, in the host's memory, or in the store."""
 
 import os
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -18,9 +19,17 @@ Reader = Callable[[np.ndarray], np.ndarray]  # items [B] -> their rows, packed
 
 SHARE = 0.6  # of the free memory that `auto` fills; the rest is the model's
 _PART = 1 << 26  # bytes that are read at once when a table is filled
+_SHARED = "/dev/shm"  # where Linux keeps the memory that processes share
 
 
-def choose(placement: Placement, size: int, device: torch.device, is_local: bool, what: str) -> Placement:
+def choose(
+    placement: Placement,
+    size: int,
+    device: torch.device,
+    is_local: bool,
+    what: str,
+    there: Callable[[Placement], int] = lambda _: 0,
+) -> Placement:
     """Return where features of `size` bytes are put; what ``auto`` takes is told on standard error.
 
     - ``device``: whole in the device's memory, each batch an index there. On a CPU the same as ``pinned``.
@@ -36,20 +45,25 @@ def choose(placement: Placement, size: int, device: torch.device, is_local: bool
         device: what computes.
         is_local: whether the store lies on a local disk.
         what: the features, for messages.
+        there: returns how many of the bytes lie in a place already, see `Resident`.
 
     Raises:
         RunError: what was asked for does not fit.
     """
     on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.empty_cache()  # what earlier trainings of this process have left
     free = {"pinned": free_host_memory(), "mapped": free_host_memory()}
     free["device"] = torch.cuda.mem_get_info(device)[0] if on_gpu else free["pinned"]
     if placement == "auto":
         candidates: list[Placement] = ["device", "pinned"] if on_gpu else ["mapped" if is_local else "pinned"]
-        chosen: Placement = next((name for name in candidates if size <= SHARE * free[name]), "stream")
+        chosen: Placement = next((name for name in candidates if size - there(name) <= SHARE * free[name]), "stream")
+        if size and there(chosen) == size:
+            return chosen  # which was told when they were put there
         beside = ", ".join(f"{in_bytes(free[name])} for {name}" for name in candidates)
         print(f"{what} take {in_bytes(size)}: {chosen} (free: {beside}).", file=sys.stderr, flush=True)
         return chosen
-    if placement in ("device", "pinned") and size > free[placement]:
+    if placement in ("device", "pinned") and size - there(placement) > free[placement]:
         where = str(device) if placement == "device" else "the host"
         other = "pinned or stream" if placement == "device" and on_gpu else "stream"
         raise RunError(
@@ -124,6 +138,9 @@ class HostColumn:
         self.start = np.cumsum(count) - count
         self._buffers = Buffers()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HostColumn, (self.table, self.count, self.device)
+
     def fetch(self, items: np.ndarray) -> Tensor:
         """Gather the rows; for a GPU in page-locked memory, from which they are copied beside the computation."""
         table, rows = self.table.numpy(), ranges(self.start[items], self.count[items])
@@ -162,6 +179,45 @@ class DeviceColumn:
         return self.table.index_select(0, fetched.to(self.table.device, non_blocking=True))
 
 
+class Resident:
+    """Columns that several trainings read, one after another or in several processes: each is made once.
+
+    Handed to a process when it is started, it takes along what lies in memory: a GPU's tables as they are, those of the
+    host as memory that both processes see. Of the files of a store the system keeps one copy anyway.
+    """
+
+    def __init__(self) -> None:
+        self._columns: dict[Hashable, Column] = {}
+
+    def column(self, key: Hashable, make: Callable[[], Column]) -> Column:
+        """Return the column of this key; the first time `make` makes it."""
+        if key not in self._columns:
+            self._columns[key] = make()
+        return self._columns[key]
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._columns
+
+    def __getstate__(self) -> dict[str, Any]:
+        in_memory = {key: column for key, column in self._columns.items() if not isinstance(column, StoreColumn)}
+        tables = [column.table for column in in_memory.values() if isinstance(column, HostColumn)]
+        size = sum(table.nbytes for table in tables if not table.is_shared())
+        room = shutil.disk_usage(_SHARED).free if Path(_SHARED).is_dir() else size
+        if size > room:
+            raise RunError(
+                f"the features take {in_bytes(size)}, and {_SHARED}, which processes share, has {in_bytes(room)} free;"
+                " set runtime.cache to stream, or train one cell after another"
+            )
+        return {"_columns": in_memory}
+
+
+def lies_in(placement: Placement, device: torch.device) -> Placement:
+    """Return which of ``device``, ``pinned`` and ``mapped`` the column of a placement is in truth."""
+    if placement == "device":
+        return "pinned" if device.type == "cpu" else "device"
+    return "mapped" if placement == "stream" else placement
+
+
 def place(read: Reader, count: np.ndarray, placement: Placement, device: torch.device) -> Column:
     """Return the column of an array, its table filled where `placement` says that it is kept in memory.
 
@@ -171,9 +227,10 @@ def place(read: Reader, count: np.ndarray, placement: Placement, device: torch.d
         placement: as `choose` returned it.
         device: what computes.
     """
-    if placement == "device" and device.type != "cpu":
+    kind = lies_in(placement, device)
+    if kind == "device":
         return DeviceColumn(_table(read, count, device), count)
-    if placement in ("device", "pinned"):
+    if kind == "pinned":
         return HostColumn(_table(read, count, torch.device("cpu")), count, device)
     read(np.arange(1))  # opens the array before two threads do
     return StoreColumn(read, device)

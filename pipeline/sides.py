@@ -1,8 +1,9 @@
 """One modality of a split: its samples' features, packed on the host and padded on the device."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from typing import Protocol
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad as pad_behind
 
 from .cache import CaptionSet, ImageSet
-from .placement import Column, Placement, Reader, place
+from .placement import Column, Placement, Reader, Resident, lies_in, place
 
 
 @dataclass
@@ -69,7 +70,10 @@ class StoredSide:
     ) -> None:
         self.device = device
         self.length = features.length[rows].astype(np.int64)
+        words = features.vocabulary if isinstance(features, CaptionSet) else None  # it may be another store's
+        self._which = (features.cache.url, features.modality, features.name, words, sha256(rows.tobytes()).digest())
         self._ragged = {"local", "token"} if isinstance(features, CaptionSet) else set()
+        self._row_bytes = {field: _row_bytes(features, field) for field in fields}
         self._read: dict[str, Reader] = {
             field: partial(_rows_of, getattr(features, "global_" if field == "global" else field), rows)
             for field in sorted(fields)
@@ -79,14 +83,21 @@ class StoredSide:
     @property
     def nbytes(self) -> int:
         """Bytes of all features that are read."""
-        return sum(read(np.arange(1))[:1].nbytes * int(self._count(field).sum()) for field, read in self._read.items())
+        return sum(self._size(field) for field in self._read)
 
-    def place(self, placement: Placement) -> None:
-        """Put the features where `placement` says, as `placement.choose` returned it."""
+    def there(self, placement: Placement, resident: Resident) -> int:
+        """Return how many of these bytes were put before where `placement` would put them in memory."""
+        if lies_in(placement, self.device) == "mapped":
+            return 0
+        return sum(self._size(field) for field in self._read if self._key(field, placement) in resident)
+
+    def place(self, placement: Placement, resident: Resident) -> None:
+        """Put the features where `placement` says, as `placement.choose` returned it, but for those that are there."""
         for field, read in self._read.items():
             # Word ids are few bytes in many small pieces: in memory they cost next to nothing, in the store the most.
             where = "pinned" if field == "token" and placement in ("mapped", "stream") else placement
-            self._columns[field] = place(read, self._count(field), where, self.device)
+            make = partial(place, read, self._count(field), where, self.device)
+            self._columns[field] = resident.column(self._key(field, where), make)
 
     def fetch(self, items: np.ndarray) -> list[Fetched]:
         """Do the host's part for these samples, in any thread."""
@@ -102,6 +113,12 @@ class StoredSide:
         token = parts["token"].long() if "token" in parts else None
         length = one.length.to(self.device, non_blocking=True)
         return Features(length, parts.get("local"), parts.get("global"), token)
+
+    def _key(self, field: str, placement: Placement) -> Hashable:
+        return (*self._which, field, lies_in(placement, self.device), str(self.device))
+
+    def _size(self, field: str) -> int:
+        return self._row_bytes[field] * int(self._count(field).sum())
 
     def _count(self, field: str) -> np.ndarray:
         return self.length if field in self._ragged else np.ones_like(self.length)
@@ -165,6 +182,14 @@ def pad(packed: Tensor, length: Tensor) -> Tensor:
     places = inside.flatten().nonzero()[:, 0].to(packed.device, non_blocking=True)
     padded = packed.new_zeros((len(length) * longest, *packed.shape[1:]))
     return padded.index_copy_(0, places, packed).unflatten(0, (len(length), longest))
+
+
+def _row_bytes(features: ImageSet | CaptionSet, field: str) -> int:
+    if field == "token":
+        return 4
+    width = features.global_channels if field == "global" else features.channels
+    rows = features.rows if isinstance(features, ImageSet) and field == "local" else 1
+    return rows * (width or 0) * np.dtype(features.dtype).itemsize
 
 
 def _rows_of(read: Reader, rows: np.ndarray, items: np.ndarray) -> np.ndarray:

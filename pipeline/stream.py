@@ -53,7 +53,8 @@ def opened_ahead(
 ) -> Iterator[T]:
     """Yield `items`; with the first one that touches a group, a thread begins to open the shards of the next group.
 
-    Groups are opened in order, the first one as well, so that a reader that keeps three groups needs nothing twice.
+    Groups are opened in order, that of the first item as well, so that a reader that keeps three groups needs nothing
+    twice.
 
     Args:
         open_shards: opens shards; what it raises, whoever reads from them finds out.
@@ -71,8 +72,9 @@ def opened_ahead(
     with ThreadPoolExecutor(1, "open-ahead") as pool:
         try:
             for item in items:
-                latest = max(group_of[shard] for shard in np.unique(shards_of(item)).tolist())
-                while opened < min(latest + 1, len(groups) - 1):
+                touched = [group_of[shard] for shard in np.unique(shards_of(item)).tolist()]
+                opened = max(opened, min(touched) - 1)
+                while opened < min(max(touched) + 1, len(groups) - 1):
                     opened += 1
                     pool.submit(open_group, opened)
                 yield item

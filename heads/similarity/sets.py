@@ -50,9 +50,10 @@ def smooth_chamfer(images: Tensor, captions: Tensor, alpha: float = 16.0) -> Ten
     scaled = element_cosines(images, captions, alpha)
     if alpha > 32:
         return (scaled.logsumexp(2).mean(1) + scaled.logsumexp(1).mean(1)) / (2 * alpha)
-    # Both directions share one exponential: cosines lie in [-1, 1], so that it neither over- nor underflows.
-    powers = scaled.sub_(alpha).exp_()
-    return 1 + (powers.sum(2).log().mean(1) + powers.sum(1).log().mean(1)) / (2 * alpha)
+    # Both directions share one exponential: cosines lie in [-1, 1], so that it neither over- nor underflows. Not in
+    # place: the cosines are a view, of which autograd would copy the gradient once more.
+    powers = scaled.exp()
+    return (powers.sum(2).log().mean(1) + powers.sum(1).log().mean(1)) / (2 * alpha)
 
 
 class Cosine(nn.Module):

@@ -5,23 +5,31 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import weakref
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from distributed import LocalCluster
+from safetensors.torch import load_file
 from small_store import make_store
 
 from xret.heads.ablation import ROWS, ablate
+from xret.heads.ablation_cells import Cell, at_once, load_features
 from xret.heads.ablation_plan import grid_names, plan_grid, plan_variation, read_grid
 from xret.heads.ablation_table import METRICS, as_csv, as_latex, as_text, plot, plotted_key, summarise
 from xret.heads.recipe import load_recipe
 from xret.heads.run import Run
+from xret.heads.training import train
 from xret.pipeline.errors import CacheError, DeviceError, RecipeError, RunError
+from xret.pipeline.rows import Rows
 
 # Dask's own threads and sockets outlive a closed cluster for a moment.
 pytestmark = [
@@ -176,7 +184,7 @@ def test_every_grid_resolves_and_fits_features_of_its_kinds(name, stores, tmp_pa
             assert all(0 <= number <= 600 for metric, number in row.items() if metric != "log_circular_variance")
     assert any(variant.paper for variant in plan.variants)
     data = plan.variants[0].recipe.data
-    monkeypatch.setattr("xret.heads.ablation.run_cell", lambda _: "not trained")
+    monkeypatch.setattr("xret.heads.ablation.run_cell", lambda *_: "not trained")
     entries = ablate(stores(data.image_kind, data.text_kind), plan, tmp_path / "out", device="cpu")
     assert [entry["error"] for entry in entries] == ["not trained"] * len(plan.variants)
 
@@ -251,6 +259,14 @@ def test_finished_cells_are_kept_and_values_and_seeds_may_be_added(stores, whole
     assert more[:4] == [*entries[2:], *entries[:2]]
     assert [entry["cell"] for entry in more[4:]] == [{"loss.triplet.margin": 0.3}] * 2
     assert {path: path.stat().st_mtime_ns for path in written} == written
+
+
+def test_a_run_that_was_learnt_from_other_stores_as_well_is_no_cell(stores, whole, tmp_path):
+    out = shutil.copytree(whole[0], tmp_path / "out")
+    file = next(out.glob("*/seed=0/run.json"))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "also": ["other 01234567"]}))
+    with pytest.raises(RunError, match=r"begun otherwise: also is \['other 01234567'\] there and None now"):
+        ablate(stores(), plan_of(), out, seeds=2, device="cpu")
 
 
 def test_another_split_is_evaluated_without_training(stores, whole, monkeypatch):
@@ -332,19 +348,111 @@ def test_a_cell_that_fails_stops_no_other_and_is_tried_again(stores, tmp_path, m
     assert not record.exists()
 
 
+def weights(run):
+    return load_file(Path(run) / "model.safetensors")
+
+
+@pytest.mark.parametrize("place", ["auto", "pinned", "stream"])
+def test_cells_read_the_features_once_and_equal_a_run_alone(stores, tmp_path, monkeypatch, place):
+    """The last of two cells: it finds all in memory, or its shards checked and open."""
+    read, original = [], Rows._read
+    monkeypatch.setattr(Rows, "_read", lambda self, shard: read.append((self._folder, shard)) or original(self, shard))
+    settings = [*SMALL[:-1], "schedule.epochs=1", f"runtime.cache={place}"]
+    plan = plan_variation("vsepp", ["aggregator.image=average,gpo"], settings)
+    entries = ablate(stores(), plan, tmp_path / "out", device="cpu")
+    of_train = [one for one in read if "images" in one[0] and one[1] < 2]  # evaluation opens what it reads
+    assert sorted(of_train) == sorted(set(of_train))
+    assert {shard for _, shard in of_train} == {0, 1}
+    train(stores(), plan.variants[-1].recipe, tmp_path / "alone", device="cpu", seed=0)
+    for name, value in weights(tmp_path / "alone").items():
+        assert torch.equal(weights(entries[-1]["run"])[name], value)
+
+
+def test_cells_of_other_features_begin_without_those_before_in_memory(stores, tmp_path, monkeypatch):
+    """`auto` would otherwise find less room than for a run alone, and shuffle otherwise."""
+    seen = []
+
+    def note(cell, resident):
+        same = seen and seen[-1][1]() is resident
+        alive = sum(reference() is not None for _, reference, _ in seen)
+        seen.append((cell.recipe.data.image, weakref.ref(resident), (bool(same), alive > 0)))
+        return "not trained"
+
+    monkeypatch.setattr("xret.heads.ablation.run_cell", note)
+    entries = ablate(stores(), plan_of(MARGIN, "data.image=auto,grid"), tmp_path / "out", seeds=2, device="cpu")
+    assert [image for image, _, _ in seen] == ["auto"] * 4 + ["grid"] * 4
+    assert [rest for _, _, rest in seen] == ([(False, False)] + [(True, True)] * 3) * 2
+    assert [entry["cell"]["data.image"] for entry in entries] == ["auto", "auto", "grid", "grid"] * 2
+
+
+def test_what_only_one_cell_stumbles_over_is_left_to_it(stores, tmp_path, monkeypatch):
+    cells = [Cell(str(tmp_path / v.name), stores(), v.recipe, 0, "test", "cpu") for v in plan_of().variants]
+    Path(cells[0].run).mkdir()  # something that is no run
+    assert len(load_features(cells)._columns) == 2
+    monkeypatch.setattr("xret.heads.ablation_cells.batches_of", lambda *_: (_ for _ in ()).throw(OSError("disk")))
+    assert not load_features(cells)._columns
+
+
+def test_processes_that_are_started_share_the_memory_of_the_features(stores, tmp_path):
+    plan = plan_of(settings=["runtime.cache=pinned"])
+    cells = [Cell(str(tmp_path / v.name), stores(), v.recipe, 0, "test", "cpu") for v in plan.variants]
+    ours = load_features(cells)
+    theirs = ForkingPickler.loads(ForkingPickler.dumps(ours))
+    assert len(ours._columns) == 2  # global features and word ids, for both cells
+    assert ours._columns.keys() == theirs._columns.keys()
+    for key, column in ours._columns.items():
+        column.table[0] = 7
+        assert (theirs._columns[key].table[0] == 7).all()
+        assert torch.equal(column.fetch(np.array([2, 1])), theirs._columns[key].fetch(np.array([2, 1])))
+
+
+def test_too_little_shared_memory_is_a_sentence(stores, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    settings = ["runtime.cache=pinned"]
+    with pytest.raises(RunError, match=r"the features take .* has 0\.0 MB free; set runtime\.cache to stream, or"):
+        ablate(stores(), plan_of(settings=settings), tmp_path / "out", device="cpu", jobs=2)
+
+
+def test_on_a_cpu_cells_beside_each_other_need_cores(monkeypatch, capsys):
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    for threads, jobs, expected in ((1, 4, 4), (1, 9, 8), (3, 4, 2), (8, 4, 1), (16, 2, 1), (4, 1, 1)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert at_once(jobs, cpu) == expected
+        said = capsys.readouterr().err
+        assert bool(said) is (expected < jobs)
+        assert ("OMP_NUM_THREADS=1" in said) is (expected < jobs and threads > 1)
+    assert at_once(4, torch.device("cuda")) == 4
+
+
 @pytest.mark.parametrize("seeds", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_processes_give_the_same_numbers(stores, whole, tmp_path, seeds):
+def test_processes_give_the_same_numbers(stores, whole, tmp_path, monkeypatch, seeds):
     """As many processes as seeds: each takes seconds to begin."""
-    entries = ablate(stores(), plan_of("loss.triplet.margin=0.1"), tmp_path / "out", seeds=seeds, device="cpu", jobs=2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2))
+    plan = plan_of("loss.triplet.margin=0.1", settings=["runtime.cache=pinned"])
+    entries = ablate(stores(), plan, tmp_path / "out", seeds=seeds, device="cpu", jobs=2)
     assert numbers(entries) == numbers(whole[1][:seeds])
     logs = sorted((tmp_path / "out").rglob("*.log"))
     assert len(logs) == seeds
     assert "epoch 2/2" in logs[0].read_text()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_processes_that_share_the_tables_of_a_gpu_give_the_numbers_of_a_run_alone(stores, tmp_path):
+    plan = plan_of(settings=["runtime.cache=device"])
+    entries = ablate(stores(), plan, tmp_path / "out", device="cuda", jobs=2)
+    for entry, variant in zip(entries, plan.variants, strict=True):
+        train(stores(), variant.recipe, tmp_path / variant.name, device="cuda", seed=0)
+        for name, value in weights(tmp_path / variant.name).items():
+            assert torch.equal(weights(entry["run"])[name], value)
+
+
 @pytest.mark.slow
 def test_a_process_that_dies_takes_one_cell_with_it(stores, tmp_path, monkeypatch):
     out, plan = tmp_path / "out", plan_of("loss.triplet.margin=0.1,0.2,0.3")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2))
     victim = str(out / plan.variants[0].name / "seed=0")
     monkeypatch.setattr("xret.heads.ablation_cells._work", DiesIn(victim))
     entries = ablate(stores(), plan, out, device="cpu", jobs=2)
@@ -382,7 +490,7 @@ class DiesIn:
     def __init__(self, run):
         self.run = run
 
-    def __call__(self, cells, threads):
+    def __call__(self, cells, threads, resident):
         try:
             while True:
                 if cells.recv().run == self.run:
@@ -449,7 +557,7 @@ def test_a_recipe_file_that_changed_is_refused_though_its_name_is_the_same(store
 
 
 def test_two_at_work_in_a_folder(stores, tmp_path, monkeypatch):
-    def nested(_):
+    def nested(*_):
         with pytest.raises(RunError, match="another ablation is at work in"):
             ablate(stores(), plan_of(), tmp_path / "out", device="cpu")
         return "not trained"

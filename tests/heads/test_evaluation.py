@@ -358,7 +358,7 @@ def test_failed_samples_are_left_out_and_counted(setdiv, folder):
 
 
 def test_an_ensemble_must_see_the_same_samples(store, setdiv, folder, monkeypatch):
-    original = run_features._image_set
+    original = run_features.image_set_of_run
 
     def one_broken(run, cache):
         found = original(run, cache)
@@ -367,7 +367,7 @@ def test_an_ensemble_must_see_the_same_samples(store, setdiv, folder, monkeypatc
         return found
 
     shutil.copytree(setdiv, folder / "setdiv2")
-    monkeypatch.setattr(run_features, "_image_set", one_broken)
+    monkeypatch.setattr(run_features, "image_set_of_run", one_broken)
     with pytest.raises(
         RunError, match="cannot be one ensemble: of 11 and 12 images 11 are in both, of 27 and 30 captions 27: "
     ):

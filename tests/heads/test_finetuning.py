@@ -275,29 +275,54 @@ def test_another_resolution(made, tune):
     assert Run(tuned).info["best_epoch"] == 3
 
 
-def test_stopped_and_resumed_it_is_as_if_never_stopped(made, tune, monkeypatch):
+def test_stopped_within_an_epoch_and_resumed_it_is_as_if_never_stopped(made, tune, monkeypatch):
     words = [["image", "text"], "finetune.crop_and_flip=true", "finetune.mask_words=0.3", "schedule.epochs=4"]
+    words += ["optimizer.ema=0.9", "data.batch_size=5"]  # an epoch is three steps
     whole = tune(made.head(), *words, out="whole")
-    original, left = Run.save_epoch, [1]
+    original, states = Run.save_state, []
 
-    def save_epoch(self, *arguments):
-        if not left[0]:
+    def save_state(self, state):
+        original(self, state)
+        states.append((state["epoch"], state["steps"]))
+        if states[-1] == (3, 2):
             raise KeyboardInterrupt
-        left[0] -= 1
-        original(self, *arguments)
 
-    monkeypatch.setattr(Run, "save_epoch", save_epoch)
+    monkeypatch.setattr(Run, "save_state", save_state)
     with pytest.raises(KeyboardInterrupt):
-        tune(made.head(), *words, out="stopped")
+        tune(made.head(), *words, "runtime.checkpoint_steps=1", out="stopped")
     monkeypatch.undo()
+    assert states == [(2, 1), (2, 2), (2, 3), (3, 0), (3, 1), (3, 2)]
     stopped = tune(made.head(), *words, out="stopped", resume=True)
     for name in ("model.safetensors", "image_backbone.safetensors", "text_backbone/model.safetensors"):
         one, other = load_file(whole / name), load_file(stopped / name)
         assert all(torch.equal(value, other[key]) for key, value in one.items()), name
+    one, other = (state_of(run)["average"] for run in (whole, stopped))
+    assert all(torch.equal(value, other[key]) for key, value in one.items())
     lines = [[{**line, "seconds": 0} for line in Run(run).metrics()] for run in (whole, stopped)]
     assert lines[0] == lines[1]
     with pytest.raises(RunError, match=r"begun otherwise: finetune\.mask_words is 0\.3 there and 0\.0 now"):
-        tune(made.head(), words[0], words[1], words[3], out="stopped", resume=True)
+        tune(made.head(), *words[:2], *words[3:], out="stopped", resume=True)
+
+
+def test_the_moving_average_of_head_and_backbone_is_kept(made, tune):
+    """Epochs of one step: behind the first the average is the weights, behind the second it has moved towards them."""
+    words = [made.head("words"), ["image"], "finetune.image_lr=1", "optimizer.ema=0.75"]
+    one, two = (state_of(tune(*words, f"schedule.epochs={epochs}", out=str(epochs))) for epochs in (3, 4))
+    moved = 0
+    for key, before in one["model"].items():
+        assert torch.equal(one["average"][f"module.{key}"], before)
+        average, behind = two["average"][f"module.{key}"], two["model"][key]
+        if before.is_floating_point():
+            torch.testing.assert_close(average, 0.75 * before + 0.25 * behind)
+            moved += key.startswith("image.backbone.") and not torch.equal(average, behind)
+    assert moved
+    run = tune(*words, "schedule.epochs=4", out="4", resume=True)
+    kept = {3: one, 4: two}[Run(run).info["best_epoch"]]["average"]
+    backbone, head = (load_file(run / name) for name in ("image_backbone.safetensors", "model.safetensors"))
+    for key, value in kept.items():
+        name = key.removeprefix("module.")
+        saved = backbone.get(name.removeprefix("image.backbone.network."), head.get(name))
+        assert saved is None if key == "n_averaged" else torch.equal(saved, value), key
 
 
 def fail(tune, made, error, match, *words, text="words", **named):
@@ -312,7 +337,7 @@ def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
     fail(tune, made, RecipeError, r"--reattach takes image, text or image,text, not 'pixels'", ["pixels"])
     fail(tune, made, RecipeError, r"says of no backbone that it learns; say which .*--reattach", [])
     fail(tune, made, RecipeError, r"aggregator cannot change", ["image"], "aggregator.image=gpo")
-    fail(tune, made, RecipeError, r"--set optimizer\.ema=null", ["image"], "optimizer.ema=0.9")
+    fail(tune, made, RecipeError, r"optimizer\.ema must be below 1, not 1;", ["image"], "optimizer.ema=1")
     fail(tune, made, RunError, r"trained all 2 epochs .*--set schedule.epochs=12", ["image"], "schedule.epochs=2")
     weights = r"'random:1' is not what 'mobilenet_v3_small@\w+' was made with: weights differs; .* --visual-weights"
     fail(tune, made, EncoderError, weights, ["image"], visual_weights="random:1")

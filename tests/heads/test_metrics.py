@@ -231,6 +231,7 @@ def test_circular_variance_by_hand():
     expected = math.log((1 + 1 - math.sqrt(0.5)) / 2)
     assert log_circular_variance(sets) == pytest.approx(expected)
     # More samples than are looked at in one go.
+    assert log_circular_variance(sets[:, :1]) is None
     assert log_circular_variance(sets.repeat(1500, 1, 1)) == pytest.approx(expected)
     assert log_circular_variance(torch.randn(4, 8)) is None
     collapsed = log_circular_variance(torch.randn(4, 1, 8).expand(4, 3, 8))

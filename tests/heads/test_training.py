@@ -461,7 +461,7 @@ def test_excluding_same_texts_changes_what_is_learnt_where_texts_repeat(tmp_path
     url = make_store(tmp_path / "s.zarr")
     cache = FeatureCache.open(url)
     fields = {"image_fields": {"local"}, "caption_fields": {"token"}}
-    numbers_of = same_texts(cache, Batches(cache, cache.image_set(), cache.caption_set(), "train", **fields))
+    numbers_of = same_texts(Batches(cache, cache.image_set(), cache.caption_set(), "train", **fields))
     texts = cache.caption_texts(0, len(numbers_of))
     assert [texts.index(text) for text in texts] == [numbers_of.tolist().index(n) for n in numbers_of.tolist()]
     lines = {}

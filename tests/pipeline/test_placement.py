@@ -17,7 +17,7 @@ from xret.pipeline import placement as placement_module
 from xret.pipeline.batches import Batches, JoinedBatches
 from xret.pipeline.cache import FeatureCache
 from xret.pipeline.errors import CacheError, RunError
-from xret.pipeline.placement import choose, in_bytes
+from xret.pipeline.placement import Resident, choose, in_bytes
 from xret.pipeline.rows import ranges
 from xret.pipeline.sides import Features, concatenate
 from xret.pipeline.stream import block_order, opened_ahead, read_ahead
@@ -135,6 +135,32 @@ def test_a_stream_has_every_unit_once_in_an_order_of_its_own(cache, words, small
     assert units(streamed, epoch) != units(streamed, streamed.epoch(**{**words, "epoch": 7}))
 
 
+@pytest.mark.parametrize("words", EPOCHS)
+@pytest.mark.parametrize("placement", ["pinned", "stream"])
+def test_an_epoch_that_begins_later_reads_nothing_of_what_was_before(
+    cache, placement, words, small_groups, monkeypatch
+):
+    batches = batches_of(cache, placement)
+    whole = list(batches.epoch(**words))
+    shard = batches._shard if words["unit"] == "image" else batches._shard[batches.caption_image]
+    _, groups = block_order(shard, np.random.default_rng([words["seed"], words["epoch"]]), 2)
+    plans, opened, fetch = [], [], batches._fetch
+    monkeypatch.setattr(batches, "_fetch", lambda plan: plans.append(plan) or fetch(plan))
+    monkeypatch.setattr(batches, "_open", lambda shards: opened.append(shards.tolist()))
+    for first in (0, 1, len(whole) - 1, len(whole)):
+        plans.clear()
+        opened.clear()
+        rest = list(batches.epoch(**words, first=first))
+        assert len(rest) == len(plans) == len(whole) - first
+        for one, other in zip(rest, whole[first:], strict=True):
+            assert_equal(one, other)
+        if placement == "stream":
+            read = {shard for plan in plans for shard in batches._shard[plan.images].tolist()}
+            needed = [group.tolist() for group in groups if read & set(group.tolist())]
+            assert all(group in needed for group in opened)
+            assert opened or not rest
+
+
 @pytest.mark.parametrize("placement", ["mapped", "pinned", "device", "stream"])
 def test_evaluation_reads_in_the_order_of_the_rows(cache, placement):
     batches = batches_of(cache, placement, split="val")
@@ -189,6 +215,51 @@ def test_auto_tells_what_it_took_and_why(cache, capsys):
     assert line.startswith("the features of 156 images and 390 captions (small, train) take 0.1 MB: mapped (free: ")
     assert batches_of(cache, "pinned").placement == "pinned"
     assert capsys.readouterr().err == ""
+
+
+def test_what_lies_in_memory_already_needs_no_more(cache, monkeypatch, capsys):
+    resident, sets = Resident(), (cache.image_set(), cache.caption_set())
+
+    def again(placement, wanted=ALL):
+        return Batches(cache, *sets, "train", placement=placement, resident=resident, **wanted)
+
+    first = again("pinned", {"image_fields": {"local"}, "caption_fields": {"token"}})
+    monkeypatch.setattr(placement_module, "free_host_memory", lambda: 25_000)  # local rows of images take 20 KB
+    with pytest.raises(RunError, match=r"set runtime\.cache to stream"):
+        again("pinned")
+    with pytest.raises(RunError, match=r"set runtime\.cache to stream"):
+        batches_of(cache, "pinned", {"image_fields": {"local"}, "caption_fields": {"token"}})
+    monkeypatch.setattr(placement_module, "free_host_memory", lambda: 10**9)
+    second = again("device")
+    monkeypatch.setattr(placement_module, "free_host_memory", lambda: 0)
+    third = again("pinned")
+    for side in (0, 1):
+        for field in first._stored[side]._columns:
+            assert first._stored[side]._columns[field] is second._stored[side]._columns[field]
+        assert second._stored[side]._columns == third._stored[side]._columns
+    monkeypatch.setattr(cache.store, "is_local", False)
+    monkeypatch.setattr(cache.store, "_zarr", lambda: cache.store.root)
+    capsys.readouterr()
+    assert again("auto").placement == "pinned"
+    assert capsys.readouterr().err == ""
+
+
+def test_words_of_another_vocabulary_are_another_table(two):
+    first, second = two
+    resident, tables = Resident(), []
+    for vocabulary in (first.caption_set().vocabulary, second.caption_set().vocabulary):
+        sets = second.image_set(), RetokenizedCaptions(second, vocabulary)
+        batches = Batches(second, *sets, "train", placement="pinned", resident=resident, **WORDS)
+        (features,) = batches.caption_features(1000)
+        tables.append(features.token)
+    assert not torch.equal(*tables)
+
+
+def test_what_torch_keeps_of_a_gpu_s_memory_is_free(monkeypatch):
+    free = [100]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free[0], 10**9))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.__setitem__(0, 1000))
+    assert choose("device", 500, torch.device("cuda"), True, "features") == "device"
 
 
 def test_the_bytes_are_those_of_the_arrays(cache):
@@ -300,11 +371,15 @@ def test_results_come_in_order_and_are_read_beside_the_work():
 
     got = []
     for result in read_ahead(fetch, lambda item, fetched: (item, fetched), range(6), CPU):
-        time.sleep(0.02)
+        until = time.monotonic() + 5
+        while max(reading) < min(len(got) + 2, 5) and time.monotonic() < until:
+            time.sleep(0.001)
+        time.sleep(0.01)
         got.append((result, max(reading)))
     assert [result for result, _ in got] == [(i, 10 * i) for i in range(6)]
     assert [latest for _, latest in got] == [2, 3, 4, 5, 5, 5]
-    assert threads - {threading.get_ident()} == threads
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
 
 
 def test_a_failure_is_raised_where_its_batch_is_due_and_no_thread_is_left():

@@ -1,0 +1,177 @@
+"""What the benchmarks of training share: clocks, a training step, generated batches, and the products of a step."""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from math import prod
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from xret.heads.model import FeatureFacts, build_losses, build_model
+from xret.heads.objective import Objective
+from xret.heads.optimisation import autocast_dtype, build_optimizer, set_rates, weights_of
+from xret.heads.recipe import Recipe
+from xret.pipeline.batches import Batch
+from xret.pipeline.sides import Features
+
+aten = torch.ops.aten
+PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+VOCABULARY = 8481  # words that occur four times in Flickr30K's captions
+WORD_IDS = FeatureFacts("words", None, None, VOCABULARY)
+BEHIND_WARMUP = 1.0  # epochs; the losses are those of the hardest negatives
+
+
+def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
+    """Run once and return how long it took: by the clock on a GPU, on a CPU the processor's time of this process.
+
+    With one thread these are the same, but that other programs on the machine do not count.
+    """
+    if device.type == "cpu":
+        began = time.process_time()
+        work()
+        return time.process_time() - began
+    torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    work()
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
+def medians(jobs: dict[str, Callable[[], Any]], rounds: int, device: torch.device) -> dict[str, float]:
+    """Return the median of each job's seconds; they take turns, and a first round warms up."""
+    times = defaultdict(list)
+    for _ in range(rounds + 1):
+        for name, work in jobs.items():
+            times[name].append(seconds_of(work, device))
+    return {name: median(found[1:]) for name, found in times.items()}
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a markdown table."""
+    for row in (head, ["---"] * len(head), *rows):
+        click.echo("| " + " | ".join(map(str, row)) + " |")
+
+
+def status_mb(key: str) -> float:
+    """Return a figure of this process's status in MB (Linux)."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024 / 1e6
+
+
+class Step:
+    """One step of a training as `heads.training.fit` takes it, behind the warm-up of the losses.
+
+    Args:
+        recipe: says the head, its losses and its optimiser.
+        images: facts of the image features.
+        captions: facts of the caption features.
+        device: where to train.
+        compare: takes the place of the recipe's similarity.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        images: FeatureFacts,
+        captions: FeatureFacts,
+        device: torch.device,
+        compare: nn.Module | None = None,
+    ) -> None:
+        torch.manual_seed(0)
+        self.recipe = recipe
+        self.model = build_model(recipe, images, captions).to(device).train()
+        if compare is not None:
+            self.model.compare = compare.to(device)
+        self.losses = build_losses(recipe, captions).to(device)
+        self.optimizer = build_optimizer(self.model, self.losses, recipe.optimizer)
+        self.precision = autocast_dtype(recipe.runtime.precision, device)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is torch.float16)
+        self.objective = Objective(recipe, self.model, self.losses, precision=self.precision)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        set_rates(self.optimizer, self.recipe.schedule, self.recipe.optimizer.lr, BEHIND_WARMUP)
+        self.optimizer.zero_grad()
+        loss = self.objective(batch, BEHIND_WARMUP)
+        values = loss.detach().cpu()
+        self.scaler.scale(loss[0]).backward()
+        if self.recipe.optimizer.clip is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(weights_of(self.model, self.losses), self.recipe.optimizer.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return values
+
+
+def flops_of(work: Callable[[], Any]) -> int:
+    """Return the operations of the matrix products and convolutions of `work`, forward and backward."""
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return counter.get_total_flops()
+
+
+def roi_batch(images: int, captions: int, regions: int, channels: int) -> Batch:
+    """Return a generated batch: float16 regions, and captions of 8 to 16 words, about as long as Flickr30K's."""
+    length = torch.randint(8, 17, (captions,))
+    token = torch.randint(1, VOCABULARY, (captions, int(length.max())))
+    token.masked_fill_(torch.arange(token.shape[1]) >= length[:, None], 0)
+    local = torch.randn(images, regions, channels).half()
+    owner = torch.arange(captions) * images // captions
+    rows = torch.full((images,), regions)
+    return Batch(Features(rows, local=local), Features(length, token=token), owner, torch.arange(captions))
+
+
+Operand = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+class Watched(TorchDispatchMode):
+    """Notes the matrix products of what runs on a CPU within it, and the seconds of every operation.
+
+    Attributes:
+        products: how often each was formed: the operation, and of each operand shape, strides and type.
+        seconds: of each operation, by name, those inside others counted once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: Counter[tuple[Any, tuple[Operand, ...]]] = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @property
+    def flops(self) -> int:
+        """Of the products."""
+        return sum(
+            count * 2 * prod(operands[-2][0]) * operands[-1][0][-1] for (_, operands), count in self.products.items()
+        )
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in PRODUCTS:
+            self.products[func, tuple((tuple(x.shape), x.stride(), x.dtype) for x in args)] += 1
+        began = time.process_time()
+        made = func(*args, **(kwargs or {}))
+        self.seconds[func.overloadpacket.__name__] += time.process_time() - began
+        return made
+
+
+def replay(products: Counter[tuple[Any, tuple[Operand, ...]]]) -> Callable[[], None]:
+    """Return what forms noted products again, and nothing else, on random operands of the same shapes and strides."""
+    made: dict[Operand, Tensor] = {}
+    for _, operands in products:
+        for shape, stride, dtype in operands:
+            size = 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+            made[shape, stride, dtype] = torch.randn(size).to(dtype).as_strided(shape, stride)
+
+    @torch.no_grad()
+    def run() -> None:
+        for (func, operands), count in products.items():
+            matrices = [made[operand] for operand in operands]
+            for _ in range(count):
+                func(*matrices)
+
+    return run

@@ -1,0 +1,140 @@
+"""A straightforward head in the style of the published code, against which ours is measured.
+
+It shares encoders, slots and losses with ours and differs in three places only:
+
+- Smooth-Chamfer pools the matrix of all pairs of elements `[I K, C K]` by pooling layers, with an exponential for each
+  direction.
+- Assignment lays the masks of all K! permutations over that matrix, pools, and keeps the mask of the largest sum
+  (MaxMatch, listings 1-3).
+- The loader reads one image at a time from a plain array and joins them to batches.
+"""
+
+from itertools import permutations
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
+
+from xret.pipeline.batches import Batch
+from xret.pipeline.sides import Features
+
+
+def pair_matrix(images: Tensor, captions: Tensor) -> Tensor:
+    """Return the cosines of all elements of `images [I, K, D]` and `captions [C, K, D]`, `[I K, C K]`."""
+    dtype = torch.promote_types(images.dtype, torch.float32)
+    rows, columns = (functional.normalize(sets.to(dtype), dim=-1).flatten(0, 1) for sets in (images, captions))
+    return rows @ columns.T
+
+
+class PooledSmoothChamfer(nn.Module):
+    """Smooth-Chamfer by pooling layers.
+
+    Args:
+        size: elements of a set.
+        alpha: scale of the cosines.
+    """
+
+    embedding = "set"
+
+    def __init__(self, size: int = 4, alpha: float = 16.0) -> None:
+        super().__init__()
+        self.alpha, self.size = alpha, size
+        # A pooling layer that sums: the norm of order 1.
+        self.sum_over_captions, self.sum_over_images = nn.LPPool2d(1, (1, size)), nn.LPPool2d(1, (size, 1))
+
+    def forward(self, images: Tensor, captions: Tensor) -> Tensor:
+        """Compare `images [I, K, D]` with `captions [C, K, D]`: `[I, C]`."""
+        pairs = pair_matrix(images, captions)[None]
+        left = self.sum_over_images(self.sum_over_captions((self.alpha * pairs).exp()).log())
+        right = self.sum_over_captions(self.sum_over_images((self.alpha * pairs).exp()).log())
+        return (left + right)[0] / (2 * self.alpha * self.size)
+
+
+class MaskedAssignment(nn.Module):
+    """Maximal pair assignment by the masks of all permutations.
+
+    Args:
+        size: elements of a set.
+    """
+
+    embedding = "set"
+    masks: Tensor
+
+    def __init__(self, size: int = 4) -> None:
+        super().__init__()
+        self.size = size
+        orders = torch.tensor(list(permutations(range(size))))
+        self.register_buffer("masks", torch.eye(size)[orders])  # [K!, K, K]
+
+    def forward(self, images: Tensor, captions: Tensor) -> Tensor:
+        """Compare `images [I, K, D]` with `captions [C, K, D]`: `[I, C]`."""
+        pairs = pair_matrix(images, captions)
+        chosen = self._chosen(pairs.detach(), len(images), len(captions))
+        return functional.avg_pool2d(((chosen * pairs).exp() - 1)[None], self.size)[0] * self.size
+
+    def _chosen(self, pairs: Tensor, images: int, captions: int) -> Tensor:
+        """Return the mask of the best permutation in every block of the matrix."""
+        masks = self.masks.to(pairs.dtype).repeat(1, images, captions)  # [K!, I K, C K]
+        best = functional.avg_pool2d(masks * pairs, self.size).argmax(0)
+        every = best.repeat_interleave(self.size, 0).repeat_interleave(self.size, 1)
+        return masks.gather(0, every[None])[0]
+
+
+REFERENCES = {"smooth-chamfer": PooledSmoothChamfer, "assignment": MaskedAssignment}  # of a recipe's similarities
+
+
+class Sample(NamedTuple):
+    """One image: its regions `[N, C]` and the words of each of its captions."""
+
+    regions: Tensor
+    captions: list[Tensor]
+
+
+class OneByOne(Dataset):
+    """Images of a plain float16 file, one at a time.
+
+    Args:
+        path: the file.
+        shape: images, regions, channels.
+        captions: of each image.
+        words: of each caption.
+    """
+
+    def __init__(self, path: Path, shape: tuple[int, int, int], captions: int, words: int) -> None:
+        self.array = np.memmap(path, np.float16, "r", shape=shape)
+        self.captions, self.words = captions, words
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, number: int) -> Sample:
+        regions = torch.from_numpy(self.array[number].astype(np.float32))
+        return Sample(regions, [torch.ones(self.words, dtype=torch.int64) for _ in range(self.captions)])
+
+    def loader(self, batch_size: int, workers: int, pinned: bool) -> DataLoader:
+        """Return a loader of shuffled batches."""
+        return DataLoader(
+            self, batch_size, shuffle=True, num_workers=workers, collate_fn=joined, pin_memory=pinned, drop_last=True
+        )
+
+
+def joined(samples: list[Sample]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return images `[B, N, C]`, padded words `[M, L]`, their number `[M]` and the image of each caption `[M]`."""
+    captions = [caption for _, own in samples for caption in own]
+    length = torch.tensor([len(caption) for caption in captions])
+    token = torch.zeros(len(captions), int(length.max()), dtype=torch.int64)
+    for row, caption in zip(token, captions, strict=True):
+        row[: len(caption)] = caption
+    image = [number for number, (_, own) in enumerate(samples) for _ in own]
+    return torch.stack([regions for regions, _ in samples]), token, length, torch.tensor(image)
+
+
+def on_device(batch: tuple[Tensor, Tensor, Tensor, Tensor], device: torch.device) -> Batch:
+    """Return a loader's batch as ours are."""
+    regions, token, length, image = (tensor.to(device, non_blocking=True) for tensor in batch)
+    rows = torch.full((len(regions),), regions.shape[1], device=device)
+    return Batch(Features(rows, local=regions), Features(length, token=token), image, torch.arange(len(image)))

@@ -11,10 +11,15 @@ from .ablate import ablate
 from .cache import cache
 from .demo import demo
 from .eval import eval_
+from .export import export
 from .extract import extract
 from .finetune import finetune
 from .import_ import import_
+from .index import index
 from .recipes import recipes
+from .report import report
+from .search import search
+from .serve import serve
 from .train_head import train_head
 
 
@@ -58,5 +63,20 @@ def main() -> None:
     """
 
 
-for command in (demo, extract, import_, cache, train_head, finetune, eval_, ablate, recipes):
+for command in (
+    demo,
+    extract,
+    import_,
+    cache,
+    train_head,
+    finetune,
+    eval_,
+    ablate,
+    recipes,
+    report,
+    search,
+    export,
+    index,
+    serve,
+):
     main.add_command(command)

@@ -1,9 +1,12 @@
 """``xret eval``: the table of a run."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
+
+from .diagnostics import format_diagnostics
 
 
 @click.command("eval")
@@ -27,6 +30,21 @@ import click
     type=click.Choice(["pessimistic", "optimistic", "mean"]),
     help="Where an own item stands among equal scores: last, first, or on average.",
 )
+@click.option(
+    "--diagnostics",
+    is_flag=True,
+    help="Look into one run: circular variance, what each element does, uncertainty, pooling coefficients, cost.",
+)
+@click.option(
+    "--data-root",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="With --diagnostics: where the images are; of a data set with regions, crops are made of them.",
+)
+@click.option("--visual-weights", metavar="FILE", help="For crops: of the image encoder, where they came from a file.")
+@click.option(
+    "--text-weights", metavar="HUB_ID|DIR", help="For crops: of a text encoder that is not bert-base-uncased."
+)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def eval_(
@@ -36,6 +54,10 @@ def eval_(
     protocol: str,
     annotations: str | None,
     ties: Any,
+    diagnostics: bool,
+    data_root: Path | None,
+    visual_weights: str | None,
+    text_weights: str | None,
     device: str,
     as_json: bool,
 ) -> None:
@@ -45,12 +67,31 @@ def eval_(
     xret eval run
     xret eval grid-run region-run --ties mean --json
     xret eval coco-run --protocol pmrp --annotations annotations/instances_val2014.json
+    xret eval xret-demo/setdiv --diagnostics --data-root xret-demo/scenes
     """
+    if diagnostics and len(runs) > 1:
+        raise click.UsageError(f"--diagnostics looks into one run, and here are {len(runs)}; name one of them")
+    crops = {"--data-root": data_root, "--visual-weights": visual_weights, "--text-weights": text_weights}
+    if not diagnostics and (given := [option for option, value in crops.items() if value is not None]):
+        raise click.UsageError(f"{given[0]} is for --diagnostics; add that, or leave it out")
     from ..heads.evaluation import evaluate
 
     result = evaluate(
         runs, store=store, split=split, protocol=protocol, ties=ties, device=device, annotations=annotations
     )
+    if diagnostics:
+        from ..heads.diagnostics import diagnose
+
+        result["diagnostics"] = diagnose(
+            runs[0],
+            store=store,
+            split=split,
+            ties=ties,
+            device=device,
+            data_root=data_root,
+            visual_weights=visual_weights,
+            text_weights=text_weights,
+        )
     if as_json:
         click.echo(json.dumps(result))
         return
@@ -58,6 +99,8 @@ def eval_(
     click.echo(f"{', '.join(runs)} on {stores if isinstance(stores, str) else ', '.join(stores)}")
     for table in result["results"]:
         click.echo(format_table(table))
+    if diagnostics:
+        click.echo(format_diagnostics(result["diagnostics"]))
 
 
 def format_table(result: dict[str, Any]) -> str:

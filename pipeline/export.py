@@ -89,7 +89,7 @@ def export(
     selection = _select(FeatureCache.open(url), to, sets, splits)
     if to == "npy":
         _check_npy(selection)
-    with _whole(out) as partial:
+    with whole(out) as partial:
         if to == "npy":
             _write_npy(selection, partial)
         else:
@@ -162,7 +162,7 @@ def _choose(cache: FeatureCache, to: str, prefixes: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def _whole(out: Path) -> Iterator[Path]:
+def whole(out: Path) -> Iterator[Path]:
     """Give a temporary name to write under, which becomes `out` in the end; after an error nothing is left."""
     partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)

@@ -66,7 +66,7 @@ def put_back_images(
         CacheError: the set holds no grid or was imported, or the images are others.
         SampleError: an image cannot be read.
     """
-    size = _side(features.identity)
+    size = grid_side(features.identity)
     if features.kind != "grid" or size is None:
         raise CacheError(
             f"'{features.name}' in {features.cache.url} holds no grid that xret extracted, so its backbone cannot be"
@@ -114,7 +114,7 @@ def put_back_captions(features: CaptionSet, weights: str, device: str) -> Encode
         )
     from .encoders.bert import BertEncoder
 
-    layer, special_tokens, max_tokens = _text_options(identity).values()
+    layer, special_tokens, max_tokens = text_options(identity).values()
     with loading():
         encoder = BertEncoder(weights, device, layer, special_tokens, max_tokens)
     _check(encoder.identity, features, weights, "--text-weights")
@@ -127,9 +127,9 @@ def extraction_words(encoders: Iterable[Encoder]) -> dict[str, Any]:
     for encoder in encoders:
         identity = encoder.identity
         if identity["encoder"] == "bert":
-            words |= {"text": "bert", **_text_options(identity)}
+            words |= {"text": "bert", **text_options(identity)}
         else:
-            words |= {"visual": identity["encoder"], "image_size": _side(identity)}
+            words |= {"visual": identity["encoder"], "image_size": grid_side(identity)}
     return words
 
 
@@ -170,7 +170,7 @@ def unreadable(error: SampleError) -> SampleError:
     return SampleError(error.sample, f"{error.reason}; put the file back that was extracted, or check --data-root")
 
 
-def _side(identity: dict[str, Any]) -> int | None:
+def grid_side(identity: dict[str, Any]) -> int | None:
     """Return the side of a grid encoder's input, pixels; None for what is no such encoder's."""
     preprocessing = identity.get("preprocessing")
     if not isinstance(preprocessing, dict):
@@ -178,7 +178,8 @@ def _side(identity: dict[str, Any]) -> int | None:
     return preprocessing.get("crop", preprocessing.get("stretch"))
 
 
-def _text_options(identity: dict[str, Any]) -> dict[str, Any]:
+def text_options(identity: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of an extraction with which a text encoder of this identity was made, weights apart."""
     preprocessing, layer = identity["preprocessing"], identity["layer"]
     return {
         "text_layer": -1 if layer == "last_hidden_state" else int(layer.rpartition(".")[2]),

@@ -103,8 +103,8 @@ def _build(entries: list[Entry], manifest: Manifest) -> Samples:
     return Samples(manifest.name, tuple(images), _ranges(images), _digest(manifest, images))
 
 
-def open_image(path: str | Path) -> Image.Image:
-    """Decode an image file completely, as RGB.
+def open_image(path: str | Path | Image.Image) -> Image.Image:
+    """Decode an image file completely, as RGB; of a picture that is open already, the rest.
 
     Of 16 bits a channel the upper 8 are taken, of an animation the first frame; what the file's name ends in does not
     matter. The pixels stay as they are stored: an EXIF orientation is not applied, as torchvision's datasets do not.
@@ -113,15 +113,21 @@ def open_image(path: str | Path) -> Image.Image:
         SampleError: the file is missing, empty, damaged, too large or no image, in a few words.
     """
     try:
+        if isinstance(path, Image.Image):
+            return _as_rgb(path)
         with _open(Path(path).read_bytes()) as image:
-            if image.mode.startswith("I;16") or (image.mode == "I" and image.format in _SIXTEEN_BITS):
-                return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
-            if image.mode.startswith(("I", "F")):
-                raise ValueError(f"it has more than 16 bits a channel (mode {image.mode}); convert it")
-            # A palette with transparency goes by way of RGBA: Pillow warns of the direct way.
-            return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
+            return _as_rgb(image)
     except Exception as error:  # Pillow's readers raise all kinds of errors on damaged files
         raise SampleError(str(path), _reason(error)) from error
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in _SIXTEEN_BITS):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(f"it has more than 16 bits a channel (mode {image.mode}); convert it")
+    # A palette with transparency goes by way of RGBA: Pillow warns of the direct way.
+    return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
 
 
 _SIXTEEN_BITS = ("PNG", "PPM")  # formats whose greys of more than 8 bits Pillow widens to 32

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,8 @@ def _coco() -> dict[str, Tensor]:
     """Return torchvision's COCO_V1 weights from its cache, downloading them if need be."""
     entry = FasterRCNN_ResNet50_FPN_V2_Weights.COCO_V1
     try:
-        return dict(entry.get_state_dict(progress=sys.stderr.isatty(), check_hash=True))
+        with redirect_stdout(sys.stderr):  # where a download is told of; standard output is for results
+            return dict(entry.get_state_dict(progress=sys.stderr.isatty(), check_hash=True))
     except (OSError, RuntimeError) as error:
         cached = Path(torch.hub.get_dir(), "checkpoints", entry.url.rpartition("/")[2])
         raise EncoderError(

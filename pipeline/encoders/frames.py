@@ -68,7 +68,7 @@ class FramesEncoder:
         Raises:
             SampleError: there is no such folder, it has no frame, or a frame that is taken cannot be read.
         """
-        names = _frame_names(Path(path))
+        names = frame_names(Path(path))
         count = min(len(names), self.rows)
         taken = [names[(2 * part + 1) * len(names) // (2 * count)] for part in range(count)]
         pixels, sizes = [], []
@@ -97,7 +97,7 @@ class FramesEncoder:
         return [Regions(local) for local in np.split(np.concatenate(features), bounds)]
 
 
-def _frame_names(folder: Path) -> list[str]:
+def frame_names(folder: Path) -> list[str]:
     """Return the names of a folder's images in natural order."""
     try:
         names = [entry.name for entry in folder.iterdir()]

@@ -3,6 +3,7 @@
 import math
 import re
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +255,8 @@ def _imagenet(name: str) -> dict[str, Tensor]:
     if entry is None:
         raise EncoderError(f"torchvision has no IMAGENET1K_V1 weights of {name}; give a file of weights")
     try:
-        return entry.get_state_dict(progress=sys.stderr.isatty(), check_hash=True)
+        with redirect_stdout(sys.stderr):  # where a download is told of; standard output is for results
+            return entry.get_state_dict(progress=sys.stderr.isatty(), check_hash=True)
     except (OSError, RuntimeError) as error:
         cached = Path(torch.hub.get_dir(), "checkpoints", entry.url.rpartition("/")[2])
         raise EncoderError(

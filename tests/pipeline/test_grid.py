@@ -181,14 +181,15 @@ def test_imagenet_is_the_same_as_its_file(tmp_path, resnet18, monkeypatch):
     assert GridEncoder("resnet18", "imagenet", 64, "cpu").identity == file.identity
 
 
-def test_without_a_network_imagenet_says_where_to_put_a_file(monkeypatch):
-    def offline(self, **_):
+def test_without_a_network_imagenet_says_where_to_put_a_file(tmp_path, monkeypatch, capsys):
+    def offline(*_, **__):
         raise urllib.error.URLError("no route to host")
 
-    entry = get_model_weights("resnet152").IMAGENET1K_V1
-    monkeypatch.setattr(type(entry), "get_state_dict", offline)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
     with pytest.raises(EncoderError, match=r"resnet152.*no route.*--visual-weights FILE.*checkpoints/resnet152-"):
         GridEncoder("resnet152", "imagenet", 224, "cpu")
+    assert capsys.readouterr().out == ""  # torch's "Downloading" would spoil what --json prints
 
 
 def test_a_network_without_imagenet_v1_weights_says_so():

@@ -1,0 +1,41 @@
+"""``xret export``: the embeddings of a run for the code of others."""
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("run")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE.parquet|FILE.safetensors|FOLDER",
+    help="What to write; a folder gets .npy files. Must not exist.",
+)
+@click.option("--store", help="Where the feature cache is now, if not where RUN was trained.")
+@click.option("--split", default="test", show_default=True, help="Whose images and captions.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def export(run: str, out: Path, store: str | None, split: str, device: str, as_json: bool) -> None:
+    """Write the embeddings that RUN gives the images and captions of a split, with their ids, names and texts.
+
+    \b
+    xret export run --out test.parquet
+    xret export run --split train --out train.safetensors
+    xret export run --out embeddings                   images.npy, captions.npy, images.jsonl, captions.jsonl
+    """
+    from ..heads.embedding_export import export_embeddings
+    from ..heads.retriever import Retriever
+
+    summary = export_embeddings(Retriever(run, store=store, split=split, device=device), out)
+    if as_json:
+        click.echo(json.dumps(summary))
+        return
+    shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in summary["shapes"].items())
+    click.echo(
+        f"{out}: {summary['images']:,} images and {summary['captions']:,} captions as {summary['kind']}s"
+        f" ({shapes}), {summary['bytes'] / 1e6:,.1f} MB"
+    )

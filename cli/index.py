@@ -1,0 +1,119 @@
+"""``xret index``: candidates for the search in a large gallery."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command("index")
+@click.argument("run")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to be made, or added to.")
+@click.option(
+    "--store",
+    "stores",
+    multiple=True,
+    help="Where the feature cache is now, if not where RUN was trained. Of several, each becomes a shard.",
+)
+@click.option("--split", default="test", show_default=True, help="Whose images and captions.")
+@click.option(
+    "--kind",
+    default="ivf",
+    show_default=True,
+    type=click.Choice(["ivf", "flat", "hnsw", "pq"]),
+    help="How elements are looked up: inverted lists, one after the other, a graph, or inverted lists of elements in "
+    "a few bytes (product quantisation).",
+)
+@click.option(
+    "--recall",
+    default=0.98,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="Share of the exact top 10 to find; the cheapest effort that reaches it on a sample of queries, with two "
+    "standard errors to spare, is chosen.",
+)
+@click.option(
+    "--effort",
+    type=(click.IntRange(min=1), click.IntRange(min=1)),
+    metavar="PROBES CANDIDATES",
+    help="Take this effort instead: lists to look through (ivf, pq) or nodes in sight (hnsw), and elements to fetch, "
+    "both for each element of a query.",
+)
+@click.option("--add", is_flag=True, help="Add the split, or another --store's, to the index at --out.")
+@click.option("--seed", default=0, show_default=True, help="Of the clustering and the sample of queries.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda; for embedding.")
+@click.option("--scheduler", metavar="ADDRESS", help="Let the workers of this Dask cluster build the shards.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was built as JSON.")
+@click.pass_context
+def index(
+    ctx: click.Context,
+    run: str,
+    stores: tuple[str, ...],
+    effort: tuple[int, int] | None,
+    add: bool,
+    scheduler: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Index the gallery of RUN for `xret search --index DIR`.
+
+    A search then compares the query only with candidates, those that have elements near to the query's, and ranks
+    them exactly. The recall of the exact top 10 is measured and printed. Needs FAISS: pip install 'xret[index]'.
+
+    \b
+    xret index run --out run.index
+    xret index run --out run.index --split val --add
+    xret index run --out shards --store a.zarr --store b.zarr --scheduler tcp://host:8786
+    xret search run "two red cubes" --index run.index
+    """
+    sharded = len(stores) > 1 or scheduler is not None
+    if add:
+        _require_addition(ctx, sharded)
+        from ..heads.index.of_run import add_to_index
+
+        kept = {name: options[name] for name in ("out", "split", "device")}
+        report = add_to_index(run, store=stores[0] if stores else None, **kept)
+    else:
+        from ..heads.index import Effort
+
+        options["effort"] = Effort(*effort) if effort else None
+        if sharded:
+            from ..heads.sharded_search import index_shards
+
+            report = index_shards(run, stores or (None,), scheduler=scheduler, **options)
+        else:
+            from ..heads.index.of_run import index_run
+
+            report = index_run(run, store=stores[0] if stores else None, **options)
+    click.echo(json.dumps(report) if as_json else "\n".join(map(format_report, report.get("shards", [report]))))
+
+
+def _require_addition(ctx: click.Context, sharded: bool) -> None:
+    """Refuse what `--add` cannot do."""
+    if sharded:
+        raise click.UsageError("Shards are added to one by one: leave --add, or name one shard with --out.")
+    for name in ("kind", "recall", "effort", "seed"):
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise click.UsageError(f"--{name} was settled when the index was built; leave it out with --add.")
+
+
+def format_report(report: dict[str, Any]) -> str:
+    """Return what was built as lines for a terminal."""
+    lines = [f"{report['out']}: index of {report['run']}"]
+    for side in ("images", "captions"):
+        if side not in report:
+            continue
+        found = report[side]
+        effort = found["effort"]
+        lines.append(
+            f"{side:9}{found['samples']:,} with {found['elements']:,} elements, {found['kind']}, "
+            f"{found['lists']:,} lists, {found['bytes'] / 1e6:,.1f} MB; recall of the exact top 10 "
+            f"{found['recall']:.3f} with {effort['probes']:,} probes and {effort['candidates']:,} candidates an element"
+        )
+        if found["recall"] < found["wanted_recall"]:
+            lines.append(
+                f"{'':9}which is below the {found['wanted_recall']} that was wanted: try another --kind, or accept it"
+            )
+    return "\n".join(lines)

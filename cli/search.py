@@ -1,0 +1,98 @@
+"""``xret search``: what a run finds for a sentence or a picture."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ..heads.hits import Hit
+
+
+def run_options(command: Any) -> Any:
+    """Add the options of commands that put a run to work."""
+    for option in reversed(
+        (
+            click.option("--store", help="Where the feature cache is now, if not where RUN was trained."),
+            click.option("--split", default="test", show_default=True, help="Whose images and captions."),
+            click.option(
+                "--data-root",
+                type=click.Path(path_type=Path, file_okay=False, exists=True),
+                help="The folder of the images, or the one that the manifest's relative paths start from.",
+            ),
+            click.option("--visual-weights", metavar="FILE", help="The image encoder's, if they came from a file."),
+            click.option("--text-weights", metavar="HUB_ID|DIR", help="The text encoder's, if not bert-base-uncased."),
+            click.option("--trust", is_flag=True, help="Let a file of weights run code while it is read."),
+            click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("run")
+@click.argument("query", required=False)
+@click.option("--image", type=click.Path(path_type=Path), metavar="FILE", help="Search captions for this picture.")
+@click.option("-k", "k", default=10, show_default=True, type=click.IntRange(min=1), help="How many results.")
+@run_options
+@click.option(
+    "--index", type=click.Path(path_type=Path), metavar="DIR", help="Search by an index that `xret index` made of RUN."
+)
+@click.option(
+    "--scheduler", metavar="ADDRESS", help="Let the workers of this Dask cluster search the shards of --index."
+)
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the results as a page, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def search(
+    run: str, query: str | None, image: Path | None, k: int, html: Path | None, as_json: bool, **options: Any
+) -> None:
+    """Find images for the sentence QUERY, or captions for a picture, in a split of the store of RUN.
+
+    Both go through the encoder that made the store's features. Its weights are named again where they came from a
+    file; a fine-tuned run has its own.
+
+    \b
+    xret search run "two red cubes beside a disc"
+    xret search run --image photo.jpg -k 5 --json
+    xret search run "a harbour" --data-root DIR --html found.html
+    """
+    from ..heads.hits import uncertainty
+    from ..heads.retriever import Retriever
+
+    wanted: str | Path | None = query if image is None else image
+    if wanted is None or (query is not None and image is not None):
+        raise click.UsageError("Search for a QUERY or for an --image FILE, one of the two.")
+    if options["scheduler"] is not None and options["index"] is None:
+        raise click.UsageError("--scheduler is for the shards of an --index, which is not given.")
+    retriever = Retriever(run, **options)
+    embedding, answers = retriever.encode_query(wanted, k)
+    hits = retriever.nearest(embedding, answers, k)
+    if html is not None:
+        from ..heads.search_page import write_page
+
+        write_page(html, retriever, wanted, hits)
+    if as_json:
+        click.echo(json.dumps([hit.to_dict() for hit in hits]))
+        return
+    way = f", by the index {options['index']}" if options["index"] else ""
+    url, split = retriever.cache.url, retriever.split
+    click.echo(f"{run} on {url}, split {split}: {retriever.searched(answers):,} {answers}{way}")
+    click.echo(format_hits(hits))
+    spread = uncertainty(embedding)
+    if spread is not None:
+        click.echo(f"the query's uncertainty {float(spread):.4f}")
+
+
+def format_hits(hits: "list[Hit]") -> str:
+    """Return hits as lines for a terminal."""
+    width = max(len("id"), *(len(hit.id) for hit in hits))
+    certain = all(hit.uncertainty is None for hit in hits)
+    last = "caption" if hits[0].file_name is None else "file"
+    lines = [f"{'rank':>4}{'score':>11}{'' if certain else '  uncertainty'}  {'id':{width}}  {last}"]
+    for hit in hits:
+        spread = "" if hit.uncertainty is None else f"{hit.uncertainty:13.4f}"
+        what = hit.caption if hit.file_name is None else hit.file_name
+        lines.append(f"{hit.rank:4}{hit.score:11.4f}{spread}  {hit.id:{width}}  {' '.join((what or '').split())}")
+    return "\n".join(lines)

@@ -1,0 +1,60 @@
+"""Tables and plots as the page's template takes them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; the first cell of every row names it.
+
+    Attributes:
+        caption: what it shows, with units.
+        header: names of the columns, that of the first included.
+        rows: text of the cells.
+        heat: how strongly each cell behind the first is shaded, from 0 to 1; None: not at all.
+    """
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    heat: Sequence[Sequence[float]] | None = None
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A drawing.
+
+    Attributes:
+        svg: from `plots`.
+        kind: what kind of drawing, for those who do not see it.
+        caption: below it.
+        table: its numbers; None where they are of no use one by one.
+    """
+
+    svg: str
+    kind: str
+    caption: str
+    table: Table | None = None
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Return a number as the tables show it; a dash for None."""
+    return "–" if value is None else f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", "−")  # no −0.00
+
+
+def heat_map(caption: str, corner: str, columns: Sequence[str], rows: Sequence[str], values: Sequence[Sequence[float]],
+             digits: int = 2, full: float = 1.0) -> Table:  # fmt: skip
+    """Return a matrix as a table whose cells are the more strongly shaded the larger they are.
+
+    Args:
+        caption: what it shows.
+        corner: what rows and columns are.
+        columns: their names; `rows` likewise.
+        values: of each row.
+        digits: behind the decimal point.
+        full: the value that is shaded most strongly; 0 and less are not shaded.
+    """
+    cells = [[name, *(number(value, digits) for value in line)] for name, line in zip(rows, values, strict=True)]
+    heat = [[min(1.0, max(0.0, value / full)) for value in line] for line in values]
+    return Table(caption, [corner, *columns], cells, heat)

@@ -1,0 +1,215 @@
+"""The page: everything put together, rendered and written in one step."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence as Several
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ...pipeline.device import pick_device
+from ...pipeline.errors import RunError
+from ...pipeline.progress import Progress
+from ..diagnostics import diagnose
+from ..evaluation import evaluate
+from ..metrics import Ties
+from ..run import versions
+from .attention import attended_images
+from .comparison import agreement_table, disagreements
+from .diagnoses import diagnosis
+from .examples import Direction, by_element, different_results, gallery
+from .figures import number
+from .pictures import Pictures
+from .space import element_map
+from .tables import WAYS, evaluation_tables, rsum_plot, similarity_table, training_plots
+from .views import View, open_views, same_samples
+
+NEEDED = {"jinja2": "jinja2", "matplotlib": "matplotlib", "sklearn": "scikit-learn"}
+MARK = '<meta name="generator" content="xret report">'  # by which a report is known
+
+
+def write_report(
+    runs: Several[str | Path],
+    out: str | Path,
+    *,
+    store: str | None = None,
+    split: str = "test",
+    ties: Ties = "pessimistic",
+    device: str = "auto",
+    data_root: str | Path | None = None,
+    visual_weights: str | None = None,
+    text_weights: str | None = None,
+    seed: int = 0,
+) -> int:
+    """Write a page about a run, or about several of one data set side by side.
+
+    The same runs, seed and device give the same page.
+
+    Args:
+        runs: run folders.
+        out: the HTML file; an earlier report there is replaced.
+        store: the feature cache to look at all of them on; None: each on the one that it was trained on.
+        split: which images.
+        ties: ``pessimistic``, ``optimistic`` or ``mean``; see `metrics.recall`.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        data_root: where the pictures are, see `reattachment.image_folder`; None: where the manifest says, or nowhere:
+            the page then shows ids and captions only.
+        visual_weights: of the image encoder, where they came from a file; for crops, see `diagnostics.diagnose`.
+        text_weights: of the text encoder, likewise.
+        seed: picks what is shown.
+
+    Returns:
+        The bytes of the page.
+
+    Raises:
+        RunError: a package is missing, `out` is something else or cannot be written, or the runs are of several data
+            sets, or do not fit their stores or the split.
+        CacheError: a store cannot be read.
+    """
+    require_packages()
+    require_place(Path(out))
+    target = pick_device(device)
+    views = open_views(runs, store, split, target)
+    require_one_data_set(views)
+    pictures = Pictures(views[0].cache, None if data_root is None else Path(data_root))
+    if pictures.why_not:
+        print(f"the page will have no pictures: {pictures.why_not}", file=sys.stderr)
+    same: dict[str, Any] = {"store": store, "split": split, "ties": ties, "device": device}
+    crops: dict[str, Any] = {"data_root": data_root, "visual_weights": visual_weights, "text_weights": text_weights}
+    results, found = [], []
+    with Progress("report", 2 * len(views) + 1, "parts") as progress:
+        for view in views:
+            results.append(evaluate([view.run.path], **same))
+            progress.update(1)
+            found.append(diagnose(view.run.path, **same, **crops))
+            progress.update(1)
+        page = _content(views, results, found, pictures, ties, seed)
+        progress.update(1)
+    text = render(page)
+    write(Path(out), text)
+    return len(text.encode())
+
+
+def require_packages() -> None:
+    """Raise RunError if a package that only the report needs is not installed."""
+    missing = [name for module, name in NEEDED.items() if find_spec(module) is None]
+    if missing:
+        raise RunError(f"a report needs {' and '.join(missing)}, not installed here: `pip install 'xret[report]'`")
+
+
+def require_place(out: Path) -> None:
+    """Raise RunError if `out` is there and is no earlier report, or if nothing can be written there."""
+    if out.is_dir():
+        raise RunError(f"{out} is a folder; give --out the name of a file, as {out / 'report.html'}")
+    if out.exists():
+        with out.open("rb") as file:
+            if MARK.encode() not in file.read(1000):
+                raise RunError(f"{out} exists and is no report of xret; take another --out, or delete it")
+    folder = next(parent for parent in out.absolute().parents if parent.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise RunError(f"{out} cannot be written: {folder} is no folder that you may write to; take another --out")
+
+
+def require_one_data_set(views: Several[View]) -> None:
+    """Raise RunError if the runs are not all looked at on one data set."""
+    for view in views[1:]:
+        if view.cache.dataset != views[0].cache.dataset:
+            raise RunError(
+                f"{views[0].run.path} is of the data set '{views[0].cache.dataset}' and {view.run.path} of "
+                f"'{view.cache.dataset}'; a page is about one: make one for each"
+            )
+
+
+def render(page: dict[str, Any]) -> str:
+    """Return the HTML of a page."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    templates = Environment(
+        loader=PackageLoader(__package__ or "", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["sentence"] = lambda text: f"{text[:1].upper()}{text[1:].rstrip('.')}."
+    return templates.get_template("page.html").render(page, mark=MARK)
+
+
+def write(out: Path, text: str) -> None:
+    """Put the page at `out` in one step.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    partial: Path | None = None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent)
+        partial = Path(name)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        partial.chmod(0o644)
+        partial.replace(out)
+    except OSError as error:
+        if partial is not None:
+            partial.unlink(missing_ok=True)
+        raise RunError(f"{out} cannot be written: {error.strerror}") from error
+
+
+def _content(
+    views: Several[View],
+    results: Several[dict[str, Any]],
+    found: Several[dict[str, Any]],
+    pictures: Pictures,
+    ties: Ties,
+    seed: int,
+) -> dict[str, Any]:
+    """Return what the template fills in."""
+    names = [view.name for view in views]
+    alike = len(views) > 1 and same_samples(views)
+    sets = [view for view in views if view.is_set]
+    page = {
+        "views": views,
+        "ways": WAYS,
+        "facts": [_facts(view) for view in views],
+        "evaluation": evaluation_tables(names, results),
+        "recalls": rsum_plot(names, results),
+        "training": training_plots(views),
+        "comparable": alike,
+        "agreement": agreement_table(views) if alike else None,
+        "disagreements": {way: disagreements(views, pictures, way, seed) for way in WAYS} if alike else {},
+        "diagnoses": [diagnosis(name, one, pictures) for name, one in zip(names, found, strict=True)],
+        "maps": [element_map(view, seed) for view in views],
+        "similarities": [table for view in views if (table := similarity_table(view, ties))],
+        "attention": [(view.name, *attended_images(view, pictures, seed)) for view in views],
+        "elements": [
+            (view, {way: (by_element(view, pictures, way, seed), _spread(view, way, seed)) for way in WAYS})
+            for view in sets
+        ],
+        "galleries": [(view.name, {way: gallery(view, pictures, way, seed) for way in WAYS}) for view in views],
+        "seed": seed,
+        "version": versions()["xret"],
+    }
+    return page | {"pictures": pictures}  # last: by now it holds what is shown
+
+
+def _spread(view: View, way: Direction, seed: int) -> str:
+    elements = view.image_elements if way == "image_to_text" else view.caption_elements
+    return f"{number(different_results(view, way, seed))} of {elements.shape[1]}"
+
+
+def _facts(view: View) -> list[tuple[str, str]]:
+    """Return what the page says of a run before anything else."""
+    recipe, info = view.run.recipe, view.run.info
+    best = info.get("best_rsum")
+    return [
+        ("recipe", f"{recipe.name} ({recipe.paper})"),
+        ("aggregators", f"{recipe.aggregator['image']['name']} / {recipe.aggregator['text']['name']}"),
+        ("similarity", recipe.similarity["name"]),
+        ("losses", ", ".join(recipe.terms)),
+        ("features", f"{info['image_set']} / {info['text_set']}"),
+        ("seed", str(info.get("seed", "–"))),
+        ("best epoch", f"{info.get('best_epoch', '–')} (validation RSUM {number(best)})"),
+        ("store", view.cache.url),
+    ]

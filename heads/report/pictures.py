@@ -1,0 +1,145 @@
+"""The pictures of a page: each is held once, however often it is shown."""
+
+import base64
+import html
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ...pipeline.cache import FeatureCache, ImageSet
+from ...pipeline.errors import CacheError, ManifestError, SampleError
+from ...pipeline.reattachment import image_folder
+from ...pipeline.samples import open_image
+
+SIDE = 180  # pixels of the longer side of a thumbnail, and of either side of what a network saw
+QUALITY = 75  # of the JPEG files
+DARK = 200  # of 255: how far a shaded picture is covered
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that the page holds.
+
+    Attributes:
+        key: its id on the page.
+        size: width and height, pixels.
+        data: a JPEG file in base64.
+    """
+
+    key: str
+    size: tuple[int, int]
+    data: str
+
+    def svg(self, alt: str, over: str = "") -> str:
+        """Return the picture with `over`, SVG in its pixels, drawn over it; `alt` says what it shows."""
+        width, height = self.size
+        return (
+            f'<svg class="picture" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+            f'aria-label="{html.escape(alt)}"><use href="#{self.key}"/>{over}</svg>'
+        )
+
+
+class Pictures:
+    """Shows the images of a data set, where their files are there.
+
+    Args:
+        cache: names the data set and the files.
+        data_root: see `reattachment.image_folder`; None: no picture is read, unless they are where the manifest says.
+
+    Attributes:
+        why_not: a sentence, where there are no pictures at all; else None.
+        unreadable: names of files that were wanted and cannot be read.
+    """
+
+    def __init__(self, cache: FeatureCache, data_root: Path | None) -> None:
+        self.why_not: str | None = None
+        self.unreadable: list[str] = []
+        self._held: dict[tuple[str, Any], Picture | None] = {}
+        self._folder: Path | None = None
+        try:
+            self._folder = image_folder(cache, data_root)
+        except (CacheError, ManifestError) as error:
+            self.why_not = str(error)
+
+    @property
+    def held(self) -> list[Picture]:
+        """What the page must hold, in the order of its first use."""
+        return [picture for picture in self._held.values() if picture is not None]
+
+    def show(self, file_name: str, alt: str) -> str | None:
+        """Return a picture as SVG, described by `alt`; None where it cannot be shown."""
+        held = self.hold(file_name)
+        return None if held is None else held.svg(alt)
+
+    def hold(self, file_name: str, features: ImageSet | None = None) -> Picture | None:
+        """Return a picture that the page will hold; None where it cannot be shown.
+
+        Args:
+            file_name: as the store has it.
+            features: show what the network of this grid saw; None: the whole picture.
+        """
+        if self._folder is None:
+            return None
+        seen = None if features is None else input_of(features)
+        key = (file_name, seen)
+        if key not in self._held:
+            self._held[key] = self._read(file_name, seen, f"picture-{len(self._held)}")
+        return self._held[key]
+
+    def _read(self, file_name: str, seen: tuple[str, float] | None, key: str) -> Picture | None:
+        assert self._folder is not None
+        try:
+            image = open_image(self._folder / file_name)
+        except SampleError:
+            if file_name not in self.unreadable:
+                self.unreadable.append(file_name)
+            return None
+        image = _input(image, *seen) if seen else image
+        image.thumbnail((SIDE, SIDE))
+        return Picture(key, image.size, _base64(image, "JPEG", quality=QUALITY))
+
+
+def input_of(features: ImageSet) -> tuple[str, float] | None:
+    """Return how a grid's network sees an image: ``("crop", share of the shorter side)`` or ``("stretch", 1)``.
+
+    None: whole, or nobody knows.
+    """
+    preprocessing = features.identity.get("preprocessing")
+    if features.kind != "grid" or not isinstance(preprocessing, dict):
+        return None
+    if "stretch" in preprocessing:
+        return "stretch", 1.0
+    if "crop" in preprocessing and "resize" in preprocessing:
+        return "crop", preprocessing["crop"] / preprocessing["resize"]
+    return None
+
+
+def shade(values: np.ndarray, width: int, height: int) -> str:
+    """Return SVG that darkens a picture where `values` are low.
+
+    Args:
+        values: [rows, columns] of a grid over the picture, from 0 (dark) to 1 (as it is).
+        width: of the picture, pixels; `height` likewise.
+    """
+    pixels = np.zeros((*values.shape, 4), dtype=np.uint8)
+    pixels[..., 3] = np.round(DARK * (1 - values.clip(0, 1)))
+    data = _base64(Image.fromarray(pixels), "PNG")
+    return f'<image width="{width}" height="{height}" preserveAspectRatio="none" href="data:image/png;base64,{data}"/>'
+
+
+def _input(image: Image.Image, way: str, share: float) -> Image.Image:
+    if way == "stretch":
+        return image.resize((SIDE, SIDE))
+    side = min(image.size) * share
+    left, top = (image.width - side) / 2, (image.height - side) / 2
+    return image.resize((SIDE, SIDE), box=(left, top, left + side, top + side))
+
+
+def _base64(image: Image.Image, kind: str, **options: Any) -> str:
+    file = io.BytesIO()
+    image.save(file, kind, optimize=True, **options)
+    return base64.b64encode(file.getvalue()).decode()

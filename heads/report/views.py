@@ -1,0 +1,147 @@
+"""What the page shows of a run: its split as it embeds it, and how it compares what is there."""
+
+from collections.abc import Sequence as Several
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...pipeline.cache import OK, FeatureCache, ImageSet
+from ...pipeline.device import within_memory
+from ..diagnostics.embedded import Embedded, embed_split
+from ..embedding import Embedding, Gaussian, Sequence
+from ..model import Model
+from ..run import Run
+from ..run_features import open_store
+from ..scoring import compare
+
+
+@dataclass(frozen=True)
+class View:
+    """A run on a split.
+
+    Attributes:
+        name: of the run, on the page.
+        run: the run.
+        cache: the store that it is looked at on.
+        model: with the weights of the best epoch.
+        split: which images and captions.
+        embedded: the split.
+        similarity: of its images and captions, ``[I, C]``; larger is closer.
+    """
+
+    name: str
+    run: Run
+    cache: FeatureCache
+    model: Model
+    split: str
+    embedded: Embedded
+    similarity: Tensor
+
+    @cached_property
+    def image_elements(self) -> Tensor:
+        """Unit elements of the images, ``[I, K, D]``; see `elements`."""
+        return elements(self.embedded.image.embedding)
+
+    @cached_property
+    def caption_elements(self) -> Tensor:
+        """Unit elements of the captions, ``[C, K, D]``; see `elements`."""
+        return elements(self.embedded.text.embedding)
+
+    @property
+    def is_set(self) -> bool:
+        """Whether a sample is several elements."""
+        return self.image_elements.shape[1] > 1 or self.caption_elements.shape[1] > 1
+
+    @cached_property
+    def image_set(self) -> ImageSet:
+        """The image features that the run reads."""
+        return self.cache.image_set(self.run.info["image_set"])
+
+    @cached_property
+    def image_rows(self) -> np.ndarray:
+        """Rows of the images in the store, int64 ``[I]``."""
+        rows = np.arange(*self.cache.splits[self.split])
+        return rows[self.image_set.status[rows] == OK]
+
+    @cached_property
+    def found_captions(self) -> Tensor:
+        """The best caption of each image, int64 ``[I]``."""
+        return self.similarity.argmax(1).cpu()
+
+    @cached_property
+    def found_images(self) -> Tensor:
+        """The best image of each caption, int64 ``[C]``."""
+        return self.similarity.argmax(0).cpu()
+
+    @cached_property
+    def image_hits(self) -> Tensor:
+        """Whether the best caption of each image is one of its own, bool ``[I]``."""
+        return self.embedded.caption_image[self.found_captions] == torch.arange(len(self.found_captions))
+
+    @cached_property
+    def caption_hits(self) -> Tensor:
+        """Whether the best image of each caption is its own, bool ``[C]``."""
+        return self.found_images == self.embedded.caption_image
+
+    def first_caption(self, image: int) -> str:
+        """Return the first caption of an image; an empty text where it has none."""
+        own = (self.embedded.caption_image == image).nonzero()[:, 0]
+        return self.embedded.texts[int(own[0])] if len(own) else ""
+
+
+def open_views(paths: Several[str | Path], store: str | None, split: str, device: torch.device) -> list[View]:
+    """Open runs, embed the split with each and compare its images and captions.
+
+    Raises:
+        RunError: a run, a store's feature sets or the split do not fit.
+        CacheError: there is no store, or it cannot be used.
+    """
+    runs = [Run(path) for path in paths]
+    caches = [open_store(run, store) for run in runs]  # before anything takes its time
+    views = []
+    for run, cache, name in zip(runs, caches, names([run.path for run in runs]), strict=True):
+        with within_memory(device):
+            model = run.model(device)
+            embedded = embed_split(run, model, cache, split, device)
+            similarity = compare(model, embedded.image.embedding, embedded.text.embedding, embedded.texts)
+        views.append(View(name, run, cache, model, split, embedded, similarity))
+    return views
+
+
+def names(paths: Several[Path]) -> list[str]:
+    """Return short names that tell the runs apart: their folders', with as many parents as that takes."""
+    whole = [path.resolve() for path in paths]
+    for parts in range(1, 1 + max(len(path.parts) for path in whole)):
+        short = ["/".join(path.parts[-parts:]) for path in whole]
+        if len(set(short)) == len(set(whole)):
+            break
+    again = {path: whole.count(path) > 1 for path in whole}
+    return [
+        f"{name} ({n + 1})" if again[path] else name for n, (name, path) in enumerate(zip(short, whole, strict=True))
+    ]
+
+
+def elements(embedding: Embedding) -> Tensor:
+    """Return the unit elements of B samples, ``[B, K, D]``.
+
+    A vector is one element; so is the mean of a Gaussian, and the mean of the unit rows of a sequence.
+    """
+    if isinstance(embedding, Gaussian):
+        embedding = embedding.mean
+    elif isinstance(embedding, Sequence):
+        rows = functional.normalize(embedding.rows, dim=-1)
+        valid = torch.arange(rows.shape[1], device=rows.device) < embedding.length[:, None]
+        embedding = (rows * valid[..., None]).sum(1)
+    rows = embedding if embedding.ndim == 3 else embedding[:, None]
+    return functional.normalize(rows, dim=-1)
+
+
+def same_samples(views: Several[View]) -> bool:
+    """Return whether all runs see the same images and captions, in the same order."""
+    seen = [(view.embedded.ids, view.embedded.texts) for view in views]
+    return all(one == seen[0] for one in seen)

@@ -1,0 +1,1 @@
+"""``xret serve``: a web page and a JSON endpoint over a `Retriever`."""

@@ -1,0 +1,208 @@
+"""Search by an index against exact search: recall of the exact top 10 and speed, on generated sets in one run.
+
+    python tests/benchmarks/search.py --sets 1000000 --dim 128
+
+Sets are drawn from a mixture of as many centres as a hundredth of the sets (10,000 for 1 M): every element of a set
+is the unit centre plus Gaussian noise, normalised. The noise is such that the sets have the circular variance that
+was asked for; the default is that of a `setdiv` run trained on RSICD (natural logarithm, as `xret eval` prints it).
+Queries are other sets of the same mixture, one at a time, compared by smooth-Chamfer.
+
+Exact search, of a gallery in memory, is timed in two ways: `exact` by the run's similarity, `product` the bare matrix
+product of its elements, a bound that no exact search gets below. Indexed search is timed whole, re-ranking included,
+from mapped files. All have the same threads; on a machine with other work look at the time of the processors (`cpu`),
+which is the clock's where nothing else runs and there is one thread. Prints a JSON line a step.
+"""
+
+import json
+import math
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from xret.heads.index import KINDS, Compare, Effort, Index, build_index, form_of, search_exactly
+from xret.heads.metrics import log_circular_variance
+from xret.heads.similarity import SmoothChamfer
+
+K, ALPHA = 10, 16.0
+PART = 10_000  # sets generated in one go
+
+
+class Mixture:
+    """Sets of `size` unit elements around random centres.
+
+    Args:
+        centres: how many.
+        dim: of the elements.
+        size: of the sets.
+        log_variance: natural logarithm of the circular variance of a set.
+    """
+
+    def __init__(self, centres: int, dim: int, size: int, log_variance: float) -> None:
+        draw = torch.Generator().manual_seed(0)
+        self.centres = functional.normalize(torch.randn(centres, dim, generator=draw), dim=1)
+        self.size = size
+        # The mean of n unit elements with cosines c to each other has the squared length (1 + (n - 1) c) / n.
+        cosine = (size * (1 - math.exp(log_variance)) ** 2 - 1) / (size - 1)
+        self.noise = math.sqrt((1 / cosine - 1) / dim)
+
+    def draw(self, count: int, seed: int) -> Tensor:
+        """Return sets, `[count, size, dim]`."""
+        draw = torch.Generator().manual_seed(seed)
+        own = self.centres[torch.randint(len(self.centres), (count,), generator=draw)][:, None]
+        noise = torch.randn(count, self.size, own.shape[-1], generator=draw)
+        return functional.normalize(own + self.noise * noise, dim=-1)
+
+    def gallery(self, count: int) -> Iterator[Tensor]:
+        """Yield `count` sets, part by part."""
+        for seed, first in enumerate(range(0, count, PART), 1000):
+            yield self.draw(min(PART, count - first), seed)
+
+
+class InMemory:
+    """Sets that lie in memory, for `search_exactly`."""
+
+    def __init__(self, sets: Tensor) -> None:
+        self.sets, (_, self.size, self.width) = sets, sets.shape
+
+    def blocks(self, count: int) -> Iterator[tuple[int, Tensor]]:
+        """Yield `count` sets at a time, with the row of the first."""
+        return ((first, self.sets[first : first + count]) for first in range(0, len(self.sets), count))
+
+
+class Milliseconds(NamedTuple):
+    """What a query takes, the median of several: by the clock, and of processors (all threads together)."""
+
+    clock: float
+    cpu: float
+
+    def times(self, other: "Milliseconds") -> dict[str, float]:
+        """Return how many times as long this is as `other`, both ways."""
+        return {"clock": round(self.clock / other.clock, 1), "cpu": round(self.cpu / other.cpu, 1)}
+
+
+def timed(work: Callable[[Tensor], Any], queries: Tensor) -> tuple[Milliseconds, list[Any]]:
+    """Return what a query takes and what `work` gave for each."""
+    took, found = [], []
+    for query in queries.split(1):
+        clock, cpu = time.perf_counter(), time.process_time()
+        found.append(work(query))
+        took.append((time.perf_counter() - clock, time.process_time() - cpu))
+    return Milliseconds(*(1e3 * np.median(took, axis=0)).round(3).tolist()), found
+
+
+def product(elements: Tensor, query: Tensor) -> None:
+    """Multiply all elements with those of a query, in blocks that stay in the cache."""
+    for block in elements.split(1 << 14):
+        block @ query[0].T
+
+
+def time_exactly(
+    gallery: Any, queries: Tensor, compare: Compare, truth: list[set[int]]
+) -> tuple[Milliseconds, Milliseconds]:
+    """Return what exact search and the bare product take."""
+    exact, found = timed(lambda query: search_exactly(query, gallery, compare, K), queries)
+    if any(set(rows.tolist()) != own for ((rows, _),), own in zip(found, truth, strict=False)):
+        raise click.ClickException("exact search alone and of many queries at once disagree")
+    elements = gallery.sets.flatten(0, 1)
+    return exact, timed(lambda query: product(elements, query), queries)[0]
+
+
+def say(what: str, **figures: Any) -> None:
+    """Print a line."""
+    click.echo(json.dumps({"what": what, **figures}))
+
+
+@click.command()
+@click.option("--sets", default=100_000, show_default=True, type=click.IntRange(min=1000))
+@click.option("--size", default=4, show_default=True, help="Elements of a set.")
+@click.option("--dim", default=128, show_default=True)
+@click.option("--variance", default=-1.71, show_default=True, help="Log circular variance of a set.")
+@click.option("--kind", default="ivf", show_default=True, type=click.Choice(KINDS))
+@click.option("--recall", default=0.98, show_default=True, help="Wanted when the index is built.")
+@click.option("--queries", default=200, show_default=True)
+@click.option("--exact-queries", default=5, show_default=True, help="How many of them exact search is timed with.")
+@click.option("--threads", default=1, show_default=True)
+@click.option("--folder", type=click.Path(path_type=Path), help="Where the index is built; removed at the end.")
+def main(
+    sets: int,
+    size: int,
+    dim: int,
+    variance: float,
+    kind: Any,
+    recall: float,
+    queries: int,
+    exact_queries: int,
+    threads: int,
+    folder: Path | None,
+) -> None:
+    """Build an index, then search with and without it."""
+    import faiss
+
+    torch.set_num_threads(threads)
+    faiss.omp_set_num_threads(threads)
+    mixture = Mixture(max(10, sets // 100), dim, size, variance)
+    asked, similarity = mixture.draw(queries, 1), SmoothChamfer(ALPHA)
+    options: dict[str, Any] = {"sets": sets, "size": size, "dim": dim, "kind": kind, "threads": threads}
+    say("data", **options, log_circular_variance=log_circular_variance(asked))
+
+    def compare(left: Tensor, right: Tensor) -> Tensor:
+        return similarity(right, left).T
+
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        path = Path(scratch, "index")
+        begin, cpu = time.perf_counter(), time.process_time()
+        report = build_index(
+            mixture.gallery(sets),
+            [str(row) for row in range(sets)],
+            path,
+            queries=mixture.draw(400, 2),
+            compare=compare,
+            form=form_of(similarity),
+            facts={},
+            kind=kind,
+            recall=recall,
+        )
+        del report["curve"]
+        seconds = {"seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu}
+        say("build", **seconds, **report, peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        begin = time.perf_counter()
+        index = Index.open(path)
+        say("open", seconds=time.perf_counter() - begin)
+
+        truth = [set(rows.tolist()) for rows, _ in search_exactly(asked, index.items, compare, K)]
+        few = asked[:exact_queries]
+        exact, bare = time_exactly(InMemory(index.items.some(slice(None))), few, compare, truth)
+        say("exact", milliseconds=exact._asdict(), product_milliseconds=bare._asdict())
+
+        def search(effort: Effort, what: str) -> None:
+            timed(lambda query: index.search(query, K, compare, effort), few)  # warm
+            took, found = timed(lambda query: index.search(query, K, compare, effort), asked)
+            hits = sum(len(own & set(rows.tolist())) for (rows, _), own in zip(found, truth, strict=True))
+            compared = np.mean([len(index.candidates(query, K, effort)) for query in asked[:20].split(1)])
+            say(
+                what,
+                **effort._asdict(),
+                recall_at_10=hits / (K * queries),
+                milliseconds=took._asdict(),
+                compared=float(compared),
+                exact_over_this=exact.times(took),
+                product_over_this=bare.times(took),
+            )
+
+        search(index.effort, "indexed")
+        for probes in (1,) if kind == "flat" else (1, 2, 4, 8, 16):
+            for depth in (16, 32, 64, 128):
+                search(Effort(probes, depth), "curve")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""``xret search``, as a user types it."""
+
+import base64
+import io
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from PIL import Image
+from small_runs import make_pictures, make_run, make_store
+
+from xret.cli import main
+from xret.heads.retriever import Retriever
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("search")
+    store = make_store(make_pictures(folder / "pictures"), folder / "s.zarr")
+    make_run(store, folder / "run")
+    make_run(store, folder / "gaussian", "gaussian-vsepp")
+    yield folder
+    torch.set_num_threads(threads)
+
+
+def call(*words, code=0):
+    result = CliRunner().invoke(main, ["search", *map(str, words), "--device", "cpu"], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_a_sentence_finds_images(folder):
+    found = json.loads(call(folder / "run", "red beside blue", "-k", 3, "--json").stdout)
+    hits = Retriever(folder / "run", device="cpu").search("red beside blue", 3)
+    assert found == [{"rank": h.rank, "id": h.id, "score": h.score, "file_name": h.file_name} for h in hits]
+    lines = call(folder / "run", "red beside blue", "-k", 3).stdout.splitlines()
+    assert lines[0] == f"{folder}/run on {folder}/s.zarr, split test: 6 images"
+    assert lines[1].split() == ["rank", "score", "id", "file"]
+    assert [line.split() for line in lines[2:]] == [
+        [str(hit.rank), f"{hit.score:.4f}", hit.id, hit.file_name] for hit in hits
+    ]
+
+
+def test_a_picture_finds_captions(folder):
+    picture = folder / "pictures/images/17.png"
+    found = json.loads(call(folder / "run", "--image", picture, "--json").stdout)
+    assert [one["rank"] for one in found] == list(range(1, 10))  # all captions of the split are fewer than ten
+    assert found[0].keys() == {"rank", "id", "score", "caption"}
+    lines = call(folder / "run", "--image", picture, "-k", 1).stdout.splitlines()
+    assert lines[0].endswith("split test: 9 captions")
+    assert lines[2].endswith(f"  {found[0]['caption']}")
+
+
+def test_gaussians_come_with_their_uncertainty(folder):
+    lines = call(folder / "gaussian", "red", "-k", 2, "--split", "val").stdout.splitlines()
+    assert lines[1].split() == ["rank", "score", "uncertainty", "id", "file"]
+    assert float(lines[2].split()[2]) > 0
+    assert re.fullmatch(r"the query's uncertainty \d\.\d{4}", lines[-1])
+
+
+def test_the_page_holds_its_pictures_and_runs_nothing_that_is_typed(folder, tmp_path):
+    page = tmp_path / "found.html"
+    call(folder / "run", "<script>red</script>", "-k", 2, "--html", page, "--data-root", folder / "pictures")
+    text = page.read_text()
+    assert "<script>" not in text and "&lt;script&gt;red" in text
+    urls = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', text)
+    assert [Image.open(io.BytesIO(base64.b64decode(url))).size for url in urls] == [(48, 40), (48, 40)]
+    assert not re.search(r'(src|href)="(?!data:)', text)  # nothing is fetched
+    assert [path.name for path in tmp_path.iterdir()] == ["found.html"]
+
+    call(folder / "run", "--image", folder / "pictures/images/3.png", "--html", page)
+    text = page.read_text()
+    assert text.count("data:image/jpeg") == 1 and text.count("<li>") == 9 and "Captions for 3.png" in text
+
+
+def test_a_picture_whose_name_is_no_text_gets_its_page(folder, tmp_path):
+    picture, page = tmp_path / os.fsdecode(b"\xff.png"), tmp_path / "found.html"
+    shutil.copy(folder / "pictures/images/3.png", picture)
+    call(folder / "run", "--image", picture, "-k", 1, "--html", page)
+    assert "Captions for ?.png" in page.read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["found.html", picture.name]
+
+
+def test_a_picture_that_is_lost_leaves_its_name_in_the_page(folder, tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/0.png").touch()  # the folder is known by the first
+    call(folder / "run", "red", "-k", 1, "--html", tmp_path / "found.html", "--data-root", tmp_path)
+    text = (tmp_path / "found.html").read_text()
+    assert "<img" not in text and "(there is no such file)" in text
+
+
+def test_mistakes_end_in_one_sentence(folder, tmp_path):
+    run, broken = folder / "run", tmp_path / "broken.jpg"
+    broken.write_bytes(b"\xff\xd8\xff\xe0" + bytes(50))
+    for words, code, sentence in (
+        ((run,), 2, "Search for a QUERY or for an --image FILE, one of the two."),
+        ((run, "red", "--image", broken), 2, "Search for a QUERY or for an --image FILE, one of the two."),
+        ((run, " "), 1, "the query is empty; describe in a few words what to look for"),
+        ((run, "red", "-k", 0), 2, "0 is not in the range x>=1"),
+        ((run, "red", "--split", "tset"), 1, "has no split 'tset'; it has train, val, test"),
+        ((run, "--image", broken), 1, f"{broken}: "),
+        ((run, "--image", tmp_path), 1, f"{tmp_path}: "),
+        ((run, "--image", tmp_path / "none.png"), 1, "none.png: there is no such file"),
+        ((tmp_path, "red"), 1, "is no run"),
+        ((run, "red", "--store", tmp_path), 1, "no feature cache is there"),
+        ((run, "red", "--html", tmp_path / "x.html"), 1, "give their folder as --data-root DIR"),
+        ((run, "red", "--html", tmp_path / "no/x.html", "--data-root", folder / "pictures"), 1, "cannot be written"),
+    ):
+        last = call(*words, code=code).stderr.strip().splitlines()[-1]
+        assert last.startswith("Error: ") and sentence in last, last
+    assert json.loads(call(run, "", "--json", code=1).stderr)["error"].startswith("the query is empty")
+    assert [path.name for path in Path(tmp_path).iterdir()] == ["broken.jpg"]

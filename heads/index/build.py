@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from ..embedding import Embedding, Gaussian, Sequence
@@ -94,7 +94,7 @@ def finish(
     candidates = Candidates.train(kind, sample, items.elements, inner_product=form == "cosines", seed=seed)
     for _, block in items.blocks(max(1, BLOCK // items.size)):
         candidates.add(vectors(form, block))
-    save_file(_named(queries), folder / QUERIES)
+    (folder / QUERIES).write_bytes(save(_named(queries)))
     record = {
         **record,
         "kind": kind,

@@ -17,6 +17,7 @@ from ...pipeline.errors import RunError
 Kind = Literal["ivf", "flat", "hnsw", "pq"]
 KINDS: tuple[Kind, ...] = ("ivf", "flat", "hnsw", "pq")
 PER_LIST = 39  # elements that a list is trained from; with fewer FAISS calls the centroids unreliable
+CHUNK = 1 << 20  # bytes written in one go
 NEIGHBOURS = 32  # of a node of HNSW
 
 
@@ -115,8 +116,11 @@ class Candidates:
             self._index.add(vectors)
 
     def write(self, path: Path) -> None:
-        """Write the file that `open` opens."""
-        load_faiss().write_index(self._index, str(path))
+        """Write the file that `open` opens; OSError if that fails."""
+        faiss = load_faiss()
+        # FAISS's own writer only prints a line if the disk is full when it closes the file.
+        with path.open("wb") as file:
+            faiss.write_index(self._index, faiss.PyCallbackIOWriter(file.write, CHUNK))
 
     def search(self, vectors: np.ndarray, effort: Effort) -> np.ndarray:
         """Return for each of Q vectors the numbers of the nearest elements, best first, int64 ``[Q, candidates]``.

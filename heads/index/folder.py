@@ -118,7 +118,7 @@ def require_part(folder: Path, parts: list[Facts], expected: Facts) -> None:
     if all(differing):
         keys = min(differing, key=len)
         part = parts[differing.index(keys)]
-        what = "; ".join(f"{key} is {_short(part.get(key))} there and {_short(expected[key])} here" for key in keys)
+        what = "; ".join(f"{key} is {short(part.get(key))} there and {short(expected[key])} here" for key in keys)
         raise RunError(f"{folder} is an index of something else: {what}; build one for this with `xret index`")
 
 
@@ -127,18 +127,25 @@ def appearing(path: Path) -> Iterator[Path]:
     """Give a temporary folder that becomes `path` in one step at the end, and vanishes on an error.
 
     Raises:
-        RunError: something is at `path` already.
+        RunError: something is at `path` already, or it cannot be written.
     """
     if path.exists():
         raise RunError(f"{path} exists; take another --out, or add to the index there with --add")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+    partial = None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
         partial.chmod(0o755)
         yield partial
         partial.rename(path)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+    except BaseException as error:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError):
+            reason = f"{error.strerror or error}".lower()
+            raise RunError(
+                f"the index {path} cannot be written ({reason}); make room, or take another --out"
+            ) from error
         raise
 
 
@@ -173,6 +180,7 @@ def _damaged(folder: Path, name: str) -> RunError:
     return RunError(f"{folder / name} is missing or damaged; build the index again with `xret index RUN --out …`")
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """Return a fact as it is shown: of a digest the beginning."""
     text = str(value)
     return text[:8] if len(text) == 64 else text  # a SHA-256

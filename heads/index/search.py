@@ -16,7 +16,7 @@ from .build import BLOCK, QUERIES, batches_of, measured
 from .candidates import Candidates, Effort
 from .elements import Form, vectors
 from .exact import Compare, best, scores_of, search_exactly
-from .folder import Facts, only_writer, read_record, require_part
+from .folder import Facts, only_writer, read_record, require_part, short
 from .items import Items, append
 
 PLACE = ("store", "split")  # facts in which what is added may differ
@@ -180,7 +180,7 @@ def _require_addable(folder: Path, parts: list[Facts], facts: Facts) -> None:
     model = {key: value for key, value in facts.items() if key not in PLACE}
     require_part(folder, parts, model)
     if any(part == {**part, **facts} for part in parts):
-        place = ", ".join(f"{key} {facts[key]}" for key in PLACE if key in facts)
+        place = ", ".join(f"{key} {short(facts[key])}" for key in PLACE if key in facts)
         raise RunError(f"{folder} has these samples already ({place}); add others")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -388,3 +389,16 @@ def test_without_faiss_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(RunError, match=r"needs FAISS, which is not installed; pip install 'xret\[index\]'"):
         make(tmp_path / "index", count=20)
+
+
+@pytest.mark.parametrize("most", [2_000, 76_820, 80_000])  # less than embeddings, FAISS's file, queries
+def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path, most):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    queries = embeddings("set", 4000 if most == 80_000 else 40, 2)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+        with pytest.raises(RunError, match=r"i cannot be written \(file too large\); make room, or take"):
+            make(tmp_path / "i", kind="flat" if most == 76_820 else "ivf", queries=queries)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())

@@ -27,7 +27,7 @@ import click
 )
 @click.option(
     "--recall",
-    default=0.98,
+    default=0.99,
     show_default=True,
     type=click.FloatRange(0, 1),
     help="Share of the exact top 10 to find; the cheapest effort that reaches it on a sample of queries, with two "

@@ -100,7 +100,7 @@ def index_shards(
     *,
     split: str = "test",
     kind: Kind = "ivf",
-    recall: float = 0.98,
+    recall: float = 0.99,
     effort: Effort | None = None,
     seed: int = 0,
     device: str = "auto",

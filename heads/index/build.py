@@ -32,7 +32,7 @@ def build_index(
     facts: Facts,
     labels: Several[str] | None = None,
     kind: Kind = "ivf",
-    recall: float = 0.98,
+    recall: float = 0.99,
     effort: Effort | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def finish(
     compare: Compare,
     form: Form,
     kind: Kind = "ivf",
-    recall: float = 0.98,
+    recall: float = 0.99,
     effort: Effort | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def index_run(
     store: str | None = None,
     split: str = "test",
     kind: Kind = "ivf",
-    recall: float = 0.98,
+    recall: float = 0.99,
     effort: Effort | None = None,
     seed: int = 0,
     device: str = "auto",

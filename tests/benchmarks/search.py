@@ -127,7 +127,7 @@ def say(what: str, **figures: Any) -> None:
 @click.option("--dim", default=128, show_default=True)
 @click.option("--variance", default=-1.71, show_default=True, help="Log circular variance of a set.")
 @click.option("--kind", default="ivf", show_default=True, type=click.Choice(KINDS))
-@click.option("--recall", default=0.98, show_default=True, help="Wanted when the index is built.")
+@click.option("--recall", default=0.99, show_default=True, help="Wanted when the index is built.")
 @click.option("--queries", default=200, show_default=True)
 @click.option("--exact-queries", default=5, show_default=True, help="How many of them exact search is timed with.")
 @click.option("--threads", default=1, show_default=True)

@@ -1,6 +1,7 @@
 """Fixtures that more than one folder of tests uses."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,24 @@ def golden():
             return dict(file)
 
     return load
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A headless Chromium that asks nobody anything by itself; for tests marked `browser`.
+
+    Ends with its module: as long as it runs, playwright keeps an event loop in this thread.
+    """
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("there is no Chromium here")
+    quiet = ("quic", "background-networking", "component-update", "sync")
+    words = ["--no-sandbox", "--disable-gpu", "--no-first-run", *(f"--disable-{what}" for what in quiet)]
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=program, args=words)
+        yield browser
+        browser.close()
 
 
 @pytest.fixture

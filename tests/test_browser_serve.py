@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -10,30 +9,9 @@ from small_server import COLOURS, FakeRetriever, Running, picture_bytes
 
 from xret.heads.serving import site
 
-CHROMIUM = Path("/usr/bin/chromium")
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 WIDTHS = {"phone": (390, 844), "desktop": (1280, 860)}
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if not CHROMIUM.exists():
-        pytest.skip(f"there is no {CHROMIUM}")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """The report in a browser: on a phone and on a screen, light and dark, by keyboard, without a network."""
 
 import contextlib
-import shutil
 
 import numpy as np
 import pytest
@@ -15,15 +14,6 @@ from xret.heads.training import train
 
 pytestmark = pytest.mark.browser
 
-OPTIONS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 SMALL = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "schedule.epochs=2"]
 HEADS = ["aggregator.image.head_dim=16", "aggregator.text.head_dim=16"]
 
@@ -77,18 +67,6 @@ CUT_OFF = """() => {
 
 
 @pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("there is no Chromium here")
-    with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=program, args=OPTIONS)
-        yield started
-        started.close()
-
-
-@pytest.fixture(scope="module")
 def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("browser")
     before = torch.get_num_threads()
@@ -108,11 +86,11 @@ def report(tmp_path_factory):
 
 
 @pytest.fixture
-def opened(browser, report):
+def opened(chromium, report):
     with contextlib.ExitStack() as stack:
 
         def show(width=1280, scheme="light"):
-            context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+            context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
             stack.callback(context.close)
             page = context.new_page()
             page.said = []

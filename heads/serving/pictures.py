@@ -4,7 +4,7 @@ import io
 from collections import OrderedDict
 from pathlib import Path
 
-from PIL import Image, ImageOps
+from PIL import Image
 
 from ...pipeline.encoders.frames import frame_names
 from ...pipeline.errors import QueryError
@@ -19,7 +19,7 @@ SHELF_BYTES = 64 << 20
 
 
 def open_upload(data: bytes | bytearray) -> Image.Image:
-    """Decode a picture that was sent, in memory: RGB, and upright if the camera noted how it was held.
+    """Decode a picture that was sent, in memory: RGB, its pixels as they are stored, as those of the cache were.
 
     Raises:
         QueryError: it is none of `FORMATS`, is damaged, or its header tells of more than `MOST_PIXELS`.
@@ -35,7 +35,6 @@ def open_upload(data: bytes | bytearray) -> Image.Image:
         if image.width * image.height > MOST_PIXELS:
             raise _too_many_pixels()
         try:
-            ImageOps.exif_transpose(image, in_place=True)
             return open_image(image)
         except Exception as error:
             raise QueryError("the picture is damaged; send another") from error

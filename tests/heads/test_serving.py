@@ -26,6 +26,7 @@ from xret.heads.serving.handler import is_own, own_names
 from xret.heads.serving.pictures import MOST_PIXELS, Shelf, open_upload
 from xret.heads.serving.service import Service
 from xret.pipeline.errors import EncoderError, QueryError, RunError
+from xret.pipeline.samples import open_image
 
 JPEG = {"Content-Type": "image/jpeg"}
 
@@ -553,11 +554,13 @@ def test_one_missing_encoder_leaves_the_other(tmp_path):
     it.end()
 
 
-def test_a_picture_is_taken_as_its_camera_was_held():
+def test_a_picture_that_is_sent_is_read_as_the_cache_reads_files(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # turn it by 90 degrees
-    image = open_upload(picture_bytes(size=(64, 48), form="JPEG", exif=exif))
-    assert (image.size, image.mode) == ((48, 64), "RGB")
+    (tmp_path / "turned.jpg").write_bytes(content := picture_bytes(size=(64, 48), form="JPEG", exif=exif))
+    image = open_upload(content)
+    assert (image.size, image.mode) == ((64, 48), "RGB")
+    assert image.tobytes() == open_image(tmp_path / "turned.jpg").tobytes()
     assert MOST_PIXELS < 2 * Image.MAX_IMAGE_PIXELS  # Pillow's own limit is the second line
 
 

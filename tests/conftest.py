@@ -26,6 +26,17 @@ def golden():
 
 
 @pytest.fixture(scope="module")
+def one_thread():
+    """Let torch compute with one thread: several processes with as many threads as cores stand in each other's way."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
 def chromium():
     """A headless Chromium that asks nobody anything by itself; for tests marked `browser`.
 

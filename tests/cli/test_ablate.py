@@ -5,22 +5,15 @@ import json
 import re
 
 import pytest
-import torch
 from click.testing import CliRunner
 from small_store import make_store
 
 from xret.cli import main
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SMALL = [f"--set={setting}" for setting in ("model.dim=8", "adapter.words.word_dim=4", "schedule.epochs=1")]
 VARY = ["--recipe", "vsepp", "--vary", "loss.triplet.margin=0.1,0.2", *SMALL]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,7 @@ from xret.pipeline.rows import Rows
 
 # Dask's own threads and sockets outlive a closed cluster for a moment.
 pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:distributed"),
@@ -41,14 +42,6 @@ NARROW = ["model.dim=8", "adapter.words.word_dim=4"]
 SMALL = [*NARROW, "data.batch_size=8", "schedule.epochs=2"]
 MARGIN = "loss.triplet.margin=0.1,0.2"
 TOO_LARGE = "adapter.words.word_dim=1000000000000,4"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

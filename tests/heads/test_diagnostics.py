@@ -20,6 +20,8 @@ from xret.heads.run import Run
 from xret.heads.similarity import SIMILARITIES
 from xret.heads.training import train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SMALL = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "schedule.epochs=1", "optimizer.lr=0.01"]
 HEADS = [f"aggregator.{side}.head_dim=16" for side in ("image", "text")]
 FOUND = {  # what each recipe has something to say of
@@ -32,15 +34,6 @@ FOUND = {  # what each recipe has something to say of
     "scan": set(),
 }
 KEYS = ("circular_variance", "elements", "uncertainty", "crops", "gpo", "cost")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Tensors this small are slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

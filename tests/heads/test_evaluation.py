@@ -24,21 +24,14 @@ from xret.pipeline.cache import FeatureCache
 from xret.pipeline.errors import CacheError, RunError, XretError
 from xret.pipeline.samples import tokenize
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SMALL = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "optimizer.lr=0.01"]
 HEADS = [f"aggregator.{side}.head_dim=16" for side in ("image", "text")]
 
 
 def recipe_of(name, *settings):
     return load_recipe(name, [*SMALL, *(HEADS if name == "setdiv" else []), "schedule.epochs=2", *settings])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Tensors this small are slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

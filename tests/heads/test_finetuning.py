@@ -26,6 +26,8 @@ from xret.pipeline.extraction import extract
 from xret.pipeline.manifest import load_manifest
 from xret.pipeline.options import words_of_run
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PICTURES = {"train": 12, "val": 6, "test": 6}
 HEAD = [
     "model.dim=16",
@@ -43,14 +45,6 @@ HEAD = [
 FROZEN = ["finetune.image_frozen=99", "finetune.text_frozen=99"]
 MORE = "schedule.epochs=3"
 SMALLEST = "mobilenet_v3_small"  # its optimiser's state is a tenth of ResNet-18's
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

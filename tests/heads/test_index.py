@@ -24,16 +24,10 @@ from xret.heads.index.items import append
 from xret.heads.similarity import SIMILARITIES, Chamfer, Cosine, SampledDistance, SmoothChamfer, Wasserstein
 from xret.pipeline.errors import RunError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FACTS = {"store": "s", "split": "test", "modality": "images", "weights": "w"}
 WIDTH = 16
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def embeddings(kind, count, seed, spread=0.4):

@@ -18,6 +18,8 @@ from xret.heads.training import train
 from xret.pipeline.cache import FeatureCache
 from xret.pipeline.errors import CacheError, RunError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SETTINGS = [
     "model.dim=16",
     "adapter.words.word_dim=8",
@@ -27,14 +29,6 @@ SETTINGS = [
     "loss.triplet.reduction=mean",
     "loss.exclude_same_text=true",
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -18,15 +18,9 @@ from xret.pipeline.batches import Batches
 from xret.pipeline.cache import FeatureCache
 from xret.pipeline.errors import RecipeError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SYSTEMS = [name for name in recipe_names() if "/" not in name]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -17,16 +17,10 @@ from xret.heads.run import Run
 from xret.heads.training import train
 from xret.pipeline.errors import RecipeError, RunError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SMALL = ["model.dim=16", "data.batch_size=10", "adapter.words.word_dim=8", "optimizer.lr=1", "schedule.epochs=1"]
 HEADS = [f"aggregator.{side}.head_dim=16" for side in ("image", "text")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def on_ranks(count, work):

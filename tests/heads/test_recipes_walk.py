@@ -4,7 +4,6 @@ import math
 import re
 
 import pytest
-import torch
 from small_store import make_store
 
 from xret.heads.evaluation import evaluate
@@ -13,6 +12,8 @@ from xret.heads.recipe import FOLDER, load_recipe, recipe_names
 from xret.heads.run import Run
 from xret.heads.training import train
 from xret.pipeline.errors import RecipeError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 FILES = sorted(FOLDER.rglob("*.yaml"))
 NAMES = [file.relative_to(FOLDER).with_suffix("").as_posix() for file in FILES]
@@ -37,15 +38,6 @@ SUMMED = {  # recalls of Pishdad et al., Tables 1 and 3, image to text and text 
     ("pcme/coco-resnet152-bigru", "coco_1k"): (68.8, 91.6, 96.7, 54.6, 86.3, 93.8),
     ("pcme/coco-resnet152-bigru", "coco_5k"): (44.2, 73.8, 83.6, 31.9, 62.1, 74.5),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Tensors this small are slower on several threads, and far slower where others want the cores too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from xret.heads.run import Run
 from xret.heads.training import train
 from xret.pipeline.errors import RunError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SMALL = ["model.dim=16", "data.batch_size=4", "adapter.words.word_dim=8", "optimizer.lr=0.01", "schedule.epochs=3"]
 SETS = ["aggregator.image.head_dim=16", "aggregator.text.head_dim=16"]
 STEADY = "schedule.name=step"  # an epoch's learning rate is the same whatever number of epochs there is
@@ -33,14 +35,6 @@ NORMALISED = ["loss.caption-generation.hidden=8", "loss.caption-generation.word_
 
 def recipe_of(name="setdiv", *settings):
     return load_recipe(name, [*SMALL, *(SETS if name == "setdiv" else []), *settings])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

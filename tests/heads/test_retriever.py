@@ -27,15 +27,9 @@ from xret.pipeline.options import Options, words_of_run
 from xret.pipeline.regions import Regions
 from xret.pipeline.samples import open_image
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 RECIPES = ["vsepp", "setdiv", "pcme", "pcmepp", "gaussian-vsepp", "scan"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

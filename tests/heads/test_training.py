@@ -28,6 +28,8 @@ from xret.pipeline.batches import Batches
 from xret.pipeline.cache import FeatureCache
 from xret.pipeline.errors import CacheError, RecipeError, RunError, VectorsError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SMALL = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "optimizer.lr=0.01"]
 WORDS = FeatureFacts("words", None, None, 11)
 HEADS = [f"aggregator.{side}.head_dim=16" for side in ("image", "text")]
@@ -36,15 +38,6 @@ HEADS = [f"aggregator.{side}.head_dim=16" for side in ("image", "text")]
 def recipe_of(name="setdiv", epochs=3, *settings):
     heads = [*HEADS, "optimizer.aggregator_lr=0.5"] if name == "setdiv" else []
     return load_recipe(name, [*SMALL, *heads, f"schedule.epochs={epochs}", *settings])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Tensors this small are slower on several threads, and far slower where others want the cores too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

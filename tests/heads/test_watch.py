@@ -15,15 +15,9 @@ from xret.heads.training import train
 from xret.heads.watch import STEPS, CollapseWatch, enough_memory
 from xret.pipeline.errors import RunError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SMALL = ["model.dim=8", "data.batch_size=8", "adapter.words.word_dim=8"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

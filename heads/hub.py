@@ -1,8 +1,7 @@
 """Runs in the layout of the Hugging Face hub: a folder that says by itself what it is and what its features came from.
 
-    config.json, model.safetensors      as in every run
-    run.json, recipe.yaml               the same; without paths of the machine that it was trained on
-    vocabulary.json                     where words are used
+    model.safetensors, vocabulary.json  as in every run
+    run.json, config.json, recipe.yaml  the same; without paths of the machine that it was trained on
     encoders.json                       what made the features, so that new texts and pictures need no store
     image_backbone.safetensors, text_backbone/      of a run that was fine-tuned
     README.md                           the model card
@@ -24,13 +23,13 @@ from ..pipeline.errors import RunError
 from ..pipeline.export import whole
 from .finetuning import BACKBONES
 from .retriever import Retriever
-from .run import Run
+from .run import Run, write_recipe
 from .run_encoders import ORIGINS, Side, origins_text
 
 # The bases of the first are OSError and all errors of the hub's HTTP client, whose name depends on its version.
 _HUB_ERRORS: Any = (*HfHubHTTPError.__bases__, HFValidationError)
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-_COPIED = ("config.json", "model.safetensors", "recipe.yaml", "vocabulary.json", *BACKBONES.values())
+_COPIED = ("model.safetensors", "vocabulary.json", *BACKBONES.values())
 
 _CARD = """\
 ---
@@ -84,11 +83,17 @@ def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = 
     files = [run.path / name for name in _COPIED if (run.path / name).exists()]
     run.model(retriever.device)  # damaged weights are refused here, not where the folder is loaded
     origins = {side: origin for side in _sides(run) if (origin := retriever.origin(side))}
+    for side in set(_sides(run)) - set(origins):  # likewise, the backbones of a fine-tuned run
+        _ = retriever.image_encoder if side == "image" else retriever.text_encoder
+    recipe = run.recipe.to_dict()
+    if vectors := recipe["adapter"]["words"]["vectors"]:
+        recipe["adapter"]["words"]["vectors"] = Path(vectors).name  # a trained model has read it
     try:
         with whole(folder) as partial:
             partial.mkdir()
             for file in files:
                 (shutil.copytree if file.is_dir() else shutil.copyfile)(file, partial / file.name)
+            write_recipe(partial, recipe, run.image_facts, run.text_facts)
             (partial / ORIGINS).write_text(origins_text(origins), encoding="utf-8")
             (partial / "run.json").write_text(json.dumps(_without_paths(run.info), indent=1) + "\n", encoding="utf-8")
             (partial / "README.md").write_text(_card(retriever, repo or str(folder)), encoding="utf-8")
@@ -131,7 +136,7 @@ def local_folder(name: str | Path) -> Path:
     if Path(name).exists() or not _HUB_ID.fullmatch(str(name)):
         return Path(name)
     try:
-        patterns = [*_COPIED, "text_backbone/*", "run.json", ORIGINS]
+        patterns = ["config.json", "recipe.yaml", "run.json", ORIGINS, *_COPIED, "text_backbone/*"]
         return Path(snapshot_download(str(name), allow_patterns=patterns))
     except _HUB_ERRORS as error:
         raise RunError(

@@ -115,7 +115,7 @@ class Retriever:
         _require(texts, str, "text", "a list of str, for example encode_text(['a red cube'])")
         if any(map(_SURROGATE.search, texts)):
             raise QueryError("the text has bytes that are no UTF-8; type it again")
-        encoder, dtype = self._text_encoder
+        encoder, dtype = self.text_encoder
         features = encode_captions(encoder, dtype, str(self.device), texts)
         with within_memory(self.device):
             return embed_all(self.model.embed_captions, features)
@@ -132,7 +132,7 @@ class Retriever:
             SampleError: a picture cannot be read.
         """
         _require(images, str | Path | Image.Image, "picture", "a list of files or PIL images such as ['photo.jpg']")
-        encoder, dtype = self._image_encoder
+        encoder, dtype = self.image_encoder
         features = encode_images(encoder, dtype, str(self.device), images)
         with within_memory(self.device):
             return embed_all(self.model.embed_images, features)
@@ -239,11 +239,13 @@ class Retriever:
         return replace(origin, weights=weights)
 
     @cached_property
-    def _text_encoder(self) -> tuple[TextEncoder, str]:
+    def text_encoder(self) -> tuple[TextEncoder, str]:
+        """The encoder of captions, and the dtype of its features; loaded when it is first asked for."""
         return find_text_encoder(self.run, lambda: self.cache, self._weights["text"], str(self.device))
 
     @cached_property
-    def _image_encoder(self) -> tuple[VisualEncoder, str]:
+    def image_encoder(self) -> tuple[VisualEncoder, str]:
+        """The encoder of images, and the dtype of its features; loaded when it is first asked for."""
         return find_image_encoder(self.run, lambda: self.cache, self._weights["image"], str(self.device), self._trust)
 
     def _index_of(self, answers: Modality) -> "ShardedSearch":

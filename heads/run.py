@@ -18,7 +18,7 @@ import json
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -99,13 +99,9 @@ class Run:
             partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
             partial.chmod(0o755)
             _write_json(partial / "run.json", {"format": FORMAT, "version": VERSION, **info})
-            _write_json(
-                partial / "config.json", {"recipe": recipe.to_dict(), "image": asdict(image), "text": asdict(text)}
-            )
+            write_recipe(partial, recipe.to_dict(), image, text)
             if vocabulary is not None:
                 _write_json(partial / "vocabulary.json", list(vocabulary))
-            text_form = yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True)
-            (partial / "recipe.yaml").write_text(text_form, encoding="utf-8")
             partial.rename(path)
         except (OSError, RunError) as error:
             if partial is not None:
@@ -269,6 +265,13 @@ def _flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
     for key, value in values.items():
         out |= _flat(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}
     return out
+
+
+def write_recipe(folder: Path, recipe: Mapping[str, Any], image: FeatureFacts, text: FeatureFacts) -> None:
+    """Write a resolved recipe, and the facts of the features that a model is built with, as a run has them."""
+    _write_json(folder / "config.json", {"recipe": recipe, "image": asdict(image), "text": asdict(text)})
+    text_form = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
+    (folder / "recipe.yaml").write_text(text_form, encoding="utf-8")
 
 
 def _write_json(path: Path, value: Any) -> None:

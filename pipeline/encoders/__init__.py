@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -103,7 +104,7 @@ def load_visual(
     frames: int | None = None,
     trust: bool = False,
 ) -> VisualEncoder:
-    """Return the image encoder `name`; the same words give the same object again.
+    """Return the image encoder `name`; the same words give the same object again, unless files were replaced.
 
     Args:
         name: any torchvision classification network, ``butd``, ``butd-grid`` or ``fasterrcnn_resnet50_fpn_v2``.
@@ -122,13 +123,15 @@ def load_visual(
     if frames is not None and name in REGION_ENCODERS:
         raise EncoderError(f"--frames takes the pooled feature of a grid, and '{name}' gives regions; leave it out")
     with loading():
-        return _visual(name, weights, image_size, device, regions or (36, 36), frames, trust)
+        return _visual(name, weights, image_size, device, regions or (36, 36), frames, trust, _state(weights))
 
 
 def load_text(
     weights: str, device: str, *, layer: int = -1, special_tokens: bool = True, max_tokens: int | None = None
 ) -> "BertEncoder":
-    """Return the text encoder that a folder or hub id names; the same words give the same object again.
+    """Return the text encoder that a folder or hub id names.
+
+    The same words give the same object again, unless files were replaced.
 
     The words encoder has no weights: `words.WordsEncoder.build` makes it from the training captions.
 
@@ -143,12 +146,30 @@ def load_text(
         EncoderError: there is no such model, it is incomplete, or an option does not fit it.
     """
     with loading():
-        return _text(weights, device, layer, special_tokens, max_tokens)
+        return _text(weights, device, layer, special_tokens, max_tokens, _state(weights))
+
+
+def _state(weights: str) -> tuple[object, ...]:
+    """Return what tells that a file, or a file of a folder, was replaced since; nothing for a name that is no path."""
+    path = Path(weights)
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        stats = [(file.name, file.stat()) for file in files if file.is_file()]
+    except OSError:
+        return ()  # whoever reads them says why they cannot be read
+    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
 @cache
 def _visual(
-    name: str, weights: str, image_size: int, device: str, regions: tuple[int, int], frames: int | None, trust: bool
+    name: str,
+    weights: str,
+    image_size: int,
+    device: str,
+    regions: tuple[int, int],
+    frames: int | None,
+    trust: bool,
+    _state: tuple[object, ...],
 ) -> VisualEncoder:
     if name == "butd":
         from .butd import ButdEncoder
@@ -175,7 +196,14 @@ def _visual(
 
 
 @cache
-def _text(weights: str, device: str, layer: int, special_tokens: bool, max_tokens: int | None) -> "BertEncoder":
+def _text(
+    weights: str,
+    device: str,
+    layer: int,
+    special_tokens: bool,
+    max_tokens: int | None,
+    _state: tuple[object, ...],
+) -> "BertEncoder":
     from .bert import BertEncoder
 
     return BertEncoder(weights, device, layer, special_tokens, max_tokens)

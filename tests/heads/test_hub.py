@@ -7,11 +7,13 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from safetensors.torch import load_file, save_file
 from small_bert import save_bert
 from small_runs import make_pictures, make_run, make_store
 
 import xret
 from xret.heads import hub
+from xret.heads.finetuning import finetune
 from xret.heads.retriever import Retriever
 from xret.pipeline.errors import EncoderError, RunError
 
@@ -106,6 +108,33 @@ def test_no_store_that_was_learnt_from_is_told_with_its_path(folder, tmp_path):
     (tmp_path / "run/run.json").write_text(json.dumps(info | {"also_stores": [str(tmp_path / "other.zarr")]}))
     saved = hub.save_to_folder(Retriever(tmp_path / "run", device="cpu"), tmp_path / "saved")
     assert json.loads((saved / "run.json").read_text())["also_stores"] == ["other.zarr"]
+
+
+def test_no_file_of_word_vectors_is_told_with_its_path(folder, tmp_path):
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text(f"red {' '.join('1' * 8)}\n")
+    run = make_run(folder / "words.zarr", tmp_path / "run", "vsepp", f"adapter.words.vectors={vectors}")
+    saved = hub.save_to_folder(Retriever(run, device="cpu"), tmp_path / "saved", "user/name")
+    assert not [path for path in saved.iterdir() if str(tmp_path) in path.read_bytes().decode(errors="replace")]
+    assert xret.load(saved, device="cpu").run.recipe.adapter["words"]["vectors"] == "vectors.txt"
+    texts = ["red beside blue"]
+    torch.testing.assert_close(xret.load(saved).encode_text(texts), open_run(tmp_path, "run").encode_text(texts))
+
+
+def test_a_damaged_backbone_is_not_saved(folder, tmp_path):
+    run, settings = tmp_path / "tuned", ["schedule.epochs=2"]
+    there = {"data_root": folder / "pictures", "visual_weights": "random:0", "device": "cpu"}
+    finetune(folder / "words", run, settings=settings, reattach=["image"], **there)
+    assert (hub.save_to_folder(Retriever(run), tmp_path / "saved") / "image_backbone.safetensors").is_file()
+    weights = run / "image_backbone.safetensors"
+    state = load_file(weights)
+    state["features.0.0.weight"] += 1
+    save_file(state, weights)
+    with pytest.raises(EncoderError, match="damaged or was exchanged"):
+        hub.save_to_folder(Retriever(run), tmp_path / "again")
+    weights.unlink()
+    with pytest.raises(RunError, match="no finished epoch"):
+        hub.save_to_folder(Retriever(run), tmp_path / "again")
 
 
 def test_a_push_sends_the_folder(folder, monkeypatch):

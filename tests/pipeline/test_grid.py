@@ -13,6 +13,7 @@ from torchvision.models import get_model, get_model_weights
 
 from xret.pipeline.encoders import load_visual
 from xret.pipeline.encoders.grid import GridEncoder, last_map
+from xret.pipeline.encoders.weights import digest
 from xret.pipeline.errors import EncoderError, SampleError
 
 FAMILIES = {
@@ -276,6 +277,17 @@ def test_an_object_is_made_once_a_process():
         made = list(pool.map(lambda _: load_visual("resnet18", "random:9", 64, "cpu"), range(4)))
     assert len({id(encoder) for encoder in made}) == 1
     assert load_visual("resnet18", "random:9", 96, "cpu") is not made[0]
+
+
+def test_a_file_of_weights_that_was_replaced_is_read_again(tmp_path):
+    file = tmp_path / "weights.pt"
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        network = get_model("resnet18")
+        torch.save(network.state_dict(), file)
+        encoder = load_visual("resnet18", str(file), 64, "cpu")
+        assert encoder.identity["weights"] == digest(network.state_dict())
+        assert load_visual("resnet18", str(file), 64, "cpu") is encoder
 
 
 def test_a_layer_does_not_depend_on_the_image_size():

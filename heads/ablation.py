@@ -6,13 +6,10 @@ OUT/VARIANT/seed=N.failed     the sentence that a cell ended in; it is tried aga
 OUT/VARIANT/seed=N.log        what a cell of several at once had to say
 """
 
-import fcntl
 import json
-import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ import torch
 from ..pipeline.cache import FeatureCache
 from ..pipeline.device import pick_device
 from ..pipeline.errors import CacheError, RecipeError, RunError
+from ..pipeline.lease import locked
 from ..pipeline.placement import Resident
 from .ablation_cells import Cell, Outcome, at_once, in_processes, on_cluster, run_cell, write_json
 from .ablation_plan import Plan, Variant
@@ -83,7 +81,11 @@ def ablate(
     cache, split = FeatureCache.open(store), split or plan.split
     facts = _check(cache, plan.variants, split)
     root = Path(out).resolve()
-    with _alone(root):
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{root} cannot be made: {error.strerror}; take another --out") from error
+    with locked(root, RunError(f"another ablation is at work in {root}; wait until it has ended")):
         _claim(root, {"dataset": cache.dataset, "manifest_sha256": cache.manifest_sha256, **plan.description})
         cells = []
         for variant in plan.variants:
@@ -191,27 +193,6 @@ def _claim(root: Path, description: dict[str, Any]) -> None:
         raise RunError(f"{file} is damaged; take another --out") from error
     if differing:
         raise RunError(f"{root} belongs to another ablation: {'; '.join(differing)}; take another --out")
-
-
-@contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """Be the only one who works in `root`; the system takes the lock back however the process ends.
-
-    Raises:
-        RunError: `root` cannot be made, or another process is at work there.
-    """
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{root} cannot be made: {error.strerror}; take another --out") from error
-    folder = os.open(root, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise RunError(f"another ablation is at work in {root}; wait until it has ended") from error
-    finally:
-        os.close(folder)
 
 
 def _entries(variant: Variant, cell: Cell, outcome: Outcome, dataset: str, row: str | None) -> list[dict[str, Any]]:

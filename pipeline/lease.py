@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from .errors import CacheError, StoreError
 from .store import Store
@@ -34,22 +35,35 @@ def alone(store: Store) -> Iterator[None]:
         with lease(store):
             yield
         return
-    import fcntl
-
     store.fs.makedirs(store.root, exist_ok=True)
-    folder = os.open(store.root, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise CacheError(f"another process is writing to {store.url}; wait until it has ended") from error
-        yield
+        with locked(store.root, CacheError(f"another process is writing to {store.url}; wait until it has ended")):
+            yield
     except OSError as error:
         if error.filename is not None or error.strerror is None:
             raise
         raise OSError(error.errno, error.strerror, store.url) from error  # a full disk does not say which it is
+
+
+@contextmanager
+def locked(folder: str | Path, busy: Exception) -> Iterator[None]:
+    """Lock a folder of this machine, which must be there; the system takes the lock back however the process ends.
+
+    Args:
+        folder: which.
+        busy: is raised if another process has it locked.
+    """
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise busy from error
+        yield
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
 @contextmanager

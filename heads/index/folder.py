@@ -149,25 +149,6 @@ def appearing(path: Path) -> Iterator[Path]:
         raise
 
 
-@contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Be the only one who adds to an index, by a lock that the system takes back however the process ends.
-
-    Raises:
-        RunError: another process is adding to it.
-    """
-    import fcntl
-
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise RunError(f"another process is adding to {folder}; wait until it has ended") from error
-    finally:
-        os.close(handle)
-
-
 def _extended(crc: int, flat: np.ndarray) -> int:
     return google_crc32c.extend(crc, flat) if len(flat) else crc
 

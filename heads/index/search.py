@@ -10,13 +10,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ...pipeline.errors import RunError
+from ...pipeline.lease import locked
 from ..embedding import Embedding, Gaussian, Sequence
 from ..hits import uncertainty
 from .build import BLOCK, QUERIES, batches_of, measured
 from .candidates import Candidates, Effort
 from .elements import Form, vectors
 from .exact import Compare, best, scores_of, search_exactly
-from .folder import Facts, only_writer, read_record, require_part, short
+from .folder import Facts, read_record, require_part, short
 from .items import Items, append
 
 PLACE = ("store", "split")  # facts in which what is added may differ
@@ -149,7 +150,7 @@ class Index:
             RunError: the samples are of another run or modality, are in the index already, or another process adds.
             ValueError: they are of another kind or width.
         """
-        with only_writer(self.folder):
+        with locked(self.folder, RunError(f"another process is adding to {self.folder}; wait until it has ended")):
             record = read_record(self.folder)
             _require_addable(self.folder, record["parts"], facts)
             old, generation = record["elements"], int(record["elements"].split("-")[1].split(".")[0])

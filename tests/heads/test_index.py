@@ -23,6 +23,7 @@ from xret.heads.index.elements import vectors
 from xret.heads.index.items import append
 from xret.heads.similarity import SIMILARITIES, Chamfer, Cosine, SampledDistance, SmoothChamfer, Wasserstein
 from xret.pipeline.errors import RunError
+from xret.pipeline.lease import locked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -270,7 +271,7 @@ def test_a_stopped_addition_changes_nothing(folder, where, monkeypatch):
 
 
 def test_two_cannot_add_at_once(folder):
-    with search_module.only_writer(folder), pytest.raises(RunError, match="another process is adding"):
+    with locked(folder, OSError()), pytest.raises(RunError, match="another process is adding"):
         Index.open(folder).add(
             embeddings("set", 1, 7), ["a"], compare=comparing(SmoothChamfer()), facts={**FACTS, "split": "val"}
         )

@@ -96,7 +96,7 @@ def run_demo(out: Path, seed: int) -> dict[str, Any]:
 
 def _draw(out: Path, images: Path) -> None:
     from ..heads.contact_sheet import contact_sheet
-    from ..heads.evaluation import score
+    from ..heads.scoring import score
 
     scores = score(out / "setdiv", split="test")
     sheet = contact_sheet(

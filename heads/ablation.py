@@ -9,7 +9,7 @@ OUT/VARIANT/seed=N.log        what a cell of several at once had to say
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ from ..pipeline.device import pick_device
 from ..pipeline.errors import CacheError, RecipeError, RunError
 from ..pipeline.lease import locked
 from ..pipeline.placement import Resident
-from .ablation_cells import Cell, Outcome, at_once, in_processes, on_cluster, run_cell, write_json
+from .ablation_cells import Cell, Outcome, at_once, in_processes, on_cluster, run_cell
 from .ablation_plan import Plan, Variant
 from .model import build_losses, build_model, feature_facts
-from .run import Run, absolute
+from .run import Run, absolute, write_json
 
 FORMAT, VERSION = "xret-ablation", 1
 ROWS = {  # the row of a paper's table, by data set and protocol
@@ -120,7 +120,7 @@ def _outcomes(cells: Sequence[Cell], jobs: int, scheduler: str | None) -> dict[s
             said = f"failed: {outcome}"
         else:
             failed.unlink(missing_ok=True)
-            said = f"RSUM {outcome[0]['rsum']:.2f}"
+            said = ", ".join(_in_short(result) for result in outcome)
         passed = time.monotonic() - began
         print(f"cell {len(outcomes)}/{len(cells)}, {passed:.0f} s: {cell.title}: {said}", file=sys.stderr, flush=True)
 
@@ -137,6 +137,14 @@ def _outcomes(cells: Sequence[Cell], jobs: int, scheduler: str | None) -> dict[s
         for cell in same:
             record(cell, run_cell(cell, resident))
     return outcomes
+
+
+def _in_short(result: Mapping[str, Any]) -> str:
+    """Return a protocol's RSUM, or, where it has none, the first number of both ways."""
+    if result["rsum"] is not None:
+        return f"RSUM {result['rsum']:.2f}"
+    (name, there), (_, back) = (next(iter(result[way].items())) for way in ("image_to_text", "text_to_image"))
+    return f"{name} {there:.2f} / {back:.2f}"
 
 
 def _features(cell: Cell) -> tuple[str, str]:

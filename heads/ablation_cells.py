@@ -23,6 +23,7 @@ from .evaluation import evaluate
 from .model import build_model, feature_facts
 from .preparation import batches_of, placement_of
 from .recipe import Recipe
+from .run import write_json
 from .training import train
 
 # Weights and batches are drawn from torch's global generator, which two cells in one process would share.
@@ -101,8 +102,7 @@ def at_once(jobs: int, device: torch.device) -> int:
     if fitting < jobs:
         alone = f"; OMP_NUM_THREADS=1 makes room for {min(jobs, cores)}" if threads > 1 else ""
         print(
-            f"--jobs {jobs}: {fitting} at once, as a cell computes with {threads} threads and there are {cores} cores"
-            f"{alone}",
+            f"--jobs {jobs}: {fitting} at once, there are {cores} cores, and a cell takes {threads} of them{alone}",
             file=sys.stderr,
         )
     return fitting
@@ -226,10 +226,3 @@ def on_cluster(cells: Sequence[Cell], address: str, record: Record) -> None:
                 )
             else:
                 record(cell, f"on the cluster: {str(future.exception()).partition(chr(10))[0]}")
-
-
-def write_json(file: Path, value: Any) -> None:
-    """Write a value in one step."""
-    partial = file.with_name(f"{file.name}.partial")
-    partial.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(file)

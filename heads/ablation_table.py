@@ -10,16 +10,11 @@ from typing import Any
 
 from ..pipeline.errors import RunError
 
-METRICS = {  # heading by metric; a metric's name is where it stands in an entry
-    "image_to_text R@1": "i2t R@1",
-    "image_to_text R@5": "R@5",
-    "image_to_text R@10": "R@10",
-    "text_to_image R@1": "t2i R@1",
-    "text_to_image R@5": "R@5",
-    "text_to_image R@10": "R@10",
-    "rsum": "RSUM",
-    "log_circular_variance": "log var.",
-}
+_WAYS = {"image_to_text": "i2t", "text_to_image": "t2i"}
+_OF_A_WAY = ("R@1", "R@5", "R@10", "mAP@R", "R-P", "PMRP", "PMRP 1K", "RPC2", "RPC2 1K")
+# A metric's name is where it stands in an entry.
+METRICS = (*(f"{way} {name}" for way in _WAYS for name in _OF_A_WAY), "rsum", "log_circular_variance")
+_TITLES = {"rsum": "RSUM", "log_circular_variance": "log var."}
 ROW_TITLES = {"coco_1k": "COCO 1K", "coco_5k": "COCO 5K", "f30k": "F30K", "msrvtt": "MSR-VTT", "vatex": "VATEX"}
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
     sign: f"\\{sign}" for sign in "&%$#_{}"
@@ -86,7 +81,7 @@ def _statistics(entries: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float],
 
 def _number(entry: Mapping[str, Any], metric: str) -> float | None:
     block, _, name = metric.partition(" ")
-    return entry[block][name] if name else entry[block]
+    return entry[block].get(name) if name else entry[block]
 
 
 def as_text(lines: Sequence[Line]) -> str:
@@ -154,15 +149,18 @@ def plot(lines: Sequence[Line], file: str | Path) -> None:
         file: its ending says what it is: ``.png``, ``.svg`` or ``.pdf``.
 
     Raises:
-        RunError: matplotlib is not installed.
+        RunError: matplotlib is not installed, or there is no RSUM.
         ValueError: `plotted_key` finds no key.
     """
     figure_class = _figure()
     key = plotted_key([line.values for line in lines])
     figure = figure_class(figsize=(5, 3.5), layout="constrained")
     axes = figure.subplots()
-    for protocol in dict.fromkeys(line.protocol for line in lines if line.seeds):
-        drawn = [line for line in lines if line.protocol == protocol and line.seeds]
+    measured = [line for line in lines if "rsum" in line.mean]
+    if not measured and any(line.seeds for line in lines):
+        raise RunError("nothing can be drawn: no protocol of this data set has an RSUM; leave --plot out")
+    for protocol in dict.fromkeys(line.protocol for line in measured):
+        drawn = [line for line in measured if line.protocol == protocol]
         drawn.sort(key=lambda line: line.values[key])
         x, y = [line.values[key] for line in drawn], [line.mean["rsum"] for line in drawn]
         axes.errorbar(x, y, [line.std.get("rsum", 0.0) for line in drawn], marker="o", capsize=3, label=protocol)
@@ -175,7 +173,7 @@ def plot(lines: Sequence[Line], file: str | Path) -> None:
         axes.set_xscale("log")
     axes.set_xlabel(key)
     axes.set_ylabel("RSUM")
-    if any(line.seeds for line in lines):
+    if measured:
         axes.legend()
     figure.savefig(file)
 
@@ -227,9 +225,12 @@ def _shown(lines: Sequence[Line]) -> list[tuple[str, bool]]:
 
 
 def _head(lines: Sequence[Line]) -> list[str]:
-    head = [""]
+    head, ways = [""], set()
     for metric, paper in _shown(lines):
-        head += [METRICS[metric], "paper"] if paper else [METRICS[metric]]
+        way, _, name = metric.partition(" ")
+        first = "" if way in ways else f"{_WAYS.get(way)} "
+        ways.add(way)
+        head += [first + name if name else _TITLES[metric], *(["paper"] if paper else [])]
     return [*head, "failed"] if any(line.failed for line in lines) else head
 
 

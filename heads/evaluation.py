@@ -17,25 +17,11 @@ from ..pipeline.cache import FeatureCache
 from ..pipeline.device import pick_device
 from ..pipeline.errors import RunError, nearest
 from .metrics import Ties
-from .protocols import FOLDED, PROTOCOLS, WAYS, ground_truth, recalls, require, table
+from .protocols import FOLDED, PROTOCOLS, ground_truth, require, table
 from .recipe import Expected
 from .run import Run
 from .run_features import open_store
-from .scoring import Scores, caption_texts, compare, embed, log_circular_variance, representatives, score, score_run
-
-__all__ = [
-    "PROTOCOLS",
-    "WAYS",
-    "Scores",
-    "caption_texts",
-    "compare",
-    "embed",
-    "evaluate",
-    "log_circular_variance",
-    "recalls",
-    "representatives",
-    "score",
-]
+from .scoring import Scores, score_run
 
 PAPER = {  # which of a recipe's expected rows belongs to a data set, a protocol and its number of images
     ("coco", "1k-folds", 5000): "coco_1k",

@@ -36,11 +36,12 @@ from .large_batches import require_whole_batches
 from .model import build_losses
 from .objective import same_texts
 from .optimisation import autocast_dtype, build_optimizer, moving_average, weights_of
+from .preparation import require_splits
 from .reattached import EndToEndModel, EndToEndObjective
 from .recipe import Recipe, load_recipe
 from .run import Run, absolute, versions
 from .run_features import open_store, split_of_run
-from .training import TrainSummary, fit, require_splits
+from .training import TrainSummary, fit
 from .training_state import TrainingState
 
 BACKBONES = {"image": "image_backbone.safetensors", "text": "text_backbone"}  # in the run's folder
@@ -159,7 +160,7 @@ def finetune(
         lines = "".join(json.dumps(line) + "\n" for line in base.metrics()[:first])
         (new.path / "metrics.jsonl").write_text(lines, encoding="utf-8")
     epochs, started = state.epoch, time.perf_counter()
-    with new.removed_unless_begun(created), _within_memory(target), deterministic(target):
+    with new.alone(), new.removed_unless_begun(created), _within_memory(target), deterministic(target):
         if recipe.runtime.compile:
             compile_parts(model, target)
         text_number = same_texts(train_split) if recipe.loss["exclude_same_text"] else None

@@ -5,11 +5,11 @@ from torch import Tensor, nn
 
 from ..pipeline.batches import Batch, Batches
 from .augmentation import drop_rows
-from .evaluation import caption_texts
 from .large_batches import embed_in_parts
 from .model import Model
 from .ranks import ALONE, Ranks
 from .recipe import Recipe
+from .scoring import caption_texts
 
 
 class Objective:

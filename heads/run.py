@@ -19,7 +19,7 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,6 +32,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from ..pipeline.errors import RunError
+from ..pipeline.lease import locked
 from .model import FeatureFacts, Model, build_model
 from .recipe import Recipe, resolve
 
@@ -98,10 +99,10 @@ class Run:
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
             partial.chmod(0o755)
-            _write_json(partial / "run.json", {"format": FORMAT, "version": VERSION, **info})
+            write_json(partial / "run.json", {"format": FORMAT, "version": VERSION, **info})
             write_recipe(partial, recipe.to_dict(), image, text)
             if vocabulary is not None:
-                _write_json(partial / "vocabulary.json", list(vocabulary))
+                write_json(partial / "vocabulary.json", list(vocabulary))
             partial.rename(path)
         except (OSError, RunError) as error:
             if partial is not None:
@@ -131,7 +132,7 @@ class Run:
         now = {"store": url} | ({"also_stores": list(also)} if also else {})
         if self.info | now != self.info:
             self.info |= now
-            _write_json(self.path / "run.json", self.info)
+            write_json(self.path / "run.json", self.info)
 
     def model(self, device: torch.device) -> Model:
         """Return the model with the weights of the best epoch, ready to embed.
@@ -167,7 +168,7 @@ class Run:
         text = "".join(json.dumps(entry) + "\n" for entry in lines)
         _replace(self.path / "metrics.jsonl", lambda path: path.write_text(text, encoding="utf-8"))
         self.info.update(best_epoch=best_epoch, best_rsum=best_rsum)
-        _write_json(self.path / "run.json", self.info)
+        write_json(self.path / "run.json", self.info)
         self.save_state(state)
 
     def save_state(self, state: dict[str, Any]) -> None:
@@ -178,6 +179,10 @@ class Run:
     def begun(self) -> bool:
         """Whether there is something to go on from: a complete epoch, or a step that was written down."""
         return (self.path / "state.pt").exists()
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Return a lock of the folder for whoever trains in it; RunError if another process does already."""
+        return locked(self.path, RunError(f"another process is training in {self.path}; wait until it has ended"))
 
     @contextmanager
     def removed_unless_begun(self, created: bool) -> Iterator[None]:
@@ -269,12 +274,17 @@ def _flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
 
 def write_recipe(folder: Path, recipe: Mapping[str, Any], image: FeatureFacts, text: FeatureFacts) -> None:
     """Write a resolved recipe, and the facts of the features that a model is built with, as a run has them."""
-    _write_json(folder / "config.json", {"recipe": recipe, "image": asdict(image), "text": asdict(text)})
+    write_json(folder / "config.json", {"recipe": recipe, "image": asdict(image), "text": asdict(text)})
     text_form = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
     (folder / "recipe.yaml").write_text(text_form, encoding="utf-8")
 
 
-def _write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
+    """Write a value in one step.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
     _replace(path, lambda partial: partial.write_text(text, encoding="utf-8"))
 

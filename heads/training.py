@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,16 @@ from ..pipeline.errors import RunError
 from ..pipeline.placement import Resident
 from ..pipeline.progress import Progress
 from .compilation import compile_parts
-from .evaluation import caption_texts, compare, embed, recalls
 from .event_log import epoch_tags, event_log, require_log, step_tags
 from .large_batches import require_whole_batches
 from .model import Model, build_losses, build_model, feature_facts
-from .objective import Objective, same_text, same_texts
+from .objective import Objective, same_texts
 from .optimisation import (
     autocast_dtype,
     build_optimizer,
     learning_rate,
     moving_average,
     set_rates,
-    warmup,
     weights_of,
 )
 from .preparation import (
@@ -39,27 +38,13 @@ from .preparation import (
     placement_of,
     require_splits,
 )
+from .protocols import recalls
 from .ranks import Ranks, Silent, joined
 from .recipe import Recipe
 from .run import Run, require_free
+from .scoring import caption_texts, compare, embed
 from .training_state import TrainingState
 from .watch import STEPS, CollapseWatch, enough_memory, not_finite
-
-__all__ = [
-    "TrainSummary",
-    "autocast_dtype",
-    "build_optimizer",
-    "describe",
-    "learning_rate",
-    "not_finite",
-    "require_splits",
-    "same_text",
-    "same_texts",
-    "train",
-    "validate",
-    "warmup",
-    "weights_of",
-]
 
 
 @dataclass(frozen=True)
@@ -171,6 +156,7 @@ def _train(
     before, started = state.epoch, time.perf_counter()
     path = getattr(model.text.adapter, "vectors", None)
     with (
+        run.alone() if ranks.first else nullcontext(),
         run.removed_unless_begun(created and ranks.first),
         enough_memory(target, recipe),
         deterministic(target),
@@ -297,11 +283,6 @@ def validation(model: Model, batches: Batches, texts: list[str], caption_image: 
     images, captions = embed(model, batches)
     similarity = compare(model, images, captions, texts)
     return recalls(similarity, caption_image, "full", "pessimistic", "")
-
-
-def validate(model: Model, batches: Batches, texts: list[str], caption_image: Tensor) -> float:
-    """Return the RSUM of `validation`: the sum of recall@1, 5 and 10 in both directions."""
-    return validation(model, batches, texts, caption_image)["rsum"]
 
 
 def describe(values: Tensor | list[float], terms: list[str]) -> str:

@@ -11,7 +11,8 @@ from small_store import make_store
 from xret.cli.diagnostics import format_diagnostics
 from xret.cli.eval import eval_, format_table
 from xret.heads.diagnostics import diagnose
-from xret.heads.evaluation import PROTOCOLS, evaluate
+from xret.heads.evaluation import evaluate
+from xret.heads.protocols import PROTOCOLS
 from xret.heads.recipe import load_recipe
 from xret.heads.training import train
 

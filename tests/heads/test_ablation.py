@@ -21,10 +21,12 @@ from distributed import LocalCluster
 from safetensors.torch import load_file
 from small_store import make_store
 
+from xret.heads import ablation_cells
 from xret.heads.ablation import ROWS, ablate
 from xret.heads.ablation_cells import Cell, at_once, load_features
 from xret.heads.ablation_plan import grid_names, plan_grid, plan_variation, read_grid
 from xret.heads.ablation_table import METRICS, as_csv, as_latex, as_text, plot, plotted_key, summarise
+from xret.heads.evaluation import evaluate
 from xret.heads.recipe import load_recipe
 from xret.heads.run import Run
 from xret.heads.training import train
@@ -694,3 +696,32 @@ def test_a_plot_without_matplotlib_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(RunError, match=r"pip install xret\[plots\]"):
         plot(summarise(ENTRIES), tmp_path / "k.png")
+
+
+def test_protocols_of_precisions_have_their_own_columns(tmp_path):
+    precise = entry("1", 0, 0.0, protocol="eccv") | {"rsum": None}
+    for way, value in (("image_to_text", 31.0), ("text_to_image", 33.0)):
+        precise[way] = {"mAP@R": value, "R-P": value + 10, "R@1": value + 30}
+    (line,) = summarise([precise])
+    assert line.mean["text_to_image R-P"] == 43
+    assert "rsum" not in line.mean
+    head, row = as_text([line]).splitlines()[1:]
+    assert head.split() == ["i2t", "R@1", "mAP@R", "R-P", "t2i", "R@1", "mAP@R", "R-P"]
+    assert row.split() == ["1", "61.00", "31.00", "41.00", "63.00", "33.00", "43.00"]
+    with pytest.raises(RunError, match="no protocol of this data set has an RSUM"):
+        plot([line], tmp_path / "plot.svg")
+    assert not (tmp_path / "plot.svg").exists()
+    plot(summarise([precise, entry("1", 0, 90.0)]), tmp_path / "plot.svg")
+
+
+def test_a_cell_whose_first_protocol_has_no_rsum_is_told_of(stores, tmp_path, monkeypatch, capsys):
+    def judged(runs, **options):
+        tables = evaluate(runs, **options)
+        (full,) = tables["results"]
+        ways = {way: {"mAP@R": 12.5} for way in ("image_to_text", "text_to_image")}
+        return tables | {"results": [full | ways | {"protocol": "eccv", "rsum": None, "mean_recall": None}, full]}
+
+    monkeypatch.setattr(ablation_cells, "evaluate", judged)
+    entries = ablate(stores(), plan_of(), tmp_path / "out", device="cpu")
+    assert {entry["status"] for entry in entries} == {"done"}
+    assert "mAP@R 12.50 / 12.50, RSUM " in capsys.readouterr().err

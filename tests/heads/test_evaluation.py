@@ -13,10 +13,12 @@ from small_store import make_store
 from xret.cli.eval import format_table
 from xret.heads import evaluation, protocols, run_features, scoring
 from xret.heads.coco_judgements import Judgements
-from xret.heads.evaluation import compare, evaluate, recalls, representatives, score
+from xret.heads.evaluation import evaluate
 from xret.heads.metrics import ranks, recall_table
+from xret.heads.protocols import recalls
 from xret.heads.recipe import Expected, load_recipe
 from xret.heads.run import Run
+from xret.heads.scoring import compare, representatives, score
 from xret.heads.similarity import blocks
 from xret.heads.training import train
 from xret.pipeline.batches import Features

@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 from small_runs import make_pictures, make_run, make_store
 
-from xret.heads.evaluation import score
 from xret.heads.mteb_adapter import MtebModel
 from xret.heads.retriever import Retriever
+from xret.heads.scoring import score
 from xret.pipeline.errors import QueryError, RunError
 
 with warnings.catch_warnings():

@@ -15,6 +15,7 @@ from xret.heads.recipe import load_recipe
 from xret.heads.run import Run
 from xret.heads.training import train
 from xret.pipeline.errors import RunError
+from xret.pipeline.lease import locked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -191,3 +192,12 @@ def test_a_failure_in_the_first_epoch_leaves_what_can_be_gone_on_from(store, tmp
         train(store, recipe, tmp_path / "run", device="cpu")
     monkeypatch.undo()
     assert train(store, recipe, tmp_path / "run", device="cpu", resume=True).epochs == 3
+
+
+def test_one_process_trains_in_a_folder(store, tmp_path):
+    run = tmp_path / "run"
+    train(store, recipe_of("setdiv"), run, device="cpu")
+    before = (run / "state.pt").read_bytes()
+    with locked(run, OSError()), pytest.raises(RunError, match=r"another process is training in .*run; wait"):
+        train(store, recipe_of("setdiv"), run, device="cpu", resume=True)
+    assert (run / "state.pt").read_bytes() == before

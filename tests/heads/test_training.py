@@ -21,9 +21,11 @@ from xret.cli.demo import demo
 from xret.cli.train_head import train_head
 from xret.heads.evaluation import evaluate
 from xret.heads.model import FeatureFacts, build_losses, build_model, feature_facts
+from xret.heads.objective import same_text, same_texts
+from xret.heads.optimisation import build_optimizer, learning_rate, warmup
 from xret.heads.recipe import Optimizer, Schedule, load_recipe
 from xret.heads.run import Run
-from xret.heads.training import build_optimizer, learning_rate, same_text, same_texts, train, warmup
+from xret.heads.training import train
 from xret.pipeline.batches import Batches
 from xret.pipeline.cache import FeatureCache
 from xret.pipeline.errors import CacheError, RecipeError, RunError, VectorsError

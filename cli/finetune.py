@@ -6,9 +6,7 @@ from pathlib import Path
 
 import click
 
-
-def _sides(_ctx: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in value.split(",") if part.strip())
+from .parsing import comma_list
 
 
 @click.command()
@@ -22,7 +20,7 @@ def _sides(_ctx: click.Context, _parameter: click.Parameter, value: str) -> tupl
 @click.option(
     "--reattach",
     default="",
-    callback=_sides,
+    callback=comma_list,
     metavar="image,text|image|text",
     help="Which backbones; by default those that the recipe's finetune block trains. The rest stays on the cache.",
 )

@@ -73,6 +73,8 @@ def evaluate(
     for name in protocols:
         if name not in PROTOCOLS:
             raise RunError(f"there is no protocol '{name}'{nearest(name, list(PROTOCOLS))}: {', '.join(PROTOCOLS)}")
+    if annotations is not None and "pmrp" not in protocols:
+        raise RunError(f"--annotations is for the protocol pmrp, and this is {', '.join(protocols)}; leave it out")
     truths = {name: ground_truth(name, annotations) for name in protocols}
     if split in cache.splits:
         _require_early(truths, cache, split, where)  # embedding takes its time

@@ -36,7 +36,6 @@ class Scores:
     Attributes:
         similarity: ``[I, C]``; larger is closer.
         caption_image: the image (its row here) of each caption, int64 ``[C]``.
-        image_rows: the images' rows in the store, int64 ``[I]``.
         caption_rows: the captions' rows in the store, int64 ``[C]``.
         ids: of the images, as the store has them.
         cocoid: the images' numbers in COCO, int64 ``[I]``; -1 where there is none.
@@ -49,7 +48,6 @@ class Scores:
 
     similarity: Tensor
     caption_image: Tensor
-    image_rows: np.ndarray
     caption_rows: np.ndarray
     ids: list[str]
     cocoid: np.ndarray
@@ -80,7 +78,6 @@ def score_run(run: Run, cache: FeatureCache, split: str, device: torch.device) -
     return Scores(
         similarity=similarity,
         caption_image=torch.as_tensor(batches.caption_image),
-        image_rows=batches.image_rows,
         caption_rows=batches.caption_rows,
         ids=[ids[row] for row in inside],
         cocoid=cache.store.read_array("samples/cocoid", first, last)[inside],

@@ -317,6 +317,8 @@ def test_what_is_not_judged_is_refused_before_it_is_embedded(setdiv, store, tmp_
         evaluate([setdiv], protocol="cxc", device="cpu")
     with pytest.raises(RunError, match=r"does not know 11 of the 12 images of split 'test' of .*coco\.zarr"):
         evaluate([setdiv], store=coco, protocol="pmrp", annotations=instances, device="cpu")
+    with pytest.raises(RunError, match="--annotations is for the protocol pmrp, and this is full; leave it out"):
+        evaluate([setdiv], store=coco, protocol="full", annotations=instances, device="cpu")
     with pytest.raises(CacheError, match="no split 'tset'"):
         evaluate([setdiv], store=coco, protocol="cxc", split="tset", device="cpu")
 

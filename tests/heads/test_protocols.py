@@ -31,7 +31,6 @@ def scores_of(similarity, cocoid, sentid, owner):
     return Scores(
         similarity=similarity,
         caption_image=torch.as_tensor(owner),
-        image_rows=rows,
         caption_rows=rows,
         ids=[],
         cocoid=np.asarray(cocoid),

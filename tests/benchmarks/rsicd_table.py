@@ -50,10 +50,12 @@ COMMON = (
     "runtime.precision=bfloat16",
 )
 NARROW = ("aggregator.image.head_dim=256", "aggregator.text.head_dim=256")
-SPOKEN = ("loss.caption-generation.hidden=256", "schedule.epochs=4")  # an epoch takes four times that of `setdiv`
+SHORT = ("schedule.epochs=3",)  # an epoch takes three to five times that of `setdiv`
+SPOKEN = ("loss.caption-generation.hidden=256", *SHORT)
 OWN = {
     "setdiv": NARROW,
     "maxmatch": NARROW,
+    "scan": SHORT,
     "vsrn": SPOKEN,
     "gaussian-vsrn": SPOKEN,
     "pcme": ("optimizer.lr=0.001",),  # with 0.004 its variances overflow

@@ -172,8 +172,17 @@ def _refuse_without_effect(ctx: click.Context, options: dict[str, Any]) -> None:
     from ..pipeline.encoders import REGION_ENCODERS
 
     of_bert = ("text_weights", "text_layer", "special_tokens", "max_tokens")
-    if options["text"] == "words" and (names := _given(ctx, of_bert)):
-        raise click.UsageError(f"{names} has no effect on --text words; leave it out, or choose --text bert")
+    if options["text"] != "bert" and (names := _given(ctx, of_bert)):
+        raise click.UsageError(
+            f"{names} has no effect on --text {options['text']}; leave it out, or choose --text bert"
+        )
+    of_images = ("visual_weights", "image_size", "regions", "frames", "trust")
+    if options["visual"] == "none" and (names := _given(ctx, of_images)):
+        raise click.UsageError(f"{names} has no effect on --visual none; leave it out, or choose an encoder")
+    if options["scheduler"] and _given(ctx, ["workers"]):
+        raise click.UsageError(
+            "--workers has no effect beside --scheduler, whose workers have threads of their own; leave it out"
+        )
     if options["visual"] in REGION_ENCODERS and _given(ctx, ["image_size"]):
         raise click.UsageError(
             f"--image-size has no effect on {options['visual']}, whose sizes are its own; leave it out"

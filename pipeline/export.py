@@ -17,6 +17,7 @@ from .cache import OK, CaptionSet, FeatureCache, ImageSet
 from .errors import CacheError
 from .layout import DEFAULT_SPLITS
 from .progress import Progress
+from .rows import ranges
 from .upkeep import choose_set
 
 FORMATS = ("npy", "hdf5")
@@ -105,12 +106,6 @@ def export(
         "splits": {split: _counts(selection, split) for split in selection.rows},
         "bytes": sum(file.stat().st_size for file in files),
     }
-
-
-def ranges(first: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Return the numbers ``first[i] .. first[i] + count[i]`` of all i, one range after the other, int64."""
-    counts = np.asarray(count, dtype=np.int64)
-    return np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
 
 
 def _select(cache: FeatureCache, to: str, prefixes: Sequence[str], splits: Sequence[str]) -> Selection:

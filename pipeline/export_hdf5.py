@@ -19,8 +19,9 @@ import h5py
 import numpy as np
 
 from .cache import CaptionSet, ImageSet, caption_array_rows
-from .export import Selection, caption_texts, image_texts, ranges
+from .export import Selection, caption_texts, image_texts
 from .progress import Progress
+from .rows import ranges
 
 _TEXT = h5py.string_dtype()
 _ROWS = 1024  # rows in a chunk of an array of small rows

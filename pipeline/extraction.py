@@ -21,6 +21,7 @@ from .layout import (
     choose_splits,
     create_caption_set,
     create_image_set,
+    find_cache,
     find_set,
     open_for_writing,
     record_failures,
@@ -29,7 +30,6 @@ from .manifest import Manifest
 from .options import Options
 from .progress import Progress
 from .samples import Samples, read_samples, tokenize
-from .store import Store
 from .verify import broken_shards
 
 if TYPE_CHECKING:
@@ -141,11 +141,8 @@ def _heading(cache: FeatureCache) -> dict[str, Any]:
 
 def _finished(samples: Samples, url: str, options: Options, splits: list[str]) -> dict[str, Any] | None:
     """Return the summary of an extraction that has nothing left to do, or None if it may have."""
-    store = Store(url)
-    if not store.exists("zarr.json") or store.is_unfinished(""):
-        return None
-    cache = FeatureCache.open(url)
-    if cache.manifest_sha256 != samples.digest:
+    cache = find_cache(url, samples)
+    if cache is None:
         return None
     summary = _heading(cache)
     for modality, wanted in (("images", options.visual), ("captions", options.text)):
@@ -250,10 +247,10 @@ def _fill(features: ImageSet | CaptionSet, job: "Job", splits: list[str], option
 
     cache, blocks = features.cache, features.blocks
     marks = cache.store.open_array(f"{features.path}/done", writable=True)
-    if options.repair:
-        for shard in broken_shards(features):
-            marks[shard] = 0
     wanted = [shard for split in splits for shard in blocks.of_split(split)]
+    if options.repair:
+        for shard in set(broken_shards(features)).intersection(wanted):
+            marks[shard] = 0
     done = features.done()
     missing = [shard for shard in wanted if not done[shard]]
     total, left = (sum(features.samples_in(shard) for shard in shards) for shards in (wanted, missing))

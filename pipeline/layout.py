@@ -53,6 +53,19 @@ def open_for_writing(
         yield _open_or_create(store, samples, list(protocols), repair)
 
 
+def find_cache(url: str, samples: Samples) -> FeatureCache | None:
+    """Return the cache of these samples at `url`; None where there is none, or one that a killed process left behind.
+
+    Raises:
+        CacheError: something else is there, or it is damaged.
+    """
+    store = Store(url)
+    if not store.exists("zarr.json") or store.is_unfinished("") or store.is_unfinished("samples"):
+        return None
+    cache = FeatureCache.open(url)
+    return cache if cache.manifest_sha256 == samples.digest else None
+
+
 def _open_or_create(store: Store, samples: Samples, protocols: list[str], repair: bool) -> FeatureCache:
     if store.exists("zarr.json") and not store.is_unfinished(""):
         if (repair or store.is_unfinished("samples")) and _made_of(store, samples):

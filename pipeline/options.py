@@ -124,6 +124,8 @@ def _words(encoder: str, weights: str, dtype: str, settings: Mapping[str, Any]) 
 
 
 def _resolved(encoder: str, weights: str) -> str | None:
+    if encoder != "bert" and weights == "imagenet":
+        return weights  # whatever lies in the working folder under that name
     path = Path(weights)
     if weights and path.is_file():
         return f"sha256:{_sha256([path])}"

@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -20,6 +20,11 @@ Reader = Callable[[np.ndarray], np.ndarray]  # items [B] -> their rows, packed
 SHARE = 0.6  # of the free memory that `auto` fills; the rest is the model's
 _PART = 1 << 26  # bytes that are read at once when a table is filled
 _SHARED = "/dev/shm"  # where Linux keeps the memory that processes share
+_CGROUPS = Path("/sys/fs/cgroup")
+_LIMITS = (  # of a container's memory, version 2 and 1
+    ("memory.max", "memory.current", "memory.stat", ""),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_"),
+)
 
 
 def choose(
@@ -80,12 +85,18 @@ def free_host_memory() -> int:
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):  # not Linux: half of what is built in
         free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    for limit in ("memory.max", "memory/memory.limit_in_bytes"):  # of a container, version 2 and 1
+    return max(0, min([free, *_free_in_container()]))
+
+
+def _free_in_container() -> Iterator[int]:
+    """Yield what the limit of a container leaves; caches of files count as free, for they make room."""
+    for limit, used, stat, prefix in _LIMITS:
         try:
-            free = min(free, int((Path("/sys/fs/cgroup") / limit).read_text()))
-        except (OSError, ValueError):
+            counts = dict(line.split() for line in (_CGROUPS / stat).read_text().splitlines())
+            cached = sum(int(counts[f"{prefix}{state}_file"]) for state in ("active", "inactive"))
+            yield int((_CGROUPS / limit).read_text()) - int((_CGROUPS / used).read_text()) + cached
+        except (OSError, ValueError, KeyError):  # not in a container, or one without a limit
             continue
-    return free
 
 
 def in_bytes(size: int) -> str:

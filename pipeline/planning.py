@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .cache import Blocks, FeatureCache
+from .cache import Blocks, FeatureCache, FeatureSet
 from .device import pick_device
 from .encoders import VisualEncoder
 from .encoders.bert import BertEncoder
@@ -16,12 +16,11 @@ from .encoders.words import WordsEncoder
 from .engine import count_workers
 from .errors import SampleError
 from .extraction import load_captions, load_images
-from .layout import SetFacts, choose_splits
+from .layout import SetFacts, choose_splits, find_cache
 from .manifest import Manifest
 from .options import Options
 from .regions import REGION_ARRAYS
 from .samples import Samples, read_samples
-from .store import Store
 
 PROBE = 2  # batches timed, behind one to warm up
 _TEXTS = 20_000  # captions looked at for their length
@@ -54,7 +53,8 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
     rows = _scaled(samples.splits, ratio)
     blocks = Blocks.choose(rows, options.shard_images)
     captions = round(ratio * sum(len(image.captions) for image in samples.images))
-    sets: list[tuple[str, SetFacts, int, float, int, float]] = []
+    cache = None if images else find_cache(url, samples)
+    sets: list[tuple[str, str, int, float, int, float]] = []
     if options.visual:
         encoder = load_images(options, device)
         facts = SetFacts.of(encoder, options.dtype, {})
@@ -62,7 +62,7 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
         rate = workers * _image_rate(encoder, manifest, samples, options)
         wanted = sum(last - first for name, (first, last) in rows.items() if name in splits)
         arrays = 6 + len(encoder.extras)
-        sets.append(("images", facts, wanted, size * blocks.length, arrays, rate))
+        sets.append(("images", facts.name, wanted, size, arrays, rate))
     if options.text:
         text = load_captions(options, samples, device)
         facts = SetFacts.of(text, options.dtype, {})
@@ -72,40 +72,39 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
         size = share * (tokens * (4 + width) + 17 + width)
         rate = workers * _caption_rate(text, texts, options.batch_size)
         wanted = round(share * sum(last - first for name, (first, last) in rows.items() if name in splits))
-        sets.append(("captions", facts, wanted, size * blocks.length, 7 if text.channels else 5, rate))
-    tasks = [shard for split in splits for shard in blocks.of_split(split)]
+        sets.append(("captions", facts.name, wanted, size, 7 if text.channels else 5, rate))
     return {
         "dataset": samples.dataset,
         "images": rows[next(reversed(rows))][1],
         "captions": captions,
         "by": f"{workers} workers of {options.scheduler}" if options.scheduler else device,
-        "sets": [
-            _summary(*parts, tasks=len(tasks), done=0 if images else _done(url, *parts[:2], splits), blocks=blocks)
-            for parts in sets
-        ],
+        "sets": [_summary(*parts, splits, _find(cache, *parts[:2]), blocks) for parts in sets],
     }
 
 
 def _summary(
     modality: str,
-    facts: SetFacts,
+    name: str,
     samples: int,
-    shard_bytes: float,
+    image_bytes: float,
     arrays: int,
     rate: float,
-    *,
-    tasks: int,
-    done: int,
+    splits: list[str],
+    there: FeatureSet | None,
     blocks: Blocks,
 ) -> dict[str, Any]:
+    """Return the plan of one set; one that is there keeps its own shards, of another length than `blocks` perhaps."""
+    blocks = there.blocks if there else blocks
+    shards = [shard for split in splits for shard in blocks.of_split(split)]
+    tasks, done = len(shards), int(there.done()[shards].sum()) if there else 0
     return {
-        "name": facts.name,
+        "name": name,
         "modality": modality,
         "samples": samples,
         "tasks": tasks,
         "done": done,
         "shard_images": blocks.length,
-        "bytes": round(shard_bytes * tasks),
+        "bytes": round(image_bytes * blocks.length * tasks),
         "files": arrays * tasks,
         "per_second": rate,
         "hours": samples * (1 - done / tasks) / rate / 3600,
@@ -121,17 +120,10 @@ def _scaled(splits: dict[str, tuple[int, int]], ratio: float) -> dict[str, tuple
     return scaled
 
 
-def _done(url: str, modality: str, facts: SetFacts, splits: list[str]) -> int:
-    """Return how many tasks are done in the cache at `url`."""
-    store = Store(url)
-    if not store.exists("zarr.json") or store.is_unfinished(""):
-        return 0
-    cache = FeatureCache.open(url)
-    if facts.name not in cache.set_names(modality):
-        return 0
-    features = cache.image_set(facts.name) if modality == "images" else cache.caption_set(facts.name)
-    done = features.done()
-    return sum(int(done[features.blocks.of_split(split)].sum()) for split in splits)
+def _find(cache: FeatureCache | None, modality: str, name: str) -> FeatureSet | None:
+    if cache is None or name not in cache.set_names(modality):
+        return None
+    return cache.image_set(name) if modality == "images" else cache.caption_set(name)
 
 
 def _image_bytes(encoder: VisualEncoder, item: int) -> int:

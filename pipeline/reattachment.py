@@ -72,7 +72,7 @@ def put_back_images(
             f"'{features.name}' in {features.cache.url} holds no grid that xret extracted, so its backbone cannot be"
             " put back; leave its images on the cache with --reattach text"
         )
-    weights = weights or _remembered(features)
+    weights = weights or remembered_weights(features)
     if weights is None:
         raise EncoderError(
             f"'{features.name}' was made with weights from a file; give that file as --visual-weights FILE"
@@ -188,8 +188,9 @@ def text_options(identity: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _remembered(features: ImageSet) -> str | None:
-    weights = features.identity["weights"]
+def remembered_weights(features: FeatureSet) -> str | None:
+    """Return ``imagenet`` or ``random:SEED`` if a set was made with these weights."""
+    weights = str(features.identity.get("weights", ""))
     if weights.startswith("random:"):
         return weights
     asked = features.attributes.get("asked") or {}

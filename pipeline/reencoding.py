@@ -13,7 +13,7 @@ from .cache import FeatureSet, fingerprint
 from .encoders import REGION_ENCODERS, VisualEncoder, encoding, load_text, load_visual
 from .encoders.words import WordsEncoder
 from .errors import EncoderError, SampleError
-from .reattachment import grid_side, text_options
+from .reattachment import grid_side, remembered_weights, text_options
 from .regions import Regions, lay_out, shard_arrays
 from .sides import Features, pad
 
@@ -46,9 +46,8 @@ class Origin:
     @classmethod
     def of(cls, features: FeatureSet) -> "Origin":
         """Return the origin of a cached set."""
+        weights = remembered_weights(features)
         asked = (features.attributes.get("asked") or {}).get("weights")
-        own = str(features.identity.get("weights", ""))
-        weights = own if own.startswith("random:") else "imagenet" if asked == "imagenet" else None
         if features.identity.get("encoder") == "bert" and not str(asked).startswith("sha256:"):
             weights = "bert-base-uncased"  # of the hub's models only the revision is written down; this is the default
         return cls(features.name, features.kind, features.identity, features.dtype, weights)

@@ -1,8 +1,6 @@
 """Region features of torchvision's Faster R-CNN, whose weights anyone can download."""
 
 import re
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from ..regions import Regions
 from ..samples import open_image
 from .random_weights import noise_images, settle_norms
 from .selection import check_regions, select
-from .weights import digest, load_strictly, read_weights
+from .weights import digest, fetch, load_strictly, read_weights
 
 _PROPOSALS = 1000
 _SHORTER, _LONGER = 800, 1333
@@ -139,7 +137,8 @@ def _load(weights: str, trust: bool) -> tuple[str, Any]:
     if seed := re.fullmatch(r"random:(\d{1,18})", weights):
         return f"random:{int(seed[1])}", _random(int(seed[1]))
     if weights == "imagenet":
-        origin, state = "torchvision's detector", _coco()
+        entry = FasterRCNN_ResNet50_FPN_V2_Weights.COCO_V1
+        origin, state = "torchvision's detector", fetch(entry, f"weights of {DetectorEncoder.name}")
     elif Path(weights).is_file():
         origin, state = weights, read_weights(Path(weights), trust)
     else:
@@ -156,20 +155,6 @@ def _load(weights: str, trust: bool) -> tuple[str, Any]:
 def _build() -> Any:
     network = fasterrcnn_resnet50_fpn_v2(weights=None, weights_backbone=None, min_size=_SHORTER, max_size=_LONGER)
     return network.eval().requires_grad_(False)
-
-
-def _coco() -> dict[str, Tensor]:
-    """Return torchvision's COCO_V1 weights from its cache, downloading them if need be."""
-    entry = FasterRCNN_ResNet50_FPN_V2_Weights.COCO_V1
-    try:
-        with redirect_stdout(sys.stderr):  # where a download is told of; standard output is for results
-            return dict(entry.get_state_dict(progress=sys.stderr.isatty(), check_hash=True))
-    except (OSError, RuntimeError) as error:
-        cached = Path(torch.hub.get_dir(), "checkpoints", entry.url.rpartition("/")[2])
-        raise EncoderError(
-            f"the weights of {DetectorEncoder.name} cannot be fetched ({error}); download {entry.url} elsewhere and"
-            f" give it as --visual-weights FILE, or put it at {cached}"
-        ) from error
 
 
 def _random(seed: int) -> Any:

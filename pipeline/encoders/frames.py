@@ -63,7 +63,8 @@ class FramesEncoder:
             path: the folder; what in it is hidden or has no image's suffix is passed over.
 
         Returns:
-            Pixels uint8 [n,3,S,S] on the CPU with n of 1 to `rows`, and the first one's own (width, height).
+            Pixels [n,3,S,S] on the CPU with n of 1 to `rows`, uint8 or float32 as the grid encoder decodes them, and
+            the first one's own (width, height).
 
         Raises:
             SampleError: there is no such folder, it has no frame, or a frame that is taken cannot be read.
@@ -85,7 +86,7 @@ class FramesEncoder:
         """Encode a batch of decoded videos, a bounded number of frames at once.
 
         Args:
-            decoded: of each video uint8 [n,3,S,S].
+            decoded: of each video the pixels [n,3,S,S] that `decode` gives.
 
         Returns:
             Of each video, the features of its frames in their order, float32 [n,C].

@@ -2,8 +2,6 @@
 
 import math
 import re
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from torchvision.transforms import functional as transforms
 from ..errors import EncoderError, SampleError, nearest
 from ..samples import open_image
 from .random_weights import noise_images, settle_norms
-from .weights import digest, load_strictly, read_weights
+from .weights import digest, fetch, load_strictly, read_weights
 
 _HEADS = {"classifier", "fc", "head", "heads"}
 _POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
@@ -250,19 +248,11 @@ def _build(name: str, image_size: int) -> nn.Module:
 
 
 def _imagenet(name: str) -> dict[str, Tensor]:
-    """Return torchvision's IMAGENET1K_V1 weights from its cache, downloading them if need be."""
+    """Return torchvision's IMAGENET1K_V1 weights."""
     entry = get_model_weights(name).__members__.get("IMAGENET1K_V1")
     if entry is None:
         raise EncoderError(f"torchvision has no IMAGENET1K_V1 weights of {name}; give a file of weights")
-    try:
-        with redirect_stdout(sys.stderr):  # where a download is told of; standard output is for results
-            return entry.get_state_dict(progress=sys.stderr.isatty(), check_hash=True)
-    except (OSError, RuntimeError) as error:
-        cached = Path(torch.hub.get_dir(), "checkpoints", entry.url.rpartition("/")[2])
-        raise EncoderError(
-            f"the ImageNet weights of {name} cannot be fetched ({error}); download {entry.url} elsewhere and give"
-            f" it as --visual-weights FILE, or put it at {cached}"
-        ) from error
+    return fetch(entry, f"ImageNet weights of {name}")
 
 
 def _preset(name: str) -> Any:

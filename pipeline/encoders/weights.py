@@ -3,10 +3,12 @@
 import hashlib
 import pickle
 import re
+import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +17,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..errors import EncoderError
+
+if TYPE_CHECKING:
+    from torchvision.models import WeightsEnum
 
 
 def read_weights(path: Path, trust: bool = False) -> dict[str, Tensor]:
@@ -68,7 +73,8 @@ def _read(path: Path, trust: bool) -> Any:
             return _unpickle(path, damaged)
         raise EncoderError(
             f"{path}: besides tensors it holds pickled objects, which could run code and are refused;"
-            " save its state dict alone, or as .safetensors, or give --trust if you know where it comes from"
+            " if you know where it comes from, save its state dict alone, once, as .safetensors, which every command"
+            " reads, or give --trust to one that takes it"
         ) from error
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise EncoderError(f"{path}: the weights cannot be read ({error.strerror}); check the path") from error
@@ -88,6 +94,27 @@ def _unpickle(path: Path, damaged: str) -> Any:
         return torch.load(path, map_location="cpu", weights_only=False)
     except Exception as error:  # a pickle may raise anything
         raise EncoderError(damaged) from error
+
+
+def fetch(entry: "WeightsEnum", what: str) -> dict[str, Tensor]:
+    """Return a state dict of torchvision's from its cache, downloading it if need be.
+
+    Args:
+        entry: whose.
+        what: it is, for the message.
+
+    Raises:
+        EncoderError: it cannot be downloaded.
+    """
+    try:
+        with redirect_stdout(sys.stderr):  # where a download is told of; standard output is for results
+            return dict(entry.get_state_dict(progress=sys.stderr.isatty(), check_hash=True))
+    except (OSError, RuntimeError) as error:
+        cached = Path(torch.hub.get_dir(), "checkpoints", entry.url.rpartition("/")[2])
+        raise EncoderError(
+            f"the {what} cannot be fetched ({error}); download {entry.url} elsewhere and give it as --visual-weights"
+            f" FILE, or put it at {cached}"
+        ) from error
 
 
 def load_strictly(network: nn.Module, weights: Mapping[str, Any], origin: str) -> None:

@@ -17,6 +17,7 @@ from xret.pipeline.encoders import load_visual
 from xret.pipeline.errors import CacheError, EncoderError, SampleError
 from xret.pipeline.extraction import Options, extract
 from xret.pipeline.manifest import load_manifest
+from xret.pipeline.planning import plan
 from xret.pipeline.store import Store
 from xret.pipeline.tasks import Job, write_image_shard
 
@@ -154,6 +155,37 @@ def test_a_repaired_image_is_no_longer_listed(tiny_dataset, tmp_path):
     summary = extract(manifest, url, Options(**{**vars(SMALL), "repair": True}))
     assert (summary["sets"][0]["shards"], summary["sets"][0]["failed"]) == (1, 0)
     assert FeatureCache.open(url).image_set().failed == {}
+
+
+def test_a_repair_of_one_split_leaves_the_others_finished(tiny_dataset, tmp_path):
+    manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
+    (manifest.images / "5.jpg").write_bytes(b"")
+    skipping = replace(SMALL, on_error="skip")
+    extract(manifest, url, skipping)
+    before = files(url)
+    extract(manifest, url, replace(skipping, splits=("test",), repair=True))
+    assert files(url) == before
+    assert FeatureCache.open(url).image_set().complete("train")
+
+
+def test_a_killed_repair_is_healed_by_the_same_command_without_it(store):
+    manifest, url, _ = store
+    before = files(url)
+    Store(url).start_group("samples")  # where a kill left it
+    with pytest.raises(CacheError, match="'samples' was never finished; run the same `xret extract` again"):
+        FeatureCache.open(url)
+    assert [s["done"] for s in plan(manifest, url, SMALL)["sets"]] == [0, 0]
+    assert [s["shards_before"] for s in extract(manifest, url, SMALL)["sets"]] == [5, 5]
+    assert files(url) == before
+
+
+def test_a_folder_that_is_named_imagenet_is_not_taken_for_the_weights(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = Options().asked("images")
+    (tmp_path / "imagenet").mkdir()
+    (tmp_path / "imagenet" / "0.jpg").write_bytes(b"picture")
+    assert Options().asked("images") == before
+    assert before["weights"] == "imagenet"
 
 
 def test_words_are_the_same_set_whatever_the_dtype(store):

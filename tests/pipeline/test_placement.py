@@ -288,6 +288,29 @@ def test_free_memory_is_within_what_is_built_in():
     assert in_bytes(4_712_345_678) == "4.7 GB"
 
 
+@pytest.mark.parametrize(
+    ("folder", "limit", "used", "prefix"),
+    [("", "memory.max", "memory.current", ""), ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")],
+    ids=["version 2", "version 1"],
+)
+def test_in_a_container_what_is_used_is_not_free(folder, limit, used, prefix, tmp_path, monkeypatch):
+    monkeypatch.setattr(placement_module, "_CGROUPS", tmp_path)
+    files = tmp_path / folder
+    files.mkdir(exist_ok=True)
+
+    def free(**contents):
+        for name, text in contents.items():
+            (files / {"limit": limit, "used": used, "stat": "memory.stat"}[name]).write_text(text)
+        return placement_module.free_host_memory()
+
+    # Of 700 bytes 250 are a cache of files, which makes room.
+    stat = f"anon 400\n{prefix}active_file 50\n{prefix}inactive_file 200\n{prefix}unevictable 50\n"
+    assert free(limit="1000\n", used="700\n", stat=stat) == 550
+    assert free(limit="100\n") == 0
+    for without in ("max\n", f"{1 << 62}\n"):  # what the machine has
+        assert 1 << 20 < free(limit=without) < 1 << 50
+
+
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5)), max_size=8))
 def test_ranges_are_those_of_python(pairs):
     start, count = (np.array([pair[i] for pair in pairs], dtype=np.int64) for i in (0, 1))

@@ -46,6 +46,18 @@ def test_a_plan_counts_what_is_done(tiny_dataset, tmp_path):
     assert images["hours"] * images["per_second"] * 3600 == pytest.approx(32 * 4 / 5)
 
 
+def test_a_plan_takes_the_shards_of_the_sets_that_are_there(tiny_dataset, tmp_path):
+    manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
+    extract(manifest, url, replace(SMALL, shard_images=2, text=None))
+    images, words = plan(manifest, url, SMALL)["sets"]
+    assert (images["tasks"], images["done"], images["shard_images"], images["hours"]) == (16, 16, 2, 0)
+    assert (words["tasks"], words["done"], words["shard_images"]) == (5, 0, 8)
+    more, _ = plan(manifest, url, SMALL, images=64)["sets"]
+    assert (more["tasks"], more["done"], more["shard_images"]) == (9, 0, 8)
+    (other,) = plan(load_manifest(tiny_dataset("other", train=9)), url, replace(SMALL, text=None))["sets"]
+    assert other["done"] == 0
+
+
 def test_a_plan_for_a_billion_images(tiny_dataset, tmp_path):
     path = tiny_dataset()
     arguments = ["extract", str(path), "--store", str(tmp_path / "s"), "--visual", "resnet18", "--text", "words"]

@@ -41,7 +41,13 @@ import click
     "both for each element of a query.",
 )
 @click.option("--add", is_flag=True, help="Add the split, or another --store's, to the index at --out.")
-@click.option("--seed", default=0, show_default=True, help="Of the clustering and the sample of queries.")
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 2**31 - 1),
+    help="Of the clustering and the sample of queries.",
+)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda; for embedding.")
 @click.option("--scheduler", metavar="ADDRESS", help="Let the workers of this Dask cluster build the shards.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was built as JSON.")

@@ -1,6 +1,7 @@
 """``xret search``: what a run finds for a sentence or a picture."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,19 +67,21 @@ def search(
         raise click.UsageError("Search for a QUERY or for an --image FILE, one of the two.")
     if options["scheduler"] is not None and options["index"] is None:
         raise click.UsageError("--scheduler is for the shards of an --index, which is not given.")
-    retriever = Retriever(run, **options)
-    embedding, answers = retriever.encode_query(wanted, k)
-    hits = retriever.nearest(embedding, answers, k)
-    if html is not None:
-        from ..heads.search_page import write_page
+    if options["data_root"] is not None and html is None:
+        raise click.UsageError("--data-root is for the pictures of --html; add that, or leave it out.")
+    with closing(Retriever(run, **options)) as retriever:
+        embedding, answers = retriever.encode_query(wanted, k)
+        hits = retriever.nearest(embedding, answers, k)
+        if html is not None:
+            from ..heads.search_page import write_page
 
-        write_page(html, retriever, wanted, hits)
-    if as_json:
-        click.echo(json.dumps([hit.to_dict() for hit in hits]))
-        return
-    way = f", by the index {options['index']}" if options["index"] else ""
-    url, split = retriever.cache.url, retriever.split
-    click.echo(f"{run} on {url}, split {split}: {retriever.searched(answers):,} {answers}{way}")
+            write_page(html, retriever, wanted, hits)
+        if as_json:
+            click.echo(json.dumps([hit.to_dict() for hit in hits]))
+            return
+        way = f", by the index {options['index']}" if options["index"] else ""
+        url, split = retriever.cache.url, retriever.split
+        click.echo(f"{run} on {url}, split {split}: {retriever.searched(answers):,} {answers}{way}")
     click.echo(format_hits(hits))
     spread = uncertainty(embedding)
     if spread is not None:

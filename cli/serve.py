@@ -1,6 +1,7 @@
 """``xret serve``: a web page and a JSON endpoint over a run."""
 
 import ipaddress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,11 @@ def serve(run: str, host: str, port: int, **options: Any) -> None:
     from ..heads.retriever import Retriever
     from ..heads.serving.server import serve as serve_forever
 
-    retriever = Retriever(run, **options)
-    if not is_loopback(host):
-        click.echo(f"whoever reaches {host} can search and see the pictures: there is no password", err=True)
-    click.echo("loading gallery and encoders …", err=True)
-    serve_forever(retriever, host=host, port=port, say=lambda address: click.echo(f"{run} is served at {address}"))
+    with closing(Retriever(run, **options)) as retriever:
+        if not is_loopback(host):
+            click.echo(f"whoever reaches {host} can search and see the pictures: there is no password", err=True)
+        click.echo("loading gallery and encoders …", err=True)
+        serve_forever(retriever, host=host, port=port, say=lambda address: click.echo(f"{run} is served at {address}"))
 
 
 def is_loopback(host: str) -> bool:

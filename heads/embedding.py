@@ -39,6 +39,15 @@ class Sequence(NamedTuple):
 Embedding = Tensor | Gaussian | Sequence
 
 
+def kind_of(embedding: Embedding) -> str:
+    """Return ``vector``, ``set``, ``gaussian`` or ``sequence``."""
+    if isinstance(embedding, Gaussian):
+        return "gaussian"
+    if isinstance(embedding, Sequence):
+        return "sequence"
+    return "vector" if embedding.ndim == 2 else "set"
+
+
 def each(change: Callable[[Tensor], Tensor], embedding: Embedding) -> Embedding:
     """Apply `change` to the tensors of an embedding, whose first axis is the samples."""
     if isinstance(embedding, Tensor):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..pipeline.errors import RunError
 from ..pipeline.export import whole
-from .embedding import Embedding, Gaussian, Sequence
+from .embedding import Embedding, Gaussian, Sequence, kind_of
 from .gallery import Gallery
 from .retriever import Retriever
 
@@ -92,15 +92,6 @@ def export_embeddings(retriever: Retriever, out: str | Path) -> dict[str, Any]:
         "shapes": {name: list(array.shape) for name, array in arrays_of(gallery).items()},
         "bytes": sum(file.stat().st_size for file in files),
     }
-
-
-def kind_of(embedding: Embedding) -> str:
-    """Return ``vector``, ``set``, ``gaussian`` or ``sequence``."""
-    if isinstance(embedding, Gaussian):
-        return "gaussian"
-    if isinstance(embedding, Sequence):
-        return "sequence"
-    return "vector" if embedding.ndim == 2 else "set"
 
 
 def arrays_of(gallery: Gallery) -> dict[str, np.ndarray]:

@@ -216,6 +216,18 @@ class Retriever:
             return len(self._index_of(answers))
         return len(self.gallery.image_ids if answers == "images" else self.gallery.texts)
 
+    def searches_others(self, answers: Modality) -> bool:
+        """Return whether the index has ``images`` or ``captions`` of other stores, whose pictures lie elsewhere."""
+        if self._index is None:
+            return False
+        parts = [part for shard in self._index_of(answers).parts for part in shard]
+        return any(part["store"] != self.cache.manifest_sha256 for part in parts)
+
+    def close(self) -> None:
+        """Leave the cluster that searches the index; the next search joins it again."""
+        while self._opened:
+            self._opened.popitem()[1].close()
+
     def index_facts(self, answers: Modality) -> dict[str, str]:
         """Return what an index of the gallery's ``images`` or ``captions`` depends on."""
         return {
@@ -255,8 +267,8 @@ class Retriever:
         assert self._index is not None
         if answers not in self._opened:
             shards, facts = shards_of(self._index), self.index_facts(answers)
-            if shards:  # each is of a store of its own
-                facts = {fact: facts[fact] for fact in ("modality", "weights")}
+            if len(shards) > 1:  # each is of a store of its own
+                del facts["store"]
             folders = [folder / answers for folder in shards or [self._index]]
             self._opened[answers] = ShardedSearch(folders, facts, compare_of(self, answers), self._scheduler)
         return self._opened[answers]

@@ -1,20 +1,17 @@
 """The results of a search as one HTML file that needs no other: pictures are inside, small."""
 
 import base64
-import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from PIL import Image
 
-from ..pipeline.encoders.frames import frame_names
 from ..pipeline.errors import RunError, SampleError
-from ..pipeline.samples import open_image
 from .hits import Hit, Modality
 from .retriever import Picture, Retriever
+from .thumbnails import jpeg, thumbnail
 
 SIDE = 320  # of a thumbnail at most, pixels
 
@@ -81,9 +78,15 @@ def write_page(path: Path, retriever: Retriever, query: Picture, hits: Sequence[
 
     Raises:
         CacheError, ManifestError: the folder of the images is not known.
-        RunError: the file cannot be written.
+        RunError: the file cannot be written, or the hits are of an index that has pictures of other stores, too.
     """
     gallery = retriever.gallery
+    answers: Modality = "images" if isinstance(query, str) else "captions"
+    if retriever.searches_others(answers):
+        raise RunError(
+            f"the index has {answers} of other stores than {gallery.url}, and a page shows the pictures of one; leave"
+            " --html, or search an index of this store alone"
+        )
     said: dict[str, str] = {}  # a caption of each image
     for image, text in zip(gallery.caption_image.tolist(), gallery.texts, strict=True):
         said.setdefault(gallery.file_names[image], text)
@@ -94,17 +97,16 @@ def write_page(path: Path, retriever: Retriever, query: Picture, hits: Sequence[
         if hit.file_name is not None:
             one["said"] = said.get(hit.file_name)
             try:
-                one["picture"] = thumbnail(gallery.path_of(hit.file_name))
+                one["picture"] = _url(gallery.path_of(hit.file_name))
             except SampleError as error:
                 one["note"] += f" ({error.reason})"
         found.append(one)
-    answers: Modality = "images" if isinstance(query, str) else "captions"
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_PAGE)
     text = page.render(
         title=query
         if isinstance(query, str)
         else f"Captions for {query.name if isinstance(query, Path) else 'a picture'}",
-        picture=None if isinstance(query, str) else thumbnail(query),
+        picture=None if isinstance(query, str) else _url(query),
         about=f"{len(hits)} of {retriever.searched(answers):,} {answers} of {gallery.dataset}, split {gallery.split},"
         f" by {retriever.run.path}",
         found=found,
@@ -120,16 +122,6 @@ def write_page(path: Path, retriever: Retriever, query: Picture, hits: Sequence[
             partial.unlink(missing_ok=True)
 
 
-def thumbnail(picture: str | Path | Image.Image) -> str:
-    """Return a picture, or of a folder of frames the first, as a small JPEG in a ``data:`` URL.
-
-    Raises:
-        SampleError: it cannot be read.
-    """
-    if not isinstance(picture, Image.Image) and Path(picture).is_dir():
-        picture = Path(picture, frame_names(Path(picture))[0])
-    image = open_image(picture)
-    image.thumbnail((SIDE, SIDE))
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=80)
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+def _url(picture: Picture) -> str:
+    """Return a picture, small, as a ``data:`` URL."""
+    return f"data:image/jpeg;base64,{base64.b64encode(jpeg(thumbnail(picture, SIDE))).decode()}"

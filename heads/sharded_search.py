@@ -8,16 +8,19 @@ the same candidates. Without a scheduler the shards are searched here, one after
 from collections.abc import Callable
 from collections.abc import Sequence as Several
 from contextlib import ExitStack
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..pipeline.engine import connect
+from ..pipeline.engine import connect, count_workers, workers_of
 from ..pipeline.errors import RunError
 from .embedding import Embedding
 from .index import Answer, Compare, Effort, Index, Kind
 from .index.folder import RECORD, Facts, appearing
 from .index.of_run import index_run
+from .run import absolute
+
+# The indexes that are open in this process, each with the time of its record.
+_open: dict[tuple[str, tuple[tuple[str, Any], ...]], tuple[int, Index]] = {}
 
 
 def shards_of(folder: str | Path) -> list[Path]:
@@ -35,11 +38,12 @@ class ShardedSearch:
         scheduler: the address of a Dask scheduler whose workers see the folders; None: search here.
 
     Attributes:
+        parts: of each shard the facts of what was put in, as of `Index`.
         counts: how many samples each shard has.
 
     Raises:
         RunError: a shard is none, damaged, or of something else.
-        CacheError: no scheduler answers, or it has no worker.
+        CacheError: no scheduler answers, or it has no worker, or one without this version of xret.
     """
 
     def __init__(
@@ -49,10 +53,11 @@ class ShardedSearch:
         self._facts, self._compare = tuple(sorted(facts.items())), compare
         self._cluster = None if scheduler is None else _Cluster(scheduler)
         try:
-            self.counts: list[int] = self._each(_count)
+            self.parts: list[list[Facts]] = self._each(_parts)
         except BaseException:
             self.close()
             raise
+        self.counts = [sum(part["samples"] for part in parts) for parts in self.parts]
 
     def __enter__(self) -> "ShardedSearch":
         return self
@@ -78,6 +83,7 @@ class ShardedSearch:
 
         Raises:
             RunError: a shard has changed into something else or is damaged, or a task killed its workers.
+            CacheError: there is no worker any more.
         """
         found, first = [], 0
         for count, answers in zip(self.counts, self._each(_answers, query, k, self._compare, exact), strict=True):
@@ -126,7 +132,10 @@ def index_shards(
         cluster = None if scheduler is None else stack.enter_context(_Cluster(scheduler))
         partial = stack.enter_context(appearing(Path(out).resolve()))
         source = str(Path(run).resolve())
-        tasks = [(source, str(partial / f"shard-{n:04}"), _absolute(store), options) for n, store in enumerate(stores)]
+        tasks = [
+            (source, str(partial / f"shard-{n:04}"), store and absolute(store), options)
+            for n, store in enumerate(stores)
+        ]
         made = [_build(*task) for task in tasks] if cluster is None else cluster.run(_build, tasks)
     shards = [{**report, "out": f"{out}/shard-{n:04}"} for n, report in enumerate(made)]
     return {"run": str(run), "out": str(out), "shards": shards}
@@ -136,8 +145,8 @@ class _Cluster:
     """An existing Dask cluster. A task's shard goes to the same worker each time, so that it is open there already."""
 
     def __init__(self, address: str) -> None:
+        count_workers(address)  # refuses workers that could not run a task
         self._address, self._client = address, connect(address)
-        self._require_workers()
 
     def __enter__(self) -> "_Cluster":
         return self
@@ -153,11 +162,12 @@ class _Cluster:
 
         Raises:
             RunError: a task killed its workers, or the scheduler went away; else what `work` raised.
+            CacheError: as for `workers_of`.
         """
         from distributed import KilledWorker
         from distributed.client import FutureCancelledError
 
-        workers = self._require_workers()
+        workers = sorted(workers_of(self._client, self._address))
         futures = [
             self._client.submit(
                 work, *task, workers=[workers[number % len(workers)]], allow_other_workers=True, pure=False
@@ -171,17 +181,9 @@ class _Cluster:
         except FutureCancelledError as error:
             raise RunError(f"the Dask scheduler at {self._address} has gone; start one and try again") from error
 
-    def _require_workers(self) -> list[str]:
-        workers = sorted(self._client.scheduler_info(n_workers=-1)["workers"])
-        if not workers:
-            self.close()
-            address = self._address
-            raise RunError(f"the Dask scheduler at {address} has no worker; start some with `dask worker {address}`")
-        return workers
 
-
-def _count(folder: str, facts: tuple[tuple[str, Any], ...]) -> int:
-    return len(_opened(folder, facts))
+def _parts(folder: str, facts: tuple[tuple[str, Any], ...]) -> list[Facts]:
+    return _opened(folder, facts).parts
 
 
 def _answers(
@@ -197,13 +199,9 @@ def _build(run: str, out: str, store: str | None, options: dict[str, Any]) -> di
 def _opened(folder: str, facts: tuple[tuple[str, Any], ...]) -> Index:
     """Return an index, opened and checked once a process as long as its record stays as it is."""
     record = Path(folder, RECORD)
-    return _open(folder, facts, record.stat().st_mtime_ns if record.is_file() else 0)
-
-
-@lru_cache(maxsize=64)
-def _open(folder: str, facts: tuple[tuple[str, Any], ...], _changed: int) -> Index:
-    return Index.open(folder, dict(facts))
-
-
-def _absolute(store: str | None) -> str | None:
-    return store if store is None or "://" in store else str(Path(store).resolve())
+    changed = record.stat().st_mtime_ns if record.is_file() else 0
+    known, index = _open.get((folder, facts), (None, None))
+    if index is None or known != changed:
+        index = Index.open(folder, dict(facts))
+        _open[folder, facts] = changed, index
+    return index

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
 from importlib.metadata import version
 from itertools import islice
+from typing import Any
 
 import dask
 from dask.callbacks import Callback
@@ -41,14 +42,15 @@ def run_on_cluster(tasks: Iterable[Delayed], address: str, record: Record) -> No
     A task whose worker dies runs again elsewhere; it writes the same bytes. Only receipts travel.
 
     Raises:
-        CacheError: no scheduler answers or it went away, it has no fitting worker, or a task killed several workers.
+        CacheError: no scheduler answers or it went away, it has no worker or one without this version of xret, or a
+            task killed several workers.
     """
     from distributed import KilledWorker, as_completed
 
     with connect(address) as client:
         print(f"Dask dashboard: {client.dashboard_link}", file=sys.stderr)
-        workers = client.scheduler_info(n_workers=-1)["workers"]
-        _require_same_version(client, address, len(workers))
+        workers = workers_of(client, address)
+        _require_same_version(client, address)
         gpu = any("GPU" in worker["resources"] for worker in workers.values())
         waiting, running = iter(tasks), as_completed(loop=client.loop)
 
@@ -79,11 +81,11 @@ def count_workers(address: str) -> int:
     """Return how many workers of the cluster at `address` would get tasks.
 
     Raises:
-        CacheError: no scheduler answers, or it has no worker.
+        CacheError: no scheduler answers, or it has no worker, or one without this version of xret.
     """
     with connect(address) as client:
-        workers = client.scheduler_info(n_workers=-1)["workers"].values()
-        _require_same_version(client, address, len(workers))
+        workers = workers_of(client, address).values()
+        _require_same_version(client, address)
         return sum("GPU" in worker["resources"] for worker in workers) or len(workers)
 
 
@@ -96,6 +98,14 @@ def connect(address: str) -> "Client":  # type: ignore[name-defined] # noqa: F82
         return Client(address, timeout=PATIENCE, set_as_default=False)
     except (OSError, ValueError) as error:
         raise _unanswered(address) from error
+
+
+def workers_of(client: "Client", address: str) -> dict[str, Any]:  # type: ignore[name-defined] # noqa: F821
+    """Return what the scheduler knows of its workers, by their addresses; CacheError where it has none."""
+    workers: dict[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
+    if not workers:
+        raise CacheError(f"the Dask scheduler at {address} has no worker; start some with `dask worker {address}`")
+    return workers
 
 
 def _greet(address: str) -> None:
@@ -121,9 +131,7 @@ def _unanswered(address: str) -> CacheError:
     return CacheError(f"no Dask scheduler answers at {address}; start one, or correct --scheduler")
 
 
-def _require_same_version(client: "Client", address: str, workers: int) -> None:  # type: ignore[name-defined] # noqa: F821
-    if not workers:
-        raise CacheError(f"the Dask scheduler at {address} has no worker; start some with `dask worker {address}`")
+def _require_same_version(client: "Client", address: str) -> None:  # type: ignore[name-defined] # noqa: F821
     own = version("xret")
     try:
         found = set(client.run(version, "xret").values())

@@ -82,6 +82,9 @@ class FakeRetriever:
     def searched(self, answers):
         return len(self.gallery.image_ids if answers == "images" else self.gallery.texts)
 
+    def searches_others(self, answers):
+        return False
+
     def search_elements(self, query, k=10):
         embedding, answers = self.encode_query(query)
         return [self.nearest(embedding + slot, answers, k) for slot in range(embedding.shape[1])]

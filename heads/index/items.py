@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from ..embedding import Embedding, Gaussian, Sequence
+from ..embedding import Embedding, Gaussian, Sequence, kind_of
 from .folder import GrowingFile
 
 
@@ -122,9 +122,9 @@ def append(
         for part in parts:
             arrays, length = _arrays(part)
             grown = {name: [shapes.get(name, [0])[0] + len(a), *a.shape[1:]] for name, a in arrays.items()}
-            if kind and (_kind(part) != kind or any(grown[name][1:] != shapes[name][1:] for name in shapes)):
-                raise ValueError(f"{_kind(part)} embeddings {grown} do not fit {kind} embeddings {shapes}")
-            kind, shapes, count = _kind(part), grown, count + len(length)
+            if kind and (kind_of(part) != kind or any(grown[name][1:] != shapes[name][1:] for name in shapes)):
+                raise ValueError(f"{kind_of(part)} embeddings {grown} do not fit {kind} embeddings {shapes}")
+            kind, shapes, count = kind_of(part), grown, count + len(length)
             for name, values in arrays.items():
                 write(name, values)
             if kind == "sequence":
@@ -157,14 +157,6 @@ def _mapped(path: Path, shape: list[int], dtype: Any = np.float32) -> np.ndarray
     if not np.prod(shape):
         return np.empty(shape, dtype)  # an empty file cannot be mapped
     return np.memmap(path, dtype, "r", shape=tuple(shape))
-
-
-def _kind(embedding: Embedding) -> str:
-    if isinstance(embedding, Gaussian):
-        return "gaussian"
-    if isinstance(embedding, Sequence):
-        return "sequence"
-    return "set" if embedding.ndim == 3 else "vector"
 
 
 def _arrays(embedding: Embedding) -> tuple[dict[str, np.ndarray], np.ndarray]:

@@ -61,6 +61,8 @@ def attended_images(view: View, pictures: Pictures, seed: int) -> tuple[list[Att
         return [], "Its rows are frames of a video, not places of a picture."
     if features.kind == "roi" and "boxes" not in features.array_names():
         return [], "The store does not know where its regions are."
+    if features.kind == "roi" and not features.array("size", view.image_rows[chosen]).all():
+        return [], "The store does not know how large the pictures of its regions are."
     if features.kind == "grid" and isqrt(attention.shape[3]) ** 2 != attention.shape[3]:
         return [], f"Its grid of {attention.shape[3]} cells is no square."
     found = nearest(view.image_elements[chosen], view.caption_elements)

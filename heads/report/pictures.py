@@ -14,6 +14,7 @@ from ...pipeline.cache import FeatureCache, ImageSet
 from ...pipeline.errors import CacheError, ManifestError, SampleError
 from ...pipeline.reattachment import image_folder
 from ...pipeline.samples import open_image
+from ..thumbnails import thumbnail
 
 SIDE = 180  # pixels of the longer side of a thumbnail, and of either side of what a network saw
 QUALITY = 75  # of the JPEG files
@@ -93,13 +94,12 @@ class Pictures:
     def _read(self, file_name: str, seen: tuple[str, float] | None, key: str) -> Picture | None:
         assert self._folder is not None
         try:
-            image = open_image(self._folder / file_name)
+            path = self._folder / file_name
+            image = thumbnail(path, SIDE) if seen is None else _input(open_image(path), *seen)
         except SampleError:
             if file_name not in self.unreadable:
                 self.unreadable.append(file_name)
             return None
-        image = _input(image, *seen) if seen else image
-        image.thumbnail((SIDE, SIDE))
         return Picture(key, image.size, _base64(image, "JPEG", quality=QUALITY))
 
 

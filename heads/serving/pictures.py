@@ -1,12 +1,10 @@
-"""Pictures that a stranger sends are opened with care; those of the gallery are made small and kept in memory."""
+"""Pictures that a stranger sends are opened with care; those of the gallery, made small, are kept in memory."""
 
 import io
 from collections import OrderedDict
-from pathlib import Path
 
 from PIL import Image
 
-from ...pipeline.encoders.frames import frame_names
 from ...pipeline.errors import QueryError
 from ...pipeline.samples import open_image
 
@@ -14,7 +12,6 @@ from ...pipeline.samples import open_image
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 MOST_PIXELS = 50_000_000
 SIDES = {"small": 400, "large": 1200}  # of a picture on the page, pixels at most
-QUALITY = 85
 SHELF_BYTES = 64 << 20
 
 
@@ -38,23 +35,6 @@ def open_upload(data: bytes | bytearray) -> Image.Image:
             return open_image(image)
         except Exception as error:
             raise QueryError("the picture is damaged; send another") from error
-
-
-def small_picture(path: Path, side: int) -> bytes:
-    """Return a JPEG of an image file, or of a folder of frames the first: at most `side` pixels wide and high.
-
-    Nothing of the file is in it but its pixels.
-
-    Raises:
-        SampleError: the file is missing or damaged.
-    """
-    if path.is_dir():
-        path = path / frame_names(path)[0]
-    image = open_image(path)
-    image.thumbnail((side, side))
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=QUALITY)
-    return file.getvalue()
 
 
 class Shelf:

@@ -9,7 +9,8 @@ from torch import Tensor
 from ...pipeline.errors import CacheError, ManifestError, RunError, XretError
 from ..hits import Hit, Modality, uncertainty
 from ..retriever import Retriever
-from .pictures import SIDES, open_upload, small_picture
+from ..thumbnails import jpeg, thumbnail
+from .pictures import SIDES, open_upload
 
 EXAMPLES, EXAMPLE_LENGTH = 4, 80  # captions that the page offers as queries, and their characters at most
 
@@ -38,10 +39,10 @@ class Service:
         gallery = self.retriever.gallery
         counts: dict[Modality, int] = {"images": len(gallery.image_ids), "captions": len(gallery.texts)}
         for answers, count in counts.items():
-            if (searched := self.retriever.searched(answers)) != count:
+            if (searched := self.retriever.searched(answers)) != count or self.retriever.searches_others(answers):
                 raise RunError(
-                    f"the index has {searched:,} {answers} and split {gallery.split} {count:,}: the page shows those of"
-                    " one split; make an index of that alone with `xret index`"
+                    f"the index has {searched:,} {answers}, which are not the {count:,} of split {gallery.split}: the"
+                    " page shows those of one split of one store; make an index of them alone with `xret index`"
                 )
         self._rows = {
             "images": {name: row for row, name in enumerate(gallery.image_ids)},
@@ -118,7 +119,7 @@ class Service:
         """
         if not 0 <= row < len(self.retriever.gallery.image_ids):
             raise IndexError(row)
-        return small_picture(self.retriever.gallery.image_path(row), SIDES[size])
+        return jpeg(thumbnail(self.retriever.gallery.image_path(row), SIDES[size]))
 
     def _to_dict(self, hit: Hit) -> dict[str, Any]:
         if hit.caption is not None:

@@ -90,8 +90,11 @@ def settings(recipe: str, text: str, exclude: bool, epochs: int) -> list[str]:
 
     made = [*COMMON, f"schedule.epochs={epochs}", *OWN.get(recipe, ()), f"data.text={text}"]
     made.append(f"loss.exclude_same_text={exclude}")
-    if "triplet" in load_recipe(recipe).terms:
-        made += ["loss.triplet.negatives=all", "loss.triplet.reduction=mean"]
+    terms = load_recipe(recipe).terms
+    if "triplet" in terms:
+        made.append("loss.triplet.negatives=all")
+        if "caption-generation" not in terms:  # a sum over words, beside which a mean over pairs counts for nothing
+            made.append("loss.triplet.reduction=mean")
     return made
 
 

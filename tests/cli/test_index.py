@@ -135,6 +135,8 @@ def test_refusals(runs, built, tmp_path):
     assert "is no index" in refusal("index", run, "--out", tmp_path / "none", "--add", "--device", "cpu")
     assert "has no split 'tset'" in refusal("index", run, "--out", tmp_path / "a", "--split", "tset", "--device", "cpu")
     assert "is no run" in refusal("index", tmp_path, "--out", tmp_path / "a")
+    for seed in (-1, 2**31):
+        assert f"{seed} is not in the range" in refusal("index", run, "--out", tmp_path / "a", "--seed", seed, code=2)
     assert list(tmp_path.iterdir()) == []
     assert sorted(path.name for path in runs.iterdir()) == before
 
@@ -165,4 +167,8 @@ def test_a_store_a_shard(runs, tmp_path):
             assert [answer.score for answer in found] == pytest.approx(
                 scores.sort(descending=True).values.tolist(), abs=1e-5
             )
+        clients = set(cluster.scheduler.clients)
+        query = ("search", run, "cat", "--index", tmp_path / "there", "--scheduler", cluster.scheduler_address)
+        assert "split test: 21 images" in succeeds(*query, "--device", "cpu")
+        assert set(cluster.scheduler.clients) <= clients  # it has left
     assert "leave --add" in refusal("index", run, "--out", tmp_path / "there", *stores, "--add", code=2)

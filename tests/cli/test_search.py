@@ -96,12 +96,31 @@ def test_a_picture_that_is_lost_leaves_its_name_in_the_page(folder, tmp_path):
     assert "<img" not in text and "(there is no such file)" in text
 
 
+def test_a_page_is_refused_where_the_index_has_pictures_of_other_stores(folder, tmp_path):
+    pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
+    from xret.heads.sharded_search import index_shards
+
+    run, page = folder / "run", tmp_path / "found.html"
+    other = make_store(make_pictures(tmp_path / "pictures", test=7), tmp_path / "other.zarr")
+    index_shards(run, (None, other), tmp_path / "index", kind="flat", device="cpu")
+    words = (run, "red", "--index", tmp_path / "index")
+    assert call(*words).stdout.startswith(f"{run} on {folder}/s.zarr, split test: 13 images, by the index")
+    refused = call(*words, "--html", page, "--data-root", folder / "pictures", code=1)
+    assert "has images of other stores than" in refused.stderr
+    assert (refused.stdout, page.exists()) == ("", False)
+
+
 def test_mistakes_end_in_one_sentence(folder, tmp_path):
     run, broken = folder / "run", tmp_path / "broken.jpg"
     broken.write_bytes(b"\xff\xd8\xff\xe0" + bytes(50))
     for words, code, sentence in (
         ((run,), 2, "Search for a QUERY or for an --image FILE, one of the two."),
         ((run, "red", "--image", broken), 2, "Search for a QUERY or for an --image FILE, one of the two."),
+        (
+            (run, "red", "--data-root", folder),
+            2,
+            "--data-root is for the pictures of --html; add that, or leave it out.",
+        ),
         ((run, " "), 1, "the query is empty; describe in a few words what to look for"),
         ((run, "red", "-k", 0), 2, "0 is not in the range x>=1"),
         ((run, "red", "--split", "tset"), 1, "has no split 'tset'; it has train, val, test"),

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torchvision.transforms import functional as transforms
 
 from xret.heads.embedding import Gaussian, Sequence
-from xret.heads.evaluation import evaluate, score
+from xret.heads.evaluation import evaluate
 from xret.heads.recipe import load_recipe
 from xret.heads.report import page as report_page
 from xret.heads.report import write_report
@@ -32,6 +32,7 @@ from xret.heads.report.space import tsne
 from xret.heads.report.tables import similarity_table
 from xret.heads.report.views import elements, names, open_views
 from xret.heads.run import Run
+from xret.heads.scoring import score
 from xret.heads.training import train
 from xret.pipeline.cache import FeatureCache
 from xret.pipeline.errors import RunError
@@ -299,6 +300,11 @@ def test_regions_of_a_store_are_drawn(tmp_path, folder, monkeypatch):
     outlines = re.findall('<rect x="([^"]+)" y="([^"]+)" width="([^"]+)" height="([^"]+)" class="outline"', text)
     assert len(outlines) == 3 * 2 * 4 * 2  # images, iterations, slots, regions
     assert set(outlines) == {("4.0", "3.0", "16.0", "12.0")}
+    size[...] = np.zeros(size.shape, dtype=np.int32)  # as imports have it whose source does not tell
+    write_report([tmp_path / "run"], tmp_path / "roi.html", data_root=folder, device="cpu")
+    text = (tmp_path / "roi.html").read_text()
+    assert "The store does not know how large the pictures of its regions are." in text
+    assert 'class="outline"' not in text
 
 
 def test_a_picture_is_shown_as_the_network_saw_it(tmp_path):
@@ -316,6 +322,18 @@ def test_a_picture_is_shown_as_the_network_saw_it(tmp_path):
     assert input_of(features) == ("stretch", 1.0)
     features.identity = {}
     assert input_of(features) is None
+
+
+def test_a_video_is_shown_by_its_first_frame(tmp_path):
+    (tmp_path / "clip").mkdir()
+    for name, colour in (("10.png", "blue"), ("9.png", "red")):
+        Image.new("RGB", (400, 200), colour).save(tmp_path / "clip" / name)
+    pictures = Pictures(SimpleNamespace(file_names=lambda *_: ["clip"], dataset="x"), tmp_path)
+    held = pictures.hold("clip")
+    shown = Image.open(io.BytesIO(base64.b64decode(held.data)))
+    assert held.size == shown.size == (SIDE, SIDE // 2)
+    np.testing.assert_allclose(shown.getpixel((20, 20)), (255, 0, 0), atol=3)
+    assert pictures.unreadable == []
 
 
 def test_a_picture_is_held_once(folder, view):

@@ -13,11 +13,11 @@ from small_runs import NETWORK, make_pictures, make_run, make_store
 from torch.nn.functional import normalize
 
 from xret.heads.embedding import Gaussian, Sequence
-from xret.heads.evaluation import score
 from xret.heads.finetuning import finetune
 from xret.heads.hits import best_rows, uncertainty
 from xret.heads.retriever import Retriever
 from xret.heads.run import Run
+from xret.heads.scoring import score
 from xret.pipeline import encoders
 from xret.pipeline.encoders.grid import GridEncoder
 from xret.pipeline.errors import CacheError, EncoderError, QueryError, RunError, SampleError
@@ -295,6 +295,23 @@ def test_shards_answer_as_one_gallery(folder, runs, tmp_path):
     assert [hit.id for hit in found[::2]] == [hit.id for hit in found[1::2]]
     assert sorted(hit.id for hit in found[::2]) == sorted(hit.id for hit in exact)
     assert [hit.score for hit in found[::2]] == pytest.approx([hit.score for hit in exact], abs=1e-5)
+
+
+def test_shards_of_another_split_or_store_are_refused(folder, runs, tmp_path):
+    pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
+    from xret.heads.sharded_search import index_shards
+
+    run, other = runs("setdiv"), make_store(make_pictures(tmp_path / "pictures", test=7), tmp_path / "s.zarr")
+    for name, stores in (("one", (None,)), ("two", (None, other))):
+        index_shards(run, stores, tmp_path / name, split="val", kind="flat", device="cpu")
+        with pytest.raises(RunError, match="split is val there and test here"):
+            open_run(folder, run, index=tmp_path / name).search("red")
+    with pytest.raises(RunError, match=r"store is .* there and .* here"):
+        open_run(folder, run, index=tmp_path / "one", store=other, split="val").search("red")
+    for name, others in (("one", False), ("two", True)):
+        retriever = open_run(folder, run, index=tmp_path / name, split="val")
+        assert retriever.searches_others("images") is others
+    assert open_run(folder, run).searches_others("images") is False
 
 
 # ---- what makes no sense ----

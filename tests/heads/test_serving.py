@@ -92,7 +92,16 @@ def status_of(data):
 def test_an_index_of_more_than_the_gallery_is_refused_before_the_first_query(tmp_path):
     retriever = FakeRetriever(tmp_path)
     retriever.searched = lambda answers: 99
-    with pytest.raises(RunError, match=r"the index has 99 images and split test \d+: .* make an index of that alone"):
+    with pytest.raises(RunError, match=r"the index has 99 images, which are not the 8 of split test: .* alone"):
+        Service(retriever).warm()
+
+
+def test_an_index_of_as_many_others_is_refused_too(tmp_path):
+    retriever = FakeRetriever(tmp_path)
+    retriever.searches_others = lambda answers: answers == "captions"
+    with pytest.raises(
+        RunError, match=r"the index has 16 captions, which are not the 16 of split test: .* of one store"
+    ):
         Service(retriever).warm()
 
 

@@ -2,13 +2,15 @@
 
 import re
 import shutil
+import threading
 
 import pytest
 import torch
 from distributed import LocalCluster
 
 from xret.heads.embedding import Gaussian
-from xret.heads.index import Index, build_index, form_of
+from xret.heads.index import Index, build_index, folder, form_of
+from xret.heads.index.folder import checksum
 from xret.heads.index.of_run import RunCompare
 from xret.heads.sharded_search import ShardedSearch, shards_of
 from xret.heads.similarity import SmoothChamfer, Wasserstein
@@ -122,6 +124,36 @@ def test_no_scheduler_and_no_worker(shards, monkeypatch):
         ShardedSearch(shards, FACTS, COMPARE, "tcp://127.0.0.1:9")
     with (
         LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as empty,
-        pytest.raises(RunError, match="has no worker; start some with"),
+        pytest.raises(CacheError, match="has no worker; start some with"),
     ):
         ShardedSearch(shards, FACTS, COMPARE, empty.scheduler_address)
+
+
+def test_workers_of_another_version_or_without_xret(shards, cluster, monkeypatch):
+    def version(_):
+        if threading.current_thread() is not threading.main_thread():  # on a worker
+            return there()
+        return "1.0"
+
+    monkeypatch.setattr(engine, "version", version)
+    there = "0.9".strip
+    with pytest.raises(CacheError, match=r"have xret 0\.9; install 1\.0 there"):
+        ShardedSearch(shards, FACTS, COMPARE, cluster)
+    there = {}.popitem  # raises
+    with pytest.raises(CacheError, match=r"cannot import xret; install xret 1\.0 there"):
+        ShardedSearch(shards, FACTS, COMPARE, cluster)
+
+
+def test_an_open_shard_is_not_read_again_however_many_there_are(shards, tmp_path, monkeypatch):
+    read = []
+    monkeypatch.setattr(folder, "checksum", lambda path, size: read.append(path) or checksum(path, size))
+    copies = [shutil.copytree(shards[1], tmp_path / f"{number}") for number in range(70)]
+    with ShardedSearch(copies, FACTS, COMPARE) as search:
+        assert {path.parent for path in read} == set(copies)
+        read.clear()
+        search.answers(torch.randn(1, 3, 8), 3)
+        assert read == []
+        shutil.rmtree(copies[5])
+        shutil.copytree(shards[2], copies[5])  # another index at the same place
+        search.answers(torch.randn(1, 3, 8), 3)
+        assert {path.parent for path in read} == {copies[5]}

@@ -71,7 +71,7 @@ def index(
     xret index run --out run.index
     xret index run --out run.index --split val --add
     xret index run --out shards --store a.zarr --store b.zarr --scheduler tcp://host:8786
-    xret search run "two red cubes" --index run.index
+    xret search run "a red square beside a blue circle" --index run.index
     """
     sharded = len(stores) > 1 or scheduler is not None
     if add:

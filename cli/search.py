@@ -55,7 +55,7 @@ def search(
     file; a fine-tuned run has its own.
 
     \b
-    xret search run "two red cubes beside a disc"
+    xret search run "a red square beside a blue circle"
     xret search run --image photo.jpg -k 5 --json
     xret search run "a harbour" --data-root DIR --html found.html
     """

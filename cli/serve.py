@@ -28,7 +28,7 @@ def serve(run: str, host: str, port: int, **options: Any) -> None:
 
     \b
     xret serve run --data-root DIR
-    curl 'http://127.0.0.1:8000/api/search?q=two+red+cubes&k=5'
+    curl 'http://127.0.0.1:8000/api/search?q=a+red+square&k=5'
     curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg 'http://127.0.0.1:8000/api/search?k=5'
     """
     from ..heads.retriever import Retriever

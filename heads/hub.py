@@ -55,7 +55,7 @@ They are compared by `{similarity}`; `recipe.yaml` has every value.
 import xret
 
 retriever = xret.load("{repo}"{options})
-captions = retriever.encode_text(["two red cubes beside a disc"])
+captions = retriever.encode_text(["a red square beside a blue circle"])
 images = retriever.encode_images(["photo.jpg"])
 print(retriever.similarity(images, captions))
 ```

@@ -1,7 +1,7 @@
 """A run at work: new texts and pictures are embedded as those of its store were, compared, and searched for.
 
 retriever = Retriever("run")
-for hit in retriever.search("two red cubes", k=5):
+for hit in retriever.search("a red square beside a blue circle", k=5):
     print(hit.rank, hit.score, hit.file_name)
 """
 

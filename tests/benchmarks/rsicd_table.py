@@ -14,7 +14,7 @@ differs from the papers differs for every recipe alike: 256 dimensions, batches 
 epoch, bfloat16, and all negatives in the triplet loss, because RSICD's captions repeat and the hardest negative is
 often none. The learning rate is the best of 0.001, 0.002 and 0.004 by the RSUM of the validation split, for `vsepp`
 (8 epochs), `vse-infty` and `setdiv` (4) on words. `OWN` has what some systems have instead: `pcmepp` and
-`gaussian-vsepp` after six and about ten trials on validation, `scan` and the VSRNs fewer epochs for want of time; and
+`gaussian-vsepp` after about five and ten trials on validation, `scan` and the VSRNs fewer epochs for want of time; and
 the VSRNs keep their sum over pairs, which was decided after a test result with the mean (6.83, seed 0).
 """
 

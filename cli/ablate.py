@@ -5,6 +5,9 @@ from pathlib import Path
 
 import click
 
+from ..pipeline.wording import counted
+from .parsing import NEW_FILE, NEW_FOLDER
+
 
 def list_grids(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
     """Print the ready-made grids where ``--grid list`` asks for them."""
@@ -14,7 +17,7 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
         grids = {name: read_grid(name) for name in grid_names()}
         width = max(map(len, grids))
         for name, grid in grids.items():
-            click.echo(f"{name:{width}}  {len(grid['cells']):3} cells  {grid['source']}")
+            click.echo(f"{name:{width}}  {counted(len(grid['cells']), 'cell'):>9}  {grid['source']}")
         context.exit()
     return value
 
@@ -40,7 +43,12 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
 @click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a value in all cells; as often as needed."
 )
-@click.option("--out", required=True, help="The folder of all runs; the same command goes on where it was stopped.")
+@click.option(
+    "--out",
+    required=True,
+    type=NEW_FOLDER,
+    help="The folder of all runs; the same command goes on where it was stopped.",
+)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option("--split", help="What is evaluated; by default test, or what the grid's paper took.")
 @click.option(
@@ -51,9 +59,9 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
     help="Cells at once, which share one copy of the features; on a CPU as far as there are cores for all threads.",
 )
 @click.option("--scheduler", metavar="ADDRESS", help="A Dask cluster that trains the cells, such as tcp://host:8786.")
-@click.option("--csv", "csv_file", metavar="FILE", help="Write the table as CSV.")
-@click.option("--latex", "latex_file", metavar="FILE", help="Write the table as LaTeX, for booktabs.")
-@click.option("--plot", "plot_file", metavar="FILE", help="Draw RSUM over one numeric --vary: .png, .svg or .pdf.")
+@click.option("--csv", "csv_file", type=NEW_FILE, help="Write the table as CSV.")
+@click.option("--latex", "latex_file", type=NEW_FILE, help="Write the table as LaTeX, for booktabs.")
+@click.option("--plot", "plot_file", type=NEW_FILE, help="Draw RSUM over one numeric --vary: .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Print every cell and seed as JSON.")
 def ablate(
     store: str,
@@ -62,14 +70,14 @@ def ablate(
     grid: str | None,
     seeds: int,
     settings: tuple[str, ...],
-    out: str,
+    out: Path,
     device: str,
     split: str | None,
     jobs: int,
     scheduler: str | None,
-    csv_file: str | None,
-    latex_file: str | None,
-    plot_file: str | None,
+    csv_file: Path | None,
+    latex_file: Path | None,
+    plot_file: Path | None,
     as_json: bool,
 ) -> None:
     """Train a recipe on STORE in many variants and with several seeds, and print their table.
@@ -91,11 +99,8 @@ def ablate(
     from ..heads.ablation_table import as_csv, as_latex, as_text, plot, plotted_key, require_plotting, summarise
 
     plan = plan_grid(grid, recipe, settings) if grid is not None else plan_variation(recipe or "", vary, settings)
-    for file in (csv_file, latex_file, plot_file):
-        if file is not None and not Path(file).absolute().parent.is_dir():
-            raise click.UsageError(f"{file} cannot be written: there is no folder {Path(file).absolute().parent}")
     if plot_file is not None:
-        if Path(plot_file).suffix not in (".png", ".svg", ".pdf"):
+        if plot_file.suffix not in (".png", ".svg", ".pdf"):
             raise click.UsageError(f"--plot: {plot_file} must end in .png, .svg or .pdf")
         require_plotting()
         try:
@@ -104,12 +109,6 @@ def ablate(
             raise click.UsageError(f"--plot: {error}") from error
     entries = run(store, plan, out, seeds=seeds, device=device, split=split, jobs=jobs, scheduler=scheduler)
     lines = summarise(entries)
-    if csv_file is not None:
-        Path(csv_file).write_text(as_csv(lines), encoding="utf-8")
-    if latex_file is not None:
-        Path(latex_file).write_text(as_latex(lines), encoding="utf-8")
-    if plot_file is not None:
-        plot(lines, plot_file)
     if as_json:
         click.echo(json.dumps(entries))
     else:
@@ -119,5 +118,14 @@ def ablate(
         for entry in entries:
             if entry["status"] == "failed":
                 click.echo(f"failed: {entry['label']}, seed {entry['seed']}: {entry['error']}")
+    for file in (csv_file, latex_file, plot_file):
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+    if csv_file is not None:
+        csv_file.write_text(as_csv(lines), encoding="utf-8")
+    if latex_file is not None:
+        latex_file.write_text(as_latex(lines), encoding="utf-8")
+    if plot_file is not None:
+        plot(lines, plot_file)
     if any(entry["status"] == "failed" for entry in entries):
         raise click.exceptions.Exit(1)

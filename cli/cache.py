@@ -7,18 +7,24 @@ from typing import Any
 
 import click
 
+from ..pipeline.wording import counted, in_bytes
 from .parsing import comma_list
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 
 
-def _size(size: int) -> str:
-    unit, name = next(((unit, name) for unit, name in ((1e9, "GB"), (1e6, "MB")) if size >= unit), (1e3, "kB"))
-    return f"{size / unit:.1f} {name}"
-
-
 def _shape(features: dict[str, Any]) -> str:
     return " x ".join(str(number) for number in features["shape"]) or "token ids"
+
+
+def _spent(features: dict[str, Any]) -> str:
+    """Tell what a stored value takes, and how many are stored in vain."""
+    if features["bytes_per_value"] is None:
+        return ""
+    return (
+        f", {features['bytes_per_value']:.2f} bytes a stored value where raw are {features['raw_bytes_per_value']};"
+        f" {100 * features['padding']:.1f}% of the values are padding, as all shards are of one length"
+    )
 
 
 @click.group()
@@ -50,17 +56,17 @@ def info(store: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(facts))
         return
-    click.echo(f"{facts['dataset']} ({facts['manifest_sha256'][:8]}): {facts['images']} images,"
-               f" {facts['captions']} captions, {_size(facts['bytes'])}")  # fmt: skip
-    click.echo("splits: " + ", ".join(f"{name} {count}" for name, count in facts["splits"].items()))
+    click.echo(
+        f"{facts['dataset']} ({facts['manifest_sha256'][:8]}): {counted(facts['images'], 'image')},"
+        f" {counted(facts['captions'], 'caption')}, {in_bytes(facts['bytes'])}"
+    )
+    click.echo("splits: " + ", ".join(f"{name} {count:,}" for name, count in facts["splits"].items()))
     for features in facts["sets"]:
         click.echo(
             f"{features['modality']}/{features['name']}: {features['kind']}, {_shape(features)}, {features['dtype']},"
-            f" {_size(features['bytes'])}, {features['failed']} failed"
+            f" {in_bytes(features['bytes'])}, {features['failed']} failed"
         )
-        value = features["bytes_per_value"]
-        spent = "" if value is None else f", {value:.2f} bytes a value where raw are {features['raw_bytes_per_value']}"
-        click.echo(f"  compression: {features['codec']}{spent}")
+        click.echo(f"  compression: {features['codec']}{_spent(features)}")
         click.echo("  shards done: " + ", ".join(f"{s} {a}/{b}" for s, (a, b) in features["done"].items()))
 
 
@@ -68,12 +74,13 @@ def info(store: str, as_json: bool) -> None:
 @click.argument("store")
 @_JSON
 def verify(store: str, as_json: bool) -> None:
-    """Read every file of STORE and report what is damaged; the exit code is 1 if anything is.
+    """Read every file of STORE, report what is damaged and how to mend it; the exit code is 1 if anything is.
 
     \b
     xret cache verify rsicd.zarr
     """
     from ..pipeline import verify as checking
+    from ..pipeline.mending import remedies
 
     report = checking.verify(store)
     if as_json:
@@ -84,8 +91,11 @@ def verify(store: str, as_json: bool) -> None:
             click.echo(f"damaged: {damage['array']}, {where}")
         for failed in report["failed_samples"]:
             click.echo(f"failed sample {failed['id']}: {failed['reason']}")
-        state = "sound" if report["ok"] else f"{len(report['damaged'])} damaged parts"
-        click.echo(f"{store}: {report['shards']} shards read, {state}")
+        state = "sound" if report["ok"] else counted(len(report["damaged"]), "damaged part")
+        failed = f", {counted(len(report['failed_samples']), 'failed sample')}" if report["failed_samples"] else ""
+        click.echo(f"{store}: {counted(report['shards'], 'shard')} read, {state}{failed}")
+        for line in remedies(store, report):
+            click.echo(f"To mend: {line}.")
     if not report["ok"]:
         sys.exit(1)
 
@@ -108,7 +118,7 @@ def ls(place: str, as_json: bool) -> None:
         facts = [describe(place)]
         rows = [
             [f"{features['modality']}/{features['name']}", features["kind"], _shape(features), features["dtype"],
-             _size(features["bytes"]), f"{features['percent']:.0f}% done"]
+             in_bytes(features["bytes"]), f"{features['percent']:.0f}% done"]
             for features in facts[0]["sets"]
         ]  # fmt: skip
     else:
@@ -121,7 +131,7 @@ def ls(place: str, as_json: bool) -> None:
                 rows.append([str(error)])
             else:
                 names = ", ".join(f"{features['modality']}/{features['name']}" for features in facts[-1]["sets"])
-                rows.append([store, facts[-1]["dataset"], _size(facts[-1]["bytes"]), names or "no feature set"])
+                rows.append([store, facts[-1]["dataset"], in_bytes(facts[-1]["bytes"]), names or "no feature set"])
     if as_json:
         click.echo(json.dumps(facts))
         return
@@ -150,14 +160,14 @@ def rm(store: str, features: str, yes: bool, as_json: bool) -> None:
     path, size = set_to_remove(store, features)
     if not yes:
         try:
-            agreed = click.confirm(f"Remove {path} ({_size(size)}) from {store}?", err=True)
+            agreed = click.confirm(f"Remove {path} ({in_bytes(size)}) from {store}?", err=True)
         except click.Abort:  # nobody is there to answer
             click.echo(err=True)
             agreed = False
         if not agreed:
             raise click.ClickException(f"{path} was not removed; agree, or give --yes to remove it without being asked")
     path, size = remove_set(store, path)
-    click.echo(json.dumps({"removed": path, "bytes": size}) if as_json else f"{path}: removed, {_size(size)} freed")
+    click.echo(json.dumps({"removed": path, "bytes": size}) if as_json else f"{path}: removed, {in_bytes(size)} freed")
 
 
 @cache.command()
@@ -182,7 +192,7 @@ def merge(store: str, sources: tuple[str, ...], as_json: bool) -> None:
     for features in summary["sets"]:
         finished = features["shards"] + features["shards_before"]
         click.echo(
-            f"{features['modality']}/{features['name']}: {features['shards']} shards copied,"
+            f"{features['modality']}/{features['name']}: {counted(features['shards'], 'shard')} copied,"
             f" {features['shards_before']} there before, {finished}/{features['shards_in_all']} done,"
             f" {features['failed']} failed"
         )
@@ -214,7 +224,9 @@ def export(store: str, to: str, out: Path, sets: tuple[str, ...], splits: tuple[
     if as_json:
         click.echo(json.dumps(summary))
         return
-    click.echo(f"{out}: {', '.join(summary['sets'])}, {_size(summary['bytes'])}")
+    click.echo(f"{out}: {', '.join(summary['sets'])}, {in_bytes(summary['bytes'])}")
     for split, counts in summary["splits"].items():
-        left_out = f", {counts['left_out']} failed images left out" if counts["left_out"] else ""
-        click.echo(f"  {split}: {counts['images']} images, {counts['captions']} captions{left_out}")
+        left_out = f", {counted(counts['left_out'], 'failed image')} left out" if counts["left_out"] else ""
+        click.echo(
+            f"  {split}: {counted(counts['images'], 'image')}, {counted(counts['captions'], 'caption')}{left_out}"
+        )

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from .parsing import NEW_FOLDER
+
 # What 800 pictures on two cores ask for; the recipes' own values are the papers', for COCO on a GPU. Captions here fit
 # several pictures, so that the hardest negative is often no negative: all negatives count in every epoch.
 SETTINGS: dict[str, list[str]] = {
@@ -34,10 +36,10 @@ SETTINGS: dict[str, list[str]] = {
 @click.command()
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=NEW_FOLDER,
     default=Path("xret-demo"),
     show_default=True,
-    help="A folder that does not exist yet.",
+    help="A new folder, or one in which a demo was stopped: it goes on.",
 )
 @click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Of the pictures and the training."
@@ -46,11 +48,12 @@ SETTINGS: dict[str, list[str]] = {
 def demo(out: Path, seed: int, as_json: bool) -> None:
     """Generate pictures with captions, extract features, train two heads, evaluate both. Downloads nothing.
 
+    Stopped and started again with the same options, it goes on where it was.
+
     \b
     xret demo --out xret-demo
     """
-    if out.exists():
-        raise click.ClickException(f"{out} exists; choose another --out or delete it")
+    _refuse_others(out, seed)
     result = run_demo(out, seed)
     if as_json:
         click.echo(json.dumps(result))
@@ -68,8 +71,21 @@ def demo(out: Path, seed: int, as_json: bool) -> None:
     click.echo(f"{result['seconds']:.0f} s; what the heads found: {out / 'contact-sheet.png'}")
 
 
+def _refuse_others(out: Path, seed: int) -> None:
+    """Refuse a folder that holds something other than a demo of this seed, whether that was finished or stopped."""
+    from ..pipeline.outputs import require_writable
+    from ..pipeline.scenes import are_of_seed, unfinished
+
+    require_writable(out, "--out")
+    scenes = out / "scenes"
+    if not out.exists() or are_of_seed(scenes, seed):
+        return
+    if not out.is_dir() or {entry.name for entry in out.iterdir()} - {unfinished(scenes).name}:
+        raise click.ClickException(f"{out} holds no demo of seed {seed}; choose another --out, or remove it")
+
+
 def run_demo(out: Path, seed: int) -> dict[str, Any]:
-    """Run the loop below the folder `out`.
+    """Run the loop below the folder `out`; of what is done there already, only the evaluation is repeated.
 
     Returns:
         ``{"seed", "seconds", "recipes": {name: what `evaluate` returns}}``
@@ -88,7 +104,7 @@ def run_demo(out: Path, seed: int) -> dict[str, Any]:
     extraction.extract(manifest, store, options)
     recipes = {}
     for name, settings in SETTINGS.items():
-        train(store, load_recipe(name, settings), out / name, seed=seed)
+        train(store, load_recipe(name, settings), out / name, seed=seed, resume=True)
         recipes[name] = evaluate([out / name])
     _draw(out, manifest.images)
     return {"seed": seed, "seconds": round(time.monotonic() - began, 1), "recipes": recipes}

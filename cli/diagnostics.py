@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ..pipeline.wording import counted
+
 LENGTHS = 3  # of a GPO, the most frequent
 COEFFICIENTS = 10  # of a length, from the largest value's
 GALLERY = 3  # samples at either end of the uncertainty
@@ -63,7 +65,7 @@ def _uncertainty(found: dict[str, Any]) -> list[str]:
 def _crops(found: dict[str, Any]) -> list[str]:
     """Crop C shows what A and B do, and its caption says both."""
     heads = ("crop A", "crop C", "text A", "text C")
-    lines = [_row(f"crops of {found['images']:,} images, below", ["triplets", *heads])]
+    lines = [_row(f"crops of {counted(found['images'], 'image')}, below", ["triplets", *heads])]
     for one in found["thresholds"]:
         if one["uncertainty"] is not None:
             values = [one["uncertainty"][side][part] for side in ("image", "text") for part in "AC"]
@@ -84,7 +86,7 @@ def _gpo(found: dict[str, Any]) -> list[str]:
             for one in sorted(frequent, key=lambda one: one["length"]):
                 values = [f"{value:.3f}" for value in one["coefficients"][:COEFFICIENTS]]
                 more = [] if one["length"] <= COEFFICIENTS else ["…", f"{one['coefficients'][-1]:.3f}"]
-                lines.append(_row(f"{side} {part['part']}, {one['length']} rows", [*values, *more], 7))
+                lines.append(_row(f"{side} {part['part']}, {counted(one['length'], 'row')}", [*values, *more], 7))
     return lines
 
 

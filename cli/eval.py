@@ -6,13 +6,14 @@ from typing import Any
 
 import click
 
+from ..pipeline.wording import counted
 from .diagnostics import format_diagnostics
+from .parsing import view_options
 
 
 @click.command("eval")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN ...]")
-@click.option("--store", help="Another feature cache, with features of the same encoders; by default each run's own.")
-@click.option("--split", default="test", show_default=True)
+@view_options
 @click.option(
     "--protocol",
     default="auto",
@@ -24,28 +25,11 @@ from .diagnostics import format_diagnostics
 )
 @click.option("--annotations", metavar="FILE", help="COCO's instances_val2014.json, for --protocol pmrp.")
 @click.option(
-    "--ties",
-    default="pessimistic",
-    show_default=True,
-    type=click.Choice(["pessimistic", "optimistic", "mean"]),
-    help="Where an own item stands among equal scores: last, first, or on average.",
-)
-@click.option(
     "--diagnostics",
     is_flag=True,
-    help="Look into one run: circular variance, what each element does, uncertainty, pooling coefficients, cost.",
+    help="Look into one run: circular variance, what each element does, uncertainty, pooling coefficients, cost, and, "
+    "with --data-root, crops.",
 )
-@click.option(
-    "--data-root",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="With --diagnostics: where the images are; of a data set with regions, crops are made of them.",
-)
-@click.option("--visual-weights", metavar="FILE", help="For crops: of the image encoder, where they came from a file.")
-@click.option(
-    "--text-weights", metavar="HUB_ID|DIR", help="For crops: of a text encoder that is not bert-base-uncased."
-)
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def eval_(
     runs: tuple[str, ...],
@@ -107,8 +91,8 @@ def format_table(result: dict[str, Any]) -> str:
     """Return one of the results of `evaluate` as lines for a terminal."""
     names = list(result["image_to_text"])
     lines = [
-        f"split {result['split']}, protocol {result['protocol']}: {result['images']:,} images, "
-        f"{result['captions']:,} captions ({result['captions_per_image']:.2f} an image), "
+        f"split {result['split']}, protocol {result['protocol']}: {counted(result['images'], 'image')}, "
+        f"{counted(result['captions'], 'caption')} ({result['captions_per_image']:.2f} an image), "
         f"{result['skipped']:,} skipped, ties {result['ties']}",
         f"{'':15}" + "".join(f"{name:>9}" for name in names),
     ]

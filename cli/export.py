@@ -5,13 +5,16 @@ from pathlib import Path
 
 import click
 
+from ..pipeline.wording import counted, in_bytes
+from .parsing import NEW_FOLDER
+
 
 @click.command()
 @click.argument("run")
 @click.option(
     "--out",
     required=True,
-    type=click.Path(path_type=Path),
+    type=NEW_FOLDER,
     metavar="FILE.parquet|FILE.safetensors|FOLDER",
     help="What to write; a folder gets .npy files. Must not exist.",
 )
@@ -36,6 +39,6 @@ def export(run: str, out: Path, store: str | None, split: str, device: str, as_j
         return
     shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in summary["shapes"].items())
     click.echo(
-        f"{out}: {summary['images']:,} images and {summary['captions']:,} captions as {summary['kind']}s"
-        f" ({shapes}), {summary['bytes'] / 1e6:,.1f} MB"
+        f"{out}: {counted(summary['images'], 'image')} and {counted(summary['captions'], 'caption')} as"
+        f" {summary['kind']}s ({shapes}), {in_bytes(summary['bytes'])}"
     )

@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from .parsing import comma_list
+from ..pipeline.wording import counted, in_bytes, in_time, some_of
+from .parsing import FOLDER, comma_list
 
 
-def _size(number: float) -> str:
-    return f"{number:.0f}" if number >= 10 else f"{number:.1f}"
+def _rate(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 else f"{number:.1f}"
 
 
 def _regions(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
@@ -44,7 +45,7 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
 @click.option("--store", required=True, help="The feature cache: a local path or an fsspec URL.")
 @click.option(
     "--data-root",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    type=FOLDER,
     help="What the manifest's relative paths are relative to; without it, the manifest's folder.",
 )
 @click.option(
@@ -65,7 +66,10 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     "--text", default="bert", show_default=True, type=click.Choice(["bert", "words", "none"]), help="Caption encoder."
 )
 @click.option(
-    "--text-weights", default="bert-base-uncased", show_default=True, help="Hub id or local folder, for bert."
+    "--text-weights",
+    default="bert-base-uncased",
+    show_default=True,
+    help="For bert: a model id of the Hugging Face hub, downloaded once, or a local folder.",
 )
 @click.option(
     "--text-layer", default=-1, show_default=True, help="Hidden states of bert: 0 the embeddings, -1 the last."
@@ -102,7 +106,8 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     flag_value="0",
     metavar="[IMAGES]",
     callback=_images,
-    help="Compute nothing; print tasks, bytes and hours, for this data set or as if it had so many images.",
+    help="Load the encoders, time a few batches and print tasks, bytes and time, for this data set or as if it had so"
+    " many images; write nothing.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_context
@@ -119,7 +124,7 @@ def extract(
     """Encode the images and captions of DATASET once, into the feature cache STORE.
 
     DATASET is a manifest's name (coco, flickr30k, flickr8k, rsicd) or the path of a manifest. Stopped at any moment
-    and started again with the same words, it goes on where it was.
+    and started again with the same options, it goes on where it was.
 
     \b
     xret extract rsicd --data-root DIR --store rsicd.zarr --visual mobilenet_v2 \\
@@ -145,20 +150,41 @@ def extract(
     if as_json:
         click.echo(json.dumps(summary))
         return
-    click.echo(f"{summary['dataset']}: {summary['images']} images, {summary['captions']} captions in {store}")
+    click.echo(heading(summary))
     for features in summary["sets"]:
         shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in features["shares"].items())
         click.echo(
-            f"  {features['name']}: {features['samples']} encoded in {features['seconds']:.1f} s"
-            f" ({_size(features['per_second'])}/s; {shares}), {features['shards']} shards written,"
-            f" {features['shards_before']} there before, {features['failed']} failed"
+            f"  {features['name']}: {features['samples']:,} encoded in {features['seconds']:.1f} s"
+            f" ({_rate(features['per_second'])}/s; {shares}), {counted(features['shards'], 'shard')} written,"
+            f" {features['shards_before']:,} there before, {features['failed']:,} failed"
         )
+        print_failures(features)
     if summary.get("words"):
         unknown = 100 * summary["unknown_tokens"] / max(summary["tokens"], 1)
-        click.echo(f"  vocabulary: {summary['words']} words, {unknown:.1f}% of the tokens are unknown")
+        click.echo(f"  vocabulary: {counted(summary['words'], 'word')}, {unknown:.1f}% of the tokens are unknown")
     for key in ("captions_without_words", "captions_truncated"):
         if summary.get(key):
-            click.echo(f"  {key.replace('_', ' ')}: {summary[key]}")
+            click.echo(f"  {key.replace('_', ' ')}: {summary[key]:,}")
+    if any(features["failed"] for features in summary["sets"]):
+        from ..pipeline.mending import repair_command
+
+        again = repair_command(dataset, store)
+        click.echo(
+            f"`xret cache verify {store}` lists all that failed; mend those files and run `{again}`, with the other"
+            " options of this command."
+        )
+
+
+def heading(summary: dict[str, Any]) -> str:
+    """Return the line above the feature sets that an extraction or an import has filled."""
+    counts = f"{counted(summary['images'], 'image')}, {counted(summary['captions'], 'caption')}"
+    return f"{summary['dataset']}: {counts} in {summary['store']}"
+
+
+def print_failures(features: dict[str, Any]) -> None:
+    """Name the first few samples of a set that failed, each with its reason."""
+    for line in some_of([f"failed: {reason}" for reason in features["reasons"]]):
+        click.echo(f"    {line}")
 
 
 def _given(ctx: click.Context, keys: Iterable[str]) -> str:
@@ -203,10 +229,12 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(plan))
         return
-    click.echo(f"{plan['dataset']}: {plan['images']:,} images, {plan['captions']:,} captions, computed by {plan['by']}")
+    counts = f"{counted(plan['images'], 'image')}, {counted(plan['captions'], 'caption')}"
+    click.echo(f"{plan['dataset']}: {counts}, computed by {plan['by']}")
     for features in plan["sets"]:
+        tasks = f"{counted(features['tasks'], 'task')} of {counted(features['shard_images'], 'image')}"
+        files = f"{in_bytes(features['bytes'])} in {counted(features['files'], 'file')}"
         click.echo(
-            f"  {features['name']}: {features['tasks']:,} tasks of {features['shard_images']} images,"
-            f" {features['done']:,} of them done; {features['bytes'] / 1e9:,.1f} GB in {features['files']:,} files;"
-            f" {features['hours']:,.2f} hours at {_size(features['per_second'])} {features['modality']}/s"
+            f"  {features['name']}: {tasks}, {features['done']:,} of them done; {files};"
+            f" {in_time(3600 * features['hours'])} left at {_rate(features['per_second'])} {features['modality']}/s"
         )

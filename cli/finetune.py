@@ -6,15 +6,16 @@ from pathlib import Path
 
 import click
 
-from .parsing import comma_list
+from .parsing import FOLDER, NEW_FOLDER, comma_list
+from .train_head import format_summary, say_if_new
 
 
 @click.command()
 @click.argument("run")
-@click.option("--out", required=True, help="The new run folder; must not exist, unless --resume.")
+@click.option("--out", required=True, type=NEW_FOLDER, help="The new run folder; must not exist, unless --resume.")
 @click.option(
     "--data-root",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    type=FOLDER,
     help="The folder of the images, or the one that the manifest's relative paths start from.",
 )
 @click.option(
@@ -31,11 +32,11 @@ from .parsing import comma_list
 )
 @click.option("--store", help="Where the feature cache is now, if not where RUN was trained.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-@click.option("--resume", is_flag=True, help="Go on behind the last complete epoch, with the same words as before.")
+@click.option("--resume", is_flag=True, help="Go on with the same options where it stopped, or begin.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def finetune(
     run: str,
-    out: str,
+    out: Path,
     data_root: Path | None,
     reattach: tuple[str, ...],
     visual_weights: str | None,
@@ -58,6 +59,7 @@ def finetune(
     """
     from ..heads import finetuning
 
+    say_if_new(out, resume)
     summary = finetuning.finetune(
         run,
         out,
@@ -70,11 +72,4 @@ def finetune(
         device=device,
         resume=resume,
     )
-    if as_json:
-        click.echo(json.dumps(asdict(summary)))
-        return
-    done = f"{summary.trained} epochs in {summary.seconds:.1f} s" if summary.trained else "it was complete already"
-    click.echo(
-        f"{summary.run}: {done}; best of {summary.epochs}: epoch {summary.best_epoch}, "
-        f"validation RSUM {summary.best_rsum:.1f}"
-    )
+    click.echo(json.dumps(asdict(summary)) if as_json else format_summary(summary))

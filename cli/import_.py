@@ -7,7 +7,9 @@ from typing import Any
 import click
 
 from ..pipeline.importers import FORMATS
-from .parsing import comma_list
+from ..pipeline.wording import counted
+from .extract import heading, print_failures
+from .parsing import FOLDER, comma_list
 
 
 def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict[str, str]:
@@ -31,7 +33,7 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict
 )  # fmt: skip
 @click.option(
     "--data-root",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    type=FOLDER,
     help="What the manifest's relative paths are relative to; without it, the manifest's folder.",
 )
 @click.option("--dtype", default="float16", show_default=True, type=click.Choice(["float16", "float32"]))
@@ -72,12 +74,17 @@ def import_(dataset: str, store: str, data_root: Path | None, as_json: bool, **o
     if as_json:
         click.echo(json.dumps(summary))
         return
-    click.echo(f"{summary['dataset']}: {summary['images']} images, {summary['captions']} captions in {store}")
+    click.echo(heading(summary))
     for features in summary["sets"]:
         click.echo(
-            f"  {features['name']}: {features['samples']} imported in {features['seconds']:.1f} s, matched by"
-            f" {summary['matched_by']}; {features['shards']} shards written, {features['shards_before']} there before,"
-            f" {features['failed']} failed"
+            f"  {features['name']}: {features['samples']:,} imported in {features['seconds']:.1f} s, matched by"
+            f" {summary['matched_by']}; {counted(features['shards'], 'shard')} written,"
+            f" {features['shards_before']:,} there before, {features['failed']:,} failed"
         )
+        print_failures(features)
+        if features["failed"]:
+            click.echo(
+                f"  `xret cache verify {store}` lists all that failed; a mended source is imported beside this one"
+            )
     if summary["unmatched"]:
-        click.echo(f"  entries of the source that are not in the data set: {summary['unmatched']}")
+        click.echo(f"  entries of the source that are not in the data set: {summary['unmatched']:,}")

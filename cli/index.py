@@ -1,15 +1,17 @@
 """``xret index``: candidates for the search in a large gallery."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
 
+from ..pipeline.wording import counted, in_bytes
+from .parsing import NEW_FOLDER
+
 
 @click.command("index")
 @click.argument("run")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to be made, or added to.")
+@click.option("--out", required=True, type=NEW_FOLDER, help="The folder to be made, or added to.")
 @click.option(
     "--store",
     "stores",
@@ -114,9 +116,10 @@ def format_report(report: dict[str, Any]) -> str:
         found = report[side]
         effort = found["effort"]
         lines.append(
-            f"{side:9}{found['samples']:,} with {found['elements']:,} elements, {found['kind']}, "
-            f"{found['lists']:,} lists, {found['bytes'] / 1e6:,.1f} MB; recall of the exact top 10 "
-            f"{found['recall']:.3f} with {effort['probes']:,} probes and {effort['candidates']:,} candidates an element"
+            f"{side:9}{found['samples']:,} with {counted(found['elements'], 'element')}, {found['kind']}, "
+            f"{counted(found['lists'], 'list')}, {in_bytes(found['bytes'])}; recall of the exact top 10 "
+            f"{found['recall']:.3f} with {counted(effort['probes'], 'probe')} and"
+            f" {counted(effort['candidates'], 'candidate')} an element"
         )
         if found["recall"] < found["wanted_recall"]:
             lines.append(

@@ -1,8 +1,63 @@
-"""How options that several commands have are read."""
+"""How options that several commands have are read, and refused before any work begins."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import click
+
+from ..pipeline.outputs import require_writable
 
 
 def comma_list(_ctx: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
     """Split a comma-separated option into its non-empty parts."""
     return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+class Output(click.Path):
+    """What a command writes. It may lie below folders that are not there yet: they are made with it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path, or refuse it where nothing can be written there."""
+        path: Any = super().convert(value, param, ctx)
+        require_writable(path, param.opts[-1] if param else "path")
+        return path
+
+
+FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)  # to read from
+NEW_FOLDER = Output(path_type=Path)  # whether it may be there already is the command's to say
+NEW_FILE = Output(path_type=Path, dir_okay=False, writable=True)
+
+
+def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of commands that look at runs: what is looked at, how ties count, and what crops need."""
+    for option in reversed(
+        (
+            click.option(
+                "--store", help="Another feature cache, with features of the same encoders; by default each run's own."
+            ),
+            click.option("--split", default="test", show_default=True, help="Whose images and captions."),
+            click.option(
+                "--ties",
+                default="pessimistic",
+                show_default=True,
+                type=click.Choice(["pessimistic", "optimistic", "mean"]),
+                help="Where an own item stands among equal scores: last, first, or on average.",
+            ),
+            click.option(
+                "--data-root",
+                type=FOLDER,
+                help="The folder of the images, or the one that the manifest's relative paths start from; of a data "
+                "set with regions, crops are made of them.",
+            ),
+            click.option(
+                "--visual-weights", metavar="FILE", help="For crops: the image encoder's, if they came from a file."
+            ),
+            click.option(
+                "--text-weights", metavar="HUB_ID|DIR", help="For crops: the text encoder's, if not bert-base-uncased."
+            ),
+            click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
+        )
+    ):
+        command = option(command)
+    return command

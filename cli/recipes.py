@@ -7,8 +7,6 @@ from typing import Any
 
 import click
 
-ROWS = {"coco_1k": "COCO 1K", "coco_5k": "COCO 5K", "f30k": "F30K"}
-
 
 @click.group(invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
@@ -25,6 +23,7 @@ def recipes(context: click.Context, as_json: bool) -> None:
     """
     if context.invoked_subcommand is not None:
         return
+    from ..heads.paper_rows import ROWS
     from ..heads.recipe import load_recipe, recipe_names
 
     # Narrow, so that checking the parts takes no time; nothing that is listed depends on the width.
@@ -34,11 +33,12 @@ def recipes(context: click.Context, as_json: bool) -> None:
         click.echo(json.dumps([{key: recipe.to_dict()[key] for key in keys} for recipe in known]))
         return
     width = 2 + max(len(recipe.name) for recipe in known)
-    click.echo(f"{'RSUM of the paper':{width}}{''.join(f'{title:>9}' for title in ROWS.values())}  reaches")
+    rows = [name for name, row in ROWS.items() if row.images is not None]  # that recipes expect a value of
+    click.echo(f"{'RSUM of the paper':{width}}{''.join(f'{ROWS[row].title:>9}' for row in rows)}  reaches")
     for recipe in known:
         variant = "/" in recipe.name
-        rows = [getattr(recipe.expected, row) for row in ROWS]
-        numbers = "".join(f"{'-' if row is None else format(row, 'g'):>9}" for row in rows)
+        expected = [getattr(recipe.expected, row) for row in rows]
+        numbers = "".join(f"{'-' if rsum is None else format(rsum, 'g'):>9}" for rsum in expected)
         name = f"  {recipe.name}" if variant else recipe.name
         click.echo(f"{name:{width}}{numbers}  {recipe.reaches:8}  {'' if variant else recipe.paper}".rstrip())
 

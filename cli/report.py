@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from .parsing import view_options
+
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN ...]")
@@ -16,26 +18,8 @@ import click
     show_default=True,
     help="The HTML file; an earlier report there is replaced, anything else is not.",
 )
-@click.option("--store", help="Another feature cache, with features of the same encoders; by default each run's own.")
-@click.option("--split", default="test", show_default=True)
-@click.option(
-    "--data-root",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Where the pictures are: the folder of the images, or what the paths of a bundled manifest start from. "
-    "Without it the page shows ids and captions.",
-)
-@click.option("--visual-weights", help="The image encoder's, where they came from a file: to embed crops of regions.")
-@click.option("--text-weights", help="The text encoder's, if it is not bert-base-uncased: for captions of crops.")
-@click.option(
-    "--ties",
-    default="pessimistic",
-    show_default=True,
-    type=click.Choice(["pessimistic", "optimistic", "mean"]),
-    help="Where an own item stands among equal scores: last, first, or on average.",
-)
+@view_options
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Picks what is shown.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 def report(
     runs: tuple[str, ...],
     out: Path,
@@ -51,7 +35,7 @@ def report(
     """Write one self-contained HTML page about RUN, or about several side by side. It needs no network.
 
     Tables, training curves, diagnostics, a map of the embedding space, attention, what each element finds, and
-    galleries of queries. Needs pip install 'xret[report]'.
+    galleries of queries; without --data-root, ids and captions stand for pictures. Needs pip install 'xret[report]'.
 
     \b
     xret report run --data-root DIR

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..pipeline.wording import counted
+from .parsing import FOLDER, NEW_FILE
+
 if TYPE_CHECKING:
     from ..heads.hits import Hit
 
@@ -19,7 +22,7 @@ def run_options(command: Any) -> Any:
             click.option("--split", default="test", show_default=True, help="Whose images and captions."),
             click.option(
                 "--data-root",
-                type=click.Path(path_type=Path, file_okay=False, exists=True),
+                type=FOLDER,
                 help="The folder of the images, or the one that the manifest's relative paths start from.",
             ),
             click.option("--visual-weights", metavar="FILE", help="The image encoder's, if they came from a file."),
@@ -34,8 +37,13 @@ def run_options(command: Any) -> Any:
 
 @click.command()
 @click.argument("run")
-@click.argument("query", required=False)
-@click.option("--image", type=click.Path(path_type=Path), metavar="FILE", help="Search captions for this picture.")
+@click.argument("words", nargs=-1, metavar="[QUERY]")
+@click.option(
+    "--image",
+    type=click.Path(path_type=Path, exists=True),
+    metavar="FILE",
+    help="Search captions for this picture.",
+)
 @click.option("-k", "k", default=10, show_default=True, type=click.IntRange(min=1), help="How many results.")
 @run_options
 @click.option(
@@ -44,10 +52,10 @@ def run_options(command: Any) -> Any:
 @click.option(
     "--scheduler", metavar="ADDRESS", help="Let the workers of this Dask cluster search the shards of --index."
 )
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the results as a page, too.")
+@click.option("--html", type=NEW_FILE, metavar="FILE", help="Write the results as a page, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def search(
-    run: str, query: str | None, image: Path | None, k: int, html: Path | None, as_json: bool, **options: Any
+    run: str, words: tuple[str, ...], image: Path | None, k: int, html: Path | None, as_json: bool, **options: Any
 ) -> None:
     """Find images for the sentence QUERY, or captions for a picture, in a split of the store of RUN.
 
@@ -60,17 +68,31 @@ def search(
     xret search run "a harbour" --data-root DIR --html found.html
     """
     from ..heads.hits import uncertainty
+    from ..heads.queries import unknown_sentence
     from ..heads.retriever import Retriever
 
+    query = words[0] if words else None
+    if len(words) > 1:
+        raise click.UsageError(f'A QUERY of several words needs quotes: "{" ".join(words)}".')
     wanted: str | Path | None = query if image is None else image
     if wanted is None or (query is not None and image is not None):
         raise click.UsageError("Search for a QUERY or for an --image FILE, one of the two.")
     if options["scheduler"] is not None and options["index"] is None:
         raise click.UsageError("--scheduler is for the shards of an --index, which is not given.")
+    for option, purpose, needed in (
+        ("visual_weights", "an --image", image),
+        ("trust", "an --image", image),
+        ("text_weights", "a QUERY", query),
+    ):
+        if options[option] and needed is None:
+            raise click.UsageError(f"--{option.replace('_', '-')} is for {purpose}, which is not given; leave it out.")
     if options["data_root"] is not None and html is None:
         raise click.UsageError("--data-root is for the pictures of --html; add that, or leave it out.")
     with closing(Retriever(run, **options)) as retriever:
         embedding, answers = retriever.encode_query(wanted, k)
+        unknown = [] if query is None else retriever.unknown_words([query])
+        if unknown:
+            click.echo(unknown_sentence(unknown), err=True)
         hits = retriever.nearest(embedding, answers, k)
         if html is not None:
             from ..heads.search_page import write_page
@@ -80,8 +102,8 @@ def search(
             click.echo(json.dumps([hit.to_dict() for hit in hits]))
             return
         way = f", by the index {options['index']}" if options["index"] else ""
-        url, split = retriever.cache.url, retriever.split
-        click.echo(f"{run} on {url}, split {split}: {retriever.searched(answers):,} {answers}{way}")
+        searched = counted(retriever.searched(answers), answers.removesuffix("s"))
+        click.echo(f"{run} on {retriever.cache.url}, split {retriever.split}: {searched}{way}")
     click.echo(format_hits(hits))
     spread = uncertainty(embedding)
     if spread is not None:

@@ -2,8 +2,16 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from ..pipeline.wording import counted
+from .parsing import NEW_FOLDER
+
+if TYPE_CHECKING:
+    from ..heads.training import TrainSummary
 
 
 @click.command("train-head")
@@ -16,21 +24,21 @@ import click
     "--also",
     multiple=True,
     metavar="STORE2",
-    help="Learn the training split of this store as well, extracted with the same words; as often as needed.",
+    help="Learn the training split of this store as well, extracted with the same options; as often as needed.",
 )
-@click.option("--out", required=True, help="The run folder; must not exist, unless --resume.")
+@click.option("--out", required=True, type=NEW_FOLDER, help="The run folder; must not exist, unless --resume.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Same seed, same numbers."
 )
-@click.option("--resume", is_flag=True, help="Go on where it stopped, with the same words as before.")
+@click.option("--resume", is_flag=True, help="Go on with the same options where it stopped, or begin.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def train_head(
     store: str,
     recipe: str,
     settings: tuple[str, ...],
     also: tuple[str, ...],
-    out: str,
+    out: Path,
     device: str,
     seed: int,
     resume: bool,
@@ -48,14 +56,24 @@ def train_head(
     from ..heads.recipe import load_recipe
     from ..heads.training import train
 
-    summary = train(store, load_recipe(recipe, settings), out, device=device, seed=seed, resume=resume, also=also)
-    if not speaks():
-        return
-    if as_json:
-        click.echo(json.dumps(asdict(summary)))
-        return
-    done = f"{summary.trained} epochs in {summary.seconds:.1f} s" if summary.trained else "it was complete already"
-    click.echo(
-        f"{summary.run}: {done}; best of {summary.epochs}: epoch {summary.best_epoch}, "
-        f"validation RSUM {summary.best_rsum:.1f}"
+    chosen = load_recipe(recipe, settings)
+    if speaks():
+        say_if_new(out, resume)
+    summary = train(store, chosen, out, device=device, seed=seed, resume=resume, also=also)
+    if speaks():
+        click.echo(json.dumps(asdict(summary)) if as_json else format_summary(summary))
+
+
+def say_if_new(out: Path, resume: bool) -> None:
+    """Say where --resume has nothing to go on from: a script may mean it so, or --out is mistyped."""
+    if resume and not out.exists():
+        click.echo(f"--resume: there is nothing to resume in {out}, a new run is begun", err=True)
+
+
+def format_summary(summary: "TrainSummary") -> str:
+    """Return what came of a training as a line for a terminal."""
+    trained = f"{counted(summary.trained, 'epoch')} in {summary.seconds:.1f} s"
+    return (
+        f"{summary.run}: {trained if summary.trained else 'it was complete already'}; "
+        f"best of {summary.epochs}: epoch {summary.best_epoch}, validation RSUM {summary.best_rsum:.1f}"
     )

@@ -22,18 +22,13 @@ from ..pipeline.errors import CacheError, RecipeError, RunError
 from ..pipeline.lease import locked
 from ..pipeline.placement import Resident
 from .ablation_cells import Cell, Outcome, at_once, in_processes, on_cluster, run_cell
-from .ablation_plan import Plan, Variant
-from .model import build_losses, build_model, feature_facts
+from .ablation_plan import Plan, Variant, read_grid
+from .model import FeatureFacts, build_losses, build_model, feature_facts
+from .paper_rows import row_of
+from .recipe import Recipe
 from .run import Run, absolute, write_json
 
 FORMAT, VERSION = "xret-ablation", 1
-ROWS = {  # the row of a paper's table, by data set and protocol
-    ("coco", "1k-folds"): "coco_1k",
-    ("coco", "full"): "coco_5k",
-    ("flickr30k", "full"): "f30k",
-    ("msrvtt", "full"): "msrvtt",
-    ("vatex", "full"): "vatex",
-}
 
 
 def ablate(
@@ -79,7 +74,7 @@ def ablate(
     if scheduler is None:
         jobs = at_once(jobs, pick_device(device))
     cache, split = FeatureCache.open(store), split or plan.split
-    facts = _check(cache, plan.variants, split)
+    facts = _check(cache, plan, split)
     root = Path(out).resolve()
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -108,7 +103,7 @@ def _outcomes(cells: Sequence[Cell], jobs: int, scheduler: str | None) -> dict[s
     outcomes: dict[str, Outcome] = {cell.run: found for cell in cells if (found := cell.results()) is not None}
     waiting = [cell for cell in cells if cell.run not in outcomes]
     if outcomes:
-        print(f"{len(outcomes)} of {len(cells)} cells are finished already", file=sys.stderr)
+        print(f"cells finished already: {len(outcomes)} of {len(cells)}", file=sys.stderr)
     began = time.monotonic()
 
     def record(cell: Cell, outcome: Outcome) -> None:
@@ -151,10 +146,11 @@ def _features(cell: Cell) -> tuple[str, str]:
     return cell.recipe.data.image, cell.recipe.data.text
 
 
-def _check(cache: FeatureCache, variants: Sequence[Variant], split: str) -> dict[str, dict[str, Any]]:
+def _check(cache: FeatureCache, plan: Plan, split: str) -> dict[str, dict[str, Any]]:
     """Return by variant which samples and feature sets its runs are of; refuse what cannot be trained or evaluated."""
-    facts, faults = {}, []
-    for variant in variants:
+    facts: dict[str, dict[str, Any]] = {}
+    faults: dict[str, list[str]] = {}  # a sentence, and the labels of the variants that it is true of
+    for variant in plan.variants:
         image_set = cache.image_set(variant.recipe.data.image)
         caption_set = cache.caption_set(variant.recipe.data.text)
         for needed in dict.fromkeys(("train", "val", split)):
@@ -166,12 +162,16 @@ def _check(cache: FeatureCache, variants: Sequence[Variant], split: str) -> dict
                         f"{cache.url}: split '{needed}' of {features.name} is not complete; run the same "
                         "`xret extract` again"
                     )
+        image_facts, text_facts = feature_facts(image_set), feature_facts(caption_set)
+        sentences = _other_kinds(plan, variant.recipe, cache.url, image=image_facts, text=text_facts)
         try:
             with torch.device("meta"):  # without memory for the weights
-                build_model(variant.recipe, feature_facts(image_set), feature_facts(caption_set))
-                build_losses(variant.recipe, feature_facts(caption_set))
+                build_model(variant.recipe, image_facts, text_facts)
+                build_losses(variant.recipe, text_facts)
         except RecipeError as error:
-            faults.append(f"{variant.label}: {error}")
+            sentences = sentences or [str(error)]
+        for sentence in sentences:
+            faults.setdefault(sentence, []).append(variant.label)
         facts[variant.name] = {
             "manifest_sha256": cache.manifest_sha256,
             "image_set": image_set.name,
@@ -179,8 +179,27 @@ def _check(cache: FeatureCache, variants: Sequence[Variant], split: str) -> dict
             "also": None,
         }
     if faults:
-        raise RecipeError("; ".join(faults))
+        of_all = len(plan.variants)
+        said = (f"{' and '.join(own)}: {text}" if len(own) < of_all else text for text, own in faults.items())
+        raise RecipeError("; ".join(said))
     return facts
+
+
+def _other_kinds(plan: Plan, recipe: Recipe, url: str, **facts: FeatureFacts) -> list[str]:
+    """Return a sentence for each side whose features are of another kind than the recipe holds its paper's values for.
+
+    A grid's recipes differ in their names alone: what is said names the grid, so that it is the same for all its cells.
+    """
+    grid, system = plan.description["grid"], recipe.name.split("/")[0]
+    replaceable = recipe.name != system and (grid is None or "recipe" in read_grid(grid))
+    owner = f"recipe '{recipe.name}'" if grid is None else f"grid '{grid}'"
+    other = f"take --recipe {system}, or add " if replaceable else "add "
+    return [
+        f"{owner} holds its paper's values for {side} features of kind '{wanted}', and those of {url} are of kind "
+        f"'{found.kind}'; {other}--set data.{side}_kind={found.kind}"
+        for side, found in facts.items()
+        if (wanted := getattr(recipe.data, f"{side}_kind")) not in (None, found.kind)
+    ]
 
 
 def _claim(root: Path, description: dict[str, Any]) -> None:
@@ -217,7 +236,7 @@ def _entries(variant: Variant, cell: Cell, outcome: Outcome, dataset: str, row: 
             "run": cell.run,
             "split": cell.split,
             **{key: result[key] for key in numbers},
-            "paper": _paper(variant, ROWS.get((dataset, result["protocol"]), row)),
+            "paper": _paper(variant, row_of(dataset, result["protocol"]) or row),
             "error": None,
         }
         for result in outcome

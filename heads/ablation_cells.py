@@ -19,6 +19,7 @@ from ..pipeline.cache import FeatureCache
 from ..pipeline.device import pick_device, within_memory
 from ..pipeline.errors import CacheError, XretError
 from ..pipeline.placement import Resident
+from ..pipeline.wording import counted
 from .evaluation import evaluate
 from .model import build_model, feature_facts
 from .preparation import batches_of, placement_of
@@ -102,7 +103,7 @@ def at_once(jobs: int, device: torch.device) -> int:
     if fitting < jobs:
         alone = f"; OMP_NUM_THREADS=1 makes room for {min(jobs, cores)}" if threads > 1 else ""
         print(
-            f"--jobs {jobs}: {fitting} at once, there are {cores} cores, and a cell takes {threads} of them{alone}",
+            f"--jobs {jobs}: {fitting} at once, for a cell takes {threads} of {counted(cores, 'core')}{alone}",
             file=sys.stderr,
         )
     return fitting

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..pipeline.errors import RunError
+from .paper_rows import ROWS
 
 _WAYS = {"image_to_text": "i2t", "text_to_image": "t2i"}
 _OF_A_WAY = ("R@1", "R@5", "R@10", "mAP@R", "R-P", "PMRP", "PMRP 1K", "RPC2", "RPC2 1K")
 # A metric's name is where it stands in an entry.
 METRICS = (*(f"{way} {name}" for way in _WAYS for name in _OF_A_WAY), "rsum", "log_circular_variance")
 _TITLES = {"rsum": "RSUM", "log_circular_variance": "log var."}
-ROW_TITLES = {"coco_1k": "COCO 1K", "coco_5k": "COCO 5K", "f30k": "F30K", "msrvtt": "MSR-VTT", "vatex": "VATEX"}
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
     sign: f"\\{sign}" for sign in "&%$#_{}"
 }
@@ -166,7 +166,7 @@ def plot(lines: Sequence[Line], file: str | Path) -> None:
         axes.errorbar(x, y, [line.std.get("rsum", 0.0) for line in drawn], marker="o", capsize=3, label=protocol)
         known = [line for line in drawn if "rsum" in line.paper]
         if known:
-            label = f"paper, {ROW_TITLES[known[0].row or '']}"
+            label = f"paper, {ROWS[known[0].row or ''].title}"
             axes.plot([line.values[key] for line in known], [line.paper["rsum"] for line in known], "x", label=label)
     values = [line.values[key] for line in lines]
     if min(values) > 0 and max(values) >= 10 * min(values):
@@ -214,7 +214,7 @@ def _title(lines: Sequence[Line]) -> str:
     if seeds > 1:
         title += f"; mean ± standard deviation over {seeds} seeds"
     if row := next((line.row for line in lines if line.row), None):
-        title += f"; paper: {ROW_TITLES[row]}"
+        title += f"; paper: {ROWS[row].title}"
     return title
 
 

@@ -17,17 +17,12 @@ from ..pipeline.cache import FeatureCache
 from ..pipeline.device import pick_device
 from ..pipeline.errors import RunError, nearest
 from .metrics import Ties
+from .paper_rows import ROWS, row_of
 from .protocols import FOLDED, PROTOCOLS, ground_truth, require, table
 from .recipe import Expected
 from .run import Run
 from .run_features import open_store
 from .scoring import Scores, score_run
-
-PAPER = {  # which of a recipe's expected rows belongs to a data set, a protocol and its number of images
-    ("coco", "1k-folds", 5000): "coco_1k",
-    ("coco", "full", 5000): "coco_5k",
-    ("flickr30k", "full", 1000): "f30k",
-}
 
 
 def evaluate(
@@ -39,6 +34,7 @@ def evaluate(
     ties: Ties = "pessimistic",
     device: str = "auto",
     annotations: str | Path | None = None,
+    scores: Scores | None = None,
 ) -> dict[str, Any]:
     """Evaluate a run, or several as an ensemble.
 
@@ -51,6 +47,7 @@ def evaluate(
         ties: ``pessimistic``, ``optimistic`` or ``mean``; see `metrics.recall`.
         device: ``auto``, ``cpu`` or ``cuda``.
         annotations: COCO's ``instances_val2014.json``, for the protocol ``pmrp``.
+        scores: of a single run on this store and split, where they are there already; None: they are computed.
 
     Returns:
         ``{"run", "store", "results"}`` with one result a protocol: ``{"split", "protocol", "images", "captions",
@@ -79,7 +76,7 @@ def evaluate(
     if split in cache.splits:
         _require_early(truths, cache, split, where)  # embedding takes its time
 
-    scores = score_run(opened[0], cache, split, target)
+    scores = scores or score_run(opened[0], cache, split, target)
     for run, other in zip(opened[1:], caches[1:], strict=True):
         _add(scores, score_run(run, other, split, target), f"{run.path} and {opened[0].path}")
     scores.similarity.div_(len(opened))
@@ -91,7 +88,7 @@ def evaluate(
     results = []
     for name in protocols:
         found = table(name, truths[name], scores, ties, where)
-        row = PAPER.get((cache.dataset, name, len(scores.ids))) if alone and split == "test" else None
+        row = row_of(cache.dataset, name) if alone and split == "test" else None
         results.append(
             {
                 "split": split,
@@ -103,7 +100,7 @@ def evaluate(
                 "ties": ties,
                 **found,
                 "mean_recall": None if found["rsum"] is None else found["rsum"] / 6,
-                "paper_rsum": _expected(opened[0].recipe.expected, row),
+                "paper_rsum": _expected(opened[0].recipe.expected, row, len(scores.ids)),
                 "log_circular_variance": scores.log_circular_variance if alone else None,
             }
         )
@@ -171,8 +168,8 @@ def _order(wanted: Several[Hashable], there: Several[Hashable]) -> list[int] | N
     return [place[key] for key in wanted]
 
 
-def _expected(expected: Expected, row: str | None) -> float | None:
-    return None if row is None else getattr(expected, row)
+def _expected(expected: Expected, row: str | None, images: int) -> float | None:
+    return None if row is None or images != ROWS[row].images else getattr(expected, row)
 
 
 def _applicable(protocols: tuple[str, ...], images: int) -> tuple[str, ...]:
@@ -180,5 +177,5 @@ def _applicable(protocols: tuple[str, ...], images: int) -> tuple[str, ...]:
     rest = tuple(name for name in protocols if name != "1k-folds")
     if images == FOLDED or not rest or rest == protocols:
         return protocols
-    print(f"protocol 1k-folds is left out: it needs exactly {FOLDED:,} images, here are {images:,}", file=sys.stderr)
+    print(f"protocol 1k-folds is left out: it needs exactly {FOLDED:,} images, not {images:,}", file=sys.stderr)
     return rest

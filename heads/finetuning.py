@@ -39,7 +39,7 @@ from .optimisation import autocast_dtype, build_optimizer, moving_average, weigh
 from .preparation import require_splits
 from .reattached import EndToEndModel, EndToEndObjective
 from .recipe import Recipe, load_recipe
-from .run import Run, absolute, versions
+from .run import Run, absolute, require_free, versions
 from .run_features import open_store, split_of_run
 from .training import TrainSummary, fit
 from .training_state import TrainingState
@@ -68,7 +68,7 @@ def finetune(
 
     It begins with the weights of the head's best epoch, the head's optimiser state and losses, and the epoch behind
     its last; a moving average of all weights begins anew. What is not put back stays on the cache. Of a head that was
-    trained on several stores, the first is taken. The same words give the same numbers on the same device, also
+    trained on several stores, the first is taken. The same options give the same numbers on the same device, also
     where it was stopped and resumed.
 
     Args:
@@ -89,6 +89,8 @@ def finetune(
         RunError: a run does not fit, memory does not suffice, or the loss is not finite.
     """
     target = pick_device(device)
+    if not resume:
+        require_free(out)
     base = Run(run)
     recipe, sides = _recipe(base, settings, reattach)
     cache = open_store(base, store)
@@ -103,8 +105,8 @@ def finetune(
     first = before["epoch"]
     if first >= recipe.schedule.epochs:
         raise RunError(
-            f"{run} has trained all {first} epochs of its schedule; say how many there shall be in all, for example"
-            f" --set schedule.epochs={first + 10}"
+            f"{run} has trained to the end of its schedule, epoch {first}; say how many there shall be in all, for "
+            f"example --set schedule.epochs={first + 10}"
         )
     cached = split_of_run(base, cache, "train", head, target)  # for its feature sets
     with _within_memory(target):

@@ -13,7 +13,7 @@ from .embedding import Embedding
 from .model import Model
 from .run import Run
 from .run_features import split_of_run
-from .scoring import BATCH, caption_texts, embed_all
+from .scoring import BATCH, embed_all
 
 
 class Gallery:
@@ -48,13 +48,10 @@ class Gallery:
         self._model, self._cache, self._data_root = model, cache, data_root
         self._batches = batches = split_of_run(run, cache, split, model, device)
         self.url, self.dataset, self.split = cache.url, cache.dataset, split
-        first, last = cache.splits[split]
-        ids, names = cache.ids(first, last), cache.file_names(first, last)
-        self.image_ids = [ids[row - first] for row in batches.image_rows.tolist()]
-        self.file_names = [names[row - first] for row in batches.image_rows.tolist()]
+        self.image_ids, self.file_names = batches.ids(), batches.file_names()
         begin, end = int(batches.caption_rows[0]), int(batches.caption_rows[-1]) + 1
         self.caption_ids = [str(number) for number in cache.sentids(begin, end)[batches.caption_rows - begin]]
-        self.texts = caption_texts(cache, batches)
+        self.texts = batches.texts()
         self.caption_image: np.ndarray = batches.caption_image
 
     @cached_property

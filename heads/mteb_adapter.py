@@ -101,7 +101,7 @@ class MtebModel:
             else:
                 titles = some.get("title") or [""] * len(some["text"])
                 texts = [f"{title or ''} {text}".strip() for title, text in zip(titles, some["text"], strict=True)]
-                parts.append(self.retriever.encode_text(texts))
+                parts.append(self.retriever.encode_captions(texts))
         return concatenate(parts)
 
 

@@ -9,7 +9,6 @@ from .large_batches import embed_in_parts
 from .model import Model
 from .ranks import ALONE, Ranks
 from .recipe import Recipe
-from .scoring import caption_texts
 
 
 class Objective:
@@ -69,8 +68,7 @@ class Objective:
 def same_texts(batches: Batches) -> Tensor:
     """Return a number for each of a split's captions, equal where their texts are, int64 on the CPU."""
     numbers: dict[str, int] = {}
-    texts = [text for part in batches.parts for text in caption_texts(part.image_set.cache, part)]
-    return torch.tensor([numbers.setdefault(text, len(numbers)) for text in texts])
+    return torch.tensor([numbers.setdefault(text, len(numbers)) for text in batches.texts()])
 
 
 def same_text(positives: Tensor, text: Tensor) -> Tensor:

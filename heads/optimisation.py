@@ -8,7 +8,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ..pipeline.errors import RecipeError, RunError
 from .model import Model
-from .recipe import Optimizer, Schedule
+from .recipe_blocks import Optimizer, Schedule
 
 
 def build_optimizer(model: Model, losses: nn.ModuleDict, values: Optimizer) -> torch.optim.AdamW:

@@ -79,7 +79,7 @@ def _equal_sets(cache: FeatureCache, image_set: ImageSet, caption_set: CaptionSe
             names = ", ".join(found.name for found in there) or "none"
             raise CacheError(
                 f"{where} it has no features of {what} equal to '{own.name}' (there: {names}); extract them with the"
-                " same words"
+                " same options"
             )
     return same_images[0], same_captions[0]
 
@@ -138,10 +138,12 @@ def open_run(
     if not created:
         run.refuse_difference(facts, recipe)
         if run.info.get("streamed", False) != streamed:
-            then, now = ("in groups of shards", "as a whole") if not streamed else ("as a whole", "in groups of shards")
+            then, now, way = "in groups of shards", "as a whole", "set runtime.cache=stream"
+            if streamed:
+                then, now, way = now, then, "set runtime.cache=pinned, or free memory"
             raise RunError(
-                f"{run.path} cannot be resumed: its samples were shuffled {then}, and with the features in "
-                f"'{split.placement}' they are {now}; set runtime.cache, or free memory"
+                f"{run.path} cannot be resumed: its samples were shuffled {then}, and with runtime.cache="
+                f"{recipe.runtime.cache} they now are {now}; {way}"
             )
         if ranks.first:
             run.record_store(absolute(cache.url), others)
@@ -166,5 +168,5 @@ def load_vectors(model: Model, path: str, vocabulary: tuple[str, ...]) -> None:
         adapter.load_vectors(torch.from_numpy(read.vectors), torch.from_numpy(read.found))
     except ValueError as error:
         raise RecipeError(f"adapter.words: {error}") from error
-    passed = f"; {read.undecodable} undecodable lines were passed over" if read.undecodable else ""
-    print(f"{len(read.missing)} of {len(read.found)} words have no vector in {path}{passed}.", file=sys.stderr)
+    passed = f"; undecodable lines, passed over: {read.undecodable}" if read.undecodable else ""
+    print(f"words without a vector in {path}: {len(read.missing)} of {len(read.found)}{passed}", file=sys.stderr)

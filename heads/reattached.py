@@ -16,7 +16,8 @@ from .aggregators import Aggregated
 from .augmentation import drop_rows
 from .model import Branch, Model
 from .objective import Objective
-from .recipe import Finetune, Recipe
+from .recipe import Recipe
+from .recipe_blocks import Finetune
 
 _TOGETHER = 32  # samples that go through a backbone at once where no activations are kept
 

@@ -6,12 +6,12 @@ for hit in retriever.search("a red square beside a blue circle", k=5):
 """
 
 import hashlib
-import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image
@@ -21,12 +21,21 @@ from torch.nn import functional
 from ..pipeline.cache import FeatureCache
 from ..pipeline.device import pick_device, within_memory
 from ..pipeline.encoders import VisualEncoder
-from ..pipeline.errors import QueryError, RunError
+from ..pipeline.encoders.words import WordsEncoder
+from ..pipeline.errors import EncoderError, QueryError, RunError
 from ..pipeline.reencoding import Origin, Picture, TextEncoder, encode_captions, encode_images
 from .embedding import Embedding, each
 from .gallery import Gallery
 from .hits import Hit, Modality, best_rows, hit_of, uncertainty
 from .model import Model
+from .queries import (
+    UnknownWordsWarning,
+    require_known_word,
+    require_query,
+    require_samples,
+    require_texts,
+    unknown_sentence,
+)
 from .run import Run
 from .run_encoders import Side, find_image_encoder, find_text_encoder, origin_of, tuned
 from .run_features import open_store
@@ -35,8 +44,6 @@ from .similarity import in_blocks
 
 if TYPE_CHECKING:
     from .sharded_search import ShardedSearch
-
-_SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of bytes on the command line that are no UTF-8
 
 
 class Retriever:
@@ -49,7 +56,7 @@ class Retriever:
         device: ``auto``, ``cpu`` or ``cuda``.
         data_root: finds the image files of the gallery, see `Gallery.image_path`.
         visual_weights: of the image encoder, where they came from a file.
-        text_weights: of the text encoder: a folder or hub id, if not bert-base-uncased.
+        text_weights: of the text encoder: a folder or hub id, if not bert-base-uncased; a run on words has none.
         index: a folder that `xret index` made of the same run, store and split, or of the run and several stores;
             candidates then come from it.
         scheduler: the address of a Dask scheduler whose workers search the shards of `index`; None: here.
@@ -62,6 +69,7 @@ class Retriever:
 
     Raises:
         RunError: the run is none, or damaged.
+        EncoderError: it reads words, and `text_weights` are named.
         DeviceError: the device is not here.
     """
 
@@ -80,6 +88,11 @@ class Retriever:
         trust: bool = False,
     ) -> None:
         self.run, self.split, self.device = Run(run), split, pick_device(device)
+        if text_weights is not None and self.run.vocabulary is not None:
+            raise EncoderError(
+                f"{run} reads texts by its own vocabulary and takes no text weights; leave out '{text_weights}' (option"
+                " --text-weights, in Python text_weights)"
+            )
         self._store, self._data_root = store, None if data_root is None else Path(data_root)
         self._weights: dict[Side, str | None] = {"image": visual_weights, "text": text_weights}
         self._index = None if index is None else Path(index)
@@ -105,6 +118,8 @@ class Retriever:
     def encode_text(self, texts: Sequence[str]) -> Embedding:
         """Embed B texts; a text of the store gets the embedding that it has there, up to rounding.
 
+        Words outside of a run's vocabulary are its `<unk>`; an `UnknownWordsWarning` names them.
+
         Returns:
             float32, by the kind of the run's embeddings: [B, D], [B, K, D], or a Gaussian or Sequence of B.
 
@@ -112,9 +127,13 @@ class Retriever:
             QueryError: there is no text, it is not a list of texts, or one has lone surrogates.
             EncoderError: the encoder's weights are not named, or are others.
         """
-        _require(texts, str, "text", "a list of str, for example encode_text(['a red cube'])")
-        if any(map(_SURROGATE.search, texts)):
-            raise QueryError("the text has bytes that are no UTF-8; type it again")
+        embedding = self.encode_captions(texts)
+        self._warn_of_unknown(texts)
+        return embedding
+
+    def encode_captions(self, texts: Sequence[str]) -> Embedding:
+        """Embed B captions of a data set: as `encode_text`, but unknown words are nothing to warn of."""
+        require_texts(texts)
         encoder, dtype = self.text_encoder
         features = encode_captions(encoder, dtype, str(self.device), texts)
         with within_memory(self.device):
@@ -122,6 +141,8 @@ class Retriever:
 
     def encode_images(self, images: Sequence[Picture]) -> Embedding:
         """Embed B pictures, files or decoded ones; of a run on videos, B folders of frames.
+
+        Their pixels are taken as they are stored, like those of the cache: an EXIF orientation is not applied.
 
         Returns:
             As for `encode_text`.
@@ -131,7 +152,9 @@ class Retriever:
             EncoderError: the encoder's weights are not named, or are others.
             SampleError: a picture cannot be read.
         """
-        _require(images, str | Path | Image.Image, "picture", "a list of files or PIL images such as ['photo.jpg']")
+        require_samples(
+            images, str | Path | Image.Image, "picture", "a list of files or PIL images such as ['photo.jpg']"
+        )
         encoder, dtype = self.image_encoder
         features = encode_images(encoder, dtype, str(self.device), images)
         with within_memory(self.device):
@@ -149,17 +172,19 @@ class Retriever:
     def search(self, query: Picture, k: int = 10) -> list[Hit]:
         """Return the k best answers of the gallery, or all if it has fewer: images to a text, captions to a picture.
 
-        Equal scores keep the gallery's order.
+        Equal scores keep the gallery's order. An `UnknownWordsWarning` names words outside of the run's vocabulary.
 
         Args:
             query: a text (str), or a picture: a Path, or a decoded one.
             k: from 1.
 
         Raises:
-            QueryError: the text is empty, or k is below 1.
+            QueryError: the text is empty, a picture's name, or without a word that the run knows; or k is below 1.
             Others: as for `encode_text`, `encode_images` and `Gallery`.
         """
         embedding, answers = self.encode_query(query, k)
+        if isinstance(query, str):
+            self._warn_of_unknown([query])
         return self.nearest(embedding, answers, k)
 
     def search_elements(self, query: Picture, k: int = 10) -> list[list[Hit]]:
@@ -178,25 +203,40 @@ class Retriever:
             QueryError: the run's embeddings are no sets; else as for `search`.
         """
         embedding, answers = self.encode_query(query, k)
-        if not isinstance(embedding, Tensor) or embedding.ndim != 3:
+        if isinstance(query, str):
+            self._warn_of_unknown([query])
+        return self.nearest_to_elements(embedding, answers, k)
+
+    def nearest_to_elements(self, query: Embedding, answers: Modality, k: int = 10) -> list[list[Hit]]:
+        """Return what each element of the embedding of one query looks for, as `search_elements`."""
+        if not isinstance(query, Tensor) or query.ndim != 3:
             raise QueryError(
                 f"the embeddings of {self.run.path} are no sets, so that there are no elements to search with one by"
                 " one; take a run of a recipe such as setdiv"
             )
         items = functional.normalize(getattr(self.gallery, answers), dim=-1)
-        elements = functional.normalize(embedding[0], dim=-1)
+        elements = functional.normalize(query[0], dim=-1)
         scores = torch.stack([torch.einsum("kd,nd->nk", elements, slot) for slot in items.unbind(1)]).amax(0)
         return [self._hits(column, k, answers) for column in scores.unbind(1)]
 
     def encode_query(self, query: Picture, k: int = 1) -> tuple[Embedding, Modality]:
-        """Embed a query of `search`; return its embedding, of one sample, and what it is searched among."""
+        """Embed a query of `search`, without its warning; return the embedding, of one sample, and what to search."""
         if not isinstance(k, int) or k < 1:
             raise QueryError(f"{k} results cannot be shown; choose a k of at least 1")
+        require_query(query)
         if not isinstance(query, str):
             return self.encode_images([query]), "captions"
-        if not query.strip():
-            raise QueryError("the query is empty; describe in a few words what to look for")
-        return self.encode_text([query]), "images"
+        if self.run.vocabulary is not None:
+            require_known_word(query, self.unknown_words([query]))
+        return self.encode_captions([query]), "images"
+
+    def unknown_words(self, texts: Sequence[str]) -> list[str]:
+        """Return the words of texts that are not in the run's vocabulary, each once; [] if it reads parts of words."""
+        if self.run.vocabulary is None:
+            return []
+        encoder, _ = self.text_encoder
+        assert isinstance(encoder, WordsEncoder)
+        return encoder.unknown_words(texts)
 
     def nearest(self, query: Embedding, answers: Modality, k: int = 10) -> list[Hit]:
         """Return the k best ``images`` or ``captions`` of the gallery for the embedding of one query, as `search`."""
@@ -260,6 +300,11 @@ class Retriever:
         """The encoder of images, and the dtype of its features; loaded when it is first asked for."""
         return find_image_encoder(self.run, lambda: self.cache, self._weights["image"], str(self.device), self._trust)
 
+    def _warn_of_unknown(self, texts: Sequence[str]) -> None:
+        """Warn, where the caller's caller is, of words that are not in the vocabulary."""
+        if unknown := self.unknown_words(texts):
+            warnings.warn(unknown_sentence(unknown), UnknownWordsWarning, stacklevel=3)
+
     def _index_of(self, answers: Modality) -> "ShardedSearch":
         from .index.of_run import compare_of
         from .sharded_search import ShardedSearch, shards_of
@@ -310,11 +355,3 @@ def weights_digest(run: Run) -> str:
         raise RunError(
             f"{run.path} has no finished epoch yet; continue it with `xret train-head … --resume`"
         ) from error
-
-
-def _require(items: Any, kind: Any, what: str, wanted: str) -> None:
-    """Raise QueryError unless `items` are a list, or the like, of at least one sample of a kind."""
-    if not isinstance(items, Sequence) or isinstance(items, str) or not all(isinstance(item, kind) for item in items):
-        raise QueryError(f"{what}s are wanted as {wanted}")
-    if not items:
-        raise QueryError(f"there is no {what} to embed; give at least one")

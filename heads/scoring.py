@@ -69,20 +69,20 @@ def score_run(run: Run, cache: FeatureCache, split: str, device: torch.device) -
     with within_memory(device):
         model = run.model(device)
         batches = split_of_run(run, cache, split, model, device)
-        images, captions = embed(model, batches)
-        texts = caption_texts(cache, batches)
-        similarity = compare(model, images, captions, texts)
-    first, last = cache.splits[split]
-    inside = batches.image_rows - first
-    ids, names = cache.ids(first, last), cache.file_names(first, last)
+        return score_embedded(model, batches, *embed(model, batches))
+
+
+def score_embedded(model: Model, batches: Batches, images: Embedding, captions: Embedding) -> Scores:
+    """Return how a model compares the samples of a split that it has embedded as `images` and `captions`."""
+    cache, rows, texts = batches.image_set.cache, batches.image_rows, batches.texts()
     return Scores(
-        similarity=similarity,
+        similarity=compare(model, images, captions, texts),
         caption_image=torch.as_tensor(batches.caption_image),
         caption_rows=batches.caption_rows,
-        ids=[ids[row] for row in inside],
-        cocoid=cache.store.read_array("samples/cocoid", first, last)[inside],
+        ids=batches.ids(),
+        cocoid=cache.store.read_array("samples/cocoid", 0, cache.images)[rows],
         sentid=cache.sentids(0, cache.captions)[batches.caption_rows],
-        file_names=[names[row] for row in inside],
+        file_names=batches.file_names(),
         texts=texts,
         skipped=batches.skipped,
         log_circular_variance=log_circular_variance(images, captions),
@@ -159,11 +159,3 @@ def log_circular_variance(images: Embedding, captions: Embedding) -> float | Non
         return None
     mean = sum(math.exp(log) * count for log, count in logs if log is not None) / sum(count for _, count in logs)
     return math.log(mean)
-
-
-def caption_texts(cache: FeatureCache, batches: Batches) -> list[str]:
-    """Return the texts of a split's usable captions, in the order of their rows."""
-    rows = batches.caption_rows
-    begin, end = int(rows[0]), int(rows[-1]) + 1
-    texts = cache.caption_texts(begin, end)
-    return [texts[row - begin] for row in rows.tolist()]

@@ -113,6 +113,7 @@ def write_page(path: Path, retriever: Retriever, query: Picture, hits: Sequence[
     )
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(text.encode("utf-8", "replace"))  # a file's name may be no text
         partial.replace(path)
     except OSError as error:

@@ -42,7 +42,7 @@ from .protocols import recalls
 from .ranks import Ranks, Silent, joined
 from .recipe import Recipe
 from .run import Run, require_free
-from .scoring import caption_texts, compare, embed
+from .scoring import compare, embed
 from .training_state import TrainingState
 from .watch import STEPS, CollapseWatch, enough_memory, not_finite
 
@@ -191,7 +191,7 @@ def fit(
     unit, batch_size, epochs = recipe.data.unit, recipe.data.batch_size, recipe.schedule.epochs
     items = train_split.images if unit == "image" else train_split.captions
     steps_an_epoch = train_split.steps(unit, batch_size)
-    texts, caption_image = caption_texts(val_split.image_set.cache, val_split), torch.as_tensor(val_split.caption_image)
+    texts, caption_image = val_split.texts(), torch.as_tensor(val_split.caption_image)
     watch = CollapseWatch(losses)
     seen = min(state.steps * batch_size, items)  # of the epoch that is not complete
     with (

@@ -1,7 +1,7 @@
 """From the cache to batches: usable samples of a split, shuffled, in the order that training or evaluation wants."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
@@ -16,6 +16,7 @@ from .placement import Placement, Resident, choose
 from .rows import ranges
 from .sides import Features, Fetched, JoinedSide, Side, StoredSide
 from .stream import block_order, opened_ahead, read_ahead
+from .wording import counted
 
 Unit = Literal["image", "caption"]
 
@@ -115,7 +116,8 @@ class Batches:
             StoredSide(image_set, self.image_rows, image_fields, self.device),
             StoredSide(caption_set, self.caption_rows, caption_fields, self.device),
         )
-        what = f"the features of {self.images:,} images and {self.captions:,} captions ({cache.dataset}, {split})"
+        counts = f"{counted(self.images, 'image')} and {counted(self.captions, 'caption')}"
+        what = f"the features of {counts} ({cache.dataset}, {split})"
         size = 0 if placement in ("mapped", "stream") else sum(side.nbytes for side in sides)
         shared = Resident() if resident is None else resident
 
@@ -134,6 +136,18 @@ class Batches:
     def parts(self) -> "tuple[Batches, ...]":
         """The data sets that these samples come from, one after the other."""
         return (self,)
+
+    def ids(self) -> list[str]:
+        """Return the ids of the images."""
+        return [found for part in self.parts for found in _some(part.image_set.cache.ids, part.image_rows)]
+
+    def file_names(self) -> list[str]:
+        """Return the images' file names, below their manifest's folder."""
+        return [found for part in self.parts for found in _some(part.image_set.cache.file_names, part.image_rows)]
+
+    def texts(self) -> list[str]:
+        """Return the texts of the captions."""
+        return [found for part in self.parts for found in _some(part.image_set.cache.caption_texts, part.caption_rows)]
 
     def _prepare(self, parts: "Sequence[Batches]") -> None:
         """Note where the captions of each image begin, and the samples of each of `parts`."""
@@ -268,6 +282,13 @@ class JoinedBatches(Batches):
         return self._parts
 
 
+def _some(read: Callable[[int, int], list[str]], rows: np.ndarray) -> list[str]:
+    """Return what `read` has for some ascending rows; it reads from a first row to a last."""
+    first = int(rows[0])
+    found = read(first, int(rows[-1]) + 1)
+    return [found[row - first] for row in rows.tolist()]
+
+
 def _counted_on(numbers: Iterable[np.ndarray], sizes: Sequence[int]) -> np.ndarray:
     """Return all numbers behind one another, each part's raised by the sizes of the parts before."""
     starts = np.cumsum([0, *sizes[:-1]])
@@ -287,7 +308,7 @@ def _require_equal(first: Batches, other: Batches) -> None:
     if other.image_set.fingerprint != first.image_set.fingerprint:
         raise CacheError(
             f"{where} its images '{other.image_set.name}' are not of the encoder of '{first.image_set.name}';"
-            " extract them with the same words"
+            " extract them with the same options"
         )
     one, two = first.caption_set, other.caption_set
     if one.vocabulary is not None and one.vocabulary != two.vocabulary:
@@ -295,7 +316,7 @@ def _require_equal(first: Batches, other: Batches) -> None:
     if one.vocabulary is None and (two.vocabulary is not None or one.fingerprint != two.fingerprint):
         raise CacheError(
             f"{where} its captions '{two.name}' are not of the encoder of '{one.name}'; extract them with the same"
-            " words"
+            " options"
         )
 
 
@@ -303,6 +324,6 @@ def _require_complete(features: FeatureSet, split: str) -> None:
     done = features.done()[features.blocks.of_split(split)]
     if not done.all():
         raise CacheError(
-            f"{features.cache.url}: split '{split}' of '{features.name}' lacks {int((~done).sum())} of {len(done)}"
-            " shards; run the same `xret extract` again"
+            f"{features.cache.url}: split '{split}' of '{features.name}' lacks {int((~done).sum())} of"
+            f" {counted(len(done), 'shard')}; run the same `xret extract` again"
         )

@@ -115,7 +115,9 @@ class FeatureCache:
         """
         store = Store(url)
         if not store.exists("zarr.json"):
-            raise CacheError(f"{url}: no feature cache is there; make one with `xret extract … --store {url}`")
+            raise CacheError(
+                f"{url}: no feature cache is there; check the path, or make one with `xret extract … --store {url}`"
+            )
         attributes, damage = store.inspect_group("")
         foreign = attributes and not {"format", "digest", "unfinished"} & set(attributes)
         if foreign or (not damage and attributes.get("format") != FORMAT):
@@ -284,7 +286,7 @@ class FeatureSet:
         if lost := set(marked) - set(there):
             raise CacheError(
                 f"{self.cache.url}: '{self.path}/{name}' has lost shard {min(map(int, lost))}; run `xret cache verify`,"
-                " then `xret extract --repair`"
+                " then the extraction again with --repair"
             )
         return self.cache.store.read_array(f"{self.path}/{name}")
 

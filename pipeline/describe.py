@@ -1,8 +1,10 @@
 """What a cache holds: data set, splits, and of each feature set its shape, its size on disk and what is finished."""
 
+import math
 from typing import Any
 
 import numpy as np
+import zarr
 from zarr.abc.codec import BytesBytesCodec
 
 from .cache import OK, CaptionSet, FeatureCache, ImageSet
@@ -13,8 +15,10 @@ from .store import Store
 def describe(url: str) -> dict[str, Any]:
     """Return what the cache at `url` holds: data set, splits, and each feature set with its completeness by split.
 
-    Of a set, ``bytes_per_value`` are the bytes of all its files for each feature value of the samples that are there,
-    None before the first; uncompressed and without checksums, marks or padding they would be ``raw_bytes_per_value``.
+    Of a set, ``bytes_per_value`` are the bytes of all its files for each feature value that is stored, None before the
+    first; uncompressed and without checksums, marks or the smaller arrays they would be ``raw_bytes_per_value``.
+    ``padding`` is the share of the stored values that belong to no sample: all shards of a set are of one length, a
+    split's last one as well, and so are all images of one number of rows.
 
     Raises:
         CacheError: no cache is there, or it is damaged.
@@ -53,8 +57,9 @@ def _describe_set(features: ImageSet | CaptionSet) -> dict[str, Any]:
     done = features.done()
     marks = {split: done[features.blocks.of_split(split)] for split in features.cache.splits}
     finished = sum(features.samples_in(shard) for shard in np.flatnonzero(done).tolist())
-    values, size = _values(features), features.cache.store.size(features.path)
+    size = features.cache.store.size(features.path)
     array = features.cache.store.open_array(f"{features.path}/{'local' if features.channels else 'token'}")
+    stored = int(done.sum()) * _shard_values(features, array)
     # The checksum stands among the codecs, but makes nothing smaller.
     codecs = [codec.to_dict()["name"] for codec in array.compressors if isinstance(codec, BytesBytesCodec)]
     rows = [features.rows] if isinstance(features, ImageSet) else []
@@ -73,12 +78,21 @@ def _describe_set(features: ImageSet | CaptionSet) -> dict[str, Any]:
         "failed": len(features.failed),
         "bytes": size,
         "codec": " ".join(str(name) for name in codecs if name != "crc32c") or "none",
-        "bytes_per_value": size / values if values else None,
+        "bytes_per_value": size / stored if stored else None,
         "raw_bytes_per_value": np.dtype(array.dtype).itemsize,
+        "padding": 1 - _sample_values(features) / stored if stored else None,
     }
 
 
-def _values(features: ImageSet | CaptionSet) -> int:
+def _shard_values(features: ImageSet | CaptionSet, array: zarr.Array) -> int:
+    """Count the feature values that a file of `array`, local or token, and one of the global features hold."""
+    local = math.prod(array.shards or array.chunks)
+    if features.global_channels is None:
+        return local
+    return local + features.attributes.get("shard_captions", features.blocks.length) * features.global_channels
+
+
+def _sample_values(features: ImageSet | CaptionSet) -> int:
     """Count the feature values of the samples that are there; of token ids, the ids."""
     good = features.status == OK
     local = int(features.length[good].sum(dtype=np.int64)) * (features.channels or 1)

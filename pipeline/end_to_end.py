@@ -141,16 +141,10 @@ class EndToEnd(Batches):
         self._put_back: list[PictureSide | TokenSide] = []
         if "image" in encoders:
             assert folder is not None, "images are read from a folder"
-            first, last = cache.splits[split]
-            files = cache.file_names(first, last)
-            names = [files[row - first] for row in self.image_rows.tolist()]
-            self._images = PictureSide(encoders["image"], folder, names, self.device, crop_and_flip)
+            self._images = PictureSide(encoders["image"], folder, self.file_names(), self.device, crop_and_flip)
             self._put_back.append(self._images)
         if "text" in encoders:
-            begin = int(self.caption_rows[0])
-            texts = cache.caption_texts(begin, int(self.caption_rows[-1]) + 1)
-            texts = [texts[row - begin] for row in self.caption_rows.tolist()]
-            self._captions = TokenSide(encoders["text"], texts, self.device, masked)
+            self._captions = TokenSide(encoders["text"], self.texts(), self.device, masked)
             self._put_back.append(self._captions)
 
     def epoch(

@@ -37,6 +37,10 @@ class StoreError(CacheError):
     """An object store does not answer, refuses, or wants credentials; what lies there may be sound."""
 
 
+class OutputError(XretError):
+    """What a command shall write cannot be written where it shall be."""
+
+
 class DeviceError(XretError, ValueError):
     """The device that was asked for is not here."""
 

@@ -16,9 +16,11 @@ import numpy as np
 from .cache import OK, CaptionSet, FeatureCache, ImageSet
 from .errors import CacheError
 from .layout import DEFAULT_SPLITS
+from .outputs import require_new
 from .progress import Progress
 from .rows import ranges
 from .upkeep import choose_set
+from .wording import counted
 
 FORMATS = ("npy", "hdf5")
 SCAN_NAMES = {"train": "train", "val": "dev", "test": "test"}
@@ -82,11 +84,11 @@ def export(
         store, out, format, ``sets`` (names), ``splits`` {name: {images, captions, left_out}}, and bytes.
 
     Raises:
-        CacheError: the cache, a set or a split is not there, not complete or damaged; the sets do not fit the format;
-            or `out` exists or cannot be written.
+        OutputError: `out` exists or cannot be written.
+        CacheError: the cache, a set or a split is not there, not complete or damaged; or the sets do not fit the
+            format.
     """
-    if out.exists():
-        raise CacheError(f"{out} exists already; name another --out, or remove it")
+    require_new(out, folder=to == "npy")
     selection = _select(FeatureCache.open(url), to, sets, splits)
     if to == "npy":
         _check_npy(selection)
@@ -122,8 +124,8 @@ def _select(cache: FeatureCache, to: str, prefixes: Sequence[str], splits: Seque
             marks = features.done()[features.blocks.of_split(split)]
             if not marks.all():
                 raise CacheError(
-                    f"'{features.path}' of {cache.url} has {marks.sum()} of the {len(marks)} shards of split '{split}';"
-                    " extract it completely, or choose others with --splits"
+                    f"'{features.path}' of {cache.url} has {marks.sum()} of {counted(len(marks), 'shard')} of split"
+                    f" '{split}'; extract it completely, or choose others with --splits"
                 )
     rows = {split: np.arange(*cache.splits[split]) for split in wanted}
     if images is not None:

@@ -25,6 +25,7 @@ from .layout import (
     find_set,
     open_for_writing,
     record_failures,
+    require_place,
 )
 from .manifest import Manifest
 from .options import Options
@@ -47,6 +48,7 @@ class SetSummary:
         shards: written now.
         shards_before: found finished.
         failed: samples recorded as failed, by this extraction or before.
+        reasons: of each of them, its file and what is wrong.
         seconds: wall time.
         shares: seconds that the tasks spent reading, encoding and writing.
     """
@@ -56,6 +58,7 @@ class SetSummary:
     shards: int = 0
     shards_before: int = 0
     failed: int = 0
+    reasons: list[str] = field(default_factory=list)
     seconds: float = 0.0
     shares: dict[str, float] = field(default_factory=lambda: {"read": 0.0, "encode": 0.0, "write": 0.0})
 
@@ -82,10 +85,12 @@ def extract(manifest: Manifest, url: str, options: Options) -> dict[str, Any]:
         ManifestError: the data set cannot be read.
         EncoderError: an encoder cannot be made.
         SampleError: an image cannot be read, and `on_error` is ``fail``.
+        OutputError: the store cannot be written.
         CacheError: the store holds something else, or a value does not fit the dtype.
     """
     samples = read_samples(manifest)
     splits = choose_splits(samples, options.splits)
+    require_place(url, samples)
     options = replace(
         options, visual_weights=_absolute(options.visual_weights), text_weights=_absolute(options.text_weights)
     )
@@ -160,6 +165,7 @@ def _finished(samples: Samples, url: str, options: Options, splits: list[str]) -
         if not found[0].done()[shards].all():
             return None
         there = SetSummary(found[0].name, shards_before=len(shards), failed=len(found[0].failed))
+        there.reasons = list(found[0].failed.values())
         summary["sets"].append({**vars(there), "per_second": 0.0})
         summary |= found[0].attributes.get("counts", {})
     return summary
@@ -282,12 +288,15 @@ def _fill(features: ImageSet | CaptionSet, job: "Job", splits: list[str], option
                 del METERS[features.name]
     summary.seconds = time.monotonic() - began
     features = type(features)(cache, features.name)
-    summary.failed = int((features.status == FAILED).sum())
+    summary.failed, summary.reasons = int((features.status == FAILED).sum()), list(features.failed.values())
     for split in splits:
         if (features.status[features.rows_of(split)] == FAILED).all():
             reason = next(iter(features.failed.values()))
             for shard in blocks.of_split(split):  # nothing of it is worth keeping, and it must be tried again
                 marks[shard] = 0
             record_failures(features, cache.ids(*cache.splits[split]), {})
-            raise CacheError(f"no sample of split '{split}' could be read; for example {reason}")
+            raise CacheError(
+                f"no sample of split '{split}' could be read; for example {reason}; check the manifest's images, or"
+                " choose other --splits"
+            )
     return {**vars(summary), "per_second": summary.samples / max(summary.seconds, 1e-9)}

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from .cache import FORMAT, NOT_DONE, VERSION, Blocks, CaptionSet, FeatureCache, FeatureSet, ImageSet, fingerprint
-from .errors import CacheError
+from .errors import CacheError, OutputError
 from .lease import alone
+from .outputs import require_writable
 from .regions import REGION_ARRAYS
 from .samples import SPLITS, Samples
 from .store import Store
@@ -66,21 +67,44 @@ def find_cache(url: str, samples: Samples) -> FeatureCache | None:
     return cache if cache.manifest_sha256 == samples.digest else None
 
 
+def require_place(url: str, samples: Samples) -> None:
+    """Refuse, before anything is computed, a place that cannot become or is not the cache of these samples.
+
+    Raises:
+        OutputError: it cannot be written.
+        CacheError: something else is there.
+    """
+    store = Store(url)
+    if store.is_local:
+        root = Path(store.root)
+        if root.exists() and not root.is_dir():
+            raise OutputError(f"{url} is a file, and a store is a folder; choose another --store")
+        require_writable(root, "--store")
+    _refuse_others(store, samples)
+
+
+def _refuse_others(store: Store, samples: Samples) -> None:
+    if not store.exists("zarr.json"):
+        if store.names(""):
+            raise CacheError(f"{store.url} is not empty and holds no feature cache; choose another --store")
+        return
+    root, damage = store.inspect_group("")
+    is_ours = not damage and (root.get("format"), root.get("version")) == (FORMAT, VERSION)
+    if is_ours and root["manifest_sha256"] != samples.digest:
+        raise CacheError(
+            f"{store.url} holds other samples: data set '{root['dataset']}', manifest {root['manifest_sha256'][:8]},"
+            f" not '{samples.dataset}', {samples.digest[:8]}; choose another --store"
+        )
+
+
 def _open_or_create(store: Store, samples: Samples, protocols: list[str], repair: bool) -> FeatureCache:
+    _refuse_others(store, samples)
     if store.exists("zarr.json") and not store.is_unfinished(""):
         if (repair or store.is_unfinished("samples")) and _made_of(store, samples):
             _write_samples(store, samples)
-        cache = FeatureCache.open(store.url)
-        if cache.manifest_sha256 != samples.digest:
-            raise CacheError(
-                f"{store.url} holds other samples: data set '{cache.dataset}', manifest {cache.manifest_sha256[:8]},"
-                f" not '{samples.dataset}', {samples.digest[:8]}; choose another --store"
-            )
     else:
-        if store.names("") and not store.is_unfinished(""):
-            raise CacheError(f"{store.url} is not empty and holds no feature cache; choose another --store")
         _create(store, samples, protocols)
-        cache = FeatureCache.open(store.url)
+    cache = FeatureCache.open(store.url)
     if store.is_local:  # what a killed writer left behind is never read
         for partial in Path(store.root).rglob("*.partial"):
             partial.unlink(missing_ok=True)
@@ -147,7 +171,7 @@ class SetFacts:
         channels: width of a local row, None for words.
         global_channels: width of the global feature, None for words.
         recorded: versions, device, batch size: written down, and compared with a warning only.
-        asked: the user's words that led to this set, where they decide it without loading the encoder; see `asked`.
+        asked: the options that led to this set, where they decide it without loading the encoder; see `asked`.
     """
 
     encoder: str

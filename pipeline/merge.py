@@ -9,7 +9,7 @@ import numpy as np
 
 from .cache import CaptionSet, FeatureCache, FeatureSet, ImageSet
 from .errors import CacheError
-from .layout import find_set, open_for_writing, record_failures
+from .layout import find_set, open_for_writing, record_failures, require_place
 from .progress import Progress
 from .samples import Caption, ImageSample, Samples
 from .store import Store
@@ -33,6 +33,7 @@ def merge(url: str, sources: Sequence[str]) -> dict[str, Any]:
     Raises:
         CacheError: a store is missing or damaged, holds other samples or another set of the same name, a finished
             shard differs between two stores, or another process is writing to the cache.
+        OutputError: the cache cannot be written.
     """
     caches = [FeatureCache.open(source) for source in sources]
     if not caches:
@@ -43,11 +44,13 @@ def merge(url: str, sources: Sequence[str]) -> dict[str, Any]:
         raise CacheError(f"{same[0]} is the store to merge into; name only others behind it")
     there = store.exists("zarr.json") and not store.is_unfinished("")
     _check_samples([*caches, *([FeatureCache.open(url)] if there else [])])
+    samples = _samples(caches[0])
+    require_place(url, samples)
     parts = [part for cache in caches for part in _parts(cache)]
     if not there:
         _check_sets(parts)
         _check_overlap(parts)
-    with open_for_writing(url, _samples(caches[0]), caches[0].protocols) as cache:
+    with open_for_writing(url, samples, caches[0].protocols) as cache:
         held = _parts(cache)
         _check_sets([*held, *parts])
         plan = [(part, shard) for part, shard in _check_overlap([*held, *parts]) if part.cache is not cache]

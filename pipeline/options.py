@@ -1,6 +1,6 @@
 """How to extract: the command line's options, and which of them decide the features.
 
-A set remembers the words that led to it, so that an extraction which finds all its shards done can tell without
+A set remembers the options that led to it, so that an extraction which finds all its shards done can tell without
 loading an encoder.
 """
 
@@ -82,7 +82,7 @@ class Options:
         return {"layer": self.text_layer, "special_tokens": self.special_tokens, "max_tokens": self.max_tokens}
 
     def asked(self, modality: str) -> dict[str, Any] | None:
-        """Return the words that decide the features of ``images`` or ``captions``, with all files in them hashed.
+        """Return the options that decide the features of ``images`` or ``captions``, with all files in them hashed.
 
         None where they do not: a name of the hub that is not in its local cache.
         """

@@ -13,10 +13,18 @@ from torch import Tensor
 
 from .errors import RunError
 from .rows import Buffers, ranges
+from .wording import in_bytes
 
 Placement = Literal["auto", "device", "pinned", "mapped", "stream"]
 Reader = Callable[[np.ndarray], np.ndarray]  # items [B] -> their rows, packed
 
+_MEMORY = {"device": "device memory", "pinned": "RAM", "mapped": "RAM"}
+_PLACES = {  # how a message says them
+    "device": "in device memory",
+    "pinned": "in pinned RAM",
+    "mapped": "in the store's files, of which the system keeps in RAM what is read",
+    "stream": "read by shards with a block shuffle",
+}
 SHARE = 0.6  # of the free memory that `auto` fills; the rest is the model's
 _PART = 1 << 26  # bytes that are read at once when a table is filled
 _SHARED = "/dev/shm"  # where Linux keeps the memory that processes share
@@ -65,8 +73,8 @@ def choose(
         chosen: Placement = next((name for name in candidates if size - there(name) <= SHARE * free[name]), "stream")
         if size and there(chosen) == size:
             return chosen  # which was told when they were put there
-        beside = ", ".join(f"{in_bytes(free[name])} for {name}" for name in candidates)
-        print(f"{what} take {in_bytes(size)}: {chosen} (free: {beside}).", file=sys.stderr, flush=True)
+        beside = ", ".join(f"{in_bytes(free[name])} of {_MEMORY[name]}" for name in candidates)
+        print(f"{what} take {in_bytes(size)}: {_PLACES[chosen]} (free: {beside}).", file=sys.stderr, flush=True)
         return chosen
     if placement in ("device", "pinned") and size - there(placement) > free[placement]:
         where = str(device) if placement == "device" else "the host"
@@ -97,11 +105,6 @@ def _free_in_container() -> Iterator[int]:
             yield int((_CGROUPS / limit).read_text()) - int((_CGROUPS / used).read_text()) + cached
         except (OSError, ValueError, KeyError):  # not in a container, or one without a limit
             continue
-
-
-def in_bytes(size: int) -> str:
-    """Return a number of bytes as people read it: ``4.7 GB``."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
 class Column(Protocol):

@@ -1,4 +1,4 @@
-"""What an extraction would take: tasks, bytes and hours, without running it."""
+"""What an extraction would take: tasks, bytes and hours, of a few batches that are timed."""
 
 import math
 import os
@@ -21,6 +21,7 @@ from .manifest import Manifest
 from .options import Options
 from .regions import REGION_ARRAYS
 from .samples import Samples, read_samples
+from .wording import counted
 
 PROBE = 2  # batches timed, behind one to warm up
 _TEXTS = 20_000  # captions looked at for their length
@@ -77,7 +78,7 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
         "dataset": samples.dataset,
         "images": rows[next(reversed(rows))][1],
         "captions": captions,
-        "by": f"{workers} workers of {options.scheduler}" if options.scheduler else device,
+        "by": f"{counted(workers, 'worker')} of {options.scheduler}" if options.scheduler else device,
         "sets": [_summary(*parts, splits, _find(cache, *parts[:2]), blocks) for parts in sets],
     }
 

@@ -47,7 +47,7 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
-        else:
+        elif self._told != (self.count, self.note):
             self._speak()
 
     @property
@@ -56,7 +56,7 @@ class Progress:
         return (self.count - self.first) / max(time.monotonic() - self._began, 1e-9)
 
     def _speak(self) -> None:
-        self._spoke = time.monotonic()
+        self._spoke, self._told = time.monotonic(), (self.count, self.note)
         line = f"{self.title}: {self.count}/{self.total} {self.unit}"
         if self.count > self.first:
             left = (self.total - self.count) / self.rate

@@ -21,6 +21,7 @@ from PIL import Image, UnidentifiedImageError
 from .caption_files import Entry, read_entries
 from .errors import ManifestError, SampleError
 from .manifest import SPLITS, Manifest
+from .wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +203,13 @@ def _hashed_split(file_name: str) -> str:
 
 def _check_counts(found: Counter[str], manifest: Manifest) -> None:
     wrong = [
-        f"{found[split]} {split} images where the manifest promises {promised}"
+        f"{counted(found[split], f'{split} image')} where the manifest promises {promised:,}"
         for split, promised in (manifest.counts or {}).items()
         if found[split] != promised
     ]
     if wrong:
         advice = f"complete the file, or correct 'counts' in {manifest.path}"
-        raise ManifestError(f"{manifest.captions}: there are {', '.join(wrong)}; {advice}.")
+        raise ManifestError(f"{manifest.captions}: it holds {', '.join(wrong)}; {advice}.")
 
 
 def _ranges(images: list[ImageSample]) -> dict[str, tuple[int, int]]:

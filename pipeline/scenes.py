@@ -22,7 +22,7 @@ def generate_scenes(folder: str | Path, seed: int = 0, *, train: int = 800, val:
     """Draw a data set of scenes.
 
     Each picture depends on the seed and its number alone. The files are written beside the folder and moved
-    there when all is done; scenes already there, made with the same words, are left as they are.
+    there when all is done; scenes already there, made with the same arguments, are left as they are.
 
     Args:
         folder: where ``images/``, ``dataset_scenes.json`` and ``scenes.yaml`` go; new or empty.
@@ -39,7 +39,7 @@ def generate_scenes(folder: str | Path, seed: int = 0, *, train: int = 800, val:
     counts = {"train": train, "val": val, "test": test}
     manifest = _manifest(seed, counts)
     path = folder / "scenes.yaml"
-    part = folder.resolve().parent / f".{folder.resolve().name}.part"
+    part = unfinished(folder)
     try:
         if path.is_file() and path.read_bytes() == manifest.encode():
             return path
@@ -58,10 +58,25 @@ def generate_scenes(folder: str | Path, seed: int = 0, *, train: int = 800, val:
     return path
 
 
+def are_of_seed(folder: Path, seed: int) -> bool:
+    """Return whether scenes of this seed, all of them, lie in `folder`."""
+    path = folder / "scenes.yaml"
+    return path.is_file() and path.read_bytes().startswith(_heading(seed).encode())
+
+
+def unfinished(folder: Path) -> Path:
+    """Return where the scenes of `folder` are drawn, until it has all of them."""
+    return folder.resolve().parent / f".{folder.resolve().name}.part"
+
+
+def _heading(seed: int) -> str:
+    return f"# Scenes drawn by xret (generator {VERSION}, seed {seed}).\n"
+
+
 def _manifest(seed: int, counts: dict[str, int]) -> str:
     shares = ", ".join(f"{split}: {count}" for split, count in counts.items())
     return (
-        f"# Scenes drawn by xret (generator {VERSION}, seed {seed}).\n"
+        f"{_heading(seed)}"
         "name: scenes\n"
         "images: images\n"
         "captions: dataset_scenes.json\n"

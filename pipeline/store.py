@@ -40,7 +40,9 @@ class Store:
         try:
             self.fs, self.root = fsspec.core.url_to_fs(self.url)
         except (ValueError, ImportError) as error:
-            raise CacheError(f"--store {url} cannot be used: {error}") from error
+            raise CacheError(
+                f"{url} cannot be a store ({str(error).rstrip('.')}); give a local path, or a URL that fsspec can write"
+            ) from error
         self.is_local = not isinstance(self.fs.protocol, str) and self.fs.protocol[0] in _LOCAL
         if not self.is_local:
             self.fs, self._objects = connect(self.url, os.getpid())

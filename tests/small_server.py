@@ -29,6 +29,7 @@ class FakeRetriever:
     Its embeddings are of a `kind`: ``set``, ``vector`` or ``gaussian``.
 
     `gate` holds searches back while it is not set; `asked` are the queries that came so far.
+    It does not know zeppelins.
     """
 
     def __init__(self, folder, kind="set"):
@@ -64,6 +65,12 @@ class FakeRetriever:
             embedding = Gaussian(embedding, torch.full((1, 2), -2.0))  # of a standard deviation of 1 / e
         return embedding, "images" if isinstance(query, str) else "captions"
 
+    def encode_captions(self, texts):
+        return self.encode_query(texts[0])[0]
+
+    def unknown_words(self, texts):
+        return [word for text in texts for word in text.split() if word == "zeppelin"]
+
     def nearest(self, embedding, answers, k=10):
         spread = 0.25 if self.kind == "gaussian" else None
         first = int((embedding.mean if spread else embedding).flatten()[0])
@@ -85,8 +92,7 @@ class FakeRetriever:
     def searches_others(self, answers):
         return False
 
-    def search_elements(self, query, k=10):
-        embedding, answers = self.encode_query(query)
+    def nearest_to_elements(self, embedding, answers, k=10):
         return [self.nearest(embedding + slot, answers, k) for slot in range(embedding.shape[1])]
 
 

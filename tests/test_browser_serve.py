@@ -85,6 +85,14 @@ def test_a_sentence_finds_pictures(open_page, width):
     assert small == []  # nothing is too small for a thumb
 
 
+def test_words_that_the_run_does_not_know_are_told(open_page):
+    page = open_page()
+    page.fill("#q", "a gold zeppelin")
+    page.keyboard.press("Enter")
+    assert shown(page)[0] == "all gold"
+    assert status(page).endswith(". The run has not learnt “zeppelin”; it looked for the other words")
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_each_slot_is_shown_on_request(open_page, width):
     page = open_page(width)

@@ -6,7 +6,7 @@ uncertainty of crops and captions A and C) and Table 4 (binary selection, which 
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,34 @@ class Found:
     triplet: Triplet
 
 
+@dataclass(frozen=True)
+class _Looked:
+    """Crops and captions, embedded, and where each of them stands."""
+
+    images: Side
+    captions: Side
+    image_row: dict[tuple[str, Box], int]
+    caption_row: dict[str, int]
+
+    def rows(self, one: Found, region: Region) -> tuple[int, int]:
+        """Return the row of a region's crop, and that of its caption."""
+        return self.image_row[one.file_name, region.box], self.caption_row[region.phrase]
+
+    def described(self, one: Found) -> dict[str, Any]:
+        """Return the regions of a triplet by letter, see `crops`."""
+        regions = {"A": one.triplet.a, "B": one.triplet.b, "C": one.triplet.c}
+        return {
+            letter: {"box": list(region.box), "phrase": region.phrase, "uncertainty": self._uncertainty(one, region)}
+            for letter, region in regions.items()
+        }
+
+    def _uncertainty(self, one: Found, region: Region) -> dict[str, float] | None:
+        if self.images.uncertainty is None or self.captions.uncertainty is None:
+            return None
+        image, caption = self.rows(one, region)
+        return {"image": self.images.uncertainty[image].item(), "text": self.captions.uncertainty[caption].item()}
+
+
 def crops(
     model: Model,
     folder: Path,
@@ -65,9 +93,11 @@ def crops(
     Returns:
         ``{"images": int, "thresholds": […]}``, of each of `THRESHOLDS` that there are triplets for ``{"area": share of
         the image, "triplets": int, "uncertainty": {"image": {"A", "C"}, "text": {"A", "C"}} or None without Gaussians,
-        "accuracy": {"image_to_text": {"A", "C"}, "text_to_image": {"A", "C"}}, "example": {"file_name", "A": {"box":
-        [left, top, right, bottom] in pixels, "phrase"}, "B", "C"}}``. Uncertainties are means. Accuracies are percent,
-        by the query: crop A or C chooses between captions A and C, caption A or C between the crops.
+        "accuracy": {"image_to_text": {"A", "C"}, "text_to_image": {"A", "C"}}, "example": {"file_name", "size": [width,
+        height], "A": {"box": [left, top, right, bottom] in pixels, "phrase", "uncertainty": {"image", "text"} or None},
+        "B", "C", "accuracy": as above, of this triplet alone}}``. Uncertainties are means. Accuracies are percent,
+        by the query: crop A or C chooses between captions A and C, caption A or C between the crops. The example is one
+        of the triplets, of another image at each threshold where there are as many.
 
     Raises:
         CacheError: a region is none, or no image has two that are small enough.
@@ -82,29 +112,27 @@ def crops(
             f"none of the {len(names):,} images of this split that have regions has two of at most"
             f" {max(THRESHOLDS):.0%} of its area; take another --split or data set"
         )
-    # Often the same triplet is the largest below several thresholds.
-    parts = [(one.file_name, region) for one in found for region in (one.triplet.a, one.triplet.c)]
-    boxes = sorted({(name, region.box) for name, region in parts})
-    phrases = sorted({region.phrase for _, region in parts})
-    with Progress("crops", len(boxes), "crops") as progress:
-        pictures = embed_side(model.embed_images, _encoded(folder, boxes, encode_images, progress))
-    texts = embed_side(model.embed_captions, encode_text(phrases))
-
-    box_row = {box: row for row, box in enumerate(boxes)}
-    phrase_row = {phrase: row for row, phrase in enumerate(phrases)}
-    image_rows = torch.tensor([box_row[name, region.box] for name, region in parts]).view(-1, 2)
-    text_rows = torch.tensor([phrase_row[region.phrase] for _, region in parts]).view(-1, 2)
-    similarity = _similarity(model, pictures.embedding, texts.embedding, image_rows, text_rows)
+    examples = _examples(found)
+    looked = _look(model, folder, found, examples.values(), encode_images, encode_text)
+    rows = torch.tensor([[looked.rows(one, region) for region in (one.triplet.a, one.triplet.c)] for one in found])
+    image_rows, text_rows = rows.unbind(2)
+    similarity = _similarity(model, looked.images.embedding, looked.captions.embedding, image_rows, text_rows)
     thresholds = []
-    for threshold in dict.fromkeys(one.threshold for one in found):
+    for threshold, example in examples.items():
         inside = torch.tensor([one.threshold == threshold for one in found])
+        alone = torch.tensor([one is example for one in found])
         thresholds.append(
             {
                 "area": threshold,
                 "triplets": int(inside.sum()),
-                "uncertainty": _uncertainties(pictures, texts, image_rows[inside], text_rows[inside]),
+                "uncertainty": _uncertainties(looked.images, looked.captions, image_rows[inside], text_rows[inside]),
                 "accuracy": selection_accuracy(similarity[inside], ties),
-                "example": _example(next(one for one in found if one.threshold == threshold)),
+                "example": {
+                    "file_name": example.file_name,
+                    "size": list(_size(folder / example.file_name)),
+                    **looked.described(example),
+                    "accuracy": selection_accuracy(similarity[alone], ties),
+                },
             }
         )
     return {"images": len({one.file_name for one in found}), "thresholds": thresholds}
@@ -147,6 +175,40 @@ def selection_accuracy(similarity: Tensor, ties: Ties) -> dict[str, dict[str, fl
     return table
 
 
+def _examples(found: Sequence[Found]) -> dict[float, Found]:
+    """Return a triplet of each threshold, of another image each time where there are as many."""
+    examples: dict[float, Found] = {}
+    for threshold in dict.fromkeys(one.threshold for one in found):
+        of_threshold = [one for one in found if one.threshold == threshold]
+        names = {one.file_name for one in examples.values()}
+        examples[threshold] = next((one for one in of_threshold if one.file_name not in names), of_threshold[0])
+    return examples
+
+
+def _look(
+    model: Model,
+    folder: Path,
+    found: Sequence[Found],
+    examples: Iterable[Found],
+    encode_images: Encode,
+    encode_text: Encode,
+) -> _Looked:
+    """Embed crops and captions A and C of all triplets, and B of some examples; what several share is there once."""
+    parts = [(one.file_name, region) for one in found for region in (one.triplet.a, one.triplet.c)]
+    parts += [(one.file_name, one.triplet.b) for one in examples]
+    boxes = sorted({(name, region.box) for name, region in parts})
+    phrases = sorted({region.phrase for _, region in parts})
+    with Progress("crops", len(boxes), "crops") as progress:
+        images = embed_side(model.embed_images, _encoded(folder, boxes, encode_images, progress))
+    captions = embed_side(model.embed_captions, encode_text(phrases))
+    return _Looked(
+        images,
+        captions,
+        {box: row for row, box in enumerate(boxes)},
+        {phrase: row for row, phrase in enumerate(phrases)},
+    )
+
+
 def pixels(box: Box) -> tuple[int, int, int, int]:
     """Return the whole pixels that a box touches, at least one each way."""
     return math.floor(box[0]), math.floor(box[1]), math.ceil(box[2]), math.ceil(box[3])
@@ -187,14 +249,6 @@ def _uncertainties(images: Side, captions: Side, left: Tensor, right: Tensor) ->
         return None
     means = {"image": images.uncertainty.cpu()[left].mean(0), "text": captions.uncertainty.cpu()[right].mean(0)}
     return {side: dict(zip("AC", mean.tolist(), strict=True)) for side, mean in means.items()}
-
-
-def _example(found: Found) -> dict[str, Any]:
-    def described(region: Region) -> dict[str, Any]:
-        return {"box": list(region.box), "phrase": region.phrase}
-
-    one = found.triplet
-    return {"file_name": found.file_name, "A": described(one.a), "B": described(one.b), "C": described(one.c)}
 
 
 def _size(path: Path) -> tuple[int, int]:

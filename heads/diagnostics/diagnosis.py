@@ -16,7 +16,7 @@ from ..metrics import Ties
 from ..model import Model
 from ..run import Run
 from ..run_encoders import find_image_encoder, find_text_encoder
-from ..run_features import open_store
+from ..run_features import open_store, split_of_run
 from ..scoring import compare
 from .circular_variance import circular_variance
 from .coefficients import gpo_coefficients
@@ -78,15 +78,36 @@ def diagnose(
     target = pick_device(device)
     opened = Run(run)
     cache = open_store(opened, store)
-    reasons = dict(REASONS)
-    with within_memory(target), torch.no_grad():
+    with within_memory(target):
         model = opened.model(target)
-        embedded = embed_split(opened, model, cache, split, target)
+        embedded = embed_split(model, split_of_run(opened, cache, split, model, target))
+    return diagnose_embedded(
+        opened, model, cache, embedded, ties=ties, data_root=data_root, visual_weights=visual_weights,
+        text_weights=text_weights,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def diagnose_embedded(
+    run: Run,
+    model: Model,
+    cache: FeatureCache,
+    embedded: Embedded,
+    *,
+    ties: Ties = "pessimistic",
+    data_root: str | Path | None = None,
+    visual_weights: str | None = None,
+    text_weights: str | None = None,
+) -> dict[str, Any]:
+    """Look into an opened run whose `model` has embedded a split of a store; the rest as for `diagnose`."""
+    device = next(model.parameters()).device
+    reasons = dict(REASONS)
+    with within_memory(device):
         found = _of_sets(model, embedded, ties)
         found["uncertainty"] = uncertainty(embedded)
         try:
             root = None if data_root is None else Path(data_root)
-            found["crops"] = _crops(opened, model, cache, embedded, root, (visual_weights, text_weights), target, ties)
+            found["crops"] = _crops(run, model, cache, embedded, root, (visual_weights, text_weights), device, ties)
         except XretError as error:  # the rest is worth having
             found["crops"], reasons["crops"] = None, str(error)
         found["gpo"] = _gpo(model, embedded)

@@ -3,17 +3,15 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ...pipeline.batches import Features
-from ...pipeline.cache import FeatureCache
+from ...pipeline.batches import Batches, Features
 from ..aggregators import Aggregated
 from ..embedding import Embedding, Gaussian, concatenate, each
 from ..model import Model
-from ..run import Run
-from ..run_features import split_of_run
-from ..scoring import BATCH, caption_texts
+from ..scoring import BATCH
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,8 @@ class Embedded:
         image: I images.
         text: C captions.
         caption_image: the image (its row here) of each caption, int64 ``[C]``.
+        image_rows: the images' rows in the store, int64 ``[I]``.
+        caption_rows: the captions' rows in the store, int64 ``[C]``.
         ids: of the images.
         file_names: of the images, below the image folder.
         sentids: the captions' numbers.
@@ -48,31 +48,27 @@ class Embedded:
     image: Side
     text: Side
     caption_image: Tensor
+    image_rows: np.ndarray
+    caption_rows: np.ndarray
     ids: list[str]
     file_names: list[str]
     sentids: list[int]
     texts: list[str]
 
 
-def embed_split(run: Run, model: Model, cache: FeatureCache, split: str, device: torch.device) -> Embedded:
-    """Embed the images and captions of a split, in the order of their rows.
-
-    Raises:
-        RunError: the store holds no features that the run can read.
-        CacheError: the split is unknown, empty or not complete.
-    """
-    batches = split_of_run(run, cache, split, model, device)
-    first, last = cache.splits[split]
-    inside = batches.image_rows - first
-    ids, names = cache.ids(first, last), cache.file_names(first, last)
+def embed_split(model: Model, batches: Batches) -> Embedded:
+    """Embed the images and captions of a split, in the order of their rows."""
+    cache = batches.image_set.cache
     return Embedded(
         image=embed_side(model.embed_images, batches.image_features(BATCH)),
         text=embed_side(model.embed_captions, batches.caption_features(BATCH)),
         caption_image=torch.as_tensor(batches.caption_image),
-        ids=[ids[row] for row in inside],
-        file_names=[names[row] for row in inside],
+        image_rows=batches.image_rows,
+        caption_rows=batches.caption_rows,
+        ids=batches.ids(),
+        file_names=batches.file_names(),
         sentids=cache.sentids(0, cache.captions)[batches.caption_rows].tolist(),
-        texts=caption_texts(cache, batches),
+        texts=batches.texts(),
     )
 
 

@@ -118,8 +118,17 @@ def require_part(folder: Path, parts: list[Facts], expected: Facts) -> None:
     if all(differing):
         keys = min(differing, key=len)
         part = parts[differing.index(keys)]
+        if "weights" in keys:
+            there, here = short(part.get("weights")), short(expected["weights"])
+            raise RunError(
+                f"{folder} is an index of another run: the weights there have the SHA-256 {there}…, those of this run"
+                f" {here}…; name the run that it was built from, or build one of this run with `xret index RUN --out …`"
+            )
         what = "; ".join(f"{key} is {short(part.get(key))} there and {short(expected[key])} here" for key in keys)
-        raise RunError(f"{folder} is an index of something else: {what}; build one for this with `xret index`")
+        raise RunError(
+            f"{folder} is an index of something else: {what}; name the same as it was built of, or build another with"
+            " `xret index RUN --out …`"
+        )
 
 
 @contextmanager

@@ -182,7 +182,7 @@ def _require_addable(folder: Path, parts: list[Facts], facts: Facts) -> None:
     require_part(folder, parts, model)
     if any(part == {**part, **facts} for part in parts):
         place = ", ".join(f"{key} {short(facts[key])}" for key in PLACE if key in facts)
-        raise RunError(f"{folder} has these samples already ({place}); add others")
+        raise RunError(f"{folder} has these samples already ({place}); add another split or store")
 
 
 def _embedding(named: dict[str, Tensor]) -> Embedding:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from .crops import Triplet, triplets
 from .examples import Item, described
 from .figures import Plot, Table, heat_map, number
 from .pictures import Pictures
@@ -40,6 +41,7 @@ class Diagnosis:
         plots: drawings.
         tables: other numbers.
         uncertain: samples by title.
+        triplets: crops of a few images.
         reasons: what does not apply, and why.
     """
 
@@ -49,6 +51,7 @@ class Diagnosis:
     plots: list[Plot] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     uncertain: dict[str, list[Item]] = field(default_factory=dict)
+    triplets: list[Triplet] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
 
 
@@ -67,6 +70,7 @@ def diagnosis(name: str, found: dict[str, Any], pictures: Pictures) -> Diagnosis
         _uncertainty(page, found["uncertainty"], pictures)
     if found.get("crops"):
         _crops(page, found["crops"])
+        page.triplets = triplets(found["crops"], pictures)
     return page
 
 
@@ -142,14 +146,14 @@ def _gpo(page: Diagnosis, found: dict[str, Any]) -> None:
 
 def _uncertainty(page: Diagnosis, found: dict[str, Any], pictures: Pictures) -> None:
     deciles = [float(k) for k in range(0, 101, 10)]
-    series = [(f"{what}s", found[side]["deciles"], deciles) for side, what in SIDES.items()]
-    caption = (
-        f"{page.name}: uncertainty, the log-determinant of the covariance, of images (mean "
-        f"{number(found['image']['mean'])}) and captions ({number(found['text']['mean'])}): the share of samples below "
-        "each value."
-    )
-    svg = curves(series, "uncertainty (log-determinant)", "samples below (%)")
-    page.plots.append(Plot(svg, "Line chart", caption))
+    for side, what in SIDES.items():
+        caption = (
+            f"{page.name}: uncertainty, the log-determinant of the covariance, of {what}s (mean "
+            f"{number(found[side]['mean'])}): the share of samples below each value."
+        )
+        svg = curves([(f"{what}s", found[side]["deciles"], deciles)], f"uncertainty of {what}s (log-determinant)",
+                     f"{what}s below (%)")  # fmt: skip
+        page.plots.append(Plot(svg, "Line chart", caption))
     for end, title in (("lowest", "Least"), ("highest", "Most")):
         page.uncertain[f"{title} uncertain images"] = [_image(one, pictures) for one in found["image"][end][:SHOWN]]
         page.uncertain[f"{title} uncertain captions"] = [
@@ -168,17 +172,15 @@ def _crops(page: Diagnosis, found: dict[str, Any]) -> None:
     if not thresholds:
         return
     areas = [100 * one["area"] for one in thresholds]
-    if all(one["uncertainty"] for one in thresholds):
-        series = [
-            (f"{'crop' if side == 'image' else 'caption'} {which}", areas,
-             [one["uncertainty"][side][which] for one in thresholds])
-            for side in SIDES for which in "AC"
-        ]  # fmt: skip
+    for side, what in (("image", "crop"), ("text", "caption")):
+        if not all(one["uncertainty"] for one in thresholds):
+            break
+        series = [(f"{what} {which}", areas, [one["uncertainty"][side][which] for one in thresholds]) for which in "AC"]
         caption = (
-            f"{page.name}: uncertainty against ambiguity. A is a region smaller than the given share of the image, C "
-            f"the box around it and another one; means over the triplets of {found['images']:,} images."
+            f"{page.name}: uncertainty of {what}s against ambiguity. A is a region smaller than the given share of the "
+            f"image, C the box around it and another one, B; means over the triplets of {found['images']:,} images."
         )
-        svg = curves(series, "largest area of A and B (% of the image)", "uncertainty (log-determinant)")
+        svg = curves(series, "largest area of A and B (% of the image)", f"uncertainty of {what}s (log-det.)")
         page.plots.append(Plot(svg, "Line chart", caption))
     ways = (("image_to_text", "crop"), ("text_to_image", "caption"))
     header = ["largest area (%)", "triplets", *(f"{query} {which} asks" for _, query in ways for which in "AC")]
@@ -190,5 +192,8 @@ def _crops(page: Diagnosis, found: dict[str, Any]) -> None:
         ]
         for area, one in zip(areas, thresholds, strict=True)
     ]
-    caption = f"{page.name}: binary selection between A and C of the same image, accuracy in percent; chance is 50."
+    caption = (
+        f"{page.name}: binary selection, accuracy in percent; chance is 50. Crop A asks: which of the captions A and C "
+        "of its image is its own? Caption A asks for its crop likewise."
+    )
     page.tables.append(Table(caption, header, rows))

@@ -11,7 +11,7 @@ from typing import Any
 from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
 from ...pipeline.progress import Progress
-from ..diagnostics import diagnose
+from ..diagnostics import diagnose_embedded
 from ..evaluation import evaluate
 from ..metrics import Ties
 from ..run import versions
@@ -24,6 +24,7 @@ from .pictures import Pictures
 from .space import element_map
 from .tables import WAYS, evaluation_tables, rsum_plot, similarity_table, training_plots
 from .views import View, open_views, same_samples
+from .word_attention import words_over_images
 
 NEEDED = {"jinja2": "jinja2", "matplotlib": "matplotlib", "sklearn": "scikit-learn"}
 MARK = '<meta name="generator" content="xret report">'  # by which a report is known
@@ -75,14 +76,13 @@ def write_report(
     pictures = Pictures(views[0].cache, None if data_root is None else Path(data_root))
     if pictures.why_not:
         print(f"the page will have no pictures: {pictures.why_not}", file=sys.stderr)
-    same: dict[str, Any] = {"store": store, "split": split, "ties": ties, "device": device}
     crops: dict[str, Any] = {"data_root": data_root, "visual_weights": visual_weights, "text_weights": text_weights}
     results, found = [], []
     with Progress("report", 2 * len(views) + 1, "parts") as progress:
         for view in views:
-            results.append(evaluate([view.run.path], **same))
+            results.append(evaluate([view.run.path], store=store, split=split, ties=ties, scores=view.scores))
             progress.update(1)
-            found.append(diagnose(view.run.path, **same, **crops))
+            found.append(diagnose_embedded(view.run, view.model, view.cache, view.embedded, ties=ties, **crops))
             progress.update(1)
         page = _content(views, results, found, pictures, ties, seed)
         progress.update(1)
@@ -182,7 +182,10 @@ def _content(
         "diagnoses": [diagnosis(name, one, pictures) for name, one in zip(names, found, strict=True)],
         "maps": [element_map(view, seed) for view in views],
         "similarities": [table for view in views if (table := similarity_table(view, ties))],
-        "attention": [(view.name, *attended_images(view, pictures, seed)) for view in views],
+        "attention": [
+            (view.name, words_over_images(view, pictures, seed), *attended_images(view, pictures, seed))
+            for view in views
+        ],
         "elements": [
             (view, {way: (by_element(view, pictures, way, seed), _spread(view, way, seed)) for way in WAYS})
             for view in sets

@@ -3,6 +3,7 @@
 import base64
 import html
 import io
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,11 @@ from ..thumbnails import thumbnail
 
 SIDE = 180  # pixels of the longer side of a thumbnail, and of either side of what a network saw
 QUALITY = 75  # of the JPEG files
-DARK = 200  # of 255: how far a shaded picture is covered
+GREY = 112  # of 255: what covers a picture where nobody looks, seen on dark pictures and on bright ones
+COVER = 216  # of 255: how far it covers at most
+
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels of a file
+Part = Box | tuple[str, float]  # or what a network saw, see `input_of`
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ class Pictures:
     def __init__(self, cache: FeatureCache, data_root: Path | None) -> None:
         self.why_not: str | None = None
         self.unreadable: list[str] = []
-        self._held: dict[tuple[str, Any], Picture | None] = {}
+        self._held: dict[tuple[str, Part | None], Picture | None] = {}
         self._folder: Path | None = None
         try:
             self._folder = image_folder(cache, data_root)
@@ -83,19 +88,24 @@ class Pictures:
             file_name: as the store has it.
             features: show what the network of this grid saw; None: the whole picture.
         """
+        return self._hold(file_name, None if features is None else input_of(features))
+
+    def crop(self, file_name: str, box: Box) -> Picture | None:
+        """Return a part of a picture that the page will hold; None where it cannot be shown."""
+        return self._hold(file_name, box)
+
+    def _hold(self, file_name: str, part: Part | None) -> Picture | None:
         if self._folder is None:
             return None
-        seen = None if features is None else input_of(features)
-        key = (file_name, seen)
+        key = (file_name, part)
         if key not in self._held:
-            self._held[key] = self._read(file_name, seen, f"picture-{len(self._held)}")
+            self._held[key] = self._read(self._folder, file_name, part, f"picture-{len(self._held)}")
         return self._held[key]
 
-    def _read(self, file_name: str, seen: tuple[str, float] | None, key: str) -> Picture | None:
-        assert self._folder is not None
+    def _read(self, folder: Path, file_name: str, part: Part | None, key: str) -> Picture | None:
         try:
-            path = self._folder / file_name
-            image = thumbnail(path, SIDE) if seen is None else _input(open_image(path), *seen)
+            path = folder / file_name
+            image = thumbnail(path, SIDE) if part is None else _cut(open_image(path), part)
         except SampleError:
             if file_name not in self.unreadable:
                 self.unreadable.append(file_name)
@@ -119,19 +129,38 @@ def input_of(features: ImageSet) -> tuple[str, float] | None:
 
 
 def shade(values: np.ndarray, width: int, height: int) -> str:
-    """Return SVG that darkens a picture where `values` are low.
+    """Return SVG that covers a picture with grey where `values` are low.
 
     Args:
-        values: [rows, columns] of a grid over the picture, from 0 (dark) to 1 (as it is).
+        values: [rows, columns] of a grid over the picture, from 0 (grey) to 1 (as it is).
         width: of the picture, pixels; `height` likewise.
     """
-    pixels = np.zeros((*values.shape, 4), dtype=np.uint8)
-    pixels[..., 3] = np.round(DARK * (1 - values.clip(0, 1)))
+    pixels = np.full((*values.shape, 4), GREY, dtype=np.uint8)
+    pixels[..., 3] = np.round(COVER * (1 - values.clip(0, 1)))
     data = _base64(Image.fromarray(pixels), "PNG")
     return f'<image width="{width}" height="{height}" preserveAspectRatio="none" href="data:image/png;base64,{data}"/>'
 
 
-def _input(image: Image.Image, way: str, share: float) -> Image.Image:
+def box_outline(box: Several[float], picture: Picture, style: str = "outline") -> str:
+    """Return SVG that outlines a box over a picture.
+
+    Args:
+        box: x1, y1, x2, y2 as shares of the picture's width and height.
+        picture: what it is drawn over.
+        style: class of the style sheet.
+    """
+    (x1, y1, x2, y2), (width, height) = box, picture.size
+    return (
+        f'<rect x="{x1 * width:.1f}" y="{y1 * height:.1f}" width="{(x2 - x1) * width:.1f}" '
+        f'height="{(y2 - y1) * height:.1f}" class="{style}"/>'
+    )
+
+
+def _cut(image: Image.Image, part: Part) -> Image.Image:
+    """Return a box of a picture made small, or what a network saw."""
+    if len(part) == 4:
+        return thumbnail(image.crop(part), SIDE)
+    way, share = part
     if way == "stretch":
         return image.resize((SIDE, SIDE))
     side = min(image.size) * share

@@ -5,19 +5,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...pipeline.cache import OK, FeatureCache, ImageSet
+from ...pipeline.cache import CaptionSet, FeatureCache, ImageSet
 from ...pipeline.device import within_memory
 from ..diagnostics.embedded import Embedded, embed_split
 from ..embedding import Embedding, Gaussian, Sequence
 from ..model import Model
 from ..run import Run
-from ..run_features import open_store
-from ..scoring import compare
+from ..run_features import caption_set_of_run, open_store, split_of_run
+from ..scoring import Scores, score_embedded
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class View:
         model: with the weights of the best epoch.
         split: which images and captions.
         embedded: the split.
-        similarity: of its images and captions, ``[I, C]``; larger is closer.
+        scores: how its images and captions compare.
     """
 
     name: str
@@ -40,7 +39,12 @@ class View:
     model: Model
     split: str
     embedded: Embedded
-    similarity: Tensor
+    scores: Scores
+
+    @property
+    def similarity(self) -> Tensor:
+        """Of its images and captions, ``[I, C]``; larger is closer."""
+        return self.scores.similarity
 
     @cached_property
     def image_elements(self) -> Tensor:
@@ -63,10 +67,9 @@ class View:
         return self.cache.image_set(self.run.info["image_set"])
 
     @cached_property
-    def image_rows(self) -> np.ndarray:
-        """Rows of the images in the store, int64 ``[I]``."""
-        rows = np.arange(*self.cache.splits[self.split])
-        return rows[self.image_set.status[rows] == OK]
+    def caption_set(self) -> CaptionSet:
+        """The caption features that the run reads."""
+        return caption_set_of_run(self.run, self.cache)
 
     @cached_property
     def found_captions(self) -> Tensor:
@@ -107,9 +110,10 @@ def open_views(paths: Several[str | Path], store: str | None, split: str, device
     for run, cache, name in zip(runs, caches, names([run.path for run in runs]), strict=True):
         with within_memory(device):
             model = run.model(device)
-            embedded = embed_split(run, model, cache, split, device)
-            similarity = compare(model, embedded.image.embedding, embedded.text.embedding, embedded.texts)
-        views.append(View(name, run, cache, model, split, embedded, similarity))
+            batches = split_of_run(run, cache, split, model, device)
+            embedded = embed_split(model, batches)
+            scores = score_embedded(model, batches, embedded.image.embedding, embedded.text.embedding)
+        views.append(View(name, run, cache, model, split, embedded, scores))
     return views
 
 

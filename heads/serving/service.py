@@ -1,12 +1,14 @@
 """What the page shows and the endpoint answers: plain functions over a `Retriever`, run in worker threads."""
 
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from PIL import Image
 from torch import Tensor
 
 from ...pipeline.errors import CacheError, ManifestError, RunError, XretError
+from ..embedding import Embedding
 from ..hits import Hit, Modality, uncertainty
 from ..retriever import Retriever
 from ..thumbnails import jpeg, thumbnail
@@ -27,6 +29,7 @@ class Service:
     def __init__(self, retriever: Retriever) -> None:
         self.retriever = retriever
         self.elements = 0
+        self._examples: list[str] = []
         self.missing: dict[str, str] = {}
         self.pictureless: str | None = None
 
@@ -52,9 +55,13 @@ class Service:
         for text, row in zip(gallery.texts, gallery.caption_image, strict=True):
             self._captions[int(row)].append(text)
         refusals: list[XretError] = []
-        for side, query in (("text", gallery.texts[0].strip() or "a"), ("image", Image.new("RGB", (64, 64)))):
+        queries: dict[str, Callable[[], tuple[Embedding, Modality]]] = {
+            "text": lambda: (self.retriever.encode_captions([gallery.texts[0].strip() or "a"]), "images"),
+            "image": lambda: self.retriever.encode_query(Image.new("RGB", (64, 64))),
+        }
+        for side, encode in queries.items():
             try:
-                embedding, answers = self.retriever.encode_query(query, 1)
+                embedding, answers = encode()
                 self.retriever.nearest(embedding, answers, 1)
                 self.elements = embedding.shape[1] if isinstance(embedding, Tensor) and embedding.ndim == 3 else 0
             except XretError as error:
@@ -62,6 +69,8 @@ class Service:
                 refusals.append(error)
         if len(refusals) == 2:
             raise refusals[0]
+        if "text" not in self.missing:
+            self._examples = _examples(gallery.texts, self.retriever)
         try:
             gallery.image_path(0)
         except (CacheError, ManifestError) as error:
@@ -70,7 +79,6 @@ class Service:
     def about(self) -> dict[str, Any]:
         """Return what the page says about run and gallery; no path is told, only the run's name."""
         gallery = self.retriever.gallery
-        short = [text for text in gallery.texts if text.strip() and len(text) <= EXAMPLE_LENGTH]
         return {
             "run": self.retriever.run.path.resolve().name,
             "recipe": self.retriever.run.recipe.name,
@@ -82,7 +90,7 @@ class Service:
             "text": "text" not in self.missing,
             "image": "image" not in self.missing,
             "pictures": self.pictureless is None,
-            "examples": [] if "text" in self.missing else short[:: max(1, -(-len(short) // EXAMPLES))],
+            "examples": self._examples,
         }
 
     def answer(self, query: str | bytes | bytearray, k: int, elements: bool) -> dict[str, Any]:
@@ -91,10 +99,11 @@ class Service:
         Returns:
             ``results``, hits as of `xret search --json` with the image's ``row`` and, of images, their ``captions``;
             ``elements`` if asked for, such a list for each element of the query's set; of Gaussians the query's
-            ``uncertainty``; ``seconds``.
+            ``uncertainty``; of a text with words that are not in the run's vocabulary these words, ``unknown``;
+            ``seconds``.
 
         Raises:
-            QueryError: the query is empty or no picture, or there are no elements.
+            QueryError: the query is empty, no picture or without a known word, or there are no elements.
         """
         start = time.perf_counter()
         sample = query if isinstance(query, str) else open_upload(query)
@@ -102,11 +111,13 @@ class Service:
         hits = self.retriever.nearest(embedding, answers, k)
         result: dict[str, Any] = {"results": [self._to_dict(hit) for hit in hits]}
         if elements:
-            each = self.retriever.search_elements(sample, k)
+            each = self.retriever.nearest_to_elements(embedding, answers, k)
             result["elements"] = [[self._to_dict(hit) for hit in hits] for hits in each]
         spread = uncertainty(embedding)
         if spread is not None:
             result["uncertainty"] = float(spread[0])
+        if isinstance(sample, str) and (unknown := self.retriever.unknown_words([sample])):
+            result["unknown"] = unknown
         result["seconds"] = round(time.perf_counter() - start, 4)
         return result
 
@@ -126,3 +137,10 @@ class Service:
             return {**hit.to_dict(), "row": self._rows["captions"][hit.id]}
         row = self._rows["images"][hit.id]
         return {**hit.to_dict(), "row": row, "captions": self._captions[row]}
+
+
+def _examples(texts: Sequence[str], retriever: Retriever) -> list[str]:
+    """Return some captions, from all over the gallery, that are short and whose every word the run knows."""
+    short = [text for text in texts if text.strip() and len(text) <= EXAMPLE_LENGTH]
+    known = [text for text in short if not retriever.unknown_words([text])]
+    return known[:: max(1, -(-len(known) // EXAMPLES))]

@@ -116,6 +116,19 @@ class CrossAttention(nn.Module):
             negative_slope=self.negative_slope,
         )
 
+    def weights(self, images: Sequence, captions: Sequence) -> Tensor:
+        """Return the attention between I images of N regions and C captions of L words, `[I, C, N, L]`.
+
+        Those of a query row add up to one over the context's rows: with `t-i` those of a word over the regions, with
+        `i-t` those of a region over the words. What stands behind a length means nothing.
+        """
+        check_sequences(images, captions)
+        images, captions = _prepared(images), _prepared(captions)
+        query, context = (captions, images) if self.direction == "t-i" else (images, captions)
+        with torch.autocast(images.rows.device.type, enabled=False):
+            weight, _ = _attention(query, context, self.lambda_softmax, self.negative_slope)
+        return weight.permute(0, 2, 1, 3) if self.direction == "t-i" else weight.permute(2, 0, 3, 1)
+
 
 def _prepared(sequence: Sequence) -> Sequence:
     """Return unit rows, with zeros behind every length."""
@@ -128,8 +141,10 @@ def _valid(rows: Tensor, length: Tensor) -> Tensor:
     return torch.arange(rows.shape[1], device=rows.device) < length[:, None]
 
 
-def _relevance(query: Sequence, context: Sequence, lambda_softmax: float, negative_slope: float) -> Tensor:
-    """Return the cosine of each of T query rows with what it attends to in each context, `[X, Q, T]`."""
+def _attention(
+    query: Sequence, context: Sequence, lambda_softmax: float, negative_slope: float
+) -> tuple[Tensor, Tensor]:
+    """Return what each of T query rows attends to of each context's M rows, and the cosines, both `[X, M, Q, T]`."""
     count, rows = context.rows.shape[:2]
     samples, width = query.rows.shape[:2]
     cosines = (context.rows.flatten(0, 1) @ query.rows.flatten(0, 1).T).view(count, rows, samples, width)
@@ -137,7 +152,12 @@ def _relevance(query: Sequence, context: Sequence, lambda_softmax: float, negati
     weight = functional.normalize(functional.leaky_relu(cosines, negative_slope), dim=3, eps=1e-8)
     padding = ~_valid(context.rows, context.length)[:, :, None, None]
     weight = (lambda_softmax * weight).masked_fill(padding, torch.finfo(weight.dtype).min).softmax(1)
-    weight = weight.masked_fill(padding, 0)  # of a context without rows
+    return weight.masked_fill(padding, 0), cosines  # padding has weight in a context without rows
+
+
+def _relevance(query: Sequence, context: Sequence, lambda_softmax: float, negative_slope: float) -> Tensor:
+    """Return the cosine of each of T query rows with what it attends to in each context, `[X, Q, T]`."""
+    weight, cosines = _attention(query, context, lambda_softmax, negative_slope)
     gram = context.rows @ context.rows.transpose(1, 2)
     squares = (weight * (gram @ weight.flatten(2)).view_as(weight)).sum(1)
     return (weight * cosines).sum(1) / squares.clamp(min=1e-16).sqrt()

@@ -1,5 +1,6 @@
 """Scoring a whole gallery in blocks of pairs, so that memory is bounded."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from ..embedding import Embedding, each
 
-IMAGES, CAPTIONS = 512, 1024  # of a block at most: large enough for the matrix product to run at full speed
+SIDE = 512  # of a block of Gaussians or sequences, which are compared in float64 or bound their memory themselves
 # Pairs of elements in a block: 16 MiB a temporary in float32. glibc gives larger ones than 32 MiB back to the system
 # each time, and getting them again costs more than most of the arithmetic.
 CELLS = 1 << 22
@@ -29,21 +30,26 @@ def in_blocks(compare: Callable[[Any, Any], Tensor], images: Embedding, captions
     # Once a piece of nearly 32 MiB was freed, never touched, glibc keeps all temporaries of the blocks at hand.
     torch.empty(31 << 20, dtype=torch.uint8)
     count, width = _count(images), _count(captions)
-    step = height(images, captions)
+    step = side(images, captions)
     similarity: Tensor | None = None
-    for left in range(0, width, CAPTIONS):
-        columns = _some(captions, left, left + CAPTIONS)
+    for left in range(0, width, step):
+        columns = _some(captions, left, left + step)
         for top in range(0, count, step):
             block = compare(_some(images, top, top + step), columns)
             if similarity is None:
                 similarity = block.new_empty((count, width))
-            similarity[top : top + step, left : left + CAPTIONS] = block
+            similarity[top : top + step, left : left + step] = block
     return compare(images, captions) if similarity is None else similarity
 
 
-def height(images: Embedding, captions: Embedding) -> int:
-    """Return how many images a block of `in_blocks` has."""
-    return max(1, min(IMAGES, CELLS // (CAPTIONS * _elements(images) * _elements(captions))))
+def side(images: Embedding, captions: Embedding) -> int:
+    """Return how many images and how many captions a block of `in_blocks` has.
+
+    As many of both: each block normalises its rows and columns anew, which a square has the fewest of.
+    """
+    if not (isinstance(images, Tensor) and isinstance(captions, Tensor)):
+        return SIDE
+    return max(1, math.isqrt(CELLS // (_elements(images) * _elements(captions))))
 
 
 def _some(embedding: Embedding, begin: int, end: int) -> Embedding:
@@ -54,6 +60,6 @@ def _count(embedding: Embedding) -> int:
     return len(embedding if isinstance(embedding, Tensor) else embedding[0])
 
 
-def _elements(embedding: Embedding) -> int:
-    """Return the size of sets; 1 for the others (sequences bound their memory themselves)."""
-    return embedding.shape[1] if isinstance(embedding, Tensor) and embedding.ndim == 3 else 1
+def _elements(embedding: Tensor) -> int:
+    """Return the size of sets, and 1 for vectors."""
+    return embedding.shape[1] if embedding.ndim == 3 else 1

@@ -104,7 +104,7 @@ def load_visual(
     frames: int | None = None,
     trust: bool = False,
 ) -> VisualEncoder:
-    """Return the image encoder `name`; the same words give the same object again, unless files were replaced.
+    """Return the image encoder `name`; the same arguments give the same object again, unless files were replaced.
 
     Args:
         name: any torchvision classification network, ``butd``, ``butd-grid`` or ``fasterrcnn_resnet50_fpn_v2``.
@@ -131,7 +131,7 @@ def load_text(
 ) -> "BertEncoder":
     """Return the text encoder that a folder or hub id names.
 
-    The same words give the same object again, unless files were replaced.
+    The same arguments give the same object again, unless files were replaced.
 
     The words encoder has no weights: `words.WordsEncoder.build` makes it from the training captions.
 

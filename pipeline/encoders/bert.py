@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -238,6 +239,8 @@ def _load(weights: str) -> tuple[Any, Any]:
     if not is_folder and not _HUB_ID.fullmatch(weights):
         raise EncoderError(f"text weights '{weights}': there is no such folder; give a folder or a model id of the hub")
     for offline in [True] if is_folder else [True, False]:
+        if not offline:
+            print(f"Fetching text weights '{weights}' from the Hugging Face hub, into its cache.", file=sys.stderr)
         try:
             model = _load_model(weights, offline)
             return model, _load_tokenizer(weights, offline, model)

@@ -3,14 +3,11 @@
 Pixels are those of the Caffe model: blue, green, red, less a mean, neither divided by 255 nor by a deviation.
 """
 
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import PIL
 import torch
-import torchvision
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -18,21 +15,21 @@ from torch.nn import functional
 from torchvision.ops import box_iou
 from torchvision.transforms.functional import pil_to_tensor
 
-from ..errors import EncoderError, SampleError, nearest
+from ..errors import EncoderError
 from ..regions import Regions
 from ..samples import open_image
 from .butd_checkpoints import DETECTORS, GRIDS, convert, published
 from .butd_network import PROPOSALS, DetectorNetwork, GridNetwork
 from .caffe_boxes import corners
+from .pictures import library_versions, open_picture
 from .random_weights import noise_images, settle_norms
-from .selection import check_regions, select
-from .weights import digest, read_weights
+from .selection import check_regions, select, selection_identity
+from .weights import digest, read_weights, seed_or_file
 
 MEAN = (102.9801, 115.9465, 122.7717)
 _SHORTER, _LONGER = 600, 1000
 _SMALLEST = 16  # shortest side of a proposal, pixels of the picture as it came
 _CONFIDENCE, _OVERLAP = 0.2, 0.3
-_LONGEST = 100  # longer side over shorter; beyond, the resized image would have no pixels left to pool
 # What of the weights decides neither the regions nor their features.
 _IDLE = ("predictor.bbox_pred.", "predictor.attribute_", "predictor.class_embedding.")
 
@@ -90,16 +87,9 @@ class ButdEncoder:
             "weights": weights_id,
             "preprocessing": {**_PIXELS, "shorter": _SHORTER, "longer": _LONGER},
             "layer": "res5, mean",
-            "regions": {
-                "boxes": "proposals",
-                "proposals": PROPOSALS,
-                "fewest": regions[0],
-                "most": regions[1],
-                "confidence": _CONFIDENCE,
-                "overlap": _OVERLAP,
-            },
+            "regions": selection_identity(regions, PROPOSALS, _CONFIDENCE, _OVERLAP),
         }
-        self.versions = _versions()
+        self.versions = library_versions()
 
     def decode(self, path: str | Path) -> tuple[Picture, tuple[int, int]]:
         """Read an image and resize it: its shorter side to 600 pixels, unless the longer would exceed 1000.
@@ -110,9 +100,7 @@ class ButdEncoder:
         Raises:
             SampleError: the image cannot be read, or is far too long and narrow.
         """
-        image = open_image(path)
-        if max(image.size) > _LONGEST * min(image.size):
-            raise SampleError(str(path), f"it is more than {_LONGEST} times as long as it is wide; crop it")
+        image = open_picture(path)
         scale = self._scale(image.size)
         width, height = (round(side * scale) for side in image.size)
         return Picture(_resized(image, height, width), image.size), image.size
@@ -187,7 +175,7 @@ class ButdGridEncoder:
             "preprocessing": {**_PIXELS, "stretch": image_size},
             "layer": "res5",
         }
-        self.versions = _versions()
+        self.versions = library_versions()
 
     def decode(self, path: str | Path) -> tuple[Tensor, tuple[int, int]]:
         """Read an image and stretch it to a square, whatever its proportions.
@@ -242,22 +230,19 @@ def _resized(image: Image.Image, height: int, width: int) -> Tensor:
     return functional.interpolate(pixels, (height, width), mode="bilinear", align_corners=False)[0]
 
 
-def _versions() -> dict[str, str]:
-    return {"torch": str(torch.__version__), "torchvision": torchvision.__version__, "pillow": PIL.__version__}
-
-
 def _load(
     kind: type[DetectorNetwork] | type[GridNetwork], layouts: tuple[str, ...], weights: str, trust: bool
 ) -> tuple[str, Any]:
     """Build a network on the CPU and fill it; return what its identity says of the weights, and itself."""
-    if seed := re.fullmatch(r"random:(\d{1,18})", weights):
-        return f"random:{int(seed[1])}", _random(kind, int(seed[1]))
-    if not Path(weights).is_file():
+    if weights == "imagenet":
         raise EncoderError(
-            f"weights '{weights}': this is neither an existing file nor 'random:SEED' with a whole number"
-            f"{nearest(weights, ['random:0'])}; give a file of the published bottom-up-attention weights"
+            "there are no weights 'imagenet' of bottom-up attention to download; give a file of the published"
+            " bottom-up-attention weights as --visual-weights"
         )
-    state = convert(read_weights(Path(weights), trust), layouts, weights)
+    source = seed_or_file(weights, imagenet=False)
+    if isinstance(source, int):
+        return f"random:{source}", _random(kind, source)
+    state = convert(read_weights(source, trust), layouts, weights)
     with torch.device("meta"):
         network = kind()
     own = network.state_dict()

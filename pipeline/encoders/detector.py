@@ -1,28 +1,23 @@
 """Region features of torchvision's Faster R-CNN, whose weights anyone can download."""
 
-import re
 from pathlib import Path
 from typing import Any
 
-import PIL
 import torch
-import torchvision
 from torch import Tensor
 from torchvision.models.detection import FasterRCNN_ResNet50_FPN_V2_Weights, fasterrcnn_resnet50_fpn_v2
 from torchvision.ops import box_iou
 from torchvision.transforms.functional import convert_image_dtype, normalize, pil_to_tensor
 
-from ..errors import EncoderError, SampleError, nearest
 from ..regions import Regions
-from ..samples import open_image
+from .pictures import library_versions, open_picture
 from .random_weights import noise_images, settle_norms
-from .selection import check_regions, select
-from .weights import digest, fetch, load_strictly, read_weights
+from .selection import check_regions, select, selection_identity
+from .weights import digest, fetch, load_strictly, read_weights, seed_or_file
 
 _PROPOSALS = 1000
 _SHORTER, _LONGER = 800, 1333
 _CONFIDENCE, _OVERLAP = 0.2, 0.5
-_LONGEST = 100  # longer side over shorter
 
 
 class DetectorEncoder:
@@ -78,20 +73,9 @@ class DetectorEncoder:
                 "std": list(transform.image_std),
             },
             "layer": "roi_heads.box_head",
-            "regions": {
-                "boxes": "proposals",
-                "proposals": _PROPOSALS,
-                "fewest": regions[0],
-                "most": regions[1],
-                "confidence": _CONFIDENCE,
-                "overlap": _OVERLAP,
-            },
+            "regions": selection_identity(regions, _PROPOSALS, _CONFIDENCE, _OVERLAP),
         }
-        self.versions = {
-            "torch": str(torch.__version__),
-            "torchvision": torchvision.__version__,
-            "pillow": PIL.__version__,
-        }
+        self.versions = library_versions()
 
     def decode(self, path: str | Path) -> tuple[Tensor, tuple[int, int]]:
         """Read an image; the network itself resizes it, its shorter side to 800 pixels, the longer to 1333 at most.
@@ -102,9 +86,7 @@ class DetectorEncoder:
         Raises:
             SampleError: the image cannot be read, or is far too long and narrow.
         """
-        image = open_image(path)
-        if max(image.size) > _LONGEST * min(image.size):
-            raise SampleError(str(path), f"it is more than {_LONGEST} times as long as it is wide; crop it")
+        image = open_picture(path)
         return pil_to_tensor(image), image.size
 
     @torch.inference_mode()
@@ -134,18 +116,13 @@ class DetectorEncoder:
 
 def _load(weights: str, trust: bool) -> tuple[str, Any]:
     """Build the network on the CPU and fill it; return what its identity says of the weights, and itself."""
-    if seed := re.fullmatch(r"random:(\d{1,18})", weights):
-        return f"random:{int(seed[1])}", _random(int(seed[1]))
     if weights == "imagenet":
         entry = FasterRCNN_ResNet50_FPN_V2_Weights.COCO_V1
         origin, state = "torchvision's detector", fetch(entry, f"weights of {DetectorEncoder.name}")
-    elif Path(weights).is_file():
-        origin, state = weights, read_weights(Path(weights), trust)
+    elif isinstance(source := seed_or_file(weights, imagenet=True), int):
+        return f"random:{source}", _random(source)
     else:
-        raise EncoderError(
-            f"weights '{weights}': this is neither 'imagenet' (here the weights trained on COCO), nor an existing file,"
-            f" nor 'random:SEED' with a whole number{nearest(weights, ['imagenet', 'random:0'])}"
-        )
+        origin, state = weights, read_weights(source, trust)
     with torch.random.fork_rng(devices=[]):  # its own weights are drawn first, for nothing
         network = _build()
     load_strictly(network, state, origin)

@@ -1,12 +1,10 @@
 """Grid features: the last feature map of a torchvision classification network, one row a cell."""
 
 import math
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL
 import torch
 import torchvision
 from PIL import Image
@@ -17,15 +15,14 @@ from torchvision.models import VisionTransformer, get_model, get_model_weights, 
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 from torchvision.transforms import functional as transforms
 
-from ..errors import EncoderError, SampleError, nearest
-from ..samples import open_image
+from ..errors import EncoderError, nearest
+from .pictures import library_versions, open_picture
 from .random_weights import noise_images, settle_norms
-from .weights import digest, fetch, load_strictly, read_weights
+from .weights import digest, fetch, load_strictly, read_weights, seed_or_file
 
 _HEADS = {"classifier", "fc", "head", "heads"}
 _POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 _POOLING = {functional.adaptive_avg_pool2d, functional.adaptive_max_pool2d}
-_LONGEST = 100  # longer side over shorter; beyond, the resized image would fill the memory
 
 
 class GridEncoder:
@@ -106,11 +103,7 @@ class GridEncoder:
             },
             "layer": layer,
         }
-        self.versions = {
-            "torch": str(torch.__version__),
-            "torchvision": torchvision.__version__,
-            "pillow": PIL.__version__,
-        }
+        self.versions = library_versions()
 
     def decode(self, path: str | Path) -> tuple[Tensor, tuple[int, int]]:
         """Read an image, resize its shorter side and cut out the middle.
@@ -121,9 +114,7 @@ class GridEncoder:
         Raises:
             SampleError: the image cannot be read, or is far too long and narrow.
         """
-        image = open_image(path)
-        if max(image.size) > _LONGEST * min(image.size):
-            raise SampleError(str(path), f"it is more than {_LONGEST} times as long as it is wide; crop it")
+        image = open_picture(path)
         return self.prepare(image), image.size
 
     def prepare(self, image: Image.Image) -> Tensor:
@@ -217,17 +208,12 @@ def _rows(features: Tensor) -> Tensor:
 
 def _load(name: str, weights: str, image_size: int, trust: bool) -> tuple[str, nn.Module]:
     """Build a network on the CPU and fill it; return what its identity says of the weights, and itself."""
-    if seed := re.fullmatch(r"random:(\d{1,18})", weights):
-        return f"random:{int(seed[1])}", _random(name, int(seed[1]), image_size)
     if weights == "imagenet":
         origin, state = f"{name}'s ImageNet weights", _imagenet(name)
-    elif Path(weights).is_file():
-        origin, state = weights, read_weights(Path(weights), trust)
+    elif isinstance(source := seed_or_file(weights, imagenet=True), int):
+        return f"random:{source}", _random(name, source, image_size)
     else:
-        raise EncoderError(
-            f"weights '{weights}': this is neither 'imagenet', nor an existing file, nor 'random:SEED' with a"
-            f" whole number{nearest(weights, ['imagenet', 'random:0'])}"
-        )
+        origin, state = weights, read_weights(source, trust)
     with torch.random.fork_rng(devices=[]):  # its own weights are drawn first, for nothing
         network = _build(name, image_size)
     load_strictly(network, state, origin)

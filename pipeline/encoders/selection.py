@@ -19,6 +19,20 @@ def check_regions(regions: tuple[int, int], most: int) -> None:
         )
 
 
+def selection_identity(
+    regions: tuple[int, int], proposals: int, confidence: float, overlap: float
+) -> dict[str, str | int | float]:
+    """Return what the identity of an encoder says of its boxes: `proposals`, of which `select` chooses some."""
+    return {
+        "boxes": "proposals",
+        "proposals": proposals,
+        "fewest": regions[0],
+        "most": regions[1],
+        "confidence": confidence,
+        "overlap": overlap,
+    }
+
+
 def select(
     scores: Tensor, overlaps: Tensor, regions: tuple[int, int], confidence: float, overlap: float
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ..errors import EncoderError
+from ..errors import EncoderError, nearest
 
 if TYPE_CHECKING:
     from torchvision.models import WeightsEnum
@@ -44,6 +44,27 @@ def read_weights(path: Path, trust: bool = False) -> dict[str, Tensor]:
     if not any(isinstance(value, Tensor) for value in flat.values()):
         raise EncoderError(f"{path}: there are no named weights in it; give a file with a network's state dict")
     return flat
+
+
+def seed_or_file(weights: str, *, imagenet: bool) -> int | Path:
+    """Return the seed of ``random:SEED``, or the path of a file of weights.
+
+    Args:
+        weights: as on the command line.
+        imagenet: whether ``imagenet``, which a caller looks for first, is known as well; for the message.
+
+    Raises:
+        EncoderError: they are neither.
+    """
+    if seed := re.fullmatch(r"random:(\d{1,18})", weights):
+        return int(seed[1])
+    if Path(weights).is_file():
+        return Path(weights)
+    known, either = (["imagenet", "random:0"], "'imagenet', nor ") if imagenet else (["random:0"], "")
+    raise EncoderError(
+        f"weights '{weights}': this is neither {either}an existing file, nor 'random:SEED' with a whole number"
+        f"{nearest(weights, known)}; give one of them as --visual-weights"
+    )
 
 
 def _flat(content: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:

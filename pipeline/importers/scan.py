@@ -58,7 +58,10 @@ class ScanSource:
             self._paths.append(path)
             files += [path, _beside(path, "ids")]
         if not shapes:
-            raise SourceError(f"{folder} holds none of train_ims.npy, dev_ims.npy, test_ims.npy and testall_ims.npy")
+            raise SourceError(
+                f"{folder} holds none of train_ims.npy, dev_ims.npy, test_ims.npy and testall_ims.npy; check --source"
+                " and --from"
+            )
         self.channels = next(iter(shapes.values()))[-1]
         odd = [path for path, shape in shapes.items() if shape[-1] != self.channels]
         if odd:

@@ -23,6 +23,7 @@ from ..layout import (
     find_set,
     open_for_writing,
     record_failures,
+    require_place,
 )
 from ..manifest import Manifest
 from ..progress import Progress
@@ -67,16 +68,18 @@ def import_features(manifest: Manifest, url: str, options: ImportOptions) -> dic
     Returns:
         data set, store, images, captions; ``matched_by``, which key of the images the source's ids were;
         ``unmatched``, how many images of the source are not in the data set; ``sets``, a mapping of name, samples
-        (without those that failed) and shards written now, shards before, failed, seconds and rate.
+        (without those that failed) and shards written now, shards before, failed, the reasons, seconds and rate.
 
     Raises:
         ManifestError: the data set cannot be read.
         SourceError: the source is not of its format, or lacks images, and `on_error` is ``fail``.
         SampleError: the features of an image are damaged, and `on_error` is ``fail``.
+        OutputError: the store cannot be written.
         CacheError: the store holds something else, or a value does not fit the dtype.
     """
     samples = read_samples(manifest)
     splits = choose_splits(samples, options.splits)
+    require_place(url, samples)
     source = open_source(options.format_, options.source, samples.dataset, options.arrays)
     rows, matched_by = match(source.ids, samples)
     _check_splits(source, rows, samples)
@@ -157,16 +160,18 @@ def _fill(features: ImageSet, source: Source, entries: np.ndarray, splits: list[
             marks[shard] = 1
             progress.update(features.samples_in(shard))
     seconds = time.monotonic() - began
-    status = ImageSet(features.cache, features.name).status
+    filled = ImageSet(features.cache, features.name)
     for split in splits:
-        if (status[features.rows_of(split)] == FAILED).all():
-            raise CacheError(f"no image of split '{split}' could be read; `xret cache verify` lists the reasons")
+        if (filled.status[features.rows_of(split)] == FAILED).all():
+            url = features.cache.url
+            raise CacheError(f"no image of split '{split}' could be read; `xret cache verify {url}` lists the reasons")
     return {
         "name": features.name,
         "samples": samples,
         "shards": len(missing),
         "shards_before": len(wanted) - len(missing),
-        "failed": int((status == FAILED).sum()),
+        "failed": int((filled.status == FAILED).sum()),
+        "reasons": list(filled.failed.values()),
         "seconds": seconds,
         "per_second": samples / max(seconds, 1e-9),
     }

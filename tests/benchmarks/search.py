@@ -157,6 +157,8 @@ def main(
     def compare(left: Tensor, right: Tensor) -> Tensor:
         return similarity(right, left).T
 
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         path = Path(scratch, "index")
         begin, cpu = time.perf_counter(), time.process_time()

@@ -1,18 +1,21 @@
 """What every similarity costs, against the bare matrix product of the same elements in the same run.
 
-Scoring: all images with all captions in blocks, as an evaluation does (COCO 5K by default). Training: one batch,
-forward and backward. Rounds take turns; the fastest of each counts. Prints one JSON line a similarity.
+`scoring`: all images with all captions in blocks, as an evaluation does (COCO 5K by default). `evaluation`: the same,
+and recalls and median ranks in both directions. `training`: one batch, forward and backward. Rounds take turns; the
+fastest of each counts. Prints one JSON line a similarity.
 
-    python tests/benchmarks/similarity.py --images 1000 --captions 5000
+    python tests/benchmarks/similarity.py --images 1000 --captions 5000 --part scoring --part training
 
 `ratio` is time over the bare product's, `extra_mb` the peak of memory over inputs and result (on a CPU of the
 process, so that it is rough; Linux only).
 """
 
 import ctypes
+import itertools
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +24,11 @@ import torch
 from torch import Tensor
 
 from xret.heads.embedding import Gaussian, Sequence, each
+from xret.heads.metrics import ranks, recall_table
 from xret.heads.similarity import SIMILARITIES, blocks, in_blocks
 
 Embeddings = Tensor | Gaussian | Sequence
+PARTS = ("scoring", "evaluation", "training")
 
 
 def embeddings(kind: str, count: int, elements: int, dim: int, device: str) -> Embeddings:
@@ -47,6 +52,11 @@ def bare_scoring(images: Tensor, captions: Tensor, block: tuple[int, int]) -> No
         left = images[top : top + block[0]]
         for begin in range(0, len(captions), block[1]):
             left @ captions[begin : begin + block[1]].T
+
+
+def evaluation(similarity: Any, images: Embeddings, captions: Embeddings, caption_image: Tensor) -> None:
+    """Score, rank and take the recalls, as `xret eval` does with embeddings."""
+    recall_table(*ranks(in_blocks(similarity, images, captions), caption_image))
 
 
 def bare_training(images: Tensor, captions: Tensor) -> None:
@@ -117,6 +127,7 @@ def report(what: str, jobs: dict[str, tuple[Callable[[], Any], Callable[[], Any]
 @click.option("--dim", default=1024, show_default=True)
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--part", "wanted", multiple=True, type=click.Choice(PARTS), help="Only these; else all.")
 @click.option(
     "--similarity",
     "names",
@@ -134,9 +145,10 @@ def main(
     dim: int,
     rounds: int,
     device: str,
+    wanted: tuple[str, ...],
     names: tuple[str, ...],
 ) -> None:
-    """Print one JSON line a similarity, scoring first, then training."""
+    """Print one JSON line a similarity and part."""
     torch.manual_seed(0)
     chosen = names or tuple(name for name in SIMILARITIES if name != "cross-attention")
     kinds = {name: SIMILARITIES[name].embedding for name in chosen}
@@ -146,21 +158,26 @@ def main(
         size = rows if kind == "sequence" else elements
         return [embeddings(kind, count, size, dim, device) for count in counts]
 
-    for kind in dict.fromkeys(kinds.values()):
+    caption_image = torch.arange(captions, device=device) * images // captions
+    for kind, part in itertools.product(dict.fromkeys(kinds.values()), PARTS[:2]):
+        if part not in (wanted or PARTS):
+            continue
         left, right = sides(kind, images, captions)
         flat, flat_right = rows_of(left), rows_of(right)
-        block = blocks.height(left, right) * len(flat) // images, blocks.CAPTIONS * len(flat_right) // captions
+        side = blocks.side(left, right)
+        block = side * len(flat) // images, side * len(flat_right) // captions
+        work = in_blocks if part == "scoring" else partial(evaluation, caption_image=caption_image)
         jobs = {
             name: (
-                lambda name=name, left=left, right=right: in_blocks(parts[name], left, right),
+                partial(work, parts[name], left, right),
                 lambda flat=flat, other=flat_right, block=block: bare_scoring(flat, other, block),
                 images * captions * 4 / 1e6,
             )
             for name in chosen
             if kinds[name] == kind
         }
-        report("scoring", jobs, rounds, device)
-    for kind in dict.fromkeys(kinds.values()):
+        report(part, jobs, rounds, device)
+    for kind in dict.fromkeys(kinds.values()) if "training" in (wanted or PARTS) else ():
         left, right = map(with_gradients, sides(kind, train_images, train_captions))
         flat, flat_right = (rows_of(side).detach().clone().requires_grad_() for side in (left, right))
         jobs = {

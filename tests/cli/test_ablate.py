@@ -35,7 +35,7 @@ def refused(*words, code=1):
 
 
 def test_a_table_its_files_and_its_json(store, tmp_path):
-    files = {ending: tmp_path / f"table.{ending}" for ending in ("csv", "tex", "svg")}
+    files = {ending: tmp_path / "not there yet" / f"table.{ending}" for ending in ("csv", "tex", "svg")}
     out = [store, "--out", tmp_path / "out", *VARY, "--seeds", "2", "--device", "cpu"]
     table = run(*out, "--csv", files["csv"], "--latex", files["tex"], "--plot", files["svg"]).stdout
     assert table.splitlines()[0] == "split test, protocol full; mean ± standard deviation over 2 seeds"
@@ -82,7 +82,12 @@ def test_mistakes(store, tmp_path):
     both = ["--jobs", "2", "--scheduler", "tcp://127.0.0.1:9"]
     assert "--jobs is for this machine" in refused(store, *out, *VARY, *both, code=2)
     assert "Missing argument 'STORE'" in refused(*out, *VARY, code=2)
-    assert "there is no folder" in refused(store, *out, *VARY, "--csv", tmp_path / "no" / "t.csv", code=2)
+    (tmp_path / "file").touch()
+    for option in ("--csv", "--latex", "--plot"):
+        assert f"'{tmp_path}' is a directory" in refused(store, *out, *VARY, option, tmp_path, code=2)
+        sentence = refused(store, *out, *VARY, option, tmp_path / "file" / "table.svg")
+        assert f"because {tmp_path / 'file'} is a file; choose another {option}" in sentence
+    assert "is a file; choose another --out" in refused(store, "--out", tmp_path / "file" / "x", *VARY)
     assert "must end in .png" in refused(store, *out, *VARY, "--plot", tmp_path / "t.gif", code=2)
     two = [*VARY, "--vary", "optimizer.lr=1,2", "--plot", tmp_path / "t.png"]
     assert "a single varied key" in refused(store, *out, *two, code=2)

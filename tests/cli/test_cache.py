@@ -11,7 +11,7 @@ from parts import part_of, sound_store
 from small_extraction import files
 
 from xret.cli import main
-from xret.cli.cache import _size, cache
+from xret.cli.cache import cache
 from xret.pipeline.cache import FeatureCache
 
 SIZES = {"train": 12, "val": 3, "test": 3}
@@ -52,14 +52,31 @@ def test_info_tells_of_compression(store):
     lines = run("info", store).stdout.splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("images/"))
     assert lines[at].startswith(f"images/{facts['name']}: grid, 4 x 16, float16, ")
-    assert lines[at + 1] == f"  compression: none, {facts['bytes_per_value']:.2f} bytes a value where raw are 2"
+    spent = f"{facts['bytes_per_value']:.2f} bytes a stored value where raw are 2"
+    assert (
+        lines[at + 1]
+        == f"  compression: none, {spent}; 43.8% of the values are padding, as all shards are of one length"
+    )
     assert lines[at + 2] == "  shards done: train 2/2, val 1/1, test 1/1"
     assert "  compression: none" in run("info", part_of(f"{store}2", **SIZES)).stdout.splitlines()
 
 
-@pytest.mark.parametrize(("size", "text"), [(0, "0.0 kB"), (999999, "1000.0 kB"), (10**6, "1.0 MB"), (75e9, "75.0 GB")])
-def test_sizes_are_readable(size, text):
-    assert _size(size) == text
+def test_verify_ends_with_what_to_do(store):
+    assert run("verify", store).stdout == f"{store}: 8 shards read, sound\n"
+    name, captions = name_of(store), name_of(store, "captions")
+    shard = Path(store) / "images" / name / "global" / "c" / "0" / "0"
+    shard.write_bytes(b"?" + shard.read_bytes()[1:])
+    lines = run("verify", store, code=1).stdout.splitlines()
+    assert lines[0] == f"damaged: images/{name}/global, shard 0, samples [0, 8]"
+    assert lines[1] == f"{store}: 8 shards read, 1 damaged part"
+    assert lines[2].startswith(f"To mend: run `xret extract small.yaml --store {store} … --repair`, with the other opt")
+    (Path(store) / "captions" / captions / "zarr.json").write_text("{")
+    lines = run("verify", store, code=1).stdout.splitlines()
+    remove = f"xret cache rm {store} captions/{captions}"
+    assert lines[-2] == f"To mend: run `{remove}`, then extract or import that set again."
+    assert "--repair" in lines[-1]
+    run(*remove.split()[2:], "--yes")
+    assert len(run("verify", store, code=1).stdout.splitlines()) == 3
 
 
 def test_ls_of_a_store(store):
@@ -128,6 +145,11 @@ def test_merge(store, tmp_path):
     assert [(s["shards"], s["shards_before"]) for s in summary["sets"]] == [(2, 2), (2, 2)]
     assert files(a) == files(store)
     assert "no feature cache is there" in refused("merge", tmp_path / "new", tmp_path / "none")
+    (tmp_path / "file").write_text("mine")
+    assert "is a file, and a store is a folder" in refused("merge", tmp_path / "file", a)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "x").write_text("mine")
+    assert "is not empty and holds no feature cache" in refused("merge", tmp_path / "mine", a)
     assert "Missing argument 'SOURCE...'" in refused("merge", a, code=2)
     assert not (tmp_path / "new").exists()
 
@@ -142,13 +164,14 @@ def test_export(store, tmp_path):
     assert summary["sets"] == [name_of(store), name_of(store, "captions")]
     assert summary["bytes"] == (tmp_path / "x.h5").stat().st_size
     assert "exists already" in refused(*words)
+    assert "is a folder, and a file is written" in refused(*words[:5], tmp_path)
     assert "did you mean 'captions/states@" in refused(*words[:5], tmp_path / "y.h5", "--set", "captions/sttes@")
 
 
 def test_export_tells_what_it_left_out(tmp_path):
     store = sound_store(tmp_path / "s", failed={0: "0.jpg: empty"}, **SIZES)
     out = run("export", store, "--to", "hdf5", "--out", tmp_path / "x.h5").stdout
-    assert "train: 11 images, 28 captions, 1 failed images left out" in out
+    assert "train: 11 images, 28 captions, 1 failed image left out" in out
 
 
 def test_mistakes_of_export(store, tmp_path):
@@ -159,5 +182,6 @@ def test_mistakes_of_export(store, tmp_path):
     assert "there is no split to export" in refused(*words, "--to", "npy", "--splits", "", code=2)
     blocked = tmp_path / "file"
     blocked.write_text("mine")
-    assert "file" in refused("export", store, "--to", "npy", "--out", blocked / "x")
+    sentence = refused("export", store, "--to", "npy", "--out", blocked / "x" / "y")
+    assert sentence == f"{blocked}/x/y cannot be made, because {blocked} is a file; choose another --out"
     assert not (tmp_path / "x").exists()

@@ -126,7 +126,7 @@ def test_nothing_to_extract_and_odd_stores(tiny_dataset, tmp_path):
     for words in (["--visual", "none", "--text", "none"], ["--splits", ""]):
         assert "nothing to extract" in refused("extract", manifest, "--store", tmp_path / "s", *words, code=2)
     assert "nothing to extract" in refused("extract", manifest, "--store", tmp_path / "s", "--visual", "", code=2)
-    assert "foo://x cannot be used" in refused("extract", manifest, "--store", "foo://x", *EXTRACT)
+    assert "foo://x cannot be a store" in refused("extract", manifest, "--store", "foo://x", *EXTRACT)
     assert "name of the store is empty" in refused("extract", manifest, "--store", "", *EXTRACT)
     assert not (tmp_path / "s").exists()
 
@@ -165,7 +165,9 @@ def test_mistakes_of_train_and_eval(store, tmp_path):
     assert "no feature cache is there" in refused("train-head", tmp_path / "none", "--recipe", "vsepp", "--out", "x")
     assert not (tmp_path / "r").exists()
     assert "is no run" in refused("eval", tmp_path)
-    run(*train, "--recipe", "setdiv", *TRAIN)
+    begun = run(*train, "--recipe", "setdiv", *TRAIN[:-1], "--set=schedule.epochs=1", "--resume")
+    assert f"--resume: there is nothing to resume in {tmp_path / 'r'}, a new run is begun\n" in begun.stderr
+    assert f"{tmp_path / 'r'}: 1 epoch in " in begun.stdout
     assert "exists" in refused(*train, "--recipe", "setdiv", *TRAIN)
     assert "has no split 'dev'" in refused("eval", tmp_path / "r", "--split", "dev")
     assert "1k-folds needs exactly 5,000 images" in refused("eval", tmp_path / "r", "--protocol", "1k-folds")

@@ -1,18 +1,81 @@
-"""The demo's own promises, at its full size."""
+"""The demo's own promises: it goes on where it was stopped, and at its full size its heads learn."""
 
 import json
+from functools import partial
 
 import pytest
 from click.testing import CliRunner
 from PIL import Image
 
 from xret.cli import main
+from xret.cli.demo import SETTINGS
+from xret.pipeline import scenes
 
 
-def test_an_existing_folder_is_refused(tmp_path):
-    result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path)])
+def run(out, *words):
+    return CliRunner().invoke(main, ["demo", "--out", str(out), "--json", *words])
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Make the demo quick: few pictures, small heads."""
+    monkeypatch.setattr(scenes, "generate_scenes", partial(scenes.generate_scenes, train=16, val=8, test=8))
+    for recipe in SETTINGS:
+        heads = [f"aggregator.{side}.head_dim=16" for side in ("image", "text") if recipe == "setdiv"]
+        monkeypatch.setitem(SETTINGS, recipe, ["model.dim=16", "data.batch_size=8", "schedule.epochs=2", *heads])
+
+
+def fail_at(monkeypatch, name, call):
+    """Let a function fail the so-manieth time it is called."""
+    module, _, attribute = name.rpartition(".")
+    calls = []
+
+    def failing(*arguments, **options):
+        calls.append(name)
+        if len(calls) == call:
+            raise RuntimeError("stopped")
+        return real(*arguments, **options)
+
+    real = getattr(__import__(module, fromlist=[attribute]), attribute)
+    monkeypatch.setattr(name, failing)
+
+
+def test_a_stopped_demo_goes_on(small, one_thread, monkeypatch, tmp_path):
+    stops = {
+        "xret.pipeline.scenes._write_scene": 5,
+        "xret.pipeline.tasks.write_image_shard": 3,
+        "xret.heads.training.recalls": 2,  # behind the second epoch of the first head
+        "xret.heads.evaluation.evaluate": 2,
+        "xret.heads.contact_sheet.contact_sheet": 1,
+    }
+    for name, call in stops.items():
+        with monkeypatch.context() as patch:
+            fail_at(patch, name, call)
+            assert str(run(tmp_path / "stopped").exception) == "stopped", name
+    results = []
+    for name in ("stopped", "whole", "whole"):
+        result = run(tmp_path / name)
+        assert result.exit_code == 0, result.output
+        recipes = json.loads(result.stdout)["recipes"]
+        results.append({recipe: evaluated["results"] for recipe, evaluated in recipes.items()})
+    assert results[0] == results[1] == results[2]
+    assert (tmp_path / "stopped" / "contact-sheet.png").stat().st_size > 10_000
+    assert "holds no demo of seed 3; choose another --out" in run(tmp_path / "whole", "--seed", "3").stderr
+
+
+@pytest.mark.parametrize("what", ["a file", "a folder of others", "below a file"])
+def test_what_is_no_demo_is_refused(what, tmp_path):
+    out = tmp_path / "out"
+    if what == "a folder of others":
+        out.mkdir()
+        (out / "mine.txt").write_text("mine")
+    else:
+        out.write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    result = run(out / "x" if what == "below a file" else out)
     assert result.exit_code == 1
-    assert "exists; choose another --out" in result.stderr
+    assert "choose another --out" in json.loads(result.stderr)["error"]
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.slow

@@ -174,6 +174,10 @@ def test_numbers_stand_in_the_columns_that_name_them():
     ("arguments", "message"),
     [
         (["a", "b", "--diagnostics"], "--diagnostics looks into one run, and here are 2; name one of them"),
+        (
+            ["a", "--diagnostics", "--data-root", "nope"],
+            "Invalid value for '--data-root': Directory 'nope' does not exist.",
+        ),
         (["a", "--data-root", "."], "--data-root is for --diagnostics; add that, or leave it out"),
         (["a", "--visual-weights", "x"], "--visual-weights is for --diagnostics; add that, or leave it out"),
     ],

@@ -30,6 +30,37 @@ def test_options_of_what_is_not_there_are_refused(words, sentence, extract, tmp_
     assert not (tmp_path / "s").exists()
 
 
+def test_what_failed_is_named_and_what_to_do(tiny_dataset, tmp_path):
+    manifest, store = tiny_dataset(), tmp_path / "s"
+    words = ["extract", manifest, "--store", store, "--visual", "resnet18", "--visual-weights", "random:0"]
+    words += ["--image-size", "64", "--text", "none", "--on-error", "skip"]
+    for number in (1, 3, 5, 7):
+        (manifest.parent / "images" / f"{number}.jpg").write_bytes(b"")
+    for _ in range(2):  # the second finds everything done
+        result = CliRunner().invoke(main, [str(word) for word in words])
+        assert result.exit_code == 0, result.stderr
+        lines = result.stdout.splitlines()
+        assert lines[0] == f"tiny: 32 images, 80 captions in {store}"
+        assert lines[1].endswith(" there before, 4 failed")
+        assert [line.split(":")[1].strip() for line in lines[2:5]] == ["1.jpg", "3.jpg", "5.jpg"]
+        assert lines[5] == "    and 1 more"
+        assert lines[6].startswith(f"`xret cache verify {store}` lists all that failed; mend those files and run `")
+        assert f"run `xret extract {manifest} --store {store} … --repair`, with the other options" in lines[6]
+        assert len(lines) == 7
+
+
+@pytest.mark.parametrize("under", ["file", "file/deeper/s", "mine"])
+def test_a_store_that_cannot_be_made_is_refused_before_the_encoders_are(under, tiny_dataset, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "x").write_text("mine")
+    words = ["extract", tiny_dataset(), "--store", tmp_path / under, "--visual", "no-such-network"]
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    assert result.exit_code == 1
+    assert "choose another --store" in result.stderr
+    assert "no-such-network" not in result.stderr
+
+
 def test_their_defaults_are_not(extract):
     images = ("--visual", "resnet18", "--visual-weights", "random:0", "--image-size", "64")
     for words in (("--visual", "none", "--text", "words", "--workers", "2"), (*images, "--text", "none")):

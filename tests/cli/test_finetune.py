@@ -32,7 +32,9 @@ def test_a_head_is_tuned_extracted_again_and_evaluated(run):
     more = ["--reattach", "image", "--data-root", "tiny", *sets("schedule.epochs=2"), "--device", "cpu"]
     summary = json.loads(call("finetune", "head", *more, "--out", "tuned", "--json").stdout)
     assert (summary["run"], summary["epochs"], summary["trained"], summary["best_epoch"]) == ("tuned", 2, 1, 2)
-    assert "it was complete already" in call("finetune", "head", *more, "--out", "tuned", "--resume").stdout
+    again = call("finetune", "head", *more, "--out", "tuned", "--resume")
+    assert "it was complete already" in again.stdout
+    assert "nothing to resume" not in again.stderr
     assert "exists; take another --out" in call("finetune", "head", *more, "--out", "tuned", code=1).stderr
     assert "--from-run tuned" in call("eval", "tuned", code=1).stderr
     extract = ["extract", "tiny/tiny.yaml", "--store", "s.zarr", "--from-run", "tuned", "--device", "cpu"]
@@ -47,9 +49,15 @@ def test_a_head_is_tuned_extracted_again_and_evaluated(run):
 def test_mistakes_end_in_one_sentence(run):
     for words, sentence in (
         (["finetune", "nowhere", "--out", "x"], "nowhere is no run"),
-        (["finetune", "head", "--out", "x", "--reattach", "image"], "has trained all 1 epochs"),
+        (["finetune", "head", "--out", "x", "--reattach", "image"], "to the end of its schedule, epoch 1; say"),
         (["extract", "tiny/tiny.yaml", "--store", "s.zarr", "--from-run", "head"], "has no backbones of its own"),
         (["extract", "tiny/tiny.yaml", "--store", "s.zarr", "--from-run", "nowhere"], "nowhere is no run"),
     ):
         *_, last = call(*words, code=1).stderr.strip().splitlines()  # behind a note on the rate
         assert last.startswith("Error: ") and sentence in last
+    mistyped = call("finetune", "head", "--out", "tunde", "--resume", "--reattach", "image", code=1).stderr
+    assert mistyped.startswith("--resume: there is nothing to resume in tunde, a new run is begun\n")
+    assert (
+        "Directory 'nope' does not exist"
+        in call("finetune", "head", "--out", "x", "--data-root", "nope", code=2).stderr
+    )

@@ -58,6 +58,8 @@ def test_regions_of_varying_number_train_a_head(world, tmp_path):
     printed = run(*words, "--on-error", "skip")
     assert "32 images, 160 captions" in printed.stdout
     assert "matched by COCO id; 5 shards written, 0 there before, 1 failed" in printed.stdout
+    failed = f"{world.images[0]['filepath']}/{world.images[0]['filename']}"
+    assert f"\n    failed: {failed}: the source has no features of it\n" in printed.stdout
     assert "32/32 images" in printed.stderr
     assert "0 shards written, 5 there before" in run(*words, "--on-error", "skip").stdout
     run("extract", world.manifest, "--store", store, "--visual", "none", "--text", "words")
@@ -100,4 +102,5 @@ def test_help_has_an_example_and_names_every_format():
 def test_the_command_imports_nothing_heavy():
     source = Path(import_.callback.__code__.co_filename).read_text()
     tops = [line.split()[1] for line in source.splitlines() if line.startswith(("import ", "from "))]
-    assert tops == ["json", "pathlib", "typing", "click", "..pipeline.importers", ".parsing"]
+    ours = ["..pipeline.importers", "..pipeline.wording", ".extract", ".parsing"]
+    assert tops == ["json", "pathlib", "typing", "click", *ours]

@@ -54,6 +54,7 @@ def test_the_command_writes_the_page_and_says_where(run, tmp_path):
         (["{run}", "--out", "{folder}/r", "--split", "dev"], 1, "has no split 'dev'"),
         (["{run}", "--out", "{folder}/r", "--store", "{folder}/none"], 1, "no feature cache is there"),
         (["{run}", "--out", "{folder}/r", "--seed", "-1"], 2, "--seed"),
+        (["{run}", "--out", "{folder}/r", "--data-root", "{folder}/nope"], 2, "nope' does not exist"),
     ],
 )
 def test_mistakes(run, tmp_path, words, code, sentence):

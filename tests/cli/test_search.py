@@ -48,6 +48,14 @@ def test_a_sentence_finds_images(folder):
     ]
 
 
+def test_words_that_the_run_does_not_know_are_told_beside_the_results(folder):
+    known, unknown = (call(folder / "run", f"red {word}", "--json") for word in ("beside", "Zeppelin, quux"))
+    assert (known.stderr, unknown.stderr) == ("", "not in the vocabulary: zeppelin, quux\n")
+    assert len(json.loads(unknown.stdout)) == 6
+    refused = call(folder / "run", "zeppelin", "--json", code=1)
+    assert json.loads(refused.stderr)["error"].startswith("no word of the query is in the vocabulary of this run (zepp")
+
+
 def test_a_picture_finds_captions(folder):
     picture = folder / "pictures/images/17.png"
     found = json.loads(call(folder / "run", "--image", picture, "--json").stdout)
@@ -121,16 +129,30 @@ def test_mistakes_end_in_one_sentence(folder, tmp_path):
             2,
             "--data-root is for the pictures of --html; add that, or leave it out.",
         ),
+        ((run, "red", "--visual-weights", "x"), 2, "--visual-weights is for an --image, which is not given; leave it"),
+        ((run, "red", "--trust"), 2, "--trust is for an --image, which is not given; leave it out."),
+        (
+            (run, "--image", broken, "--text-weights", "x"),
+            2,
+            "--text-weights is for a QUERY, which is not given; leave",
+        ),
+        ((run, "red", "--text-weights", "x"), 1, "takes no text weights; leave out 'x' (option --text-weights,"),
+        (
+            (run, "photo.jpg"),
+            1,
+            "'photo.jpg' is a file's name and no text; to search by a picture use --image photo.jpg",
+        ),
         ((run, " "), 1, "the query is empty; describe in a few words what to look for"),
         ((run, "red", "-k", 0), 2, "0 is not in the range x>=1"),
         ((run, "red", "--split", "tset"), 1, "has no split 'tset'; it has train, val, test"),
         ((run, "--image", broken), 1, f"{broken}: "),
         ((run, "--image", tmp_path), 1, f"{tmp_path}: "),
-        ((run, "--image", tmp_path / "none.png"), 1, "none.png: there is no such file"),
+        ((run, "--image", tmp_path / "none.png"), 2, "none.png' does not exist."),
+        ((run, "red", "and", "blue"), 2, 'A QUERY of several words needs quotes: "red and blue".'),
         ((tmp_path, "red"), 1, "is no run"),
         ((run, "red", "--store", tmp_path), 1, "no feature cache is there"),
         ((run, "red", "--html", tmp_path / "x.html"), 1, "give their folder as --data-root DIR"),
-        ((run, "red", "--html", tmp_path / "no/x.html", "--data-root", folder / "pictures"), 1, "cannot be written"),
+        ((run, "red", "--html", broken / "x.html", "--data-root", folder / "pictures"), 1, "choose another --html"),
     ):
         last = call(*words, code=code).stderr.strip().splitlines()[-1]
         assert last.startswith("Error: ") and sentence in last, last

@@ -79,7 +79,8 @@ def report(tmp_path_factory):
         Image.fromarray(pixels).save(folder / "images" / f"{number}.jpg")
     train(store, load_recipe("setdiv", [*SMALL, *HEADS]), folder / "setdiv", device="cpu")
     train(store, load_recipe("gaussian-vsepp", SMALL), folder / "a-run-with-quite-a-long-name-indeed", device="cpu")
-    runs = [folder / "setdiv", folder / "a-run-with-quite-a-long-name-indeed"]
+    train(store, load_recipe("scan", SMALL), folder / "scan", device="cpu")
+    runs = [folder / "setdiv", folder / "a-run-with-quite-a-long-name-indeed", folder / "scan"]
     write_report(runs, folder / "report.html", data_root=folder, device="cpu")
     torch.set_num_threads(before)
     return folder / "report.html"
@@ -125,6 +126,16 @@ def test_dark_is_dark_and_pictures_are_drawn(opened):
     boxes = page.evaluate("[...document.querySelectorAll('.picture use')].map(e => e.getBBox().width)")
     assert len(boxes) > 20
     assert min(boxes) > 0
+
+
+def test_every_word_of_a_caption_has_its_map(opened):
+    page = opened(320)
+    words = page.get_by_role("list", name="Words of the caption").first
+    caption = words.get_attribute("aria-label").removeprefix("Words of the caption: ")
+    shown = [word.split("\n")[0] for word in words.get_by_role("listitem").all_inner_texts()]
+    assert shown == caption.split()
+    assert words.get_by_role("img", name="Attention of").count() == len(shown)
+    assert min(box["width"] for box in (img.bounding_box() for img in words.get_by_role("img").all())) > 60
 
 
 def test_by_keyboard(opened):

@@ -2,23 +2,26 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from small_store import make_store
 
 from xret.heads.aggregators import AGGREGATORS
-from xret.heads.diagnostics import diagnose
+from xret.heads.diagnostics import diagnose, diagnose_embedded
 from xret.heads.diagnostics.coefficients import gpo_coefficients
 from xret.heads.diagnostics.cost import cost
-from xret.heads.diagnostics.embedded import Embedded, Side
+from xret.heads.diagnostics.embedded import Embedded, Side, embed_split
 from xret.heads.diagnostics.uncertainty import uncertainty
 from xret.heads.embedding import Gaussian, Sequence
 from xret.heads.evaluation import evaluate
 from xret.heads.recipe import load_recipe
 from xret.heads.retriever import Retriever
 from xret.heads.run import Run
+from xret.heads.run_features import split_of_run
 from xret.heads.similarity import SIMILARITIES
 from xret.heads.training import train
+from xret.pipeline.cache import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -67,6 +70,14 @@ def test_a_run_has_what_its_embeddings_allow_and_a_reason_for_the_rest(run_of, n
     json.dumps(found, allow_nan=False)
 
 
+def test_what_is_embedded_already_is_not_embedded_again(run_of, store):
+    run, cache = Run(run_of("pcme")), FeatureCache.open(store)
+    model = run.model(torch.device("cpu"))
+    embedded = embed_split(model, split_of_run(run, cache, "test", model, torch.device("cpu")))
+    model.embed_images = model.embed_captions = None
+    assert diagnose_embedded(run, model, cache, embedded) == diagnose(run_of("pcme"), device="cpu")
+
+
 def test_sets_of_one_element_have_no_variance_to_read(store, folder):
     one = [f"aggregator.{side}.slots=1" for side in ("image", "text")]
     train(store, load_recipe("setdiv", [*SMALL, *HEADS, *one]), folder / "one", device="cpu")
@@ -101,6 +112,8 @@ def test_uncertainty_by_hand():
         images,
         captions,
         torch.tensor([0, 0, 1, 2, 2]),
+        np.arange(3),
+        np.arange(5),
         ["a", "b", "c"],
         ["a.jpg", "b.jpg", "c.jpg"],
         [10, 11, 12, 13, 14],

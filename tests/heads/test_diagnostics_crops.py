@@ -166,6 +166,7 @@ def scenes(tmp_path_factory):
     torch.set_num_threads(threads)
 
 
+@pytest.mark.filterwarnings("ignore::xret.heads.queries.UnknownWordsWarning")  # of a vocabulary as small as this
 def test_crops_of_the_scenes_are_what_a_plain_loop_makes_of_them(scenes, monkeypatch):
     monkeypatch.setattr(crops_module, "TOGETHER", 2)
     monkeypatch.setattr(crops_module, "PART", 3)
@@ -199,13 +200,31 @@ def test_crops_of_the_scenes_are_what_a_plain_loop_makes_of_them(scenes, monkeyp
                 assert one["uncertainty"][key][letter] == pytest.approx(mean, rel=1e-3)
         scores = torch.stack([similarity for _, similarity in rows])
         assert one["accuracy"] == selection_accuracy(scores, "pessimistic")
-    example = found["thresholds"][0]["example"]
-    assert example["C"]["phrase"] == f"{example['A']['phrase']} and {example['B']['phrase']}"
+    examples = [one["example"] for one in found["thresholds"]]
+    assert len({example["file_name"] for example in examples}) == min(len(examples), found["images"])
+    for one, example in zip(found["thresholds"], examples, strict=True):
+        (image,) = (image for image in images if image["filename"] == example["file_name"])
+        wanted = triplet(regions_of(image["regions"], (224, 224)), (224, 224), one["area"])
+        cut = []
+        with Image.open(scenes / "scenes" / "images" / image["filename"]) as picture:
+            assert example["size"] == list(picture.size)
+            for letter, part in zip("ABC", (wanted.a, wanted.b, wanted.c), strict=True):
+                assert (tuple(example[letter]["box"]), example[letter]["phrase"]) == (part.box, part.phrase)
+                cut.append(picture.crop(tuple(map(int, part.box))))
+        pictures = retriever.encode_images(cut)
+        texts = retriever.encode_text([example[letter]["phrase"] for letter in "ABC"])
+        for row, letter in enumerate("ABC"):
+            assert example[letter]["uncertainty"] == {
+                "image": pytest.approx(pictures.log_variance[row].sum().item(), rel=1e-3),
+                "text": pytest.approx(texts.log_variance[row].sum().item(), rel=1e-3),
+            }
+        similarity = retriever.similarity(pictures, texts)[None, ::2, ::2]
+        assert example["accuracy"] == selection_accuracy(similarity, "pessimistic")
 
 
 def test_vectors_choose_too_and_have_no_uncertainty(scenes):
     found = diagnose(scenes / "vsepp", device="cpu", data_root=scenes / "scenes" / "images")["crops"]
-    assert all(one["uncertainty"] is None for one in found["thresholds"])
+    assert all(one["uncertainty"] is one["example"]["B"]["uncertainty"] is None for one in found["thresholds"])
     values = [value for one in found["thresholds"] for way in one["accuracy"].values() for value in way.values()]
     assert len(values) == 4 * len(found["thresholds"]) > 0
     assert all(0 <= value <= 100 for value in values)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from xret.heads import evaluation, protocols, run_features, scoring
 from xret.heads.coco_judgements import Judgements
 from xret.heads.evaluation import evaluate
 from xret.heads.metrics import ranks, recall_table
+from xret.heads.paper_rows import ROWS, row_of
 from xret.heads.protocols import recalls
 from xret.heads.recipe import Expected, load_recipe
 from xret.heads.run import Run
@@ -147,8 +149,7 @@ def test_constant_embeddings_score_chance(store, vsepp, folder):
 
 def test_blocks_change_nothing(setdiv, monkeypatch):
     whole = evaluate([setdiv], device="cpu")
-    monkeypatch.setattr(blocks, "CELLS", 1)
-    monkeypatch.setattr(blocks, "CAPTIONS", 7)
+    monkeypatch.setattr(blocks, "side", lambda *_: 7)
     monkeypatch.setattr(scoring, "BATCH", 5)
     assert evaluate([setdiv], device="cpu")["results"][0]["rsum"] == whole["results"][0]["rsum"]
 
@@ -252,8 +253,19 @@ def test_the_papers_number_stands_beside_ours(vsepp, tmp_path):
     assert format_table(table).splitlines()[-1] == (f"the paper's RSUM 409.80, difference {table['rsum'] - 409.8:+.2f}")
     assert evaluate([vsepp, vsepp], store=flickr, device="cpu")["results"][0]["paper_rsum"] is None
     assert evaluate([vsepp], device="cpu")["results"][0]["paper_rsum"] is None
-    assert {("coco", "1k-folds", 5000), ("coco", "full", 5000)} < set(evaluation.PAPER)
-    assert all(hasattr(Expected(), row) for row in evaluation.PAPER.values())
+    fewer = make_captioned_store(tmp_path / "fewer.zarr", order=range(999), captions=1, dataset="flickr30k")
+    assert evaluate([vsepp], store=fewer, device="cpu")["results"][0]["paper_rsum"] is None
+
+
+def test_recipes_expect_values_of_the_rows_whose_number_of_images_is_known():
+    known = {name: (*row[1:],) for name, row in ROWS.items() if row.images is not None}
+    assert known == {
+        "coco_1k": ("coco", "1k-folds", 5000),
+        "coco_5k": ("coco", "full", 5000),
+        "f30k": ("flickr30k", "full", 1000),
+    }
+    assert set(known) == set(asdict(Expected()))
+    assert [row_of("coco", "full"), row_of("vatex", "full"), row_of("vatex", "1k-folds")] == ["coco_5k", "vatex", None]
 
 
 def judgements_of(scores):
@@ -401,7 +413,7 @@ def test_what_the_manifest_names_and_does_not_apply_is_left_out_with_a_line(setd
     results = evaluate([setdiv], store=both, device="cpu")["results"]
     assert [table["protocol"] for table in results] == ["full"]
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == "protocol 1k-folds is left out: it needs exactly 5,000 images, here are 12"
+    assert line == "protocol 1k-folds is left out: it needs exactly 5,000 images, not 12"
     alone = make_store(folder / "alone.zarr", protocols=("1k-folds",))
     with pytest.raises(RunError, match="1k-folds needs"):
         evaluate([setdiv], store=alone, device="cpu")

@@ -332,7 +332,14 @@ def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
     fail(tune, made, RecipeError, r"says of no backbone that it learns; say which .*--reattach", [])
     fail(tune, made, RecipeError, r"aggregator cannot change", ["image"], "aggregator.image=gpo")
     fail(tune, made, RecipeError, r"optimizer\.ema must be below 1, not 1;", ["image"], "optimizer.ema=1")
-    fail(tune, made, RunError, r"trained all 2 epochs .*--set schedule.epochs=12", ["image"], "schedule.epochs=2")
+    fail(
+        tune,
+        made,
+        RunError,
+        r"end of its schedule, epoch 2; .*--set schedule.epochs=12",
+        ["image"],
+        "schedule.epochs=2",
+    )
     weights = r"'random:1' is not what 'mobilenet_v3_small@\w+' was made with: weights differs; .* --visual-weights"
     fail(tune, made, EncoderError, weights, ["image"], visual_weights="random:1")
     fail(

@@ -239,7 +239,10 @@ def test_what_is_in_or_of_another_run_is_not_added(folder):
     index, before = Index.open(folder), sorted((p.name, p.read_bytes()) for p in folder.iterdir())
     for facts, sentence in (
         (FACTS, r"has these samples already \(store s, split test\)"),
-        ({**FACTS, "split": "val", "weights": "other"}, "weights is w there and other here"),
+        (
+            {**FACTS, "split": "val", "weights": "other"},
+            "is an index of another run: the weights there have the SHA-256 w…, those of this run other…; name the run",
+        ),
         ({**FACTS, "split": "val", "modality": "captions"}, "modality is images there and captions here"),
     ):
         with pytest.raises(RunError, match=sentence):
@@ -294,9 +297,15 @@ def test_every_damaged_file_is_found(built, tmp_path):
 
 
 def test_an_index_of_something_else_is_refused(built):
-    with pytest.raises(RunError, match=f"weights is w there and {'a' * 8} here; build one"):
+    with pytest.raises(
+        RunError,
+        match=f"another run: .* SHA-256 w…, those of this run {'a' * 8}…; name the run .* or build one of this run",
+    ):
         Index.open(built, {**FACTS, "weights": "a" * 64})
-    with pytest.raises(RunError, match="store is s there and t here; split is test there and val here"):
+    with pytest.raises(
+        RunError,
+        match="store is s there and t here; split is test there and val here; name the same",
+    ):
         Index.open(built, {**FACTS, "store": "t", "split": "val"})
 
 

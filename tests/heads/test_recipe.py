@@ -161,6 +161,19 @@ def test_every_fault_of_file_and_settings_is_named_at_once(tmp_path):
     assert "\n" not in message
 
 
+def test_captions_that_are_drawn_of_an_image_mean_nothing_in_batches_of_captions(tmp_path):
+    said = "data.captions has no effect on batches of captions"
+    assert load_recipe("vsepp").data.unit == "caption"
+    assert said in faults("vsepp", "data.captions=1")
+    message = faults("setdiv", "data.captions=1", "data.unit=caption", "data.batch_size=many")
+    assert said in message
+    assert "data.batch_size must be" in message
+    assert load_recipe("vsepp", ["data.captions=null"]) == load_recipe("vsepp")
+    written = load_recipe("vsepp", ["data.captions=1", "data.unit=image"]).to_dict()
+    written["data"]["unit"] = "caption"
+    assert resolve(written).data.captions == 1  # the recipe of a run that was trained so before
+
+
 def test_an_unknown_part_is_named_and_its_values_are_left_alone():
     message = faults("setdiv", "aggregator.image=element-slot", "aggregator.image.whatever=3")
     assert message == (
@@ -244,6 +257,10 @@ def test_blocks_and_values_are_not_confused(setting):
 def test_a_recipe_that_is_not_there(tmp_path, monkeypatch):
     assert "did you mean 'setdiv'?" in faults("setdif")
     assert "there is no recipe" in faults("../heads/recipes/setdiv")
+    near = faults("setdiv/f30k-butd-bigur")
+    assert near.startswith("there is no recipe 'setdiv/f30k-butd-bigur' (did you mean 'setdiv/f30k-butd-bigru', '")
+    assert near.count("-bigru'") == 3
+    assert faults("zzz") == "there is no recipe 'zzz'; take one that `xret recipes` lists, or a YAML file's path"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "setdiv").mkdir()
     assert recipe_file("setdiv").read_text() == SETDIV

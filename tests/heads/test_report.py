@@ -22,11 +22,12 @@ from xret.heads.evaluation import evaluate
 from xret.heads.recipe import load_recipe
 from xret.heads.report import page as report_page
 from xret.heads.report import write_report
-from xret.heads.report.attention import attention_of, grid_overlay, region_overlay
+from xret.heads.report.attention import attention_of
 from xret.heads.report.comparison import agreement_table
 from xret.heads.report.examples import by_element, drawn, gallery, nearest
 from xret.heads.report.figures import heat_map, number
-from xret.heads.report.pictures import DARK, SIDE, Picture, Pictures, input_of
+from xret.heads.report.pictures import COVER, SIDE, Picture, Pictures, input_of
+from xret.heads.report.places import grid_overlay, region_overlay
 from xret.heads.report.plots import curves
 from xret.heads.report.space import tsne
 from xret.heads.report.tables import similarity_table
@@ -258,13 +259,15 @@ def test_attention_is_that_of_the_model(view):
 def covered(overlay):
     """Return how far an overlay covers each of its cells, from 0 to 1."""
     data = re.search('base64,([^"]+)', overlay)[1]
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))[..., 3] / DARK
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))[..., 3] / COVER
 
 
 def test_a_grid_is_lit_where_it_is_attended_to():
     weights = np.array([0.4, 0.1, 0.0, 0.2])
-    dark = covered(grid_overlay(weights, Picture("p", (30, 20), "")))
-    np.testing.assert_allclose(dark, 1 - weights.reshape(2, 2) / 0.4, atol=0.01)
+    overlay = grid_overlay(weights, Picture("p", (30, 20), ""))
+    np.testing.assert_allclose(covered(overlay), 1 - weights.reshape(2, 2) / 0.4, atol=0.01)
+    outlines = re.findall('<rect x="([^"]+)" y="([^"]+)" width="([^"]+)" height="([^"]+)"', overlay)
+    assert outlines == [("0.0", "0.0", "15.0", "10.0"), ("15.0", "10.0", "15.0", "10.0")]
 
 
 def test_regions_are_lit_where_they_are():
@@ -334,6 +337,18 @@ def test_a_video_is_shown_by_its_first_frame(tmp_path):
     assert held.size == shown.size == (SIDE, SIDE // 2)
     np.testing.assert_allclose(shown.getpixel((20, 20)), (255, 0, 0), atol=3)
     assert pictures.unreadable == []
+
+
+def test_a_crop_is_cut_where_its_box_is(tmp_path):
+    pixels = np.zeros((40, 60, 3), dtype=np.uint8)
+    pixels[8:24, 16:48] = (0, 0, 255)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    pictures = Pictures(SimpleNamespace(file_names=lambda *_: ["a.png"], dataset="x"), tmp_path)
+    held = pictures.crop("a.png", (16, 8, 48, 24))
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(held.data)))).astype(int)
+    assert shown.shape == (16, 32, 3)
+    assert np.abs(shown - (0, 0, 255)).max() < 6
+    assert pictures.hold("a.png").key != held.key
 
 
 def test_a_picture_is_held_once(folder, view):

@@ -1,5 +1,6 @@
 """What the report makes of numbers that are known: diagnostics, evaluations and the lines of a training."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +12,10 @@ NOTHING = dict.fromkeys(["circular_variance", "elements", "uncertainty", "crops"
 
 
 class NoPictures:
-    def show(self, file_name, alt):
+    def show(self, *_):
         return None
+
+    hold = crop = show
 
 
 def found(**known):
@@ -61,16 +64,37 @@ def test_coefficients_of_the_most_frequent_lengths():
 def test_crops(gaussians):
     accuracy = {"image_to_text": {"A": 80.0, "C": 60.0}, "text_to_image": {"A": 75.0, "C": 55.5}}
     uncertainty = {"image": {"A": 1.0, "C": 2.0}, "text": {"A": 0.5, "C": 0.75}} if gaussians else None
+    cuts = {
+        letter: {
+            "box": [2.5, 4.0, 10.0 + 10 * place, 12.0],
+            "phrase": f"phrase {letter}",
+            "uncertainty": {"image": -1.0 * place, "text": 2.0} if gaussians else None,
+        }
+        for place, letter in enumerate("ABC")
+    }
+    single = {"image_to_text": {"A": 100.0, "C": 0.0}, "text_to_image": {"A": 50.0, "C": 100.0}}
+    example = {"file_name": "7.jpg", "size": [40, 20], **cuts, "accuracy": single}
     thresholds = [
-        {"area": area, "triplets": 1200, "uncertainty": uncertainty, "accuracy": accuracy} for area in (0.1, 0.5)
+        {"area": area, "triplets": 1200, "uncertainty": uncertainty, "accuracy": accuracy, "example": example}
+        for area in (0.1, 0.5)
     ]
     page = diagnosis("run", found(crops={"images": 7, "thresholds": thresholds}), NoPictures())
     (table,) = page.tables
     assert table.header[2:] == ["crop A asks", "crop C asks", "caption A asks", "caption C asks"]
     assert table.rows == [[area, "1,200", "80.00", "60.00", "75.00", "55.50"] for area in ("10", "50")]
-    assert len(page.plots) == gaussians
-    if gaussians:
-        assert all(f">{name}<" in page.plots[0].svg for name in ("crop A", "crop C", "caption A", "caption C"))
+    assert len(page.plots) == 2 * gaussians
+    for plot, what in zip(page.plots, ("crop", "caption"), strict=False):
+        assert re.findall(r">(\w+ [AC])<", plot.svg) == [f"{what} A", f"{what} C"]
+    assert [one.title for one in page.triplets] == [f"A and B below {area} % of the image" for area in (10, 50)]
+    one = page.triplets[0]
+    assert (one.picture, one.crops) == (None, dict.fromkeys("ABC"))
+    assert one.phrases == ["phrase A", "phrase B", "phrase C"]
+    values = [
+        ("uncertainty of the crop", ["0.00", "−1.00", "−2.00"]),
+        ("uncertainty of the caption", ["2.00", "2.00", "2.00"]),
+    ]
+    chosen = [("the crop's choice", ["✓ right", "–", "✗ wrong"]), ("the caption's choice", ["= tied", "–", "✓ right"])]
+    assert one.rows == (values if gaussians else []) + chosen
     assert diagnosis("run", found(crops={"images": 0, "thresholds": []}), NoPictures()).tables == []
 
 

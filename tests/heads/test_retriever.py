@@ -15,9 +15,11 @@ from torch.nn.functional import normalize
 from xret.heads.embedding import Gaussian, Sequence
 from xret.heads.finetuning import finetune
 from xret.heads.hits import best_rows, uncertainty
+from xret.heads.queries import UnknownWordsWarning, unknown_sentence
 from xret.heads.retriever import Retriever
 from xret.heads.run import Run
 from xret.heads.scoring import score
+from xret.heads.serving.pictures import open_upload
 from xret.pipeline import encoders
 from xret.pipeline.encoders.grid import GridEncoder
 from xret.pipeline.errors import CacheError, EncoderError, QueryError, RunError, SampleError
@@ -205,6 +207,65 @@ def test_words_need_no_store(folder, runs, tmp_path):
         retriever.search("red")
 
 
+def test_a_picture_is_taken_as_it_is_stored_however_it_comes(folder, runs, tmp_path):
+    retriever, turn = open_run(folder, runs("vsepp")), Image.Exif()
+    turn[0x0112] = 6  # a viewer turns it by 90 degrees
+    upright = Image.open(files(retriever)[0])
+    upright.save(path := tmp_path / "turned.png", exif=turn)
+    expected = retriever.encode_images([upright, upright.transpose(Image.Transpose.ROTATE_270)])
+    found = retriever.encode_images([path, str(path), Image.open(path), open_upload(path.read_bytes())])
+    assert not torch.allclose(*expected, atol=1e-2)
+    torch.testing.assert_close(found, expected[:1].expand(4, -1))
+    assert retriever.search(path, 3) == retriever.search(upright, 3)
+
+
+# ---- words that the run does not know ----
+
+
+def test_unknown_words_of_a_query_are_warned_of_and_count_as_unk(folder, runs):
+    retriever = open_run(folder, runs("setdiv"))
+    query, other = "Zeppelin beside red, a quux zeppelin", "xyzzy beside red, a plugh xyzzy"
+    for ask in (
+        retriever.search,
+        retriever.search_elements,
+        lambda query: retriever.encode_text([query, "red"]).tolist(),
+    ):
+        with pytest.warns(UnknownWordsWarning, match="^not in the vocabulary: zeppelin, quux$") as caught:
+            found = ask(query)
+        assert caught[0].filename == __file__
+        with pytest.warns(UnknownWordsWarning, match="xyzzy, plugh"):
+            assert ask(other) == found
+    assert retriever.unknown_words([query, "red", "plugh"]) == ["zeppelin", "quux", "plugh"]
+
+
+def test_a_query_without_a_word_that_the_run_knows_is_refused(folder, runs):
+    retriever = open_run(folder, runs("setdiv"))
+    for ask in (retriever.search, retriever.search_elements, retriever.encode_query):
+        with pytest.raises(
+            QueryError, match=r"no word of the query is in the vocabulary .*\(zeppelin, quux\); use words"
+        ):
+            ask("Zeppelin, quux")
+        with pytest.raises(QueryError, match=r"'\?!' has no words; describe"):
+            ask("?!")
+
+
+def test_captions_are_never_warned_of_nor_refused(folder, runs):
+    retriever = open_run(folder, runs("setdiv"))
+    embedding = retriever.encode_captions(["a zeppelin", "zeppelin", "?!"])
+    torch.testing.assert_close(embedding[1], embedding[2])  # both are one <unk>
+
+
+def test_parts_of_words_are_always_known(folder, bert_run):
+    retriever = open_run(folder, bert_run, text_weights=str(folder / "bert"))
+    assert retriever.unknown_words(["zeppelin"]) == []
+    assert len(retriever.search("zeppelin", 2)) == len(retriever.search("?!", 2)) == 2
+
+
+def test_of_many_unknown_words_some_are_named():
+    words = [f"w{number}" for number in range(1, 13)]
+    assert unknown_sentence(words) == "not in the vocabulary: w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, and 2 more"
+
+
 # ---- search ----
 
 
@@ -279,7 +340,7 @@ def test_an_index_answers_as_the_gallery_does(folder, runs, tmp_path):
         assert [hit.uncertainty for hit in found] == pytest.approx([hit.uncertainty for hit in expected], abs=1e-5)
         assert all((hit.file_name is None) == (query != "red beside blue") for hit in found)
     assert (indexed.searched("images"), indexed.searched("captions")) == (6, 9)
-    with pytest.raises(RunError, match="is an index of something else"):
+    with pytest.raises(RunError, match="is an index of another run"):
         open_run(folder, runs("setdiv"), index=tmp_path / "index").search("red")
 
 
@@ -323,6 +384,18 @@ def test_queries_that_make_no_sense_end_in_a_sentence(folder, runs, tmp_path):
     (tmp_path / "text.jpg").write_text("no picture")
     for call, error, sentence in (
         (lambda: retriever.search("  "), QueryError, "the query is empty"),
+        (
+            lambda: retriever.search("a b/Photo.JPG "),
+            QueryError,
+            r"'a b/Photo.JPG' is a file's name .* pathlib.Path\('a",
+        ),
+        (lambda: retriever.search_elements("x.png"), QueryError, "to search by a picture use --image x.png"),
+        (
+            lambda: open_run(folder, runs("vsepp"), text_weights="x"),
+            EncoderError,
+            "takes no text weights; leave out 'x'",
+        ),
+        (lambda: retriever.search(["red"]), QueryError, "a query is one text .* and not a list; several are"),
         (lambda: retriever.search("red", 0), QueryError, "0 results cannot be shown"),
         (lambda: retriever.encode_text([]), QueryError, "there is no text to embed"),
         (lambda: retriever.encode_text("red"), QueryError, "wanted as a list"),

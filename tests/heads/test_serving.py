@@ -139,6 +139,21 @@ def test_elements_are_answered_one_by_one(running):
     assert [hits[0]["caption"] for hits in picture["elements"]] == ["all green", "all blue", "all orange"]
 
 
+def test_words_that_the_run_does_not_know_are_told(running):
+    assert running.ask("/api/search?q=a+gold+zeppelin")[2]["unknown"] == ["zeppelin"]
+    assert "unknown" not in running.ask("/api/search?q=a+gold+thing")[2]
+    assert "unknown" not in running.ask("/api/search", "POST", picture_bytes(), JPEG)[2]
+
+
+def test_examples_have_only_words_that_the_run_knows(tmp_path):
+    retriever = FakeRetriever(tmp_path)
+    retriever.gallery.texts[:2] = ["a red zeppelin", " "]
+    retriever.gallery.texts[4] = "blue " * 30
+    service = Service(retriever)
+    service.warm()
+    assert service.about()["examples"] == [retriever.gallery.texts[row] for row in (2, 7, 11, 15)]
+
+
 def test_a_run_without_sets_has_no_elements(tmp_path):
     it = Running(FakeRetriever(tmp_path, kind="vector"))
     assert it.ask("/api/about")[2]["elements"] == 0

@@ -107,7 +107,9 @@ def test_gaussians_come_with_their_uncertainty(tmp_path, cluster):
 
 def test_a_damaged_or_foreign_shard_is_the_same_sentence_from_a_worker(shards, cluster, tmp_path):
     copies = [shutil.copytree(shard, tmp_path / shard.name) for shard in shards]
-    with pytest.raises(RunError, match="weights is w there and other here"):
+    with pytest.raises(
+        RunError, match="is an index of another run: the weights there have the SHA-256 w…, those of this run other…"
+    ):
         ShardedSearch(copies, {"weights": "other"}, COMPARE, cluster)
     with (copies[1] / "embedding.bin").open("r+b") as file:
         file.write(b"x")

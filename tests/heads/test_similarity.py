@@ -247,23 +247,24 @@ def test_blocks_are_what_one_call_gives(name, monkeypatch):
         sizes.append((len(floats(some)[0]), len(floats(others)[0])))
         return similarity(some, others)
 
-    monkeypatch.setattr(blocks, "IMAGES", 3)
-    monkeypatch.setattr(blocks, "CAPTIONS", 4)
+    monkeypatch.setattr(blocks, "side", lambda *_: 4)
     torch.testing.assert_close(in_blocks(compare, images, captions), similarity(images, captions).detach())
-    assert sizes == [(i, c) for c in (4, 4, 3) for i in (3, 3, 1)]
+    assert sizes == [(i, c) for c in (4, 4, 3) for i in (4, 3)]
 
 
 def test_blocks_of_large_sets_are_smaller(monkeypatch):
-    monkeypatch.setattr(blocks, "CELLS", 2 * 6 * 6 * blocks.CAPTIONS)
-    heights = []
+    monkeypatch.setattr(blocks, "CELLS", 3 * 3 * 6 * 6 + 1)
+    sizes = []
 
     def compare(some, others):
-        heights.append(len(some))
+        sizes.append((len(some), len(others)))
         return mil(some, others)
 
-    images, captions = sets(5, 6, 4), sets(3, 6, 4, seed=1)
+    images, captions = sets(5, 6, 4), sets(4, 6, 4, seed=1)
     torch.testing.assert_close(in_blocks(compare, images, captions), mil(images, captions))
-    assert heights == [2, 2, 1]
+    assert sizes == [(3, 3), (2, 3), (3, 1), (2, 1)]
+    assert blocks.side(sets(1, 6, 4), sets(1, 100, 4)) == 1
+    assert blocks.side(images[:, 0], captions[:, 0]) == 18
 
 
 def test_nothing_in_blocks():

@@ -23,7 +23,8 @@ from xret.heads.evaluation import evaluate
 from xret.heads.model import FeatureFacts, build_losses, build_model, feature_facts
 from xret.heads.objective import same_text, same_texts
 from xret.heads.optimisation import build_optimizer, learning_rate, warmup
-from xret.heads.recipe import Optimizer, Schedule, load_recipe
+from xret.heads.recipe import load_recipe
+from xret.heads.recipe_blocks import Optimizer, Schedule
 from xret.heads.run import Run
 from xret.heads.training import train
 from xret.pipeline.batches import Batches
@@ -475,7 +476,7 @@ def test_word_vectors_are_the_first_weights_and_stay_in_the_run(store, tmp_path,
     path.write_text("".join(f"{word} {' '.join(['0.25'] * 8)}\n" for word in known))
     settings = [f"adapter.words.vectors={path}", "adapter.words.train_vectors=false"]
     train(store, recipe_of("vsepp", 1, *settings), tmp_path / "run", device="cpu")
-    assert f"{len(vocabulary) - 3} of {len(vocabulary)} words have no vector in {path}" in capsys.readouterr().err
+    assert f"words without a vector in {path}: {len(vocabulary) - 3} of {len(vocabulary)}\n" in capsys.readouterr().err
     path.unlink()
     embedding = Run(tmp_path / "run").model(torch.device("cpu")).text.adapter.embedding.weight
     assert torch.equal(embedding[1:4], torch.full((3, 8), 0.25))

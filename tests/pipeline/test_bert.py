@@ -439,7 +439,7 @@ def test_without_a_network_a_hub_model_says_what_to_do(monkeypatch, capfd):
     with pytest.raises(EncoderError, match=r"'some-bert'.*could not connect\).*connection, or give a folder$"):
         BertEncoder("some-bert", "cpu")
     assert asked == [("some-bert", True), ("some-bert", False)]
-    assert capfd.readouterr().err == ""
+    assert capfd.readouterr().err == "Fetching text weights 'some-bert' from the Hugging Face hub, into its cache.\n"
 
 
 def test_a_model_that_does_not_encode_tokens_is_refused(tmp_path):

@@ -79,7 +79,7 @@ def test_another_data_set_is_refused(tiny_dataset, tmp_path):
 
 def test_no_cache_and_foreign_folders_are_refused(tmp_path, tiny_dataset):
     samples = read_samples(load_manifest(tiny_dataset()))
-    with pytest.raises(CacheError, match="no feature cache is there; make one with"):
+    with pytest.raises(CacheError, match="no feature cache is there; check the path, or make one with"):
         FeatureCache.open(str(tmp_path / "none"))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("mine")

@@ -20,18 +20,24 @@ def test_sizes_and_values(tmp_path):
     size = sum(p.stat().st_size for p in (tmp_path / "s" / "images" / images["name"]).rglob("*") if p.is_file())
     assert (images["bytes"], images["shape"], images["codec"], images["failed"]) == (size, [4, 16], "none", 1)
     assert images["raw_bytes_per_value"] == 2
-    assert images["bytes_per_value"] == size / (17 * (4 * 16 + 16))  # a failed image has no value
-    tokens = FeatureCache.open(url).caption_set().length.sum()
-    assert captions["bytes_per_value"] == pytest.approx(captions["bytes"] / (tokens * 12 + facts["captions"] * 12))
+    # 4 shards of 8 images hold 18, one of which failed; of each 4 x 16 local and 16 global values
+    assert images["bytes_per_value"] == size / (32 * (4 * 16 + 16))
+    assert images["padding"] == 1 - 17 / 32
+    there = FeatureCache.open(url).caption_set()
+    length, sizes = there.length, [there.attributes[key] for key in ("shard_tokens", "shard_captions")]
+    assert captions["bytes_per_value"] == captions["bytes"] / (4 * sum(sizes) * 12)
+    assert captions["padding"] == 1 - (length.sum() + len(length)) / (4 * sum(sizes))
     assert images["percent"] == captions["percent"] == 100
 
 
 def test_token_ids_alone(tmp_path):
     facts = describe(sound_store(tmp_path / "s", text="words", train=8, val=0, test=0))["sets"][1]
-    tokens = FeatureCache.open(str(tmp_path / "s")).caption_set().length.sum()
+    there = FeatureCache.open(str(tmp_path / "s")).caption_set()
+    stored = there.attributes["shard_tokens"]
     assert facts["shape"] == []
     assert facts["raw_bytes_per_value"] == 4
-    assert facts["bytes_per_value"] == facts["bytes"] / tokens
+    assert facts["bytes_per_value"] == facts["bytes"] / stored
+    assert facts["padding"] == 1 - there.length.sum() / stored
 
 
 def test_a_part(tmp_path):
@@ -39,7 +45,15 @@ def test_a_part(tmp_path):
     assert facts["done"] == {"train": [0, 2], "val": [1, 1], "test": [1, 1]}
     assert facts["percent"] == 40
     empty = describe(part_of(tmp_path / "none", train=12, val=4, test=4))["sets"][0]
-    assert (empty["percent"], empty["bytes_per_value"]) == (0, None)
+    assert (empty["percent"], empty["bytes_per_value"], empty["padding"]) == (0, None, None)
+
+
+def test_padding_does_not_count_as_bytes_of_a_value(tmp_path):
+    whole = describe(sound_store(tmp_path / "a", train=32, val=0, test=0))["sets"][0]
+    padded = describe(sound_store(tmp_path / "b", train=25, val=0, test=0))["sets"][0]
+    assert whole["bytes"] == padded["bytes"]
+    assert whole["bytes_per_value"] == padded["bytes_per_value"]
+    assert (whole["padding"], padded["padding"]) == (0, 7 / 32)
 
 
 def test_a_compressed_set_says_how(tmp_path):

@@ -12,7 +12,7 @@ from region_sources import ARRAYS, World
 from small_extraction import files
 
 from xret.pipeline.cache import FeatureCache
-from xret.pipeline.errors import CacheError
+from xret.pipeline.errors import XretError
 from xret.pipeline.export import export
 from xret.pipeline.importers.writing import ImportOptions, import_features
 from xret.pipeline.manifest import load_manifest
@@ -207,7 +207,7 @@ def test_an_object_store(tmp_path):
 
 def refused(url, to, out, *args, **options):
     before = sorted(Path(out).parent.iterdir())
-    with pytest.raises(CacheError) as error:
+    with pytest.raises(XretError) as error:
         export(str(url), to, Path(out), *args, **options)
     assert sorted(Path(out).parent.iterdir()) == before
     return str(error.value)
@@ -222,7 +222,7 @@ def test_what_exists_is_not_touched(tmp_path):
 
 def test_incomplete_and_unknown_splits(tmp_path):
     url = part_of(tmp_path / "s", "val", train=12, val=3, test=3)
-    assert "has 0 of the 2 shards of split 'train'; extract" in refused(url, "npy", tmp_path / "o")
+    assert "has 0 of 2 shards of split 'train'; extract" in refused(url, "npy", tmp_path / "o")
     assert "has no split dev; it has train, val, test" in refused(url, "npy", tmp_path / "o", splits=("val", "dev"))
     export(url, "npy", tmp_path / "o", splits=("val",))
 

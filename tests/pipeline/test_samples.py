@@ -59,9 +59,9 @@ def test_promised_counts_are_checked_after_merging(tmp_path):
     good = karpathy(tmp_path, images, merge + "counts: {train: 2, val: 1, test: 0}\n")
     assert read_samples(good).splits == {"train": (0, 2), "val": (2, 3)}
     message = refusal(karpathy(tmp_path, images, merge + "counts: {train: 3, val: 1, test: 4}\n"))
-    assert "there are 2 train images where the manifest promises 3, 0 test images where" in message
+    assert "it holds 2 train images where the manifest promises 3, 0 test images where" in message
     assert f"or correct 'counts' in {tmp_path / 'birds.yaml'}" in message
-    assert "1 train images" in refusal(karpathy(tmp_path, images, "counts: {train: 2}\n"))
+    assert "it holds 1 train image where" in refusal(karpathy(tmp_path, images, "counts: {train: 2}\n"))
 
 
 # --- Splits by hash

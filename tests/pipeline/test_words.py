@@ -56,6 +56,8 @@ def test_ids_spell_the_words(texts, min_count):
     for text, ids in zip(texts, encoder.tokenize(texts), strict=True):
         expected = [word if counts.count(word) >= min_count else UNK for word in tokenize(text)] or [UNK]
         assert [encoder.vocabulary[i] for i in ids] == expected
+    unknown = encoder.unknown_words(texts)
+    assert unknown == sorted({word for word in counts if counts.count(word) < min_count}, key=counts.index)
     again = WordsEncoder(list(encoder.vocabulary))
     assert again.tokenize(texts) == encoder.tokenize(texts)
     assert again.identity == encoder.identity

@@ -91,7 +91,9 @@ function show(answer, asked) {
   at("examples").hidden = true;
   const found = count(answer.results.length, ...(picture ? ["caption", "captions"] : ["picture", "pictures"]));
   const unsure = answer.uncertainty === undefined ? "" : `; the uncertainty σ of the query is ${answer.uncertainty.toFixed(3)}`;
-  say(`${found}, best first, in ${count(Math.round(answer.seconds * 1000), "millisecond", "milliseconds")}${unsure}`);
+  const unknown = (answer.unknown || []).map((word) => `“${word}”`).join(", ");
+  const besides = unknown && `. The run has not learnt ${unknown}; it looked for the other words`;
+  say(`${found}, best first, in ${count(Math.round(answer.seconds * 1000), "millisecond", "milliseconds")}${unsure}${besides}`);
 }
 
 // ---------------------------------------------------------------------------------------------------- what is asked

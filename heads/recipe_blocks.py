@@ -1,0 +1,151 @@
+"""What a resolved recipe holds: its blocks, with the default of every value that belongs to no part."""
+
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
+
+from .schema import Min
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Which feature sets are read, and how samples are put into batches."""
+
+    image: str = "auto"  # prefix of a feature set's name, or auto: the only one there
+    text: str = "auto"
+    image_kind: str | None = None  # refuse features of another kind; null: the adapter follows the kind
+    text_kind: str | None = None
+    unit: Literal["image", "caption"] = "image"  # image: a batch holds images with all their captions
+    batch_size: Annotated[int, Min(2)] = 128  # in units
+    captions: Annotated[int, Min(1)] | None = None  # unit image: so many of an image's, drawn each epoch; null: all
+    chunk: Annotated[int, Min(1)] | None = None  # units embedded at once, with the gradients of the batch; null: all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """RSUM of the paper's row: COCO's mean of five folds of 1,000 images, COCO's 5,000 images, Flickr30K."""
+
+    coco_1k: float | None = None
+    coco_5k: float | None = None
+    f30k: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How large the embedding is."""
+
+    dim: Annotated[int, Min(1)] = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """AdamW and gradient clipping."""
+
+    lr: Annotated[float, Min(0)] = 1e-3
+    weight_decay: Annotated[float, Min(0)] = 0.0  # of matrices; biases and normalisations never decay
+    clip: Annotated[float, Min(0)] | None = 2.0  # largest norm of the whole gradient
+    ema: Annotated[float, Min(0)] | None = None  # decay a step of the weights' moving average, which is then evaluated
+    # Times lr, for the weights of each component:
+    adapter_lr: Annotated[float, Min(0)] = 1.0
+    aggregator_lr: Annotated[float, Min(0)] = 1.0
+    similarity_lr: Annotated[float, Min(0)] = 1.0
+    loss_lr: Annotated[float, Min(0)] = 1.0
+    # Epochs at the beginning in which a component does not learn:
+    adapter_frozen: Annotated[int, Min(0)] = 0
+    aggregator_frozen: Annotated[int, Min(0)] = 0
+    similarity_frozen: Annotated[int, Min(0)] = 0
+    loss_frozen: Annotated[int, Min(0)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The learning rate of an epoch, constant within it but for the warm-up."""
+
+    name: Literal["cosine", "step"] = "cosine"  # cosine: from lr to 0 over all epochs
+    epochs: Annotated[int, Min(1)] = 30
+    step: Annotated[int, Min(1)] = 10  # step only: every so many epochs …
+    gamma: Annotated[float, Min(0)] = 0.1  # … lr is multiplied by this
+    warmup_epochs: Annotated[int, Min(0)] = 0  # over so many epochs lr rises linearly from 0, step by step, …
+    warmup_after: Annotated[int, Min(0)] = 0  # … beginning behind this many
+    patience: Annotated[int, Min(1)] | None = None  # stop when so many epochs were no better in validation RSUM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """Size augmentation (VSE-infinity): the chance of a row to be left out while training."""
+
+    image: Annotated[float, Min(0)] = 0.0
+    text: Annotated[float, Min(0)] = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetune:
+    """How the backbones are trained when they are put back.
+
+    `image_lr` and `text_lr` of 0 leave one on the cache, unless `xret finetune --reattach` names it.
+    """
+
+    image_lr: Annotated[float, Min(0)] = 0.0  # times lr
+    text_lr: Annotated[float, Min(0)] = 0.0  # times lr
+    image_frozen: Annotated[int, Min(0)] = 0  # epochs, counted from the head's first, in which it does not learn
+    text_frozen: Annotated[int, Min(0)] = 0
+    image_size: Annotated[int, Min(32)] | None = None  # pixels a side; null: that of the cache
+    crop_and_flip: bool = False  # random crops and horizontal flips
+    mask_words: Annotated[float, Min(0)] = 0.0  # share of the caption's words that are masked, replaced or dropped
+    checkpointing: bool = False  # compute the backbones' activations again backwards: less memory, a third more time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """How it is computed. `auto` precision: bfloat16 (or float16) on a GPU, float32 on a CPU."""
+
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    cache: Literal["auto", "device", "pinned", "stream"] = "auto"  # where the features lie while training
+    compile: bool = False  # torch.compile for aggregators and similarity
+    checkpoint_steps: Annotated[int, Min(1)] | None = None  # state.pt also every so many steps; null: every epoch
+    log: Literal["none", "tensorboard", "wandb"] = "none"  # beside metrics.jsonl
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A resolved recipe: every block is complete, every value has been checked.
+
+    `adapter` has one block for each kind of feature set; the kinds of the sets in use pick two of them. `loss` has
+    one block for each term that is computed, and `exclude_same_text`.
+    """
+
+    name: str
+    paper: str
+    reaches: Literal["cache", "finetune"]  # can the paper's row come from frozen features?
+    expected: Expected
+    data: Data
+    model: Size
+    adapter: dict[str, dict[str, Any]]
+    aggregator: dict[str, dict[str, Any]]
+    similarity: dict[str, Any]
+    loss: dict[str, Any]
+    optimizer: Optimizer
+    schedule: Schedule
+    augment: Augmentation
+    finetune: Finetune
+    runtime: Runtime
+
+    @property
+    def terms(self) -> dict[str, dict[str, Any]]:
+        """The blocks of the loss terms."""
+        return {term: block for term, block in self.loss.items() if isinstance(block, dict)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the recipe as plain nested values, fit for YAML and JSON."""
+        return asdict(self)
+
+
+SECTIONS: dict[str, type[Any]] = {
+    "expected": Expected,
+    "data": Data,
+    "model": Size,
+    "optimizer": Optimizer,
+    "schedule": Schedule,
+    "augment": Augmentation,
+    "finetune": Finetune,
+    "runtime": Runtime,
+}

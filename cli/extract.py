@@ -233,8 +233,9 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
     click.echo(f"{plan['dataset']}: {counts}, computed by {plan['by']}")
     for features in plan["sets"]:
         tasks = f"{counted(features['tasks'], 'task')} of {counted(features['shard_images'], 'image')}"
+        left = f"{in_time(3600 * features['hours'])} left" if features["done"] < features["tasks"] else "nothing left"
         files = f"{in_bytes(features['bytes'])} in {counted(features['files'], 'file')}"
         click.echo(
             f"  {features['name']}: {tasks}, {features['done']:,} of them done; {files};"
-            f" {in_time(3600 * features['hours'])} left at {_rate(features['per_second'])} {features['modality']}/s"
+            f" {left} at {_rate(features['per_second'])} {features['modality']}/s"
         )

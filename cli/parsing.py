@@ -26,7 +26,7 @@ class Output(click.Path):
 
 FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)  # to read from
 NEW_FOLDER = Output(path_type=Path)  # whether it may be there already is the command's to say
-NEW_FILE = Output(path_type=Path, dir_okay=False, writable=True)
+NEW_FILE = Output(path_type=Path, dir_okay=False)
 
 
 def view_options(command: Callable[..., Any]) -> Callable[..., Any]:

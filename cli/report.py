@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from ..pipeline.wording import in_bytes
 from .parsing import view_options
 
 
@@ -56,4 +57,4 @@ def report(
         text_weights=text_weights,
         seed=seed,
     )
-    click.echo(f"{out}: {size / 1e6:.1f} MB, {time.monotonic() - began:.0f} s")
+    click.echo(f"{out}: {in_bytes(size)}, {time.monotonic() - began:.0f} s")

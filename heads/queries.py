@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from PIL import Image
@@ -50,9 +51,9 @@ def require_query(query: Any) -> None:
     name = query.strip()
     if not name:
         raise QueryError("the query is empty; describe in a few words what to look for")
-    if name.lower().endswith(_PICTURES):
+    if name.lower().endswith(_PICTURES) and ("/" in name or len(name.split()) == 1):
         raise QueryError(
-            f"'{name}' is a file's name and no text; to search by a picture use --image {name}, in Python"
+            f"'{name}' is a file's name and no text; to search by a picture use --image {quote(name)}, in Python"
             f" pathlib.Path({name!r}), or choose the picture on the page"
         )
 

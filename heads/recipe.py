@@ -68,7 +68,7 @@ def load_recipe(recipe: str, settings: Sequence[str] = ()) -> Recipe:
     faults = _apply(values, settings)
     # Not in `resolve`, which reads the recipes of runs too: those that were trained so stay readable.
     if get(values, "data.unit") == "caption" and str(get(values, "data.captions")).lower() not in ("none", "null"):
-        faults.append("data.captions has no effect on batches of captions: set data.unit=image, or leave it out")
+        faults.append("data.captions has no effect on batches of captions: set data.unit=image, or data.captions=null")
     return resolve(values, faults=faults, title=f"recipe '{recipe}'")
 
 

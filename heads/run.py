@@ -60,7 +60,10 @@ class Run:
         """
         self.path = Path(path)
         if not (self.path / "run.json").is_file():
-            raise RunError(f"{path} is no run: it has no run.json; make one with `xret train-head … --out {path}`")
+            way = f"make one with `xret train-head … --out {path}`"
+            if self.path.exists():
+                way = "name another folder, or remove it"
+            raise RunError(f"{path} is no run: it has no run.json; {way}")
         self.info: dict[str, Any] = self._read_json("run.json")
         if not isinstance(self.info, dict):
             raise self._damaged("run.json")

@@ -90,12 +90,12 @@ def extract(manifest: Manifest, url: str, options: Options) -> dict[str, Any]:
     """
     samples = read_samples(manifest)
     splits = choose_splits(samples, options.splits)
-    require_place(url, samples)
     options = replace(
         options, visual_weights=_absolute(options.visual_weights), text_weights=_absolute(options.text_weights)
     )
     if not options.repair and (found := _finished(samples, url, options, splits)) is not None:
         return found
+    require_place(url, samples)  # a finished store may lie where nothing can be written
     from .device import pick_device
     from .tasks import Job
 

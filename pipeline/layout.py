@@ -78,22 +78,22 @@ def require_place(url: str, samples: Samples) -> None:
     if store.is_local:
         root = Path(store.root)
         if root.exists() and not root.is_dir():
-            raise OutputError(f"{url} is a file, and a store is a folder; choose another --store")
-        require_writable(root, "--store")
+            raise OutputError(f"{url} is a file, and a store is a folder; choose another store")
+        require_writable(root, "store")
     _refuse_others(store, samples)
 
 
 def _refuse_others(store: Store, samples: Samples) -> None:
     if not store.exists("zarr.json"):
         if store.names(""):
-            raise CacheError(f"{store.url} is not empty and holds no feature cache; choose another --store")
+            raise CacheError(f"{store.url} is not empty and holds no feature cache; choose another store")
         return
     root, damage = store.inspect_group("")
     is_ours = not damage and (root.get("format"), root.get("version")) == (FORMAT, VERSION)
     if is_ours and root["manifest_sha256"] != samples.digest:
         raise CacheError(
             f"{store.url} holds other samples: data set '{root['dataset']}', manifest {root['manifest_sha256'][:8]},"
-            f" not '{samples.dataset}', {samples.digest[:8]}; choose another --store"
+            f" not '{samples.dataset}', {samples.digest[:8]}; choose another store"
         )
 
 

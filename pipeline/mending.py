@@ -1,5 +1,6 @@
 """What to do about damaged shards and failed samples, as commands to run."""
 
+from shlex import quote
 from typing import Any
 
 from .importers import FORMATS
@@ -20,7 +21,7 @@ def remedies(url: str, report: dict[str, Any]) -> list[str]:
         return [f"restore {url}/zarr.json from a copy, or extract into another --store"]
     again = f"`{repair_command(store.inspect_group('')[0]['dataset'], url)}`"
     to_remove = {_set(damage): None for damage in damaged if _is_set(damage) and not _can_be_repaired(damage)}
-    lines = [f"run `xret cache rm {url} {path}`, then extract or import that set again" for path in to_remove]
+    lines = [f"run `xret cache rm {quote(url)} {path}`, then extract or import that set again" for path in to_remove]
     if any(_set(damage) not in to_remove for damage in damaged):
         lines.append(f"run {again}, with the other options of that extraction: it computes what is damaged again")
     elif report["failed_samples"] and any("@" in name and not _imported(name) for name in store.names("images")):
@@ -36,7 +37,7 @@ def repair_command(dataset: str, url: str) -> str:
         url: the cache.
     """
     is_known = dataset in bundled_manifests() or dataset.endswith((".yaml", ".yml"))
-    return f"xret extract {dataset if is_known else f'{dataset}.yaml'} --store {url} … --repair"
+    return f"xret extract {quote(dataset if is_known else f'{dataset}.yaml')} --store {quote(url)} … --repair"
 
 
 def _is_set(damage: dict[str, Any]) -> bool:

@@ -14,9 +14,12 @@ def require_writable(path: Path, option: str) -> None:
         option: that names it, for the message.
 
     Raises:
-        OutputError: a file is in its way, or the nearest folder that is there may not be written.
+        OutputError: a file or a broken link is in its way, or the nearest folder that is there may not be written.
     """
-    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    # Not `Path.exists`, which raises where a folder above may not be searched.
+    there = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
+    if not there.exists():
+        raise OutputError(f"{there} is a link to nothing; remove it, or choose another {option}")
     if there != path and not there.is_dir():
         raise OutputError(f"{path} cannot be made, because {there} is a file; choose another {option}")
     if not os.access(there, os.W_OK | (os.X_OK if there.is_dir() else 0)):

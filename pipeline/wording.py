@@ -1,5 +1,8 @@
 """Numbers in messages, as people read them."""
 
+_BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_TIMES = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
+
 
 def counted(number: int, thing: str) -> str:
     """Return a number with its noun: ``1 shard``, ``2,048 shards``."""
@@ -8,14 +11,18 @@ def counted(number: int, thing: str) -> str:
 
 def in_bytes(size: float) -> str:
     """Return a number of bytes: ``4.7 GB``, ``8.1 MB``, ``0.5 kB``."""
-    unit, name = next(((u, name) for u, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")) if size >= u), (1e3, "kB"))
-    return f"{size / unit:,.1f} {name}"
+    return _in_units(size, _BYTES)
 
 
 def in_time(seconds: float) -> str:
     """Return a length of time: ``6.5 hours``, ``2.0 minutes``, ``0.4 seconds``."""
-    unit, name = next(((u, name) for u, name in ((3600, "hours"), (60, "minutes")) if seconds >= u), (1, "seconds"))
-    return f"{seconds / unit:,.1f} {name}"
+    return _in_units(seconds, _TIMES)
+
+
+def _in_units(number: float, units: tuple[tuple[float, str], ...]) -> str:
+    """Return a number in the largest of the units, given from the largest, of which it is about one at least."""
+    unit, name = next((of for of in units if number >= 0.9999 * of[0]), units[-1])
+    return f"{number / unit:,.1f} {name}"
 
 
 def some_of(lines: list[str], most: int = 3) -> list[str]:

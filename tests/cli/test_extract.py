@@ -57,7 +57,7 @@ def test_a_store_that_cannot_be_made_is_refused_before_the_encoders_are(under, t
     words = ["extract", tiny_dataset(), "--store", tmp_path / under, "--visual", "no-such-network"]
     result = CliRunner().invoke(main, [str(word) for word in words])
     assert result.exit_code == 1
-    assert "choose another --store" in result.stderr
+    assert "choose another store" in result.stderr
     assert "no-such-network" not in result.stderr
 
 

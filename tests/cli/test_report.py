@@ -34,8 +34,7 @@ def test_the_command_writes_the_page_and_says_where(run, tmp_path):
         result = called(run, "--out", out, "--device", "cpu", "--ties", "mean")
         assert result.exit_code == 0, result.output
     assert "the page will have no pictures" in result.stderr
-    megabytes = out.stat().st_size / 1e6
-    assert result.stdout.startswith(f"{out}: {megabytes:.1f} MB, ")
+    assert result.stdout.startswith(f"{out}: {out.stat().st_size / 1e3:.1f} kB, ")
     text = out.read_text()
     assert text.startswith("<!DOCTYPE html>")
     assert "ties mean" in text

@@ -142,6 +142,7 @@ def test_mistakes_end_in_one_sentence(folder, tmp_path):
             1,
             "'photo.jpg' is a file's name and no text; to search by a picture use --image photo.jpg",
         ),
+        ((run, "xyzzy on photo.jpg"), 1, "no word of the query is in the vocabulary of this run"),
         ((run, " "), 1, "the query is empty; describe in a few words what to look for"),
         ((run, "red", "-k", 0), 2, "0 is not in the range x>=1"),
         ((run, "red", "--split", "tset"), 1, "has no split 'tset'; it has train, val, test"),

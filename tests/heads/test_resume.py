@@ -65,8 +65,8 @@ def _leaves(value, path=""):
     return [(path, value)]
 
 
-def train_and_be_killed(seconds, store, recipe, out, **options):
-    """Train in a process of its own; kill it so long after there is a state; return whether it was still at it."""
+def train_and_be_killed(states, seconds, store, recipe, out, **options):
+    """Train in a process of its own; kill it so long after so many states were seen; return whether it was at work."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -76,13 +76,14 @@ def train_and_be_killed(seconds, store, recipe, out, **options):
             code = 0
         finally:
             os._exit(code)
-    end = None
-    while end is None or time.monotonic() < end:
+    seen = set()
+    while len(seen) < states:
         if os.waitpid(child, os.WNOHANG) != (0, 0):
             return False
-        if end is None and (out / "state.pt").exists():
-            end = time.monotonic() + seconds
+        if (out / "state.pt").exists():
+            seen.add((out / "state.pt").stat().st_mtime_ns)
         time.sleep(0.001)
+    time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
@@ -90,14 +91,12 @@ def train_and_be_killed(seconds, store, recipe, out, **options):
 @pytest.mark.parametrize(("name", "settings"), [("setdiv", EVERYTHING), ("vsrn", NORMALISED)])
 def test_killed_at_random_moments(store, tmp_path, name, settings):
     recipe = recipe_of(name, *settings, "runtime.checkpoint_steps=1")
-    began = time.monotonic()
     train(store, recipe, tmp_path / "whole", device="cpu", seed=3)
-    took, dice, kills = time.monotonic() - began, random.Random(5), 0
+    dice, kills = random.Random(5), 0
     out = tmp_path / "run"
     for _ in range(3):
-        kills += train_and_be_killed(
-            dice.uniform(0.05, 0.6) * took, store, recipe, out, device="cpu", seed=3, resume=True
-        )
+        moment = dice.randint(1, 4), dice.uniform(0, 0.02)
+        kills += train_and_be_killed(*moment, store, recipe, out, device="cpu", seed=3, resume=True)
     train(store, recipe, out, device="cpu", seed=3, resume=True)
     assert kills > 0
     assert_same(outcome(out), outcome(tmp_path / "whole"))

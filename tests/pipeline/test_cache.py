@@ -73,7 +73,7 @@ def test_samples_come_back_as_they_were(tiny_dataset, tmp_path):
 def test_another_data_set_is_refused(tiny_dataset, tmp_path):
     url = str(tmp_path / "s.zarr")
     open_or_create(url, read_samples(load_manifest(tiny_dataset("one"))), [])
-    with pytest.raises(CacheError, match=r"holds other samples: data set 'one'.*choose another --store"):
+    with pytest.raises(CacheError, match=r"holds other samples: data set 'one'.*choose another store"):
         open_or_create(url, read_samples(load_manifest(tiny_dataset("two", train=3))), [])
 
 

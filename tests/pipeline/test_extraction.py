@@ -1,5 +1,6 @@
 """Extraction through Dask into Zarr: what it writes, how it stops, and that it goes on."""
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +15,7 @@ from small_extraction import SMALL, files
 from xret.pipeline.batches import Batches
 from xret.pipeline.cache import FeatureCache
 from xret.pipeline.encoders import load_visual
-from xret.pipeline.errors import CacheError, EncoderError, SampleError
+from xret.pipeline.errors import CacheError, EncoderError, OutputError, SampleError
 from xret.pipeline.extraction import Options, extract
 from xret.pipeline.manifest import load_manifest
 from xret.pipeline.planning import plan
@@ -95,6 +96,14 @@ def test_a_second_run_computes_nothing_and_another_encoder_stands_beside(store):
     assert before.items() <= files(url).items()
     with pytest.raises(CacheError, match="several feature sets of images fit 'resnet18'"):
         FeatureCache.open(url).image_set("resnet18")
+
+
+def test_what_is_finished_needs_no_place_to_write(store, monkeypatch):
+    manifest, url, _ = store
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as root, everything may be written
+    assert all(features["samples"] == 0 for features in extract(manifest, url, SMALL)["sets"])
+    with pytest.raises(OutputError, match="you may not write to"):
+        extract(manifest, url, replace(SMALL, image_size=96))
 
 
 def test_splits_are_computed_when_asked_for(tiny_dataset, tmp_path):

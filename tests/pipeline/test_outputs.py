@@ -31,6 +31,13 @@ def test_a_file_in_the_way(tmp_path):
         require_new(tmp_path, folder=False)
 
 
+def test_a_broken_link(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for path in (tmp_path / "link", tmp_path / "link" / "x"):
+        with pytest.raises(OutputError, match=r"link is a link to nothing; remove it, or choose another --out$"):
+            require_writable(path, "--out")
+
+
 def test_a_folder_that_may_not_be_written(tmp_path, monkeypatch):
     closed = tmp_path / "closed"
     closed.mkdir()

@@ -17,6 +17,7 @@ def test_a_number_has_its_noun(number, text):
     [
         (0, "0.0 kB"),
         (540, "0.5 kB"),
+        (999_999, "1.0 MB"),
         (10**6, "1.0 MB"),
         (4_712_345_678, "4.7 GB"),
         (3e12, "3.0 TB"),
@@ -29,7 +30,13 @@ def test_bytes(size, text):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.25, "0.2 seconds"), (59, "59.0 seconds"), (90, "1.5 minutes"), (36_000_000, "10,000.0 hours")],
+    [
+        (0.25, "0.2 seconds"),
+        (59, "59.0 seconds"),
+        (59.998, "1.0 minutes"),
+        (90, "1.5 minutes"),
+        (36_000_000, "10,000.0 hours"),
+    ],
 )
 def test_times(seconds, text):
     assert in_time(seconds) == text

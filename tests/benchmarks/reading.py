@@ -206,9 +206,9 @@ def speed(
 @click.option("--recipe", default="vsepp", show_default=True)
 @click.option("--set", "settings", multiple=True, help="Recipe keys, KEY=VALUE.")
 @click.option("--seeds", default=3, show_default=True)
-@click.option("--group", default=2, show_default=True, help="Shards that a block shuffle mixes.")
+@click.option("--group", type=int, help="Shards that a block shuffle mixes; by default as many as in training.")
 @click.option("--device", default="auto", show_default=True)
-def shuffle(store: str, recipe: str, settings: tuple[str, ...], seeds: int, group: int, device: str) -> None:
+def shuffle(store: str, recipe: str, settings: tuple[str, ...], seeds: int, group: int | None, device: str) -> None:
     """Train with whole and with block-shuffled epochs, and compare the validation RSUM."""
     epoch = Batches.epoch
     found: dict[str, list[float]] = {"mapped": [], "stream": []}

@@ -1,14 +1,17 @@
 """The command line: what it prints, its exit codes, and the sentence each mistake gets."""
 
+import asyncio
+import gc
 import json
 import subprocess
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from xret.cli import main
+from xret.cli import Commands, main
 
 EXTRACT = ["--visual", "resnet18", "--visual-weights", "random:0", "--image-size", "64", "--text", "words"]
 TRAIN = [
@@ -193,3 +196,22 @@ def test_a_full_disk_is_a_sentence(tiny_dataset, tmp_path, monkeypatch):
     monkeypatch.undo()
     run("extract", tmp_path / "tiny" / "tiny.yaml", "--store", tmp_path / "s.zarr", *EXTRACT)
     assert json.loads(run("cache", "verify", tmp_path / "s.zarr", "--json").stdout)["ok"]
+
+
+def test_of_two_writes_that_fail_the_second_prints_nothing(caplog):
+    @click.group(cls=Commands)
+    def group():
+        pass
+
+    @group.command()
+    def fail():
+        loop = asyncio.new_event_loop()
+        loop.create_future().set_exception(OSError("no space"))  # asyncio speaks up when it is collected
+        gc.collect()
+        loop.call_exception_handler({"message": "something else"})
+        loop.close()
+        raise OSError(28, "No space left on device", "s.zarr")
+
+    result = CliRunner().invoke(group, ["fail"])
+    assert result.stderr.startswith("Error: No space left on device (s.zarr)")
+    assert [record.getMessage() for record in caplog.records] == ["something else"]

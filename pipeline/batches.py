@@ -15,7 +15,7 @@ from .errors import CacheError
 from .placement import Placement, Resident, choose
 from .rows import ranges
 from .sides import Features, Fetched, JoinedSide, Side, StoredSide
-from .stream import block_order, opened_ahead, read_ahead
+from .stream import RUN, block_order, opened_ahead, read_ahead
 from .wording import counted
 
 Unit = Literal["image", "caption"]
@@ -129,7 +129,8 @@ class Batches:
             side.place(self.placement, shared)
         self._images: Side = sides[0]
         self._captions: Side = sides[1]
-        self._shard = image_set.blocks.shard_of(self.image_rows)
+        self._by_shard = not cache.store.is_local  # which are read whole, and so had best be finished with
+        self._block = image_set.blocks.shard_of(self.image_rows) if self._by_shard else np.arange(self.images) // RUN
         self._prepare([self])
 
     @property
@@ -167,7 +168,7 @@ class Batches:
     ) -> Iterator[Batch]:
         """Yield an epoch's batches in an order that depends on seed and epoch alone, and read the next ones meanwhile.
 
-        Every unit comes once. Its place is drawn from all places; in ``stream`` from those of a group of shards.
+        Every unit comes once. Its place is drawn from all places; in ``stream`` from those of a group of blocks.
         Elsewhere the batches are the same, number by number, wherever the features lie.
 
         Args:
@@ -182,12 +183,12 @@ class Batches:
         rng = np.random.default_rng([seed, epoch])
         groups: list[np.ndarray] = []
         if self.placement == "stream":
-            order, groups = block_order(self._shard if unit == "image" else self._shard[self.caption_image], rng)
+            order, groups = block_order(self._block if unit == "image" else self._block[self.caption_image], rng)
         else:
             order = rng.permutation(self._units(unit))
         plans: Iterator[_Plan] = islice(self._plans(unit, order, batch_size, captions, rng), first, None)
-        if groups:
-            plans = opened_ahead(self._open, plans, lambda plan: self._shard[plan.images], groups)
+        if groups and self._by_shard:
+            plans = opened_ahead(self._open, plans, lambda plan: self._block[plan.images], groups)
         batches = read_ahead(self._fetch, self._finish, plans, self.device)
         self.waited = 0.0
         while True:
@@ -242,8 +243,8 @@ class Batches:
         )
 
     def _open(self, shards: np.ndarray) -> None:
-        """Read one sample of each shard, whereby its files are opened, checked and, of an object store, fetched."""
-        images = np.searchsorted(self._shard, np.sort(shards))
+        """Read one sample of each shard, whereby its objects are fetched."""
+        images = np.searchsorted(self._block, np.sort(shards))
         captions = np.unique(self._first_caption[images].clip(max=self.captions - 1))
         self._fetch(_Plan(images, captions, captions))
 
@@ -273,7 +274,8 @@ class JoinedBatches(Batches):
         self._images = JoinedSide([part._stored[0] for part in parts])
         self._captions = JoinedSide([part._stored[1] for part in parts])
         self.caption_image = _counted_on([part.caption_image for part in parts], [part.images for part in parts])
-        self._shard = _counted_on([part._shard for part in parts], [int(part._shard.max()) + 1 for part in parts])
+        self._by_shard = any(part._by_shard for part in parts)
+        self._block = _counted_on([part._block for part in parts], [int(part._block.max()) + 1 for part in parts])
         self._prepare(parts)
 
     @property

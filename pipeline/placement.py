@@ -23,7 +23,7 @@ _PLACES = {  # how a message says them
     "device": "in device memory",
     "pinned": "in pinned RAM",
     "mapped": "in the store's files, of which the system keeps in RAM what is read",
-    "stream": "read by shards with a block shuffle",
+    "stream": "read from the store with a block shuffle",
 }
 SHARE = 0.6  # of the free memory that `auto` fills; the rest is the model's
 _PART = 1 << 26  # bytes that are read at once when a table is filled
@@ -48,7 +48,7 @@ def choose(
     - ``device``: whole in the device's memory, each batch an index there. On a CPU the same as ``pinned``.
     - ``pinned``: whole in the host's memory; batches go to a GPU from page-locked memory, beside the computation.
     - ``mapped``: in the files of a local store, which are mapped; the system keeps in memory what it can.
-    - ``stream``: the same for more than fits: epochs visit the shards in groups (`stream.block_order`).
+    - ``stream``: the same for more than fits: an epoch visits the store block by block (`stream.block_order`).
     - ``auto``: the first that fits `SHARE` of the free memory, of ``device``, ``pinned`` and ``stream`` on a GPU, of
       ``mapped`` (of an object store ``pinned``) and ``stream`` on a CPU.
 

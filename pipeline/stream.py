@@ -15,34 +15,35 @@ F = TypeVar("F")
 R = TypeVar("R")
 T = TypeVar("T")
 
-GROUP = 8  # shards whose samples are mixed with one another, or more where these hold fewer than
+RUN = 64  # images beside one another that are a block of a local store; of an object store a block is a shard
+GROUP = 8  # blocks whose samples are mixed with one another, or more where these hold fewer than
 MIXED = 4096  # samples
 _AHEAD = 2  # batches that are read before they are asked for
 
 
 def block_order(
-    shard: np.ndarray, rng: np.random.Generator, group: int | None = None
+    block: np.ndarray, rng: np.random.Generator, group: int | None = None
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return an order that visits shuffled shards in groups, and shuffles the samples of each group.
+    """Return an order that visits shuffled blocks in groups, and shuffles the samples of each group.
 
     Batches are cut from it without regard to the groups, so that what a group leaves over goes with the next one.
 
     Args:
-        shard: the shard of each sample, int64 [S].
+        block: the block of each sample, int64 [S].
         rng: decides.
-        group: shards in a group; None: `GROUP`, or as many as hold `MIXED` samples.
+        group: blocks in a group; None: `GROUP`, or as many as hold `MIXED` samples.
 
     Returns:
-        The order, a permutation of 0 … S - 1, and the shards of each group.
+        The order, a permutation of 0 … S - 1, and the blocks of each group.
     """
-    shards, position = np.unique(shard, return_inverse=True)
-    group = group or max(GROUP, -(-MIXED * len(shards) // len(shard)))
-    shuffled = rng.permutation(len(shards))
-    group_of = np.empty(len(shards), dtype=np.int64)
-    group_of[shuffled] = np.arange(len(shards)) // group
-    order = rng.permutation(len(shard))
+    blocks, position = np.unique(block, return_inverse=True)
+    group = group or max(GROUP, -(-MIXED * len(blocks) // len(block)))
+    shuffled = rng.permutation(len(blocks))
+    group_of = np.empty(len(blocks), dtype=np.int64)
+    group_of[shuffled] = np.arange(len(blocks)) // group
+    order = rng.permutation(len(block))
     order = order[np.argsort(group_of[position[order]], kind="stable")]
-    return order, [shards[shuffled[first : first + group]] for first in range(0, len(shards), group)]
+    return order, [blocks[shuffled[first : first + group]] for first in range(0, len(blocks), group)]
 
 
 def opened_ahead(

@@ -105,8 +105,8 @@ def owner_of(array: np.ndarray) -> mmap.mmap:
 def mapped_by(batches: Batches) -> Iterator[np.ndarray]:
     """Yield one array of each shard of images that is open."""
     for rows in batches.image_set._rows.values():
-        for blocks in rows._blocks.values():
-            yield blocks[0]
+        for shard in rows._shards.values():
+            yield shard._data
 
 
 def memmap(plain: np.ndarray, into: np.ndarray) -> None:
@@ -206,7 +206,7 @@ def speed(
 @click.option("--recipe", default="vsepp", show_default=True)
 @click.option("--set", "settings", multiple=True, help="Recipe keys, KEY=VALUE.")
 @click.option("--seeds", default=3, show_default=True)
-@click.option("--group", type=int, help="Shards that a block shuffle mixes; by default as many as in training.")
+@click.option("--group", type=int, help="Blocks, of 64 images, that are mixed; by default as many as in training.")
 @click.option("--device", default="auto", show_default=True)
 def shuffle(store: str, recipe: str, settings: tuple[str, ...], seeds: int, group: int | None, device: str) -> None:
     """Train with whole and with block-shuffled epochs, and compare the validation RSUM."""

@@ -61,8 +61,17 @@ EPOCHS = [
 
 @pytest.fixture
 def small_groups(monkeypatch):
-    """Let a stream mix two shards of eight images, as a large data set's mixes eight of 512."""
-    monkeypatch.setattr("xret.pipeline.batches.block_order", lambda shard, rng: block_order(shard, rng, 2))
+    """Let a stream mix two blocks of eight images, as a large data set's mixes 64 of 64, or 8 of 512."""
+    monkeypatch.setattr("xret.pipeline.batches.RUN", 8)
+    monkeypatch.setattr("xret.pipeline.batches.block_order", lambda block, rng: block_order(block, rng, 2))
+
+
+@pytest.fixture
+def remote(cache, monkeypatch):
+    """The same store, read like one that is not on a local disk."""
+    monkeypatch.setattr(cache.store, "is_local", False)
+    monkeypatch.setattr(cache.store, "_zarr", lambda: cache.store.root)
+    return cache
 
 
 def rows_of(cache, batch, batches):
@@ -136,14 +145,15 @@ def test_a_stream_has_every_unit_once_in_an_order_of_its_own(cache, words, small
 
 
 @pytest.mark.parametrize("words", EPOCHS)
+@pytest.mark.parametrize("is_local", [True, False])
 @pytest.mark.parametrize("placement", ["pinned", "stream"])
 def test_an_epoch_that_begins_later_reads_nothing_of_what_was_before(
-    cache, placement, words, small_groups, monkeypatch
+    request, placement, is_local, words, small_groups, monkeypatch
 ):
-    batches = batches_of(cache, placement)
+    batches = batches_of(request.getfixturevalue("cache" if is_local else "remote"), placement)
     whole = list(batches.epoch(**words))
-    shard = batches._shard if words["unit"] == "image" else batches._shard[batches.caption_image]
-    _, groups = block_order(shard, np.random.default_rng([words["seed"], words["epoch"]]), 2)
+    block = batches._block if words["unit"] == "image" else batches._block[batches.caption_image]
+    _, groups = block_order(block, np.random.default_rng([words["seed"], words["epoch"]]), 2)
     plans, opened, fetch = [], [], batches._fetch
     monkeypatch.setattr(batches, "_fetch", lambda plan: plans.append(plan) or fetch(plan))
     monkeypatch.setattr(batches, "_open", lambda shards: opened.append(shards.tolist()))
@@ -154,11 +164,23 @@ def test_an_epoch_that_begins_later_reads_nothing_of_what_was_before(
         assert len(rest) == len(plans) == len(whole) - first
         for one, other in zip(rest, whole[first:], strict=True):
             assert_equal(one, other)
-        if placement == "stream":
-            read = {shard for plan in plans for shard in batches._shard[plan.images].tolist()}
+        if placement == "stream" and not is_local:
+            read = {block for plan in plans for block in batches._block[plan.images].tolist()}
             needed = [group.tolist() for group in groups if read & set(group.tolist())]
             assert all(group in needed for group in opened)
             assert opened or not rest
+        else:
+            assert not opened
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_stream_mixes_neighbours_on_a_disk_and_whole_shards_of_an_object_store(request, is_local, small_groups):
+    batches = batches_of(request.getfixturevalue("cache" if is_local else "remote"), "stream")
+    block_of = np.arange(156) // 8 if is_local else batches.image_rows // 8  # four of 160 images are broken
+    for epoch in range(5):
+        batch = next(iter(batches.epoch(unit="image", batch_size=12, seed=0, epoch=epoch)))
+        images = np.unique(batches.caption_image[batch.caption_index])
+        assert len(np.unique(block_of[images])) == 2  # of which a group has 12 to 16
 
 
 @pytest.mark.parametrize("placement", ["mapped", "pinned", "device", "stream"])
@@ -324,33 +346,33 @@ def test_ranges_are_those_of_python(pairs):
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.integers(1, 5), st.integers(0, 99))
-def test_a_block_order_visits_whole_groups(shard, group, seed):
-    shard = np.array(sorted(shard))
-    order, groups = block_order(shard, np.random.default_rng(seed), group)
-    assert sorted(order.tolist()) == list(range(len(shard)))
-    assert sorted(s for shards in groups for s in shards.tolist()) == sorted(set(shard.tolist()))
-    assert all(len(shards) == group for shards in groups[:-1])
+def test_a_block_order_visits_whole_groups(block, group, seed):
+    block = np.array(sorted(block))
+    order, groups = block_order(block, np.random.default_rng(seed), group)
+    assert sorted(order.tolist()) == list(range(len(block)))
+    assert sorted(b for blocks in groups for b in blocks.tolist()) == sorted(set(block.tolist()))
+    assert all(len(blocks) == group for blocks in groups[:-1])
     at = 0
-    for shards in groups:
-        inside = np.isin(shard, shards).sum()
-        assert set(shard[order[at : at + inside]].tolist()) == set(shards.tolist())
+    for blocks in groups:
+        inside = np.isin(block, blocks).sum()
+        assert set(block[order[at : at + inside]].tolist()) == set(blocks.tolist())
         at += inside
 
 
 def test_a_group_mixes_some_thousand_samples():
-    for samples, shards, expected in ((512, 20, 8), (8, 600, 512), (8, 20, 20), (2560, 9, 8)):
-        _, groups = block_order(np.repeat(np.arange(shards), samples), np.random.default_rng(0))
+    for samples, blocks, expected in ((512, 20, 8), (64, 200, 64), (8, 600, 512), (8, 20, 20), (2560, 9, 8)):
+        _, groups = block_order(np.repeat(np.arange(blocks), samples), np.random.default_rng(0))
         assert len(groups[0]) == expected
 
 
 def test_a_block_order_draws_groups_and_places_evenly():
-    shard = np.repeat(np.arange(6), 3)
+    block = np.repeat(np.arange(6), 3)
     rng = np.random.default_rng(0)
-    orders = np.stack([block_order(shard, rng, 2)[0] for _ in range(6000)])
+    orders = np.stack([block_order(block, rng, 2)[0] for _ in range(6000)])
     for place in (0, 5, 6, 17):  # every sample is as likely in every place
         share = np.bincount(orders[:, place], minlength=18) / len(orders)
         assert share == pytest.approx(np.full(18, 1 / 18), abs=5 * (1 / 18 / len(orders)) ** 0.5)
-    together = (shard[orders[:, 0]] == shard[orders[:, 1]]).mean()  # two of six places are the first one's shard
+    together = (block[orders[:, 0]] == block[orders[:, 1]]).mean()  # two of six places are the first one's block
     assert together == pytest.approx(2 / 5, abs=0.04)
 
 
@@ -365,23 +387,21 @@ def test_the_next_group_is_opened_with_the_first_sample_of_a_group():
     assert opened == [shards.tolist() for shards in groups]
 
 
-def test_a_stream_of_an_object_store_reads_every_object_once_an_epoch(cache, monkeypatch, small_groups):
+def test_a_stream_of_an_object_store_reads_every_object_once_an_epoch(remote, monkeypatch, small_groups):
     """No more shards are kept than the groups at hand, and those are not read again."""
-    store, read = cache.store, []
-    monkeypatch.setattr(store, "is_local", False)
-    monkeypatch.setattr(store, "_zarr", lambda: store.root)
+    store, read = remote.store, []
     found = store.find_bytes
     monkeypatch.setattr(store, "find_bytes", lambda name: read.append(name) or found(name))
     monkeypatch.setattr("xret.pipeline.rows.KEPT", 6)
     monkeypatch.setattr("xret.pipeline.rows.KEPT_BYTES", 0)
     for epoch in (0, 1):
         read.clear()
-        batches = batches_of(cache, "stream")
+        batches = batches_of(remote, "stream")
         list(batches.epoch(unit="image", batch_size=4, seed=0, epoch=epoch))
         local = [name for name in read if "images/grid" in name and "/local/c/" in name]
         assert len(set(local)) == 20
         assert len(local) <= 21  # one was read when the array was opened
-        assert len(batches.image_set._rows["local"]._blocks) == 6
+        assert len(batches.image_set._rows["local"]._shards) == 6
 
 
 # --- The thread

@@ -58,6 +58,23 @@ def test_a_flipped_byte_is_an_error(tmp_path, where):
         Rows(store, "a").gather(np.array([0]))
 
 
+def test_a_block_is_checked_when_it_is_read_and_not_before(tmp_path):
+    store = Store(str(tmp_path / "s.zarr"))
+    store.fs.makedirs(store.root)
+    store.create_array("a", (16, 8), 16, "float16", inner=4)
+    store.open_array("a", writable=True)[...] = np.arange(16)[:, None]
+    path = tmp_path / "s.zarr" / "a" / "c" / "0" / "0"
+    data = bytearray(path.read_bytes())
+    data[2 * (4 * 16 + 4) + 5] ^= 0x10  # in the third block
+    path.write_bytes(data)
+    rows = Rows(store, "a")
+    assert rows.gather(np.array([15, 0, 7]))[:, 3].tolist() == [15, 0, 7]
+    for _ in range(2):
+        with pytest.raises(CacheError, match=r"c/0/0 is damaged \(checksum\)"):
+            rows.gather(np.array([6]), 3)
+    assert rows.gather(np.array([4]), 4)[:, 0].tolist() == [4, 5, 6, 7]
+
+
 def test_a_missing_shard_is_an_error(tmp_path):
     store = Store(str(tmp_path / "s.zarr"))
     store.fs.makedirs(store.root)

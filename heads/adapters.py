@@ -8,13 +8,14 @@ Sources: VSE++ (one linear layer over the grid; word embedding and GRU), *Learni
 for Visual Semantic Embedding* (VSE-infinity: regions, bi-GRU, BERT, frames of videos) and SetDiv sections 3.1 and 4.2.
 """
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from .aggregators.pooling import max_rows, mean_rows, valid_rows
+from .checks import one_of
 
 Pooling = Literal["cached", "mean", "max"]
 RoiLayers = Literal["linear", "mlp"]
@@ -41,7 +42,7 @@ class _Projection(nn.Module):
 
     def __init__(self, layer: nn.Module, channels: int, global_channels: int, dim: int, global_: Pooling) -> None:
         super().__init__()
-        _one_of("global", global_, get_args(Pooling))
+        one_of("adapter", Pooling, **{"global": global_})
         if global_ == "cached" and global_channels != channels:
             raise ValueError(
                 f"global 'cached' needs a cached global feature as wide as the local ones, "
@@ -124,7 +125,7 @@ class RoiAdapter(_Projection):
     def __init__(
         self, channels: int, global_channels: int, dim: int, *, global_: Pooling = "max", layers: RoiLayers = "mlp"
     ) -> None:
-        _one_of("layers", layers, get_args(RoiLayers))
+        one_of("adapter", RoiLayers, layers=layers)
         layer = _ResidualMlp(channels, dim) if layers == "mlp" else _linear(channels, dim)
         super().__init__(layer, channels, global_channels, dim, global_)
 
@@ -168,8 +169,8 @@ class WordsAdapter(nn.Module):
         train_vectors: bool = True,
     ) -> None:
         super().__init__()
-        _one_of("local", local, get_args(WordRows))
-        _one_of("global", global_, get_args(WordPooling))
+        one_of("adapter", WordRows, local=local)
+        one_of("adapter", WordPooling, **{"global": global_})
         if vectors is None and not train_vectors:
             raise ValueError("train_vectors is false and the embeddings would stay random: name a file as vectors")
         self.vectors = vectors
@@ -252,8 +253,3 @@ def _linear(channels: int, dim: int) -> nn.Linear:
 
 def _pool(how: str, rows: Tensor, length: Tensor) -> Tensor:
     return mean_rows(rows, length) if how == "mean" else max_rows(rows, length)
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} is '{value}', but must be one of {', '.join(known)}")

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ..checks import at_least, one_of
 from .aggregated import Aggregated
-from .checks import at_least, one_of
 from .pooling import valid_rows, zero_padding
 
 Initial = Literal["learned", "gaussian"]

@@ -7,8 +7,8 @@ Source: Zhang, Hare, Pruegel-Bennett: *FSPool: Learning Set Representations with
 import torch
 from torch import Tensor, nn
 
+from ..checks import at_least
 from .aggregated import Aggregated
-from .checks import at_least
 from .pooling import Pooling, sorted_rows
 
 

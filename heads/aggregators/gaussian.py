@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from ..checks import above, one_of
 from ..embedding import Gaussian
 from .aggregated import Aggregated
-from .checks import above, one_of
 from .gpo import GPO
 from .pooling import Average, Global, Max
 from .region_graph import RegionGraph

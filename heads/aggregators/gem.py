@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..checks import above
 from .aggregated import Aggregated
-from .checks import above
 from .pooling import Pooling, valid_rows
 
 FLOOR = 1e-6  # the mean is one of positive values: what lies below counts as this, as in the published code

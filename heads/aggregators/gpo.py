@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from ..checks import above, at_least, one_of
 from .aggregated import Aggregated
-from .checks import above, at_least, one_of
 from .fspool import interpolation
 from .pooling import Pooling, sorted_rows, valid_rows
 

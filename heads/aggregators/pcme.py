@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from ..checks import at_least, one_of
 from ..embedding import Gaussian
 from .aggregated import Aggregated
-from .checks import at_least, one_of
 from .gpo import GPO
 from .pie_net import PIENet
 from .pooling import valid_rows, zero_padding

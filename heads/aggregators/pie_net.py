@@ -7,8 +7,8 @@ Source: Song, Soleymani: *Polysemous Visual-Semantic Embedding for Cross-Modal R
 import torch
 from torch import Tensor, nn
 
+from ..checks import at_least
 from .aggregated import Aggregated
-from .checks import at_least
 from .pooling import valid_rows, zero_padding
 
 

@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..checks import at_least
 from ..embedding import Sequence
 from .aggregated import Aggregated
-from .checks import at_least
 
 
 def valid_rows(local: Tensor, length: Tensor) -> Tensor:

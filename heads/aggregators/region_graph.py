@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..checks import at_least, one_of
 from ..embedding import Sequence
 from .aggregated import Aggregated
-from .checks import at_least, one_of
 from .pooling import mean_rows, valid_rows, zero_padding
 from .sequence_pooling import Seq2Seq
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..aggregators.aggregated import Aggregated
+from ..checks import at_least
 from ..embedding import Sequence
 
 NOTHING = -1  # where a caption is over, no word is written
@@ -31,9 +32,7 @@ class CaptionGeneration(nn.Module):
         self, dim: int, vocabulary_size: int, *, hidden: int = 512, word_dim: int = 300, dropout: float = 0.2
     ) -> None:
         super().__init__()
-        for name, value in {"hidden": hidden, "word_dim": word_dim}.items():
-            if value < 1:
-                raise ValueError(f"caption-generation: {name} is {value}, but must be at least 1")
+        at_least("caption-generation", 1, hidden=hidden, word_dim=word_dim)
         self.boundary = vocabulary_size
         self.project = nn.Linear(dim, hidden)
         self.read = nn.GRU(hidden, hidden, batch_first=True)

@@ -1,23 +1,12 @@
 """What several losses need."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ..aggregators.aggregated import Aggregated
-
-
-def unit(x: Tensor) -> Tensor:
-    """Normalise the last axis, in float32 at least."""
-    return functional.normalize(full(x), dim=-1)
-
-
-def full(x: Tensor) -> Tensor:
-    """Return `x` in float32 at least."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+from ..similarity.shared import unit
 
 
 def element_cosines(elements: Tensor) -> Tensor:
@@ -62,15 +51,3 @@ def slots_of(loss: str, side: str, aggregated: Aggregated) -> Tensor:
 def both(of: Callable[[str, Aggregated], Tensor], images: Aggregated, captions: Aggregated) -> Tensor:
     """Return the sum of a term of the image side and the same of the caption side."""
     return of("image", images) + of("text", captions)
-
-
-def one_of(loss: str, name: str, value: Any, known: tuple[str, ...]) -> None:
-    """Raise ValueError unless a choice is known."""
-    if value not in known:
-        raise ValueError(f"{loss}: {name} is '{value}', but must be one of {', '.join(known)}")
-
-
-def not_below(loss: str, name: str, value: float, least: float) -> None:
-    """Raise ValueError if a parameter is too small."""
-    if value < least:
-        raise ValueError(f"{loss}: {name} is {value}, but must be {least} or more")

@@ -1,12 +1,13 @@
 """Diversity of the slots: SetDiv's exponential form and PVSE's Gram form."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..aggregators.aggregated import Aggregated
-from .common import both, element_cosines, one_of, slots_of
+from ..checks import one_of
+from .common import both, element_cosines, slots_of
 
 Form = Literal["exponential", "gram", "gram-squared"]
 
@@ -51,7 +52,7 @@ class Diversity(nn.Module):
 
     def __init__(self, *, form: Form = "exponential") -> None:
         super().__init__()
-        one_of("diversity", "form", form, get_args(Form))
+        one_of("diversity", Form, form=form)
         self.form = form
 
     def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:

@@ -5,14 +5,16 @@ Chun, *Improved Probabilistic Image-Text Representations* (PCME++), section 3.2.
 """
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..aggregators.aggregated import Aggregated
+from ..checks import one_of
 from ..embedding import Gaussian
-from .common import both, full, one_of, tensor_embedding
+from ..similarity.shared import precise
+from .common import both, tensor_embedding
 
 Reduction = Literal["mean", "sum"]
 Mean = Literal["gaussian", "samples"]
@@ -30,7 +32,7 @@ def information_bottleneck(mean: Tensor, log_variance: Tensor, reduction: Reduct
     Returns:
         A scalar.
     """
-    mean, log_variance = full(mean), full(log_variance)
+    mean, log_variance = (x.to(precise(x)) for x in (mean, log_variance))
     terms = (mean.square() + log_variance.exp() - 1 - log_variance) / 2
     return terms.mean() if reduction == "mean" else terms.sum()
 
@@ -44,7 +46,7 @@ def uniformity(vectors: Tensor) -> Tensor:
     if len(vectors) < 2:
         return 0 * vectors.sum()
     with torch.autocast(vectors.device.type, enabled=False):
-        z = full(vectors)
+        z = vectors.to(precise(vectors))
         norms = z.square().sum(1)
         exponents = 4 * z @ z.T - 2 * (norms[:, None] + norms)
         itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
@@ -65,9 +67,9 @@ class InformationBottleneck(nn.Module):
 
     def __init__(self, *, reduction: Reduction = "mean", mean: Mean = "gaussian", spread: Spread = "variance") -> None:
         super().__init__()
-        one_of("information-bottleneck", "reduction", reduction, get_args(Reduction))
-        one_of("information-bottleneck", "mean", mean, get_args(Mean))
-        one_of("information-bottleneck", "spread", spread, get_args(Spread))
+        one_of("information-bottleneck", Reduction, reduction=reduction)
+        one_of("information-bottleneck", Mean, mean=mean)
+        one_of("information-bottleneck", Spread, spread=spread)
         self.reduction = reduction
         self.mean = mean
         self.spread = spread

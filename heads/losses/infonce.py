@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..aggregators.aggregated import Aggregated
+from ..checks import above
 
 
 def infonce(similarity: Tensor, positives: Tensor, scale: float | Tensor = 1.0) -> Tensor:
@@ -40,8 +41,7 @@ class InfoNce(nn.Module):
 
     def __init__(self, *, scale: float = 1.0, learned: bool = True) -> None:
         super().__init__()
-        if scale <= 0:
-            raise ValueError(f"infonce: scale is {scale}, but must be above 0")
+        above("infonce", 0, scale=scale)
         self.scale = nn.Parameter(torch.tensor(float(scale))) if learned else scale
 
     def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:

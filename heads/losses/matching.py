@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..aggregators.aggregated import Aggregated
-from .common import not_below
+from ..checks import above, at_least
 
 
 def soft_contrastive(similarity: Tensor, positives: Tensor) -> Tensor:
@@ -82,9 +82,8 @@ class MatchingBce(nn.Module):
 
     def __init__(self, *, scale: float = 5.0, shift: float = 5.0, pseudo_positives: float = 0.0) -> None:
         super().__init__()
-        if scale <= 0:
-            raise ValueError(f"matching-bce: scale is {scale}, but must be above 0")
-        not_below("matching-bce", "pseudo_positives", pseudo_positives, 0)
+        above("matching-bce", 0, scale=scale)
+        at_least("matching-bce", 0, pseudo_positives=pseudo_positives)
         self.scale = nn.Parameter(torch.tensor(float(scale)))
         self.shift = nn.Parameter(torch.tensor(float(shift)))
         self.pseudo_positives = pseudo_positives

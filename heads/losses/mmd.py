@@ -1,12 +1,14 @@
 """Maximum mean discrepancy between modalities, from PVSE, as SetDiv section 3.4 uses it."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..aggregators.aggregated import Aggregated
-from .common import one_of, tensor_embedding, unit
+from ..checks import one_of
+from ..similarity.shared import unit
+from .common import tensor_embedding
 
 Kernel = Literal["exponential", "gaussian"]
 
@@ -38,7 +40,7 @@ class Mmd(nn.Module):
 
     def __init__(self, *, kernel: Kernel = "exponential") -> None:
         super().__init__()
-        one_of("mmd", "kernel", kernel, get_args(Kernel))
+        one_of("mmd", Kernel, kernel=kernel)
         self.kernel = kernel
 
     def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:

@@ -4,13 +4,15 @@ Source: *Maximal Matching Matters* (MaxMatch, ACL 2025), eq. 7 and 8 and its lis
 mean over the elements of a set (eq. 7) and over samples (eq. 8).
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..aggregators.aggregated import Aggregated
-from .common import both, element_cosines, one_of, set_embedding, slots_of, unit
+from ..checks import one_of
+from ..similarity.shared import unit
+from .common import both, element_cosines, set_embedding, slots_of
 
 Elements = Literal["set", "slots"]
 
@@ -59,7 +61,7 @@ class GlobalDiscriminative(nn.Module):
 
     def __init__(self, *, scale: float = 0.5, margin: float = 0.6, elements: Elements = "set") -> None:
         super().__init__()
-        one_of("global-discriminative", "elements", elements, get_args(Elements))
+        one_of("global-discriminative", Elements, elements=elements)
         self.scale = scale
         self.margin = margin
         self.elements = elements
@@ -89,7 +91,7 @@ class IntraSetDivergence(nn.Module):
 
     def __init__(self, *, scale: float = 0.5, margin: float = 0.6, elements: Elements = "set") -> None:
         super().__init__()
-        one_of("intra-set-divergence", "elements", elements, get_args(Elements))
+        one_of("intra-set-divergence", Elements, elements=elements)
         self.scale = scale
         self.margin = margin
         self.elements = elements

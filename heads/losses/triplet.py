@@ -4,13 +4,13 @@ Sources: hardest negatives from VSE++ and SetDiv eq. 9, VSE-infinity eq. 1; all 
 appendix (training details).
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..aggregators.aggregated import Aggregated
-from .common import not_below, one_of
+from ..checks import at_least, one_of
 
 Negatives = Literal["hardest", "all", "semi-hard"]
 Reduction = Literal["mean", "sum"]
@@ -71,10 +71,10 @@ class Triplet(nn.Module):
         warmup: Warmup = "step",
     ) -> None:
         super().__init__()
-        one_of("triplet", "negatives", negatives, get_args(Negatives))
-        one_of("triplet", "reduction", reduction, get_args(Reduction))
-        one_of("triplet", "warmup", warmup, get_args(Warmup))
-        not_below("triplet", "warmup_epochs", warmup_epochs, 0)
+        one_of("triplet", Negatives, negatives=negatives)
+        one_of("triplet", Reduction, reduction=reduction)
+        one_of("triplet", Warmup, warmup=warmup)
+        at_least("triplet", 0, warmup_epochs=warmup_epochs)
         self.margin = margin
         self.negatives = negatives
         self.reduction = reduction

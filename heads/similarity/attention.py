@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from ..checks import above, one_of
 from ..embedding import Sequence
-from .shared import check_sequences, one_of, unit
+from .shared import check_sequences, unit
 
 Direction = Literal["t-i", "i-t"]
 Pooling = Literal["lse", "average"]
@@ -93,11 +94,9 @@ class CrossAttention(nn.Module):
         negative_slope: float = 0.0,
     ) -> None:
         super().__init__()
-        one_of("cross-attention", "direction", direction, Direction)
-        one_of("cross-attention", "pooling", pooling, Pooling)
-        for name, value in (("lambda_softmax", lambda_softmax), ("lambda_lse", lambda_lse)):
-            if value <= 0:
-                raise ValueError(f"cross-attention: {name} is {value}, but must be above 0")
+        one_of("cross-attention", Direction, direction=direction)
+        one_of("cross-attention", Pooling, pooling=pooling)
+        above("cross-attention", 0, lambda_softmax=lambda_softmax, lambda_lse=lambda_lse)
         self.direction: Direction = direction
         self.pooling: Pooling = pooling
         self.lambda_softmax = lambda_softmax

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..checks import one_of
 from ..embedding import Gaussian
-from .shared import check_gaussians, one_of, precise, squared_distances
+from .shared import check_gaussians, precise, squared_distances
 
 Direction = Literal["image-caption", "caption-image"]
 Form = Literal["closed", "printed"]
@@ -95,7 +96,7 @@ class Kl(nn.Module):
 
     def __init__(self, direction: Direction = "image-caption") -> None:
         super().__init__()
-        one_of("kl", "direction", direction, Direction)
+        one_of("kl", Direction, direction=direction)
         self.direction: Direction = direction
 
     def forward(self, images: Gaussian, captions: Gaussian) -> Tensor:
@@ -120,7 +121,7 @@ class Wasserstein(nn.Module):
 
     def __init__(self, form: Form = "closed", squared: bool = False) -> None:
         super().__init__()
-        one_of("wasserstein", "form", form, Form)
+        one_of("wasserstein", Form, form=form)
         self.form: Form = form
         self.squared = squared
 

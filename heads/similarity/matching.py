@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .shared import element_cosines, one_of
+from ..checks import at_least, one_of
+from .shared import element_cosines
 
 Over = Literal["min", "max"]
 Inference = Literal["assignment", "max"]
@@ -94,10 +95,9 @@ class Assignment(nn.Module):
 
     def __init__(self, over: Over = "min", inference: Inference = "assignment", top: int = 1) -> None:
         super().__init__()
-        one_of("assignment", "over", over, Over)
-        one_of("assignment", "inference", inference, Inference)
-        if top < 1:
-            raise ValueError(f"assignment: top is {top}, but must be 1 or more")
+        one_of("assignment", Over, over=over)
+        one_of("assignment", Inference, inference=inference)
+        at_least("assignment", 1, top=top)
         self.over: Over = over
         self.inference = inference
         self.top = top

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .shared import check_sets, element_cosines, one_of, precise, squared_distances
+from ..checks import above, one_of
+from .shared import check_sets, element_cosines, precise, squared_distances
 
 Link = Literal["symmetric", "logistic"]
 
@@ -69,8 +70,7 @@ class _Learned(nn.Module):
 
     def __init__(self, part: str, scale: float, shift: float) -> None:
         super().__init__()
-        if scale <= 0:
-            raise ValueError(f"{part}: scale is {scale}, but must be above 0")
+        above(part, 0, scale=scale)
         self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
         self.shift = nn.Parameter(torch.tensor(float(shift)))
 
@@ -109,7 +109,7 @@ class MonteCarloMatch(_Learned):
 
     def __init__(self, scale: float = 15.0, shift: float = 15.0, link: Link = "symmetric") -> None:
         super().__init__("monte-carlo-match", scale, shift)
-        one_of("monte-carlo-match", "link", link, Link)
+        one_of("monte-carlo-match", Link, link=link)
         self.link: Link = link
 
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ Sources: VSE++ (cosine), PVSE (MIL), and *Improving Cross-Modal Retrieval with S
 import torch
 from torch import Tensor, nn
 
+from ..checks import above
 from .shared import check_vectors, element_cosines, unit
 
 
@@ -93,8 +94,7 @@ class SmoothChamfer(nn.Module):
 
     def __init__(self, alpha: float = 16.0) -> None:
         super().__init__()
-        if alpha <= 0:
-            raise ValueError(f"smooth-chamfer: alpha is {alpha}, but must be above 0")
+        above("smooth-chamfer", 0, alpha=alpha)
         self.alpha = alpha
 
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:

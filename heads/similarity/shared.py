@@ -1,7 +1,5 @@
 """What several similarities share: unit rows, all cosines or distances in one product, and checks of the shapes."""
 
-from typing import Any, get_args
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -64,12 +62,6 @@ def check_sequences(images: Sequence, captions: Sequence) -> None:
     if not (isinstance(images, Sequence) and isinstance(captions, Sequence)):
         raise ValueError(f"this similarity compares sequences, not {_name(images)} with {_name(captions)}")
     _check(images.rows, captions.rows, 3, "sequences [samples, rows, width]")
-
-
-def one_of(part: str, name: str, value: str, kind: Any) -> None:
-    """Raise ValueError if `value`, the parameter `name` of a similarity, is none of the literals of `kind`."""
-    if value not in get_args(kind):
-        raise ValueError(f"{part}: {name} is {value}, but must be {' or '.join(get_args(kind))}")
 
 
 def _check(images: Tensor, captions: Tensor, dimensions: int, expected: str) -> None:

@@ -201,9 +201,9 @@ def test_gradcheck(k1, k2):
 
 def test_wrong_values_are_refused():
     for values, message in (
-        ({"over": "mean"}, "over is mean, but must be min or max"),
-        ({"inference": "top"}, "inference is top, but must be assignment or max"),
-        ({"top": 0}, "top is 0, but must be 1 or more"),
+        ({"over": "mean"}, "over is 'mean', but must be one of min, max"),
+        ({"inference": "top"}, "inference is 'top', but must be one of assignment, max"),
+        ({"top": 0}, "top is 0, but must be at least 1"),
     ):
         with pytest.raises(ValueError, match=message):
             Assignment(**values)

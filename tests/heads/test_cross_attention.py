@@ -148,8 +148,8 @@ def test_module_uses_its_parameters():
 
 def test_wrong_values_are_refused():
     for values, message in (
-        ({"direction": "i2t"}, "direction is i2t, but must be t-i or i-t"),
-        ({"pooling": "max"}, "pooling is max, but must be lse or average"),
+        ({"direction": "i2t"}, "direction is 'i2t', but must be one of t-i, i-t"),
+        ({"pooling": "max"}, "pooling is 'max', but must be one of lse, average"),
         ({"lambda_lse": 0.0}, "lambda_lse is 0.0, but must be above 0"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -202,9 +202,9 @@ def test_modules_use_their_parameters():
 
 
 def test_wrong_values_are_refused():
-    with pytest.raises(ValueError, match="kl: direction is forward, but must be image-caption or caption-image"):
+    with pytest.raises(ValueError, match="kl: direction is 'forward', but must be one of image-caption, caption-image"):
         Kl(direction="forward")
-    with pytest.raises(ValueError, match="wasserstein: form is open"):
+    with pytest.raises(ValueError, match="wasserstein: form is 'open'"):
         Wasserstein(form="open")
     with pytest.raises(ValueError, match="compares Gaussians, not Tensor with Gaussian"):
         negative_kl(torch.ones(2, 3), gaussians(2, 3))

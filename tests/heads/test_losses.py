@@ -376,7 +376,7 @@ def test_unknown_choices_are_refused():
         Diversity(form="determinant")
     with pytest.raises(ValueError, match="warmup is 'cosine', but must be one of step, linear"):
         Triplet(warmup="cosine")
-    with pytest.raises(ValueError, match="warmup_epochs is -1, but must be 0 or more"):
+    with pytest.raises(ValueError, match="warmup_epochs is -1, but must be at least 0"):
         Triplet(warmup_epochs=-1)
 
 

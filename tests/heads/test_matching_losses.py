@@ -261,5 +261,5 @@ def test_what_cannot_be_is_refused():
         InfoNce(scale=0)
     with pytest.raises(ValueError, match="matching-bce: scale is -1, but must be above 0"):
         MatchingBce(scale=-1)
-    with pytest.raises(ValueError, match="pseudo_positives is -1, but must be 0 or more"):
+    with pytest.raises(ValueError, match="pseudo_positives is -1, but must be at least 0"):
         MatchingBce(pseudo_positives=-1)

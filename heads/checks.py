@@ -1,4 +1,4 @@
-"""What a parameter of an aggregator may be."""
+"""What a parameter of a part may be."""
 
 from typing import Any, get_args
 

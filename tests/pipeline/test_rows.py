@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from xret.pipeline.errors import CacheError
-from xret.pipeline.rows import Buffers, Rows
+from xret.pipeline.rows import Buffers, Rows, ranges
 from xret.pipeline.store import Store
 
 ROWS = 48
@@ -24,13 +24,13 @@ def array(request, tmp_path_factory):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
-@given(ranges=st.lists(st.tuples(st.integers(0, ROWS), st.integers(0, 20)), max_size=6))
-def test_any_ranges_equal_slices(array, ranges):
+@given(pairs=st.lists(st.tuples(st.integers(0, ROWS), st.integers(0, 20)), max_size=6))
+def test_any_ranges_equal_slices(array, pairs):
     store, values = array
-    ranges = [(first, min(count, ROWS - first)) for first, count in ranges]
-    expected = [values[first : first + count] for first, count in ranges]
+    pairs = [(first, min(count, ROWS - first)) for first, count in pairs]
+    expected = [values[first : first + count] for first, count in pairs]
     got = Rows(store, "a").gather(
-        np.array([r[0] for r in ranges], dtype=int), np.array([r[1] for r in ranges], dtype=int)
+        np.array([r[0] for r in pairs], dtype=int), np.array([r[1] for r in pairs], dtype=int)
     )
     assert np.array_equal(got, np.concatenate([values[:0], *expected]))
     assert got.dtype == values.dtype
@@ -101,3 +101,9 @@ def test_memory_is_used_again_once_nobody_looks_at_it():
     assert buffers.empty((0, 4), dtype).shape == (0, 4)
     many = [buffers.empty((9,), dtype) for _ in range(9)]
     assert len({array.ctypes.data for array in many}) == 9  # none of them shares its memory
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5)), max_size=8))
+def test_ranges_are_those_of_python(pairs):
+    start, count = (np.array([pair[i] for pair in pairs], dtype=np.int64) for i in (0, 1))
+    assert ranges(start, count).tolist() == [row for a, n in pairs for row in range(a, a + n)]

@@ -1,0 +1,219 @@
+"""The order of an epoch that is read from the store, and the thread that reads ahead."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from small_batches import EPOCHS, assert_equal, batches_of, large, rows_of
+
+from xret.pipeline.errors import CacheError
+from xret.pipeline.stream import block_order, opened_ahead, read_ahead
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return large(tmp_path_factory.mktemp("stores"))
+
+
+@pytest.fixture
+def small_groups(monkeypatch):
+    """Let a stream mix two blocks of eight images, as a large data set's mixes 64 of 64, or 8 of 512."""
+    monkeypatch.setattr("xret.pipeline.batches.RUN", 8)
+    monkeypatch.setattr("xret.pipeline.batches.block_order", lambda block, rng: block_order(block, rng, 2))
+
+
+@pytest.fixture
+def remote(cache, monkeypatch):
+    """The same store, read like one that is not on a local disk."""
+    monkeypatch.setattr(cache.store, "is_local", False)
+    monkeypatch.setattr(cache.store, "_zarr", lambda: cache.store.root)
+    return cache
+
+
+@pytest.mark.parametrize("words", EPOCHS)
+def test_a_stream_has_every_unit_once_in_an_order_of_its_own(cache, words, small_groups):
+    whole, streamed = (batches_of(cache, place) for place in ("mapped", "stream"))
+    epoch = list(streamed.epoch(**words))
+    assert len(epoch) == streamed.steps(words["unit"], words["batch_size"])
+    for one, two in zip(epoch, streamed.epoch(**words), strict=True):
+        assert_equal(one, two)
+    for batch in epoch:
+        images, captions = rows_of(cache, batch, streamed)
+        assert_equal(batch.images, images)
+        assert_equal(batch.captions, captions)
+
+    def units(batches, epoch):
+        if words["unit"] == "caption":
+            return torch.cat([batch.caption_index for batch in epoch]).tolist()
+        return np.concatenate([np.unique(batches.caption_image[batch.caption_index]) for batch in epoch]).tolist()
+
+    if "captions" not in words:
+        index = torch.cat([batch.caption_index for batch in epoch])
+        assert sorted(index.tolist()) == list(range(streamed.captions))
+    expected = streamed.images if words["unit"] == "image" else streamed.captions
+    assert sorted(units(streamed, epoch)) == list(range(expected))
+    assert units(streamed, epoch) != units(whole, whole.epoch(**words))
+    assert units(streamed, epoch) != units(streamed, streamed.epoch(**{**words, "epoch": 7}))
+
+
+@pytest.mark.parametrize("words", EPOCHS)
+@pytest.mark.parametrize("is_local", [True, False])
+@pytest.mark.parametrize("placement", ["pinned", "stream"])
+def test_an_epoch_that_begins_later_reads_nothing_of_what_was_before(
+    request, placement, is_local, words, small_groups, monkeypatch
+):
+    batches = batches_of(request.getfixturevalue("cache" if is_local else "remote"), placement)
+    whole = list(batches.epoch(**words))
+    block = batches._block if words["unit"] == "image" else batches._block[batches.caption_image]
+    _, groups = block_order(block, np.random.default_rng([words["seed"], words["epoch"]]), 2)
+    plans, opened, fetch = [], [], batches._fetch
+    monkeypatch.setattr(batches, "_fetch", lambda plan: plans.append(plan) or fetch(plan))
+    monkeypatch.setattr(batches, "_open", lambda shards: opened.append(shards.tolist()))
+    for first in (0, 1, len(whole) - 1, len(whole)):
+        plans.clear()
+        opened.clear()
+        rest = list(batches.epoch(**words, first=first))
+        assert len(rest) == len(plans) == len(whole) - first
+        for one, other in zip(rest, whole[first:], strict=True):
+            assert_equal(one, other)
+        if placement == "stream" and not is_local:
+            read = {block for plan in plans for block in batches._block[plan.images].tolist()}
+            needed = [group.tolist() for group in groups if read & set(group.tolist())]
+            assert all(group in needed for group in opened)
+            assert opened or not rest
+        else:
+            assert not opened
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_stream_mixes_neighbours_on_a_disk_and_whole_shards_of_an_object_store(request, is_local, small_groups):
+    batches = batches_of(request.getfixturevalue("cache" if is_local else "remote"), "stream")
+    block_of = np.arange(156) // 8 if is_local else batches.image_rows // 8  # four of 160 images are broken
+    for epoch in range(5):
+        batch = next(iter(batches.epoch(unit="image", batch_size=12, seed=0, epoch=epoch)))
+        images = np.unique(batches.caption_image[batch.caption_index])
+        assert len(np.unique(block_of[images])) == 2  # of which a group has 12 to 16
+
+
+# --- The order of a stream
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.integers(1, 5), st.integers(0, 99))
+def test_a_block_order_visits_whole_groups(block, group, seed):
+    block = np.array(sorted(block))
+    order, groups = block_order(block, np.random.default_rng(seed), group)
+    assert sorted(order.tolist()) == list(range(len(block)))
+    assert sorted(b for blocks in groups for b in blocks.tolist()) == sorted(set(block.tolist()))
+    assert all(len(blocks) == group for blocks in groups[:-1])
+    at = 0
+    for blocks in groups:
+        inside = np.isin(block, blocks).sum()
+        assert set(block[order[at : at + inside]].tolist()) == set(blocks.tolist())
+        at += inside
+
+
+def test_a_group_mixes_some_thousand_samples():
+    for samples, blocks, expected in ((512, 20, 8), (64, 200, 64), (8, 600, 512), (8, 20, 20), (2560, 9, 8)):
+        _, groups = block_order(np.repeat(np.arange(blocks), samples), np.random.default_rng(0))
+        assert len(groups[0]) == expected
+
+
+def test_a_block_order_draws_groups_and_places_evenly():
+    block = np.repeat(np.arange(6), 3)
+    rng = np.random.default_rng(0)
+    orders = np.stack([block_order(block, rng, 2)[0] for _ in range(6000)])
+    for place in (0, 5, 6, 17):  # every sample is as likely in every place
+        share = np.bincount(orders[:, place], minlength=18) / len(orders)
+        assert share == pytest.approx(np.full(18, 1 / 18), abs=5 * (1 / 18 / len(orders)) ** 0.5)
+    together = (block[orders[:, 0]] == block[orders[:, 1]]).mean()  # two of six places are the first one's block
+    assert together == pytest.approx(2 / 5, abs=0.04)
+
+
+def test_the_next_group_is_opened_with_the_first_sample_of_a_group():
+    groups = [np.array(shards) for shards in ([4, 1], [0, 5], [3, 2], [6])]
+    opened, seen = [], []
+    items = [np.array(item) for item in ([4, 1], [1], [1, 0], [5], [3, 2, 6], [6])]
+    for item in opened_ahead(lambda shards: opened.append(shards.tolist()), items, lambda item: item, groups):
+        time.sleep(0.02)
+        seen.append((item.tolist(), len(opened)))
+    assert [count for _, count in seen] == [2, 2, 3, 3, 4, 4]
+    assert opened == [shards.tolist() for shards in groups]
+
+
+def test_a_stream_of_an_object_store_reads_every_object_once_an_epoch(remote, monkeypatch, small_groups):
+    """No more shards are kept than the groups at hand, and those are not read again."""
+    store, read = remote.store, []
+    found = store.find_bytes
+    monkeypatch.setattr(store, "find_bytes", lambda name: read.append(name) or found(name))
+    monkeypatch.setattr("xret.pipeline.rows.KEPT", 6)
+    monkeypatch.setattr("xret.pipeline.rows.KEPT_BYTES", 0)
+    for epoch in (0, 1):
+        read.clear()
+        batches = batches_of(remote, "stream")
+        list(batches.epoch(unit="image", batch_size=4, seed=0, epoch=epoch))
+        local = [name for name in read if "images/grid" in name and "/local/c/" in name]
+        assert len(set(local)) == 20
+        assert len(local) <= 21  # one was read when the array was opened
+        assert len(batches.image_set._rows["local"]._shards) == 6
+
+
+# --- The thread
+
+
+def test_results_come_in_order_and_are_read_beside_the_work():
+    reading, threads = [], set()
+
+    def fetch(item):
+        threads.add(threading.get_ident())
+        reading.append(item)
+        return 10 * item
+
+    got = []
+    for result in read_ahead(fetch, lambda item, fetched: (item, fetched), range(6), CPU):
+        until = time.monotonic() + 5
+        while max(reading) < min(len(got) + 2, 5) and time.monotonic() < until:
+            time.sleep(0.001)
+        time.sleep(0.01)
+        got.append((result, max(reading)))
+    assert [result for result, _ in got] == [(i, 10 * i) for i in range(6)]
+    assert [latest for _, latest in got] == [2, 3, 4, 5, 5, 5]
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
+def test_a_failure_is_raised_where_its_batch_is_due_and_no_thread_is_left():
+    def fetch(item):
+        if item == 2:
+            raise CacheError("shard 2 is damaged")
+        return item
+
+    before, got = threading.active_count(), []
+    with pytest.raises(CacheError, match="shard 2 is damaged"):
+        got.extend(read_ahead(fetch, lambda _, fetched: fetched, range(9), CPU))
+    assert got == [0, 1]
+    endless = read_ahead(fetch, lambda _, fetched: fetched, iter(lambda: 7, None), CPU)
+    assert next(endless) == 7
+    endless.close()
+    assert threading.active_count() == before
+
+
+def test_waiting_is_counted(cache, monkeypatch):
+    batches = batches_of(cache, "pinned")
+    words = EPOCHS[0]
+    fetch = batches._fetch
+    steps = 0
+    for _ in batches.epoch(**words):
+        time.sleep(0.02)
+        steps += 1
+    quick = batches.waited
+    monkeypatch.setattr(batches, "_fetch", lambda plan: time.sleep(0.05) or fetch(plan))
+    began = time.perf_counter()
+    list(batches.epoch(**words))
+    assert steps * 0.05 <= batches.waited <= time.perf_counter() - began
+    assert quick < batches.waited

@@ -12,10 +12,10 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from .aggregators.pooling import max_rows, mean_rows, valid_rows
 from .checks import one_of
+from .recurrence import run_packed
 
 Pooling = Literal["cached", "mean", "max"]
 RoiLayers = Literal["linear", "mlp"]
@@ -214,10 +214,7 @@ class WordsAdapter(nn.Module):
     ) -> Adapted:
         """Adapt the ids `token [B, N]`, of which the first `length[b]` (at least one) count."""
         words = self.embedding(token)
-        # The lengths of a packed batch live on the CPU.
-        packed = pack_padded_sequence(words, length.cpu(), batch_first=True, enforce_sorted=False)
-        outputs, last = self.gru(packed)
-        states, _ = pad_packed_sequence(outputs, batch_first=True, total_length=words.shape[1])
+        states, last = run_packed(self.gru, words, length)
         states = states.unflatten(2, (len(last), -1)).mean(2)
         pooled = last.mean(0) if self.global_ == "last" else _pool(self.global_, states, length)
         return Adapted(words if self.local == "embedding" else states, length, pooled)

@@ -27,7 +27,7 @@ def drop_rows(features: Features, share: float) -> Features:
     rows = features.local if features.local is not None else features.token
     if rows is None:
         return features
-    chance = torch.rand(rows.shape[:2]).to(rows.device)
+    chance = torch.rand(rows.shape[:2]).to(rows.device, non_blocking=True)
     valid = torch.arange(rows.shape[1], device=rows.device) < features.length[:, None]
     chance = chance.masked_fill(~valid, -1)
     luckiest = chance == chance.amax(1, keepdim=True)  # kept whatever the share

@@ -97,7 +97,7 @@ def finetune(
     require_splits(cache)
     with _within_memory(target):
         head = base.model(target)
-    before = base.load_state(torch.device("cpu"))
+    before = base.load_state()
     if before is None:
         raise RunError(f"{run} has no finished epoch yet; continue it with `xret train-head … --resume`")
     if base.info.get("also"):
@@ -155,7 +155,7 @@ def finetune(
         new = TunedRun(out)
         new.refuse_difference(facts, recipe)
         new.record_store(absolute(cache.url))
-    saved = new.load_state(target)
+    saved = new.load_state()
     if saved is not None:
         state.load(saved)
     else:

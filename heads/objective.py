@@ -56,7 +56,8 @@ class Objective:
             text = self.text_number[batch.caption_index].to(device)
             similarity = similarity.masked_fill(same_text(positives, text), -torch.inf)
         terms = torch.stack([term(similarity, positives, one, other) for term in self.losses.values()])
-        return torch.cat([(terms @ self.weights.to(terms))[None], terms])
+        self.weights = self.weights.to(terms)  # the first time
+        return torch.cat([(terms @ self.weights)[None], terms])
 
     def _parts(self, batch: Batch) -> int:
         """Return in how many parts a batch is embedded: `data.chunk` units at once, on each rank."""

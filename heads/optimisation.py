@@ -81,7 +81,7 @@ def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     if precision == "auto":
         if device.type != "cuda":
             return None
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     if precision == "float16" and device.type == "cpu":
         raise RunError("runtime.precision float16 needs a GPU; on a CPU take float32, bfloat16 or auto")
     return {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
@@ -100,4 +100,8 @@ def moving_average(model: nn.Module, decay: float | None) -> AveragedModel | Non
         return None
     if decay >= 1:
         raise RecipeError(f"optimizer.ema must be below 1, not {decay:g}; 0.999 averages about 1,000 steps")
-    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    for part in average.modules():
+        if isinstance(part, nn.RNNBase):
+            part.flatten_parameters()  # copied one by one, a GPU would copy them together again at each use
+    return average

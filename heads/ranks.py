@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..pipeline.device import pick_device
+
+_TIMEOUT = timedelta(hours=2)
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,11 @@ def joined(device: str) -> Iterator[tuple[Ranks, torch.device]]:
     target = pick_device(device)
     if target.type == "cuda":
         torch.cuda.set_device(target)
-    dist.init_process_group("nccl" if target.type == "cuda" else "gloo")
+    # The others wait while the first one validates.
+    if target.type == "cuda":
+        dist.init_process_group("nccl", timeout=_TIMEOUT, device_id=target)
+    else:
+        dist.init_process_group("gloo", timeout=_TIMEOUT)
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size()), target
     finally:

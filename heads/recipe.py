@@ -215,7 +215,12 @@ def _try_parts(values: Mapping[str, Any]) -> list[str]:
         try:
             with torch.device("meta"):  # without memory for its weights
                 made = part(*sizes, **arguments(block))
-            return made.to_empty(device="cpu")(*inputs) if inputs and dim <= _RUN_UP_TO else None
+            if not inputs or dim > _RUN_UP_TO:
+                return None
+            made.to_empty(device="cpu")
+            for values in (*made.parameters(), *made.buffers()):
+                values.zero_()  # whatever the memory held, scipy's matching refuses what is not finite
+            return made(*inputs)
         except (ValueError, RuntimeError) as error:  # RuntimeError: torch cannot count so many weights
             faults.append(f"{path}: {str(error).partition(chr(10))[0]}")
             return None

@@ -199,8 +199,10 @@ class Run:
                 shutil.rmtree(self.path, ignore_errors=True)
             raise
 
-    def load_state(self, device: torch.device) -> dict[str, Any] | None:
-        """Return where to go on from, or None where nothing has `begun`.
+    def load_state(self) -> dict[str, Any] | None:
+        """Return where to go on from, in the host's memory, or None where nothing has `begun`.
+
+        There an optimiser counts its steps: counted on a GPU, each would have to be waited for.
 
         Raises:
             RunError: it cannot be read.
@@ -209,7 +211,7 @@ class Run:
             return None
         file = self.path / "state.pt"
         try:
-            return torch.load(file, map_location=device, weights_only=True)
+            return torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch reports damage by many types
             raise RunError(f"{file} is damaged; train again with another --out") from error
 

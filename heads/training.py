@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..pipeline.batches import Batches
 from ..pipeline.cache import FeatureCache
-from ..pipeline.device import deterministic
+from ..pipeline.device import deterministic, start_reading
 from ..pipeline.errors import RunError
 from ..pipeline.placement import Resident
 from ..pipeline.progress import Progress
@@ -149,7 +149,7 @@ def _train(
         )
 
     run, created = open_run(out, recipe, train_split, target, ranks, seed=seed, resume=resume)
-    saved = run.load_state(target) if resume else None
+    saved = run.load_state() if resume else None
     if saved is not None:
         state.load(saved)
 
@@ -216,13 +216,14 @@ def fit(
                 set_rates(optimizer, recipe.schedule, lr, now)
                 optimizer.zero_grad()
                 loss = objective(batch, now)
-                values = loss.detach().cpu()
+                read = start_reading(loss.detach())
+                scaler.scale(loss[0]).backward()
+                values = read()
                 note = f"epoch {epoch + 1}/{epochs}, {describe(values, terms)}"
                 if not values[0].isfinite():
                     where = f"epoch {epoch + 1}, step {state.steps + 1}"
                     what = f"the loss is not finite in {where}: {describe(values, terms)}"
                     raise RunError(not_finite(what, epoch, lr, objective.precision))
-                scaler.scale(loss[0]).backward()
                 ranks.sum_gradients(
                     [*model.image.parameters(), *model.text.parameters()],
                     [*model.compare.parameters(), *losses.parameters()],

@@ -86,4 +86,4 @@ class TrainingState:
                 getattr(self, name).load_state_dict(state[name])
         for name in _COUNTS:
             setattr(self, name, state.get(name, 0))
-        self.sums = state["sums"].cpu() if "sums" in state else torch.zeros_like(self.sums)
+        self.sums = state["sums"] if "sums" in state else torch.zeros_like(self.sums)

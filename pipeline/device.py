@@ -2,14 +2,16 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from .errors import DeviceError, RunError
 
 NO_HOST_MEMORY = ("DefaultCPUAllocator", "not enough memory", "Storage size calculation overflowed")
+NO_DEVICE_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # where torch itself does not allocate
 
 
 def pick_device(name: str) -> torch.device:
@@ -29,6 +31,8 @@ def pick_device(name: str) -> torch.device:
         raise DeviceError(
             f"device '{name}' is not here: torch sees {torch.cuda.device_count()} GPUs; take --device cpu"
         )
+    # cuBLAS repeats its sums in one order only if it finds this when it is first used.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return torch.device(name)
 
 
@@ -43,7 +47,8 @@ def within_memory(device: torch.device) -> Iterator[None]:
         yield
     except RuntimeError as error:
         on_host = any(words in str(error) for words in NO_HOST_MEMORY)
-        if not (on_host or isinstance(error, torch.OutOfMemoryError)):
+        on_device = any(words in str(error) for words in NO_DEVICE_MEMORY)
+        if not (on_host or on_device or isinstance(error, torch.OutOfMemoryError)):
             raise
         raise RunError(
             f"the head does not fit in the memory of {'cpu' if on_host else device}; choose a smaller data.batch_size "
@@ -57,10 +62,26 @@ def deterministic(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads it, and a batch's buffers are large
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = fills
+
+
+def start_reading(values: Tensor) -> Callable[[], Tensor]:
+    """Begin to copy values to the host; what is returned waits for them, but not for what a GPU is given to do next."""
+    if not values.is_cuda:
+        return lambda: values
+    host, there = values.to("cpu", non_blocking=True), torch.cuda.Event()
+    there.record()
+
+    def read() -> Tensor:
+        there.synchronize()
+        return host
+
+    return read

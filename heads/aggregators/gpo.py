@@ -10,9 +10,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ..checks import above, at_least, one_of
+from ..recurrence import run_packed
 from .aggregated import Aggregated
 from .fspool import interpolation
 from .pooling import Pooling, sorted_rows, valid_rows
@@ -140,7 +140,5 @@ class GPO(Pooling):
             inputs = torch.cat([inputs, rows[:, :number].to(inputs)], dim=2)
         if self.generator == "cos-sin-mlp":
             return self.mlp(inputs)
-        # Packed, so that the backward direction begins at the sample's own last rank.
-        packed = pack_padded_sequence(inputs, length, batch_first=True, enforce_sorted=False)
-        states, _ = pad_packed_sequence(self.gru(packed)[0], batch_first=True)
+        states, _ = run_packed(self.gru, inputs, length)
         return self.linear(states.unflatten(2, (2, -1)).mean(2))

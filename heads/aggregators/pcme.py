@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils.rnn import pack_padded_sequence
 
 from ..checks import at_least, one_of
 from ..embedding import Gaussian
+from ..recurrence import run_packed
 from .aggregated import Aggregated
 from .gpo import GPO
 from .pie_net import PIENet
@@ -95,9 +95,7 @@ class Pcme(nn.Module):
     def _summarise(self, rows: Tensor, length: Tensor, global_: Tensor) -> Tensor:
         if isinstance(self.summary, nn.Linear):
             return self.summary(global_)
-        # The lengths of a packed batch live on the CPU and are at least 1.
-        packed = pack_padded_sequence(rows, length.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
-        return torch.cat(self.summary(packed)[1].unbind(0), 1)
+        return torch.cat(run_packed(self.summary, rows, length)[1].unbind(0), 1)
 
 
 class PcmePlusPlus(nn.Module):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..embedding import Sequence
+from ..recurrence import run_gru
 from .aggregated import Aggregated
 from .pooling import Pooling, mean_rows, valid_rows, zero_padding
 
@@ -52,7 +53,7 @@ class Seq2Seq(nn.Module):
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Return the GRU's state after the last valid row of `local [B, N, C]`, `[B, D]`; zeros for no rows."""
         # Rows come before their padding: a GRU that reads forwards needs no packed batch (slow on CPUs).
-        states, _ = self.gru(zero_padding(local, length))
+        states, _ = run_gru(self.gru, zero_padding(local, length))
         last = length.to(states.device).clamp(min=1) - 1
         state = states[torch.arange(len(states), device=states.device), last]
         return Aggregated(state.masked_fill((length < 1).to(state.device)[:, None], 0))

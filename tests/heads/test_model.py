@@ -6,8 +6,7 @@ import torch
 from xret.heads.model import FeatureFacts, build_model
 from xret.heads.recipe import load_recipe
 from xret.pipeline.batches import Features
-from xret.pipeline.device import pick_device
-from xret.pipeline.errors import DeviceError, RecipeError
+from xret.pipeline.errors import RecipeError
 
 GRID, WORDS, TOKENS = FeatureFacts("grid", 5, 5), FeatureFacts("words", None, None, 9), FeatureFacts("tokens", 6, 6)
 POOLED = ["similarity=cosine", "loss.diversity.weight=0", "aggregator.image=average"]
@@ -56,11 +55,3 @@ def test_a_part_that_does_not_fit_the_features_is_named():
 def test_a_kind_without_an_adapter():
     with pytest.raises(RecipeError, match="no adapter for image features of kind 'sound': grid"):
         model_of("vsepp", image=FeatureFacts("sound", 5, 5))
-
-
-def test_devices():
-    assert pick_device("cpu") == torch.device("cpu")
-    assert pick_device("auto").type in ("cpu", "cuda")
-    for name in ("gpu", "mps", "meta", "xpu", "cpu:0", "cuda:", "cuda:-1", "cuda:01", "cuda:99", "cuda:99999"):
-        with pytest.raises(DeviceError, match=f"device '{name}'"):
-            pick_device(name)

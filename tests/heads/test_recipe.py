@@ -316,3 +316,9 @@ def test_converted_values(value, kind, expected):
 def test_refused_values(value, kind):
     with pytest.raises(ValueError, match=r"must be .*, not "):
         convert(value, kind)
+
+
+@pytest.mark.parametrize("slots", [4, 9])
+def test_sets_that_are_matched_by_scipy_are_a_recipe(slots):
+    recipe = load_recipe("maxmatch", [f"aggregator.{side}.slots={slots}" for side in ("image", "text")])
+    assert recipe.aggregator["text"]["slots"] == slots

@@ -1,0 +1,79 @@
+"""Where is computed, in which order sums are formed, and what is said where memory does not suffice."""
+
+import os
+
+import pytest
+import torch
+
+from xret.pipeline.device import deterministic, pick_device, start_reading, within_memory
+from xret.pipeline.errors import DeviceError, RunError
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+GPU = torch.device("cuda")
+
+
+def test_devices():
+    assert pick_device("cpu") == torch.device("cpu")
+    assert pick_device("auto").type in ("cpu", "cuda")
+    for name in ("gpu", "mps", "meta", "xpu", "cpu:0", "cuda:", "cuda:-1", "cuda:01", "cuda:99", "cuda:99999"):
+        with pytest.raises(DeviceError, match=f"device '{name}'"):
+            pick_device(name)
+
+
+def test_a_gpu_is_told_to_repeat_its_sums_before_anything_runs_on_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    pick_device("cpu")
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")  # a user's own stays
+    pick_device("cuda")
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
+def test_how_sums_are_formed_is_as_before_behind_it():
+    def found():
+        fills = torch.utils.deterministic.fill_uninitialized_memory
+        return torch.are_deterministic_algorithms_enabled(), fills
+
+    before = found()
+    with deterministic(GPU):
+        assert found() == (True, False)
+    assert found() == before
+    with deterministic(torch.device("cpu")):
+        assert found() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        ("CUDA error: out of memory", "cuda"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "cuda"),
+        ("[enforce fail] DefaultCPUAllocator: can't allocate memory", "cpu"),
+    ],
+)
+def test_every_lack_of_memory_is_a_sentence(words, where):
+    with pytest.raises(RunError, match=f"does not fit in the memory of {where};"), within_memory(GPU):
+        raise RuntimeError(words)
+    with pytest.raises(RuntimeError, match="an illegal memory access"), within_memory(GPU):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_values_are_read_where_they_are():
+    values = torch.arange(3.0)
+    assert start_reading(values)() is values
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_reading_does_not_wait_for_what_comes_behind():
+    values = torch.full((4,), 7.0, device=GPU)
+    busy = torch.randn(8192, 8192, device=GPU)
+    read, done = start_reading(values), torch.cuda.Event()
+    for _ in range(50):
+        busy = busy @ busy
+    values.zero_()
+    done.record()
+    assert read().tolist() == [7.0] * 4
+    assert not done.query()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..pipeline.cache import FeatureCache
-from ..pipeline.device import pick_device, within_memory
+from ..pipeline.device import cores, pick_device, within_memory
 from ..pipeline.errors import CacheError, XretError
 from ..pipeline.placement import Resident
 from ..pipeline.wording import counted
@@ -98,12 +98,12 @@ def at_once(jobs: int, device: torch.device) -> int:
     other need cores for them: without these they would take longer than one after another.
     """
     threads = torch.get_num_threads()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    fitting = jobs if device.type != "cpu" else min(jobs, max(1, cores // threads))
+    here = cores()
+    fitting = jobs if device.type != "cpu" else min(jobs, max(1, here // threads))
     if fitting < jobs:
-        alone = f"; OMP_NUM_THREADS=1 makes room for {min(jobs, cores)}" if threads > 1 else ""
+        alone = f"; OMP_NUM_THREADS=1 makes room for {min(jobs, here)}" if threads > 1 else ""
         print(
-            f"--jobs {jobs}: {fitting} at once, for a cell takes {threads} of {counted(cores, 'core')}{alone}",
+            f"--jobs {jobs}: {fitting} at once, for a cell takes {threads} of {counted(here, 'core')}{alone}",
             file=sys.stderr,
         )
     return fitting

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import yaml
 
 from ..pipeline.errors import RecipeError, nearest
-from .recipe import Recipe, load_recipe, recipe_file
+from .recipe import Recipe, full_key, load_recipe, recipe_file
 
 FOLDER = Path(__file__).parent / "grids"
 LONGEST = 200  # characters of a folder's name; file systems take 255 bytes
@@ -73,9 +73,10 @@ def plan_variation(recipe: str, vary: Sequence[str], settings: Sequence[str] = (
     """
     faults: list[str] = []
     axes = [axis for text in vary if (axis := _axis(text, faults)) is not None]
-    keys = [key for names, _ in axes for key in names]
+    typed = [key for names, _ in axes for key in names]
+    keys = [full_key(key) for key in typed]
     faults += [f"{key} is varied twice" for key in sorted(set(keys)) if keys.count(key) > 1]
-    fixed = {setting.partition("=")[0].strip() for setting in settings}
+    fixed = {full_key(setting.partition("=")[0].strip()) for setting in settings}
     faults += [f"{key} is varied and set as well: leave one out" for key in dict.fromkeys(keys) if key in fixed]
     rows = []
     for combination in itertools.product(*(values for _, values in axes)):
@@ -83,12 +84,12 @@ def plan_variation(recipe: str, vary: Sequence[str], settings: Sequence[str] = (
         values = {key: value for (names, _), value in chosen for key in names}
         rows.append((_folder(values), _label(values), values, recipe))
     variants = _resolve(rows, settings, faults)
-    published = _comparable(load_recipe(recipe))
+    published = _published(recipe)
     expected = {row: {"rsum": rsum} for row, rsum in published["expected"].items() if rsum is not None}
     for variant in variants:
         if _comparable(variant.recipe) == published:
             variant.paper.update(expected)
-    description = {"recipe": recipe, "grid": None, "set": sorted(settings), "vary": sorted(keys)}
+    description = {"recipe": recipe, "grid": None, "set": sorted(settings), "vary": sorted(typed)}
     return Plan(description, tuple(variants))
 
 
@@ -198,6 +199,14 @@ def _label(values: Mapping[str, Value]) -> str:
 
 def _text(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def _published(recipe: str) -> dict[str, Any]:
+    """Return what the row of the recipe's paper depends on; of one that is no recipe without settings, nothing."""
+    try:
+        return _comparable(load_recipe(recipe))
+    except RecipeError:
+        return {"expected": {}}
 
 
 def _comparable(recipe: Recipe) -> dict[str, Any]:

@@ -29,14 +29,15 @@ from ..pipeline.batches import Batches
 from ..pipeline.cache import fingerprint
 from ..pipeline.device import deterministic, pick_device, within_memory
 from ..pipeline.end_to_end import EndToEnd
-from ..pipeline.errors import RecipeError, RunError
+from ..pipeline.errors import OutOfMemory, RecipeError, RunError
 from ..pipeline.reattachment import Encoder, extraction_words, image_folder, put_back_captions, put_back_images
 from .compilation import compile_parts
+from .event_log import require_log
 from .large_batches import require_whole_batches
 from .model import build_losses
 from .objective import same_texts
 from .optimisation import autocast_dtype, build_optimizer, moving_average, weights_of
-from .preparation import require_splits
+from .preparation import placement_of, refuse_other_order, require_splits
 from .reattached import EndToEndModel, EndToEndObjective
 from .recipe import Recipe, load_recipe
 from .run import Run, absolute, require_free, versions
@@ -93,6 +94,7 @@ def finetune(
         require_free(out)
     base = Run(run)
     recipe, sides = _recipe(base, settings, reattach)
+    require_log(recipe.runtime.log)
     cache = open_store(base, store)
     require_splits(cache)
     with _within_memory(target):
@@ -128,8 +130,9 @@ def finetune(
             folder=image_folder(cache, data_root) if "image" in sides else None,
             crop_and_flip=recipe.finetune.crop_and_flip,
             masked=recipe.finetune.mask_words,
+            placement=placement,
         )
-        for split in ("train", "val")
+        for split, placement in (("train", placement_of(out, recipe, resume)), ("val", "mapped"))
     )
     losses = build_losses(recipe, base.text_facts).to(target)
     losses.load_state_dict(before["losses"])
@@ -149,11 +152,13 @@ def finetune(
         info = {"store": absolute(cache.url), **facts, **sets, "head": absolute(str(base.path))}
         dtype = cached.image_set.dtype if "image" in sides else cached.caption_set.dtype
         info |= {"backbones": extraction_words(encoders.values()) | {"dtype": dtype}}
-        info |= {"device": str(target), "versions": versions(), "best_epoch": None, "best_rsum": None}
+        info |= {"device": str(target), "versions": versions(), "shuffled": train_split.shuffled}
+        info |= {"best_epoch": None, "best_rsum": None}
         new = TunedRun.create(out, info, recipe, base.image_facts, base.text_facts, base.vocabulary)
     else:
         new = TunedRun(out)
         new.refuse_difference(facts, recipe)
+        refuse_other_order(new, train_split, recipe)
         new.record_store(absolute(cache.url))
     saved = new.load_state()
     if saved is not None:
@@ -226,6 +231,7 @@ def _recipe(base: Run, settings: Sequence[str], reattach: Sequence[str]) -> tupl
     recipe = load_recipe(str(base.path / "recipe.yaml"), settings)
     then, now = base.recipe.to_dict(), recipe.to_dict()
     changed = [key for key in _FIXED if then[key] != now[key]]
+    changed += [f"data.{key}" for key in ("image", "text") if then["data"][key] != now["data"][key]]
     changed += ["the terms of loss"] if then["loss"].keys() != now["loss"].keys() else []
     if changed:
         raise RecipeError(
@@ -273,10 +279,8 @@ def _within_memory(target: torch.device) -> Iterator[None]:
     try:
         with within_memory(target):
             yield
-    except RunError as error:
-        if "does not fit in the memory" not in str(error):
-            raise
-        raise RunError(
+    except OutOfMemory as error:
+        raise OutOfMemory(
             f"the head with its backbones does not fit in the memory of {target}; set finetune.checkpointing=true, or"
             " a smaller data.batch_size or finetune.image_size"
         ) from error

@@ -45,7 +45,7 @@ def embed_in_parts(
     if len(cuts) == 1:
         made = embed(cuts[0])
     else:
-        # Tensors are handed over one by one: checkpoint looks for the device whose random state it keeps among them.
+        # As a dictionary of tensors, among which checkpoint looks for the device whose random state it keeps.
         made = _join(
             [checkpoint(lambda values: embed(Features(**values)), vars(cut), use_reentrant=False) for cut in cuts]
         )

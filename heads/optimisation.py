@@ -51,6 +51,14 @@ def set_rates(optimizer: torch.optim.Optimizer, schedule: Schedule, lr: float, n
         group["lr"] = 0.0 if frozen else lr * group["factor"] * warmup(schedule, now)
 
 
+def drop_frozen(optimizer: torch.optim.Optimizer, now: float) -> None:
+    """Forget the gradients of what does not learn after `now` epochs: they count neither when clipped nor later."""
+    for group in optimizer.param_groups:
+        if int(now) < group["frozen"] or group["factor"] == 0:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+
 def learning_rate(schedule: Schedule, lr: float, epoch: int) -> float:
     """Return the learning rate of an epoch, counted from 0, before any warm-up.
 

@@ -21,6 +21,9 @@ from .run_features import RetokenizedCaptions
 Sets = tuple[ImageSet, CaptionSet]
 
 
+_WHOLE = "as a whole"  # how an epoch's samples are mixed where nothing is streamed
+
+
 def require_splits(cache: FeatureCache) -> None:
     """Raise CacheError if the store lacks a split that training needs."""
     for split, purpose in (("train", "learn from"), ("val", "choose its best epoch")):
@@ -34,9 +37,9 @@ def require_splits(cache: FeatureCache) -> None:
 
 def placement_of(out: str | Path, recipe: Recipe, resume: bool) -> Placement:
     """Return where the features shall lie; a run that was begun in the order of ``stream`` goes on in it."""
-    if recipe.runtime.cache == "auto" and resume and Path(out).exists() and Run(out).info.get("streamed"):
-        return "stream"
-    return recipe.runtime.cache
+    goes_on = recipe.runtime.cache == "auto" and resume and Path(out).exists()
+    streamed = goes_on and Run(out).info.get("shuffled", _WHOLE) != _WHOLE
+    return "stream" if streamed else recipe.runtime.cache
 
 
 def other_sets(also: Sequence[str], sets: Sets) -> list[Sets]:
@@ -131,23 +134,32 @@ def open_run(
     if created and ranks.first:
         info = {"store": absolute(cache.url), "also_stores": others, **facts}
         info |= {"device": str(target), "versions": versions()}
-        info |= {"streamed": streamed, "best_epoch": None, "best_rsum": None}
+        info |= {"shuffled": split.shuffled, "best_epoch": None, "best_rsum": None}
         Run.create(out, info, recipe, feature_facts(image_set), feature_facts(caption_set), caption_set.vocabulary)
     ranks.wait()
     run = Run(out)
     if not created:
         run.refuse_difference(facts, recipe)
-        if run.info.get("streamed", False) != streamed:
-            then, now, way = "in groups of shards", "as a whole", "set runtime.cache=stream"
-            if streamed:
-                then, now, way = now, then, "set runtime.cache=pinned, or free memory"
-            raise RunError(
-                f"{run.path} cannot be resumed: its samples were shuffled {then}, and with runtime.cache="
-                f"{recipe.runtime.cache} they now are {now}; {way}"
-            )
+        refuse_other_order(run, split, recipe)
         if ranks.first:
             run.record_store(absolute(cache.url), others)
     return run, created
+
+
+def refuse_other_order(run: Run, split: Batches, recipe: Recipe) -> None:
+    """Raise RunError where an epoch of `split` mixes its samples otherwise than those of the run before."""
+    then, now = run.info.get("shuffled", _WHOLE), split.shuffled
+    if then == now:
+        return
+    way = "set runtime.cache=stream"
+    if then == _WHOLE:
+        way = "set runtime.cache=pinned, or free memory"
+    elif now != _WHOLE:
+        way = "read the features from where they were, on a local disk or in an object store"
+    raise RunError(
+        f"{run.path} cannot be resumed: its samples were shuffled {then}, and with runtime.cache="
+        f"{recipe.runtime.cache} they now are {now}; {way}"
+    )
 
 
 def _named(cache: FeatureCache) -> str:

@@ -52,7 +52,8 @@ def recipe_file(recipe: str) -> Path:
 def load_recipe(recipe: str, settings: Sequence[str] = ()) -> Recipe:
     """Read a recipe, change it by ``KEY=VALUE`` settings, and resolve it.
 
-    A file may name another recipe as its ``base`` and then holds only what differs.
+    A file may name another recipe as its ``base``, by name or by a path from where it lies or from here, and then
+    holds only what differs.
 
     A setting of a part's block is one of its name: ``aggregator.image=average``. Another name puts the part's other
     parameters back to that part's defaults; all names are set before all other keys, in whatever order they come.
@@ -85,7 +86,8 @@ def _read(file: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
         return values
     if not isinstance(base, str) or file in below:
         raise RecipeError(f"recipe {file}: base must be the name or path of another recipe, not {base!r}")
-    return _laid_over(values, _read(recipe_file(base), (*below, file)))
+    beside = file.parent / base
+    return _laid_over(values, _read(beside if beside.is_file() else recipe_file(base), (*below, file)))
 
 
 def _laid_over(values: Mapping[str, Any], base: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -169,6 +171,11 @@ def _part(values: Mapping[str, Any], path: str) -> dict[str, Any]:
 # ---- settings ----
 
 
+def full_key(key: str) -> str:
+    """Return the key of a setting; that of a part's block stands for the part's name."""
+    return f"{key}.name" if key in PARTS or key == "schedule" else key
+
+
 def _apply(values: dict[str, Any], settings: Sequence[str]) -> list[str]:
     """Write the settings into `values`; return what is wrong with those that could not be written."""
     faults, pairs = [], []
@@ -176,7 +183,7 @@ def _apply(values: dict[str, Any], settings: Sequence[str]) -> list[str]:
         key, equals, value = setting.partition("=")
         if equals and key.strip(". "):
             key = key.strip()
-            pairs.append((f"{key}.name" if key in PARTS or key == "schedule" else key, value.strip()))
+            pairs.append((full_key(key), value.strip()))
         else:
             faults.append(f"--set '{setting}' must have the form KEY=VALUE, such as optimizer.lr=0.001")
     named = [f"{path}.name" for path in PARTS]

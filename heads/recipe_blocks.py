@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
-from .schema import Min
+from .schema import Above, Between, Min
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Optimizer:
 
     lr: Annotated[float, Min(0)] = 1e-3
     weight_decay: Annotated[float, Min(0)] = 0.0  # of matrices; biases and normalisations never decay
-    clip: Annotated[float, Min(0)] | None = 2.0  # largest norm of the whole gradient
+    clip: Annotated[float, Above(0)] | None = 2.0  # largest norm of the whole gradient
     ema: Annotated[float, Min(0)] | None = None  # decay a step of the weights' moving average, which is then evaluated
     # Times lr, for the weights of each component:
     adapter_lr: Annotated[float, Min(0)] = 1.0
@@ -73,8 +73,8 @@ class Schedule:
 class Augmentation:
     """Size augmentation (VSE-infinity): the chance of a row to be left out while training."""
 
-    image: Annotated[float, Min(0)] = 0.0
-    text: Annotated[float, Min(0)] = 0.0
+    image: Annotated[float, Between(0, 1)] = 0.0
+    text: Annotated[float, Between(0, 1)] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class Finetune:
     text_frozen: Annotated[int, Min(0)] = 0
     image_size: Annotated[int, Min(32)] | None = None  # pixels a side; null: that of the cache
     crop_and_flip: bool = False  # random crops and horizontal flips
-    mask_words: Annotated[float, Min(0)] = 0.0  # share of the caption's words that are masked, replaced or dropped
+    mask_words: Annotated[float, Between(0, 1)] = 0.0  # share of a caption's words to mask, replace or drop
     checkpointing: bool = False  # compute the backbones' activations again backwards: less memory, a third more time
 
 

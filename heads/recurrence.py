@@ -1,8 +1,18 @@
 """GRUs over rows of different lengths, on every device."""
 
+from typing import overload
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+
+@overload
+def run_gru(gru: nn.GRU, rows: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def run_gru(gru: nn.GRU, rows: PackedSequence) -> tuple[PackedSequence, Tensor]: ...
 
 
 def run_gru(gru: nn.GRU, rows: Tensor | PackedSequence) -> tuple[Tensor | PackedSequence, Tensor]:
@@ -34,6 +44,5 @@ def run_packed(gru: nn.GRU, rows: Tensor, length: Tensor) -> tuple[Tensor, Tenso
     back = order.argsort().to(rows.device, non_blocking=True)
     rows = rows.index_select(0, order.to(rows.device, non_blocking=True))
     outputs, last = run_gru(gru, pack_padded_sequence(rows, length, batch_first=True))
-    assert isinstance(outputs, PackedSequence)
     states, _ = pad_packed_sequence(outputs, batch_first=True, total_length=rows.shape[1])
     return states.index_select(0, back), last.index_select(1, back)

@@ -1,7 +1,7 @@
 """A run: the folder that a training leaves behind, and that evaluation reads.
 
     run.json            what was trained on what: {format, version, store, manifest_sha256, image_set, text_set,
-                        fingerprints, seed, device, versions, streamed, also, also_stores (where several are learnt
+                        fingerprints, seed, device, versions, shuffled, also, also_stores (where several are learnt
                         from), best_epoch, best_rsum}
     recipe.yaml         the resolved recipe
     config.json         recipe and feature facts: all that is needed to rebuild the model

@@ -19,6 +19,19 @@ class Min(NamedTuple):
     value: float
 
 
+class Between(NamedTuple):
+    """The smallest and the largest value that a parameter may have; stands in an `Annotated` type."""
+
+    value: float
+    largest: float
+
+
+class Above(NamedTuple):
+    """What a parameter must be above; stands in an `Annotated` type."""
+
+    value: float
+
+
 class Field(NamedTuple):
     """A value: its annotation, and its default or `REQUIRED`."""
 
@@ -105,7 +118,12 @@ def convert(value: Any, kind: Any) -> Any:
     if get_origin(kind) is Annotated:
         inner, bound = get_args(kind)
         value = convert(value, inner)
-        if value < bound.value:
+        if isinstance(bound, Above):
+            if not value > bound.value:
+                raise ValueError(f"must be above {bound.value}, not {value!r}")
+        elif isinstance(bound, Between) and not bound.value <= value <= bound.largest:
+            raise ValueError(f"must be between {bound.value} and {bound.largest}, not {value!r}")
+        elif value < bound.value:
             raise ValueError(f"must be {bound.value} or more, not {value!r}")
         return value
     if get_origin(kind) in (Union, types.UnionType):

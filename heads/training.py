@@ -24,6 +24,7 @@ from .objective import Objective, same_texts
 from .optimisation import (
     autocast_dtype,
     build_optimizer,
+    drop_frozen,
     learning_rate,
     moving_average,
     set_rates,
@@ -228,6 +229,7 @@ def fit(
                     [*model.image.parameters(), *model.text.parameters()],
                     [*model.compare.parameters(), *losses.parameters()],
                 )
+                drop_frozen(optimizer, now)
                 if recipe.optimizer.clip is not None:
                     scaler.unscale_(optimizer)
                     nn.utils.clip_grad_norm_(weights_of(model, losses), recipe.optimizer.clip)

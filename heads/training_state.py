@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from ..pipeline.errors import RunError
 from .model import Model
 
 _PARTS = ("model", "losses", "optimizer", "scaler", "average")
@@ -80,7 +81,14 @@ class TrainingState:
         return {name: getattr(self, name) for name in _COUNTS} | parts | {"sums": self.sums}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over what `to_dict` gave; a state of complete epochs may lack what is new within one."""
+        """Take over what `to_dict` gave; a state of complete epochs may lack what is new within one.
+
+        Raises:
+            RunError: one of both scales the loss, as float16 needs it, and the other does not.
+        """
+        if bool(state["scaler"]) != self.scaler.is_enabled():
+            then = "float16" if state["scaler"] else "another precision than float16"
+            raise RunError(f"it was trained in {then}; to go on, set runtime.precision to what it was")
         for name in _PARTS:
             if getattr(self, name) is not None:
                 getattr(self, name).load_state_dict(state[name])

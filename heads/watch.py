@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..pipeline.device import within_memory
-from ..pipeline.errors import RunError
+from ..pipeline.errors import OutOfMemory
 from .recipe import Recipe
 
 STEPS = 100  # as long must the loss sit there
@@ -87,14 +87,12 @@ def enough_memory(device: torch.device, recipe: Recipe) -> Iterator[None]:
     """Turn a lack of memory into a sentence that also says which keys of the recipe need less.
 
     Raises:
-        RunError: it does not suffice.
+        OutOfMemory: it does not suffice.
     """
     try:
         with within_memory(device):
             yield
-    except RunError as error:
-        if not isinstance(error.__cause__, RuntimeError):  # torch's own; ours has another reason
-            raise
+    except OutOfMemory as error:
         ways = []
         if recipe.data.chunk is None:
             ways.append("embed a batch in parts with data.chunk=32, for the same gradients")
@@ -102,4 +100,4 @@ def enough_memory(device: torch.device, recipe: Recipe) -> Iterator[None]:
             ways.append("leave the features on the host with runtime.cache=pinned")
         elif recipe.runtime.cache != "stream":
             ways.append("leave the features in the store with runtime.cache=stream")
-        raise RunError("; or ".join([str(error), *ways])) from error.__cause__
+        raise OutOfMemory("; or ".join([str(error), *ways])) from error.__cause__

@@ -76,6 +76,7 @@ class Batches:
         caption_rows: caption rows of the cache, int64.
         caption_image: index into `image_rows` of each of `caption_rows`, int64.
         placement: where the features lie; never ``auto``.
+        shuffled: how an epoch mixes its samples, in words.
         waited: seconds that the host waited for the batches of the latest epoch.
 
     Raises:
@@ -130,6 +131,8 @@ class Batches:
         self._images: Side = sides[0]
         self._captions: Side = sides[1]
         self._by_shard = not cache.store.is_local  # which are read whole, and so had best be finished with
+        blocks = f"shards of {image_set.blocks.length} images" if self._by_shard else f"runs of {RUN} neighbours"
+        self.shuffled = f"in groups of {blocks}" if self.placement == "stream" else "as a whole"
         self._block = image_set.blocks.shard_of(self.image_rows) if self._by_shard else np.arange(self.images) // RUN
         self._prepare([self])
 
@@ -169,7 +172,8 @@ class Batches:
         """Yield an epoch's batches in an order that depends on seed and epoch alone, and read the next ones meanwhile.
 
         Every unit comes once. Its place is drawn from all places; in ``stream`` from those of a group of blocks.
-        Elsewhere the batches are the same, number by number, wherever the features lie.
+        Elsewhere the batches are the same, number by number, wherever the features lie. A last batch of a single unit,
+        which has no negative, is left out.
 
         Args:
             unit: ``image``: a batch is `batch_size` images with all their captions (SetDiv, section 4.2);
@@ -246,7 +250,9 @@ class Batches:
         """Read one sample of each shard, whereby its objects are fetched."""
         images = np.searchsorted(self._block, np.sort(shards))
         captions = np.unique(self._first_caption[images].clip(max=self.captions - 1))
-        self._fetch(_Plan(images, captions, captions))
+        for side, items in ((self._images, images), (self._captions, captions)):
+            if isinstance(side, StoredSide | JoinedSide):
+                side.fetch(items)
 
 
 class JoinedBatches(Batches):
@@ -275,6 +281,7 @@ class JoinedBatches(Batches):
         self._captions = JoinedSide([part._stored[1] for part in parts])
         self.caption_image = _counted_on([part.caption_image for part in parts], [part.images for part in parts])
         self._by_shard = any(part._by_shard for part in parts)
+        self.shuffled = " and ".join(dict.fromkeys(part.shuffled for part in parts))
         self._block = _counted_on([part._block for part in parts], [int(part._block.max()) + 1 for part in parts])
         self._prepare(parts)
 

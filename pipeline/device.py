@@ -4,11 +4,12 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .errors import DeviceError, RunError
+from .errors import DeviceError, OutOfMemory
 
 NO_HOST_MEMORY = ("DefaultCPUAllocator", "not enough memory", "Storage size calculation overflowed")
 NO_DEVICE_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # where torch itself does not allocate
@@ -36,12 +37,17 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def cores() -> int:
+    """Return how many of the processor's cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @contextmanager
 def within_memory(device: torch.device) -> Iterator[None]:
     """Turn a lack of memory, of `device` or of the host, into a sentence.
 
     Raises:
-        RunError: it does not suffice.
+        OutOfMemory: it does not suffice.
     """
     try:
         yield
@@ -50,7 +56,7 @@ def within_memory(device: torch.device) -> Iterator[None]:
         on_device = any(words in str(error) for words in NO_DEVICE_MEMORY)
         if not (on_host or on_device or isinstance(error, torch.OutOfMemoryError)):
             raise
-        raise RunError(
+        raise OutOfMemory(
             f"the head does not fit in the memory of {'cpu' if on_host else device}; choose a smaller data.batch_size "
             "or model.dim"
         ) from error
@@ -63,14 +69,15 @@ def deterministic(device: torch.device) -> Iterator[None]:
         yield
         return
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    fills = torch.utils.deterministic.fill_uninitialized_memory
+    memory: Any = torch.utils.deterministic  # a module whose class has what it says
+    fills = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads it, and a batch's buffers are large
+    memory.fill_uninitialized_memory = False  # nothing reads it, and a batch's buffers are large
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = fills
+        memory.fill_uninitialized_memory = fills
 
 
 def start_reading(values: Tensor) -> Callable[[], Tensor]:

@@ -4,7 +4,6 @@ Images come from the data set's files, captions are tokenised from their texts. 
 seed, the epoch and the sample alone, so that threads may read in any order.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,12 +15,15 @@ from torch import Tensor, nn
 
 from .batches import Batch, Batches, Unit
 from .cache import CaptionSet, FeatureCache, ImageSet
+from .device import cores
 from .errors import SampleError
+from .placement import Placement
 from .reattachment import read_image, unreadable
 from .samples import open_image
 from .sides import Features, Fetched
 
 _SMALLEST = 0.6  # of a side, that a crop keeps
+_OF_IMAGE, _OF_CAPTION = 1, 2  # so that each draws numbers of its own
 _MASKED, _REPLACED = 0.5, 0.6  # up to which of a chosen word's chance it is masked, or replaced; beyond, left out
 
 
@@ -45,7 +47,10 @@ class PictureSide:
         self.encoder, self.folder, self.names = encoder, folder, names
         self.device, self.crop_and_flip = device, crop_and_flip
         self.draws: list[int] | None = None
-        self._pool = ThreadPoolExecutor(max(2, os.cpu_count() or 2), "read-images")
+        self._pool = ThreadPoolExecutor(
+            max(2, cores()),
+            "read-images",
+        )
 
     def fetch(self, items: np.ndarray) -> list[Fetched]:
         """Read these images, several at once.
@@ -59,7 +64,7 @@ class PictureSide:
             path = self.folder / self.names[item]
             if draws is None:
                 return read_image(self.encoder, path)
-            return read_window(self.encoder, path, np.random.default_rng([*draws, item]))
+            return read_window(self.encoder, path, np.random.default_rng([*draws, item, _OF_IMAGE]))
 
         pixels = torch.stack(list(self._pool.map(read, items.tolist())))
         return [Fetched(torch.ones(len(items), dtype=torch.long), {"local": pixels})]
@@ -91,7 +96,7 @@ class TokenSide:
         texts, draws = [self.texts[item] for item in items.tolist()], self.draws
         ids = self.encoder.tokenize(texts)
         if self.masked and draws is not None:
-            rngs = [np.random.default_rng([*draws, item]) for item in items.tolist()]
+            rngs = [np.random.default_rng([*draws, item, _OF_CAPTION]) for item in items.tolist()]
             words = self.encoder.words(texts)
             ids = [change_words(self.encoder, self.masked, *one) for one in zip(ids, words, rngs, strict=True)]
         token = nn.utils.rnn.pad_sequence([torch.tensor(caption) for caption in ids], batch_first=True)
@@ -112,6 +117,7 @@ class EndToEnd(Batches):
         folder: of the images, where they are put back.
         crop_and_flip: see `PictureSide`.
         masked: see `TokenSide`.
+        placement: where features lie that are read; with none it decides nothing.
     """
 
     def __init__(
@@ -128,6 +134,7 @@ class EndToEnd(Batches):
         folder: Path | None,
         crop_and_flip: bool = False,
         masked: float = 0.0,
+        placement: Placement = "mapped",
     ) -> None:
         super().__init__(
             cache,
@@ -137,6 +144,7 @@ class EndToEnd(Batches):
             device=device,
             image_fields=image_fields,
             caption_fields=caption_fields,
+            placement=placement if image_fields or caption_fields else "mapped",
         )
         self._put_back: list[PictureSide | TokenSide] = []
         if "image" in encoders:

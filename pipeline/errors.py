@@ -53,6 +53,10 @@ class RunError(XretError):
     """A run folder cannot be written or read, or training cannot go on."""
 
 
+class OutOfMemory(RunError):
+    """The memory of the host or of a device does not suffice."""
+
+
 class QueryError(XretError, ValueError):
     """What is searched for, or how, makes no sense for this run or gallery."""
 

@@ -65,8 +65,7 @@ def choose(
     """
     on_gpu = device.type == "cuda"
     if on_gpu:
-        torch.cuda.ipc_collect()  # what earlier trainings have left, of other processes and of this one
-        torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # what earlier trainings of this process have left
     free = {"pinned": free_host_memory(), "mapped": free_host_memory()}
     free["device"] = torch.cuda.mem_get_info(device)[0] if on_gpu else free["pinned"]
     if placement == "auto":

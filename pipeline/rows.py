@@ -15,7 +15,8 @@ import numpy as np
 from .errors import CacheError
 from .store import Store
 
-# Of an object store an array keeps its last shards: three groups of a block shuffle, and more where they are small.
+# Of an object store an array keeps its last shards: three groups of a block shuffle where these are shards of 512
+# images, and more, up to so many bytes, where they are smaller.
 KEPT, KEPT_BYTES = 24, 2 << 30
 
 
@@ -40,7 +41,7 @@ class Rows:
         self._store, self._folder = store, f"{name}/c"
         self._shards: dict[int, _Shard] = {}  # those that are open, the first opened first
         self._blocks: dict[int, np.ndarray] = {}  # of the open shards, those that were checked, uint8 [rows, row_bytes]
-        self._opening = threading.Lock()
+        self._opening, self._keeping = threading.Lock(), threading.Lock()
         self._buffers = Buffers()
 
     def gather(self, first: np.ndarray, count: np.ndarray | int = 1) -> np.ndarray:
@@ -86,15 +87,24 @@ class Rows:
     def _block(self, number: int) -> np.ndarray:
         """Return a block that was not asked for before, checked, from its shard, which is opened where it is not."""
         of_shard, inside = divmod(number, self._per_shard)
-        with self._opening:
+        shard = self._shards.get(of_shard) or self._opened(of_shard)
+        block = shard.block(inside)
+        with self._keeping:
+            if of_shard in self._shards:  # it may have been closed meanwhile
+                self._blocks[number] = block
+        return block
+
+    def _opened(self, of_shard: int) -> "_Shard":
+        with self._opening:  # of two threads that want a shard only one fetches it
             shard = self._shards.get(of_shard)
             if shard is None:
-                shard = self._shards[of_shard] = self._open(of_shard)
-                size = self._per_shard * self._block_rows * self._row_bytes
-                if not self._store.is_local and len(self._shards) > max(KEPT, KEPT_BYTES // size):
-                    self._close(next(iter(self._shards)))
-            block = self._blocks[number] = shard.block(inside)
-            return block
+                shard = self._open(of_shard)
+                with self._keeping:
+                    self._shards[of_shard] = shard
+                    size = self._per_shard * self._block_rows * self._row_bytes
+                    if not self._store.is_local and len(self._shards) > max(KEPT, KEPT_BYTES // size):
+                        self._close(next(iter(self._shards)))
+            return shard
 
     def _close(self, of_shard: int) -> None:
         del self._shards[of_shard]

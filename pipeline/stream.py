@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass
+from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -101,7 +102,7 @@ def read_ahead(
         for item, fetched in _ahead(lambda item: (item, fetch(item)), items):
             yield finish(item, fetched)
         return
-    stream = torch.cuda.Stream(device)
+    stream = _copies(device)
     stream.wait_stream(torch.cuda.current_stream(device))  # which may still be filling tables
 
     def make(item: T) -> tuple[R, torch.cuda.Event]:
@@ -114,6 +115,12 @@ def read_ahead(
         for tensor in _tensors(made):
             tensor.record_stream(computing)  # its memory is not to be used anew before that stream is done with it
         yield made
+
+
+@cache
+def _copies(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream on which batches are made; what a stream has used of the memory stays its own."""
+    return torch.cuda.Stream(device)
 
 
 def _ahead(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:

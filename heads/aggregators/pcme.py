@@ -57,7 +57,7 @@ class Pcme(nn.Module):
         attend, score = nn.Linear(local_dim, hidden, bias=False), nn.Linear(hidden, 1, bias=False)
         self.attention = nn.Sequential(attend, nn.Tanh(), score)
         self.deviation = nn.Linear(local_dim, dim)
-        self.summary: nn.Module
+        self.summary: nn.GRU | nn.Linear
         if summary == "gru":
             self.summary = nn.GRU(local_dim, dim // 2, batch_first=True, bidirectional=True)
         else:

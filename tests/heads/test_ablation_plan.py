@@ -160,3 +160,18 @@ def test_a_grid_is_trained(stores, tmp_path):
     assert [line.seeds for line in lines] == [1] * 6
     assert [line.paper["rsum"] for line in lines] == [491.7, 490.5, 499.6, 483.3, 496.1, 500.8]
     assert "paper: F30K" in as_text(lines)
+
+
+def test_a_part_and_its_name_are_one_key():
+    with pytest.raises(RecipeError, match=r"aggregator\.image\.name is varied twice"):
+        plan_variation("vse-infty", ["aggregator.image=average,gpo", "aggregator.image.name=max,cls"])
+    with pytest.raises(RecipeError, match=r"aggregator\.image\.name is varied and set"):
+        plan_variation("vse-infty", ["aggregator.image=average,gpo"], ["aggregator.image.name=max"])
+
+
+def test_a_file_that_is_a_recipe_with_its_settings_only(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("base: vse-infty\naggregator: {image: {name: element-slots}}\n")  # sets, which cosine is not for
+    settings = ["aggregator.text=element-slots", "similarity=smooth-chamfer"]
+    plan = plan_variation(str(file), ["similarity.alpha=4,8"], settings)
+    assert [variant.paper for variant in plan.variants] == [{}, {}]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small_store import make_store
+from torch import nn
 
 from xret.heads.recipe import load_recipe
 from xret.heads.run import Run
@@ -24,9 +25,13 @@ def store(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # the compiler hides its own warnings where they are shown, not where they rise
-def test_compiling_changes_nothing_beyond_rounding(store, tmp_path):
+def test_compiling_changes_nothing_beyond_rounding(store, tmp_path, monkeypatch, capsys):
+    parts, compile_ = [], nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda part, **how: parts.append(part) or compile_(part, **how))
     for name, settings in {"plain": [], "compiled": ["runtime.compile=true"]}.items():
         train(store, recipe_of(*settings), tmp_path / name, device="cpu")
+        assert len(parts) == (3 if name == "compiled" else 0)
+    assert "left out" not in capsys.readouterr().err
     plain, compiled = (Run(tmp_path / name).metrics() for name in ("plain", "compiled"))
     for one, other in zip(plain, compiled, strict=True):
         assert other["parts"] == pytest.approx(one["parts"], rel=1e-4)

@@ -1,7 +1,9 @@
 """Fine-tuning: cache and backbone give the same training, and what is put back learns as the recipe says."""
 
 import copy
+import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -331,6 +333,7 @@ def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
     fail(tune, made, RecipeError, r"--reattach takes image, text or image,text, not 'pixels'", ["pixels"])
     fail(tune, made, RecipeError, r"says of no backbone that it learns; say which .*--reattach", [])
     fail(tune, made, RecipeError, r"aggregator cannot change", ["image"], "aggregator.image=gpo")
+    fail(tune, made, RecipeError, r"data\.image cannot change", ["image"], "data.image=resnet152")
     fail(tune, made, RecipeError, r"optimizer\.ema must be below 1, not 1;", ["image"], "optimizer.ema=1")
     fail(
         tune,
@@ -369,3 +372,14 @@ def test_memory_that_does_not_suffice_is_a_sentence(made, tune, monkeypatch):
 def test_a_run_without_backbones_has_no_words_for_an_extraction(made):
     with pytest.raises(RunError, match=r"no backbones of its own; --from-run takes a run that `xret finetune` made"):
         words_of_run(made.head("words"))
+
+
+def test_what_stays_on_the_cache_lies_where_the_recipe_says(made, tune):
+    tuned = tune(made.head("words"), ["image"], "finetune.image_lr=1", "runtime.cache=stream")
+    assert json.loads((tuned / "run.json").read_text())["shuffled"] == "in groups of runs of 64 neighbours"
+
+
+def test_a_log_that_cannot_be_written_is_refused_before_anything_is_loaded(made, tune, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr("xret.heads.finetuning.open_store", lambda *_: pytest.fail("it went on"))
+    fail(tune, made, RunError, "wandb", ["image"], "finetune.image_lr=1", "runtime.log=wandb")

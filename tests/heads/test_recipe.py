@@ -322,3 +322,30 @@ def test_refused_values(value, kind):
 def test_sets_that_are_matched_by_scipy_are_a_recipe(slots):
     recipe = load_recipe("maxmatch", [f"aggregator.{side}.slots={slots}" for side in ("image", "text")])
     assert recipe.aggregator["text"]["slots"] == slots
+
+
+@pytest.mark.parametrize(
+    ("setting", "fault"),
+    [
+        ("optimizer.clip=0", "optimizer.clip must be above 0 or"),
+        ("augment.image=1.5", "augment.image must be between 0 and 1, not 1.5"),
+        ("augment.text=-0.1", "augment.text must be between 0 and 1, not -0.1"),
+        ("finetune.mask_words=3", "finetune.mask_words must be between 0 and 1, not 3"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(setting, fault):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("vsepp", [setting])
+    assert fault in str(caught.value)
+    for fitting in ("optimizer.clip=null", "augment.image=0", "finetune.mask_words=1"):
+        load_recipe("vsepp", [fitting])
+
+
+def test_a_base_beside_the_file_is_found_from_anywhere(tmp_path, monkeypatch):
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    (folder / "one.yaml").write_text("base: vsepp\noptimizer: {lr: 0.5}\n")
+    (folder / "two.yaml").write_text("base: one.yaml\nmodel: {dim: 8}\n")
+    monkeypatch.chdir(tmp_path)
+    recipe = load_recipe("recipes/two.yaml")
+    assert (recipe.optimizer.lr, recipe.model.dim) == (0.5, 8)

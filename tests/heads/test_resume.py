@@ -1,5 +1,6 @@
 """Killed at any moment and resumed, a training ends with the bits of one that was never stopped."""
 
+import json
 import os
 import random
 import signal
@@ -174,11 +175,28 @@ def test_a_run_that_streams_goes_on_streaming(store, tmp_path, monkeypatch):
         train(store, streamed, tmp_path / "run", device="cpu")
     monkeypatch.undo()
     with pytest.raises(
-        RunError, match=r"shuffled in groups of shards, and with runtime.cache=pinned.*set runtime.cache=stream"
+        RunError,
+        match=r"shuffled in groups of runs of 64 neighbours, and with .*=pinned.*set runtime.cache=stream",
     ):
         train(store, recipe_of("setdiv", "runtime.cache=pinned"), tmp_path / "run", device="cpu", resume=True)
     train(store, recipe_of("setdiv"), tmp_path / "run", device="cpu", resume=True)  # auto
     assert_same(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
+
+
+def test_neither_another_order_of_blocks_nor_another_scaling_goes_on(store, tmp_path):
+    recipe = recipe_of("setdiv", "runtime.cache=stream")
+    train(store, recipe, tmp_path / "run", device="cpu")
+    file = tmp_path / "run" / "run.json"
+    info = json.loads(file.read_text())
+    assert info["shuffled"] == "in groups of runs of 64 neighbours"
+    file.write_text(json.dumps(info | {"shuffled": "in groups of shards of 8 images"}))
+    with pytest.raises(RunError, match=r"shards of 8 images, .* now are in groups of runs .*; read the features from"):
+        train(store, recipe, tmp_path / "run", device="cpu", resume=True)
+    file.write_text(json.dumps(info))
+    state = torch.load(tmp_path / "run" / "state.pt", weights_only=True)
+    torch.save(state | {"scaler": {"scale": 65536.0}}, tmp_path / "run" / "state.pt")
+    with pytest.raises(RunError, match=r"it was trained in float16; to go on, set runtime\.precision"):
+        train(store, recipe, tmp_path / "run", device="cpu", resume=True)
 
 
 def test_a_failure_in_the_first_epoch_leaves_what_can_be_gone_on_from(store, tmp_path, monkeypatch):

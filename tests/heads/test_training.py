@@ -16,13 +16,14 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 from small_store import make_store
+from torch import nn
 
 from xret.cli.demo import demo
 from xret.cli.train_head import train_head
 from xret.heads.evaluation import evaluate
 from xret.heads.model import FeatureFacts, build_losses, build_model, feature_facts
 from xret.heads.objective import same_text, same_texts
-from xret.heads.optimisation import build_optimizer, learning_rate, warmup
+from xret.heads.optimisation import build_optimizer, drop_frozen, learning_rate, warmup
 from xret.heads.recipe import load_recipe
 from xret.heads.recipe_blocks import Optimizer, Schedule
 from xret.heads.run import Run
@@ -484,3 +485,17 @@ def test_word_vectors_are_the_first_weights_and_stay_in_the_run(store, tmp_path,
     with pytest.raises(VectorsError, match=r"vectors\.txt"):
         train(store, recipe_of("vsepp", 1, *settings), tmp_path / "other", device="cpu")
     assert not (tmp_path / "other").exists()
+
+
+def test_what_does_not_learn_has_no_part_in_clipping():
+    weights = [nn.Parameter(torch.zeros(1)) for _ in range(3)]
+    groups = [
+        {"params": [weight], "factor": factor, "frozen": frozen}
+        for weight, factor, frozen in zip(weights, (1.0, 1.0, 0.0), (0, 2, 0), strict=True)
+    ]
+    optimizer = torch.optim.AdamW(groups)
+    for now, kept in ((0.0, [True, False, False]), (1.9, [True, False, False]), (2.0, [True, True, False])):
+        for weight in weights:
+            weight.grad = torch.ones(1)
+        drop_frozen(optimizer, now)
+        assert [weight.grad is not None for weight in weights] == kept

@@ -13,7 +13,7 @@ from xret.heads.recipe import load_recipe
 from xret.heads.run import Run
 from xret.heads.training import train
 from xret.heads.watch import STEPS, CollapseWatch, enough_memory
-from xret.pipeline.errors import RunError
+from xret.pipeline.errors import OutOfMemory, RunError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -92,6 +92,17 @@ def test_a_lack_of_memory_names_what_needs_less(device, settings, ways):
     assert all(way in message for way in ways)
     with pytest.raises(RunError, match=r"^mine$"), enough_memory(torch.device(device), recipe):
         raise RunError("mine") from RunError("another")
+
+
+def test_a_full_disk_is_no_lack_of_memory(store, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")  # as torch says it
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(RunError, match=r"state\.pt cannot be written") as caught:
+        train(store, load_recipe("vsepp", SMALL), tmp_path / "run", device="cpu")
+    assert "runtime.cache" not in str(caught.value)
+    assert not isinstance(caught.value, OutOfMemory)
 
 
 def test_it_stops_when_nothing_gets_better(store, tmp_path):

@@ -1,5 +1,8 @@
 """The memory-map reader against Zarr itself."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -107,3 +110,27 @@ def test_memory_is_used_again_once_nobody_looks_at_it():
 def test_ranges_are_those_of_python(pairs):
     start, count = (np.array([pair[i] for pair in pairs], dtype=np.int64) for i in (0, 1))
     assert ranges(start, count).tolist() == [row for a, n in pairs for row in range(a, a + n)]
+
+
+def test_a_shard_that_is_there_does_not_wait_for_one_on_its_way(tmp_path, monkeypatch):
+    store = Store(str(tmp_path / "s.zarr"))
+    store.fs.makedirs(store.root)
+    store.create_array("a", (32, 8), 16, "float16", inner=4)
+    store.open_array("a", writable=True)[...] = np.arange(32)[:, None]
+    rows, fetching, go_on = Rows(store, "a"), threading.Event(), threading.Event()
+    rows.gather(np.array([0]))
+    whole = Rows._open
+
+    def slow(self, of_shard):
+        fetching.set()
+        assert go_on.wait(10)
+        return whole(self, of_shard)
+
+    monkeypatch.setattr(Rows, "_open", slow)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(rows.gather, np.array([17]))
+        assert fetching.wait(10)
+        assert rows.gather(np.array([9]))[0, 0] == 9  # another block of the first shard
+        assert not other.done()
+        go_on.set()
+        assert other.result()[0, 0] == 17

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..pipeline.batches import Batches
+from ..pipeline.batches import Batch, Batches
 from ..pipeline.cache import FeatureCache
 from ..pipeline.device import deterministic, start_reading
 from ..pipeline.errors import RunError
@@ -184,16 +184,24 @@ def fit(
 ) -> None:
     """Train from `state` to the recipe's last epoch, or until `schedule.patience` is at its end.
 
+    Args:
+        run: where weights, state and metrics are written, by the first rank.
+        recipe: says for how long and how.
+        objective: of a model, from a batch to its loss.
+        state: of that model; it is changed.
+        train_split: learnt from.
+        val_split: decides which epoch is the best.
+        seed: of the samples' order, and of what a step draws.
+
     Raises:
         RunError: the loss or a similarity is not finite.
     """
-    model, losses, optimizer, scaler = state.model, state.losses, state.optimizer, state.scaler
     ranks, target, terms = objective.ranks, torch.device(train_split.device), list(state.losses)
     unit, batch_size, epochs = recipe.data.unit, recipe.data.batch_size, recipe.schedule.epochs
     items = train_split.images if unit == "image" else train_split.captions
     steps_an_epoch = train_split.steps(unit, batch_size)
     texts, caption_image = val_split.texts(), torch.as_tensor(val_split.caption_image)
-    watch = CollapseWatch(losses)
+    watch = CollapseWatch(state.losses)
     seen = min(state.steps * batch_size, items)  # of the epoch that is not complete
     with (
         Progress("train", epochs * items, f"{unit}s", state.epoch * items + seen) if ranks.first else Silent() as bar,
@@ -202,7 +210,7 @@ def fit(
         while state.epoch < epochs and not state.stopped_early(recipe.schedule.patience):
             epoch, began = state.epoch, time.perf_counter()
             lr = learning_rate(recipe.schedule, recipe.optimizer.lr, epoch)
-            model.train()
+            state.model.train()
             batches = train_split.epoch(
                 unit=unit,
                 batch_size=batch_size,
@@ -212,31 +220,7 @@ def fit(
                 first=state.steps,
             )
             for batch in batches:
-                now = epoch + state.steps / steps_an_epoch
-                state.seed_step(seed)
-                set_rates(optimizer, recipe.schedule, lr, now)
-                optimizer.zero_grad()
-                loss = objective(batch, now)
-                read = start_reading(loss.detach())
-                scaler.scale(loss[0]).backward()
-                values = read()
-                note = f"epoch {epoch + 1}/{epochs}, {describe(values, terms)}"
-                if not values[0].isfinite():
-                    where = f"epoch {epoch + 1}, step {state.steps + 1}"
-                    what = f"the loss is not finite in {where}: {describe(values, terms)}"
-                    raise RunError(not_finite(what, epoch, lr, objective.precision))
-                ranks.sum_gradients(
-                    [*model.image.parameters(), *model.text.parameters()],
-                    [*model.compare.parameters(), *losses.parameters()],
-                )
-                drop_frozen(optimizer, now)
-                if recipe.optimizer.clip is not None:
-                    scaler.unscale_(optimizer)
-                    nn.utils.clip_grad_norm_(weights_of(model, losses), recipe.optimizer.clip)
-                scaler.step(optimizer)
-                scaler.update()
-                if state.average is not None:
-                    state.average.update_parameters(model)
+                values = _step(objective, state, batch, epoch + state.steps / steps_an_epoch, lr, seed)
                 state.count(values)
                 state.at_constant = watch.steps_at_constant(values, len(batch.captions.length), state.at_constant)
                 if ranks.first:
@@ -247,25 +231,15 @@ def fit(
                     run.save_state(state.to_dict())
                 count = len(batch.images.length if unit == "image" else batch.captions.length)
                 seen += count
-                bar.update(count, note)
+                bar.update(count, f"epoch {epoch + 1}/{epochs}, {describe(values, terms)}")
             try:
                 table = validation(state.kept, val_split, texts, caption_image) if ranks.first else {}
             except RunError as error:
                 what = f"the similarities are not finite in the validation of epoch {epoch + 1}"
                 raise RunError(not_finite(what, epoch, lr, objective.precision)) from error
             rsum = ranks.agree(table.get("rsum", 0.0), target)
-            loss_mean, *part_means = means = (state.sums / state.steps).tolist()  # over the epoch's batches
-            line = {
-                "epoch": epoch + 1,
-                "step": state.step,
-                "loss": loss_mean,
-                "parts": dict(zip(terms, part_means, strict=True)),
-                "lr": lr,
-                "rsum": rsum,
-                "seconds": round(time.perf_counter() - began, 3),
-            }
-            if state.at_constant >= STEPS:
-                line["collapsed"] = True
+            means = (state.sums / state.steps).tolist()  # over the epoch's batches
+            line = _line(state, means, terms, lr, rsum, time.perf_counter() - began)
             state.close_epoch(rsum)
             if ranks.first:
                 record(epoch_tags(epoch + 1, table), state.step)
@@ -275,6 +249,57 @@ def fit(
             note = f"epoch {epoch + 1}/{epochs}, {describe(means, terms)}, validation RSUM {rsum:.1f}"
             bar.update(items - seen, note)  # a last batch of one was left out
             seen = 0
+
+
+def _step(objective: Objective, state: TrainingState, batch: Batch, now: float, lr: float, seed: int) -> Tensor:
+    """Learn from a batch after `now` epochs and return its loss and behind it the terms, ``[1 + T]``, on the host.
+
+    Raises:
+        RunError: the loss is not finite; no weight is changed.
+    """
+    recipe, ranks, optimizer, scaler = objective.recipe, objective.ranks, state.optimizer, state.scaler
+    state.seed_step(seed)
+    set_rates(optimizer, recipe.schedule, lr, now)
+    optimizer.zero_grad()
+    loss = objective(batch, now)
+    read = start_reading(loss.detach())
+    scaler.scale(loss[0]).backward()
+    values = read()
+    if not values[0].isfinite():
+        where = f"epoch {state.epoch + 1}, step {state.steps + 1}"
+        what = f"the loss is not finite in {where}: {describe(values, list(state.losses))}"
+        raise RunError(not_finite(what, state.epoch, lr, objective.precision))
+    model, losses = state.model, state.losses
+    ranks.sum_gradients(
+        [*model.image.parameters(), *model.text.parameters()],
+        [*model.compare.parameters(), *losses.parameters()],
+    )
+    drop_frozen(optimizer, now)
+    if recipe.optimizer.clip is not None:
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(weights_of(model, losses), recipe.optimizer.clip)
+    scaler.step(optimizer)
+    scaler.update()
+    if state.average is not None:
+        state.average.update_parameters(model)
+    return values
+
+
+def _line(
+    state: TrainingState, means: list[float], terms: list[str], lr: float, rsum: float, seconds: float
+) -> dict[str, Any]:
+    """Return what metrics.jsonl says of the epoch that ends now; `means` of its loss and terms."""
+    loss, *parts = means
+    line = {
+        "epoch": state.epoch + 1,
+        "step": state.step,
+        "loss": loss,
+        "parts": dict(zip(terms, parts, strict=True)),
+        "lr": lr,
+        "rsum": rsum,
+        "seconds": round(seconds, 3),
+    }
+    return line | ({"collapsed": True} if state.at_constant >= STEPS else {})
 
 
 def validation(model: Model, batches: Batches, texts: list[str], caption_image: Tensor) -> dict[str, Any]:

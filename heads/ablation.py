@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from .ablation_cells import Cell, Outcome, at_once, in_processes, on_cluster, ru
 from .ablation_plan import Plan, Variant, read_grid
 from .model import FeatureFacts, build_losses, build_model, feature_facts
 from .paper_rows import row_of
+from .preparation import on_sets_of
+from .ranks import require_one_process
 from .recipe import Recipe
 from .run import Run, absolute, write_json
 
@@ -71,11 +74,13 @@ def ablate(
         CacheError: the store or the cluster cannot be used.
         RunError: `out` belongs to something else, or is in use.
     """
+    require_one_process("an ablation")
     if scheduler is None:
         jobs = at_once(jobs, pick_device(device))
-    cache, split = FeatureCache.open(store), split or plan.split
-    facts = _check(cache, plan, split)
     root = Path(out).resolve()
+    cache, split = FeatureCache.open(store), split or plan.split
+    plan = _on_own_sets(plan, root, cache)
+    facts = _check(cache, plan, split)
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -144,6 +149,16 @@ def _in_short(result: Mapping[str, Any]) -> str:
 
 def _features(cell: Cell) -> tuple[str, str]:
     return cell.recipe.data.image, cell.recipe.data.text
+
+
+def _on_own_sets(plan: Plan, root: Path, cache: FeatureCache) -> Plan:
+    """Return the plan with the feature sets that its cells are of in the place of ``auto``; others may have come."""
+    file = next(iter(sorted(root.glob("*/seed=*/run.json"))), None)
+    if file is None:
+        return plan
+    run = Run(file.parent)
+    variants = (replace(one, recipe=on_sets_of(run, one.recipe, cache)) for one in plan.variants)
+    return replace(plan, variants=tuple(variants))
 
 
 def _check(cache: FeatureCache, plan: Plan, split: str) -> dict[str, dict[str, Any]]:

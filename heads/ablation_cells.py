@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import threading
@@ -179,6 +180,7 @@ def in_processes(cells: Sequence[Cell], jobs: int, record: Record) -> None:
 
 def _work(cells: Any, threads: int, resident: Resident) -> None:
     """Train what comes through the connection until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and the parent ends this process
     threading.Thread(target=_die_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     while True:

@@ -38,6 +38,7 @@ from .model import build_losses
 from .objective import same_texts
 from .optimisation import autocast_dtype, build_optimizer, moving_average, weights_of
 from .preparation import placement_of, refuse_other_order, require_splits
+from .ranks import require_one_process
 from .reattached import EndToEndModel, EndToEndObjective
 from .recipe import Recipe, load_recipe
 from .run import Run, absolute, require_free, versions
@@ -89,11 +90,15 @@ def finetune(
         CacheError, EncoderError, SampleError: a backbone cannot be put back, or images are missing or others.
         RunError: a run does not fit, memory does not suffice, or the loss is not finite.
     """
+    require_one_process("fine-tuning")
     target = pick_device(device)
     if not resume:
         require_free(out)
     base = Run(run)
     recipe, sides = _recipe(base, settings, reattach)
+    for side, given in (("image", visual_weights), ("text", text_weights)):
+        if given is not None and side not in sides:
+            raise RecipeError(f"the {side} backbone is not put back, so that its weights {given} have no effect")
     require_log(recipe.runtime.log)
     cache = open_store(base, store)
     require_splits(cache)
@@ -101,7 +106,7 @@ def finetune(
         head = base.model(target)
     before = base.load_state()
     if before is None:
-        raise RunError(f"{run} has no finished epoch yet; continue it with `xret train-head … --resume`")
+        raise RunError(f"{run} has no state.pt to go on from; train the head with another --out")
     if base.info.get("also"):
         print(f"{run} was trained on several stores; {cache.url} alone is trained on from here.", file=sys.stderr)
     first = before["epoch"]

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,28 @@ def require_splits(cache: FeatureCache) -> None:
                 f"{', '.join(cache.splits)}); add a split column to the data set, or map one with merge_splits in its "
                 "manifest, and extract into another --store"
             )
+
+
+def sets_of(cache: FeatureCache, recipe: Recipe, out: str | Path, resume: bool) -> Sets:
+    """Return the feature sets that the recipe names; a run that goes on takes its own for ``auto``.
+
+    Raises:
+        CacheError: none or several fit.
+    """
+    if resume and Path(out).exists():
+        recipe = on_sets_of(Run(out), recipe, cache)
+    return cache.image_set(recipe.data.image), cache.caption_set(recipe.data.text)
+
+
+def on_sets_of(run: Run, recipe: Recipe, cache: FeatureCache) -> Recipe:
+    """Return the recipe with the feature sets of a run, where they are there, in the place of ``auto``."""
+    own = {"image": ("images", run.info["image_set"]), "text": ("captions", run.info["text_set"])}
+    auto = {
+        key: name
+        for key, (modality, name) in own.items()
+        if getattr(recipe.data, key) == "auto" and name in cache.set_names(modality)
+    }
+    return replace(recipe, data=replace(recipe.data, **auto))
 
 
 def placement_of(out: str | Path, recipe: Recipe, resume: bool) -> Placement:

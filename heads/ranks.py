@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..pipeline.device import pick_device
+from ..pipeline.errors import RunError
 
 _TIMEOUT = timedelta(hours=2)
 
@@ -119,6 +120,12 @@ def joined(device: str) -> Iterator[tuple[Ranks, torch.device]]:
         yield Ranks(dist.get_rank(), dist.get_world_size()), target
     finally:
         dist.destroy_process_group()
+
+
+def require_one_process(what: str) -> None:
+    """Raise RunError where torchrun has started this process; `what` says what knows nothing of it."""
+    if dist.is_torchelastic_launched():
+        raise RunError(f"{what} runs in one process; start it without torchrun")
 
 
 def speaks() -> bool:

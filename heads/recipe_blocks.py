@@ -88,7 +88,7 @@ class Finetune:
     text_lr: Annotated[float, Min(0)] = 0.0  # times lr
     image_frozen: Annotated[int, Min(0)] = 0  # epochs, counted from the head's first, in which it does not learn
     text_frozen: Annotated[int, Min(0)] = 0
-    image_size: Annotated[int, Min(32)] | None = None  # pixels a side; null: that of the cache
+    image_size: Annotated[int, Between(32, 2048)] | None = None  # pixels a side; null: that of the cache
     crop_and_flip: bool = False  # random crops and horizontal flips
     mask_words: Annotated[float, Between(0, 1)] = 0.0  # share of a caption's words to mask, replace or drop
     checkpointing: bool = False  # compute the backbones' activations again backwards: less memory, a third more time

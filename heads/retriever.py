@@ -349,9 +349,5 @@ def weights_digest(run: Run) -> str:
     Raises:
         RunError: it has none yet.
     """
-    try:
-        return hashlib.sha256((run.path / "model.safetensors").read_bytes()).hexdigest()
-    except OSError as error:
-        raise RunError(
-            f"{run.path} has no finished epoch yet; continue it with `xret train-head … --resume`"
-        ) from error
+    run.require_weights()
+    return hashlib.sha256((run.path / "model.safetensors").read_bytes()).hexdigest()

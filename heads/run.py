@@ -37,7 +37,9 @@ from .model import FeatureFacts, Model, build_model
 from .recipe import Recipe, resolve
 
 FORMAT, VERSION = "xret-run", 1
-MAY_CHANGE = ("runtime.cache", "runtime.checkpoint_steps", "runtime.log")  # when a run is resumed
+# When a run is resumed; the sets that data.image and data.text stand for are compared themselves.
+MAY_CHANGE = ("data.image", "data.text", "runtime.cache", "runtime.checkpoint_steps", "runtime.log")
+_NAMED = 5  # of what differs
 TEXTS = ("store", "image_set", "text_set", "fingerprints.image", "fingerprints.text")  # that run.json must have
 
 
@@ -128,7 +130,9 @@ class Run:
             if then.get(key) != now.get(key) and key not in MAY_CHANGE
         ]
         if differing:
-            raise RunError(f"{self.path} cannot be resumed, it was begun otherwise: {'; '.join(differing)}")
+            rest = [f"and {len(differing) - _NAMED} more"] if len(differing) > _NAMED else []
+            said = "; ".join([*differing[:_NAMED], *rest])
+            raise RunError(f"{self.path} cannot be resumed, it was begun otherwise: {said}")
 
     def record_store(self, url: str, also: Sequence[str] = ()) -> None:
         """Write down where the store and those learnt as well lie now; they may have been moved since."""
@@ -145,13 +149,26 @@ class Run:
         """
         model = build_model(self.recipe, self.image_facts, self.text_facts)
         file = self.path / "model.safetensors"
-        if not file.is_file():
-            raise RunError(f"{self.path} has no finished epoch yet; continue it with `xret train-head … --resume`")
+        self.require_weights()
         try:
             model.load_state_dict(safetensors.torch.load_file(file))
         except (SafetensorError, RuntimeError) as error:
             raise RunError(f"{file} does not fit the run's config.json or is damaged; train the run again") from error
         return model.to(device).eval()
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weights of a best epoch are there."""
+        return (self.path / "model.safetensors").is_file()
+
+    def require_weights(self) -> None:
+        """Raise RunError where there are no weights of a best epoch, and say what to do."""
+        if self.has_weights:
+            return
+        if self.info.get("best_epoch") is not None:
+            raise RunError(f"{self.path} has lost its model.safetensors; restore it, or train with another --out")
+        command = "xret finetune" if "finetuned" in self.info else "xret train-head"
+        raise RunError(f"{self.path} has no finished epoch yet; continue it with `{command} … --resume`")
 
     def save_best(self, model: nn.Module) -> None:
         """Write the weights of the best epoch."""
@@ -300,6 +317,9 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
     try:
         write(partial)
         partial.replace(path)
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch.save reports a full disk as RuntimeError
+    except (OSError, RuntimeError, SafetensorError) as error:
         partial.unlink(missing_ok=True)
-        raise RunError(f"{path} cannot be written: {error}") from error
+        # torch.save says of a full disk how many bytes it missed.
+        full = isinstance(error, RuntimeError) and not isinstance(error, SafetensorError)
+        reason = "not all of it reached the disk, which may be full; make room" if full else error
+        raise RunError(f"{path} cannot be written: {reason}") from error

@@ -1,9 +1,11 @@
 """Training a head from cached features, from top to bottom."""
 
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from .preparation import (
     other_sets,
     placement_of,
     require_splits,
+    sets_of,
 )
 from .protocols import recalls
 from .ranks import Ranks, Silent, joined
@@ -46,6 +49,8 @@ from .run import Run, require_free
 from .scoring import compare, embed
 from .training_state import TrainingState
 from .watch import STEPS, CollapseWatch, enough_memory, not_finite
+
+_AT_ONCE = 256  # samples that are looked through when a validation failed
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,7 @@ def _train(
 ) -> TrainSummary:
     cache = FeatureCache.open(stores[0])
     require_splits(cache)
-    image_set, caption_set = sets = cache.image_set(recipe.data.image), cache.caption_set(recipe.data.text)
+    image_set, caption_set = sets = sets_of(cache, recipe, out, resume)
     others = other_sets(stores[1:], sets)
     image_facts, text_facts = feature_facts(image_set), feature_facts(caption_set)
 
@@ -144,10 +149,8 @@ def _train(
         placement = placement_of(out, recipe, resume)
         parts = [batches_of(one, model, "train", target, placement, resident) for one in (sets, *others)]
         train_split, val_split = joined_batches(parts), batches_of(sets, model, "val", target, "mapped", resident)
-    if train_split.steps(recipe.data.unit, recipe.data.batch_size) == 0:
-        raise RunError(
-            f"split 'train' of {cache.url} has a single {recipe.data.unit}, and a batch needs two: add samples"
-        )
+    if train_split.images < 2:
+        raise RunError(f"split 'train' of {cache.url} has a single usable image, which has no negative: add images")
 
     run, created = open_run(out, recipe, train_split, target, ranks, seed=seed, resume=resume)
     saved = run.load_state() if resume else None
@@ -221,6 +224,10 @@ def fit(
             )
             for batch in batches:
                 values = _step(objective, state, batch, epoch + state.steps / steps_an_epoch, lr, seed)
+                if not values[0].isfinite():
+                    where = f"epoch {epoch + 1}, step {state.steps + 1}"
+                    what = f"the loss is not finite in {where}: {describe(values, terms)}"
+                    raise RunError(not_finite(what, run, lr, objective.precision, (batch.images, batch.captions)))
                 state.count(values)
                 state.at_constant = watch.steps_at_constant(values, len(batch.captions.length), state.at_constant)
                 if ranks.first:
@@ -236,7 +243,8 @@ def fit(
                 table = validation(state.kept, val_split, texts, caption_image) if ranks.first else {}
             except RunError as error:
                 what = f"the similarities are not finite in the validation of epoch {epoch + 1}"
-                raise RunError(not_finite(what, epoch, lr, objective.precision)) from error
+                read = chain(val_split.image_features(_AT_ONCE), val_split.caption_features(_AT_ONCE))
+                raise RunError(not_finite(what, run, lr, objective.precision, read)) from error
             rsum = ranks.agree(table.get("rsum", 0.0), target)
             means = (state.sums / state.steps).tolist()  # over the epoch's batches
             line = _line(state, means, terms, lr, rsum, time.perf_counter() - began)
@@ -249,13 +257,15 @@ def fit(
             note = f"epoch {epoch + 1}/{epochs}, {describe(means, terms)}, validation RSUM {rsum:.1f}"
             bar.update(items - seen, note)  # a last batch of one was left out
             seen = 0
+    if state.epoch < epochs and ranks.first:
+        none = f"none of the last {recipe.schedule.patience} was better in validation RSUM"
+        print(f"train: stopped behind epoch {state.epoch} of {epochs}, for {none}.", file=sys.stderr)
 
 
 def _step(objective: Objective, state: TrainingState, batch: Batch, now: float, lr: float, seed: int) -> Tensor:
     """Learn from a batch after `now` epochs and return its loss and behind it the terms, ``[1 + T]``, on the host.
 
-    Raises:
-        RunError: the loss is not finite; no weight is changed.
+    Where the loss is not finite, no weight is changed.
     """
     recipe, ranks, optimizer, scaler = objective.recipe, objective.ranks, state.optimizer, state.scaler
     state.seed_step(seed)
@@ -266,9 +276,7 @@ def _step(objective: Objective, state: TrainingState, batch: Batch, now: float, 
     scaler.scale(loss[0]).backward()
     values = read()
     if not values[0].isfinite():
-        where = f"epoch {state.epoch + 1}, step {state.steps + 1}"
-        what = f"the loss is not finite in {where}: {describe(values, list(state.losses))}"
-        raise RunError(not_finite(what, state.epoch, lr, objective.precision))
+        return values
     model, losses = state.model, state.losses
     ranks.sum_gradients(
         [*model.image.parameters(), *model.text.parameters()],

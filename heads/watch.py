@@ -1,7 +1,7 @@
 """What may go wrong while a head learns, and what to say: numbers that are not finite, collapse, lack of memory."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,9 @@ from tqdm import tqdm
 
 from ..pipeline.device import within_memory
 from ..pipeline.errors import OutOfMemory
+from ..pipeline.sides import Features
 from .recipe import Recipe
+from .run import Run
 
 STEPS = 100  # as long must the loss sit there
 NEAR = 0.01  # of the constant
@@ -73,12 +75,24 @@ class CollapseWatch:
         )
 
 
-def not_finite(what: str, epoch: int, lr: float, precision: torch.dtype | None) -> str:
-    """Return the sentence that ends a training whose numbers are not finite; `what` says which, and where."""
+def not_finite(what: str, run: Run, lr: float, precision: torch.dtype | None, read: Iterable[Features]) -> str:
+    """Return the sentence that ends a training whose numbers are not finite.
+
+    Args:
+        what: which numbers, and where.
+        run: which may have weights of a better epoch.
+        lr: the learning rate.
+        precision: see `optimisation.autocast_dtype`.
+        read: what the numbers came from.
+    """
     way = f"--set optimizer.lr={lr / 10:g}"
     if precision is not None:
         way += " or --set runtime.precision=float32"
-    kept = "the weights of the best epoch before are kept; " if epoch else ""
+    kept = "the weights of the best epoch before are kept; " if run.has_weights else ""
+    for features in read:
+        values = [one for one in (features.local, features.global_) if one is not None]
+        if not all(one.isfinite().all() for one in values):
+            return f"{what}; {kept}features in the cache are not finite themselves: extract their set again"
     return f"{what}; {kept}begin another run with {way}"
 
 

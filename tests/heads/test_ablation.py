@@ -16,6 +16,7 @@ from xret.heads.ablation_plan import plan_grid, plan_variation
 from xret.heads.ablation_table import as_text, summarise
 from xret.heads.evaluation import evaluate
 from xret.heads.run import Run
+from xret.pipeline.cache import FeatureCache
 from xret.pipeline.errors import CacheError, DeviceError, RecipeError, RunError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -56,6 +57,17 @@ def test_a_cell_is_a_run_and_its_table(whole):
         )
         assert (entry["status"], entry["error"], entry["paper"]) == ("done", None, None)
         assert (entry["split"], entry["protocol"], result["images"]) == ("test", "full", 4)
+
+
+def test_a_set_that_came_meanwhile_stops_no_ablation(stores, whole, tmp_path):
+    out, store = shutil.copytree(whole[0], tmp_path / "out"), shutil.copytree(stores(), tmp_path / "s.zarr")
+    (own,) = FeatureCache.open(str(store)).set_names("images")
+    shutil.copytree(store / "images" / own, store / "images" / "other@00000000")
+    more = ablate(str(store), plan_of(), out, seeds=3, device="cpu")
+    assert {Run(entry["run"]).info["image_set"] for entry in more} == {own}
+    assert len(more) == 6
+    with pytest.raises(CacheError, match="several feature sets"):
+        ablate(str(store), plan_of(), tmp_path / "new", device="cpu")
 
 
 def test_finished_cells_are_kept_and_values_and_seeds_may_be_added(stores, whole, capsys):

@@ -447,8 +447,13 @@ def test_a_folder_that_is_no_run(tmp_path, setdiv):
         evaluate([tmp_path], device="cpu")
     shutil.copytree(setdiv, tmp_path / "run")
     (tmp_path / "run" / "model.safetensors").unlink()
-    with pytest.raises(RunError, match="has no finished epoch yet"):
+    with pytest.raises(RunError, match=r"has lost its model\.safetensors"):
         evaluate([tmp_path / "run"], device="cpu")
+    info = json.loads((tmp_path / "run" / "run.json").read_text()) | {"best_epoch": None}
+    for begun, command in (({}, "train-head"), ({"finetuned": {"epoch": 1}}, "finetune")):
+        (tmp_path / "run" / "run.json").write_text(json.dumps(info | begun))
+        with pytest.raises(RunError, match=f"has no finished epoch yet; continue it with `xret {command}"):
+            evaluate([tmp_path / "run"], device="cpu")
     (tmp_path / "run" / "config.json").write_text("{")
     with pytest.raises(RunError, match=r"config\.json is missing or damaged"):
         evaluate([tmp_path / "run"], device="cpu")

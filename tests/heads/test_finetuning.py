@@ -98,7 +98,8 @@ def tune(made, pictures, tmp_path):
     """Fine-tune: `tune(head, ["image"], *settings)` gives the new run's folder."""
 
     def run(head, sides, *settings, out="tuned", **words):
-        arguments = {"data_root": pictures, "text_weights": str(made.bert), "device": "cpu", **words}
+        weights = {"text_weights": str(made.bert)} if "text" in sides else {}
+        arguments = {"data_root": pictures, **weights, "device": "cpu", **words}
         finetune(head, tmp_path / out, settings=[MORE, *settings], reattach=sides, **arguments)
         return tmp_path / out
 
@@ -333,6 +334,7 @@ def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
     fail(tune, made, RecipeError, r"--reattach takes image, text or image,text, not 'pixels'", ["pixels"])
     fail(tune, made, RecipeError, r"says of no backbone that it learns; say which .*--reattach", [])
     fail(tune, made, RecipeError, r"aggregator cannot change", ["image"], "aggregator.image=gpo")
+    fail(tune, made, RecipeError, r"image backbone is not put back", ["text"], text="bert", visual_weights="random:9")
     fail(tune, made, RecipeError, r"data\.image cannot change", ["image"], "data.image=resnet152")
     fail(tune, made, RecipeError, r"optimizer\.ema must be below 1, not 1;", ["image"], "optimizer.ema=1")
     fail(

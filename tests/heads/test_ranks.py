@@ -11,6 +11,9 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from small_store import make_store
 
+from xret.heads.ablation import ablate
+from xret.heads.ablation_plan import plan_variation
+from xret.heads.finetuning import finetune
 from xret.heads.ranks import ALONE, Ranks, joined
 from xret.heads.recipe import load_recipe
 from xret.heads.run import Run
@@ -145,3 +148,12 @@ def test_a_folder_that_is_there_is_refused_by_every_rank(tmp_path):
             train("nowhere.zarr", load_recipe("vsepp"), tmp_path, device="cpu")
 
     assert on_ranks(2, work) == [0, 0]
+
+
+def test_what_knows_nothing_of_ranks_refuses_torchrun(monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.distributed.is_torchelastic_launched", lambda: True)
+    with pytest.raises(RunError, match=r"^fine-tuning runs in one process; start it without torchrun$"):
+        finetune(tmp_path, tmp_path / "out")
+    with pytest.raises(RunError, match=r"^an ablation runs in one process"):
+        ablate(str(tmp_path), plan_variation("vsepp", ["model.dim=8,16"]), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

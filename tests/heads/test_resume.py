@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import time
 
@@ -15,7 +16,8 @@ from xret.heads.objective import Objective
 from xret.heads.recipe import load_recipe
 from xret.heads.run import Run
 from xret.heads.training import train
-from xret.pipeline.errors import RunError
+from xret.pipeline.cache import FeatureCache
+from xret.pipeline.errors import CacheError, RunError
 from xret.pipeline.lease import locked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -222,3 +224,34 @@ def test_one_process_trains_in_a_folder(store, tmp_path):
     with locked(run, OSError()), pytest.raises(RunError, match=r"another process is training in .*run; wait"):
         train(store, recipe_of("setdiv"), run, device="cpu", resume=True)
     assert (run / "state.pt").read_bytes() == before
+
+
+def test_a_set_that_came_meanwhile_stops_no_run(store, tmp_path):
+    recipe, store = recipe_of("setdiv", STEADY), shutil.copytree(store, tmp_path / "s.zarr")
+    train(store, recipe, tmp_path / "run", device="cpu")
+    for modality in ("images", "captions"):
+        (name,) = FeatureCache.open(store).set_names(modality)
+        shutil.copytree(f"{store}/{modality}/{name}", f"{store}/{modality}/other@00000000")
+    with pytest.raises(CacheError, match="several feature sets"):
+        train(store, recipe, tmp_path / "new", device="cpu")
+    assert train(store, recipe, tmp_path / "run", device="cpu", resume=True).trained == 0
+    named = recipe_of("setdiv", STEADY, f"data.image={Run(tmp_path / 'run').info['image_set']}")
+    assert train(store, named, tmp_path / "run", device="cpu", resume=True).trained == 0
+    with pytest.raises(RunError, match=r"begun otherwise: .*image_set is grid.* there and other@00000000 now"):
+        train(store, recipe_of("setdiv", STEADY, "data.image=other"), tmp_path / "run", device="cpu", resume=True)
+
+
+def test_much_that_differs_is_named_in_part(store, tmp_path):
+    train(store, recipe_of("setdiv", STEADY), tmp_path / "run", device="cpu")
+    other = [f"optimizer.{key}_lr=0.5" for key in ("adapter", "aggregator", "similarity", "loss")]
+    other += [f"optimizer.{key}_frozen=1" for key in ("adapter", "aggregator", "similarity", "loss")]
+    with pytest.raises(RunError, match=r"and 3 more$") as caught:
+        train(store, recipe_of("setdiv", STEADY, *other), tmp_path / "run", device="cpu", resume=True)
+    assert str(caught.value).count(" there and ") == 5
+
+
+def test_lost_weights_are_named(store, tmp_path):
+    train(store, recipe_of("setdiv", STEADY), tmp_path / "run", device="cpu")
+    (tmp_path / "run" / "model.safetensors").unlink()
+    with pytest.raises(RunError, match=r"has lost its model\.safetensors; restore it"):
+        Run(tmp_path / "run").require_weights()

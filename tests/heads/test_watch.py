@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,6 +14,7 @@ from xret.heads.recipe import load_recipe
 from xret.heads.run import Run
 from xret.heads.training import train
 from xret.heads.watch import STEPS, CollapseWatch, enough_memory
+from xret.pipeline.cache import ImageSet
 from xret.pipeline.errors import OutOfMemory, RunError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -142,3 +144,27 @@ def test_an_average_that_would_never_move_is_refused(store, tmp_path):
     with pytest.raises(Exception, match=r"optimizer\.ema must be below 1, not 1; 0\.999 averages"):
         train(store, load_recipe("vsepp", [*SMALL, "optimizer.ema=1"]), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_features_that_are_not_finite_are_not_blamed_on_the_learning_rate(tmp_path, monkeypatch, split):
+    whole = ImageSet.local
+
+    def spoiled(self, rows):
+        values = whole(self, rows).copy()
+        values[rows == self.cache.splits[split][0]] = np.nan
+        return values
+
+    monkeypatch.setattr(ImageSet, "local", spoiled)
+    store = make_store(tmp_path / "s.zarr", train=12, val=6)
+    settings = [*SMALL, "aggregator.image=average"]
+    with pytest.raises(RunError, match=r"; features in the cache are not finite themselves: extract") as caught:
+        train(store, load_recipe("vsepp", settings), tmp_path / "run", device="cpu")
+    assert "optimizer.lr" not in str(caught.value)
+
+
+def test_an_early_end_is_told(store, tmp_path, capsys):
+    recipe = load_recipe("vsepp", [*SMALL, "optimizer.lr=0", "schedule.epochs=9", "schedule.patience=2"])
+    train(store, recipe, tmp_path / "run", device="cpu")
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "train: stopped behind epoch 3 of 9, for none of the last 2 was better in validation RSUM."

@@ -50,7 +50,7 @@ def info(store: str, as_json: bool) -> None:
     \b
     xret cache info rsicd.zarr
     """
-    from ..pipeline.describe import describe
+    from ..pipeline.cache.describe import describe
 
     facts = describe(store)
     if as_json:
@@ -79,8 +79,8 @@ def verify(store: str, as_json: bool) -> None:
     \b
     xret cache verify rsicd.zarr
     """
-    from ..pipeline import verify as checking
-    from ..pipeline.mending import remedies
+    from ..pipeline.cache import verify as checking
+    from ..pipeline.exchange.remedies import remedies
 
     report = checking.verify(store)
     if as_json:
@@ -110,7 +110,7 @@ def ls(place: str, as_json: bool) -> None:
     xret cache ls rsicd.zarr
     xret cache ls s3://bucket/caches --json
     """
-    from ..pipeline.describe import describe, stores_at
+    from ..pipeline.cache.describe import describe, stores_at
     from ..pipeline.errors import CacheError
 
     stores = stores_at(place)
@@ -153,7 +153,7 @@ def rm(store: str, features: str, yes: bool, as_json: bool) -> None:
     xret cache rm rsicd.zarr resnet18
     xret cache rm rsicd.zarr images/resnet18@1f2e --yes
     """
-    from ..pipeline.upkeep import remove_set, set_to_remove
+    from ..pipeline.cache.upkeep import remove_set, set_to_remove
 
     if as_json and not yes:
         raise click.UsageError("with --json nothing is asked; give --yes as well")
@@ -183,7 +183,7 @@ def merge(store: str, sources: tuple[str, ...], as_json: bool) -> None:
     \b
     xret cache merge coco.zarr coco-train.zarr coco-rest.zarr
     """
-    from ..pipeline.merge import merge as merge_stores
+    from ..pipeline.cache.merge import merge as merge_stores
 
     summary = merge_stores(store, sources)
     if as_json:
@@ -216,7 +216,7 @@ def export(store: str, to: str, out: Path, sets: tuple[str, ...], splits: tuple[
     xret cache export f30k.zarr --to npy --out f30k_precomp --set resnet152
     xret cache export f30k.zarr --to hdf5 --out f30k.h5 --splits test --set images/butd --set captions/bert
     """
-    from ..pipeline.export import export as write
+    from ..pipeline.exchange.exporters.export import export as write
 
     if not splits:
         raise click.UsageError("there is no split to export; give at least one as --splits")

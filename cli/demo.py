@@ -73,8 +73,8 @@ def demo(out: Path, seed: int, as_json: bool) -> None:
 
 def _refuse_others(out: Path, seed: int) -> None:
     """Refuse a folder that holds something other than a demo of this seed, whether that was finished or stopped."""
-    from ..pipeline.outputs import require_writable
-    from ..pipeline.scenes import are_of_seed, unfinished
+    from ..pipeline.data.scenes.generate import are_of_seed, unfinished
+    from ..pipeline.files import require_writable
 
     require_writable(out, "--out")
     scenes = out / "scenes"
@@ -93,9 +93,9 @@ def run_demo(out: Path, seed: int) -> dict[str, Any]:
     from ..heads.evaluation import evaluate
     from ..heads.recipe import load_recipe
     from ..heads.training import train
-    from ..pipeline import extraction
-    from ..pipeline.manifest import load_manifest
-    from ..pipeline.scenes import generate_scenes
+    from ..pipeline.data.manifest import load_manifest
+    from ..pipeline.data.scenes.generate import generate_scenes
+    from ..pipeline.extraction import extraction
 
     began = time.monotonic()
     manifest = load_manifest(generate_scenes(out / "scenes", seed=seed))

@@ -130,8 +130,8 @@ def extract(
     xret extract rsicd --data-root DIR --store rsicd.zarr --visual mobilenet_v2 \\
         --visual-weights mobilenet_v2.safetensors --text bert --text-weights MiniLM
     """
-    from ..pipeline import extraction
-    from ..pipeline.manifest import load_manifest
+    from ..pipeline.data.manifest import load_manifest
+    from ..pipeline.extraction import extraction
 
     _refuse_without_effect(ctx, options)
     if options["visual"] == options["text"] == "none" or not (options["visual"] and options["splits"]):
@@ -142,7 +142,7 @@ def extract(
         options |= _words_of(from_run, ctx)
     manifest, chosen = load_manifest(dataset, data_root), extraction.Options(**options)
     if plan is not None:
-        from ..pipeline.planning import plan as make_plan
+        from ..pipeline.extraction.plan import plan as make_plan
 
         _print_plan(make_plan(manifest, store, chosen, plan or None), as_json)
         return
@@ -166,7 +166,7 @@ def extract(
         if summary.get(key):
             click.echo(f"  {key.replace('_', ' ')}: {summary[key]:,}")
     if any(features["failed"] for features in summary["sets"]):
-        from ..pipeline.mending import repair_command
+        from ..pipeline.exchange.remedies import repair_command
 
         again = repair_command(dataset, store)
         click.echo(
@@ -217,7 +217,7 @@ def _refuse_without_effect(ctx: click.Context, options: dict[str, Any]) -> None:
 
 def _words_of(run: Path, ctx: click.Context) -> dict[str, Any]:
     """Return the options that a run decides; none of them may be given beside it."""
-    from ..pipeline.options import words_of_run
+    from ..pipeline.extraction.options import words_of_run
 
     words = words_of_run(run)
     if names := _given(ctx, words):

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ..pipeline.importers import FORMATS
+from ..pipeline.exchange.importers import FORMATS
 from ..pipeline.wording import counted
 from .extract import heading, print_failures
 from .parsing import FOLDER, comma_list
@@ -65,8 +65,8 @@ def import_(dataset: str, store: str, data_root: Path | None, as_json: bool, **o
     xret import coco --data-root DIR --store coco.zarr --from hdf5 --source coco.h5 \\
         --arrays local=features,boxes=boxes,length=num_boxes,id=image_ids
     """
-    from ..pipeline.importers.writing import ImportOptions, import_features
-    from ..pipeline.manifest import load_manifest
+    from ..pipeline.data.manifest import load_manifest
+    from ..pipeline.exchange.importers.importing import ImportOptions, import_features
 
     if not options["splits"]:
         raise click.UsageError("nothing to import: give at least one of --splits")

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ..pipeline.outputs import require_writable
+from ..pipeline.files import require_writable
 
 
 def comma_list(_ctx: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from ..pipeline.cache import FeatureCache
+from ..pipeline.cache.feature_cache import FeatureCache
+from ..pipeline.cache.lease import locked
 from ..pipeline.device import pick_device
 from ..pipeline.errors import CacheError, RecipeError, RunError
-from ..pipeline.lease import locked
-from ..pipeline.placement import Resident
+from ..pipeline.reading.columns import Resident
 from .ablation_cells import Cell, Outcome, at_once, in_processes, on_cluster, run_cell
 from .ablation_plan import Plan, Variant, read_grid
 from .model import FeatureFacts, build_losses, build_model, feature_facts

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from ..pipeline.cache import FeatureCache
+from ..pipeline.cache.feature_cache import FeatureCache
 from ..pipeline.device import cores, pick_device, within_memory
 from ..pipeline.errors import CacheError, XretError
-from ..pipeline.placement import Resident
+from ..pipeline.reading.columns import Resident
 from ..pipeline.wording import counted
 from .evaluation import evaluate
 from .model import build_model, feature_facts
@@ -210,7 +210,7 @@ def on_cluster(cells: Sequence[Cell], address: str, record: Record) -> None:
     """
     from distributed import Client, as_completed
 
-    from ..pipeline.engine import count_workers
+    from ..pipeline.extraction.schedule import count_workers
 
     count_workers(address)
     with Client(address, set_as_default=False) as client:

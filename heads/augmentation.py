@@ -6,7 +6,7 @@ Generator with Diverse Set Sizes": 20% of the input vectors are dropped at rando
 
 import torch
 
-from ..pipeline.batches import Features
+from ..pipeline.reading.batches import Features
 
 
 def drop_rows(features: Features, share: float) -> Features:

@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from ..pipeline.errors import RunError
-from ..pipeline.export import whole
+from ..pipeline.exchange.exporters.export import whole
 from .embedding import Embedding, Gaussian, Sequence, kind_of
 from .gallery import Gallery
 from .retriever import Retriever

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..pipeline.cache import FeatureCache
+from ..pipeline.cache.feature_cache import FeatureCache
 from ..pipeline.device import pick_device
 from ..pipeline.errors import RunError, nearest
 from .metrics import Ties

@@ -25,12 +25,12 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from ..pipeline.batches import Batches
-from ..pipeline.cache import fingerprint
+from ..pipeline.cache.feature_cache import fingerprint
 from ..pipeline.device import deterministic, pick_device, within_memory
-from ..pipeline.end_to_end import EndToEnd
 from ..pipeline.errors import OutOfMemory, RecipeError, RunError
-from ..pipeline.reattachment import Encoder, extraction_words, image_folder, put_back_captions, put_back_images
+from ..pipeline.reading.batches import Batches
+from ..pipeline.reading.end_to_end import EndToEnd
+from ..pipeline.reading.reattachment import Encoder, extraction_words, image_folder, put_back_captions, put_back_images
 from .compilation import compile_parts
 from .event_log import require_log
 from .large_batches import require_whole_batches

@@ -6,9 +6,9 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import torch
 
-from ..pipeline.cache import FeatureCache
+from ..pipeline.cache.feature_cache import FeatureCache
 from ..pipeline.errors import CacheError
-from ..pipeline.reattachment import image_folder
+from ..pipeline.reading.reattachment import image_folder
 from .embedding import Embedding
 from .model import Model
 from .run import Run

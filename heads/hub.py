@@ -20,7 +20,7 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ..pipeline.errors import RunError
-from ..pipeline.export import whole
+from ..pipeline.exchange.exporters.export import whole
 from .finetuning import BACKBONES
 from .retriever import Retriever
 from .run import Run, write_recipe

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from ..pipeline.batches import Features
 from ..pipeline.errors import RecipeError
+from ..pipeline.reading.batches import Features
 from .aggregators import Aggregated
 from .embedding import Sequence, concatenate, each
 from .ranks import ALONE, Ranks

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..pipeline.batches import Features
-from ..pipeline.cache import CaptionSet, ImageSet
+from ..pipeline.cache.feature_cache import CaptionSet, ImageSet
 from ..pipeline.errors import RecipeError
+from ..pipeline.reading.batches import Features
 from .adapters import ADAPTERS
 from .aggregators import AGGREGATORS, Aggregated
 from .embedding import Embedding, Sequence

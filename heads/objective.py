@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from ..pipeline.batches import Batch, Batches
+from ..pipeline.reading.batches import Batch, Batches
 from .augmentation import drop_rows
 from .large_batches import embed_in_parts
 from .model import Model

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from ..pipeline.batches import Batches, JoinedBatches
-from ..pipeline.cache import CaptionSet, FeatureCache, ImageSet
+from ..pipeline.cache.feature_cache import CaptionSet, FeatureCache, ImageSet
+from ..pipeline.encoders.word_vectors import read_word_vectors
 from ..pipeline.errors import CacheError, RecipeError, RunError
-from ..pipeline.placement import Placement, Resident
-from ..pipeline.word_vectors import read_word_vectors
+from ..pipeline.reading.batches import Batches, JoinedBatches
+from ..pipeline.reading.columns import Placement, Resident
 from .model import Model, feature_facts
 from .ranks import Ranks
 from .recipe import Recipe

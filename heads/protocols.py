@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ..pipeline.data.manifest import PROTOCOLS as PROTOCOLS
 from ..pipeline.errors import RunError
-from ..pipeline.manifest import PROTOCOLS as PROTOCOLS
 from . import metrics
 from .coco_judgements import Instances, Judgements, Right, load_judgements, relevance, require_test_split
 from .metrics import Ties

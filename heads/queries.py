@@ -8,8 +8,8 @@ from typing import Any
 
 from PIL import Image
 
+from ..pipeline.data.samples import tokenize
 from ..pipeline.errors import QueryError
-from ..pipeline.samples import tokenize
 from ..pipeline.wording import some_of
 
 _SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of bytes on the command line that are no UTF-8

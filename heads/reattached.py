@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from ..pipeline.batches import Batch, Features
-from ..pipeline.reattachment import Encoder
+from ..pipeline.reading.batches import Batch, Features
+from ..pipeline.reading.reattachment import Encoder
 from .aggregators import Aggregated
 from .augmentation import drop_rows
 from .model import Branch, Model

@@ -18,12 +18,12 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from ..pipeline.cache import FeatureCache
+from ..pipeline.cache.feature_cache import FeatureCache
 from ..pipeline.device import pick_device, within_memory
 from ..pipeline.encoders import VisualEncoder
 from ..pipeline.encoders.words import WordsEncoder
 from ..pipeline.errors import EncoderError, QueryError, RunError
-from ..pipeline.reencoding import Origin, Picture, TextEncoder, encode_captions, encode_images
+from ..pipeline.reading.reencoding import Origin, Picture, TextEncoder, encode_captions, encode_images
 from .embedding import Embedding, each
 from .gallery import Gallery
 from .hits import Hit, Modality, best_rows, hit_of, uncertainty

@@ -31,8 +31,8 @@ import yaml
 from safetensors import SafetensorError
 from torch import nn
 
+from ..pipeline.cache.lease import locked
 from ..pipeline.errors import RunError
-from ..pipeline.lease import locked
 from .model import FeatureFacts, Model, build_model
 from .recipe import Recipe, resolve
 

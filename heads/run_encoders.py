@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
-from ..pipeline.cache import FeatureCache, fingerprint
+from ..pipeline.cache.feature_cache import FeatureCache, fingerprint
 from ..pipeline.encoders import VisualEncoder, load_text, load_visual
 from ..pipeline.encoders.words import WordsEncoder
 from ..pipeline.errors import EncoderError, RunError
-from ..pipeline.options import Options, words_of_run
-from ..pipeline.reencoding import Origin, TextEncoder, caption_encoder, image_encoder
+from ..pipeline.extraction.options import Options, words_of_run
+from ..pipeline.reading.reencoding import Origin, TextEncoder, caption_encoder, image_encoder
 from .run import Run
 from .run_features import caption_set_of_run, image_set_of_run
 

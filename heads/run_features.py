@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from ..pipeline.batches import Batches
-from ..pipeline.cache import OK, Blocks, CaptionSet, FeatureCache, ImageSet
+from ..pipeline.cache.feature_cache import OK, Blocks, CaptionSet, FeatureCache, ImageSet
+from ..pipeline.data.samples import tokenize
 from ..pipeline.errors import CacheError, RunError
-from ..pipeline.samples import tokenize
+from ..pipeline.reading.batches import Batches
 from .model import Model
 from .run import Run
 

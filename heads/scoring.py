@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..pipeline.batches import Batches, Features
-from ..pipeline.cache import FeatureCache
+from ..pipeline.cache.feature_cache import FeatureCache
 from ..pipeline.device import pick_device, within_memory
 from ..pipeline.errors import RunError
+from ..pipeline.reading.batches import Batches, Features
 from . import metrics
 from .aggregators import Aggregated
 from .embedding import Embedding, Sequence, concatenate, each

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ..pipeline.engine import connect, count_workers, workers_of
 from ..pipeline.errors import RunError
+from ..pipeline.extraction.schedule import connect, count_workers, workers_of
 from .embedding import Embedding
 from .index import Answer, Compare, Effort, Index, Kind
 from .index.folder import RECORD, Facts, appearing

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from ..pipeline.data.samples import open_image
 from ..pipeline.encoders.frames import frame_names
-from ..pipeline.samples import open_image
 
 
 def thumbnail(picture: str | Path | Image.Image, side: int) -> Image.Image:

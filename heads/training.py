@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..pipeline.batches import Batch, Batches
-from ..pipeline.cache import FeatureCache
+from ..pipeline.cache.feature_cache import FeatureCache
 from ..pipeline.device import deterministic, start_reading
 from ..pipeline.errors import RunError
-from ..pipeline.placement import Resident
 from ..pipeline.progress import Progress
+from ..pipeline.reading.batches import Batch, Batches
+from ..pipeline.reading.columns import Resident
 from .compilation import compile_parts
 from .event_log import epoch_tags, event_log, require_log, step_tags
 from .large_batches import require_whole_batches

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from ..pipeline.device import within_memory
 from ..pipeline.errors import OutOfMemory
-from ..pipeline.sides import Features
+from ..pipeline.reading.features import Features
 from .recipe import Recipe
 from .run import Run
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torchvision.models import resnet101
 
-from xret.pipeline.encoders.butd_checkpoints import read_layout
+from xret.pipeline.encoders.detectors.butd_checkpoints import read_layout
 
 ANCHORS = "proposal_generator.anchor_generator.cell_anchors.0"
 RPN = "proposal_generator.rpn_head."

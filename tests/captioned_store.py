@@ -4,10 +4,10 @@ import numpy as np
 import small_store
 from small_store import COLOURS, THINGS
 
-from xret.pipeline.cache import Blocks
+from xret.pipeline.cache.feature_cache import Blocks
+from xret.pipeline.cache.layout import open_for_writing
+from xret.pipeline.data.samples import Caption, ImageSample, Samples
 from xret.pipeline.encoders.words import WordsEncoder
-from xret.pipeline.layout import open_for_writing
-from xret.pipeline.samples import Caption, ImageSample, Samples
 
 
 def make_captioned_store(url, *, order=range(12), captions=20, dataset="small", kind="grid"):

@@ -12,7 +12,7 @@ import small_encoder
 from small_extraction import files
 
 from xret.cli import main
-from xret.pipeline import engine, extraction, tasks  # noqa: F401  (imported once, here)
+from xret.pipeline.extraction import schedule as engine  # noqa: F401  (imported once, here)
 
 WORDS = ["--visual", "resnet18", "--visual-weights", "random:0", "--text", "words", "--shard-images", "8"]
 

@@ -3,9 +3,9 @@
 import numpy as np
 from small_store import make_store
 
-from xret.pipeline.cache import FeatureCache
-from xret.pipeline.layout import record_failures
-from xret.pipeline.store import Store
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.layout import record_failures
+from xret.pipeline.cache.store import Store
 
 
 def sound_store(url, failed=None, **options):

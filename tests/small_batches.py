@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from small_store import make_store
 
-from xret.pipeline.batches import Batches
-from xret.pipeline.cache import FeatureCache
-from xret.pipeline.sides import Features
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.reading.batches import Batches
+from xret.pipeline.reading.features import Features
 
 ALL = {"image_fields": {"local", "global"}, "caption_fields": {"local", "global", "token"}}
 EPOCHS = [

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.data.samples import read_samples
 from xret.pipeline.errors import ManifestError
-from xret.pipeline.manifest import load_manifest
-from xret.pipeline.samples import read_samples
 
 
 def manifest(folder: Path, text: str | bytes, suffix: str = ".json", more: str = ""):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from xret.pipeline.extraction import Options
+from xret.pipeline.extraction.extraction import Options
 
 SMALL = Options(visual="resnet18", visual_weights="random:0", image_size=64, text="words", shard_images=8, batch_size=4)
 

@@ -10,8 +10,8 @@ from small_extraction import SMALL
 
 from xret.heads.recipe import load_recipe
 from xret.heads.training import train
-from xret.pipeline.extraction import extract
-from xret.pipeline.manifest import load_manifest
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.extraction.extraction import extract
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 180, 60), "blue": (40, 60, 220), "grey": (128, 128, 128)}
 HEAD = ["model.dim=16", "adapter.words.word_dim=8", "data.unit=image", "data.batch_size=12", "schedule.epochs=1"]

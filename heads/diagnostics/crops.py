@@ -16,11 +16,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ...pipeline.batches import Features
+from ...pipeline.data.samples import open_image
 from ...pipeline.errors import CacheError, SampleError
 from ...pipeline.progress import Progress
-from ...pipeline.reattachment import unreadable
-from ...pipeline.samples import open_image
+from ...pipeline.reading.batches import Features
+from ...pipeline.reading.reattachment import unreadable
 from ..embedding import Embedding, each
 from ..metrics import Ties
 from ..model import Model

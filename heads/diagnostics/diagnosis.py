@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...pipeline.cache import FeatureCache
+from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.device import pick_device, within_memory
 from ...pipeline.errors import CacheError, XretError
-from ...pipeline.reattachment import image_folder
-from ...pipeline.reencoding import encode_captions, encode_images
+from ...pipeline.reading.reattachment import image_folder
+from ...pipeline.reading.reencoding import encode_captions, encode_images
 from ..metrics import Ties
 from ..model import Model
 from ..run import Run

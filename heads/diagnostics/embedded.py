@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...pipeline.batches import Batches, Features
+from ...pipeline.reading.batches import Batches, Features
 from ..aggregators import Aggregated
 from ..embedding import Embedding, Gaussian, concatenate, each
 from ..model import Model

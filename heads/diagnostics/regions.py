@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...pipeline.data.manifest import Manifest, bundled_manifests, load_manifest
 from ...pipeline.errors import CacheError, ManifestError
-from ...pipeline.manifest import Manifest, bundled_manifests, load_manifest
 
 LARGEST = 10  # regions of an image that are looked at
 THINNEST = 50  # longer side of a box over its shorter one: encoders refuse what is far thinner

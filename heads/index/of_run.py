@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...pipeline.batches import Features
 from ...pipeline.device import within_memory
+from ...pipeline.reading.batches import Features
 from ..aggregators.aggregated import Aggregated
 from ..embedding import Embedding, each
 from ..retriever import Retriever

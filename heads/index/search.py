@@ -9,8 +9,8 @@ import numpy as np
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ...pipeline.cache.lease import locked
 from ...pipeline.errors import RunError
-from ...pipeline.lease import locked
 from ..embedding import Embedding, Gaussian, Sequence
 from ..hits import uncertainty
 from .build import BLOCK, QUERIES, batches_of, measured

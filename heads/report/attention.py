@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...pipeline.batches import Features
+from ...pipeline.reading.batches import Features
 from .examples import described, drawn, nearest
 from .pictures import Pictures
 from .places import place_of, why_no_places

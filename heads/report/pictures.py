@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ...pipeline.cache import FeatureCache, ImageSet
+from ...pipeline.cache.feature_cache import FeatureCache, ImageSet
+from ...pipeline.data.samples import open_image
 from ...pipeline.errors import CacheError, ManifestError, SampleError
-from ...pipeline.reattachment import image_folder
-from ...pipeline.samples import open_image
+from ...pipeline.reading.reattachment import image_folder
 from ..thumbnails import thumbnail
 
 SIDE = 180  # pixels of the longer side of a thumbnail, and of either side of what a network saw

@@ -5,8 +5,8 @@ from collections import OrderedDict
 
 from PIL import Image
 
+from ...pipeline.data.samples import open_image
 from ...pipeline.errors import QueryError
-from ...pipeline.samples import open_image
 
 # The readers of Pillow that a web page needs: one that is not asked cannot be attacked.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")

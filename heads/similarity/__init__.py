@@ -19,13 +19,7 @@ from .gaussian import (
     negative_wasserstein,
 )
 from .matching import Assignment, assignment, matched, most_similar
-from .samples import (
-    MatchProbability,
-    MonteCarloMatch,
-    match_probability,
-    monte_carlo_log_odds,
-    monte_carlo_match,
-)
+from .samples import MatchProbability, MonteCarloMatch, match_probability, monte_carlo_log_odds, monte_carlo_match
 from .sets import Chamfer, Cosine, Mil, SmoothChamfer, chamfer, cosine, mil, smooth_chamfer
 
 SIMILARITIES: dict[str, type[Any]] = {

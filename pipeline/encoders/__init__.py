@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from ..data.regions import Regions
 from ..errors import EncoderError
-from ..regions import Regions
 
 if TYPE_CHECKING:
     from .bert import BertEncoder
@@ -172,18 +172,18 @@ def _visual(
     _state: tuple[object, ...],
 ) -> VisualEncoder:
     if name == "butd":
-        from .butd import ButdEncoder
+        from .detectors.butd import ButdEncoder
 
         return ButdEncoder(weights, regions, device, trust)
     if name == "fasterrcnn_resnet50_fpn_v2":
-        from .detector import DetectorEncoder
+        from .detectors.torchvision_detector import DetectorEncoder
 
         return DetectorEncoder(weights, regions, device, trust)
     from .grid import GridEncoder
 
     grid: Any
     if name == "butd-grid":
-        from .butd import ButdGridEncoder
+        from .detectors.butd import ButdGridEncoder
 
         grid = ButdGridEncoder(weights, image_size, device, trust)
     else:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.regions import Regions
 from ..errors import EncoderError, SampleError
-from ..regions import Regions
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 _AT_ONCE = 64  # frames that go through the network together

@@ -7,8 +7,8 @@ import torch
 import torchvision
 from PIL import Image
 
+from ..data.samples import open_image
 from ..errors import SampleError
-from ..samples import open_image
 
 _LONGEST = 100  # longer side over shorter; beyond, a resized picture would fill the memory, or have no pixels left
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..data.samples import tokenize
 from ..errors import EncoderError
-from ..samples import tokenize
 
 UNK = "<unk>"
 MIN_COUNT = 4

@@ -18,9 +18,9 @@ from xret.cli.demo import SETTINGS
 from xret.heads.evaluation import evaluate
 from xret.heads.recipe import load_recipe
 from xret.heads.training import train
-from xret.pipeline.extraction import Options, extract
-from xret.pipeline.manifest import load_manifest
-from xret.pipeline.scenes import generate_scenes
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.data.scenes.generate import generate_scenes
+from xret.pipeline.extraction.extraction import Options, extract
 
 
 def shuffle_captions(manifest: Path, seed: int) -> Path:

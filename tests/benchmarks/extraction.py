@@ -24,8 +24,8 @@ import click
 import numpy as np
 from PIL import Image
 
-from xret.pipeline.extraction import Options, extract
-from xret.pipeline.manifest import load_manifest
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.extraction.extraction import Options, extract
 
 common = [
     click.argument("dataset"),
@@ -61,9 +61,9 @@ def images(dataset: str, data_root: Path | None, split: str, **options: Any) -> 
     """Compare extraction with the bare network on prepared tensors of the same images."""
     import torch
 
+    from xret.pipeline.data.samples import read_samples
     from xret.pipeline.device import pick_device
     from xret.pipeline.encoders import load_visual
-    from xret.pipeline.samples import read_samples
 
     manifest = load_manifest(dataset, data_root)
     device = str(pick_device(options["device"]))
@@ -101,7 +101,7 @@ def captions(dataset: str, data_root: Path | None, split: str, **options: Any) -
     import torch
     from torch import nn
 
-    from xret.pipeline.cache import FeatureCache
+    from xret.pipeline.cache.feature_cache import FeatureCache
     from xret.pipeline.device import pick_device
     from xret.pipeline.encoders import load_text
 
@@ -202,7 +202,8 @@ def resume(samples: int) -> None:
     code = (
         "import sys, time\n"
         "began = time.perf_counter()\n"
-        "from xret.pipeline import extraction, manifest, samples\n"
+        "from xret.pipeline.data import manifest, samples\n"
+        "from xret.pipeline.extraction import extraction, options\n"
         "loaded = time.perf_counter()\n"
         "chosen = manifest.load_manifest(sys.argv[1])\n"
         "samples.read_samples(chosen)\n"
@@ -255,7 +256,7 @@ def size(store: str) -> None:
     """Compare the bytes on disk of STORE's sets with raw values and with zstd-1, the best codec of those measured."""
     from numcodecs import Zstd
 
-    from xret.pipeline.cache import FeatureCache
+    from xret.pipeline.cache.feature_cache import FeatureCache
 
     cache = FeatureCache.open(store)
     for modality in ("images", "captions"):

@@ -79,9 +79,9 @@ def main(
     from xret.heads.recipe import load_recipe
     from xret.heads.run import Run
     from xret.heads.training import train
-    from xret.pipeline.extraction import Options, extract
-    from xret.pipeline.manifest import load_manifest
-    from xret.pipeline.options import words_of_run
+    from xret.pipeline.data.manifest import load_manifest
+    from xret.pipeline.extraction.extraction import Options, extract
+    from xret.pipeline.extraction.options import words_of_run
 
     out.mkdir(parents=True, exist_ok=True)
     store, seconds = str(out / "rsicd.zarr"), {}

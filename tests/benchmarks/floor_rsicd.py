@@ -23,9 +23,9 @@ from torch.nn.functional import cross_entropy, normalize
 
 from xret.heads.losses import triplet
 from xret.heads.metrics import Ties, ranks, recall_table
-from xret.pipeline.batches import Batches
-from xret.pipeline.cache import FeatureCache
-from xret.pipeline.sides import Features
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.reading.batches import Batches
+from xret.pipeline.reading.features import Features
 
 EPOCHS, BATCH, DIM, LR, SCALE = 20, 256, 512, 1e-3, 20.0
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import small_encoder
 from small_extraction import SMALL, files
 
-from xret.pipeline import engine, tasks  # noqa: F401  (torch and Dask are imported once, here)
-from xret.pipeline.extraction import extract
-from xret.pipeline.manifest import load_manifest
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.extraction import schedule as engine  # noqa: F401  (torch and Dask are imported once, here)
+from xret.pipeline.extraction.extraction import extract
 
 
 def main():

@@ -34,11 +34,11 @@ import torch
 
 from xret.heads.recipe import load_recipe
 from xret.heads.training import train
-from xret.pipeline.batches import Batches
-from xret.pipeline.cache import Blocks, FeatureCache
-from xret.pipeline.layout import SetFacts, create_caption_set, create_image_set, open_for_writing
-from xret.pipeline.samples import Caption, ImageSample, Samples
-from xret.pipeline.stream import block_order
+from xret.pipeline.cache.feature_cache import Blocks, FeatureCache
+from xret.pipeline.cache.layout import SetFacts, create_caption_set, create_image_set, open_for_writing
+from xret.pipeline.data.samples import Caption, ImageSample, Samples
+from xret.pipeline.reading.batches import Batches
+from xret.pipeline.reading.prefetch import block_order
 
 CAPTIONS, WORDS = 5, 12
 PART = 1 << 26  # bytes that `memmap` copies at once
@@ -221,7 +221,7 @@ def shuffle(store: str, recipe: str, settings: tuple[str, ...], seeds: int, grou
 
             with (
                 patch.object(Batches, "epoch", ordered),
-                patch("xret.pipeline.batches.block_order", partial(block_order, group=group)),
+                patch("xret.pipeline.reading.batches.block_order", partial(block_order, group=group)),
             ):
                 summary = train(
                     store, load_recipe(recipe, list(settings)), f"{work}/{order}{seed}", seed=seed, device=device

@@ -24,7 +24,7 @@ from xret.heads.embedding import Embedding, each
 from xret.heads.model import FeatureFacts, Model, build_model
 from xret.heads.recipe import load_recipe, recipe_names
 from xret.heads.similarity import in_blocks
-from xret.pipeline.batches import Features
+from xret.pipeline.reading.batches import Features
 
 REGIONS, CHANNELS, WORDS, VOCABULARY = 36, 2048, 12, 10_000
 FEW = 8  # samples that are embedded

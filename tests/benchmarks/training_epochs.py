@@ -23,11 +23,11 @@ from training_reference import REFERENCES, OneByOne, on_device
 from xret.heads.compilation import compile_parts
 from xret.heads.model import FeatureFacts, feature_facts
 from xret.heads.recipe import Recipe, load_recipe
-from xret.pipeline.batches import Batch, Batches
 from xret.pipeline.device import deterministic, pick_device
 from xret.pipeline.encoders import load_visual
 from xret.pipeline.errors import XretError
-from xret.pipeline.sides import Features
+from xret.pipeline.reading.batches import Batch, Batches
+from xret.pipeline.reading.features import Features
 
 CPU = torch.device("cpu")
 F30K_IMAGES, F30K_CAPTIONS = 29_000, 145_000  # of the training split

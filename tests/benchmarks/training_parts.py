@@ -18,8 +18,8 @@ from xret.heads.model import FeatureFacts, build_losses, build_model
 from xret.heads.objective import Objective
 from xret.heads.optimisation import autocast_dtype, build_optimizer, set_rates, weights_of
 from xret.heads.recipe import Recipe
-from xret.pipeline.batches import Batch
-from xret.pipeline.sides import Features
+from xret.pipeline.reading.batches import Batch
+from xret.pipeline.reading.features import Features
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-from xret.pipeline.batches import Batch
-from xret.pipeline.sides import Features
+from xret.pipeline.reading.batches import Batch
+from xret.pipeline.reading.features import Features
 
 
 def pair_matrix(images: Tensor, captions: Tensor) -> Tensor:

@@ -149,7 +149,7 @@ def test_options_without_effect_are_refused(tiny_dataset, tmp_path, words, sente
 
 
 def test_an_interrupt_is_a_sentence(store, monkeypatch):
-    from xret.pipeline import verify
+    from xret.pipeline.cache import verify
 
     def interrupted(_):
         raise KeyboardInterrupt
@@ -185,7 +185,7 @@ def test_an_error_as_json(tmp_path):
 
 
 def test_a_full_disk_is_a_sentence(tiny_dataset, tmp_path, monkeypatch):
-    from xret.pipeline import tasks
+    from xret.pipeline.extraction import tasks
 
     def full(*_):
         raise OSError(28, "No space left on device", "s.zarr/images/local/c/0")

@@ -9,7 +9,7 @@ from PIL import Image
 
 from xret.cli import main
 from xret.cli.demo import SETTINGS
-from xret.pipeline import scenes
+from xret.pipeline.data.scenes import generate as scenes
 
 
 def run(out, *words):
@@ -42,8 +42,8 @@ def fail_at(monkeypatch, name, call):
 
 def test_a_stopped_demo_goes_on(small, one_thread, monkeypatch, tmp_path):
     stops = {
-        "xret.pipeline.scenes._write_scene": 5,
-        "xret.pipeline.tasks.write_image_shard": 3,
+        "xret.pipeline.data.scenes.generate._write_scene": 5,
+        "xret.pipeline.extraction.tasks.write_image_shard": 3,
         "xret.heads.training.recalls": 2,  # behind the second epoch of the first head
         "xret.heads.evaluation.evaluate": 2,
         "xret.heads.contact_sheet.contact_sheet": 1,

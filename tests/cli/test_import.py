@@ -102,5 +102,5 @@ def test_help_has_an_example_and_names_every_format():
 def test_the_command_imports_nothing_heavy():
     source = Path(import_.callback.__code__.co_filename).read_text()
     tops = [line.split()[1] for line in source.splitlines() if line.startswith(("import ", "from "))]
-    ours = ["..pipeline.importers", "..pipeline.wording", ".extract", ".parsing"]
+    ours = ["..pipeline.exchange.importers", "..pipeline.wording", ".extract", ".parsing"]
     assert tops == ["json", "pathlib", "typing", "click", *ours]

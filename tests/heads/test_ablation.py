@@ -16,7 +16,7 @@ from xret.heads.ablation_plan import plan_grid, plan_variation
 from xret.heads.ablation_table import as_text, summarise
 from xret.heads.evaluation import evaluate
 from xret.heads.run import Run
-from xret.pipeline.cache import FeatureCache
+from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.errors import CacheError, DeviceError, RecipeError, RunError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -18,8 +18,8 @@ from xret.heads.ablation import ablate
 from xret.heads.ablation_cells import Cell, at_once, load_features
 from xret.heads.ablation_plan import plan_variation
 from xret.heads.training import train
+from xret.pipeline.cache.rows import Rows
 from xret.pipeline.errors import CacheError, RunError
-from xret.pipeline.rows import Rows
 
 # Dask's own threads and sockets outlive a closed cluster for a moment.
 pytestmark = [
@@ -211,6 +211,6 @@ def test_a_cluster_trains_the_same_cells(stores, whole, tmp_path, monkeypatch, c
 
 
 def test_no_scheduler(stores, tmp_path, monkeypatch):
-    monkeypatch.setattr("xret.pipeline.engine.PATIENCE", 1.0)
+    monkeypatch.setattr("xret.pipeline.extraction.schedule.PATIENCE", 1.0)
     with pytest.raises(CacheError, match="no Dask scheduler answers"):
         ablate(stores(), plan_of(), tmp_path / "out", scheduler="tcp://127.0.0.1:9")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xret.heads.augmentation import drop_rows
-from xret.pipeline.batches import Features
+from xret.pipeline.reading.batches import Features
 
 
 def sample(lengths, width=2):

@@ -21,7 +21,7 @@ from xret.heads.run import Run
 from xret.heads.run_features import split_of_run
 from xret.heads.similarity import SIMILARITIES
 from xret.heads.training import train
-from xret.pipeline.cache import FeatureCache
+from xret.pipeline.cache.feature_cache import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -16,10 +16,10 @@ from xret.heads.diagnostics.regions import Region, find_manifest, overlap, read_
 from xret.heads.recipe import load_recipe
 from xret.heads.retriever import Retriever
 from xret.heads.training import train
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.data.scenes.generate import generate_scenes
 from xret.pipeline.errors import CacheError
-from xret.pipeline.extraction import Options, extract
-from xret.pipeline.manifest import load_manifest
-from xret.pipeline.scenes import generate_scenes
+from xret.pipeline.extraction.extraction import Options, extract
 
 SIZE = 100, 50
 SMALL = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "schedule.epochs=1"]

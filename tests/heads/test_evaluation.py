@@ -23,10 +23,10 @@ from xret.heads.run import Run
 from xret.heads.scoring import compare, representatives, score
 from xret.heads.similarity import blocks
 from xret.heads.training import train
-from xret.pipeline.batches import Features
-from xret.pipeline.cache import FeatureCache
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.data.samples import tokenize
 from xret.pipeline.errors import CacheError, RunError, XretError
-from xret.pipeline.samples import tokenize
+from xret.pipeline.reading.batches import Features
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

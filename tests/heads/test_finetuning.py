@@ -20,13 +20,13 @@ from xret.heads.reattached import Backbone
 from xret.heads.recipe import load_recipe
 from xret.heads.run import Run
 from xret.heads.training import train
-from xret.pipeline.cache import FeatureCache
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.encoders.bert import BertEncoder
 from xret.pipeline.encoders.grid import GridEncoder
 from xret.pipeline.errors import CacheError, EncoderError, RecipeError, RunError, SampleError
-from xret.pipeline.extraction import extract
-from xret.pipeline.manifest import load_manifest
-from xret.pipeline.options import words_of_run
+from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.extraction.options import words_of_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -199,7 +199,7 @@ def test_checkpointing_gives_the_same_gradients(bert, monkeypatch):
 
 
 def test_words_are_masked_as_pieces_of_one_word(bert):
-    from xret.pipeline.end_to_end import change_words
+    from xret.pipeline.reading.end_to_end import change_words
 
     encoder = BertEncoder(str(bert), "cpu")
     text = "a picture of thing 123 number 45"

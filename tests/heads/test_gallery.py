@@ -9,7 +9,7 @@ from xret.heads.gallery import Gallery
 from xret.heads.recipe import load_recipe
 from xret.heads.run import Run
 from xret.heads.training import train
-from xret.pipeline.cache import FeatureCache
+from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.errors import CacheError
 
 CPU = torch.device("cpu")

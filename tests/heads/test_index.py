@@ -22,8 +22,8 @@ from xret.heads.index.effort import cheapest
 from xret.heads.index.elements import vectors
 from xret.heads.index.items import append
 from xret.heads.similarity import SIMILARITIES, Chamfer, Cosine, SampledDistance, SmoothChamfer, Wasserstein
+from xret.pipeline.cache.lease import locked
 from xret.pipeline.errors import RunError
-from xret.pipeline.lease import locked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,9 +14,9 @@ from xret.heads.model import build_losses, build_model, feature_facts
 from xret.heads.objective import Objective
 from xret.heads.recipe import load_recipe, recipe_names
 from xret.heads.training import train
-from xret.pipeline.batches import Batches
-from xret.pipeline.cache import FeatureCache
+from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.errors import RecipeError
+from xret.pipeline.reading.batches import Batches
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

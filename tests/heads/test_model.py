@@ -5,8 +5,8 @@ import torch
 
 from xret.heads.model import FeatureFacts, build_model
 from xret.heads.recipe import load_recipe
-from xret.pipeline.batches import Features
 from xret.pipeline.errors import RecipeError
+from xret.pipeline.reading.batches import Features
 
 GRID, WORDS, TOKENS = FeatureFacts("grid", 5, 5), FeatureFacts("words", None, None, 9), FeatureFacts("tokens", 6, 6)
 POOLED = ["similarity=cosine", "loss.diversity.weight=0", "aggregator.image=average"]

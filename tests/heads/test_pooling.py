@@ -8,16 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xret.heads.aggregators import AGGREGATORS, Average, Global, Max
-from xret.heads.aggregators.pooling import (
-    First,
-    KMax,
-    Last,
-    k_max_rows,
-    max_rows,
-    mean_rows,
-    sorted_rows,
-    valid_rows,
-)
+from xret.heads.aggregators.pooling import First, KMax, Last, k_max_rows, max_rows, mean_rows, sorted_rows, valid_rows
 
 LOCAL = torch.tensor([[[-1.0, 4.0], [-3.0, 2.0], [99.0, 99.0]], [[1.0, 2.0], [3.0, -4.0], [-5.0, 6.0]]])
 LENGTH = torch.tensor([2, 3])

@@ -15,8 +15,8 @@ from xret.heads.aggregators import AGGREGATORS
 from xret.heads.model import FeatureFacts, build_losses, build_model
 from xret.heads.recipe import load_recipe, recipe_file, recipe_names, resolve
 from xret.heads.schema import convert
-from xret.pipeline.batches import Features
 from xret.pipeline.errors import RecipeError
+from xret.pipeline.reading.batches import Features
 
 SYSTEMS = ["gaussian-vsepp", "gaussian-vsrn", "maxmatch", "pcme", "pcmepp", "pvse", "scan", "setdiv"]
 SYSTEMS += ["vse-infty", "vsepp", "vsrn"]

@@ -35,9 +35,9 @@ from xret.heads.report.views import elements, names, open_views
 from xret.heads.run import Run
 from xret.heads.scoring import score
 from xret.heads.training import train
-from xret.pipeline.cache import FeatureCache
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.layout import create_image_set
 from xret.pipeline.errors import RunError
-from xret.pipeline.layout import create_image_set
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

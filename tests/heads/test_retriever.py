@@ -21,13 +21,13 @@ from xret.heads.run import Run
 from xret.heads.scoring import score
 from xret.heads.serving.pictures import open_upload
 from xret.pipeline import encoders
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.data.regions import Regions
+from xret.pipeline.data.samples import open_image
 from xret.pipeline.encoders.grid import GridEncoder
 from xret.pipeline.errors import CacheError, EncoderError, QueryError, RunError, SampleError
-from xret.pipeline.extraction import extract
-from xret.pipeline.manifest import load_manifest
-from xret.pipeline.options import Options, words_of_run
-from xret.pipeline.regions import Regions
-from xret.pipeline.samples import open_image
+from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.extraction.options import Options, words_of_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -25,8 +25,8 @@ from xret.heads.serving import handler, server, site
 from xret.heads.serving.handler import is_own, own_names
 from xret.heads.serving.pictures import MOST_PIXELS, Shelf, open_upload
 from xret.heads.serving.service import Service
+from xret.pipeline.data.samples import open_image
 from xret.pipeline.errors import EncoderError, QueryError, RunError
-from xret.pipeline.samples import open_image
 
 JPEG = {"Content-Type": "image/jpeg"}
 

@@ -14,8 +14,8 @@ from xret.heads.index.folder import checksum
 from xret.heads.index.of_run import RunCompare
 from xret.heads.sharded_search import ShardedSearch, shards_of
 from xret.heads.similarity import SmoothChamfer, Wasserstein
-from xret.pipeline import engine
 from xret.pipeline.errors import CacheError, RunError
+from xret.pipeline.extraction import schedule as engine
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),

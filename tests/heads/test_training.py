@@ -28,9 +28,9 @@ from xret.heads.recipe import load_recipe
 from xret.heads.recipe_blocks import Optimizer, Schedule
 from xret.heads.run import Run
 from xret.heads.training import train
-from xret.pipeline.batches import Batches
-from xret.pipeline.cache import FeatureCache
+from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.errors import CacheError, RecipeError, RunError, VectorsError
+from xret.pipeline.reading.batches import Batches
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -6,12 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xret.pipeline.batches import Batches
-from xret.pipeline.cache import FeatureCache
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
-from xret.pipeline.extraction import Options, extract
-from xret.pipeline.manifest import load_manifest
-from xret.pipeline.sides import pad
+from xret.pipeline.extraction.extraction import Options, extract
+from xret.pipeline.reading.batches import Batches
+from xret.pipeline.reading.features import pad
 
 FIELDS = {"image_fields": {"local", "global"}, "caption_fields": {"token"}}
 

@@ -10,8 +10,8 @@ from butd_files import as_milvlg, caffe_resnet, draw, vse_infty
 from encoder_contract import EncoderContract, FeatureContract
 from PIL import Image, ImageDraw
 
-from xret.pipeline.encoders import butd_network
-from xret.pipeline.encoders.butd import MEAN, ButdEncoder, ButdGridEncoder
+from xret.pipeline.encoders.detectors import butd_network
+from xret.pipeline.encoders.detectors.butd import MEAN, ButdEncoder, ButdGridEncoder
 from xret.pipeline.errors import EncoderError, SampleError
 
 

@@ -5,8 +5,8 @@ import torch
 from butd_files import ANCHORS, BOX, MOVED, RPN, as_milvlg, draw
 from torchvision.models import resnet101
 
-from xret.pipeline.encoders.butd_checkpoints import DETECTORS, GRIDS, convert, read_layout
-from xret.pipeline.encoders.butd_network import DetectorNetwork, GridNetwork
+from xret.pipeline.encoders.detectors.butd_checkpoints import DETECTORS, GRIDS, convert, read_layout
+from xret.pipeline.encoders.detectors.butd_network import DetectorNetwork, GridNetwork
 from xret.pipeline.errors import EncoderError
 
 

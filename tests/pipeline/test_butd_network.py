@@ -8,7 +8,7 @@ import torch
 from butd_files import caffe_resnet
 from torch import nn
 
-from xret.pipeline.encoders.butd_network import (
+from xret.pipeline.encoders.detectors.butd_network import (
     Bottleneck,
     DetectorNetwork,
     GridNetwork,

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xret.pipeline.cache import Blocks, FeatureCache, fingerprint
+from xret.pipeline.cache.feature_cache import Blocks, FeatureCache, fingerprint
+from xret.pipeline.cache.layout import open_for_writing
+from xret.pipeline.cache.store import Store
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.data.samples import read_samples
 from xret.pipeline.errors import CacheError
-from xret.pipeline.layout import open_for_writing
-from xret.pipeline.manifest import load_manifest
-from xret.pipeline.samples import read_samples
-from xret.pipeline.store import Store
 
 
 def open_or_create(*args):

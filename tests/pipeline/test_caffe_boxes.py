@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xret.pipeline.encoders.caffe_boxes import cell_anchors, clip, corners, decode, grid_anchors, propose
+from xret.pipeline.encoders.detectors.caffe_boxes import cell_anchors, clip, corners, decode, grid_anchors, propose
 
 # What py-faster-rcnn's generate_anchors prints for scales 8, 16 and 32, and before each ratio the box of scale 4.
 PUBLISHED = [

@@ -5,7 +5,7 @@ import json
 import pytest
 from small_captions import image, karpathy, manifest, refusal
 
-from xret.pipeline.samples import Caption, read_samples
+from xret.pipeline.data.samples import Caption, read_samples
 
 
 def test_coco_style(tmp_path):

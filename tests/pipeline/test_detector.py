@@ -10,7 +10,7 @@ from PIL import Image
 from torchvision.models.detection import FasterRCNN_ResNet50_FPN_V2_Weights
 from torchvision.transforms.functional import pil_to_tensor
 
-from xret.pipeline.encoders.detector import DetectorEncoder
+from xret.pipeline.encoders.detectors.torchvision_detector import DetectorEncoder
 from xret.pipeline.errors import EncoderError, SampleError
 
 

@@ -11,12 +11,12 @@ from parts import part_of, sound_store
 from region_sources import ARRAYS, World
 from small_extraction import files
 
-from xret.pipeline.cache import FeatureCache
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.store import Store
+from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import XretError
-from xret.pipeline.export import export
-from xret.pipeline.importers.writing import ImportOptions, import_features
-from xret.pipeline.manifest import load_manifest
-from xret.pipeline.store import Store
+from xret.pipeline.exchange.exporters.export import export
+from xret.pipeline.exchange.importers.importing import ImportOptions, import_features
 
 HDF5 = {
     "local": "images/local",
@@ -190,7 +190,7 @@ def test_only_some_images_are_in_memory_at_once(tmp_path, monkeypatch):
 
 
 def test_an_object_store(tmp_path):
-    from xret.pipeline.merge import merge
+    from xret.pipeline.cache.merge import merge
 
     url, local = "memory://export.zarr", sound_store(tmp_path / "s", train=12, val=3, test=3)
     try:

@@ -12,15 +12,15 @@ import torch
 import torchvision
 from small_extraction import SMALL, files
 
-from xret.pipeline.batches import Batches
-from xret.pipeline.cache import FeatureCache
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.store import Store
+from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.encoders import load_visual
 from xret.pipeline.errors import CacheError, EncoderError, OutputError, SampleError
-from xret.pipeline.extraction import Options, extract
-from xret.pipeline.manifest import load_manifest
-from xret.pipeline.planning import plan
-from xret.pipeline.store import Store
-from xret.pipeline.tasks import Job, write_image_shard
+from xret.pipeline.extraction.extraction import Options, extract
+from xret.pipeline.extraction.plan import plan
+from xret.pipeline.extraction.tasks import Job, write_image_shard
+from xret.pipeline.reading.batches import Batches
 
 read = Store.read_array
 
@@ -275,8 +275,8 @@ def test_nothing_left_is_told_without_torch(tiny_dataset, tmp_path):
     code = f"""
 import sys
 from dataclasses import replace
-from xret.pipeline.extraction import Options, extract
-from xret.pipeline.manifest import load_manifest
+from xret.pipeline.extraction.extraction import Options, extract
+from xret.pipeline.data.manifest import load_manifest
 options = {options!r}
 summary = extract(load_manifest({str(manifest)!r}), {url!r}, options)
 print([(s["samples"], s["shards_before"]) for s in summary["sets"]], summary["words"], "torch" in sys.modules)

@@ -19,12 +19,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_extraction import SMALL, files
 
-from xret.pipeline import engine
-from xret.pipeline.cache import FeatureCache
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.verify import verify
+from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
-from xret.pipeline.extraction import extract
-from xret.pipeline.manifest import load_manifest
-from xret.pipeline.verify import verify
+from xret.pipeline.extraction import schedule as engine
+from xret.pipeline.extraction.extraction import extract
 
 TESTS = Path(__file__).parents[1]
 

@@ -15,15 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from region_sources import ARRAYS, CHANNELS, World
 
-from xret.pipeline.cache import FeatureCache
-from xret.pipeline.describe import describe
+from xret.pipeline.cache.describe import describe
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.verify import verify
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.data.samples import Caption, ImageSample, Samples
 from xret.pipeline.errors import CacheError, SampleError
-from xret.pipeline.importers import matching, writing
-from xret.pipeline.importers.source import SourceError
-from xret.pipeline.importers.writing import ImportOptions, import_features
-from xret.pipeline.manifest import load_manifest
-from xret.pipeline.samples import Caption, ImageSample, Samples
-from xret.pipeline.verify import verify
+from xret.pipeline.exchange.importers import importing as writing
+from xret.pipeline.exchange.importers import matching
+from xret.pipeline.exchange.importers.importing import ImportOptions, import_features
+from xret.pipeline.exchange.importers.source import SourceError
 
 
 def files(url):

@@ -7,11 +7,11 @@ from small_batches import assert_equal, batches_of
 from small_store import make_store
 
 from xret.heads.run_features import RetokenizedCaptions
-from xret.pipeline.batches import Batches, JoinedBatches
-from xret.pipeline.cache import FeatureCache
+from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.errors import CacheError
-from xret.pipeline.placement import Resident
-from xret.pipeline.sides import Features, concatenate
+from xret.pipeline.reading.batches import Batches, JoinedBatches
+from xret.pipeline.reading.columns import Resident
+from xret.pipeline.reading.features import Features, concatenate
 
 WORDS = {"image_fields": {"local", "global"}, "caption_fields": {"token"}}
 

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 import xret.data_manifests
+from xret.pipeline.data.manifest import bundled_manifests, load_manifest
 from xret.pipeline.errors import ManifestError
-from xret.pipeline.manifest import bundled_manifests, load_manifest
 
 GOOD = "name: birds\nimages: images\ncaptions: captions.json\n"
 

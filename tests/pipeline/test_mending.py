@@ -9,11 +9,11 @@ from region_sources import World
 from small_extraction import SMALL, files
 
 from xret.cli import main
-from xret.pipeline.extraction import extract
-from xret.pipeline.importers.writing import ImportOptions, import_features
-from xret.pipeline.manifest import load_manifest
-from xret.pipeline.mending import remedies, repair_command
-from xret.pipeline.verify import verify
+from xret.pipeline.cache.verify import verify
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.exchange.importers.importing import ImportOptions, import_features
+from xret.pipeline.exchange.remedies import remedies, repair_command
+from xret.pipeline.extraction.extraction import extract
 
 
 def damage(path):

@@ -13,14 +13,14 @@ import small_store
 from parts import part_of, sound_store
 from small_extraction import SMALL, files
 
-from xret.pipeline.cache import Blocks, FeatureCache
+from xret.pipeline.cache.feature_cache import Blocks, FeatureCache
+from xret.pipeline.cache.layout import alone, record_failures
+from xret.pipeline.cache.merge import merge
+from xret.pipeline.cache.store import Store
+from xret.pipeline.cache.verify import verify
+from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
-from xret.pipeline.extraction import extract
-from xret.pipeline.layout import alone, record_failures
-from xret.pipeline.manifest import load_manifest
-from xret.pipeline.merge import merge
-from xret.pipeline.store import Store
-from xret.pipeline.verify import verify
+from xret.pipeline.extraction.extraction import extract
 
 SIZES = {"train": 12, "val": 9, "test": 3}  # shards 0 and 1, 2 and 3, and 4
 
@@ -114,7 +114,7 @@ def test_killed_in_mid_write_it_goes_on(apart, tmp_path):
     code = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from xret.pipeline.merge import merge\n"
+        "from xret.pipeline.cache.merge import merge\n"
         "replace, left = Path.replace, [40]\n"
         "def killing(path, to):\n"
         "    left[0] -= 1\n"

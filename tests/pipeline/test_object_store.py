@@ -18,15 +18,15 @@ from s3_server import S3Server
 from small_extraction import SMALL, files
 
 from xret.cli import main
-from xret.pipeline import lease
-from xret.pipeline import store as store_module
-from xret.pipeline.batches import Batches
-from xret.pipeline.cache import FeatureCache
+from xret.pipeline.cache import lease
+from xret.pipeline.cache import store as store_module
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.store import Store
+from xret.pipeline.cache.verify import verify
+from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError, StoreError
-from xret.pipeline.extraction import extract
-from xret.pipeline.manifest import load_manifest
-from xret.pipeline.store import Store
-from xret.pipeline.verify import verify
+from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.reading.batches import Batches
 
 # Connections that the server closed are collected whenever Python likes.
 pytestmark = [

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from xret.pipeline.errors import OutputError
-from xret.pipeline.outputs import require_new, require_writable
+from xret.pipeline.files import require_new, require_writable
 
 
 def test_what_can_be_written(tmp_path, monkeypatch):

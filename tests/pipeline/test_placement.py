@@ -6,11 +6,11 @@ import pytest
 import torch
 from small_batches import ALL, EPOCHS, assert_equal, batches_of, large, rows_of
 
-from xret.pipeline import placement as placement_module
-from xret.pipeline.batches import Batches
 from xret.pipeline.errors import RunError
-from xret.pipeline.placement import Resident, choose
-from xret.pipeline.sides import concatenate
+from xret.pipeline.reading import columns as placement_module
+from xret.pipeline.reading.batches import Batches
+from xret.pipeline.reading.columns import Resident, choose
+from xret.pipeline.reading.features import concatenate
 
 CPU = torch.device("cpu")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")

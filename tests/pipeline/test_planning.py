@@ -8,11 +8,11 @@ from click.testing import CliRunner
 from small_extraction import SMALL
 
 from xret.cli import main
+from xret.pipeline.cache.store import Store
+from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import EncoderError
-from xret.pipeline.extraction import extract
-from xret.pipeline.manifest import load_manifest
-from xret.pipeline.planning import plan
-from xret.pipeline.store import Store
+from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.extraction.plan import plan
 
 
 def test_a_plan_names_what_the_extraction_then_writes(tiny_dataset, tmp_path):

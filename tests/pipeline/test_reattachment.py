@@ -7,14 +7,14 @@ import pytest
 import torch
 from small_bert import save_bert
 
-from xret.pipeline.cache import FeatureCache
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.layout import open_for_writing
+from xret.pipeline.data.samples import Caption, ImageSample, Samples
 from xret.pipeline.encoders.bert import BertEncoder
-from xret.pipeline.encoders.butd import ButdGridEncoder
+from xret.pipeline.encoders.detectors.butd import ButdGridEncoder
 from xret.pipeline.encoders.grid import GridEncoder
 from xret.pipeline.errors import CacheError, EncoderError, ManifestError
-from xret.pipeline.layout import open_for_writing
-from xret.pipeline.reattachment import extraction_words, image_folder, put_back_images
-from xret.pipeline.samples import Caption, ImageSample, Samples
+from xret.pipeline.reading.reattachment import extraction_words, image_folder, put_back_images
 
 TEXTS = ["a picture of thing 1 2", "", "number 30"]
 

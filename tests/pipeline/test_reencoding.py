@@ -8,10 +8,17 @@ import torch
 from PIL import Image
 
 from xret.pipeline import encoders
+from xret.pipeline.data.regions import Regions
 from xret.pipeline.encoders.words import WordsEncoder
 from xret.pipeline.errors import EncoderError, SampleError
-from xret.pipeline.reencoding import BATCH, Origin, caption_encoder, encode_captions, encode_images, image_encoder
-from xret.pipeline.regions import Regions
+from xret.pipeline.reading.reencoding import (
+    BATCH,
+    Origin,
+    caption_encoder,
+    encode_captions,
+    encode_images,
+    image_encoder,
+)
 
 REGIONS = {"boxes": "proposals", "fewest": 10, "most": 100}
 

@@ -9,14 +9,14 @@ from small_extraction import SMALL
 from xret.heads.recipe import load_recipe
 from xret.heads.training import train
 from xret.pipeline import encoders
-from xret.pipeline.batches import Batches
-from xret.pipeline.cache import FeatureCache
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.verify import verify
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.data.regions import Regions
+from xret.pipeline.data.samples import open_image
 from xret.pipeline.errors import CacheError
-from xret.pipeline.extraction import extract
-from xret.pipeline.manifest import load_manifest
-from xret.pipeline.regions import Regions
-from xret.pipeline.samples import open_image
-from xret.pipeline.verify import verify
+from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.reading.batches import Batches
 
 
 class ColourRegions:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from xret.pipeline.cache.rows import Buffers, Rows, ranges
+from xret.pipeline.cache.store import Store
 from xret.pipeline.errors import CacheError
-from xret.pipeline.rows import Buffers, Rows, ranges
-from xret.pipeline.store import Store
 
 ROWS = 48
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from xret.pipeline import scenes
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.data.samples import open_image, read_samples, tokenize
+from xret.pipeline.data.scenes import generate as scenes
+from xret.pipeline.data.scenes.generate import generate_scenes
+from xret.pipeline.data.scenes.pictures import COLOURS, PATTERNS, SHAPES, SIZES, TEXTURES
 from xret.pipeline.errors import ManifestError
-from xret.pipeline.manifest import load_manifest
-from xret.pipeline.samples import open_image, read_samples, tokenize
-from xret.pipeline.scene_pictures import COLOURS, PATTERNS, SHAPES, SIZES, TEXTURES
-from xret.pipeline.scenes import generate_scenes
 
 COUNTS = {"train": 120, "val": 40, "test": 40}
 SIDE = 224
@@ -304,7 +304,10 @@ def test_the_seed_decides_every_byte(tmp_path, folder, images):
 def test_another_process_draws_the_same(tmp_path):
     """Nothing depends on the order of a set, which differs from process to process."""
     here = contents(generate_scenes(tmp_path / "here", train=3, val=1, test=1).parent)
-    code = f"from xret.pipeline.scenes import *; generate_scenes({str(tmp_path / 'there')!r}, train=3, val=1, test=1)"
+    code = (
+        "from xret.pipeline.data.scenes.generate import *;"
+        f"generate_scenes({str(tmp_path / 'there')!r}, train=3, val=1, test=1)"
+    )
     for hash_seed in ("1", "2"):
         subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONHASHSEED": hash_seed})
         assert contents(tmp_path / "there") == here
@@ -356,7 +359,7 @@ def test_where_nothing_can_be_written(tmp_path, monkeypatch):
 
 def test_killed_half_way_nothing_looks_whole(tmp_path):
     target, part = tmp_path / "s", tmp_path / ".s.part"
-    code = f"from xret.pipeline.scenes import *; generate_scenes({str(target)!r}, train=20_000)"
+    code = f"from xret.pipeline.data.scenes.generate import *; generate_scenes({str(target)!r}, train=20_000)"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         while len(list(part.glob("images/*"))) < 5:
             assert process.poll() is None

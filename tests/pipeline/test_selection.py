@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xret.pipeline.encoders.selection import check_regions, select, surviving
+from xret.pipeline.encoders.detectors.selection import check_regions, select, surviving
 from xret.pipeline.errors import EncoderError
 
 # Boxes 0 and 1 overlap, 2 lies apart, 3 covers 2.

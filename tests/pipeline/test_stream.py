@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from small_batches import EPOCHS, assert_equal, batches_of, large, rows_of
 
 from xret.pipeline.errors import CacheError
-from xret.pipeline.stream import block_order, opened_ahead, read_ahead
+from xret.pipeline.reading.prefetch import block_order, opened_ahead, read_ahead
 
 CPU = torch.device("cpu")
 
@@ -24,8 +24,8 @@ def cache(tmp_path_factory):
 @pytest.fixture
 def small_groups(monkeypatch):
     """Let a stream mix two blocks of eight images, as a large data set's mixes 64 of 64, or 8 of 512."""
-    monkeypatch.setattr("xret.pipeline.batches.RUN", 8)
-    monkeypatch.setattr("xret.pipeline.batches.block_order", lambda block, rng: block_order(block, rng, 2))
+    monkeypatch.setattr("xret.pipeline.reading.batches.RUN", 8)
+    monkeypatch.setattr("xret.pipeline.reading.batches.block_order", lambda block, rng: block_order(block, rng, 2))
 
 
 @pytest.fixture
@@ -151,8 +151,8 @@ def test_a_stream_of_an_object_store_reads_every_object_once_an_epoch(remote, mo
     store, read = remote.store, []
     found = store.find_bytes
     monkeypatch.setattr(store, "find_bytes", lambda name: read.append(name) or found(name))
-    monkeypatch.setattr("xret.pipeline.rows.KEPT", 6)
-    monkeypatch.setattr("xret.pipeline.rows.KEPT_BYTES", 0)
+    monkeypatch.setattr("xret.pipeline.cache.rows.KEPT", 6)
+    monkeypatch.setattr("xret.pipeline.cache.rows.KEPT_BYTES", 0)
     for epoch in (0, 1):
         read.clear()
         batches = batches_of(remote, "stream")

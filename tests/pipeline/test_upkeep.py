@@ -4,12 +4,12 @@ import pytest
 from parts import sound_store
 from small_extraction import files
 
-from xret.pipeline.cache import FeatureCache
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.layout import alone, find_set
+from xret.pipeline.cache.store import Store
+from xret.pipeline.cache.upkeep import choose_set, remove_set, set_to_remove
+from xret.pipeline.cache.verify import verify
 from xret.pipeline.errors import CacheError
-from xret.pipeline.layout import alone, find_set
-from xret.pipeline.store import Store
-from xret.pipeline.upkeep import choose_set, remove_set, set_to_remove
-from xret.pipeline.verify import verify
 
 PATHS = ["images/resnet18@aaaa1111", "images/resnet18@aaaa2222", "images/resnet18_wsl@bbbb", "captions/bert@cccc"]
 
@@ -144,7 +144,7 @@ def test_mistakes_remove_nothing(store, tmp_path):
 
 
 def test_an_object_store(store):
-    from xret.pipeline.merge import merge
+    from xret.pipeline.cache.merge import merge
 
     url = "memory://upkeep.zarr"
     try:

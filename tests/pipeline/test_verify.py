@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from small_extraction import SMALL, files
 
-from xret.pipeline.cache import FeatureCache
-from xret.pipeline.describe import describe
+from xret.pipeline.cache.describe import describe
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.layout import record_failures
+from xret.pipeline.cache.verify import verify
+from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
-from xret.pipeline.extraction import extract
-from xret.pipeline.layout import record_failures
-from xret.pipeline.manifest import load_manifest
-from xret.pipeline.verify import verify
+from xret.pipeline.extraction.extraction import extract
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xret.pipeline.encoders.word_vectors import read_word_vectors
 from xret.pipeline.errors import VectorsError
-from xret.pipeline.word_vectors import read_word_vectors
 
 WORDS = ("<unk>", "a", "dog", "t-shirt", "naïve", "zebra")
 GLOVE = """\
@@ -177,6 +177,6 @@ def test_only_the_vocabulary_is_held(write):
 
 
 def test_it_needs_no_torch():
-    code = "import sys, xret.pipeline.word_vectors; print('torch' in sys.modules)"
+    code = "import sys, xret.pipeline.encoders.word_vectors; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]

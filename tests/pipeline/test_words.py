@@ -8,9 +8,9 @@ from encoder_contract import EncoderContract
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xret.pipeline.data.samples import tokenize
 from xret.pipeline.encoders.words import UNK, WordsEncoder
 from xret.pipeline.errors import EncoderError
-from xret.pipeline.samples import tokenize
 
 CAPTIONS = ["A red dog.", "a dog runs", "A cat runs", "the red cat", "A bird"]
 

@@ -1,0 +1,323 @@
+"""Creating caches and feature sets: every array at its full shape, before anything is computed."""
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..data.regions import REGION_ARRAYS
+from ..data.samples import SPLITS, Samples
+from ..errors import CacheError, OutputError
+from ..files import require_writable
+from .feature_cache import (
+    FORMAT,
+    NOT_DONE,
+    VERSION,
+    Blocks,
+    CaptionSet,
+    FeatureCache,
+    FeatureSet,
+    ImageSet,
+    fingerprint,
+)
+from .lease import alone
+from .store import Store
+
+DEFAULT_SPLITS = ("train", "val", "test")
+_BLOCK = 8  # images in a checked block of a shard
+TEXTS = ("id", "file_name", "caption")  # arrays of the samples that are UTF-8 bytes
+_TOKEN_BLOCK = 1024  # tokens in one
+
+
+def choose_splits(samples: Samples, wanted: tuple[str, ...]) -> list[str]:
+    """Return those of `wanted` that the data set has, in row order. Of the default, some may be absent.
+
+    Raises:
+        CacheError: the data set lacks a split that was asked for, or all.
+    """
+    unknown = [split for split in wanted if split not in samples.splits]
+    if unknown and (wanted != DEFAULT_SPLITS or len(unknown) == len(wanted)):
+        there = ", ".join(samples.splits)
+        raise CacheError(
+            f"'{samples.dataset}' has no image in split {', '.join(unknown)}; it has {there}: choose with --splits"
+        )
+    return [split for split in samples.splits if split in wanted]
+
+
+@contextmanager
+def open_for_writing(
+    url: str, samples: Samples, protocols: Iterable[str], *, repair: bool = False
+) -> Iterator[FeatureCache]:
+    """Open the cache at `url`, or make one that holds these samples and no feature set; nobody else writes meanwhile.
+
+    With `repair` the samples of a cache that was made of the same ones are written anew.
+
+    Raises:
+        CacheError: something else is there, a cache of other samples, or another process is writing.
+    """
+    store = Store(url)
+    with alone(store):
+        yield _open_or_create(store, samples, list(protocols), repair)
+
+
+def find_cache(url: str, samples: Samples) -> FeatureCache | None:
+    """Return the cache of these samples at `url`; None where there is none, or one that a killed process left behind.
+
+    Raises:
+        CacheError: something else is there, or it is damaged.
+    """
+    store = Store(url)
+    if not store.exists("zarr.json") or store.is_unfinished("") or store.is_unfinished("samples"):
+        return None
+    cache = FeatureCache.open(url)
+    return cache if cache.manifest_sha256 == samples.digest else None
+
+
+def require_place(url: str, samples: Samples) -> None:
+    """Refuse, before anything is computed, a place that cannot become or is not the cache of these samples.
+
+    Raises:
+        OutputError: it cannot be written.
+        CacheError: something else is there.
+    """
+    store = Store(url)
+    if store.is_local:
+        root = Path(store.root)
+        if root.exists() and not root.is_dir():
+            raise OutputError(f"{url} is a file, and a store is a folder; choose another store")
+        require_writable(root, "store")
+    _refuse_others(store, samples)
+
+
+def _refuse_others(store: Store, samples: Samples) -> None:
+    if not store.exists("zarr.json"):
+        if store.names(""):
+            raise CacheError(f"{store.url} is not empty and holds no feature cache; choose another store")
+        return
+    root, damage = store.inspect_group("")
+    is_ours = not damage and (root.get("format"), root.get("version")) == (FORMAT, VERSION)
+    if is_ours and root["manifest_sha256"] != samples.digest:
+        raise CacheError(
+            f"{store.url} holds other samples: data set '{root['dataset']}', manifest {root['manifest_sha256'][:8]},"
+            f" not '{samples.dataset}', {samples.digest[:8]}; choose another store"
+        )
+
+
+def _open_or_create(store: Store, samples: Samples, protocols: list[str], repair: bool) -> FeatureCache:
+    _refuse_others(store, samples)
+    if store.exists("zarr.json") and not store.is_unfinished(""):
+        if (repair or store.is_unfinished("samples")) and _made_of(store, samples):
+            _write_samples(store, samples)
+    else:
+        _create(store, samples, protocols)
+    cache = FeatureCache.open(store.url)
+    if store.is_local:  # what a killed writer left behind is never read
+        for partial in Path(store.root).rglob("*.partial"):
+            partial.unlink(missing_ok=True)
+    return cache
+
+
+def _made_of(store: Store, samples: Samples) -> bool:
+    root, damage = store.inspect_group("")
+    return not damage and root.get("format") == FORMAT and root["manifest_sha256"] == samples.digest
+
+
+def _create(store: Store, samples: Samples, protocols: list[str]) -> None:
+    root = {
+        "format": FORMAT,
+        "version": VERSION,
+        "dataset": samples.dataset,
+        "manifest_sha256": samples.digest,
+        "splits": {name: list(rows) for name, rows in samples.splits.items()},
+        "protocols": protocols,
+    }
+    store.start_group("")
+    _write_samples(store, samples)
+    store.seal_group("", root, [])
+
+
+def _write_samples(store: Store, samples: Samples) -> None:
+    captions = [caption for image in samples.images for caption in image.captions]
+    counts = np.array([len(image.captions) for image in samples.images], dtype=np.int32)
+    texts = {
+        "id": [image.id for image in samples.images],
+        "file_name": [image.file_name for image in samples.images],
+        "caption": [caption.text for caption in captions],
+    }
+    numbers: dict[str, np.ndarray] = {
+        "split": np.array([SPLITS.index(image.split) for image in samples.images], dtype=np.uint8),
+        "cocoid": np.array([image.cocoid for image in samples.images], dtype=np.int64),
+        "sentid": np.array([caption.sentid for caption in captions], dtype=np.int64),
+        "caption_start": np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64),
+        "caption_count": counts,
+        "caption_image": np.repeat(np.arange(len(counts), dtype=np.int64), counts),
+    }
+    store.start_group("samples")
+    for name, values in numbers.items():
+        store.write_array(f"samples/{name}", values)
+    for name, strings in texts.items():
+        encoded = [text.encode() for text in strings]
+        offsets = np.cumsum([0] + [len(text) for text in encoded], dtype=np.int64)
+        store.write_array(f"samples/{name}", np.frombuffer(b"".join(encoded), dtype=np.uint8))
+        store.write_array(f"samples/{name}_offset", offsets)
+    store.seal_group("samples", {}, [*numbers, *texts, *(f"{name}_offset" for name in texts)])
+    for modality in ("images", "captions"):
+        store.seal_group(modality, {}, [])
+
+
+@dataclass(frozen=True)
+class SetFacts:
+    """What an encoder tells of the set it fills.
+
+    Attributes:
+        encoder: its name, the set's name before ``@``.
+        kind: ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``.
+        identity: what decides the features; goes into the fingerprint.
+        dtype: ``float16`` or ``float32``; ``int32`` for words.
+        channels: width of a local row, None for words.
+        global_channels: width of the global feature, None for words.
+        recorded: versions, device, batch size: written down, and compared with a warning only.
+        asked: the options that led to this set, where they decide it without loading the encoder; see `asked`.
+    """
+
+    encoder: str
+    kind: str
+    identity: dict[str, Any]
+    dtype: str
+    channels: int | None
+    global_channels: int | None
+    recorded: dict[str, Any]
+    asked: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, encoder: Any, dtype: str, recorded: dict[str, Any], asked: dict[str, Any] | None = None) -> "SetFacts":
+        """Return the facts of an encoder; its versions are recorded beside `recorded`. Token ids alone are int32."""
+        return cls(
+            encoder.name,
+            encoder.kind,
+            encoder.identity,
+            "int32" if encoder.channels is None else dtype,
+            encoder.channels,
+            encoder.global_channels,
+            {**encoder.versions, **recorded},
+            asked,
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of identity and dtype."""
+        return fingerprint(self.identity, self.dtype)
+
+    @property
+    def name(self) -> str:
+        """The set's name in a cache."""
+        return f"{self.encoder}@{self.fingerprint[:8]}"
+
+    def attributes(self, blocks: Blocks) -> dict[str, Any]:
+        """Return the attributes that the set's group begins with."""
+        return {
+            "encoder": self.encoder,
+            "kind": self.kind,
+            "fingerprint": self.fingerprint,
+            "identity": self.identity,
+            "dtype": self.dtype,
+            "channels": self.channels,
+            "global_channels": self.global_channels,
+            "shard_images": blocks.length,
+            "recorded": self.recorded,
+            "asked": self.asked,
+            "failed": {},
+        }
+
+
+def find_set(cache: FeatureCache, modality: str, name: str) -> FeatureSet | None:
+    """Return the finished set of that name, or None; a set whose creation was interrupted is removed.
+
+    Raises:
+        CacheError: the set's metadata is damaged or missing; its features stay.
+    """
+    path = f"{modality}/{name}"
+    if not cache.store.exists(path):
+        return None
+    if cache.store.is_unfinished(path) or not cache.store.names(path):
+        cache.store.remove(path)
+        return None
+    return ImageSet(cache, name) if modality == "images" else CaptionSet(cache, name)
+
+
+def create_image_set(
+    cache: FeatureCache, facts: SetFacts, rows: int, blocks: Blocks, extras: tuple[str, ...] = ()
+) -> None:
+    """Create an empty image set of `rows` local rows an image; `extras` are names in `REGION_ARRAYS`."""
+    store, path = cache.store, f"images/{facts.name}"
+    images, shard = len(blocks) * blocks.length, blocks.length
+    store.start_group(path)
+    store.create_array(
+        f"{path}/local",
+        (images, rows, facts.channels or 0),
+        shard,
+        facts.dtype,
+        inner=math.gcd(shard, _BLOCK),
+        fill=np.nan,
+    )
+    store.create_array(f"{path}/global", (images, facts.global_channels or 0), shard, facts.dtype, fill=np.nan)
+    store.create_array(f"{path}/length", (images,), shard, "int32")
+    store.create_array(f"{path}/size", (images, 2), shard, "int32")
+    store.create_array(f"{path}/status", (images,), shard, "uint8", fill=NOT_DONE)
+    for name in extras:
+        shape, dtype, fill = REGION_ARRAYS[name]
+        store.create_array(f"{path}/{name}", (images, rows, *shape), shard, dtype, fill=fill)
+    arrays = ["local", "global", "length", "size", "status", *extras]
+    _finish(store, path, {**facts.attributes(blocks), "rows": rows}, arrays, blocks)
+
+
+def create_caption_set(
+    cache: FeatureCache, facts: SetFacts, blocks: Blocks, tokens: list[int], extra: dict[str, Any]
+) -> None:
+    """Create an empty caption set.
+
+    Args:
+        cache: where.
+        facts: the encoder's.
+        blocks: the images of each shard; a shard of captions holds the same images' captions.
+        tokens: how many tokens the captions of each shard have.
+        extra: further attributes: the vocabulary, counts for the summary.
+    """
+    store, path = cache.store, f"captions/{facts.name}"
+    captions = [int(cache.caption_count[slice(*blocks.images(s))].sum()) for s in range(len(blocks))]
+    shard = max(captions)
+    inner = min(_TOKEN_BLOCK, -(-max(tokens) // 8) * 8)
+    token_shard = -(-max(tokens) // inner) * inner
+    store.start_group(path)
+    total, total_tokens = len(blocks) * shard, len(blocks) * token_shard
+    store.create_array(f"{path}/start", (total,), shard, "int64")
+    store.create_array(f"{path}/length", (total,), shard, "int32")
+    store.create_array(f"{path}/status", (total,), shard, "uint8", fill=NOT_DONE)
+    store.create_array(f"{path}/token", (total_tokens,), token_shard, "int32", inner=inner)
+    arrays = ["start", "length", "status", "token"]
+    if facts.channels is not None and facts.global_channels is not None:
+        shape = (total_tokens, facts.channels)
+        store.create_array(f"{path}/local", shape, token_shard, facts.dtype, inner=inner, fill=np.nan)
+        store.create_array(f"{path}/global", (total, facts.global_channels), shard, facts.dtype, fill=np.nan)
+        arrays += ["local", "global"]
+    attributes = {**facts.attributes(blocks), "shard_captions": shard, "shard_tokens": token_shard, **extra}
+    _finish(store, path, attributes, arrays, blocks)
+
+
+def _finish(store: Store, path: str, attributes: dict[str, Any], arrays: list[str], blocks: Blocks) -> None:
+    store.create_array(f"{path}/done", (len(blocks),), 1, "uint8")
+    store.seal_group(path, attributes, [*arrays, "done"])
+
+
+def record_failures(features: FeatureSet, ids: list[str], failed: dict[str, str]) -> None:
+    """Let the set's attribute ``failed`` hold these {id: reason}, and of `ids` no others."""
+    store, path = features.cache.store, features.path
+    attributes = store.read_group(path)
+    kept = {key: reason for key, reason in attributes["failed"].items() if key not in set(ids)}
+    if kept | failed != attributes["failed"]:
+        attributes["failed"] = dict(sorted((kept | failed).items()))
+        store.seal_group(path, attributes, [*features.array_names(), "done"])

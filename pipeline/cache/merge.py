@@ -1,0 +1,237 @@
+"""Stores that were filled on several machines become one, shard by shard."""
+
+import sys
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from ..data.samples import Caption, ImageSample, Samples
+from ..errors import CacheError
+from ..progress import Progress
+from .feature_cache import CaptionSet, FeatureCache, FeatureSet, ImageSet
+from .layout import find_set, open_for_writing, record_failures, require_place
+from .store import Store
+from .verify import CheckedSet, file_of
+
+_OF_ONE_MACHINE = {"failed", "recorded", "asked"}  # attributes that may differ between parts of one set
+
+
+def merge(url: str, sources: Sequence[str]) -> dict[str, Any]:
+    """Copy the finished shards of `sources` into the cache at `url`, which is made if it is not there.
+
+    All stores must hold the same samples. Sets of one name become one set; each shard is checked at its source, copied
+    whole and then marked, so that a merge that was stopped goes on where it was. The result is bit for bit what an
+    extraction in one place would have written. What several stores have finished must be equal in every byte.
+    Everything that can be refused without reading the features is refused before anything is written.
+
+    Returns:
+        store, data set, and ``sets``: modality, name, shards copied now, shards there before, shards of the whole set
+        and failed samples of each.
+
+    Raises:
+        CacheError: a store is missing or damaged, holds other samples or another set of the same name, a finished
+            shard differs between two stores, or another process is writing to the cache.
+        OutputError: the cache cannot be written.
+    """
+    caches = [FeatureCache.open(source) for source in sources]
+    if not caches:
+        raise CacheError("there is nothing to merge; name at least one store beside the one to merge into")
+    store = Store(url)
+    same = [cache.url for cache in caches if (cache.store.fs, cache.store.root) == (store.fs, store.root)]
+    if same:
+        raise CacheError(f"{same[0]} is the store to merge into; name only others behind it")
+    there = store.exists("zarr.json") and not store.is_unfinished("")
+    _check_samples([*caches, *([FeatureCache.open(url)] if there else [])])
+    samples = _samples(caches[0])
+    require_place(url, samples)
+    parts = [part for cache in caches for part in _parts(cache)]
+    if not there:
+        _check_sets(parts)
+        _check_overlap(parts)
+    with open_for_writing(url, samples, caches[0].protocols) as cache:
+        held = _parts(cache)
+        _check_sets([*held, *parts])
+        plan = [(part, shard) for part, shard in _check_overlap([*held, *parts]) if part.cache is not cache]
+        with Progress("merge", len(plan), "shards") as progress:
+            sets: dict[_Part, FeatureSet] = {}
+            for part, shard in plan:
+                sets[part] = sets.get(part) or _set_like(part, cache)
+                _copy_shard(part, shard, sets[part])
+                progress.update(1)
+        before = {part.path: len(part.done) for part in held}
+        merged = [_summary(part, before.get(part.path, 0)) for part in _parts(cache)]
+        return {"store": str(url), "dataset": cache.dataset, "sets": merged}
+
+
+class _Part:
+    """One feature set in one store, with the shards that were finished when this was made.
+
+    The marks are read first: an extraction that goes on meanwhile records what failed before it marks a shard.
+    """
+
+    def __init__(self, cache: FeatureCache, path: str) -> None:
+        self.cache, self.store, self.path = cache, cache.store, path
+        self.done: list[int] = np.flatnonzero(cache.store.read_array(f"{path}/done") == 1).tolist()
+        modality, _, name = path.partition("/")
+        self.features: FeatureSet = ImageSet(cache, name) if modality == "images" else CaptionSet(cache, name)
+        self.checked = CheckedSet(cache, path)
+        self.digests: dict[str, str] = cache.store.inspect_group(path)[0]["arrays"]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What all parts of one set have in common."""
+        shared = {key: value for key, value in self.features.attributes.items() if key not in _OF_ONE_MACHINE}
+        return {**shared, "arrays": dict(sorted(self.digests.items()))}
+
+    @property
+    def splits(self) -> set[str]:
+        """The splits of which a shard is finished."""
+        blocks = self.features.blocks
+        return {split for split in self.cache.splits if set(blocks.of_split(split)) & set(self.done)}
+
+    def files(self, shard: int) -> list[str]:
+        """Return the files of one shard, without its mark."""
+        return [file_of(array, shard) for name, array in self.checked.arrays.items() if name != "done"]
+
+
+def _parts(cache: FeatureCache) -> list[_Part]:
+    return [
+        _Part(cache, f"{modality}/{name}") for modality in ("images", "captions") for name in cache.set_names(modality)
+    ]
+
+
+def _samples(cache: FeatureCache) -> Samples:
+    """Return the samples that a cache was made of."""
+    texts, sentids = cache.caption_texts(0, cache.captions), cache.sentids(0, cache.captions).tolist()
+    captions = [Caption(text, sentid) for text, sentid in zip(texts, sentids, strict=True)]
+    splits = [split for split, (first, last) in cache.splits.items() for _ in range(first, last)]
+    ids, names = cache.ids(0, cache.images), cache.file_names(0, cache.images)
+    cocoids = cache.store.read_array("samples/cocoid").tolist()
+    ranges = zip(cache.caption_start.tolist(), cache.caption_count.tolist(), strict=True)
+    images = tuple(
+        ImageSample(key, name, split, cocoid, tuple(captions[start : start + count]))
+        for key, name, split, cocoid, (start, count) in zip(ids, names, splits, cocoids, ranges, strict=True)
+    )
+    return Samples(cache.dataset, images, cache.splits, cache.manifest_sha256)
+
+
+def _check_samples(caches: list[FeatureCache]) -> None:
+    first = caches[0]
+    for other in caches[1:]:
+        if other.manifest_sha256 != first.manifest_sha256:
+            raise CacheError(
+                f"{other.url} holds other samples than {first.url}: data set '{other.dataset}', manifest"
+                f" {other.manifest_sha256[:8]}, not '{first.dataset}', {first.manifest_sha256[:8]}; merge stores that"
+                " were extracted from one manifest"
+            )
+
+
+def _check_sets(parts: list[_Part]) -> None:
+    """Refuse parts that cannot be of one set, though they are called the same or look like halves of one."""
+    for first, second in combinations(parts, 2):
+        a, b = first.facts, second.facts
+        differing = _differing(a, b)
+        where = f"{first.cache.url} and {second.cache.url}"
+        if first.path != second.path:
+            if _like_halves(first, second):
+                inside = ", ".join(_differing(a["identity"], b["identity"])) or "dtype"
+                raise CacheError(
+                    f"'{first.path}' and '{second.path}' hold different splits in {where}, but cannot become one set:"
+                    f" they differ in {inside}; compute one of them again in the way of the other"
+                )
+        elif "shard_images" in differing:
+            raise CacheError(
+                f"'{first.path}' has shards of {a['shard_images']} and of {b['shard_images']} images in {where};"
+                " extract one of them again with the other's --shard-images"
+            )
+        elif differing:
+            raise CacheError(
+                f"'{first.path}' is not the same set in {where}: they differ in {', '.join(differing)}; compute one of"
+                " them again in the way of the other"
+            )
+
+
+def _differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
+
+
+def _like_halves(first: _Part, second: _Part) -> bool:
+    """Tell whether two sets of one encoder share no split, as if one store went on with the other's set."""
+    encoders = [(part.features.modality, part.features.attributes["encoder"]) for part in (first, second)]
+    return (
+        first.cache is not second.cache
+        and encoders[0] == encoders[1]
+        and bool(first.splits and second.splits)
+        and not first.splits & second.splits
+    )
+
+
+def _check_overlap(parts: list[_Part]) -> list[tuple[_Part, int]]:
+    """Return each finished shard with the first part that has it; another that has it must have the same bytes."""
+    holder: dict[tuple[str, int], _Part] = {}
+    twice = []
+    for part in parts:
+        for shard in part.done:
+            if holder.setdefault((part.path, shard), part) is not part:
+                twice.append((holder[part.path, shard], part, shard))
+    if twice:
+        with Progress("compare", len(twice), "shards") as progress:
+            for first, second, shard in twice:
+                _check_equal(first, second, shard)
+                progress.update(1)
+    return [(part, shard) for (_, shard), part in holder.items()]
+
+
+def _check_equal(first: _Part, second: _Part, shard: int) -> None:
+    for name in first.files(shard):
+        if first.store.read_bytes(name) != second.store.read_bytes(name):
+            raise CacheError(
+                f"shard {shard} of '{first.path}' is finished in {first.cache.url} and in {second.cache.url}, but"
+                f" {name.removeprefix(first.path + '/')} differs; find the sound one with `xret cache verify`, or"
+                " remove the set from one store with `xret cache rm`"
+            )
+
+
+def _set_like(part: _Part, cache: FeatureCache) -> FeatureSet:
+    """Return the set of that name in `cache`, made with the part's own metadata if it is not there yet."""
+    store, (modality, _, name) = cache.store, part.path.partition("/")
+    if features := find_set(cache, modality, name):
+        begun, here = features.attributes["recorded"], part.features.attributes["recorded"]
+        changed = [f"{key} {begun.get(key)} (there {here.get(key)})" for key in _differing(begun, here)]
+        if changed:
+            print(f"Note: unlike {part.cache.url}, '{name}' was begun with {', '.join(changed)}.", file=sys.stderr)
+        return features
+    store.start_group(part.path)
+    for array in part.digests:
+        metadata = f"{part.path}/{array}/zarr.json"
+        store.write_bytes(metadata, part.store.read_bytes(metadata))
+    store.seal_group(part.path, {**part.features.attributes, "failed": {}}, list(part.digests))
+    return cache.image_set(name) if modality == "images" else cache.caption_set(name)
+
+
+def _copy_shard(part: _Part, shard: int, features: FeatureSet) -> None:
+    cache = features.cache
+    damage = part.checked.damage(shard)
+    if damage:
+        raise CacheError(
+            f"{part.cache.url}: shard {shard} of '{damage[0]['array']}' is damaged; mend that store and merge again,"
+            " which goes on from here"
+        )
+    for name in part.files(shard):
+        cache.store.write_bytes(name, part.store.read_bytes(name))
+    ids = cache.ids(*features.blocks.images(shard))
+    record_failures(features, ids, {key: part.features.failed[key] for key in ids if key in part.features.failed})
+    cache.store.open_array(f"{part.path}/done", writable=True)[shard] = 1
+
+
+def _summary(part: _Part, before: int) -> dict[str, Any]:
+    return {
+        "modality": part.features.modality,
+        "name": part.features.name,
+        "shards": len(part.done) - before,
+        "shards_before": before,
+        "shards_in_all": len(part.features.blocks),
+        "failed": len(part.features.failed),
+    }

@@ -1,0 +1,60 @@
+"""Connections to an object store through fsspec, ours and Zarr's, whose errors are one sentence."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, cast
+
+import fsspec
+from zarr.storage import FsspecStore
+
+from ..errors import CacheError, StoreError
+
+
+class ObjectStore(FsspecStore):
+    """Zarr's way to an object store, for the accesses that Zarr makes itself."""
+
+    async def get(self, *args: Any, **options: Any) -> Any:
+        """Return an object, or None.
+
+        Raises:
+            StoreError: the store does not answer.
+        """
+        with one_sentence(self.path):
+            return await super().get(*args, **options)
+
+    async def set(self, *args: Any, **options: Any) -> None:
+        """Write an object; errors as for `get`."""
+        with one_sentence(self.path):
+            await super().set(*args, **options)
+
+    async def delete_dir(self, prefix: str) -> None:
+        """Delete all objects below; errors as for `get`."""
+        with one_sentence(self.path):
+            await super().delete_dir(prefix)
+
+
+@cache
+def connect(url: str, _process: int) -> tuple[fsspec.AbstractFileSystem, ObjectStore]:
+    """Return our and Zarr's connection, of which fsspec would make one a thread; a forked process needs its own."""
+    ours, zarrs = fsspec.core.url_to_fs(url)[0], cast(ObjectStore, ObjectStore.from_url(url))
+    for fs in (ours, zarrs.fs):
+        fs.dircache.use_listings_cache = False  # the other connection, or another process, makes a listing stale
+        if hasattr(fs, "max_concurrency"):
+            fs.max_concurrency = 1  # with more, s3fs asks for the size of an object before it reads it
+    return ours, zarrs
+
+
+@contextmanager
+def one_sentence(where: str) -> Iterator[None]:
+    """Turn whatever an object store raises, each has errors of its own, into a `StoreError`."""
+    try:
+        yield
+    except CacheError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split()).rstrip(".")
+        raise StoreError(
+            f"{where} does not answer as it should ({reason or 'no answer in time'}); mend that and run the same"
+            " command again"
+        ) from error

@@ -1,0 +1,205 @@
+"""Rows of a cached array, gathered from memory maps of its shards, or from the shards themselves of an object store.
+
+A Zarr slice of a sharded array decodes every block it touches; here a row of an uncompressed shard is one copy from
+a map, so that a random batch costs no more than a sequential one.
+"""
+
+import math
+import struct
+import sys
+import threading
+
+import google_crc32c
+import numpy as np
+
+from ..errors import CacheError
+from .store import Store
+
+# Of an object store an array keeps its last shards: three groups of a block shuffle where these are shards of 512
+# images, and more, up to so many bytes, where they are smaller.
+KEPT, KEPT_BYTES = 24, 2 << 30
+
+
+class Rows:
+    """Reads ranges of rows of one array of the cache.
+
+    On a local store its files are mapped; elsewhere a shard is read whole when one of its rows is asked for, and the
+    last ones are kept: such rows are to be read in order or in a block shuffle. Two threads may read at once.
+
+    Args:
+        store: the cache's store.
+        name: the array's path below it.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        array = store.open_array(name)
+        self.dtype, self.row_shape = np.dtype(array.dtype), array.shape[1:]
+        self._row_bytes = math.prod(self.row_shape) * self.dtype.itemsize
+        self._block_rows = array.chunks[0]
+        self._sharded = array.shards is not None
+        self._per_shard = (array.shards or array.chunks)[0] // self._block_rows
+        self._store, self._folder = store, f"{name}/c"
+        self._shards: dict[int, _Shard] = {}  # those that are open, the first opened first
+        self._blocks: dict[int, np.ndarray] = {}  # of the open shards, those that were checked, uint8 [rows, row_bytes]
+        self._opening, self._keeping = threading.Lock(), threading.Lock()
+        self._buffers = Buffers()
+
+    def gather(self, first: np.ndarray, count: np.ndarray | int = 1) -> np.ndarray:
+        """Return the rows ``first[i] : first[i] + count[i]`` of all i, one range after the other.
+
+        Args:
+            first: first row of each range, int64 [R].
+            count: rows of each range, [R] or one number for all.
+
+        Returns:
+            An array [sum of counts, ...] in the cache's dtype.
+
+        Raises:
+            CacheError: a shard is missing or its checksum does not fit.
+        """
+        first = np.asarray(first, dtype=np.int64)
+        counts = np.broadcast_to(np.asarray(count, dtype=np.int64), first.shape)
+        out = self._buffers.empty((int(counts.sum()), self._row_bytes), np.dtype(np.uint8))
+        blocks, at = self._blocks, 0
+        for number, start, stop in zip(*self._pieces(first, counts), strict=True):
+            rows = blocks.get(number)
+            if rows is None:
+                rows = self._block(number)
+            end = at + stop - start
+            # NumPy's own loop: the C library copies what fits a core's second cache with `rep movsb`, which on AMD
+            # takes 2 times as long, and 4 times from an address as odd as a block's behind another's checksum.
+            np.positive(rows[start:stop], out[at:end])
+            at = end
+        return out.view(self.dtype).reshape(-1, *self.row_shape)
+
+    def _pieces(self, first: np.ndarray, counts: np.ndarray) -> tuple[list[int], list[int], list[int]]:
+        """Cut ranges where blocks end; return each piece's block, and its rows there [start, stop)."""
+        length = self._block_rows
+        last = first + counts
+        begin, end = first // length, -(-last // length)
+        pieces = np.where(counts > 0, end - begin, 0)
+        of_range = np.repeat(np.arange(len(first)), pieces)
+        block = ranges(begin, pieces)
+        start = np.maximum(first[of_range] - block * length, 0)
+        stop = np.minimum(last[of_range] - block * length, length)
+        return block.tolist(), start.tolist(), stop.tolist()
+
+    def _block(self, number: int) -> np.ndarray:
+        """Return a block that was not asked for before, checked, from its shard, which is opened where it is not."""
+        of_shard, inside = divmod(number, self._per_shard)
+        shard = self._shards.get(of_shard) or self._opened(of_shard)
+        block = shard.block(inside)
+        with self._keeping:
+            if of_shard in self._shards:  # it may have been closed meanwhile
+                self._blocks[number] = block
+        return block
+
+    def _opened(self, of_shard: int) -> "_Shard":
+        with self._opening:  # of two threads that want a shard only one fetches it
+            shard = self._shards.get(of_shard)
+            if shard is None:
+                shard = self._open(of_shard)
+                with self._keeping:
+                    self._shards[of_shard] = shard
+                    size = self._per_shard * self._block_rows * self._row_bytes
+                    if not self._store.is_local and len(self._shards) > max(KEPT, KEPT_BYTES // size):
+                        self._close(next(iter(self._shards)))
+            return shard
+
+    def _close(self, of_shard: int) -> None:
+        del self._shards[of_shard]
+        for number in range(of_shard * self._per_shard, (of_shard + 1) * self._per_shard):
+            self._blocks.pop(number, None)
+
+    def _open(self, of_shard: int) -> "_Shard":
+        name = "/".join([self._folder, str(of_shard)] + ["0"] * len(self.row_shape))
+        path = self._store.path(name)
+        data = self._bytes(name)
+        if data is None:
+            raise CacheError(f"{path} is missing; run `xret cache verify`, then `xret extract --repair`")
+        return _Shard(data, path, self._row_bytes, self._per_shard if self._sharded else None)
+
+    def _bytes(self, name: str) -> np.ndarray | None:
+        if not self._store.is_local:
+            data = self._store.find_bytes(name)
+            return None if data is None else np.frombuffer(data, dtype=np.uint8)
+        try:
+            # As a plain array: each slice of a memmap runs through Python.
+            return np.memmap(self._store.path(name), dtype=np.uint8, mode="r").view(np.ndarray)
+        except (OSError, ValueError):  # an empty file cannot be mapped
+            return None
+
+
+class _Shard:
+    """One file: uncompressed blocks, each with its checksum behind it, and an index unless it is a single block.
+
+    Args:
+        data: the file's bytes.
+        path: for messages.
+        row_bytes: of a row.
+        blocks: how many the index at the end has; None: the file is one block.
+
+    Raises:
+        CacheError: the index is damaged.
+    """
+
+    def __init__(self, data: np.ndarray, path: str, row_bytes: int, blocks: int | None) -> None:
+        self._data, self._path, self._row_bytes = data, path, row_bytes
+        self._spans = [(0, len(data))] if blocks is None else self._index(blocks)
+
+    def block(self, number: int) -> np.ndarray:
+        """Check a block and return its rows as bytes, uint8 [rows, row_bytes].
+
+        Raises:
+            CacheError: its checksum does not fit.
+        """
+        offset, length = self._spans[number]
+        body, stored = self._data[offset : offset + length - 4], self._data[offset + length - 4 : offset + length]
+        if len(stored) != 4 or _crc32c(body) != struct.unpack("<I", stored.tobytes())[0]:
+            raise CacheError(f"{self._path} is damaged (checksum); `xret cache verify` lists what is affected")
+        return body.reshape(-1, self._row_bytes)
+
+    def _index(self, blocks: int) -> list[tuple[int, int]]:
+        """Parse the index: offset and length of each block as little-endian u64, then its crc32c."""
+        index = self._data[-16 * blocks - 4 :]
+        if len(index) != 16 * blocks + 4 or _crc32c(index[:-4]) != struct.unpack("<I", index[-4:].tobytes())[0]:
+            raise CacheError(f"{self._path} is damaged (index); `xret cache verify` lists what is affected")
+        pairs = index[:-4].view("<u8").reshape(blocks, 2).tolist()
+        return [(offset, length) for offset, length in pairs]
+
+
+class Buffers:
+    """Arrays in memory that was handed out before, where nobody refers to it any more.
+
+    Pages that a process gets from the system are cleared first, which takes longer than the copy into them.
+    """
+
+    _KEPT = 4
+
+    def __init__(self) -> None:
+        self._memory: list[np.ndarray] = []
+        self._lending = threading.Lock()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Return an array with any values."""
+        size = math.prod(shape) * dtype.itemsize
+        with self._lending:
+            # Two references: of the list, and of the call itself. An array that was handed out is one more.
+            free = [i for i in range(len(self._memory)) if sys.getrefcount(self._memory[i]) == 2]
+            found = next((i for i in free if self._memory[i].nbytes >= size), None)
+            memory = np.empty(size, dtype=np.uint8) if found is None else self._memory[found]
+            if found is None and free:
+                self._memory[free[0]] = memory
+            elif found is None and len(self._memory) < self._KEPT:
+                self._memory.append(memory)
+        return memory[:size].view(dtype).reshape(shape)
+
+
+def ranges(start: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Return the numbers ``start[i] … start[i] + count[i] - 1`` of all i, one range after the other, int64."""
+    ends = np.cumsum(count)
+    return np.repeat(start - ends + count, count) + np.arange(ends[-1] if len(ends) else 0)
+
+
+def _crc32c(data: np.ndarray) -> int:
+    return int(google_crc32c.value(data.tobytes()))

@@ -1,0 +1,294 @@
+"""Where a cache lies: Zarr arrays with checksums, and group metadata that carries its own digest.
+
+Zarr checks the bytes of a chunk (crc32c), but nobody checks its JSON metadata. Every group of a cache therefore
+lists the SHA-256 of its arrays' metadata and seals itself: its attribute `digest` is the SHA-256 of the group's own
+`zarr.json` with that digest blanked. A group that is being made says so in exactly one way, which no damage imitates.
+"""
+
+import hashlib
+import json
+import os
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import zarr
+from fsspec.asyn import AsyncFileSystem, sync
+from zarr.codecs import Crc32cCodec
+
+from ..errors import CacheError, StoreError
+from .object_store import connect, one_sentence
+
+PATIENCE = 60.0  # seconds that an object store may take to say whether something is there, all its retries included
+_BLANK = "0" * 64
+_LOCAL = ("file", "local")
+
+
+class Store:
+    """A cache's folder on a local path or any fsspec URL.
+
+    Args:
+        url: a local path or a URL such as ``s3://bucket/coco.zarr``.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = str(url)
+        if not self.url:
+            raise CacheError("the name of the store is empty; give a local path or an fsspec URL")
+        try:
+            self.fs, self.root = fsspec.core.url_to_fs(self.url)
+        except (ValueError, ImportError) as error:
+            raise CacheError(
+                f"{url} cannot be a store ({str(error).rstrip('.')}); give a local path, or a URL that fsspec can write"
+            ) from error
+        self.is_local = not isinstance(self.fs.protocol, str) and self.fs.protocol[0] in _LOCAL
+        if not self.is_local:
+            self.fs, self._objects = connect(self.url, os.getpid())
+
+    @property
+    def absolute_url(self) -> str:
+        """The URL, good in any working folder."""
+        return str(self.root) if self.is_local else self.url
+
+    def path(self, name: str) -> str:
+        """Return the full path of `name` below the store."""
+        return f"{self.root}/{name}" if name else self.root
+
+    def exists(self, name: str) -> bool:
+        """Return whether a file or folder `name` is there.
+
+        Raises:
+            StoreError: an object store does not answer, or wants credentials.
+        """
+        with self._answering():
+            if isinstance(self.fs, AsyncFileSystem):
+                return bool(sync(self.fs.loop, self.fs._exists, self.path(name), timeout=PATIENCE))
+            return bool(self.fs.exists(self.path(name)))
+
+    def names(self, name: str) -> list[str]:
+        """Return the names directly below the folder `name`, sorted, without partial files; none if it is absent."""
+        if not self.exists(name):
+            return []
+        with self._answering():
+            entries = (Path(entry).name for entry in self.fs.ls(self.path(name), detail=False))
+            return sorted(entry for entry in entries if not entry.endswith(".partial"))
+
+    def remove(self, name: str) -> None:
+        """Delete the folder `name` and all below it, if it is there."""
+        if self.exists(name):
+            with self._answering():
+                self.fs.rm(self.path(name), recursive=True)
+
+    def read_bytes(self, name: str) -> bytes:
+        """Return the content of the file `name`.
+
+        Raises:
+            CacheError: it is missing, or a disk cannot read it.
+        """
+        data = self.find_bytes(name)
+        if data is None:
+            raise CacheError(f"{self.url}: '{name}' is missing; `xret cache verify` lists what is affected")
+        return data
+
+    def find_bytes(self, name: str) -> bytes | None:
+        """Return the content of the file `name`; None where there is none, or a disk cannot read it."""
+        with self._answering():
+            try:
+                return bytes(self.fs.cat_file(self.path(name)))
+            except FileNotFoundError:
+                return None
+            except OSError:
+                if self.is_local:  # damaged, for whoever asks
+                    return None
+                raise
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Write the file `name` in one step: it is there whole, or as it was before."""
+        path = self.path(name)
+        if not self.is_local:  # an object store replaces an object in one step
+            with self._answering():
+                self.fs.pipe_file(path, data)
+            return
+        partial = Path(f"{path}.{os.getpid()}.partial")
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(data)
+        partial.replace(path)
+
+    def create_bytes(self, name: str, data: bytes) -> bool:
+        """Write the file `name` of an object store unless there is one; return whether it now holds `data`."""
+        with self._answering():
+            try:
+                self.fs.pipe_file(self.path(name), data, mode="create")
+            except FileExistsError:
+                return self.find_bytes(name) == data  # the first of two attempts may have got through
+        return True
+
+    def size(self, name: str) -> int:
+        """Return the bytes of all files below `name`."""
+        if not self.exists(name):
+            return 0
+        with self._answering():
+            return int(self.fs.du(self.path(name)))
+
+    def _answering(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.is_local else one_sentence(self.url)
+
+    # Arrays
+
+    def create_array(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        shard: int,
+        dtype: str,
+        *,
+        inner: int | None = None,
+        fill: float = 0,
+    ) -> None:
+        """Create an array whose rows are written `shard` at a time.
+
+        Args:
+            name: path below the store.
+            shape: its full shape; the first axis is the rows.
+            shard: rows in a file, the unit of writing.
+            dtype: NumPy name.
+            inner: rows in a checked block inside a file; None: the file is one block.
+            fill: what an unwritten row reads as.
+        """
+        chunk = (inner or shard, *shape[1:])
+        zarr.create_array(
+            self._zarr(),
+            name=name,
+            shape=shape,
+            chunks=chunk,
+            shards=(shard, *shape[1:]) if inner else None,
+            dtype=dtype,
+            filters=None,
+            compressors=[Crc32cCodec()],
+            fill_value=fill,
+            overwrite=True,
+        )
+
+    def write_array(self, name: str, values: np.ndarray, chunk: int = 1 << 20) -> None:
+        """Create the array `name` with these values, in files of `chunk` rows."""
+        self.create_array(name, values.shape, min(chunk, max(len(values), 1)), values.dtype.name)
+        self.open_array(name, writable=True)[...] = values
+
+    def write_shard(self, name: str, shard: int, values: np.ndarray) -> None:
+        """Write one whole file of the array `name`, whatever lies there."""
+        array = self.open_array(name, writable=True)
+        try:
+            array[shard * len(values) : (shard + 1) * len(values)] = values
+        except ValueError:  # Zarr reads a sharded file before it replaces it, and this one is damaged
+            self.remove(f"{name}/c/{shard}")
+            array[shard * len(values) : (shard + 1) * len(values)] = values
+
+    def open_array(self, name: str, writable: bool = False) -> zarr.Array:
+        """Open the array `name`.
+
+        Raises:
+            CacheError: it is not there or its metadata cannot be read.
+        """
+        try:
+            array = zarr.open_array(self._zarr(), path=name, mode="r+" if writable else "r", zarr_format=3)
+        except StoreError:
+            raise
+        except (FileNotFoundError, ValueError, KeyError) as error:
+            raise CacheError(f"{self.url}: array '{name}' is missing or its zarr.json is damaged") from error
+        # Zeros are data: without this a shard of zeros would have no file and look as if it had been lost.
+        return array.with_config({"write_empty_chunks": True})
+
+    def read_array(self, name: str, first: int = 0, last: int | None = None) -> np.ndarray:
+        """Return the rows [first, last) of the array `name`, by default all.
+
+        Raises:
+            CacheError: it is missing, or a checksum does not fit.
+        """
+        array = self.open_array(name)
+        try:
+            return np.asarray(array[first:last])
+        except StoreError:
+            raise
+        except Exception as error:  # whatever a damaged file makes a codec raise
+            raise CacheError(f"{self.url}: '{name}' is damaged; `xret cache verify` lists what is affected") from error
+
+    def _zarr(self) -> Any:
+        return self.root if self.is_local else self._objects
+
+    # Groups
+
+    def start_group(self, name: str) -> None:
+        """Write an unfinished group: what is below it is not to be trusted until `seal_group`."""
+        self._write_json(name, _UNFINISHED)
+
+    def is_unfinished(self, name: str) -> bool:
+        """Return whether `name` was started and never sealed. Nothing else looks like it, whatever byte is flipped."""
+        return self.find_bytes(_metadata(name)) == _UNFINISHED.encode()
+
+    def seal_group(self, name: str, attributes: dict[str, Any], arrays: list[str]) -> None:
+        """Write the group's attributes with the digests of `arrays` and of itself.
+
+        Raises:
+            CacheError: one of the arrays is not there.
+        """
+        digests = {array: self._sha256(_metadata(f"{name}/{array}")) for array in arrays}
+        if lost := [array for array, digest in digests.items() if not digest]:
+            raise CacheError(f"{self.url}: '{name}/{lost[0]}' has gone; does another process write there?")
+        blank = _group_json({**attributes, "arrays": digests, "digest": _BLANK})
+        self._write_json(name, blank.replace(_BLANK, hashlib.sha256(blank.encode()).hexdigest()))
+
+    def read_group(self, name: str) -> dict[str, Any]:
+        """Return the attributes of the sealed group `name`, without `arrays` and `digest`.
+
+        Raises:
+            CacheError: the group is missing, unfinished or damaged.
+        """
+        attributes, damage = self.inspect_group(name)
+        if damage and self.is_unfinished(name):
+            raise CacheError(f"{self.url}: '{name or '/'}' was never finished; run the same `xret extract` again")
+        if damage:
+            way_out = "extract into another --store"
+            if "/" in name:
+                way_out = f"remove the set with `xret cache rm {self.url} {name}` and extract it again"
+            raise CacheError(
+                f"{self.url}: {damage[0]}/zarr.json is damaged or missing; restore that file, or {way_out}"
+            )
+        return {key: value for key, value in attributes.items() if key not in ("arrays", "digest")}
+
+    def inspect_group(self, name: str) -> tuple[dict[str, Any], list[str]]:
+        """Return the group's attributes and the nodes (the group, its arrays) whose metadata is damaged."""
+        try:
+            raw = (self.find_bytes(_metadata(name)) or b"").decode()
+            attributes = json.loads(raw)["attributes"]
+            if "digest" not in attributes:
+                return attributes, [name]
+            digest, arrays = attributes["digest"], dict(attributes["arrays"])
+            blank = raw.replace(digest, _BLANK, 1) if len(digest) == len(_BLANK) else ""
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return {}, [name]
+        damaged = [] if hashlib.sha256(blank.encode()).hexdigest() == digest else [name]
+        for array, expected in arrays.items():
+            path = f"{name}/{array}".lstrip("/")
+            if self._sha256(_metadata(path)) != expected:
+                damaged.append(path)
+        return attributes, damaged
+
+    def _sha256(self, name: str) -> str:
+        data = self.find_bytes(name)
+        return "" if data is None else hashlib.sha256(data).hexdigest()
+
+    def _write_json(self, name: str, text: str) -> None:
+        self.write_bytes(_metadata(name), text.encode())
+
+
+def _metadata(name: str) -> str:
+    return f"{name}/zarr.json".lstrip("/")
+
+
+def _group_json(attributes: dict[str, Any]) -> str:
+    return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": attributes}, indent=2, ensure_ascii=True)
+
+
+_UNFINISHED = _group_json({"unfinished": True})

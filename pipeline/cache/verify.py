@@ -1,0 +1,161 @@
+"""Checks a cache from end to end: metadata, checksums, missing files, counts and values."""
+
+from typing import Any
+
+import numpy as np
+import zarr
+
+from ..errors import StoreError
+from ..progress import Progress
+from .feature_cache import FAILED, OK, Blocks, FeatureCache, FeatureSet
+from .layout import TEXTS
+from .store import Store
+
+Damage = dict[str, Any]
+
+
+def verify(url: str) -> dict[str, Any]:
+    """Read every file of the cache at `url`.
+
+    Returns:
+        ``ok``; ``shards``, how many finished ones were read; ``failed_samples`` [{id, reason}], which are no damage;
+        ``damaged`` [{array, shard, samples}], samples being the rows [first, last) of images or captions that are
+        affected; shard and samples are None where it is metadata that is damaged.
+
+    Raises:
+        CacheError: no cache is there.
+    """
+    store = Store(url)
+    if not store.exists("zarr.json"):
+        FeatureCache.open(url)  # says what is wrong
+    damaged = [_damage(node) for node in ("", "samples", "images", "captions") for node in _nodes(store, node)]
+    damaged += [] if damaged else _samples(store)
+    report: dict[str, Any] = {"ok": False, "shards": 0, "failed_samples": [], "damaged": damaged}
+    if damaged:  # without its samples nothing else in the cache can be judged
+        return report
+    cache = FeatureCache.open(url)
+    paths = [f"{modality}/{name}" for modality in ("images", "captions") for name in cache.set_names(modality)]
+    sets = [CheckedSet(cache, path) for path in paths]
+    with Progress("verify", sum(checked.shards for checked in sets), "shards") as progress:
+        for checked in sets:
+            damaged += checked.metadata
+            for shard in range(checked.shards):
+                damaged += checked.damage(shard)
+                progress.update(1)
+            report["failed_samples"] += [{"id": key, "reason": why} for key, why in checked.failed.items()]
+            report["shards"] += checked.done
+    return {**report, "ok": not damaged}
+
+
+def broken_shards(features: FeatureSet) -> list[int]:
+    """Return the finished shards of a set that are damaged or hold samples that failed."""
+    checked = CheckedSet(features.cache, features.path)
+    ids = features.cache.ids(0, features.cache.images) if checked.failed else []
+    failed = np.array([row for row, key in enumerate(ids) if key in checked.failed], dtype=np.int64)
+    of_failed = set(features.blocks.shard_of(failed).tolist())
+    return [shard for shard in range(checked.shards) if checked.damage(shard) or shard in of_failed]
+
+
+class CheckedSet:
+    """One feature set under examination; only its sealed metadata is trusted."""
+
+    def __init__(self, cache: FeatureCache, path: str) -> None:
+        self.cache, self.store, self.path = cache, cache.store, path
+        attributes, damage = self.store.inspect_group(self.path)
+        self.metadata = [_damage(node) for node in damage]
+        self.failed: dict[str, str] = {}
+        self.shards = self.done = 0
+        if not damage:
+            self.failed = attributes["failed"]
+            self.blocks = Blocks(attributes["shard_images"], cache.splits)
+            self.shards = len(self.blocks)
+            self.arrays = {name: self.store.open_array(f"{self.path}/{name}") for name in attributes["arrays"]}
+
+    def damage(self, shard: int) -> list[Damage]:
+        """Return what is damaged of one shard; one that is not done has no damage."""
+        mark, intact = _read(self.store, self.arrays["done"], shard)
+        if not intact:  # a mark that was never written has no file
+            return [self._damage("done", shard)] if self.store.exists(file_of(self.arrays["done"], shard)) else []
+        if mark[0] == 1:
+            self.done += 1
+            return self._shard(shard)
+        return [] if mark[0] == 0 else [self._damage("done", shard)]
+
+    def _shard(self, shard: int) -> list[Damage]:
+        damaged, values = [], {}
+        for name, array in self.arrays.items():
+            if name != "done":
+                values[name], intact = _read(self.store, array, shard)
+                damaged += [] if intact else [self._damage(name, shard)]
+        if damaged:
+            return damaged
+        first, last = self._samples(shard)
+        status = values["status"][: last - first]
+        damaged += [] if np.isin(status, (OK, FAILED)).all() else [self._damage("status", shard)]
+        if self.path.startswith("images"):
+            recorded = np.array([key in self.failed for key in self.cache.ids(first, last)])
+            damaged += [] if np.array_equal(recorded, status == FAILED) else [self._damage("status", shard)]
+        for name in ("local", "global"):
+            if name in values and not self._finite(name, values, status == OK):
+                damaged.append(self._damage(name, shard))
+        return damaged
+
+    def _finite(self, name: str, values: dict[str, np.ndarray], good: np.ndarray) -> bool:
+        """Return whether the valid rows of the good samples are finite."""
+        array, lengths = values[name], values["length"][: len(good)]
+        if name == "global":
+            return bool(np.isfinite(array[: len(good)][good]).all())
+        if self.path.startswith("captions"):
+            return bool(np.isfinite(array[: lengths.sum()]).all())  # packed, none fails
+        valid = np.arange(array.shape[1]) < lengths[:, None]
+        return bool(np.isfinite(array[: len(good)][good][valid[good]]).all())
+
+    def _samples(self, shard: int) -> tuple[int, int]:
+        first, last = self.blocks.images(shard)
+        if self.path.startswith("images"):
+            return first, last
+        start = int(self.cache.caption_start[first])
+        return start, start + int(self.cache.caption_count[first:last].sum())
+
+    def _damage(self, name: str, shard: int) -> Damage:
+        return _damage(f"{self.path}/{name}", shard, self._samples(shard))
+
+
+def _nodes(store: Store, group: str) -> list[str]:
+    if store.is_unfinished(group):
+        store.read_group(group)  # says so
+    return store.inspect_group(group)[1]
+
+
+def _samples(store: Store) -> list[Damage]:
+    attributes, _ = store.inspect_group("samples")
+    damaged = []
+    for name in attributes["arrays"]:
+        array = store.open_array(f"samples/{name}")
+        for chunk in range(-(-array.shape[0] // array.chunks[0])):
+            if not _read(store, array, chunk)[1]:
+                rows = (chunk * array.chunks[0], min((chunk + 1) * array.chunks[0], array.shape[0]))
+                # Of a byte array, which rows are affected is not known.
+                damaged.append(_damage(f"samples/{name}", chunk, None if name in TEXTS else rows))
+    return damaged
+
+
+def _read(store: Store, array: zarr.Array, shard: int) -> tuple[np.ndarray, bool]:
+    """Return one file of an array, and whether it is there and its checksums fit."""
+    rows = (array.shards or array.chunks)[0]
+    try:
+        values = np.asarray(array[shard * rows : (shard + 1) * rows])
+    except StoreError:
+        raise
+    except Exception:  # whatever a damaged file makes a codec raise, it is damage
+        return np.empty(0), False
+    return values, store.exists(file_of(array, shard))
+
+
+def file_of(array: zarr.Array, shard: int) -> str:
+    """Return the path, below the store, of the file that holds one shard of an array."""
+    return f"{array.path}/c/" + "/".join([str(shard)] + ["0"] * (array.ndim - 1))
+
+
+def _damage(array: str, shard: int | None = None, samples: tuple[int, int] | None = None) -> Damage:
+    return {"array": array or "/", "shard": shard, "samples": list(samples) if samples else None}

@@ -1,0 +1,237 @@
+"""Samples: the captions of a data set in the order of the store, and its images as Pillow decodes them."""
+
+import gc
+import hashlib
+import io
+import json
+import re
+import sys
+import threading
+import unicodedata
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from ..errors import ManifestError, SampleError
+from ..wording import counted
+from .caption_files import Entry, read_entries
+from .manifest import SPLITS, Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Caption:
+    """One caption: its text as the source has it, and the source's number for it (else a running one)."""
+
+    text: str
+    sentid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSample:
+    """One image: `file_name` is a POSIX path below the image folder, `cocoid` is -1 where there is none."""
+
+    id: str
+    file_name: str
+    split: str
+    cocoid: int
+    captions: tuple[Caption, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """All of a data set.
+
+    Attributes:
+        dataset: the manifest's name.
+        images: ordered by split (as in `SPLITS`), inside a split as in the source.
+        splits: rows ``[first, last)`` of each split that has any.
+        digest: SHA-256 over name and rows in hexadecimal; where the folder lies does not matter.
+    """
+
+    dataset: str
+    images: tuple[ImageSample, ...]
+    splits: dict[str, tuple[int, int]]
+    digest: str
+
+
+def read_samples(manifest: Manifest) -> Samples:
+    """Read the caption file of a manifest; the images themselves are not opened.
+
+    Raises:
+        ManifestError: the file cannot be read, an image lacks captions or a caption its image, a path leaves
+            the image folder, an id, file name or split contradicts another, or the manifest's counts are not
+            met; the message names the place.
+    """
+    with _collector_paused():
+        return _build(read_entries(manifest.captions), manifest)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Halve the time of reading: the collector would walk millions of fresh objects, none of them garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _build(entries: list[Entry], manifest: Manifest) -> Samples:
+    """Settle splits, ids and numbers of what the caption file gave, and put it in the order of the store."""
+    splits = _splits(entries, manifest)
+    _check_counts(Counter(splits), manifest)
+    by_imgid = all(entry.imgid is not None for entry in entries)
+    numbered = all(sentid is not None for entry in entries for _, sentid in entry.captions)
+    images, number = [], 0
+    for entry, split in zip(entries, splits, strict=True):
+        captions = tuple(
+            Caption(text, sentid if numbered and sentid is not None else running)
+            for running, (text, sentid) in enumerate(entry.captions, number)
+        )
+        number += len(captions)
+        identity = str(entry.imgid) if by_imgid else entry.file_name
+        kept = captions[: manifest.captions_per_image]
+        images.append(ImageSample(identity, entry.file_name, split, entry.cocoid, kept))
+    images.sort(key=lambda image: SPLITS.index(image.split))
+    return Samples(manifest.name, tuple(images), _ranges(images), _digest(manifest, images))
+
+
+def open_image(path: str | Path | Image.Image) -> Image.Image:
+    """Decode an image file completely, as RGB; of a picture that is open already, the rest.
+
+    Of 16 bits a channel the upper 8 are taken, of an animation the first frame; what the file's name ends in does not
+    matter. The pixels stay as they are stored: an EXIF orientation is not applied, as torchvision's datasets do not.
+
+    Raises:
+        SampleError: the file is missing, empty, damaged, too large or no image, in a few words.
+    """
+    try:
+        if isinstance(path, Image.Image):
+            return _as_rgb(path)
+        with _open(Path(path).read_bytes()) as image:
+            return _as_rgb(image)
+    except Exception as error:  # Pillow's readers raise all kinds of errors on damaged files
+        raise SampleError(str(path), _reason(error)) from error
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in _SIXTEEN_BITS):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(f"it has more than 16 bits a channel (mode {image.mode}); convert it")
+    # A palette with transparency goes by way of RGBA: Pillow warns of the direct way.
+    return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
+
+
+_SIXTEEN_BITS = ("PNG", "PPM")  # formats whose greys of more than 8 bits Pillow widens to 32
+_warnings_lock = threading.Lock()  # the list of warning filters belongs to the process, not to a thread
+
+
+def _open(data: bytes) -> Image.Image:
+    """Read the header of an image without Pillow's remarks on it; the disk is not waited for under the lock."""
+    if not data:
+        raise ValueError("the file is empty")
+    with _warnings_lock, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        return Image.open(io.BytesIO(data))
+
+
+def _reason(error: Exception) -> str:
+    """Say in a few words what was wrong, without the path, which may differ from machine to machine."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    if isinstance(error, UnidentifiedImageError):
+        return "this is no image that Pillow can read"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+# Vowel signs and accents are no letters to `re`, yet belong to the word around them.
+_MARKS = "".join(chr(c) for c in range(0x300, 0x10000) if unicodedata.category(chr(c)).startswith("M"))
+_WORD = re.compile(rf"[^\W_](?:[^\W_]|[{_MARKS}])*(?:['’-][^\W_](?:[^\W_]|[{_MARKS}])*)*")
+
+
+def tokenize(text: str) -> list[str]:
+    """Split a caption into lower-case words.
+
+    A word is a run of letters and digits of any script; an apostrophe or a hyphen inside stays.
+
+    >>> tokenize("The dog's T-shirt, in 2 colours .")
+    ['the', "dog's", 't-shirt', 'in', '2', 'colours']
+    >>> tokenize(" . ")
+    []
+    """
+    return _WORD.findall(unicodedata.normalize("NFC", text.lower()).replace("’", "'"))
+
+
+def _splits(entries: list[Entry], manifest: Manifest) -> list[str]:
+    """Return the final split of each image; without any in the source, 80/10/10 by hash."""
+    without = [entry.file_name for entry in entries if entry.split is None]
+    if without and len(without) < len(entries):
+        raise ManifestError(
+            f"{manifest.captions}: some images have a split and some, such as '{without[0]}', have none; "
+            "give it to all or none."
+        )
+    if without:
+        splits = [_hashed_split(name) for name in without]
+        shares = ", ".join(f"{splits.count(split)} {split}" for split in SPLITS[:3])
+        print(f"{manifest.captions} names no splits: {shares} by SHA-256 of the file name.", file=sys.stderr)
+        return splits
+    merged = [manifest.merge_splits.get(str(entry.split), str(entry.split)) for entry in entries]
+    strange = Counter(split for split in merged if split not in (*SPLITS, "restval"))
+    if strange:
+        found = ", ".join(f"{count} in '{split}'" for split, count in strange.items())
+        advice = "map them to train, val or test with merge_splits to use them"
+        print(f"{manifest.captions}: images of unknown splits count as 'other' ({found}); {advice}.", file=sys.stderr)
+    return [split if split in SPLITS else "other" for split in merged]
+
+
+def _hashed_split(file_name: str) -> str:
+    """Return train, val or test for 80, 10 or 10 of a hundred file names, the same in any company."""
+    share = int.from_bytes(hashlib.sha256(file_name.encode("utf-8", "replace")).digest()[:8], "big") % 100
+    return "train" if share < 80 else "val" if share < 90 else "test"
+
+
+def _check_counts(found: Counter[str], manifest: Manifest) -> None:
+    wrong = [
+        f"{counted(found[split], f'{split} image')} where the manifest promises {promised:,}"
+        for split, promised in (manifest.counts or {}).items()
+        if found[split] != promised
+    ]
+    if wrong:
+        advice = f"complete the file, or correct 'counts' in {manifest.path}"
+        raise ManifestError(f"{manifest.captions}: it holds {', '.join(wrong)}; {advice}.")
+
+
+def _ranges(images: list[ImageSample]) -> dict[str, tuple[int, int]]:
+    counts = Counter(image.split for image in images)
+    ranges, first = {}, 0
+    for split in SPLITS:
+        if counts[split]:
+            ranges[split] = (first, first + counts[split])
+            first += counts[split]
+    return ranges
+
+
+def _digest(manifest: Manifest, images: list[ImageSample]) -> str:
+    """Hash name and rows, each a line of JSON, which is unambiguous whatever the texts contain."""
+    encode = json.JSONEncoder(ensure_ascii=False).encode
+    digest = hashlib.sha256(encode(manifest.name).encode())
+    for image in images:
+        captions = [(caption.sentid, caption.text) for caption in image.captions]
+        row = encode([image.id, image.file_name, image.split, image.cocoid, captions])
+        try:
+            digest.update(b"\n" + row.encode())
+        except UnicodeEncodeError as error:
+            where = f"{manifest.captions}: image {image.file_name!r}"
+            raise ManifestError(f"{where} has half of a character pair in a text; correct it.") from error
+    return digest.hexdigest()

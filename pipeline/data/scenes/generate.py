@@ -1,0 +1,113 @@
+"""Generated scenes: a small data set of drawn pictures with captions, made here, the same for the same seed.
+
+It is written as any data set comes: JPEG files, a Karpathy JSON (with `regions`) and a manifest.
+"""
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from ...errors import ManifestError
+from ..samples import tokenize
+from .captions import describe, phrase
+from .pictures import Scene, draw, random_scene
+
+VERSION = 1  # rises when the same seed no longer gives the same files
+
+
+def generate_scenes(folder: str | Path, seed: int = 0, *, train: int = 800, val: int = 100, test: int = 100) -> Path:
+    """Draw a data set of scenes.
+
+    Each picture depends on the seed and its number alone. The files are written beside the folder and moved
+    there when all is done; scenes already there, made with the same arguments, are left as they are.
+
+    Args:
+        folder: where ``images/``, ``dataset_scenes.json`` and ``scenes.yaml`` go; new or empty.
+        seed: another seed gives other scenes.
+        train: number of pictures of the split of this name; `val` and `test` likewise.
+
+    Returns:
+        The path of the manifest, ``scenes.yaml``.
+
+    Raises:
+        ManifestError: the folder holds something else, or cannot be written.
+    """
+    folder = Path(folder)
+    counts = {"train": train, "val": val, "test": test}
+    manifest = _manifest(seed, counts)
+    path = folder / "scenes.yaml"
+    part = unfinished(folder)
+    try:
+        if path.is_file() and path.read_bytes() == manifest.encode():
+            return path
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ManifestError(f"{folder} holds something else; remove it, or name a new folder for the scenes.")
+        shutil.rmtree(part, ignore_errors=True)
+        (part / "images").mkdir(parents=True)
+        splits = [split for split, count in counts.items() for _ in range(count)]
+        images = [_write_scene(part / "images", seed, number, split) for number, split in enumerate(splits)]
+        (part / "dataset_scenes.json").write_text(json.dumps({"dataset": "scenes", "images": images}))
+        (part / "scenes.yaml").write_text(manifest)
+        part.replace(folder)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise ManifestError(f"{folder}: the scenes cannot be written there ({error.strerror}).") from error
+    return path
+
+
+def are_of_seed(folder: Path, seed: int) -> bool:
+    """Return whether scenes of this seed, all of them, lie in `folder`."""
+    path = folder / "scenes.yaml"
+    return path.is_file() and path.read_bytes().startswith(_heading(seed).encode())
+
+
+def unfinished(folder: Path) -> Path:
+    """Return where the scenes of `folder` are drawn, until it has all of them."""
+    return folder.resolve().parent / f".{folder.resolve().name}.part"
+
+
+def _heading(seed: int) -> str:
+    return f"# Scenes drawn by xret (generator {VERSION}, seed {seed}).\n"
+
+
+def _manifest(seed: int, counts: dict[str, int]) -> str:
+    shares = ", ".join(f"{split}: {count}" for split, count in counts.items())
+    return (
+        f"{_heading(seed)}"
+        "name: scenes\n"
+        "images: images\n"
+        "captions: dataset_scenes.json\n"
+        f"counts: {{{shares}}}\n"
+        "protocols: [full]\n"
+        "licence: drawn by a program, free for any use\n"
+    )
+
+
+def _write_scene(folder: Path, seed: int, number: int, split: str) -> dict[str, Any]:
+    """Draw one picture and return its element of the Karpathy JSON; `scene` and `claim` say what is meant."""
+    random = Random(f"scene {VERSION} {seed} {number}")
+    scene = random_scene(random)
+    captions = describe(scene, random)
+    name = f"scene_{number:05}.jpg"
+    draw(scene, random).save(folder / name, quality=90)
+    sentids = list(range(number * len(captions), (number + 1) * len(captions)))
+    sentences = [
+        {"raw": text, "tokens": tokenize(text), "imgid": number, "sentid": sentid, "claim": claim}
+        for sentid, (text, claim) in zip(sentids, captions, strict=True)
+    ]
+    return {
+        "filename": name,
+        "imgid": number,
+        "split": split,
+        "sentids": sentids,
+        "sentences": sentences,
+        "regions": _regions(scene),
+        "scene": asdict(scene),
+    }
+
+
+def _regions(scene: Scene) -> list[dict[str, Any]]:
+    return [{"bbox": list(thing.box), "phrase": phrase(thing), "class": thing.shape} for thing in scene.things]

@@ -1,0 +1,269 @@
+"""Bottom-up attention: the features of detected regions, and the detector's backbone as a grid.
+
+Pixels are those of the Caffe model: blue, green, red, less a mean, neither divided by 255 nor by a deviation.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional
+from torchvision.ops import box_iou
+from torchvision.transforms.functional import pil_to_tensor
+
+from ...data.regions import Regions
+from ...data.samples import open_image
+from ...errors import EncoderError
+from ..pictures import library_versions, open_picture
+from ..random_weights import noise_images, settle_norms
+from ..weights import digest, read_weights, seed_or_file
+from .butd_checkpoints import DETECTORS, GRIDS, convert, published
+from .butd_network import PROPOSALS, DetectorNetwork, GridNetwork
+from .caffe_boxes import corners
+from .selection import check_regions, select, selection_identity
+
+MEAN = (102.9801, 115.9465, 122.7717)
+_SHORTER, _LONGER = 600, 1000
+_SMALLEST = 16  # shortest side of a proposal, pixels of the picture as it came
+_CONFIDENCE, _OVERLAP = 0.2, 0.3
+# What of the weights decides neither the regions nor their features.
+_IDLE = ("predictor.bbox_pred.", "predictor.attribute_", "predictor.class_embedding.")
+
+
+class Picture(NamedTuple):
+    """A decoded picture: pixels float32 [3, H, W] on the CPU, and its (width, height) before it was resized."""
+
+    pixels: Tensor
+    size: tuple[int, int]
+
+
+class ButdEncoder:
+    """Encode images as the regions of the bottom-up-attention detector.
+
+    A region is an RPN proposal, not the box that the detector makes of it: that is the box its feature was pooled
+    from, and what the published TSV files hold. Boxes count pixels of the original image, from 0, x2 and y2 inside.
+    A class counts from 0 in the published ``objects_vocab.txt``, background excluded: 0 to 1599.
+
+    Attributes:
+        rows: most regions of an image.
+        channels: width of a feature, 2048.
+        extras: what comes with the features.
+        identity: what decides the features.
+        versions: of the libraries; they do not.
+    """
+
+    name = "butd"
+    kind = "roi"
+    channels = global_channels = 2048
+    extras: tuple[str, ...] = ("boxes", "classes", "scores")
+
+    def __init__(self, weights: str, regions: tuple[int, int], device: str, trust: bool = False) -> None:
+        """Build the network and load its weights.
+
+        Args:
+            weights: a published file (`butd_checkpoints` has the layouts), or ``random:SEED``.
+            regions: fewest and most regions of an image; the published features have (36, 36) or (10, 100).
+            device: where it runs.
+            trust: read pickles, too, which can run any code.
+
+        Raises:
+            EncoderError: the weights cannot be read or do not fit, or the numbers of regions make no sense.
+        """
+        check_regions(regions, PROPOSALS)
+        self.rows = regions[1]
+        self.device = device
+        self._regions = regions
+        weights_id, network = _load(DetectorNetwork, DETECTORS, weights, trust)
+        self._network = network.to(device, memory_format=torch.channels_last)
+        self._mean = torch.tensor(MEAN, device=device)[:, None, None]
+        # Tests make these smaller.
+        self._shorter, self._longer, self._proposals = _SHORTER, _LONGER, PROPOSALS
+        self.identity: dict[str, Any] = {
+            "encoder": self.name,
+            "weights": weights_id,
+            "preprocessing": {**_PIXELS, "shorter": _SHORTER, "longer": _LONGER},
+            "layer": "res5, mean",
+            "regions": selection_identity(regions, PROPOSALS, _CONFIDENCE, _OVERLAP),
+        }
+        self.versions = library_versions()
+
+    def decode(self, path: str | Path) -> tuple[Picture, tuple[int, int]]:
+        """Read an image and resize it: its shorter side to 600 pixels, unless the longer would exceed 1000.
+
+        Returns:
+            The picture, and its own (width, height).
+
+        Raises:
+            SampleError: the image cannot be read, or is far too long and narrow.
+        """
+        image = open_picture(path)
+        scale = self._scale(image.size)
+        width, height = (round(side * scale) for side in image.size)
+        return Picture(_resized(image, height, width), image.size), image.size
+
+    @torch.inference_mode()
+    def encode(self, pictures: list[Picture]) -> list[Regions]:
+        """Encode pictures one by one, so that a picture's features do not depend on its company.
+
+        Returns:
+            The regions of each, most confident first.
+        """
+        return [self._encode(picture) for picture in pictures]
+
+    def _encode(self, picture: Picture) -> Regions:
+        scale = self._scale(picture.size)
+        pixels = (picture.pixels.to(self.device) - self._mean)[None].contiguous(memory_format=torch.channels_last)
+        boxes, features, scores = self._network(pixels, _SMALLEST * scale, self._proposals)
+        boxes = boxes / scale
+        outlines = corners(boxes)
+        chosen, classes, confidences = select(scores, box_iou(outlines, outlines), self._regions, _CONFIDENCE, _OVERLAP)
+        arrays = (features[chosen], boxes[chosen], classes, confidences)
+        local, places, numbers, scores = (array.cpu().numpy() for array in arrays)
+        return Regions(local, places, numbers, scores, picture.size)
+
+    def _scale(self, size: tuple[int, int]) -> float:
+        scale = self._shorter / min(size)
+        return scale if round(scale * max(size)) <= self._longer else self._longer / max(size)
+
+
+class ButdGridEncoder:
+    """Encode images as the cells of the detector's backbone, run as an ordinary ResNet-101, and their mean.
+
+    Attributes:
+        rows: cells of the map, N.
+        channels: width of a cell, 2048; the mean has the same.
+        network: frozen, unless fine-tuning changes that.
+        identity: what decides the features.
+        versions: of the libraries; they do not.
+    """
+
+    name = "butd-grid"
+    kind = "grid"
+    channels = global_channels = 2048
+    extras: tuple[str, ...] = ()
+
+    def __init__(self, weights: str, image_size: int, device: str, trust: bool = False) -> None:
+        """Build the network and load its weights.
+
+        Args:
+            weights: VSE∞'s ``original_updown_backbone.pth``, or ``random:SEED``.
+            image_size: side of the square that an image is stretched to, pixels; the papers' is 512.
+            device: where it runs.
+            trust: read pickles, too, which can run any code.
+
+        Raises:
+            EncoderError: the weights cannot be read or do not fit, or the size is too small.
+        """
+        if image_size < 64:
+            raise EncoderError(
+                f"{self.name} needs images of at least 64 pixels, not {image_size}; the papers' --image-size is 512"
+            )
+        self.device = device
+        weights_id, network = _load(GridNetwork, GRIDS, weights, trust)
+        self.network = network.to(device, memory_format=torch.channels_last)
+        self._mean = torch.tensor(MEAN, device=device)[:, None, None]
+        self._image_size = image_size
+        with torch.device("meta"):
+            self.rows = GridNetwork()(torch.zeros(1, 3, image_size, image_size)).flatten(2).shape[2]
+        self.identity: dict[str, Any] = {
+            "encoder": self.name,
+            "weights": weights_id,
+            "preprocessing": {**_PIXELS, "stretch": image_size},
+            "layer": "res5",
+        }
+        self.versions = library_versions()
+
+    def decode(self, path: str | Path) -> tuple[Tensor, tuple[int, int]]:
+        """Read an image and stretch it to a square, whatever its proportions.
+
+        Returns:
+            Pixels float32 [3, S, S] on the CPU, and the image's own (width, height).
+
+        Raises:
+            SampleError: the image cannot be read.
+        """
+        image = open_image(path)
+        return self.prepare(image), image.size
+
+    def prepare(self, image: Image.Image) -> Tensor:
+        """Stretch an image to a square; return pixels float32 [3, S, S], blue first."""
+        return _resized(image, self._image_size, self._image_size)
+
+    @torch.inference_mode()
+    def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Encode a batch of decoded images.
+
+        Args:
+            pixels: float32 [B, 3, S, S].
+
+        Returns:
+            The cells, row by row of the map, float32 [B, N, 2048], and their mean, float32 [B, 2048].
+        """
+        local, global_ = self.features(pixels)
+        return local.cpu().numpy(), global_.cpu().numpy()
+
+    def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what `encode` does as tensors on the device, through which gradients reach `network`."""
+        images = (pixels.to(self.device) - self._mean).contiguous(memory_format=torch.channels_last)
+        local = self.network(images).flatten(2).transpose(1, 2).contiguous()
+        return local, local.mean(1)
+
+    def weights_id(self) -> str:
+        """Return what the identity of an encoder says of the weights, if it reads what `save` writes now."""
+        return digest(self.network.state_dict())
+
+    def save(self, path: Path) -> None:
+        """Write the network as a ``.safetensors`` file in the published layout."""
+        save_file(published(self.network.state_dict(), *GRIDS), path)
+
+
+_PIXELS = {"decoder": "pillow", "channels": "BGR", "mean": list(MEAN), "interpolation": "bilinear without antialiasing"}
+
+
+def _resized(image: Image.Image, height: int, width: int) -> Tensor:
+    """Resize as OpenCV's INTER_LINEAR does, without rounding; return float32 [3, H, W], blue first."""
+    pixels = pil_to_tensor(image).flip(0)[None].float()
+    return functional.interpolate(pixels, (height, width), mode="bilinear", align_corners=False)[0]
+
+
+def _load(
+    kind: type[DetectorNetwork] | type[GridNetwork], layouts: tuple[str, ...], weights: str, trust: bool
+) -> tuple[str, Any]:
+    """Build a network on the CPU and fill it; return what its identity says of the weights, and itself."""
+    if weights == "imagenet":
+        raise EncoderError(
+            "there are no weights 'imagenet' of bottom-up attention to download; give a file of the published"
+            " bottom-up-attention weights as --visual-weights"
+        )
+    source = seed_or_file(weights, imagenet=False)
+    if isinstance(source, int):
+        return f"random:{source}", _random(kind, source)
+    state = convert(read_weights(source, trust), layouts, weights)
+    with torch.device("meta"):
+        network = kind()
+    own = network.state_dict()
+    # Counters of batches, and the attributes that some files lack, have no part in the features.
+    state |= {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in own.items() if name not in state}
+    network.load_state_dict(state, assign=True)
+    return digest({name: value for name, value in state.items() if not name.startswith(_IDLE)}), _frozen(network)
+
+
+def _random(kind: type[DetectorNetwork] | type[GridNetwork], seed: int) -> nn.Module:
+    """Build a network whose weights follow from the seed; regressions and classes are near their middle."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        network = kind()
+        for name, value in network.named_parameters():
+            if name.startswith(("rpn.", "predictor.")):
+                nn.init.normal_(value, std=0.01 if name.endswith("weight") else 0)
+        images = 255 * noise_images(8, 96) - torch.tensor(MEAN)[:, None, None]
+        settle_norms(network, lambda: network.res5(network.backbone(images)))
+    return _frozen(network)
+
+
+def _frozen(network: nn.Module) -> nn.Module:
+    return network.eval().requires_grad_(False)

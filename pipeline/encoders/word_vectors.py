@@ -1,0 +1,113 @@
+"""Word vectors that others trained: the text files of GloVe, fastText and word2vec, read for a vocabulary."""
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from ..errors import VectorsError
+from ..progress import Progress
+
+_TOLD = 10_000  # lines between two reports of progress
+
+
+@dataclass(frozen=True)
+class WordVectors:
+    """The vectors of a vocabulary.
+
+    Attributes:
+        vectors: float32 [V,dim], a row a word of the vocabulary; zeros where the file has none.
+        found: bool [V], whether the file has one.
+        missing: the words without one, in the order of the vocabulary.
+        undecodable: lines that were passed over because their word is no UTF-8.
+    """
+
+    vectors: np.ndarray
+    found: np.ndarray
+    missing: tuple[str, ...]
+    undecodable: int
+
+
+def read_word_vectors(path: str | Path, vocabulary: Sequence[str]) -> WordVectors:
+    """Read the vectors of a vocabulary from a text file, line by line; no others are kept.
+
+    A line is a word and its numbers with a space between each; GloVe's words may have spaces inside. A first line of
+    two whole numbers, as fastText and word2vec write it, tells how many vectors there are and how wide. A file whose
+    name ends in ``.gz`` is decompressed.
+
+    A word gets the vector of the line with this very word, else of one whose word becomes it in lower case; the first
+    of several such lines counts.
+
+    Args:
+        path: the file.
+        vocabulary: V distinct words.
+
+    Raises:
+        VectorsError: the file cannot be read, a line is no word with its numbers, lines are missing at the end, or
+            the file has no word of the vocabulary.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file, Progress(f"read {path.name}", path.stat().st_size, "bytes") as progress:
+            return _read(_lines(file, path.suffix == ".gz", progress), path, vocabulary)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+        raise VectorsError(f"the word vectors {path} cannot be read ({reason}); check the path or the file") from error
+
+
+def _lines(file: BinaryIO, compressed: bool, progress: Progress) -> Iterator[bytes]:
+    """Yield the lines. Only a line feed ends one: some words are line ends of other kinds."""
+    told = 0
+    for number, line in enumerate(gzip.GzipFile(fileobj=file) if compressed else file):
+        if number % _TOLD == 0:
+            progress.update(file.tell() - told)
+            told = file.tell()
+        yield line.rstrip(b" \r\n")
+    progress.update(file.tell() - told)
+
+
+def _read(lines: Iterator[bytes], path: Path, vocabulary: Sequence[str]) -> WordVectors:
+    first = next(lines, b"")
+    header = re.fullmatch(rb"(\d{1,12}) (\d{1,6})", first)
+    promised, dim = (int(header[1]), int(header[2])) if header else (0, first.count(b" "))
+    if not header:
+        lines = chain([first], lines)
+    rows = {word: row for row, word in enumerate(vocabulary)}
+    vectors = np.zeros((len(rows), dim), dtype=np.float32)
+    rank = np.zeros(len(rows), dtype=np.int8)  # of the line that a word has: 2 it is this very word, 1 in lower case
+    undecodable = read = 0
+    for read, line in enumerate(lines, 1):
+        where = f"{path}: line {read + bool(header)}"
+        name, *numbers = line.rsplit(b" ", dim)
+        if dim == 0 or len(numbers) < dim:
+            raise VectorsError(f"{where} is no word with {dim or 'its'} numbers; take a text file of word vectors")
+        try:
+            word = name.decode()
+        except UnicodeDecodeError:
+            undecodable += 1
+            continue
+        own, row = (2, rows[word]) if word in rows else (1, rows.get(word.lower()))
+        if row is not None and own > rank[row]:
+            vectors[row], rank[row] = _vector(numbers, where), own
+    if read < promised:
+        raise VectorsError(f"{path}: its first line promises {promised} vectors and it has {read}; get the file again")
+    if not rank.any():
+        raise VectorsError(f"{path}: it has no word of the vocabulary; take vectors of the captions' language")
+    missing = tuple(word for word, row in rows.items() if not rank[row])
+    return WordVectors(vectors, rank > 0, missing, undecodable)
+
+
+def _vector(numbers: list[bytes], where: str) -> np.ndarray:
+    try:
+        vector = np.array([float(number) for number in numbers])
+    except ValueError as error:
+        raise VectorsError(f"{where} has something else than numbers behind its word; get the file again") from error
+    if not np.abs(vector).max() <= np.finfo(np.float32).max:  # also false for NaN
+        raise VectorsError(f"{where} has a number that is not finite; get the file again")
+    return vector

@@ -1,0 +1,1 @@
+"""Features that others extracted into the cache, and features of the cache for others."""

@@ -1,0 +1,1 @@
+"""Writing a feature set in the layouts that other code reads."""

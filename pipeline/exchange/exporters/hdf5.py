@@ -1,0 +1,161 @@
+"""One HDF5 file with the samples of the exported splits, in the store's order, and their features.
+
+- ``/`` attributes: dataset, manifest_sha256, and splits, JSON {name: [first, last)} of the file's image rows.
+- ``/images/``: id, file_name, split (texts), cocoid, caption_start i64[I], caption_count i32[I]; of the image set, if
+  there is one, local [I,N,C], a chunk an image, length i32[I], global [I,C], size i32[I,2] (width, height; zeros where
+  it is not known), and of regions boxes [I,N,4] (x1, y1, x2, y2 in pixels), classes and scores [I,N].
+- ``/captions/``: text, sentid i64[M], image i64[M], the file's image row of each; of the caption set, if there is one,
+  token i32[T] and local [T,C], packed, with start i64[M] and length i32[M], global [M,C]; vocabulary, the words by
+  token id, for a set of words.
+- Both groups have the attributes of their set: set, kind, fingerprint, and identity, JSON.
+"""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from ...cache.feature_cache import CaptionSet, ImageSet, caption_array_rows
+from ...cache.rows import ranges
+from ...progress import Progress
+from .export import Selection, caption_texts, image_texts
+
+_TEXT = h5py.string_dtype()
+_ROWS = 1024  # rows in a chunk of an array of small rows
+
+
+def write_hdf5(selection: Selection, path: Path) -> None:
+    """Write the selection to a new file at `path`.
+
+    Raises:
+        OSError: the file cannot be written.
+        CacheError: something in the cache is damaged.
+    """
+    with _Disk(path, "w+") as disk:
+        with h5py.File(disk, "w") as file:
+            _write(selection, file, disk)
+        disk.check()
+
+
+class _Disk(io.FileIO):
+    """A file whose first failure of writing is kept for `check`, and behind which nothing more is written.
+
+    HDF5 writes when it likes, even when it closes a file, and an error there could not be handled.
+    """
+
+    _error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write all of `data`, or keep the error."""
+        left = memoryview(data).cast("B")
+        try:
+            while len(left) and self._error is None:
+                left = left[super().write(left) :]
+        except OSError as error:
+            self._error = OSError(error.errno, error.strerror, str(self.name))
+        return memoryview(data).nbytes
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the length, or keep the error."""
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self._error = self._error or OSError(error.errno, error.strerror, str(self.name))
+            return self.tell() if size is None else size
+
+    def check(self) -> None:
+        """Raise the error that was kept, if there is one."""
+        if self._error is not None:
+            raise self._error
+
+
+def _write(selection: Selection, file: h5py.File, disk: _Disk) -> None:
+    cache = selection.cache
+    every = np.concatenate(list(selection.rows.values()))
+    lengths = selection.captions.length[selection.caption_rows(every)] if selection.captions else np.zeros(0)
+    totals = {"image": len(every), "caption": int(cache.caption_count[every].sum()), "token": int(lengths.sum())}
+    images, captions = file.create_group("images"), file.create_group("captions")
+    for group, features in ((images, selection.images), (captions, selection.captions)):
+        _describe(group, features)
+    at, splits = dict.fromkeys(totals, 0), {}
+    with Progress("export", len(every), "images") as progress:
+        for split in selection.rows:
+            first = at["image"]
+            for rows in selection.batches(split):
+                of_images = _image_arrays(selection, rows, split, at["caption"])
+                of_captions, of_tokens = _caption_arrays(selection, rows, at["image"], at["token"])
+                parts = {
+                    "image": (images, of_images),
+                    "caption": (captions, of_captions),
+                    "token": (captions, of_tokens),
+                }
+                for kind, (group, arrays) in parts.items():
+                    for name, values in arrays.items():
+                        _append(group, name, values, at[kind], totals[kind])
+                    at[kind] += len(next(iter(arrays.values()), ()))
+                disk.check()
+                progress.update(len(rows))
+            splits[split] = [first, at["image"]]
+    file.attrs.update(dataset=cache.dataset, manifest_sha256=cache.manifest_sha256, splits=json.dumps(splits))
+
+
+def _describe(group: h5py.Group, features: ImageSet | CaptionSet | None) -> None:
+    if features is not None:
+        facts = {"set": features.name, "kind": features.kind, "fingerprint": features.fingerprint}
+        group.attrs.update(facts, identity=json.dumps(features.identity))
+    if isinstance(features, CaptionSet) and features.vocabulary is not None:
+        group.create_dataset("vocabulary", data=list(features.vocabulary), dtype=_TEXT)
+
+
+def _append(group: h5py.Group, name: str, values: np.ndarray, first: int, total: int) -> None:
+    """Write rows from `first` on of a dataset of `total` rows, which is made when its first rows come."""
+    if name not in group:
+        rows = 1 if values.ndim == 3 and name == "local" else max(min(_ROWS, total), 1)  # images are read at random
+        dtype = _TEXT if values.dtype == object else values.dtype
+        group.create_dataset(name, (total, *values.shape[1:]), dtype, chunks=(rows, *values.shape[1:]))
+    group[name][first : first + len(values)] = values
+
+
+def _image_arrays(selection: Selection, rows: np.ndarray, split: str, first_caption: int) -> dict[str, np.ndarray]:
+    """Return what the file holds of these image rows."""
+    counts = selection.cache.caption_count[rows]
+    arrays = {
+        "id": _texts(image_texts(selection, "id", rows)),
+        "file_name": _texts(image_texts(selection, "file_name", rows)),
+        "split": _texts([split] * len(rows)),
+        "cocoid": selection.take("samples/cocoid", rows),
+        "caption_start": first_caption + np.cumsum(counts, dtype=np.int64) - counts,
+        "caption_count": counts,
+    }
+    names = [name for name in selection.images.array_names() if name != "status"] if selection.images else []
+    return arrays | {name: selection.image_array(name, rows) for name in names}
+
+
+def _caption_arrays(
+    selection: Selection, rows: np.ndarray, first_image: int, first_token: int
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Return what the file holds of the captions of these image rows: a row a caption, and a row a token."""
+    cache, features, captions = selection.cache, selection.captions, selection.caption_rows(rows)
+    arrays = {
+        "text": _texts(caption_texts(selection, rows)),
+        "sentid": selection.take("samples/sentid", captions),
+        "image": first_image + np.repeat(np.arange(len(rows)), cache.caption_count[rows]),
+    }
+    if features is None:
+        return arrays, {}
+    at = caption_array_rows(cache, features.blocks, features.attributes["shard_captions"])[captions]
+    lengths, starts = features.length[captions], selection.take(f"{features.path}/start", at)
+    arrays |= {"length": lengths, "start": first_token + np.cumsum(lengths, dtype=np.int64) - lengths}
+    tokens = ranges(starts, lengths)
+    of_tokens = {"token": selection.take(f"{features.path}/token", tokens)}
+    if features.channels is not None:
+        arrays["global"] = selection.take(f"{features.path}/global", at)
+        of_tokens["local"] = selection.take(f"{features.path}/local", tokens)
+    return arrays, of_tokens
+
+
+def _texts(texts: list[str]) -> np.ndarray:
+    return np.array(texts, dtype=object)

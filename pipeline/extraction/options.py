@@ -1,0 +1,154 @@
+"""How to extract: the command line's options, and which of them decide the features.
+
+A set remembers the options that led to it, so that an extraction which finds all its shards done can tell without
+loading an encoder.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ..cache.layout import DEFAULT_SPLITS
+from ..encoders import REGION_ENCODERS
+from ..encoders.words import MIN_COUNT, TOKENIZER
+from ..errors import RunError
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to extract; the command line's options, with its defaults.
+
+    Attributes:
+        visual: a torchvision classification network, ``butd``, ``butd-grid`` or ``fasterrcnn_resnet50_fpn_v2``, or
+            None for no images.
+        visual_weights: ``imagenet``, a file, or ``random:SEED``.
+        image_size: side of the square input, pixels; region encoders have sizes of their own.
+        regions: fewest and most boxes of an image, for region encoders; None: 36.
+        frames: an image is a folder of frames, of which at most so many are taken; None: it is a picture.
+        trust: let a file of weights run code while it is read.
+        text: ``bert``, ``words``, or None for no captions.
+        text_weights: hub id or folder of a BERT-family model.
+        text_layer: which hidden states are the features; 0 are the embeddings, -1 the last.
+        special_tokens: keep the states of the special tokens.
+        max_tokens: tokens of a caption that are encoded; None: what the model takes.
+        splits: which splits to compute now.
+        batch_size: samples encoded at once.
+        dtype: ``float16`` or ``float32``.
+        shard_images: images in a shard; None chooses.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        workers: threads that read and write beside the encoder; None: one a core, at least two.
+        on_error: ``fail`` or ``skip``.
+        scheduler: address of a Dask scheduler; None: this process.
+        repair: compute shards again that are damaged or hold samples that failed.
+    """
+
+    visual: str | None = "resnet152"
+    visual_weights: str = "imagenet"
+    image_size: int = 224
+    regions: tuple[int, int] | None = None
+    frames: int | None = None
+    trust: bool = False
+    text: str | None = "bert"
+    text_weights: str = "bert-base-uncased"
+    text_layer: int = -1
+    special_tokens: bool = True
+    max_tokens: int | None = None
+    splits: tuple[str, ...] = DEFAULT_SPLITS
+    batch_size: int = 64
+    dtype: str = "float16"
+    shard_images: int | None = None
+    device: str = "auto"
+    workers: int | None = None
+    on_error: str = "fail"
+    scheduler: str | None = None
+    repair: bool = False
+
+    @property
+    def visual_settings(self) -> dict[str, Any]:
+        """Arguments of `encoders.load_visual` behind the device."""
+        return {"regions": self.regions, "frames": self.frames, "trust": self.trust}
+
+    @property
+    def text_settings(self) -> dict[str, Any]:
+        """Arguments of `encoders.load_text` behind the device; words have none."""
+        if self.text == "words":
+            return {}
+        return {"layer": self.text_layer, "special_tokens": self.special_tokens, "max_tokens": self.max_tokens}
+
+    def asked(self, modality: str) -> dict[str, Any] | None:
+        """Return the options that decide the features of ``images`` or ``captions``, with all files in them hashed.
+
+        None where they do not: a name of the hub that is not in its local cache.
+        """
+        if modality == "images":
+            settings: dict[str, Any] = {"regions": self.regions, "frames": self.frames}
+            if self.visual not in REGION_ENCODERS:
+                settings["image_size"] = self.image_size
+            return _words(self.visual or "", self.visual_weights, self.dtype, settings)
+        if self.text == "words":
+            return _words("words", "", "int32", {"tokenizer": TOKENIZER, "min_count": MIN_COUNT})
+        return _words(self.text or "", self.text_weights, self.dtype, self.text_settings)
+
+
+def words_of_run(run: Path) -> dict[str, Any]:
+    """Return the options, visual, text and what belongs to them, that name the backbones of a fine-tuned run.
+
+    Raises:
+        RunError: there is no such run, or its backbones are those of the feature sets that it was trained on.
+    """
+    try:
+        info = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{run} is no run: it has no run.json that can be read; give the folder of a run") from error
+    words = info.get("backbones") if isinstance(info, dict) else None
+    if not isinstance(words, dict):
+        raise RunError(f"{run} has no backbones of its own; --from-run takes a run that `xret finetune` made")
+    weights = {"visual": run / "image_backbone.safetensors", "text": run / "text_backbone"}
+    if not all(path.exists() for key, path in weights.items() if words[key] is not None):
+        raise RunError(f"{run} has no finished epoch yet; continue it with `xret finetune … --resume`")
+    return words | {f"{key}_weights": str(path) for key, path in weights.items()}
+
+
+def _words(encoder: str, weights: str, dtype: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    resolved = _resolved(encoder, weights)
+    if resolved is None:
+        return None
+    words = {"xret": version("xret"), "encoder": encoder, "weights": resolved, "dtype": dtype}
+    return {**words, **{key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}}
+
+
+def _resolved(encoder: str, weights: str) -> str | None:
+    if encoder != "bert" and weights == "imagenet":
+        return weights  # whatever lies in the working folder under that name
+    path = Path(weights)
+    if weights and path.is_file():
+        return f"sha256:{_sha256([path])}"
+    if weights and path.is_dir():
+        return f"sha256:{_sha256(sorted(entry for entry in path.iterdir() if entry.is_file()))}"
+    if encoder != "bert":
+        return weights
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.utils import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(weights, "config.json")
+    except HFValidationError:
+        return None
+    return f"revision:{Path(config).parent.name}" if isinstance(config, str) else None
+
+
+def _sha256(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        if len(files) > 1:
+            digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+        with file.open("rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+    return digest.hexdigest()

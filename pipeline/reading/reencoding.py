@@ -1,0 +1,208 @@
+"""New pictures and captions, encoded as those of a feature set were: by the same network, weights and preprocessing."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image
+
+from ..cache.feature_cache import FeatureSet, fingerprint
+from ..data.regions import Regions, lay_out, shard_arrays
+from ..encoders import REGION_ENCODERS, VisualEncoder, encoding, load_text, load_visual
+from ..encoders.words import WordsEncoder
+from ..errors import EncoderError, SampleError
+from .features import Features, pad
+from .reattachment import grid_side, remembered_weights, text_options
+
+if TYPE_CHECKING:
+    from ..encoders.bert import BertEncoder
+
+BATCH = 32  # samples that go through an encoder at once
+Picture: TypeAlias = str | Path | Image.Image
+TextEncoder: TypeAlias = "WordsEncoder | BertEncoder"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What made a feature set.
+
+    Attributes:
+        name: the set's.
+        kind: of the features.
+        identity: of the encoder, with all that decides the features.
+        dtype: that the features were rounded to.
+        weights: how the weights were named, where that is known and means the same everywhere.
+    """
+
+    name: str
+    kind: str
+    identity: dict[str, Any]
+    dtype: str
+    weights: str | None
+
+    @classmethod
+    def of(cls, features: FeatureSet) -> "Origin":
+        """Return the origin of a cached set."""
+        weights = remembered_weights(features)
+        asked = (features.attributes.get("asked") or {}).get("weights")
+        if features.identity.get("encoder") == "bert" and not str(asked).startswith("sha256:"):
+            weights = "bert-base-uncased"  # of the hub's models only the revision is written down; this is the default
+        return cls(features.name, features.kind, features.identity, features.dtype, weights)
+
+    @property
+    def fingerprint(self) -> str:
+        """The set's fingerprint."""
+        return fingerprint(self.identity, self.dtype)
+
+
+def image_encoder(origin: Origin, weights: str | None, device: str, trust: bool = False) -> VisualEncoder:
+    """Return the encoder that made an image set.
+
+    Args:
+        origin: of the set.
+        weights: a file, ``imagenet`` or ``random:SEED``; None: as `origin` names them.
+        device: where it runs.
+        trust: let a file of weights run code while it is read.
+
+    Raises:
+        EncoderError: the set was imported, its weights came from a file and are not named, or they are others.
+    """
+    identity = origin.identity
+    if "preprocessing" not in identity:
+        raise _imported(origin, "pictures")
+    weights = weights or origin.weights
+    if weights is None:
+        raise EncoderError(
+            f"'{origin.name}' was made with weights from a file; give that file as --visual-weights FILE"
+        )
+    name, frames, regions = str(identity["encoder"]), None, None
+    if "frames" in identity:
+        name, frames = name.removesuffix("-frames"), identity["frames"]["most"]
+    if name in REGION_ENCODERS:
+        regions = identity["regions"]["fewest"], identity["regions"]["most"]
+    encoder = load_visual(name, weights, grid_side(identity) or 0, device, regions=regions, frames=frames, trust=trust)
+    _check(encoder.identity, origin, weights, "--visual-weights")
+    return encoder
+
+
+def caption_encoder(origin: Origin, weights: str | None, device: str) -> "BertEncoder":
+    """Return the encoder that made a caption set of token states.
+
+    Args:
+        origin: of the set.
+        weights: a folder or hub id; None: as `origin` names them.
+        device: where it runs.
+
+    Raises:
+        EncoderError: the set was imported, its weights came from a folder and are not named, or they are others.
+    """
+    if origin.identity.get("encoder") != "bert" or "preprocessing" not in origin.identity:
+        raise _imported(origin, "captions")
+    weights = weights or origin.weights
+    if weights is None:
+        raise EncoderError(
+            f"'{origin.name}' was made with weights from a folder; give that folder, or the model's hub id, as"
+            " --text-weights HUB_ID|DIR"
+        )
+    options = {key.removeprefix("text_"): value for key, value in text_options(origin.identity).items()}
+    encoder = load_text(weights, device, **options)
+    _check(encoder.identity, origin, weights, "--text-weights")
+    return encoder
+
+
+def encode_images(encoder: VisualEncoder, dtype: str, device: str, images: Sequence[Picture]) -> Iterator[Features]:
+    """Yield the features of pictures on `device`, some at a time, rounded as those of a set of `dtype`.
+
+    Args:
+        encoder: of `image_encoder`.
+        dtype: ``float16`` or ``float32``.
+        device: the encoder's.
+        images: files, or folders of frames where the encoder takes videos; decoded pictures where it does not.
+
+    Raises:
+        SampleError: one cannot be read, or `dtype` cannot hold its features.
+    """
+    for first in range(0, len(images), BATCH):
+        some = images[first : first + BATCH]
+        decoded = [_decode(encoder, image) for image in some]
+        with encoding(device):
+            encoded = encoder.encode(torch.stack(decoded) if encoder.kind == "grid" else decoded)
+        with np.errstate(over="ignore"):  # found below
+            arrays = _laid_out(encoder, dtype, encoded)
+        for image, local in zip(some, arrays["local"], strict=True):
+            if not np.isfinite(local).all():
+                raise SampleError(_name(image), f"its features are beyond {dtype} or no numbers; take another picture")
+        yield Features(
+            torch.from_numpy(arrays["length"]).long().to(device),
+            local=torch.from_numpy(arrays["local"]).to(device),
+            global_=torch.from_numpy(arrays["global"]).to(device),
+        )
+
+
+def encode_captions(encoder: TextEncoder, dtype: str, device: str, texts: Sequence[str]) -> Iterator[Features]:
+    """Yield the features of captions on `device`, some at a time, rounded as those of a set of `dtype`.
+
+    Raises:
+        SampleError: `dtype` cannot hold those of one.
+    """
+    for first in range(0, len(texts), BATCH):
+        ids = encoder.tokenize(list(texts[first : first + BATCH]))
+        length = torch.tensor([len(caption) for caption in ids])
+        token = pad(torch.tensor([number for caption in ids for number in caption]), length).to(device)
+        if isinstance(encoder, WordsEncoder):
+            yield Features(length.to(device), token=token)
+            continue
+        with encoding(device):
+            states, pooled = encoder.encode(ids)
+        with np.errstate(over="ignore"):  # found below
+            states, pooled = states.astype(dtype), pooled.astype(dtype)
+        if not np.isfinite(states).all():
+            raise SampleError("the text", f"its features are beyond {dtype} or no numbers; take other words")
+        local = pad(torch.from_numpy(states), length).to(device)
+        yield Features(length.to(device), local, torch.from_numpy(pooled).to(device), token)
+
+
+def _decode(encoder: VisualEncoder, image: Picture) -> Any:
+    if isinstance(image, Image.Image) and encoder.kind == "frames":
+        raise SampleError(_name(image), "a video is wanted here: give a folder of frames")
+    try:
+        return encoder.decode(image)[0]
+    except SampleError as error:
+        raise SampleError(_name(image), error.reason) from error
+
+
+def _name(image: Picture) -> str:
+    return "the picture" if isinstance(image, Image.Image) else str(image)
+
+
+def _laid_out(
+    encoder: VisualEncoder, dtype: str, encoded: "tuple[np.ndarray, np.ndarray] | list[Regions]"
+) -> dict[str, np.ndarray]:
+    """Return local features, their number, and the global ones, as the set's arrays hold them."""
+    if isinstance(encoded, list):
+        arrays = shard_arrays(len(encoded), encoder.rows, encoder.channels, encoder.global_channels, dtype, ())
+        for row, regions in enumerate(encoded):
+            lay_out(arrays, row, regions)
+        return arrays
+    local, global_ = encoded
+    length = np.full(len(local), local.shape[1])
+    return {"local": local.astype(dtype), "global": global_.astype(dtype), "length": length}
+
+
+def _check(identity: dict[str, Any], origin: Origin, weights: str, option: str) -> None:
+    differing = sorted(key for key in origin.identity if identity.get(key) != origin.identity[key])
+    if differing or identity.keys() - origin.identity.keys():
+        raise EncoderError(
+            f"'{weights}' is not what '{origin.name}' was made with (its {', '.join(differing) or 'options'} differ);"
+            f" give those very weights as {option}"
+        )
+
+
+def _imported(origin: Origin, what: str) -> EncoderError:
+    return EncoderError(
+        f"'{origin.name}' was imported, so that xret has no encoder for new {what}; search with what is in the store,"
+        " or train on features of `xret extract`"
+    )

@@ -11,14 +11,16 @@ demo: $(VENV)/.run
 	rm -rf xret-demo
 	$(BIN)/xret demo --out xret-demo
 
+# A process a core, each with one thread: torch would start as many threads as there are cores in every one of them.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	rm -rf .build && $(PIP) --no-deps --no-build-isolation --target .build/site .
 	cd .build/site && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p xret
+	cd .build/site && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml --no-cache
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .

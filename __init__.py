@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .heads.retriever import Retriever
+    from .heads.retrieval.retriever import Retriever
 
 __all__ = ["load"]
 
@@ -27,14 +27,14 @@ def load(run: "str | Path", **options: Any) -> "Retriever":
     """Open a run, ready to embed and to search.
 
     Args:
-        run: its folder, or a model of the Hugging Face hub, ``user/name``, that `heads.hub.push` put there.
-        options: of `heads.retriever.Retriever`: ``store``, ``split``, ``device``, ``data_root``, ``visual_weights``,
-            ``text_weights``, ``index``, ``trust``.
+        run: its folder, or a model of the Hugging Face hub, ``user/name``, that `heads.retrieval.hub.push` put there.
+        options: of `heads.retrieval.retriever.Retriever`: ``store``, ``split``, ``device``, ``data_root``,
+            ``visual_weights``, ``text_weights``, ``index``, ``trust``.
 
     Raises:
         RunError: there is no such run, or it is damaged.
     """
-    from .heads.hub import local_folder
-    from .heads.retriever import Retriever
+    from .heads.retrieval.hub import local_folder
+    from .heads.retrieval.retriever import Retriever
 
     return Retriever(local_folder(run), **options)

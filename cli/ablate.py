@@ -12,7 +12,7 @@ from .parsing import NEW_FILE, NEW_FOLDER
 def list_grids(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
     """Print the ready-made grids where ``--grid list`` asks for them."""
     if value == "list":
-        from ..heads.ablation_plan import grid_names, read_grid
+        from ..heads.ablation.plan import grid_names, read_grid
 
         grids = {name: read_grid(name) for name in grid_names()}
         width = max(map(len, grids))
@@ -94,9 +94,9 @@ def ablate(
         raise click.UsageError("give --recipe with one --vary or more, or --grid")
     if scheduler is not None and jobs > 1:
         raise click.UsageError("--jobs is for this machine; with --scheduler the cluster has as many as its workers")
-    from ..heads.ablation import ablate as run
-    from ..heads.ablation_plan import plan_grid, plan_variation
-    from ..heads.ablation_table import as_csv, as_latex, as_text, plot, plotted_key, require_plotting, summarise
+    from ..heads.ablation.ablation import ablate as run
+    from ..heads.ablation.plan import plan_grid, plan_variation
+    from ..heads.ablation.table import as_csv, as_latex, as_text, plot, plotted_key, require_plotting, summarise
 
     plan = plan_grid(grid, recipe, settings) if grid is not None else plan_variation(recipe or "", vary, settings)
     if plot_file is not None:

@@ -90,9 +90,9 @@ def run_demo(out: Path, seed: int) -> dict[str, Any]:
     Returns:
         ``{"seed", "seconds", "recipes": {name: what `evaluate` returns}}``
     """
-    from ..heads.evaluation import evaluate
-    from ..heads.recipe import load_recipe
-    from ..heads.training import train
+    from ..heads.evaluation.evaluation import evaluate
+    from ..heads.recipes.recipe import load_recipe
+    from ..heads.training.training import train
     from ..pipeline.data.manifest import load_manifest
     from ..pipeline.data.scenes.generate import generate_scenes
     from ..pipeline.extraction import extraction
@@ -111,8 +111,8 @@ def run_demo(out: Path, seed: int) -> dict[str, Any]:
 
 
 def _draw(out: Path, images: Path) -> None:
-    from ..heads.contact_sheet import contact_sheet
-    from ..heads.scoring import score
+    from ..heads.evaluation.scoring import score
+    from ..heads.report.contact_sheet import contact_sheet
 
     scores = score(out / "setdiv", split="test")
     sheet = contact_sheet(

@@ -11,7 +11,7 @@ GALLERY = 3  # samples at either end of the uncertainty
 
 
 def format_diagnostics(found: dict[str, Any]) -> str:
-    """Return what `heads.diagnostics.diagnose` found as lines for a terminal."""
+    """Return what `heads.report.diagnostics.diagnose` found as lines for a terminal."""
     lines: list[str] = []
     for key, format_one in FORMATS.items():
         lines.append("")

@@ -58,13 +58,13 @@ def eval_(
     crops = {"--data-root": data_root, "--visual-weights": visual_weights, "--text-weights": text_weights}
     if not diagnostics and (given := [option for option, value in crops.items() if value is not None]):
         raise click.UsageError(f"{given[0]} is for --diagnostics; add that, or leave it out")
-    from ..heads.evaluation import evaluate
+    from ..heads.evaluation.evaluation import evaluate
 
     result = evaluate(
         runs, store=store, split=split, protocol=protocol, ties=ties, device=device, annotations=annotations
     )
     if diagnostics:
-        from ..heads.diagnostics import diagnose
+        from ..heads.report.diagnostics import diagnose
 
         result["diagnostics"] = diagnose(
             runs[0],

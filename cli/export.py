@@ -30,8 +30,8 @@ def export(run: str, out: Path, store: str | None, split: str, device: str, as_j
     xret export run --split train --out train.safetensors
     xret export run --out embeddings                   images.npy, captions.npy, images.jsonl, captions.jsonl
     """
-    from ..heads.embedding_export import export_embeddings
-    from ..heads.retriever import Retriever
+    from ..heads.retrieval.export import export_embeddings
+    from ..heads.retrieval.retriever import Retriever
 
     summary = export_embeddings(Retriever(run, store=store, split=split, device=device), out)
     if as_json:

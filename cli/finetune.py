@@ -57,7 +57,7 @@ def finetune(
     xret extract rsicd --data-root DIR --store rsicd.zarr --from-run tuned
     xret eval tuned
     """
-    from ..heads import finetuning
+    from ..heads.training.finetuning import finetuning
 
     say_if_new(out, resume)
     summary = finetuning.finetune(

@@ -78,20 +78,20 @@ def index(
     sharded = len(stores) > 1 or scheduler is not None
     if add:
         _require_addition(ctx, sharded)
-        from ..heads.index.of_run import add_to_index
+        from ..heads.retrieval.index.of_run import add_to_index
 
         kept = {name: options[name] for name in ("out", "split", "device")}
         report = add_to_index(run, store=stores[0] if stores else None, **kept)
     else:
-        from ..heads.index import Effort
+        from ..heads.retrieval.index import Effort
 
         options["effort"] = Effort(*effort) if effort else None
         if sharded:
-            from ..heads.sharded_search import index_shards
+            from ..heads.retrieval.index.sharded import index_shards
 
             report = index_shards(run, stores or (None,), scheduler=scheduler, **options)
         else:
-            from ..heads.index.of_run import index_run
+            from ..heads.retrieval.index.of_run import index_run
 
             report = index_run(run, store=stores[0] if stores else None, **options)
     click.echo(json.dumps(report) if as_json else "\n".join(map(format_report, report.get("shards", [report]))))

@@ -23,8 +23,8 @@ def recipes(context: click.Context, as_json: bool) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from ..heads.paper_rows import ROWS
-    from ..heads.recipe import load_recipe, recipe_names
+    from ..heads.evaluation.paper_rows import ROWS
+    from ..heads.recipes.recipe import load_recipe, recipe_names
 
     # Narrow, so that checking the parts takes no time; nothing that is listed depends on the width.
     known = [load_recipe(name, ["model.dim=8"]) for name in sorted(recipe_names(), key=lambda name: name.split("/"))]
@@ -55,7 +55,7 @@ def show(context: click.Context, name: str, as_json: bool) -> None:
     \b
     xret recipes show setdiv
     """
-    from ..heads.recipe import load_recipe
+    from ..heads.recipes.recipe import load_recipe
 
     recipe = load_recipe(name).to_dict()
     if as_json or (context.parent is not None and context.parent.params["as_json"]):
@@ -77,7 +77,7 @@ def _texts(name: str) -> list[str]:
     """Return the text of a recipe's file, then those of the files it is based on."""
     import yaml
 
-    from ..heads.recipe import recipe_file
+    from ..heads.recipes.recipe import recipe_file
 
     texts: list[str] = []
     base: str | None = name

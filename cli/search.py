@@ -11,7 +11,7 @@ from ..pipeline.wording import counted
 from .parsing import FOLDER, NEW_FILE
 
 if TYPE_CHECKING:
-    from ..heads.hits import Hit
+    from ..heads.retrieval.hits import Hit
 
 
 def run_options(command: Any) -> Any:
@@ -67,9 +67,9 @@ def search(
     xret search run --image photo.jpg -k 5 --json
     xret search run "a harbour" --data-root DIR --html found.html
     """
-    from ..heads.hits import uncertainty
-    from ..heads.queries import unknown_sentence
-    from ..heads.retriever import Retriever
+    from ..heads.retrieval.hits import uncertainty
+    from ..heads.retrieval.queries import unknown_sentence
+    from ..heads.retrieval.retriever import Retriever
 
     query = words[0] if words else None
     if len(words) > 1:
@@ -95,7 +95,7 @@ def search(
             click.echo(unknown_sentence(unknown), err=True)
         hits = retriever.nearest(embedding, answers, k)
         if html is not None:
-            from ..heads.search_page import write_page
+            from ..heads.retrieval.search_page import write_page
 
             write_page(html, retriever, wanted, hits)
         if as_json:

@@ -31,8 +31,8 @@ def serve(run: str, host: str, port: int, **options: Any) -> None:
     curl 'http://127.0.0.1:8000/api/search?q=a+red+square&k=5'
     curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg 'http://127.0.0.1:8000/api/search?k=5'
     """
-    from ..heads.retriever import Retriever
-    from ..heads.serving.server import serve as serve_forever
+    from ..heads.retrieval.retriever import Retriever
+    from ..heads.retrieval.serving.server import serve as serve_forever
 
     with closing(Retriever(run, **options)) as retriever:
         if not is_loopback(host):

@@ -11,7 +11,7 @@ from ..pipeline.wording import counted
 from .parsing import NEW_FOLDER
 
 if TYPE_CHECKING:
-    from ..heads.training import TrainSummary
+    from ..heads.training.training import TrainSummary
 
 
 @click.command("train-head")
@@ -52,9 +52,9 @@ def train_head(
     xret train-head coco.zarr --also f30k.zarr --recipe vse-infty --out run3
     torchrun --nproc-per-node 2 -m xret.cli train-head rsicd.zarr --recipe setdiv --out run4
     """
-    from ..heads.ranks import speaks
-    from ..heads.recipe import load_recipe
-    from ..heads.training import train
+    from ..heads.recipes.recipe import load_recipe
+    from ..heads.training.ranks import speaks
+    from ..heads.training.training import train
 
     chosen = load_recipe(recipe, settings)
     if speaks():

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from ..pipeline.cache.feature_cache import CaptionSet, ImageSet
 from ..pipeline.errors import RecipeError
 from ..pipeline.reading.batches import Features
-from .adapters import ADAPTERS
-from .aggregators import AGGREGATORS, Aggregated
-from .embedding import Embedding, Sequence
-from .losses import LOSSES
-from .recipe import Recipe, arguments
-from .schema import takes
-from .similarity import SIMILARITIES
+from .modules.adapters import ADAPTERS
+from .modules.aggregators import AGGREGATORS, Aggregated
+from .modules.embedding import Embedding, Sequence
+from .modules.losses import LOSSES
+from .modules.similarity import SIMILARITIES
+from .recipes.recipe import Recipe, arguments
+from .recipes.schema import takes
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from conftest import GOLDEN
 from small_extraction import SMALL, files
 from small_runs import NETWORK, make_pictures
 
-from xret.heads.evaluation import evaluate
-from xret.heads.run import Run
-from xret.heads.training import train
+from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.runs.run import Run
+from xret.heads.training.training import train
 from xret.pipeline.cache.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.extraction.extraction import extract

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from xret.cli import main
-from xret.heads.recipe import load_recipe
+from xret.heads.recipes.recipe import load_recipe
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 BLOCKS = re.findall(r"^```\w*\n(.*?)^```$", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)

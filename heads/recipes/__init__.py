@@ -1,1 +1,1 @@
-"""Recipes: one YAML a published system, with its paper's hyperparameters. Data, no code."""
+"""Recipes: published systems as YAML, read, changed by settings and checked."""

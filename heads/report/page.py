@@ -11,20 +11,20 @@ from typing import Any
 from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
 from ...pipeline.progress import Progress
-from ..diagnostics import diagnose_embedded
-from ..evaluation import evaluate
-from ..metrics import Ties
-from ..run import versions
-from .attention import attended_images
-from .comparison import agreement_table, disagreements
-from .diagnoses import diagnosis
-from .examples import Direction, by_element, different_results, gallery
+from ..evaluation.evaluation import evaluate
+from ..evaluation.metrics import Ties
+from ..runs.run import versions
+from .diagnostics import diagnose_embedded
 from .figures import number
 from .pictures import Pictures
-from .space import element_map
-from .tables import WAYS, evaluation_tables, rsum_plot, similarity_table, training_plots
+from .sections.attention import attended_images
+from .sections.comparison import agreement_table, disagreements
+from .sections.diagnoses import diagnosis
+from .sections.examples import Direction, by_element, different_results, gallery
+from .sections.space import element_map
+from .sections.tables import WAYS, evaluation_tables, rsum_plot, similarity_table, training_plots
+from .sections.word_attention import words_over_images
 from .views import View, open_views, same_samples
-from .word_attention import words_over_images
 
 NEEDED = {"jinja2": "jinja2", "matplotlib": "matplotlib", "sklearn": "scikit-learn"}
 MARK = '<meta name="generator" content="xret report">'  # by which a report is known
@@ -126,7 +126,7 @@ def render(page: dict[str, Any]) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     templates = Environment(
-        loader=PackageLoader(__package__ or "", "."),
+        loader=PackageLoader(__package__ or "", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -13,9 +13,9 @@ from PIL import Image
 
 from ...pipeline.cache.feature_cache import FeatureCache, ImageSet
 from ...pipeline.data.samples import open_image
+from ...pipeline.data.thumbnails import thumbnail
 from ...pipeline.errors import CacheError, ManifestError, SampleError
 from ...pipeline.reading.reattachment import image_folder
-from ..thumbnails import thumbnail
 
 SIDE = 180  # pixels of the longer side of a thumbnail, and of either side of what a network saw
 QUALITY = 75  # of the JPEG files

@@ -11,12 +11,12 @@ from torch.nn import functional
 
 from ...pipeline.cache.feature_cache import CaptionSet, FeatureCache, ImageSet
 from ...pipeline.device import within_memory
-from ..diagnostics.embedded import Embedded, embed_split
-from ..embedding import Embedding, Gaussian, Sequence
+from ..evaluation.scoring import Scores, score_embedded
 from ..model import Model
-from ..run import Run
-from ..run_features import caption_set_of_run, open_store, split_of_run
-from ..scoring import Scores, score_embedded
+from ..modules.embedding import Embedding, Gaussian, Sequence
+from ..runs.features import caption_set_of_run, open_store, split_of_run
+from ..runs.run import Run
+from .diagnostics.embedded import Embedded, embed_split
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from safetensors.torch import load_file
 
 ALONE = """
 import sys
-from xret.heads.evaluation import evaluate
-from xret.heads.recipe import load_recipe
-from xret.heads.training import train
+from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.training.training import train
 store, recipe, out, seed, device, *settings = sys.argv[1:]
 train(store, load_recipe(recipe, settings), out, device=device, seed=int(seed))
 evaluate([out], store=store, device=device)

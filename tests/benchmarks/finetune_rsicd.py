@@ -74,11 +74,11 @@ def main(
     device: str,
 ) -> None:
     """Train, tune and train on, then print the table."""
-    from xret.heads.evaluation import evaluate
-    from xret.heads.finetuning import finetune
-    from xret.heads.recipe import load_recipe
-    from xret.heads.run import Run
-    from xret.heads.training import train
+    from xret.heads.evaluation.evaluation import evaluate
+    from xret.heads.recipes.recipe import load_recipe
+    from xret.heads.runs.run import Run
+    from xret.heads.training.finetuning.finetuning import finetune
+    from xret.heads.training.training import train
     from xret.pipeline.data.manifest import load_manifest
     from xret.pipeline.extraction.extraction import Options, extract
     from xret.pipeline.extraction.options import words_of_run

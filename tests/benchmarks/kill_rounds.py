@@ -1,6 +1,6 @@
 """Kill an extraction at random moments until it is through, and compare every byte with one that nobody disturbed.
 
-    PYTHONPATH=tests python tests/benchmarks/kill_rounds.py tiny.yaml EMPTY_FOLDER --rounds 200
+    PYTHONPATH=tests/support python tests/benchmarks/kill_rounds.py tiny.yaml EMPTY_FOLDER --rounds 200
 
 The encoder takes a millisecond, all else is as ever. The processes are forked from one that has imported everything
 and started no thread, so that a start costs nothing.

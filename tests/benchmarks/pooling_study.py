@@ -12,8 +12,8 @@ from typing import get_args
 
 import click
 
-from xret.heads.aggregators.gpo import Generator
-from xret.heads.diagnostics.pooling_study import PATTERNS, TESTED, study
+from xret.heads.modules.aggregators.gpo import Generator
+from xret.heads.report.diagnostics.pooling_study import PATTERNS, TESTED, study
 
 PAPER = {  # Table 10, a row of PATTERNS for seen, smaller and larger sets; one row of it is not in the text at hand
     "interpolation": (

@@ -32,8 +32,8 @@ import click
 import numpy as np
 import torch
 
-from xret.heads.recipe import load_recipe
-from xret.heads.training import train
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.training.training import train
 from xret.pipeline.cache.feature_cache import Blocks, FeatureCache
 from xret.pipeline.cache.layout import SetFacts, create_caption_set, create_image_set, open_for_writing
 from xret.pipeline.data.samples import Caption, ImageSample, Samples

@@ -24,8 +24,8 @@ def main(runs: tuple[str, ...], store: str | None, split: str, data_root: str | 
     """Write a report and throw it away; the imports count."""
     began = time.monotonic()
     from xret.heads.report import write_report
-    from xret.heads.run import Run
-    from xret.heads.run_features import open_store
+    from xret.heads.runs.features import open_store
+    from xret.heads.runs.run import Run
 
     with TemporaryDirectory() as folder:
         size = write_report(runs, Path(folder) / "report.html", store=store, split=split, data_root=data_root)

@@ -19,11 +19,11 @@ from typing import Any
 import click
 import torch
 
-from xret.heads.diagnostics.cost import cost
-from xret.heads.embedding import Embedding, each
 from xret.heads.model import FeatureFacts, Model, build_model
-from xret.heads.recipe import load_recipe, recipe_names
-from xret.heads.similarity import in_blocks
+from xret.heads.modules.embedding import Embedding, each
+from xret.heads.modules.similarity import in_blocks
+from xret.heads.recipes.recipe import load_recipe, recipe_names
+from xret.heads.report.diagnostics.cost import cost
 from xret.pipeline.reading.batches import Features
 
 REGIONS, CHANNELS, WORDS, VOCABULARY = 36, 2048, 12, 10_000

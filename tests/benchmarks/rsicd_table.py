@@ -88,7 +88,7 @@ def cells(seeds: int) -> Iterator[tuple[str, str, bool, int]]:
 
 def settings(recipe: str, text: str, exclude: bool, epochs: int) -> list[str]:
     """Return what is set beside the recipe's own values."""
-    from xret.heads.recipe import load_recipe
+    from xret.heads.recipes.recipe import load_recipe
 
     made = [*COMMON, f"schedule.epochs={epochs}", *OWN.get(recipe, ()), f"data.text={text}"]
     made.append(f"loss.exclude_same_text={exclude}")
@@ -109,9 +109,9 @@ def settings(recipe: str, text: str, exclude: bool, epochs: int) -> list[str]:
 @click.option("--only", type=click.Choice(["words", "bert"]), help="Train only cells of these captions.")
 def main(store: str, out: Path, seeds: int, epochs: int, minutes: float | None, only: str | None) -> None:
     """Train the cells that are missing, then print the table."""
-    from xret.heads.evaluation import evaluate
-    from xret.heads.recipe import load_recipe
-    from xret.heads.training import train
+    from xret.heads.evaluation.evaluation import evaluate
+    from xret.heads.recipes.recipe import load_recipe
+    from xret.heads.training.training import train
 
     began = time.monotonic()
     for text, recipe, exclude, seed in cells(seeds):

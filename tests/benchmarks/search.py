@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from xret.heads.index import KINDS, Compare, Effort, Index, build_index, form_of, search_exactly
-from xret.heads.metrics import log_circular_variance
-from xret.heads.similarity import SmoothChamfer
+from xret.heads.evaluation.metrics import log_circular_variance
+from xret.heads.modules.similarity import SmoothChamfer
+from xret.heads.retrieval.index import KINDS, Compare, Effort, Index, build_index, form_of, search_exactly
 
 K, ALPHA = 10, 16.0
 PART = 10_000  # sets generated in one go

@@ -23,9 +23,9 @@ import click
 import torch
 from torch import Tensor
 
-from xret.heads.embedding import Gaussian, Sequence, each
-from xret.heads.metrics import ranks, recall_table
-from xret.heads.similarity import SIMILARITIES, blocks, in_blocks
+from xret.heads.evaluation.metrics import ranks, recall_table
+from xret.heads.modules.embedding import Gaussian, Sequence, each
+from xret.heads.modules.similarity import SIMILARITIES, blocks, in_blocks
 
 Embeddings = Tensor | Gaussian | Sequence
 PARTS = ("scoring", "evaluation", "training")

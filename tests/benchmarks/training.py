@@ -32,8 +32,8 @@ from training_parts import (
 from training_reference import REFERENCES
 
 from xret.heads.model import FeatureFacts
-from xret.heads.recipe import load_recipe
-from xret.heads.similarity import SIMILARITIES
+from xret.heads.modules.similarity import SIMILARITIES
+from xret.heads.recipes.recipe import load_recipe
 
 CPU = torch.device("cpu")
 AIMS = {"smooth-chamfer": 1.3, "assignment": 4.0}  # times as fast as the reference

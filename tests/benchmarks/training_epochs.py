@@ -20,9 +20,9 @@ from torch import Tensor
 from training_parts import VOCABULARY, WORD_IDS, Step, flops_of, medians, print_table, roi_batch, seconds_of
 from training_reference import REFERENCES, OneByOne, on_device
 
-from xret.heads.compilation import compile_parts
 from xret.heads.model import FeatureFacts, feature_facts
-from xret.heads.recipe import Recipe, load_recipe
+from xret.heads.recipes.recipe import Recipe, load_recipe
+from xret.heads.training.compilation import compile_parts
 from xret.pipeline.device import deterministic, pick_device
 from xret.pipeline.encoders import load_visual
 from xret.pipeline.errors import XretError

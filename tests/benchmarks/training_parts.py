@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from xret.heads.model import FeatureFacts, build_losses, build_model
-from xret.heads.objective import Objective
-from xret.heads.optimisation import autocast_dtype, build_optimizer, set_rates, weights_of
-from xret.heads.recipe import Recipe
+from xret.heads.recipes.recipe import Recipe
+from xret.heads.training.objective import Objective
+from xret.heads.training.optimisation import autocast_dtype, build_optimizer, set_rates, weights_of
 from xret.pipeline.reading.batches import Batch
 from xret.pipeline.reading.features import Features
 
@@ -66,7 +66,7 @@ def status_mb(key: str) -> float:
 
 
 class Step:
-    """One step of a training as `heads.training.fit` takes it, behind the warm-up of the losses.
+    """One step of a training as `heads.training.training.fit` takes it, behind the warm-up of the losses.
 
     Args:
         recipe: says the head, its losses and its optimiser.

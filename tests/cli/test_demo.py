@@ -44,9 +44,9 @@ def test_a_stopped_demo_goes_on(small, one_thread, monkeypatch, tmp_path):
     stops = {
         "xret.pipeline.data.scenes.generate._write_scene": 5,
         "xret.pipeline.extraction.tasks.write_image_shard": 3,
-        "xret.heads.training.recalls": 2,  # behind the second epoch of the first head
-        "xret.heads.evaluation.evaluate": 2,
-        "xret.heads.contact_sheet.contact_sheet": 1,
+        "xret.heads.training.training.recalls": 2,  # behind the second epoch of the first head
+        "xret.heads.evaluation.evaluation.evaluate": 2,
+        "xret.heads.report.contact_sheet.contact_sheet": 1,
     }
     for name, call in stops.items():
         with monkeypatch.context() as patch:

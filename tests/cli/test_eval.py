@@ -10,11 +10,11 @@ from small_store import make_store
 
 from xret.cli.diagnostics import format_diagnostics
 from xret.cli.eval import eval_, format_table
-from xret.heads.diagnostics import diagnose
-from xret.heads.evaluation import evaluate
-from xret.heads.protocols import PROTOCOLS
-from xret.heads.recipe import load_recipe
-from xret.heads.training import train
+from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.evaluation.protocols import PROTOCOLS
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.report.diagnostics import diagnose
+from xret.heads.training.training import train
 
 SETTINGS = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "schedule.epochs=1"]
 

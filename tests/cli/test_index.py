@@ -11,12 +11,12 @@ from distributed import LocalCluster
 from small_store import make_store
 
 from xret.cli import main
-from xret.heads.index import Effort, Index
-from xret.heads.index.of_run import compare_of
-from xret.heads.recipe import load_recipe
-from xret.heads.retriever import Retriever
-from xret.heads.sharded_search import ShardedSearch, shards_of
-from xret.heads.training import train
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.retrieval.index import Effort, Index
+from xret.heads.retrieval.index.of_run import compare_of
+from xret.heads.retrieval.index.sharded import ShardedSearch, shards_of
+from xret.heads.retrieval.retriever import Retriever
+from xret.heads.training.training import train
 
 SETTINGS = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "schedule.epochs=1"]
 HEADS = [f"aggregator.{side}.head_dim=16" for side in ("image", "text")]

@@ -6,8 +6,8 @@ from click.testing import CliRunner
 from small_store import make_store
 
 from xret.cli import main
-from xret.heads.recipe import load_recipe
-from xret.heads.training import train
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.training.training import train
 
 SETTINGS = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "schedule.epochs=1"]
 

@@ -15,7 +15,7 @@ from PIL import Image
 from small_runs import make_pictures, make_run, make_store
 
 from xret.cli import main
-from xret.heads.retriever import Retriever
+from xret.heads.retrieval.retriever import Retriever
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_picture_that_is_lost_leaves_its_name_in_the_page(folder, tmp_path):
 
 def test_a_page_is_refused_where_the_index_has_pictures_of_other_stores(folder, tmp_path):
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
-    from xret.heads.sharded_search import index_shards
+    from xret.heads.retrieval.index.sharded import index_shards
 
     run, page = folder / "run", tmp_path / "found.html"
     other = make_store(make_pictures(tmp_path / "pictures", test=7), tmp_path / "other.zarr")

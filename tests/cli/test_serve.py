@@ -17,7 +17,7 @@ from small_runs import make_pictures, make_run, make_store
 
 from xret.cli import main
 from xret.cli.serve import is_loopback
-from xret.heads.retriever import Retriever
+from xret.heads.retrieval.retriever import Retriever
 
 
 @pytest.fixture(scope="module")

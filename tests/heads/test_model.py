@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from xret.heads.model import FeatureFacts, build_model
-from xret.heads.recipe import load_recipe
+from xret.heads.recipes.recipe import load_recipe
 from xret.pipeline.errors import RecipeError
 from xret.pipeline.reading.batches import Features
 

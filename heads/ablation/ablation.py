@@ -1,0 +1,262 @@
+"""An ablation: every variant of a recipe with every seed is a run, in one folder that can be stopped and gone on with.
+
+OUT/ablation.json             what is varied, of which data set
+OUT/VARIANT/seed=N/           a run, and its `eval.json`: the result of `evaluate`; with that the cell is finished
+OUT/VARIANT/seed=N.failed     the sentence that a cell ended in; it is tried again by the same command
+OUT/VARIANT/seed=N.log        what a cell of several at once had to say
+"""
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...pipeline.cache.feature_cache import FeatureCache
+from ...pipeline.cache.lease import locked
+from ...pipeline.device import pick_device
+from ...pipeline.errors import CacheError, RecipeError, RunError
+from ...pipeline.reading.columns import Resident
+from ..evaluation.paper_rows import row_of
+from ..model import FeatureFacts, build_losses, build_model, feature_facts
+from ..recipes.recipe import Recipe
+from ..runs.run import Run, absolute, write_json
+from ..training.preparation import on_sets_of
+from ..training.ranks import require_one_process
+from .cells import Cell, Outcome, at_once, in_processes, on_cluster, run_cell
+from .plan import Plan, Variant, read_grid
+
+FORMAT, VERSION = "xret-ablation", 1
+
+
+def ablate(
+    store: str,
+    plan: Plan,
+    out: str | Path,
+    *,
+    seeds: int = 1,
+    device: str = "auto",
+    split: str | None = None,
+    jobs: int = 1,
+    scheduler: str | None = None,
+) -> list[dict[str, Any]]:
+    """Train and evaluate every variant of a plan with every seed, but for those that are finished in `out`.
+
+    A cell that is interrupted goes on behind its last complete epoch. One that fails is recorded, does not stop the
+    others, and is tried again the next time.
+
+    Args:
+        store: the feature cache.
+        plan: see `plan_variation` and `plan_grid`.
+        out: the folder of all runs; it belongs to one plan and data set, to which values and seeds may be added.
+        seeds: how many; they are counted from 0.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        split: what is evaluated; None: as the plan says.
+        jobs: cells at once, each in a process of its own, as torch has one generator a process. They share one copy
+            of the features, as cells one after another do. On a CPU there are no more than have cores, see
+            `ablation_cells.at_once`.
+        scheduler: the address of a Dask cluster that trains the cells, in the place of this machine. Its workers
+            must reach `store` and `out` by the same names. A worker process trains one cell at a time.
+
+    Returns:
+        For each cell and protocol ``{"cell", "label", "seed", "status", "run", "split", "protocol", "rsum",
+        "image_to_text", "text_to_image", "log_circular_variance", "paper", "error"}``: `cell` is what the variant
+        sets, `status` is ``done`` or ``failed``, `paper` the paper's values with their `row`, or None. A failed cell
+        has one entry, without numbers.
+
+    Raises:
+        RecipeError: a variant does not fit the feature sets; all of them at once, before anything is trained.
+        CacheError: the store or the cluster cannot be used.
+        RunError: `out` belongs to something else, or is in use.
+    """
+    require_one_process("an ablation")
+    if scheduler is None:
+        jobs = at_once(jobs, pick_device(device))
+    root = Path(out).resolve()
+    cache, split = FeatureCache.open(store), split or plan.split
+    plan = _on_own_sets(plan, root, cache)
+    facts = _check(cache, plan, split)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{root} cannot be made: {error.strerror}; take another --out") from error
+    with locked(root, RunError(f"another ablation is at work in {root}; wait until it has ended")):
+        _claim(root, {"dataset": cache.dataset, "manifest_sha256": cache.manifest_sha256, **plan.description})
+        cells = []
+        for variant in plan.variants:
+            for seed in range(seeds):
+                run = root / variant.name / f"seed={seed}"
+                if (run / "run.json").is_file():
+                    Run(run).refuse_difference(facts[variant.name] | {"seed": seed}, variant.recipe)
+                cells.append((variant, Cell(str(run), absolute(store), variant.recipe, seed, split, device)))
+        outcomes = _outcomes([cell for _, cell in cells], jobs, scheduler)
+    # Of another data set a paper's only row may stand beside, with its name; of several none is nearer.
+    rows = {row for variant in plan.variants for row in variant.paper}
+    row = rows.pop() if len(rows) == 1 else None
+    return [
+        entry for variant, cell in cells for entry in _entries(variant, cell, outcomes[cell.run], cache.dataset, row)
+    ]
+
+
+def _outcomes(cells: Sequence[Cell], jobs: int, scheduler: str | None) -> dict[str, Outcome]:
+    """Return every cell's outcome by its run; those that are not finished are trained."""
+    outcomes: dict[str, Outcome] = {cell.run: found for cell in cells if (found := cell.results()) is not None}
+    waiting = [cell for cell in cells if cell.run not in outcomes]
+    if outcomes:
+        print(f"cells finished already: {len(outcomes)} of {len(cells)}", file=sys.stderr)
+    began = time.monotonic()
+
+    def record(cell: Cell, outcome: Outcome) -> None:
+        outcomes[cell.run] = outcome
+        failed = Path(f"{cell.run}.failed")
+        if isinstance(outcome, str):
+            failed.parent.mkdir(parents=True, exist_ok=True)
+            failed.write_text(f"{outcome}\n", encoding="utf-8")
+            said = f"failed: {outcome}"
+        else:
+            failed.unlink(missing_ok=True)
+            said = ", ".join(_in_short(result) for result in outcome)
+        passed = time.monotonic() - began
+        print(f"cell {len(outcomes)}/{len(cells)}, {passed:.0f} s: {cell.title}: {said}", file=sys.stderr, flush=True)
+
+    if scheduler is not None:
+        if waiting:
+            on_cluster(waiting, scheduler, record)
+        return outcomes
+    # Features in memory are given back before others are read, so that a cell finds the room that it would have alone.
+    for _, same in groupby(sorted(waiting, key=_features), _features):
+        if jobs > 1:
+            in_processes(list(same), jobs, record)
+            continue
+        resident = Resident()
+        for cell in same:
+            record(cell, run_cell(cell, resident))
+    return outcomes
+
+
+def _in_short(result: Mapping[str, Any]) -> str:
+    """Return a protocol's RSUM, or, where it has none, the first number of both ways."""
+    if result["rsum"] is not None:
+        return f"RSUM {result['rsum']:.2f}"
+    (name, there), (_, back) = (next(iter(result[way].items())) for way in ("image_to_text", "text_to_image"))
+    return f"{name} {there:.2f} / {back:.2f}"
+
+
+def _features(cell: Cell) -> tuple[str, str]:
+    return cell.recipe.data.image, cell.recipe.data.text
+
+
+def _on_own_sets(plan: Plan, root: Path, cache: FeatureCache) -> Plan:
+    """Return the plan with the feature sets that its cells are of in the place of ``auto``; others may have come."""
+    file = next(iter(sorted(root.glob("*/seed=*/run.json"))), None)
+    if file is None:
+        return plan
+    run = Run(file.parent)
+    variants = (replace(one, recipe=on_sets_of(run, one.recipe, cache)) for one in plan.variants)
+    return replace(plan, variants=tuple(variants))
+
+
+def _check(cache: FeatureCache, plan: Plan, split: str) -> dict[str, dict[str, Any]]:
+    """Return by variant which samples and feature sets its runs are of; refuse what cannot be trained or evaluated."""
+    facts: dict[str, dict[str, Any]] = {}
+    faults: dict[str, list[str]] = {}  # a sentence, and the labels of the variants that it is true of
+    for variant in plan.variants:
+        image_set = cache.image_set(variant.recipe.data.image)
+        caption_set = cache.caption_set(variant.recipe.data.text)
+        for needed in dict.fromkeys(("train", "val", split)):
+            if needed not in cache.splits:
+                raise CacheError(f"{cache.url} has no split '{needed}'; it has {', '.join(cache.splits)}")
+            for features in (image_set, caption_set):
+                if not features.complete(needed):
+                    raise CacheError(
+                        f"{cache.url}: split '{needed}' of {features.name} is not complete; run the same "
+                        "`xret extract` again"
+                    )
+        image_facts, text_facts = feature_facts(image_set), feature_facts(caption_set)
+        sentences = _other_kinds(plan, variant.recipe, cache.url, image=image_facts, text=text_facts)
+        try:
+            with torch.device("meta"):  # without memory for the weights
+                build_model(variant.recipe, image_facts, text_facts)
+                build_losses(variant.recipe, text_facts)
+        except RecipeError as error:
+            sentences = sentences or [str(error)]
+        for sentence in sentences:
+            faults.setdefault(sentence, []).append(variant.label)
+        facts[variant.name] = {
+            "manifest_sha256": cache.manifest_sha256,
+            "image_set": image_set.name,
+            "text_set": caption_set.name,
+            "also": None,
+        }
+    if faults:
+        of_all = len(plan.variants)
+        said = (f"{' and '.join(own)}: {text}" if len(own) < of_all else text for text, own in faults.items())
+        raise RecipeError("; ".join(said))
+    return facts
+
+
+def _other_kinds(plan: Plan, recipe: Recipe, url: str, **facts: FeatureFacts) -> list[str]:
+    """Return a sentence for each side whose features are of another kind than the recipe holds its paper's values for.
+
+    A grid's recipes differ in their names alone: what is said names the grid, so that it is the same for all its cells.
+    """
+    grid, system = plan.description["grid"], recipe.name.split("/")[0]
+    replaceable = recipe.name != system and (grid is None or "recipe" in read_grid(grid))
+    owner = f"recipe '{recipe.name}'" if grid is None else f"grid '{grid}'"
+    other = f"take --recipe {system}, or add " if replaceable else "add "
+    return [
+        f"{owner} holds its paper's values for {side} features of kind '{wanted}', and those of {url} are of kind "
+        f"'{found.kind}'; {other}--set data.{side}_kind={found.kind}"
+        for side, found in facts.items()
+        if (wanted := getattr(recipe.data, f"{side}_kind")) not in (None, found.kind)
+    ]
+
+
+def _claim(root: Path, description: dict[str, Any]) -> None:
+    """Write down what `root` is for, or refuse to use it for something else."""
+    file = root / "ablation.json"
+    own = {"format": FORMAT, "version": VERSION, **description}
+    if not file.exists():
+        if any(root.iterdir()):
+            raise RunError(f"{root} is not empty and no ablation; take another --out")
+        write_json(file, own)
+        return
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        differing = [
+            f"{key} is {found.get(key)} there and {value} now" for key, value in own.items() if found.get(key) != value
+        ]
+    except (ValueError, AttributeError) as error:
+        raise RunError(f"{file} is damaged; take another --out") from error
+    if differing:
+        raise RunError(f"{root} belongs to another ablation: {'; '.join(differing)}; take another --out")
+
+
+def _entries(variant: Variant, cell: Cell, outcome: Outcome, dataset: str, row: str | None) -> list[dict[str, Any]]:
+    """Return what `ablate` says of a cell; `row` is the paper's where the data set is none of its."""
+    first = {"cell": variant.values, "label": variant.label, "seed": cell.seed}
+    numbers = ("protocol", "rsum", "image_to_text", "text_to_image", "log_circular_variance")
+    if isinstance(outcome, str):
+        rest = {**dict.fromkeys(numbers), "paper": None, "error": outcome}
+        return [{**first, "status": "failed", "run": cell.run, "split": cell.split, **rest}]
+    return [
+        {
+            **first,
+            "status": "done",
+            "run": cell.run,
+            "split": cell.split,
+            **{key: result[key] for key in numbers},
+            "paper": _paper(variant, row_of(dataset, result["protocol"]) or row),
+            "error": None,
+        }
+        for result in outcome
+    ]
+
+
+def _paper(variant: Variant, row: str | None) -> dict[str, Any] | None:
+    return {"row": row, **variant.paper[row]} if row in variant.paper else None

@@ -1,0 +1,161 @@
+"""Scoring: embed a split and compare all its images with all its captions.
+
+Everything is computed in float32. Captions of identical text and features are scored once, so that their ties are
+exact.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Several
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...pipeline.cache.feature_cache import FeatureCache
+from ...pipeline.device import pick_device, within_memory
+from ...pipeline.errors import RunError
+from ...pipeline.reading.batches import Batches, Features
+from ..model import Model
+from ..modules.aggregators import Aggregated
+from ..modules.embedding import Embedding, Sequence, concatenate, each
+from ..modules.similarity import in_blocks
+from ..runs.features import open_store, split_of_run
+from ..runs.run import Run
+from . import metrics
+
+BATCH = 256  # samples embedded in one go
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How a run compares the usable images and captions of a split.
+
+    Attributes:
+        similarity: ``[I, C]``; larger is closer.
+        caption_image: the image (its row here) of each caption, int64 ``[C]``.
+        caption_rows: the captions' rows in the store, int64 ``[C]``.
+        ids: of the images, as the store has them.
+        cocoid: the images' numbers in COCO, int64 ``[I]``; -1 where there is none.
+        sentid: the captions' numbers, int64 ``[C]``.
+        file_names: of the images, below the manifest's image folder.
+        texts: the captions.
+        skipped: samples that could not be read when the features were extracted.
+        log_circular_variance: of the embedding sets; None where they are vectors.
+    """
+
+    similarity: Tensor
+    caption_image: Tensor
+    caption_rows: np.ndarray
+    ids: list[str]
+    cocoid: np.ndarray
+    sentid: np.ndarray
+    file_names: list[str]
+    texts: list[str]
+    skipped: int
+    log_circular_variance: float | None
+
+
+def score(run: str | Path, *, store: str | None = None, split: str = "test", device: str = "auto") -> Scores:
+    """Return how a run compares all images and captions of a split; arguments and errors as for `evaluate`."""
+    opened = Run(run)
+    return score_run(opened, open_store(opened, store), split, pick_device(device))
+
+
+def score_run(run: Run, cache: FeatureCache, split: str, device: torch.device) -> Scores:
+    """Return how an opened run compares the images and captions of a split of an opened store; errors as above."""
+    with within_memory(device):
+        model = run.model(device)
+        batches = split_of_run(run, cache, split, model, device)
+        return score_embedded(model, batches, *embed(model, batches))
+
+
+def score_embedded(model: Model, batches: Batches, images: Embedding, captions: Embedding) -> Scores:
+    """Return how a model compares the samples of a split that it has embedded as `images` and `captions`."""
+    cache, rows, texts = batches.image_set.cache, batches.image_rows, batches.texts()
+    return Scores(
+        similarity=compare(model, images, captions, texts),
+        caption_image=torch.as_tensor(batches.caption_image),
+        caption_rows=batches.caption_rows,
+        ids=batches.ids(),
+        cocoid=cache.store.read_array("samples/cocoid", 0, cache.images)[rows],
+        sentid=cache.sentids(0, cache.captions)[batches.caption_rows],
+        file_names=batches.file_names(),
+        texts=texts,
+        skipped=batches.skipped,
+        log_circular_variance=log_circular_variance(images, captions),
+    )
+
+
+@torch.no_grad()
+def embed(model: Model, batches: Batches) -> tuple[Embedding, Embedding]:
+    """Return the embeddings of a split's images and captions, in the order of their rows, float32.
+
+    The model is put in evaluation mode and left in it.
+    """
+    model.eval()
+    return (
+        embed_all(model.embed_images, batches.image_features(BATCH)),
+        embed_all(model.embed_captions, batches.caption_features(BATCH)),
+    )
+
+
+@torch.no_grad()
+def embed_all(embed: Callable[[Features], Aggregated], parts: Iterable[Features]) -> Embedding:
+    """Return the embeddings of all samples of `parts`, float32, by one of the two functions of a model."""
+    made = (embed(features).embedding for features in parts)
+    return concatenate([each(lambda t: t.float() if t.is_floating_point() else t, part) for part in made])
+
+
+@torch.no_grad()
+def compare(model: Model, images: Embedding, captions: Embedding, texts: Several[str]) -> Tensor:
+    """Return the similarity of all images and captions, ``[I, C]``, computed in blocks.
+
+    Args:
+        images: embeddings of I images.
+        captions: embeddings of C captions.
+        texts: the C captions; equal ones share their column.
+
+    Raises:
+        RunError: a similarity is not finite.
+    """
+    unique, inverse = torch.unique(representatives(captions, texts), return_inverse=True)
+    some = len(unique) < len(texts)
+    scored = in_blocks(model.similarity, images, each(lambda t: t[unique], captions) if some else captions)
+    if not scored.isfinite().all():
+        raise RunError("the model gives similarities that are not finite: its weights are spoilt, train it again")
+    return scored[:, inverse] if some else scored
+
+
+def representatives(embeddings: Embedding, texts: Several[str]) -> Tensor:
+    """Return for each caption the first one with the same text and the same embedding, up to rounding, int64 [C].
+
+    Captions of a text are embedded in different batches, so that equal features may give embeddings that differ in
+    the last digits; other features of the same text (another image's, in an end-to-end model) stay apart.
+    """
+    seen: dict[str, int] = {}
+    flat = _flat(embeddings)
+    first = torch.tensor([seen.setdefault(text, row) for row, text in enumerate(texts)], device=flat.device)
+    close = (flat - flat[first]).norm(dim=1) <= 1e-3 * flat[first].norm(dim=1)
+    return torch.where(close, first, torch.arange(len(texts), device=first.device))
+
+
+def _flat(embedding: Embedding) -> Tensor:
+    """Return an embedding as one row of numbers a sample, ``[B, F]``."""
+    if isinstance(embedding, Sequence):
+        inside = torch.arange(embedding.rows.shape[1], device=embedding.length.device) < embedding.length[:, None]
+        return embedding.rows.masked_fill(~inside[..., None], 0).flatten(1)
+    return torch.cat([t.flatten(1) for t in ([embedding] if isinstance(embedding, Tensor) else embedding)], 1)
+
+
+def log_circular_variance(images: Embedding, captions: Embedding) -> float | None:
+    """Return `metrics.log_circular_variance` over all embedding sets of a split, images and captions together."""
+    if not isinstance(images, Tensor) or not isinstance(captions, Tensor):
+        return None
+    logs = [(metrics.log_circular_variance(side), len(side)) for side in (images, captions)]
+    if any(log is None for log, _ in logs):
+        return None
+    mean = sum(math.exp(log) * count for log, count in logs if log is not None) / sum(count for _, count in logs)
+    return math.log(mean)

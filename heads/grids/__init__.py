@@ -1,1 +1,0 @@
-"""Grids: one YAML a published ablation, with its paper's values beside each setting. Data, no code."""

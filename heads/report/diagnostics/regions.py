@@ -1,0 +1,164 @@
+"""Regions that a data set's caption file describes, and triplets of crops of different ambiguity made of them.
+
+Source: *Uncertainty-based Cross-Modal Retrieval with Probabilistic Representations*, section 4.6 and Figure 3. Of a
+Karpathy JSON an image may carry ``regions: [{bbox: [x, y, width, height], phrase}]`` in pixels, as those of Visual
+Genome do and those of the generated scenes.
+"""
+
+import json
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ....pipeline.data.manifest import Manifest, bundled_manifests, load_manifest
+from ....pipeline.errors import CacheError, ManifestError
+
+LARGEST = 10  # regions of an image that are looked at
+THINNEST = 50  # longer side of a box over its shorter one: encoders refuse what is far thinner
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
+
+
+@dataclass(frozen=True)
+class Region:
+    """A described part of an image.
+
+    Attributes:
+        box: left, top, right, bottom in pixels, inside the image.
+        phrase: what is there.
+    """
+
+    box: Box
+    phrase: str
+
+
+@dataclass(frozen=True)
+class Triplet:
+    """Two regions, and the box around both, which shows more and is more ambiguous.
+
+    Attributes:
+        a: crop A.
+        b: crop B.
+        c: crop C, with the phrases of both, joined by ``and``.
+    """
+
+    a: Region
+    b: Region
+    c: Region
+
+
+def find_manifest(dataset: str, data_root: Path) -> Manifest:
+    """Return the manifest of a data set.
+
+    Args:
+        dataset: its name; a bundled one's paths start from `data_root`.
+        data_root: of others, the folder that holds the manifest, or the folder of images beside it.
+
+    Raises:
+        CacheError: it is not there.
+        ManifestError: a bundled data set is not below `data_root`.
+    """
+    if dataset in bundled_manifests():
+        return load_manifest(dataset, data_root)
+    for path in sorted([*data_root.glob("*.yaml"), *data_root.parent.glob("*.yaml")]):
+        try:
+            manifest = load_manifest(path)
+        except ManifestError:
+            continue
+        if manifest.name == dataset:
+            return manifest
+    raise CacheError(
+        f"the manifest of '{dataset}' is not in {data_root}, and it names the file that has the regions; give its"
+        " folder as --data-root DIR"
+    )
+
+
+def read_regions(captions: Path) -> dict[str, list[Any]]:
+    """Return the ``regions`` of the images that have some, as they stand there, by file name below the image folder.
+
+    Raises:
+        CacheError: the caption file is no Karpathy JSON, or no image in it has regions.
+    """
+    try:
+        images = json.loads(captions.read_bytes())["images"] if captions.suffix == ".json" else []
+        found = {
+            posixpath.normpath(posixpath.join(image.get("filepath", ""), image["filename"])): list(image["regions"])
+            for image in images
+            if image.get("regions")
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CacheError(
+            f"{captions} cannot be read as a Karpathy JSON with regions ({error!r}); correct it"
+        ) from error
+    if not found:
+        raise CacheError(
+            f"no image in {captions} has regions, which crops are made of; take a data set with regions, such as the"
+            " generated scenes"
+        )
+    return found
+
+
+def regions_of(listed: Sequence[Any], size: tuple[int, int]) -> list[Region]:
+    """Return the usable ones of an image's ``regions``, cut off at its edges.
+
+    Those without a phrase fall out, and those that have no pixel or are too thin.
+
+    Args:
+        listed: as they stand in the file.
+        size: width and height of the image in pixels.
+
+    Raises:
+        CacheError: one has no ``bbox`` of four numbers, or a phrase that is no text.
+    """
+    regions = []
+    for entry in listed:
+        try:
+            x, y, width, height = (float(number) for number in entry["bbox"])
+            phrase = (entry.get("phrase") or "").strip()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CacheError(
+                f"a region is {entry!r}, but must have 'bbox': [x, y, width, height] in pixels and a text as"
+                " 'phrase'; correct the file"
+            ) from error
+        box = max(x, 0.0), max(y, 0.0), min(x + width, float(size[0])), min(y + height, float(size[1]))
+        shorter, longer = sorted([box[2] - box[0], box[3] - box[1]])
+        if phrase and shorter >= 1 and longer <= THINNEST * shorter:
+            regions.append(Region(box, phrase))
+    return regions
+
+
+def triplet(regions: Sequence[Region], size: tuple[int, int], threshold: float) -> Triplet | None:
+    """Return the triplet of an image (section 4.6).
+
+    Of the ten largest regions below the threshold A is the largest; B, of the others, overlaps least with A by
+    intersection over union, and is the largest of those that overlap as little; C is the box around both.
+
+    Args:
+        regions: of the image.
+        size: its width and height in pixels.
+        threshold: the share of the image's area that A and B stay below.
+
+    Returns:
+        The triplet, or None where fewer than two regions are small enough.
+    """
+    below = [region for region in regions if area(region.box) < threshold * size[0] * size[1]]
+    largest = sorted(below, key=lambda region: -area(region.box))[:LARGEST]
+    if len(largest) < 2:
+        return None
+    a, *others = largest
+    b = min(others, key=lambda other: overlap(a.box, other.box))
+    around = *map(min, a.box[:2], b.box[:2]), *map(max, a.box[2:], b.box[2:])
+    return Triplet(a, b, Region(around, f"{a.phrase} and {b.phrase}"))  # type: ignore[arg-type]
+
+
+def area(box: Box) -> float:
+    """Return the area of a box; 0 where its edges have crossed."""
+    return max(0.0, box[2] - box[0]) * max(0.0, box[3] - box[1])
+
+
+def overlap(one: Box, other: Box) -> float:
+    """Return the intersection over union of two boxes."""
+    common = area((*map(max, one[:2], other[:2]), *map(min, one[2:], other[2:])))  # type: ignore[arg-type]
+    return common / (area(one) + area(other) - common)

@@ -1,0 +1,161 @@
+"""The numbers of the runs: what the protocols measure, how training went, what each similarity would find."""
+
+from collections.abc import Sequence as Several
+from typing import Any
+
+import torch
+
+from ...evaluation.metrics import Ties, ranks, recall_table
+from ...modules.similarity import SIMILARITIES, in_blocks
+from ..figures import Plot, Table, number
+from ..plots import bars, curves
+from ..views import View
+from .examples import Direction
+
+WAYS: dict[Direction, str] = {"image_to_text": "image to text", "text_to_image": "text to image"}
+SETS = ("mil", "chamfer", "smooth-chamfer", "assignment")  # similarities of sets that have nothing to learn
+SOME = 1000  # images on which they are compared
+
+
+def evaluation_tables(names: Several[str], results: Several[dict[str, Any]]) -> list[Table]:
+    """Return a table a protocol, with a row a run; `results` is what `evaluate` returns for each.
+
+    Runs that see other numbers of images or captions, as where samples failed, have a table of their own.
+    """
+    alike: dict[tuple[str, int, int, int], list[tuple[str, dict[str, Any]]]] = {}
+    for name, result in zip(names, results, strict=True):
+        for table in result["results"]:
+            alike.setdefault(_measured_on(table), []).append((name, table))
+    order = list(dict.fromkeys(protocol for protocol, *_ in alike))
+    return [_protocol(*alike[key]) for key in sorted(alike, key=lambda key: order.index(key[0]))]
+
+
+def _measured_on(table: dict[str, Any]) -> tuple[str, int, int, int]:
+    return table["protocol"], table["images"], table["captions"], table["skipped"]
+
+
+def _protocol(*found: tuple[str, dict[str, Any]]) -> Table:
+    first = found[0][1]
+    measures = list(first["image_to_text"])
+    header = ["run", *(f"{short} {measure}" for short in ("i→t", "t→i") for measure in measures)]
+    recalls = first["rsum"] is not None
+    paper = any(table["paper_rsum"] is not None for _, table in found)
+    header += ["RSUM", "mean recall"] * recalls + ["paper's RSUM", "difference"] * paper
+    rows = []
+    for name, table in found:
+        cells = [number(table[way][measure], 1 if measure == "medr" else 2) for way in WAYS for measure in measures]
+        if recalls:
+            cells += [number(table["rsum"]), number(table["mean_recall"])]
+        if paper:
+            row = table["paper_rsum"]
+            cells += [number(row), number(None if row is None else table["rsum"] - row)]
+        rows.append([name, *cells])
+    unit = "recall in percent, medr: median rank from 1" if recalls else "in percent"
+    caption = (
+        f"Protocol {first['protocol']}, split {first['split']}: {first['images']:,} images, "
+        f"{first['captions']:,} captions ({first['captions_per_image']:.2f} an image), {first['skipped']:,} skipped, "
+        f"ties {first['ties']}. i→t is image to text, t→i text to image; {unit}."
+    )
+    return Table(caption, header, rows)
+
+
+def rsum_plot(names: Several[str], results: Several[dict[str, Any]]) -> Plot | None:
+    """Draw the recalls of all runs by the first protocol that all have on as many samples; None without one."""
+    for table in results[0]["results"]:
+        same = [[t for t in result["results"] if _measured_on(t) == _measured_on(table)] for result in results]
+        if table["rsum"] is None or not all(same):
+            continue
+        labels = [f"{short}\nR@{k}" for short in ("i→t", "t→i") for k in (1, 5, 10)]
+        series = [
+            (name, [found[0][way][f"R@{k}"] for way in WAYS for k in (1, 5, 10)])
+            for name, found in zip(names, same, strict=True)
+        ]
+        svg = bars(labels, series, "recall (%)")
+        return Plot(svg, "Bar chart", f"Recalls, protocol {table['protocol']}.")
+    return None
+
+
+def training_plots(views: Several[View]) -> list[Plot]:
+    """Draw how each run was trained: validation RSUM of all, then loss and learning rate of each."""
+    lines = [(view.name, [line for line in view.run.metrics() if "epoch" in line]) for view in views]
+    lines = [(name, log) for name, log in lines if log]
+    if not lines:
+        return []
+    rsum = [(name, *_column(log, "rsum")) for name, log in lines]
+    rsum = [(name, epochs, values) for name, epochs, values in rsum if values]
+    plots = []
+    if rsum:
+        best = "; ".join(f"{name}: best {max(values):.2f} at epoch {epochs[values.index(max(values))]:.0f}"
+                         for name, epochs, values in rsum)  # fmt: skip
+        plots.append(
+            Plot(
+                curves(rsum, "epoch", "validation RSUM (sum of six %)", whole=True),
+                "Line chart",
+                f"Validation RSUM by epoch. {best}.",
+            )
+        )
+    for name, log in lines:
+        plots.append(_losses(name, log))
+    rates = [(name, *_column(log, "lr")) for name, log in lines]
+    rates = [(name, epochs, values) for name, epochs, values in rates if values and min(values) > 0]
+    if rates:
+        svg = curves(rates, "epoch", "learning rate", log=True, whole=True)
+        plots.append(Plot(svg, "Line chart", "Learning rate at the end of each epoch."))
+    return plots
+
+
+def _losses(name: str, log: list[dict[str, Any]]) -> Plot:
+    terms = list(dict.fromkeys(term for line in log for term in line.get("parts", {})))
+    series = [("loss", *_column(log, "loss"))]
+    if len(terms) > 1:
+        flat = [{**line.get("parts", {}), "epoch": line["epoch"]} for line in log]
+        series += [(term, *_column(flat, term)) for term in terms]
+    positive = all(value > 0 for _, _, values in series for value in values)
+    columns = ["epoch", "loss", *(terms if len(terms) > 1 else []), "validation RSUM", "seconds"]
+    rows = [
+        [
+            str(line["epoch"]),
+            *(number(part, 4) for part in (line.get("loss"), *(line.get("parts", {}).get(t) for t in columns[2:-2]))),
+            number(line.get("rsum")),
+            number(line.get("seconds"), 1),
+        ]
+        for line in log
+    ]
+    table = Table(f"Training of {name}, epoch by epoch", columns, rows)
+    title = "loss (log scale)" if positive else "loss"
+    caption = f"{name}: mean loss of each epoch" + (", with its terms before they are weighted." if terms[1:] else ".")
+    return Plot(curves(series, "epoch", title, log=positive, whole=True), "Line chart", caption, table)
+
+
+def _column(log: list[dict[str, Any]], key: str) -> tuple[list[float], list[float]]:
+    """Return the epochs that have a number for `key`, and the numbers."""
+    there = [(line["epoch"], line[key]) for line in log if isinstance(line.get(key), int | float)]
+    return [float(epoch) for epoch, _ in there], [float(value) for _, value in there]
+
+
+@torch.no_grad()
+def similarity_table(view: View, ties: Ties) -> Table | None:
+    """Return what other similarities would find with the embedding sets of a run; None where they are no sets."""
+    images, captions = view.embedded.image.embedding, view.embedded.text.embedding
+    if not (view.is_set and isinstance(images, torch.Tensor) and isinstance(captions, torch.Tensor)):
+        return None
+    owner = view.embedded.caption_image
+    inside = owner < SOME
+    owner = owner[inside]
+    own = view.run.recipe.similarity["name"]
+    scored = {f"{own} (its own)": view.similarity[:SOME, inside.to(view.similarity.device)]}
+    for name in SETS:
+        if name != own:
+            scored[name] = in_blocks(SIMILARITIES[name](), images[:SOME], captions[inside.to(captions.device)])
+    rows = []
+    for name, similarity in scored.items():
+        table = recall_table(*ranks(similarity, owner), ties)
+        recalls = [table[way][f"R@{k}"] for way in WAYS for k in (1, 5, 10)]
+        rows.append([name, *(number(value) for value in (*recalls, table["rsum"]))])
+    caption = (
+        f"{view.name}: the same embedding sets compared by its own similarity and by others, which it was "
+        f"not trained with; the first {min(SOME, len(images)):,} images and their {len(owner):,} captions, recall in "
+        "percent."
+    )
+    header = ["similarity", *(f"{short} R@{k}" for short in ("i→t", "t→i") for k in (1, 5, 10)), "RSUM"]
+    return Table(caption, header, rows)

@@ -1,0 +1,161 @@
+"""Where each word of a caption looks in an image, by the cross-attention that compares the two.
+
+Source: SCAN (Lee et al., *Stacked Cross Attention for Image-Text Matching*, ECCV 2018, section 3.1).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...modules.embedding import Sequence, each
+from ...modules.similarity import CrossAttention
+from ..figures import number
+from ..pictures import Pictures
+from ..views import View
+from .attention import IMAGES
+from .examples import described, drawn
+from .places import Place, place_of, why_no_places
+
+WORDS = 24  # of a caption that are drawn
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a caption.
+
+    Attributes:
+        text: the word.
+        map: its attention over the image, as SVG.
+        most: its largest weight, percent.
+    """
+
+    text: str
+    map: str
+    most: str
+
+
+@dataclass(frozen=True)
+class Caption:
+    """A caption that an image is compared with.
+
+    Attributes:
+        title: why it is shown.
+        text: of the caption.
+        score: its similarity with the image.
+        even: what each weight would be if attention looked nowhere, percent.
+        words: its first words.
+        more: how many words are not shown.
+    """
+
+    title: str
+    text: str
+    score: str
+    even: str
+    words: list[Word]
+    more: int
+
+
+@dataclass(frozen=True)
+class Read:
+    """An image and the captions that it is compared with.
+
+    Attributes:
+        name: of the image.
+        picture: as SVG.
+        rows: how many regions or cells the attention is over.
+        captions: its own closest one, and where the run prefers another, that.
+    """
+
+    name: str
+    picture: str
+    rows: int
+    captions: list[Caption]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a run compares words with places.
+
+    Attributes:
+        by_word: whether words attend to places (``t-i``), or places to words (``i-t``).
+        what: ``cells`` or ``regions``.
+        images: a few.
+        reason: a sentence, where there are none.
+    """
+
+    by_word: bool
+    what: str
+    images: list[Read]
+    reason: str
+
+
+def words_over_images(view: View, pictures: Pictures, seed: int) -> Reading | None:
+    """Return the words' attention over a few random images; None where the run compares without cross-attention."""
+    if not isinstance(view.model.compare, CrossAttention):
+        return None
+    what = "cells" if view.image_set.kind == "grid" else "regions"
+    chosen = drawn(np.unique(view.embedded.caption_image.numpy()), IMAGES, seed)
+    reason = why_no_places(view, pictures, chosen)
+    shown = [] if reason else [_read(view, pictures, image) for image in chosen]
+    images = [one for one in shown if one]
+    return Reading(_by_word(view), what, images, reason or ("" if images else "The pictures cannot be read."))
+
+
+@torch.no_grad()
+def word_weights(view: View, image: int, caption: int) -> Tensor:
+    """Return the cross-attention between the rows of an image and the words of a caption, ``[N, L]``."""
+    images, captions = view.embedded.image.embedding, view.embedded.text.embedding
+    assert isinstance(images, Sequence) and isinstance(captions, Sequence)
+    one, other = each(lambda t: t[[image]], images), each(lambda t: t[[caption]], captions)
+    weights: Tensor = view.model.compare.weights(one, other)[0, 0]  # type: ignore[operator]
+    return weights[: int(images.length[image]), : int(captions.length[caption])].cpu()
+
+
+def words_of(view: View, caption: int) -> list[str]:
+    """Return the words of a caption as the run reads them; tokens of a language model are numbered."""
+    vocabulary = view.run.vocabulary
+    if vocabulary is None:
+        return [f"token {number + 1}" for number in range(int(view.embedded.text.length[caption]))]
+    numbers = view.caption_set.token(view.embedded.caption_rows[[caption]])
+    return [vocabulary[number] if number else "(unknown word)" for number in numbers.tolist()]
+
+
+def _read(view: View, pictures: Pictures, image: int) -> Read | None:
+    place = place_of(view, pictures, image)
+    if place is None:
+        return None
+    own = (view.embedded.caption_image == image).nonzero()[:, 0]
+    closest = int(own[view.similarity[image].cpu()[own].argmax()])
+    first = int(view.found_captions[image])
+    captions = [_caption(view, place, image, closest, "The closest of its own captions")]
+    if not view.image_hits[image]:
+        captions.append(_caption(view, place, image, first, "The caption that is found first, of another image"))
+    name = view.embedded.ids[image]
+    picture = place.picture.svg(described(name, view.embedded.texts[closest]))
+    return Read(name, picture, int(view.embedded.image.length[image]), captions)
+
+
+def _caption(view: View, place: Place, image: int, caption: int, title: str) -> Caption:
+    weights, name, text = word_weights(view, image, caption), view.embedded.ids[image], view.embedded.texts[caption]
+    words = [
+        Word(word, place.drawn(over.numpy(), f"Attention of '{word}' over image {name}"), _percent(float(over.max())))
+        for word, over in zip(words_of(view, caption)[:WORDS], weights.T[:WORDS], strict=True)
+    ]
+    return Caption(
+        title,
+        text,
+        score=number(float(view.similarity[image, caption])),
+        even=_percent(1 / weights.shape[0 if _by_word(view) else 1]),
+        words=words,
+        more=weights.shape[1] - len(words),
+    )
+
+
+def _by_word(view: View) -> bool:
+    return view.model.compare.direction == "t-i"
+
+
+def _percent(share: float) -> str:
+    return number(100 * share, 1)

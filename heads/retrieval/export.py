@@ -1,0 +1,186 @@
+"""The embeddings of a gallery in files that others read: .npy, Parquet or safetensors.
+
+Each file says in its metadata, or in `about.json` beside the arrays, what it holds: run, recipe, similarity, store,
+split, and the kind of the embeddings. Their arrays are called ``images`` and ``captions``; of a Gaussian
+``images.mean`` and ``images.log_variance``, of a sequence ``images.rows`` and ``images.length``.
+
+    FILE.parquet       a row a sample: modality (image, caption), id, image_id, file_name, caption, and its embedding:
+                       lists of D numbers in the column `embedding` (sets and sequences: a list of such lists), or in
+                       `mean` and `log_variance`
+    FILE.safetensors   the arrays, `caption_image` (the row of each caption's image), and in the metadata JSON lists
+                       image_ids, file_names, caption_ids, captions
+    FOLDER             an .npy of each array, images.jsonl and captions.jsonl with a line a row
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+from torch import Tensor
+
+from ...pipeline.errors import RunError
+from ...pipeline.exchange.exporters.export import whole
+from ..modules.embedding import Embedding, Gaussian, Sequence, kind_of
+from .gallery import Gallery
+from .retriever import Retriever
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_HEADER = 100_000_000  # bytes of metadata that readers of safetensors take
+
+
+def export_embeddings(retriever: Retriever, out: str | Path) -> dict[str, Any]:
+    """Write the embeddings of a gallery's images and captions, and what they belong to; whole, or not at all.
+
+    Args:
+        retriever: of the run, store and split.
+        out: a ``.parquet`` or ``.safetensors`` file, or a folder (without a suffix, or ending in ``.npy``); it must
+            not be there yet.
+
+    Returns:
+        What is written beside the arrays, with ``out``, ``images``, ``captions``, the shape of the arrays and
+        ``bytes``.
+
+    Raises:
+        RunError: `out` is there already, ends in something else or cannot be written; or the run is none or spoilt.
+        CacheError: store or split do not fit.
+    """
+    out = Path(out)
+    writers: dict[str, Callable[[Path, Gallery, dict[str, Any]], None]] = {
+        ".parquet": _write_parquet,
+        ".safetensors": _write_safetensors,
+        ".npy": _write_folder,
+        "": _write_folder,
+    }
+    if out.suffix not in writers:
+        raise RunError(f"{out}: export to a file ending in .parquet or .safetensors, or to a folder of .npy files")
+    if out.exists():
+        raise RunError(f"{out} exists; take another --out, or remove it")
+    if out.suffix == ".parquet":
+        _pyarrow()
+    gallery, run = retriever.gallery, retriever.run
+    about = {
+        "format": "xret-embeddings",
+        "version": 1,
+        "run": run.path.resolve().name,
+        "recipe": run.recipe.name,
+        "similarity": dict(run.recipe.similarity),
+        "dataset": gallery.dataset,
+        "manifest_sha256": retriever.cache.manifest_sha256,
+        "split": gallery.split,
+        "kind": kind_of(gallery.images),
+    }
+    if not all(np.isfinite(array).all() for array in arrays_of(gallery).values()):
+        raise RunError(f"{run.path} gives embeddings that are not finite: it is spoilt, train it again")
+    try:
+        with whole(out) as partial:
+            writers[out.suffix](partial, gallery, about)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"{out} cannot be written: {reason}; choose another --out") from error
+    files = [out] if out.is_file() else list(out.iterdir())
+    return {
+        **about,
+        "out": str(out),
+        "images": len(gallery.image_ids),
+        "captions": len(gallery.texts),
+        "shapes": {name: list(array.shape) for name, array in arrays_of(gallery).items()},
+        "bytes": sum(file.stat().st_size for file in files),
+    }
+
+
+def arrays_of(gallery: Gallery) -> dict[str, np.ndarray]:
+    """Return the embeddings of images and captions as arrays, by the names above."""
+    arrays = {}
+    for modality in ("images", "captions"):
+        embedding: Embedding = getattr(gallery, modality)
+        if isinstance(embedding, Tensor):
+            arrays[modality] = embedding.cpu().numpy()
+        else:
+            for name, part in embedding._asdict().items():
+                arrays[f"{modality}.{name}"] = part.cpu().numpy()
+    return arrays
+
+
+def _write_folder(folder: Path, gallery: Gallery, about: dict[str, Any]) -> None:
+    folder.mkdir()
+    for name, array in arrays_of(gallery).items():
+        np.save(folder / f"{name}.npy", array)
+    images = zip(gallery.image_ids, gallery.file_names, strict=True)
+    _write_lines(folder / "images.jsonl", ({"id": id_, "file_name": name} for id_, name in images))
+    rows = zip(gallery.caption_ids, gallery.caption_image.tolist(), gallery.texts, strict=True)
+    captions = ({"id": id_, "image_id": gallery.image_ids[row], "caption": text} for id_, row, text in rows)
+    _write_lines(folder / "captions.jsonl", captions)
+    (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+def _write_lines(path: Path, values: Any) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
+
+
+def _write_safetensors(path: Path, gallery: Gallery, about: dict[str, Any]) -> None:
+    lists = {
+        "image_ids": gallery.image_ids,
+        "file_names": gallery.file_names,
+        "caption_ids": gallery.caption_ids,
+        "captions": gallery.texts,
+    }
+    metadata = {name: value if isinstance(value, str) else json.dumps(value) for name, value in (about | lists).items()}
+    if len(json.dumps(metadata)) > 0.9 * _HEADER:
+        raise RunError(f"{gallery.split} has too many captions for the header of a safetensors file; take .parquet")
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays_of(gallery).items()}
+    save_file(arrays | {"caption_image": gallery.caption_image.astype(np.int64)}, path, metadata=metadata)
+
+
+def _write_parquet(path: Path, gallery: Gallery, about: dict[str, Any]) -> None:
+    pa, parquet = _pyarrow()
+    images, captions = len(gallery.image_ids), len(gallery.texts)
+    owners = gallery.caption_image.tolist()
+    columns = {
+        "modality": ["image"] * images + ["caption"] * captions,
+        "id": gallery.image_ids + gallery.caption_ids,
+        "image_id": gallery.image_ids + [gallery.image_ids[row] for row in owners],
+        "file_name": gallery.file_names + [gallery.file_names[row] for row in owners],
+        "caption": [None] * images + gallery.texts,
+    }
+    table = {name: pa.array(values, pa.string()) for name, values in columns.items()}
+    sides = [_columns(pa, embedding) for embedding in (gallery.images, gallery.captions)]
+    table |= {name: pa.chunked_array([side[name] for side in sides]) for name in sides[0]}
+    parquet.write_table(pa.table(table).replace_schema_metadata({"xret": json.dumps(about)}), path)
+
+
+def _columns(pa: Any, embedding: Embedding) -> "dict[str, pyarrow.Array]":
+    """Return the columns that hold an embedding, by name."""
+    if isinstance(embedding, Gaussian):
+        return {name: _lists(pa, part) for name, part in embedding._asdict().items()}
+    if isinstance(embedding, Tensor) and embedding.ndim == 2:
+        return {"embedding": _lists(pa, embedding)}
+    if isinstance(embedding, Sequence):
+        rows, length = embedding
+    else:
+        rows, length = embedding, embedding.new_full((len(embedding),), embedding.shape[1]).long()
+    parts = [sample[:count] for sample, count in zip(rows.cpu().numpy(), length.tolist(), strict=True)]
+    offsets = np.concatenate([[0], np.cumsum(length.cpu().numpy())]).astype(np.int64)
+    return {"embedding": pa.LargeListArray.from_arrays(offsets, _lists(pa, np.concatenate(parts)))}
+
+
+def _lists(pa: Any, rows: Tensor | np.ndarray) -> "pyarrow.Array":
+    values = np.ascontiguousarray(rows.cpu().numpy() if isinstance(rows, Tensor) else rows)
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise RunError(
+            "Parquet needs pyarrow, which is not here: pip install 'xret[parquet]', or export to .safetensors"
+        ) from error
+    return pa, parquet

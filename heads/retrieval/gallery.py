@@ -1,0 +1,89 @@
+"""The gallery of a run: the images and captions of a split of a store, embedded when they are first asked for."""
+
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import torch
+
+from ...pipeline.cache.feature_cache import FeatureCache
+from ...pipeline.errors import CacheError
+from ...pipeline.reading.reattachment import image_folder
+from ..evaluation.scoring import BATCH, embed_all
+from ..model import Model
+from ..modules.embedding import Embedding
+from ..runs.features import split_of_run
+from ..runs.run import Run
+
+
+class Gallery:
+    """The usable images and captions of a split, I and C of them, in the order of the store.
+
+    Args:
+        run: the run.
+        model: its model, on `device`.
+        cache: the store.
+        split: which split.
+        device: where the embeddings are.
+        data_root: finds the image files, see `reattachment.image_folder`; they are needed for `image_path` only.
+
+    Attributes:
+        url: of the store.
+        dataset: the name of the data set.
+        split: which split.
+        image_ids: as the store has them, I.
+        file_names: of the images below their folder, I.
+        caption_ids: the captions' numbers, as text, C.
+        texts: the captions, C.
+        caption_image: the row of each caption's image, int64 [C].
+
+    Raises:
+        RunError: the store has no features of the run's encoders.
+        CacheError: the split is unknown, empty or not complete.
+    """
+
+    def __init__(
+        self, run: Run, model: Model, cache: FeatureCache, split: str, device: torch.device, data_root: Path | None
+    ) -> None:
+        self._model, self._cache, self._data_root = model, cache, data_root
+        self._batches = batches = split_of_run(run, cache, split, model, device)
+        self.url, self.dataset, self.split = cache.url, cache.dataset, split
+        self.image_ids, self.file_names = batches.ids(), batches.file_names()
+        begin, end = int(batches.caption_rows[0]), int(batches.caption_rows[-1]) + 1
+        self.caption_ids = [str(number) for number in cache.sentids(begin, end)[batches.caption_rows - begin]]
+        self.texts = batches.texts()
+        self.caption_image: np.ndarray = batches.caption_image
+
+    @cached_property
+    def images(self) -> Embedding:
+        """The images' embeddings, float32: [I, D], [I, K, D], or a Gaussian or Sequence of I."""
+        return embed_all(self._model.embed_images, self._batches.image_features(BATCH))
+
+    @cached_property
+    def captions(self) -> Embedding:
+        """The captions' embeddings, float32: [C, D], [C, K, D], or a Gaussian or Sequence of C."""
+        return embed_all(self._model.embed_captions, self._batches.caption_features(BATCH))
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder of the image files.
+
+        Raises:
+            CacheError, ManifestError: it is not known or not there; --data-root names it.
+        """
+        return image_folder(self._cache, self._data_root)
+
+    def image_path(self, row: int) -> Path:
+        """Return the file of the image in a row; errors as for `path_of`."""
+        return self.path_of(self.file_names[row])
+
+    def path_of(self, file_name: str) -> Path:
+        """Return the file of an image by its name; it never lies outside of `folder`.
+
+        Raises:
+            CacheError, ManifestError: the folder is not known, or the name leads outside of it.
+        """
+        name = PurePosixPath(file_name)
+        if name.is_absolute() or ".." in name.parts:
+            raise CacheError(f"{self.url} names the image '{name}', which lies outside of its folder; extract it again")
+        return self.folder / name

@@ -1,0 +1,183 @@
+"""Runs in the layout of the Hugging Face hub: a folder that says by itself what it is and what its features came from.
+
+    model.safetensors, vocabulary.json  as in every run
+    run.json, config.json, recipe.yaml  the same; without paths of the machine that it was trained on
+    encoders.json                       what made the features, so that new texts and pictures need no store
+    image_backbone.safetensors, text_backbone/      of a run that was fine-tuned
+    README.md                           the model card
+
+Such a folder is a run: every command takes it. What only goes on with a training stays behind.
+"""
+
+import json
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+from ...pipeline.errors import RunError
+from ...pipeline.exchange.exporters.export import whole
+from ..runs.encoders import ORIGINS, Side, origins_text
+from ..runs.run import Run, write_recipe
+from ..training.finetuning.finetuning import BACKBONES
+from .retriever import Retriever
+
+# The bases of the first are OSError and all errors of the hub's HTTP client, whose name depends on its version.
+_HUB_ERRORS: Any = (*HfHubHTTPError.__bases__, HFValidationError)
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_COPIED = ("model.safetensors", "vocabulary.json", *BACKBONES.values())
+
+_CARD = """\
+---
+library_name: xret
+tags:
+- image-text-retrieval
+- xret
+---
+
+# {name}
+
+An image-text retrieval head of the recipe `{recipe}`, trained on `{dataset}` with xret.
+Its best epoch is {epoch}, with a validation RSUM of {rsum:.1f} (the sum of recall@1, 5 and 10 in both directions).
+
+| | features | embedding |
+|---|---|---|
+| images | {image} | {image_aggregator} |
+| captions | {text} | {text_aggregator} |
+
+They are compared by `{similarity}`; `recipe.yaml` has every value.
+
+```python
+import xret
+
+retriever = xret.load("{repo}"{options})
+captions = retriever.encode_text(["a red square beside a blue circle"])
+images = retriever.encode_images(["photo.jpg"])
+print(retriever.similarity(images, captions))
+```
+"""
+
+
+def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = None) -> Path:
+    """Write a run as the hub has models; whole, or not at all.
+
+    Where the weights of an encoder were named to `retriever` as a hub id, the folder names them, too; a file or
+    folder of this machine must be named again where the run is loaded.
+
+    Args:
+        retriever: of the run; its store is asked what made the features.
+        folder: to be made.
+        repo: what the model card calls it, ``user/name``; None: the folder.
+
+    Raises:
+        RunError: the folder is there already or cannot be written; the run has no finished epoch, or is damaged.
+        CacheError: the store is not there.
+    """
+    folder, run = Path(folder), retriever.run
+    if folder.exists():
+        raise RunError(f"{folder} exists; take another folder")
+    files = [run.path / name for name in _COPIED if (run.path / name).exists()]
+    run.model(retriever.device)  # damaged weights are refused here, not where the folder is loaded
+    origins = {side: origin for side in _sides(run) if (origin := retriever.origin(side))}
+    for side in set(_sides(run)) - set(origins):  # likewise, the backbones of a fine-tuned run
+        _ = retriever.image_encoder if side == "image" else retriever.text_encoder
+    recipe = run.recipe.to_dict()
+    if vectors := recipe["adapter"]["words"]["vectors"]:
+        recipe["adapter"]["words"]["vectors"] = Path(vectors).name  # a trained model has read it
+    try:
+        with whole(folder) as partial:
+            partial.mkdir()
+            for file in files:
+                (shutil.copytree if file.is_dir() else shutil.copyfile)(file, partial / file.name)
+            write_recipe(partial, recipe, run.image_facts, run.text_facts)
+            (partial / ORIGINS).write_text(origins_text(origins), encoding="utf-8")
+            (partial / "run.json").write_text(json.dumps(_without_paths(run.info), indent=1) + "\n", encoding="utf-8")
+            (partial / "README.md").write_text(_card(retriever, repo or str(folder)), encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written: {error.strerror or error}; choose another folder") from error
+    return folder
+
+
+def push(retriever: Retriever, repo: str, *, private: bool = False) -> str:
+    """Put a run on the hub, as the user who is logged in there (`hf auth login`); return its address.
+
+    Args:
+        retriever: as for `save_to_folder`.
+        repo: ``user/name``; it is made if there is none, and gets a commit.
+        private: a repository that is made is seen by its owner alone.
+
+    Raises:
+        RunError: the hub refuses or is not reached; else as for `save_to_folder`.
+    """
+    with tempfile.TemporaryDirectory() as parent:
+        folder = save_to_folder(retriever, Path(parent, "run"), repo)
+        try:
+            hub = HfApi()
+            address = hub.create_repo(repo, private=private, exist_ok=True)
+            hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=f"{retriever.run.recipe.name} by xret")
+        except _HUB_ERRORS as error:
+            raise RunError(
+                f"{repo} cannot be pushed to the hub ({_reason(error)}); check the name, the connection and"
+                " `hf auth whoami`"
+            ) from error
+    return str(address)
+
+
+def local_folder(name: str | Path) -> Path:
+    """Return the folder of a run: `name` itself, or, where there is none and it is a hub id, what the hub has of it.
+
+    Raises:
+        RunError: the hub has no such model, or is not reached and it is not in the cache.
+    """
+    if Path(name).exists() or not _HUB_ID.fullmatch(str(name)):
+        return Path(name)
+    try:
+        patterns = ["config.json", "recipe.yaml", "run.json", ORIGINS, *_COPIED, "text_backbone/*"]
+        return Path(snapshot_download(str(name), allow_patterns=patterns))
+    except _HUB_ERRORS as error:
+        raise RunError(
+            f"there is no run {name} here, and as a model of the Hugging Face hub it cannot be loaded"
+            f" ({_reason(error)}); check the name and the connection"
+        ) from error
+
+
+def _sides(run: Run) -> tuple[Side, ...]:
+    """Return the sides whose features somebody must make who has the run alone."""
+    return ("image",) if run.vocabulary is not None else ("image", "text")
+
+
+def _without_paths(info: dict[str, Any]) -> dict[str, Any]:
+    stores = {"also_stores": [Path(store).name for store in info["also_stores"]]} if "also_stores" in info else {}
+    return info | {key: Path(info[key]).name for key in ("store", "head") if key in info} | stores
+
+
+def _card(retriever: Retriever, repo: str) -> str:
+    run = retriever.run
+    recipe = run.recipe
+    needed = {
+        f"{'visual' if side == 'image' else 'text'}_weights": "…"
+        for side in _sides(run)
+        if (origin := retriever.origin(side)) and origin.weights is None
+    }
+    return _CARD.format(
+        name=repo.rpartition("/")[2],
+        repo=repo,
+        recipe=recipe.name,
+        dataset=Path(run.info["store"]).name,
+        epoch=run.info["best_epoch"],
+        rsum=run.info["best_rsum"],
+        image=run.info["image_set"],
+        text=run.info["text_set"],
+        image_aggregator=recipe.aggregator["image"]["name"],
+        text_aggregator=recipe.aggregator["text"]["name"],
+        similarity=recipe.similarity["name"],
+        options="".join(f', {key}="{value}"' for key, value in needed.items()),
+    )
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__

@@ -1,0 +1,65 @@
+"""Exact search, a block of the gallery after the other, and the order of answers: by score, then by row."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....pipeline.errors import RunError
+from ...modules.embedding import Embedding, each
+from .items import Items
+
+# Takes Q queries and N items to their similarities [Q, N], whichever of them are the images.
+Compare = Callable[[Embedding, Embedding], Tensor]
+CELLS = 1 << 22  # pairs of elements compared in one go: 16 MiB a temporary, which stays at hand
+VALUES = 1 << 22  # numbers of the gallery read in one go
+
+
+def best(rows: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the k highest of `scores [N]` and their `rows [N]`, best first, equal ones by row; all where N < k."""
+    if len(scores) > k:
+        kept = scores >= np.partition(scores, -k)[-k]
+        rows, scores = rows[kept], scores[kept]
+    order = np.lexsort((rows, -scores))[:k]
+    return rows[order], scores[order]
+
+
+@torch.no_grad()
+def scores_of(compare: Compare, queries: Embedding, items: Embedding) -> np.ndarray:
+    """Return the similarities of Q queries and N items, float32 ``[Q, N]``.
+
+    Raises:
+        RunError: one is not finite.
+    """
+    scores = compare(queries, items).float().cpu().numpy()
+    if not np.isfinite(scores).all():
+        raise RunError("the model gives similarities that are not finite: its weights are spoilt, train it again")
+    return scores
+
+
+def search_exactly(queries: Embedding, items: Items, compare: Compare, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Compare Q queries with every item.
+
+    Returns:
+        For each query the rows, int64, and scores, float32, of its k best answers: `best` of all.
+
+    Raises:
+        RunError: a similarity is not finite.
+    """
+    count = len(queries if isinstance(queries, Tensor) else queries[0])
+    found = [(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in range(count)]
+    step = max(1, min(CELLS // (max(1, count) * items.size**2), VALUES // (items.size * items.width)))
+    for first, block in items.blocks(step):
+        scores = scores_of(compare, queries, block)
+        rows = np.arange(first, first + scores.shape[1])
+        for query, (old_rows, old_scores) in enumerate(found):
+            new_rows, new_scores = best(rows, scores[query], k)
+            both = np.concatenate([old_rows, new_rows]), np.concatenate([old_scores, new_scores])
+            found[query] = best(*both, k)
+    return found
+
+
+def one(queries: Embedding, row: int) -> Embedding:
+    """Return one of several embeddings, as embeddings of one sample."""
+    return each(lambda tensor: tensor[row : row + 1], queries)

@@ -1,0 +1,176 @@
+"""The folder of an index: files that only grow, and one record that says how much of them counts.
+
+    index.json      the record, with its own digest; replaced in one step, last of all
+    *.bin           embeddings, ids and labels, appended to
+    elements-N.faiss    FAISS over all elements, written anew at every addition
+
+What stands behind the recorded length of a file was left by an addition that was stopped: nobody reads it, and the
+next addition writes over it. A folder without a record is unfinished.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from ....pipeline.errors import RunError
+
+FORMAT, VERSION = "xret-index", 1
+RECORD = "index.json"
+CHUNK = 1 << 24  # bytes checked in one go
+
+Facts = dict[str, Any]
+
+
+class GrowingFile:
+    """A file that is appended to, with its length and checksum.
+
+    Args:
+        path: the file.
+        entry: ``{"bytes", "crc32c"}`` of what counts of it; None where it is new.
+    """
+
+    def __init__(self, path: Path, entry: dict[str, int] | None = None) -> None:
+        self.bytes, self.crc = (entry["bytes"], entry["crc32c"]) if entry else (0, 0)
+        path.touch()
+        self._file = path.open("r+b")
+        self._file.truncate(self.bytes)
+        self._file.seek(self.bytes)
+
+    def write(self, values: np.ndarray) -> None:
+        """Append an array's bytes."""
+        flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        self._file.write(flat.data)
+        self.crc = _extended(self.crc, flat)
+        self.bytes += len(flat)
+
+    def close(self) -> dict[str, int]:
+        """Bring all to the disk; return the entry for the record."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return {"bytes": self.bytes, "crc32c": self.crc}
+
+
+def entry_of(path: Path) -> dict[str, int]:
+    """Return ``{"bytes", "crc32c"}`` of a whole file, after bringing it to the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    size = path.stat().st_size
+    return {"bytes": size, "crc32c": checksum(path, size)}
+
+
+def checksum(path: Path, size: int) -> int:
+    """Return the crc32c of the first `size` bytes of a file."""
+    crc, buffer = 0, np.empty(min(CHUNK, size), np.uint8)
+    with path.open("rb") as file:
+        while size and (count := file.readinto(buffer[:size].data)):
+            crc, size = _extended(crc, buffer[:count]), size - count
+    return crc
+
+
+def write_record(folder: Path, record: dict[str, Any]) -> None:
+    """Put the record in its place in one step."""
+    sealed = {"format": FORMAT, "version": VERSION, **record}
+    partial = folder / f"{RECORD}.partial"
+    with partial.open("w", encoding="utf-8") as file:
+        json.dump({**sealed, "digest": _digest(sealed)}, file, indent=1, ensure_ascii=False)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(folder / RECORD)
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Return the record of an index, after checking it and every byte of the files that it names.
+
+    Raises:
+        RunError: it is no index, an unfinished or a damaged one, or one of another version.
+    """
+    if not (folder / RECORD).is_file():
+        raise RunError(f"{folder} is no index, or one that was never finished; make one with `xret index RUN --out …`")
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        digest = record.pop("digest")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise _damaged(folder, RECORD) from error
+    if digest != _digest(record):
+        raise _damaged(folder, RECORD)
+    if (record["format"], record["version"]) != (FORMAT, VERSION):
+        raise RunError(f"{folder} is not of format {FORMAT}, version {VERSION}; build it again with `xret index`")
+    for name, entry in record["files"].items():
+        path = folder / name
+        if not path.is_file() or checksum(path, entry["bytes"]) != entry["crc32c"]:
+            raise _damaged(folder, name)
+    return record
+
+
+def require_part(folder: Path, parts: list[Facts], expected: Facts) -> None:
+    """Raise RunError, naming what differs, if none of the `parts` of an index has the `expected` facts."""
+    differing = [[key for key in expected if part.get(key) != expected[key]] for part in parts]
+    if all(differing):
+        keys = min(differing, key=len)
+        part = parts[differing.index(keys)]
+        if "weights" in keys:
+            there, here = short(part.get("weights")), short(expected["weights"])
+            raise RunError(
+                f"{folder} is an index of another run: the weights there have the SHA-256 {there}…, those of this run"
+                f" {here}…; name the run that it was built from, or build one of this run with `xret index RUN --out …`"
+            )
+        what = "; ".join(f"{key} is {short(part.get(key))} there and {short(expected[key])} here" for key in keys)
+        raise RunError(
+            f"{folder} is an index of something else: {what}; name the same as it was built of, or build another with"
+            " `xret index RUN --out …`"
+        )
+
+
+@contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """Give a temporary folder that becomes `path` in one step at the end, and vanishes on an error.
+
+    Raises:
+        RunError: something is at `path` already, or it cannot be written.
+    """
+    if path.exists():
+        raise RunError(f"{path} exists; take another --out, or add to the index there with --add")
+    partial = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+        partial.chmod(0o755)
+        yield partial
+        partial.rename(path)
+    except BaseException as error:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError):
+            reason = f"{error.strerror or error}".lower()
+            raise RunError(
+                f"the index {path} cannot be written ({reason}); make room, or take another --out"
+            ) from error
+        raise
+
+
+def _extended(crc: int, flat: np.ndarray) -> int:
+    return google_crc32c.extend(crc, flat) if len(flat) else crc
+
+
+def _digest(record: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _damaged(folder: Path, name: str) -> RunError:
+    return RunError(f"{folder / name} is missing or damaged; build the index again with `xret index RUN --out …`")
+
+
+def short(value: object) -> str:
+    """Return a fact as it is shown: of a digest the beginning."""
+    text = str(value)
+    return text[:8] if len(text) == 64 else text  # a SHA-256

@@ -1,0 +1,207 @@
+"""Search in a gallery that outgrows a machine: an index a shard, on the workers of an existing Dask cluster.
+
+A shard is an index of a run over one store. Every worker opens the shards that it is asked for, from a path that all
+machines see, and answers with its own k best; these are merged, so that the result is that of one large index with
+the same candidates. Without a scheduler the shards are searched here, one after the other.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Several
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from ....pipeline.errors import RunError
+from ....pipeline.extraction.schedule import connect, count_workers, workers_of
+from ...modules.embedding import Embedding
+from ...runs.run import absolute
+from . import Answer, Compare, Effort, Index, Kind
+from .folder import RECORD, Facts, appearing
+from .of_run import index_run
+
+# The indexes that are open in this process, each with the time of its record.
+_open: dict[tuple[str, tuple[tuple[str, Any], ...]], tuple[int, Index]] = {}
+
+
+def shards_of(folder: str | Path) -> list[Path]:
+    """Return the shards that `index_shards` made below a folder, in order; none where it holds a single index."""
+    return sorted(Path(folder).glob("shard-*"))
+
+
+class ShardedSearch:
+    """The shards of one side of a gallery, opened.
+
+    Args:
+        folders: the indexes.
+        facts: that every shard must have, such as ``{"weights": ...}``.
+        compare: takes Q queries and N samples to ``[Q, N]``; it must be picklable where there is a scheduler.
+        scheduler: the address of a Dask scheduler whose workers see the folders; None: search here.
+
+    Attributes:
+        parts: of each shard the facts of what was put in, as of `Index`.
+        counts: how many samples each shard has.
+
+    Raises:
+        RunError: a shard is none, damaged, or of something else.
+        CacheError: no scheduler answers, or it has no worker, or one without this version of xret.
+    """
+
+    def __init__(
+        self, folders: Several[str | Path], facts: Facts, compare: Compare, scheduler: str | None = None
+    ) -> None:
+        self._folders = [str(Path(folder).resolve()) for folder in folders]
+        self._facts, self._compare = tuple(sorted(facts.items())), compare
+        self._cluster = None if scheduler is None else _Cluster(scheduler)
+        try:
+            self.parts: list[list[Facts]] = self._each(_parts)
+        except BaseException:
+            self.close()
+            raise
+        self.counts = [sum(part["samples"] for part in parts) for parts in self.parts]
+
+    def __enter__(self) -> "ShardedSearch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        if self._cluster is not None:
+            self._cluster.close()
+
+    def answers(self, query: Embedding, k: int, *, exact: bool = False) -> list[Answer]:
+        """Return the k best answers of all shards, best first, equal ones in the order of the shards and their rows.
+
+        Args:
+            query: embedding of one sample.
+            k: from 1.
+            exact: compare with every sample, not only with candidates.
+
+        Raises:
+            RunError: a shard has changed into something else or is damaged, or a task killed its workers.
+            CacheError: there is no worker any more.
+        """
+        found, first = [], 0
+        for count, answers in zip(self.counts, self._each(_answers, query, k, self._compare, exact), strict=True):
+            found += [answer._replace(row=first + answer.row) for answer in answers]
+            first += count
+        return sorted(found, key=lambda answer: (-answer.score, answer.row))[:k]
+
+    def _each(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Return what `work` gives for every shard."""
+        tasks = [(folder, self._facts, *arguments) for folder in self._folders]
+        if self._cluster is None:
+            return [work(*task) for task in tasks]
+        return self._cluster.run(work, tasks)
+
+
+def index_shards(
+    run: str | Path,
+    stores: Several[str | None],
+    out: str | Path,
+    *,
+    split: str = "test",
+    kind: Kind = "ivf",
+    recall: float = 0.99,
+    effort: Effort | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    scheduler: str | None = None,
+) -> dict[str, Any]:
+    """Make a folder with an index for every store, each built by a worker; it appears when all are done.
+
+    Args:
+        run: the run, where the workers see it.
+        stores: the feature caches, likewise; None: the one that the run was trained on.
+        out: the folder, likewise; its shards are in the order of the stores.
+        scheduler: the address of a Dask scheduler; None: build here, one after the other.
+        split, kind, recall, effort, seed, device: as for `index_run`.
+
+    Returns:
+        ``{"run", "out", "shards"}``, the last the results of `index_run`.
+
+    Raises:
+        RunError, CacheError: as for `index_run` and `ShardedSearch`.
+    """
+    options = {"split": split, "kind": kind, "recall": recall, "effort": effort, "seed": seed, "device": device}
+    with ExitStack() as stack:
+        cluster = None if scheduler is None else stack.enter_context(_Cluster(scheduler))
+        partial = stack.enter_context(appearing(Path(out).resolve()))
+        source = str(Path(run).resolve())
+        tasks = [
+            (source, str(partial / f"shard-{n:04}"), store and absolute(store), options)
+            for n, store in enumerate(stores)
+        ]
+        made = [_build(*task) for task in tasks] if cluster is None else cluster.run(_build, tasks)
+    shards = [{**report, "out": f"{out}/shard-{n:04}"} for n, report in enumerate(made)]
+    return {"run": str(run), "out": str(out), "shards": shards}
+
+
+class _Cluster:
+    """An existing Dask cluster. A task's shard goes to the same worker each time, so that it is open there already."""
+
+    def __init__(self, address: str) -> None:
+        count_workers(address)  # refuses workers that could not run a task
+        self._address, self._client = address, connect(address)
+
+    def __enter__(self) -> "_Cluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._client.close()
+
+    def run(self, work: Callable[..., Any], tasks: list[tuple[Any, ...]]) -> list[Any]:
+        """Return `work` of each task's arguments, in order.
+
+        Raises:
+            RunError: a task killed its workers, or the scheduler went away; else what `work` raised.
+            CacheError: as for `workers_of`.
+        """
+        from distributed import KilledWorker
+        from distributed.client import FutureCancelledError
+
+        workers = sorted(workers_of(self._client, self._address))
+        futures = [
+            self._client.submit(
+                work, *task, workers=[workers[number % len(workers)]], allow_other_workers=True, pure=False
+            )
+            for number, task in enumerate(tasks)
+        ]
+        try:
+            return self._client.gather(futures)
+        except KilledWorker as error:
+            raise RunError(f"a shard killed every worker it ran on ({error}); give the workers more memory") from error
+        except FutureCancelledError as error:
+            raise RunError(f"the Dask scheduler at {self._address} has gone; start one and try again") from error
+
+
+def _parts(folder: str, facts: tuple[tuple[str, Any], ...]) -> list[Facts]:
+    return _opened(folder, facts).parts
+
+
+def _answers(
+    folder: str, facts: tuple[tuple[str, Any], ...], query: Embedding, k: int, compare: Compare, exact: bool
+) -> list[Answer]:
+    return _opened(folder, facts).answers(query, k, compare, exact=exact)
+
+
+def _build(run: str, out: str, store: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    return index_run(run, out, store=store, **options)
+
+
+def _opened(folder: str, facts: tuple[tuple[str, Any], ...]) -> Index:
+    """Return an index, opened and checked once a process as long as its record stays as it is."""
+    record = Path(folder, RECORD)
+    changed = record.stat().st_mtime_ns if record.is_file() else 0
+    known, index = _open.get((folder, facts), (None, None))
+    if index is None or known != changed:
+        index = Index.open(folder, dict(facts))
+        _open[folder, facts] = changed, index
+    return index

@@ -1,0 +1,130 @@
+"""A run as MTEB and MIEB see a model, so that their retrieval tasks between texts and images can evaluate it.
+
+    import mteb, xret
+    from xret.heads.retrieval.mteb import MtebModel
+
+    model = MtebModel(xret.load("run"), "user/name")
+    mteb.evaluate(model, mteb.get_tasks(["Flickr30kT2IRetrieval", "Flickr30kI2TRetrieval"]))
+
+It is a `SearchProtocol` of mteb 2, so that every kind of embedding is compared by the run's own similarity; an
+`EncoderProtocol` knows vectors only. `pip install 'xret[mteb]'`.
+"""
+
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...pipeline.errors import QueryError, RunError
+from ..modules.embedding import Embedding, concatenate, each
+from .hits import Modality, best_rows
+from .retriever import Retriever, weights_digest
+
+if TYPE_CHECKING:
+    from mteb.models import ModelMeta
+
+_AT_ONCE = 256  # rows of a corpus that are decoded, and queries that are scored, together
+_ASKED: dict[str, Modality] = {"t2i": "images", "i2t": "captions"}  # what each category of tasks looks for
+
+
+class MtebModel:
+    """A retriever that answers MTEB's tasks of the categories ``t2i`` and ``i2t``; its own gallery is not used.
+
+    Args:
+        retriever: of the run.
+        name: what results are filed under, ``organization/name``; None: ``xret/`` and the run's folder.
+
+    Raises:
+        RunError: mteb is not here, or the name is not of that form.
+    """
+
+    def __init__(self, retriever: Retriever, name: str | None = None) -> None:
+        self.retriever = retriever
+        self.mteb_model_meta = _meta(retriever, name or f"xret/{retriever.run.path.resolve().name}")
+        self._ids: list[str] = []
+        self._items: Embedding | None = None
+
+    def index(self, corpus: Any, *, task_metadata: Any, **_: Any) -> None:
+        """Embed a corpus.
+
+        Args:
+            corpus: a `datasets.Dataset` with `id`, and `image` or `text`, and perhaps `title`.
+            task_metadata: says what it holds.
+
+        Raises:
+            QueryError: the task is not one between texts and images.
+        """
+        self._ids = list(corpus["id"])
+        self._items = self._encode(corpus, images=_asked(task_metadata) == "images")
+
+    def search(
+        self,
+        queries: Any,
+        *,
+        task_metadata: Any,
+        top_k: int,
+        top_ranked: Mapping[str, Sequence[str]] | None = None,
+        **_: Any,
+    ) -> dict[str, dict[str, float]]:
+        """Return the scores of the best documents of the corpus for each query, by their ids.
+
+        Args:
+            queries: a `datasets.Dataset` with `id`, and `text` or `image`.
+            task_metadata: of the task whose corpus was given to `index`.
+            top_k: documents a query.
+            top_ranked: the only documents that are looked at for a query; None: all.
+        """
+        assert self._items is not None, "mteb gives the corpus first"
+        asked = _asked(task_metadata)
+        compare = self.retriever.scorer(asked)
+        row_of = {document: row for row, document in enumerate(self._ids)}
+        embedded, ids = self._encode(queries, images=asked == "captions"), list(queries["id"])
+        found = {}
+        for first in range(0, len(ids), _AT_ONCE):
+            some = slice(first, first + _AT_ONCE)
+            compared = compare(each(itemgetter(some), embedded), self._items).cpu()
+            for query, scores in zip(ids[some], compared, strict=True):
+                rows = torch.arange(len(scores))
+                if top_ranked is not None:
+                    rows = torch.tensor([row_of[document] for document in top_ranked[query]], dtype=torch.long)
+                best = rows[best_rows(scores[rows], top_k)]
+                found[query] = {self._ids[row]: float(scores[row]) for row in best.tolist()}
+        return found
+
+    def _encode(self, rows: Any, images: bool) -> Embedding:
+        parts = []
+        for first in range(0, len(rows), _AT_ONCE):
+            some = rows[first : first + _AT_ONCE]
+            if images:
+                parts.append(self.retriever.encode_images(some["image"]))
+            else:
+                titles = some.get("title") or [""] * len(some["text"])
+                texts = [f"{title or ''} {text}".strip() for title, text in zip(titles, some["text"], strict=True)]
+                parts.append(self.retriever.encode_captions(texts))
+        return concatenate(parts)
+
+
+def _asked(task_metadata: Any) -> Modality:
+    if task_metadata.category not in _ASKED:
+        raise QueryError(
+            f"{task_metadata.name} is of the category {task_metadata.category}, and a run of xret compares texts with"
+            " images; take tasks of t2i and i2t"
+        )
+    return _ASKED[task_metadata.category]
+
+
+def _meta(retriever: Retriever, name: str) -> "ModelMeta":
+    try:
+        from mteb.models import ModelMeta
+    except ImportError as error:
+        raise RunError("mteb is not here: pip install 'xret[mteb]'") from error
+    if "/" not in name:
+        raise RunError(f"mteb files results under organization/name, and '{name}' is not of that form")
+    model, run = retriever.model, retriever.run
+    sizes = {
+        "n_parameters": sum(weight.numel() for weight in model.parameters()),
+        "embed_dim": run.recipe.model.dim,
+        "revision": weights_digest(run)[:40],
+    }
+    return ModelMeta.create_empty({"name": name, "modalities": ["text", "image"], "framework": ["PyTorch"], **sizes})

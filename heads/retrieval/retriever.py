@@ -1,0 +1,353 @@
+"""A run at work: new texts and pictures are embedded as those of its store were, compared, and searched for.
+
+retriever = Retriever("run")
+for hit in retriever.search("a red square beside a blue circle", k=5):
+    print(hit.rank, hit.score, hit.file_name)
+"""
+
+import hashlib
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from ...pipeline.cache.feature_cache import FeatureCache
+from ...pipeline.device import pick_device, within_memory
+from ...pipeline.encoders import VisualEncoder
+from ...pipeline.encoders.words import WordsEncoder
+from ...pipeline.errors import EncoderError, QueryError, RunError
+from ...pipeline.reading.reencoding import Origin, Picture, TextEncoder, encode_captions, encode_images
+from ..evaluation.scoring import embed_all
+from ..model import Model
+from ..modules.embedding import Embedding, each
+from ..modules.similarity import in_blocks
+from ..runs.encoders import Side, find_image_encoder, find_text_encoder, origin_of, tuned
+from ..runs.features import open_store
+from ..runs.run import Run
+from .gallery import Gallery
+from .hits import Hit, Modality, best_rows, hit_of, uncertainty
+from .queries import (
+    UnknownWordsWarning,
+    require_known_word,
+    require_query,
+    require_samples,
+    require_texts,
+    unknown_sentence,
+)
+
+if TYPE_CHECKING:
+    from .index.sharded import ShardedSearch
+
+
+class Retriever:
+    """A run, ready to embed and to search. Making it is cheap: encoders and gallery are loaded at their first use.
+
+    Args:
+        run: the run's folder.
+        store: where the feature cache is now; None: where the run was trained.
+        split: whose images and captions are searched.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        data_root: finds the image files of the gallery, see `Gallery.image_path`.
+        visual_weights: of the image encoder, where they came from a file.
+        text_weights: of the text encoder: a folder or hub id, if not bert-base-uncased; a run on words has none.
+        index: a folder that `xret index` made of the same run, store and split, or of the run and several stores;
+            candidates then come from it.
+        scheduler: the address of a Dask scheduler whose workers search the shards of `index`; None: here.
+        trust: let a file of weights run code while it is read.
+
+    Attributes:
+        run: the opened run.
+        split: as given.
+        device: where all happens.
+
+    Raises:
+        RunError: the run is none, or damaged.
+        EncoderError: it reads words, and `text_weights` are named.
+        DeviceError: the device is not here.
+    """
+
+    def __init__(
+        self,
+        run: str | Path,
+        *,
+        store: str | None = None,
+        split: str = "test",
+        device: str = "auto",
+        data_root: str | Path | None = None,
+        visual_weights: str | None = None,
+        text_weights: str | None = None,
+        index: str | Path | None = None,
+        scheduler: str | None = None,
+        trust: bool = False,
+    ) -> None:
+        self.run, self.split, self.device = Run(run), split, pick_device(device)
+        if text_weights is not None and self.run.vocabulary is not None:
+            raise EncoderError(
+                f"{run} reads texts by its own vocabulary and takes no text weights; leave out '{text_weights}' (option"
+                " --text-weights, in Python text_weights)"
+            )
+        self._store, self._data_root = store, None if data_root is None else Path(data_root)
+        self._weights: dict[Side, str | None] = {"image": visual_weights, "text": text_weights}
+        self._index = None if index is None else Path(index)
+        self._scheduler, self._trust = scheduler, trust
+        self._opened: dict[Modality, ShardedSearch] = {}
+
+    @cached_property
+    def model(self) -> Model:
+        """The head, with the weights of its best epoch."""
+        with within_memory(self.device):
+            return self.run.model(self.device)
+
+    @cached_property
+    def gallery(self) -> Gallery:
+        """The images and captions that are searched; errors as for `Gallery`."""
+        return Gallery(self.run, self.model, self.cache, self.split, self.device, self._data_root)
+
+    @cached_property
+    def cache(self) -> FeatureCache:
+        """The store."""
+        return open_store(self.run, self._store)
+
+    def encode_text(self, texts: Sequence[str]) -> Embedding:
+        """Embed B texts; a text of the store gets the embedding that it has there, up to rounding.
+
+        Words outside of a run's vocabulary are its `<unk>`; an `UnknownWordsWarning` names them.
+
+        Returns:
+            float32, by the kind of the run's embeddings: [B, D], [B, K, D], or a Gaussian or Sequence of B.
+
+        Raises:
+            QueryError: there is no text, it is not a list of texts, or one has lone surrogates.
+            EncoderError: the encoder's weights are not named, or are others.
+        """
+        embedding = self.encode_captions(texts)
+        self._warn_of_unknown(texts)
+        return embedding
+
+    def encode_captions(self, texts: Sequence[str]) -> Embedding:
+        """Embed B captions of a data set: as `encode_text`, but unknown words are nothing to warn of."""
+        require_texts(texts)
+        encoder, dtype = self.text_encoder
+        features = encode_captions(encoder, dtype, str(self.device), texts)
+        with within_memory(self.device):
+            return embed_all(self.model.embed_captions, features)
+
+    def encode_images(self, images: Sequence[Picture]) -> Embedding:
+        """Embed B pictures, files or decoded ones; of a run on videos, B folders of frames.
+
+        Their pixels are taken as they are stored, like those of the cache: an EXIF orientation is not applied.
+
+        Returns:
+            As for `encode_text`.
+
+        Raises:
+            QueryError: there is no picture, or it is not a list of them.
+            EncoderError: the encoder's weights are not named, or are others.
+            SampleError: a picture cannot be read.
+        """
+        require_samples(
+            images, str | Path | Image.Image, "picture", "a list of files or PIL images such as ['photo.jpg']"
+        )
+        encoder, dtype = self.image_encoder
+        features = encode_images(encoder, dtype, str(self.device), images)
+        with within_memory(self.device):
+            return embed_all(self.model.embed_images, features)
+
+    def similarity(self, images: Embedding, captions: Embedding) -> Tensor:
+        """Compare the embeddings of I images with those of C captions by the run's own similarity.
+
+        Returns:
+            float32 [I, C]; larger is closer.
+        """
+        with within_memory(self.device):
+            return in_blocks(self.model.similarity, self._here(images), self._here(captions))
+
+    def search(self, query: Picture, k: int = 10) -> list[Hit]:
+        """Return the k best answers of the gallery, or all if it has fewer: images to a text, captions to a picture.
+
+        Equal scores keep the gallery's order. An `UnknownWordsWarning` names words outside of the run's vocabulary.
+
+        Args:
+            query: a text (str), or a picture: a Path, or a decoded one.
+            k: from 1.
+
+        Raises:
+            QueryError: the text is empty, a picture's name, or without a word that the run knows; or k is below 1.
+            Others: as for `encode_text`, `encode_images` and `Gallery`.
+        """
+        embedding, answers = self.encode_query(query, k)
+        if isinstance(query, str):
+            self._warn_of_unknown([query])
+        return self.nearest(embedding, answers, k)
+
+    def search_elements(self, query: Picture, k: int = 10) -> list[list[Hit]]:
+        """Return what each element of the query's set looks for: the answers that have the element nearest to it.
+
+        The score is the largest cosine between that element and those of an answer, whatever the run's similarity.
+
+        Args:
+            query: as for `search`.
+            k: from 1.
+
+        Returns:
+            K lists of at most k hits.
+
+        Raises:
+            QueryError: the run's embeddings are no sets; else as for `search`.
+        """
+        embedding, answers = self.encode_query(query, k)
+        if isinstance(query, str):
+            self._warn_of_unknown([query])
+        return self.nearest_to_elements(embedding, answers, k)
+
+    def nearest_to_elements(self, query: Embedding, answers: Modality, k: int = 10) -> list[list[Hit]]:
+        """Return what each element of the embedding of one query looks for, as `search_elements`."""
+        if not isinstance(query, Tensor) or query.ndim != 3:
+            raise QueryError(
+                f"the embeddings of {self.run.path} are no sets, so that there are no elements to search with one by"
+                " one; take a run of a recipe such as setdiv"
+            )
+        items = functional.normalize(getattr(self.gallery, answers), dim=-1)
+        elements = functional.normalize(query[0], dim=-1)
+        scores = torch.stack([torch.einsum("kd,nd->nk", elements, slot) for slot in items.unbind(1)]).amax(0)
+        return [self._hits(column, k, answers) for column in scores.unbind(1)]
+
+    def encode_query(self, query: Picture, k: int = 1) -> tuple[Embedding, Modality]:
+        """Embed a query of `search`, without its warning; return the embedding, of one sample, and what to search."""
+        if not isinstance(k, int) or k < 1:
+            raise QueryError(f"{k} results cannot be shown; choose a k of at least 1")
+        require_query(query)
+        if not isinstance(query, str):
+            return self.encode_images([query]), "captions"
+        if self.run.vocabulary is not None:
+            require_known_word(query, self.unknown_words([query]))
+        return self.encode_captions([query]), "images"
+
+    def unknown_words(self, texts: Sequence[str]) -> list[str]:
+        """Return the words of texts that are not in the run's vocabulary, each once; [] if it reads parts of words."""
+        if self.run.vocabulary is None:
+            return []
+        encoder, _ = self.text_encoder
+        assert isinstance(encoder, WordsEncoder)
+        return encoder.unknown_words(texts)
+
+    def nearest(self, query: Embedding, answers: Modality, k: int = 10) -> list[Hit]:
+        """Return the k best ``images`` or ``captions`` of the gallery for the embedding of one query, as `search`."""
+        if self._index is not None:
+            return self._indexed_hits(query, answers, k)
+        return self._hits(self.scorer(answers)(query, getattr(self.gallery, answers))[0], k, answers)
+
+    def scorer(self, answers: Modality) -> Callable[[Embedding, Embedding], Tensor]:
+        """Return the function that takes Q queries and N answers of a modality to ``[Q, N]``, as an index wants it."""
+        if answers == "captions":
+            return self.similarity
+        return lambda queries, items: self.similarity(items, queries).T
+
+    def searched(self, answers: Modality) -> int:
+        """Return how many ``images`` or ``captions`` a search looks through."""
+        if self._index is not None:
+            return len(self._index_of(answers))
+        return len(self.gallery.image_ids if answers == "images" else self.gallery.texts)
+
+    def searches_others(self, answers: Modality) -> bool:
+        """Return whether the index has ``images`` or ``captions`` of other stores, whose pictures lie elsewhere."""
+        if self._index is None:
+            return False
+        parts = [part for shard in self._index_of(answers).parts for part in shard]
+        return any(part["store"] != self.cache.manifest_sha256 for part in parts)
+
+    def close(self) -> None:
+        """Leave the cluster that searches the index; the next search joins it again."""
+        while self._opened:
+            self._opened.popitem()[1].close()
+
+    def index_facts(self, answers: Modality) -> dict[str, str]:
+        """Return what an index of the gallery's ``images`` or ``captions`` depends on."""
+        return {
+            "store": self.cache.manifest_sha256,
+            "split": self.split,
+            "modality": answers,
+            "weights": weights_digest(self.run),
+        }
+
+    def origin(self, side: Side) -> Origin | None:
+        """Return what made the run's features of ``image`` or ``text``; None where the run has its own backbone.
+
+        Raises:
+            RunError, CacheError: neither run nor store can tell.
+        """
+        if tuned(self.run, "visual" if side == "image" else "text"):
+            return None
+        origin, weights = origin_of(self.run, side, lambda: self.cache), self._weights[side]
+        if weights is None or Path(weights).exists():  # a path means nothing elsewhere
+            return origin
+        return replace(origin, weights=weights)
+
+    @cached_property
+    def text_encoder(self) -> tuple[TextEncoder, str]:
+        """The encoder of captions, and the dtype of its features; loaded when it is first asked for."""
+        return find_text_encoder(self.run, lambda: self.cache, self._weights["text"], str(self.device))
+
+    @cached_property
+    def image_encoder(self) -> tuple[VisualEncoder, str]:
+        """The encoder of images, and the dtype of its features; loaded when it is first asked for."""
+        return find_image_encoder(self.run, lambda: self.cache, self._weights["image"], str(self.device), self._trust)
+
+    def _warn_of_unknown(self, texts: Sequence[str]) -> None:
+        """Warn, where the caller's caller is, of words that are not in the vocabulary."""
+        if unknown := self.unknown_words(texts):
+            warnings.warn(unknown_sentence(unknown), UnknownWordsWarning, stacklevel=3)
+
+    def _index_of(self, answers: Modality) -> "ShardedSearch":
+        from .index.of_run import compare_of
+        from .index.sharded import ShardedSearch, shards_of
+
+        assert self._index is not None
+        if answers not in self._opened:
+            shards, facts = shards_of(self._index), self.index_facts(answers)
+            if len(shards) > 1:  # each is of a store of its own
+                del facts["store"]
+            folders = [folder / answers for folder in shards or [self._index]]
+            self._opened[answers] = ShardedSearch(folders, facts, compare_of(self, answers), self._scheduler)
+        return self._opened[answers]
+
+    def _indexed_hits(self, query: Embedding, answers: Modality, k: int) -> list[Hit]:
+        found = self._index_of(answers).answers(query, k)
+        return [
+            hit_of(answers, rank, answer.id, answer.label, answer.score, answer.uncertainty)
+            for rank, answer in enumerate(found, 1)
+        ]
+
+    def _hits(self, scores: Tensor, k: int, answers: Modality) -> list[Hit]:
+        if not scores.isfinite().all():
+            raise RunError(f"{self.run.path} gives similarities that are not finite: it is spoilt, train it again")
+        rows, gallery = best_rows(scores, k), self.gallery
+        ids, labels = (
+            (gallery.image_ids, gallery.file_names) if answers == "images" else (gallery.caption_ids, gallery.texts)
+        )
+        spread = uncertainty(each(lambda t: t[rows], getattr(gallery, answers)))
+        spreads = [None] * len(rows) if spread is None else spread.tolist()
+        return [
+            hit_of(answers, rank, ids[row], labels[row], float(scores[row]), own)
+            for rank, (row, own) in enumerate(zip(rows.tolist(), spreads, strict=True), 1)
+        ]
+
+    def _here(self, embedding: Embedding) -> Embedding:
+        return each(lambda t: t.to(self.device), embedding)
+
+
+def weights_digest(run: Run) -> str:
+    """Return the SHA-256 of a run's weights, in hexadecimal.
+
+    Raises:
+        RunError: it has none yet.
+    """
+    run.require_weights()
+    return hashlib.sha256((run.path / "model.safetensors").read_bytes()).hexdigest()

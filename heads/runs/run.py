@@ -1,0 +1,325 @@
+"""A run: the folder that a training leaves behind, and that evaluation reads.
+
+    run.json            what was trained on what: {format, version, store, manifest_sha256, image_set, text_set,
+                        fingerprints, seed, device, versions, shuffled, also, also_stores (where several are learnt
+                        from), best_epoch, best_rsum}
+    recipe.yaml         the resolved recipe
+    config.json         recipe and feature facts: all that is needed to rebuild the model
+    vocabulary.json     where words are used: the words by token id
+    model.safetensors   the weights of the best epoch by validation RSUM
+    state.pt            to go on from the last complete epoch, or a step behind it; tensors and plain scalars only
+    metrics.jsonl       one line an epoch; `collapsed` where the triplet loss sits at its constant
+    tensorboard/        where runtime.log says so
+
+Every file is replaced in one step, and the folder appears in one step, so that a kill leaves nothing half-written.
+"""
+
+import json
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import yaml
+from safetensors import SafetensorError
+from torch import nn
+
+from ...pipeline.cache.lease import locked
+from ...pipeline.errors import RunError
+from ..model import FeatureFacts, Model, build_model
+from ..recipes.recipe import Recipe, resolve
+
+FORMAT, VERSION = "xret-run", 1
+# When a run is resumed; the sets that data.image and data.text stand for are compared themselves.
+MAY_CHANGE = ("data.image", "data.text", "runtime.cache", "runtime.checkpoint_steps", "runtime.log")
+_NAMED = 5  # of what differs
+TEXTS = ("store", "image_set", "text_set", "fingerprints.image", "fingerprints.text")  # that run.json must have
+
+
+class Run:
+    """A run folder, opened.
+
+    Attributes:
+        path: the folder.
+        info: `run.json`.
+        recipe: the resolved recipe.
+        image_facts, text_facts: of the feature sets that it was trained on.
+        vocabulary: the words by token id; None where the text features are no words.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Open the run at `path`.
+
+        Raises:
+            RunError: there is none, it is of another version, or a file of it is missing or damaged.
+        """
+        self.path = Path(path)
+        if not (self.path / "run.json").is_file():
+            way = f"make one with `xret train-head … --out {path}`"
+            if self.path.exists():
+                way = "name another folder, or remove it"
+            raise RunError(f"{path} is no run: it has no run.json; {way}")
+        self.info: dict[str, Any] = self._read_json("run.json")
+        if not isinstance(self.info, dict):
+            raise self._damaged("run.json")
+        if (self.info.get("format"), self.info.get("version")) != (FORMAT, VERSION):
+            raise RunError(f"{path}/run.json is not of format {FORMAT}, version {VERSION}; train it again")
+        facts = _flat(self.info)
+        if not all(isinstance(facts.get(key), str) for key in TEXTS):
+            raise self._damaged("run.json")
+        config = self._read_json("config.json")
+        try:
+            self.recipe = resolve(config["recipe"], title=f"{path}/config.json")
+            self.image_facts, self.text_facts = FeatureFacts(**config["image"]), FeatureFacts(**config["text"])
+        except (KeyError, TypeError) as error:
+            raise self._damaged("config.json") from error
+        self.vocabulary = self._vocabulary() if self.text_facts.kind == "words" else None
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        info: dict[str, Any],
+        recipe: Recipe,
+        image: FeatureFacts,
+        text: FeatureFacts,
+        vocabulary: tuple[str, ...] | None,
+    ) -> "Run":
+        """Make the folder, with all that is known before the first epoch.
+
+        Raises:
+            RunError: something is there already, or the folder cannot be written.
+        """
+        path = Path(path)
+        require_free(path)
+        partial = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+            partial.chmod(0o755)
+            write_json(partial / "run.json", {"format": FORMAT, "version": VERSION, **info})
+            write_recipe(partial, recipe.to_dict(), image, text)
+            if vocabulary is not None:
+                write_json(partial / "vocabulary.json", list(vocabulary))
+            partial.rename(path)
+        except (OSError, RunError) as error:
+            if partial is not None:
+                shutil.rmtree(partial, ignore_errors=True)
+            reason = getattr(error, "strerror", None) or error
+            raise RunError(f"the run {path} cannot be written: {reason}") from error
+        return cls(path)
+
+    def refuse_difference(self, facts: dict[str, Any], recipe: Recipe) -> None:
+        """Raise RunError, naming what differs, if the run was begun with another recipe or other `facts` of `info`.
+
+        Keys of the recipe that no number depends on may differ.
+        """
+        then, now = _flat(self.recipe.to_dict()), _flat(recipe.to_dict())
+        then |= _flat({key: self.info.get(key) for key in facts})
+        now |= _flat(facts)
+        differing = [
+            f"{key} is {then.get(key)} there and {now.get(key)} now"
+            for key in sorted({*then, *now})
+            if then.get(key) != now.get(key) and key not in MAY_CHANGE
+        ]
+        if differing:
+            rest = [f"and {len(differing) - _NAMED} more"] if len(differing) > _NAMED else []
+            said = "; ".join([*differing[:_NAMED], *rest])
+            raise RunError(f"{self.path} cannot be resumed, it was begun otherwise: {said}")
+
+    def record_store(self, url: str, also: Sequence[str] = ()) -> None:
+        """Write down where the store and those learnt as well lie now; they may have been moved since."""
+        now = {"store": url} | ({"also_stores": list(also)} if also else {})
+        if self.info | now != self.info:
+            self.info |= now
+            write_json(self.path / "run.json", self.info)
+
+    def model(self, device: torch.device) -> Model:
+        """Return the model with the weights of the best epoch, ready to embed.
+
+        Raises:
+            RunError: no epoch is finished yet, or the weights do not fit.
+        """
+        model = build_model(self.recipe, self.image_facts, self.text_facts)
+        file = self.path / "model.safetensors"
+        self.require_weights()
+        try:
+            model.load_state_dict(safetensors.torch.load_file(file))
+        except (SafetensorError, RuntimeError) as error:
+            raise RunError(f"{file} does not fit the run's config.json or is damaged; train the run again") from error
+        return model.to(device).eval()
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weights of a best epoch are there."""
+        return (self.path / "model.safetensors").is_file()
+
+    def require_weights(self) -> None:
+        """Raise RunError where there are no weights of a best epoch, and say what to do."""
+        if self.has_weights:
+            return
+        if self.info.get("best_epoch") is not None:
+            raise RunError(f"{self.path} has lost its model.safetensors; restore it, or train with another --out")
+        command = "xret finetune" if "finetuned" in self.info else "xret train-head"
+        raise RunError(f"{self.path} has no finished epoch yet; continue it with `{command} … --resume`")
+
+    def save_best(self, model: nn.Module) -> None:
+        """Write the weights of the best epoch."""
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        _replace(self.path / "model.safetensors", lambda path: safetensors.torch.save_file(tensors, path))
+
+    def save_epoch(self, state: dict[str, Any], line: dict[str, Any], best_epoch: int, best_rsum: float) -> None:
+        """Write down a complete epoch: its metrics, then the state, which is what makes the epoch count.
+
+        Args:
+            state: tensors and plain scalars; `epoch` is the number of complete epochs.
+            line: the epoch's line of metrics.jsonl.
+            best_epoch: so far, counted from 1.
+            best_rsum: its validation RSUM.
+        """
+        lines = [*self.metrics()[: state["epoch"] - 1], line]
+        text = "".join(json.dumps(entry) + "\n" for entry in lines)
+        _replace(self.path / "metrics.jsonl", lambda path: path.write_text(text, encoding="utf-8"))
+        self.info.update(best_epoch=best_epoch, best_rsum=best_rsum)
+        write_json(self.path / "run.json", self.info)
+        self.save_state(state)
+
+    def save_state(self, state: dict[str, Any]) -> None:
+        """Write down where to go on from; tensors and plain scalars."""
+        _replace(self.path / "state.pt", lambda path: torch.save(state, path))
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is something to go on from: a complete epoch, or a step that was written down."""
+        return (self.path / "state.pt").exists()
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Return a lock of the folder for whoever trains in it; RunError if another process does already."""
+        return locked(self.path, RunError(f"another process is training in {self.path}; wait until it has ended"))
+
+    @contextmanager
+    def removed_unless_begun(self, created: bool) -> Iterator[None]:
+        """Remove a folder that was just `created` where training fails before it has `begun`: the corrected
+        command may then take the same --out. What is interrupted or killed stays, to be resumed.
+        """
+        try:
+            yield
+        except Exception:
+            if created and not self.begun:
+                shutil.rmtree(self.path, ignore_errors=True)
+            raise
+
+    def load_state(self) -> dict[str, Any] | None:
+        """Return where to go on from, in the host's memory, or None where nothing has `begun`.
+
+        There an optimiser counts its steps: counted on a GPU, each would have to be waited for.
+
+        Raises:
+            RunError: it cannot be read.
+        """
+        if not self.begun:
+            return None
+        file = self.path / "state.pt"
+        try:
+            return torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch reports damage by many types
+            raise RunError(f"{file} is damaged; train again with another --out") from error
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl, oldest first.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        file = self.path / "metrics.jsonl"
+        if not file.exists():
+            return []
+        try:
+            lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        except (OSError, ValueError) as error:
+            raise self._damaged(file.name) from error
+        if not all(isinstance(line, dict) for line in lines):
+            raise self._damaged(file.name)
+        return lines
+
+    def _vocabulary(self) -> tuple[str, ...]:
+        words = self._read_json("vocabulary.json")
+        if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+            raise self._damaged("vocabulary.json")
+        if len(words) != self.text_facts.vocabulary_size:
+            raise self._damaged("vocabulary.json")
+        return tuple(words)
+
+    def _read_json(self, name: str) -> Any:
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise self._damaged(name) from error
+
+    def _damaged(self, name: str) -> RunError:
+        return RunError(f"{self.path / name} is missing or damaged; train the run again")
+
+
+def require_free(path: str | Path) -> None:
+    """Raise RunError if a run cannot be made at `path`, because something is there."""
+    if Path(path).exists():
+        raise RunError(f"{path} exists; take another --out, or continue that run with --resume")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that numbers may depend on."""
+    try:
+        own = version("xret")
+    except PackageNotFoundError:
+        own = "unknown"
+    return {"xret": own, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def absolute(url: str) -> str:
+    """Return a store's URL so that it can be opened from any folder."""
+    return url if "://" in url else str(Path(url).resolve())
+
+
+def _flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        out |= _flat(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}
+    return out
+
+
+def write_recipe(folder: Path, recipe: Mapping[str, Any], image: FeatureFacts, text: FeatureFacts) -> None:
+    """Write a resolved recipe, and the facts of the features that a model is built with, as a run has them."""
+    write_json(folder / "config.json", {"recipe": recipe, "image": asdict(image), "text": asdict(text)})
+    text_form = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
+    (folder / "recipe.yaml").write_text(text_form, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value in one step.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    _replace(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` make a file beside `path`, then put it in the place of `path` in one step."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        write(partial)
+        partial.replace(path)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        # torch.save says of a full disk how many bytes it missed.
+        full = isinstance(error, RuntimeError) and not isinstance(error, SafetensorError)
+        reason = "not all of it reached the disk, which may be full; make room" if full else error
+        raise RunError(f"{path} cannot be written: {reason}") from error

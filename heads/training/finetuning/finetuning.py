@@ -1,0 +1,297 @@
+"""Fine-tuning: the backbones of a trained head are put back, and all is trained end to end.
+
+The run that comes of it has, beside what every run has, the weights of its best epoch's backbones:
+
+    image_backbone.safetensors   where images were put back; a file for ``xret extract --visual-weights``
+    text_backbone/               where captions were; a folder for ``--text-weights``
+    run.json                     also `finetuned` {epoch, reattach, image_set, text_set, fingerprints} of the head, its
+                                 folder as `head`, and `backbones`: what ``xret extract --from-run`` needs to know
+
+`image_set`, `text_set` and `fingerprints` of run.json name the sets that such an extraction makes, so that an
+evaluation finds no others. `metrics.jsonl` goes on behind the head's lines.
+"""
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from ....pipeline.cache.feature_cache import fingerprint
+from ....pipeline.device import deterministic, pick_device, within_memory
+from ....pipeline.errors import OutOfMemory, RecipeError, RunError
+from ....pipeline.reading.batches import Batches
+from ....pipeline.reading.end_to_end import EndToEnd
+from ....pipeline.reading.reattachment import (
+    Encoder,
+    extraction_words,
+    image_folder,
+    put_back_captions,
+    put_back_images,
+)
+from ...model import build_losses
+from ...recipes.recipe import Recipe, load_recipe
+from ...runs.features import open_store, split_of_run
+from ...runs.run import Run, absolute, require_free, versions
+from ..compilation import compile_parts
+from ..event_log import require_log
+from ..large_batches import require_whole_batches
+from ..objective import same_texts
+from ..optimisation import autocast_dtype, build_optimizer, moving_average, weights_of
+from ..preparation import placement_of, refuse_other_order, require_splits
+from ..ranks import require_one_process
+from ..state import TrainingState
+from ..training import TrainSummary, fit
+from .reattached import EndToEndModel, EndToEndObjective
+
+BACKBONES = {"image": "image_backbone.safetensors", "text": "text_backbone"}  # in the run's folder
+SIDES = tuple(BACKBONES)
+_SETS = ("image_set", "text_set", "fingerprints")  # of run.json
+_FACTOR = 0.1  # of the learning rate, for a backbone whose recipe names none (VSE-infinity, appendix A.1)
+_FIXED = ("model", "adapter", "aggregator", "similarity")  # what the head's weights were trained for
+
+
+def finetune(
+    run: str | Path,
+    out: str | Path,
+    *,
+    settings: Sequence[str] = (),
+    reattach: Sequence[str] = (),
+    data_root: Path | None = None,
+    visual_weights: str | None = None,
+    text_weights: str | None = None,
+    store: str | None = None,
+    device: str = "auto",
+    resume: bool = False,
+) -> TrainSummary:
+    """Put the backbones of a trained head back and train all of it from images and token ids, leaving a run at `out`.
+
+    It begins with the weights of the head's best epoch, the head's optimiser state and losses, and the epoch behind
+    its last; a moving average of all weights begins anew. What is not put back stays on the cache. Of a head that was
+    trained on several stores, the first is taken. The same options give the same numbers on the same device, also
+    where it was stopped and resumed.
+
+    Args:
+        run: the head's run folder.
+        out: the new run folder; must not exist, unless `resume`.
+        settings: changes of the run's recipe, such as ``schedule.epochs=40`` or ``finetune.image_lr=0.1``.
+        reattach: which of ``image`` and ``text``; none: those that the recipe's `finetune` block trains.
+        data_root: where the images are, see `reattachment.image_folder`.
+        visual_weights: of the image backbone, see `reattachment.put_back_images`.
+        text_weights: folder or hub id of the text backbone; None: ``bert-base-uncased``.
+        store: the feature cache; None: the run's own.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        resume: go on behind the last complete epoch of `out`. Starts it where there is nothing yet.
+
+    Raises:
+        RecipeError: the settings do not fit, or change what the head was trained for.
+        CacheError, EncoderError, SampleError: a backbone cannot be put back, or images are missing or others.
+        RunError: a run does not fit, memory does not suffice, or the loss is not finite.
+    """
+    require_one_process("fine-tuning")
+    target = pick_device(device)
+    if not resume:
+        require_free(out)
+    base = Run(run)
+    recipe, sides = _recipe(base, settings, reattach)
+    for side, given in (("image", visual_weights), ("text", text_weights)):
+        if given is not None and side not in sides:
+            raise RecipeError(f"the {side} backbone is not put back, so that its weights {given} have no effect")
+    require_log(recipe.runtime.log)
+    cache = open_store(base, store)
+    require_splits(cache)
+    with _within_memory(target):
+        head = base.model(target)
+    before = base.load_state()
+    if before is None:
+        raise RunError(f"{run} has no state.pt to go on from; train the head with another --out")
+    if base.info.get("also"):
+        print(f"{run} was trained on several stores; {cache.url} alone is trained on from here.", file=sys.stderr)
+    first = before["epoch"]
+    if first >= recipe.schedule.epochs:
+        raise RunError(
+            f"{run} has trained to the end of its schedule, epoch {first}; say how many there shall be in all, for "
+            f"example --set schedule.epochs={first + 10}"
+        )
+    cached = split_of_run(base, cache, "train", head, target)  # for its feature sets
+    with _within_memory(target):
+        encoders = _put_back(base, recipe, sides, cached, data_root, (visual_weights, text_weights), target)
+        model = EndToEndModel(head, encoders, recipe)
+        average = moving_average(model, recipe.optimizer.ema)
+    if recipe.data.chunk is not None:
+        require_whole_batches(head, "data.chunk")
+    train_split, val_split = (
+        EndToEnd(
+            cache,
+            cached.image_set,
+            cached.caption_set,
+            split,
+            device=str(target),
+            image_fields=model.image_fields,
+            caption_fields=model.caption_fields,
+            encoders=encoders,
+            folder=image_folder(cache, data_root) if "image" in sides else None,
+            crop_and_flip=recipe.finetune.crop_and_flip,
+            masked=recipe.finetune.mask_words,
+            placement=placement,
+        )
+        for split, placement in (("train", placement_of(out, recipe, resume)), ("val", "mapped"))
+    )
+    losses = build_losses(recipe, base.text_facts).to(target)
+    losses.load_state_dict(before["losses"])
+    precision = autocast_dtype(recipe.runtime.precision, target)
+    scaler = torch.amp.GradScaler(target.type, enabled=precision is torch.float16)
+    state = TrainingState(model, losses, _optimizer(base, before, recipe, model, losses), scaler, average)
+    state.epoch, state.step, state.best_epoch = first, before["step"], first
+
+    facts = {
+        "manifest_sha256": cache.manifest_sha256,
+        "seed": base.info["seed"],
+        "finetuned": {"epoch": first, "reattach": list(sides), **{key: base.info[key] for key in _SETS}},
+    }
+    created = not (resume and Path(out).exists())
+    if created:
+        sets = {key: base.info[key] for key in _SETS}
+        info = {"store": absolute(cache.url), **facts, **sets, "head": absolute(str(base.path))}
+        dtype = cached.image_set.dtype if "image" in sides else cached.caption_set.dtype
+        info |= {"backbones": extraction_words(encoders.values()) | {"dtype": dtype}}
+        info |= {"device": str(target), "versions": versions(), "shuffled": train_split.shuffled}
+        info |= {"best_epoch": None, "best_rsum": None}
+        new = TunedRun.create(out, info, recipe, base.image_facts, base.text_facts, base.vocabulary)
+    else:
+        new = TunedRun(out)
+        new.refuse_difference(facts, recipe)
+        refuse_other_order(new, train_split, recipe)
+        new.record_store(absolute(cache.url))
+    saved = new.load_state()
+    if saved is not None:
+        state.load(saved)
+    else:
+        lines = "".join(json.dumps(line) + "\n" for line in base.metrics()[:first])
+        (new.path / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    epochs, started = state.epoch, time.perf_counter()
+    with new.alone(), new.removed_unless_begun(created), _within_memory(target), deterministic(target):
+        if recipe.runtime.compile:
+            compile_parts(model, target)
+        text_number = same_texts(train_split) if recipe.loss["exclude_same_text"] else None
+        objective = EndToEndObjective(recipe, model, losses, text_number=text_number, precision=precision)
+        fit(new, recipe, objective, state, train_split, val_split, base.info["seed"])
+    seconds = time.perf_counter() - started
+    return TrainSummary(str(out), state.epoch, state.epoch - epochs, state.best_epoch, state.best_rsum, seconds)
+
+
+class TunedRun(Run):
+    """A run whose best weights are those of a head and of its backbones."""
+
+    def save_best(self, model: nn.Module) -> None:
+        """Write the weights of the best epoch, and into `info` the names of the sets that the backbones will make."""
+        assert isinstance(model, EndToEndModel), "what is fine-tuned has backbones"
+        for side, backbone in model.backbones.items():
+            path, encoder = self.path / BACKBONES[side], backbone.encoder
+            partial = path.with_name(f"{path.name}.partial")
+            try:
+                shutil.rmtree(partial, ignore_errors=True)
+                encoder.save(partial)
+                shutil.rmtree(path, ignore_errors=True)  # a folder; a file is replaced in one step
+                partial.replace(path)
+            except (OSError, RuntimeError, SafetensorError) as error:
+                raise RunError(f"{path} cannot be written: {error}") from error
+            identity = {**encoder.identity, "weights": encoder.weights_id()}
+            made = fingerprint(identity, self.info["backbones"]["dtype"])
+            self.info[f"{side}_set"] = f"{encoder.name}@{made[:8]}"
+            self.info["fingerprints"][side] = made
+        super().save_best(model.head)
+
+
+def _optimizer(
+    base: Run, state: dict[str, Any], recipe: Recipe, model: EndToEndModel, losses: nn.ModuleDict
+) -> torch.optim.AdamW:
+    """Return the head's optimiser with the state that its training left, and groups for the backbones."""
+    before = build_optimizer(model, losses, base.recipe.optimizer)
+    saved = state["optimizer"]
+    groups = saved["param_groups"][: len(before.param_groups)]  # behind them come a fine-tuned run's backbones
+    ours = {number for group in groups for number in group["params"]}
+    before.load_state_dict(
+        {"param_groups": groups, "state": {number: s for number, s in saved["state"].items() if number in ours}}
+    )
+    optimizer = build_optimizer(model, losses, recipe.optimizer)
+    optimizer.state.update({p: before.state[p] for p in weights_of(model, losses) if p in before.state})
+    for side, backbone in model.backbones.items():
+        factor, frozen = (getattr(recipe.finetune, f"{side}_{what}") for what in ("lr", "frozen"))
+        matrices = [p for p in backbone.parameters() if p.ndim > 1]
+        others = [p for p in backbone.parameters() if p.ndim <= 1]
+        for parameters, decay in ((matrices, recipe.optimizer.weight_decay), (others, 0.0)):
+            optimizer.add_param_group({"params": parameters, "factor": factor, "frozen": frozen, "weight_decay": decay})
+    return optimizer
+
+
+def _recipe(base: Run, settings: Sequence[str], reattach: Sequence[str]) -> tuple[Recipe, tuple[str, ...]]:
+    """Return the run's recipe, changed, and which sides are put back.
+
+    Raises:
+        RecipeError: the settings do not fit, change what the head was trained for, or nothing would be put back.
+    """
+    recipe = load_recipe(str(base.path / "recipe.yaml"), settings)
+    then, now = base.recipe.to_dict(), recipe.to_dict()
+    changed = [key for key in _FIXED if then[key] != now[key]]
+    changed += [f"data.{key}" for key in ("image", "text") if then["data"][key] != now["data"][key]]
+    changed += ["the terms of loss"] if then["loss"].keys() != now["loss"].keys() else []
+    if changed:
+        raise RecipeError(
+            f"the head of {base.path} is trained, so that {' and '.join(changed)} cannot change; train another head"
+        )
+    unknown = [side for side in reattach if side not in SIDES]
+    if unknown:
+        raise RecipeError(f"--reattach takes image, text or image,text, not '{','.join(reattach)}'")
+    sides = tuple(side for side in SIDES if side in reattach or (not reattach and now["finetune"][f"{side}_lr"] > 0))
+    if not sides:
+        raise RecipeError(
+            f"the recipe of {base.path} says of no backbone that it learns; say which to put back with --reattach"
+            " image, text or image,text"
+        )
+    missing: dict[str, Any] = {f"{side}_lr": _FACTOR for side in sides if now["finetune"][f"{side}_lr"] == 0}
+    if missing:
+        names = " and ".join(f"finetune.{key}" for key in missing)
+        print(f"{names}: the recipe has none; {_FACTOR} times the head's learning rate is taken.", file=sys.stderr)
+    return replace(recipe, finetune=replace(recipe.finetune, **missing)), sides
+
+
+def _put_back(
+    base: Run,
+    recipe: Recipe,
+    sides: Sequence[str],
+    cached: Batches,
+    data_root: Path | None,
+    weights: tuple[str | None, str | None],
+    target: torch.device,
+) -> dict[str, Encoder]:
+    """Return the encoders that made the sets of `cached`; a head that was fine-tuned before has weights of its own."""
+    own = [str(base.path / name) if (base.path / name).exists() else None for name in BACKBONES.values()]
+    visual, text = (given or found for given, found in zip(weights, own, strict=True))
+    encoders: dict[str, Encoder] = {}
+    if "text" in sides:
+        encoders["text"] = put_back_captions(cached.caption_set, text or "bert-base-uncased", str(target))
+    if "image" in sides:
+        folder, size = image_folder(cached.image_set.cache, data_root), recipe.finetune.image_size
+        encoders["image"] = put_back_images(cached.image_set, cached.image_rows, folder, visual, str(target), size)
+    return encoders
+
+
+@contextmanager
+def _within_memory(target: torch.device) -> Iterator[None]:
+    try:
+        with within_memory(target):
+            yield
+    except OutOfMemory as error:
+        raise OutOfMemory(
+            f"the head with its backbones does not fit in the memory of {target}; set finetune.checkpointing=true, or"
+            " a smaller data.batch_size or finetune.image_size"
+        ) from error

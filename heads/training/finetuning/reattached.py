@@ -1,0 +1,162 @@
+"""A head with its backbones before it: networks that learn, and branches that begin with them."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+from ....pipeline.reading.batches import Batch, Features
+from ....pipeline.reading.reattachment import Encoder
+from ...model import Branch, Model
+from ...modules.aggregators import Aggregated
+from ...recipes.blocks import Finetune
+from ...recipes.recipe import Recipe
+from ..augmentation import drop_rows
+from ..objective import Objective
+
+_TOGETHER = 32  # samples that go through a backbone at once where no activations are kept
+
+
+class Backbone(nn.Module):
+    """The network of an encoder, trainable. Batch norms keep their statistics whatever happens.
+
+    Args:
+        encoder: its network becomes this module's.
+        checkpointing: keep no activations for the backward pass, but compute them again, some samples at a time.
+
+    Attributes:
+        learns: whether gradients reach it; if not, it gives what the encoder does, without dropout.
+    """
+
+    def __init__(self, encoder: Encoder, checkpointing: bool = False) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.network = encoder.network.requires_grad_(True)
+        self.checkpointing = checkpointing
+        self.learns = True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Backbone":
+        """Return a backbone with weights of its own, as a moving average needs; a tokeniser stays the encoder's."""
+        encoder = copy.copy(self.encoder)
+        for name, value in vars(encoder).items():
+            if isinstance(value, nn.Module):
+                setattr(encoder, name, copy.deepcopy(value, memo))
+        copied = Backbone(encoder, self.checkpointing)
+        copied.learns = self.learns
+        return copied.train(self.training)
+
+    def train(self, mode: bool = True) -> "Backbone":
+        """Switch dropout, where the network has it, on or off."""
+        super().train(mode and self.learns)
+        for module in self.modules():
+            if isinstance(module, _BatchNorm):
+                module.eval()
+        return self
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return local [B,N,C] and global features [B,C] of what the encoder's `features` takes."""
+        learns = self.learns and torch.is_grad_enabled()
+        if learns and not self.checkpointing:
+            return self.encoder.features(*inputs)
+        parts = zip(*(tensor.split(_TOGETHER) for tensor in inputs), strict=True)
+        if learns:
+            made = [checkpoint(self.encoder.features, *part, use_reentrant=False) for part in parts]
+        else:
+            with torch.no_grad():
+                made = [self.encoder.features(*part) for part in parts]
+        local, global_ = zip(*made, strict=True)
+        return torch.cat(local), torch.cat(global_)
+
+
+class Reattached(Branch):
+    """A head's branch with its backbone before it. Images come as pixels in the place of local features.
+
+    Args:
+        branch: the head's; adapter and aggregator are shared with it.
+        backbone: gives their features.
+        drop: the chance of a row to be left out while training, see `augmentation.drop_rows`.
+    """
+
+    def __init__(self, branch: Branch, backbone: Backbone, drop: float) -> None:
+        super().__init__(branch.adapter, branch.aggregator)
+        self.backbone = backbone
+        self.drop = drop
+
+    def forward(self, features: Features) -> Aggregated:
+        """Return the embeddings of B samples, of pixels [B,3,S,S] or of token ids [B,N]."""
+        length = features.length
+        if features.token is not None:
+            local, global_ = self.backbone(features.token, length)
+        else:
+            local, global_ = self.backbone(features.local)
+            length = torch.full_like(length, local.shape[1])
+        made = Features(length, local, global_)
+        return super().forward(drop_rows(made, self.drop) if self.training else made)
+
+
+class EndToEndModel(Model):
+    """A trained head with backbones before one branch or both; all weights of the head are shared with it.
+
+    Args:
+        head: the head.
+        encoders: by ``image`` and ``text``, those that are put back.
+        recipe: its `finetune` and `augment` blocks say how.
+
+    Attributes:
+        head: the head itself.
+        backbones: by ``image`` and ``text``.
+    """
+
+    def __init__(self, head: Model, encoders: Mapping[str, Encoder], recipe: Recipe) -> None:
+        tuned, augment = recipe.finetune, recipe.augment
+        # What masking leaves out of a caption takes the place of rows that are dropped.
+        drops = {"image": augment.image, "text": 0.0 if tuned.mask_words else augment.text}
+        backbones = {side: Backbone(encoder, tuned.checkpointing) for side, encoder in encoders.items()}
+        branches = {"image": head.image, "text": head.text}
+        for side, backbone in backbones.items():
+            branches[side] = Reattached(branches[side], backbone, drops[side])
+        super().__init__(branches["image"], branches["text"], head.compare)
+        self.backbones = backbones
+        self._head = (head,)  # in a tuple it is no module of this one, whose weights would have two names
+
+    @property
+    def head(self) -> Model:
+        """The head alone, which shares its weights."""
+        return self._head[0]
+
+    @property
+    def image_fields(self) -> set[str]:
+        """What must be read of the cached image features."""
+        return set() if "image" in self.backbones else super().image_fields
+
+    @property
+    def caption_fields(self) -> set[str]:
+        """What must be read of the cached caption features."""
+        return set() if "text" in self.backbones else super().caption_fields
+
+    def freeze(self, tuned: Finetune, epoch: int) -> None:
+        """Let each backbone learn in `epoch`, counted from 0, or not, as the recipe says."""
+        for side, backbone in self.backbones.items():
+            learns = epoch >= getattr(tuned, f"{side}_frozen")
+            if learns != backbone.learns:
+                backbone.learns = learns
+                backbone.train(self.training)
+
+
+class EndToEndObjective(Objective):
+    """The loss of a recipe with backbones in the loop: some are frozen at first, and each drops rows behind itself."""
+
+    def __init__(self, recipe: Recipe, model: EndToEndModel, losses: nn.ModuleDict, **how: Any) -> None:
+        put_back = dict.fromkeys(model.backbones, 0.0)
+        super().__init__(replace(recipe, augment=replace(recipe.augment, **put_back)), model, losses, **how)
+        self.end_to_end = model
+
+    def __call__(self, batch: Batch, now: float) -> Tensor:
+        """Return the loss of a batch and behind it its terms, as `Objective` does."""
+        self.end_to_end.freeze(self.recipe.finetune, int(now))
+        return super().__call__(batch, now)

@@ -1,0 +1,86 @@
+"""A batch larger than memory or than one device: it is embedded in parts, with the gradients of the whole.
+
+Source: Gao, Zhang, Han, Callan: *Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup* (RepL4NLP
+2021): embeddings are computed part by part and nothing else is kept; the loss is that of the whole batch; going back,
+each part is computed a second time and takes its embeddings' gradients on. This is what `torch.utils.checkpoint` does
+to one part: it also puts back the random state, so that dropout and noise are those of the first pass.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+from ...pipeline.errors import RecipeError
+from ...pipeline.reading.batches import Features
+from ..modules.aggregators import Aggregated
+from ..modules.embedding import Sequence, concatenate, each
+from .ranks import ALONE, Ranks
+
+_FIELDS = ("embedding", "slots", "gaussian", "rows", "global_")  # what losses read; attention is for figures
+
+
+def embed_in_parts(
+    embed: Callable[[Features], Aggregated], features: Features, parts: int = 1, ranks: Ranks = ALONE
+) -> Aggregated:
+    """Return `embed(features)`, computed in so many parts, of which each rank computes its share.
+
+    Args:
+        embed: an embedding of a sample must depend on that sample alone; see `require_whole_batches`.
+        features: of B samples, the same on every rank.
+        parts: how many; ranks divide them among each other.
+        ranks: which share of the samples is embedded here.
+
+    Returns:
+        What losses read of `Aggregated`, of all B samples.
+    """
+    if parts == 1 and ranks.count == 1:
+        return embed(features)
+    samples = len(features.length)
+    first, last = ranks.share(samples)
+    last = max(last, first + 1)  # a rank without a sample still takes part: its gradients are zero
+    size = -(-samples // parts)
+    cuts = [_cut(features, begin, min(begin + size, last)) for begin in range(first, last, size)]
+    if len(cuts) == 1:
+        made = embed(cuts[0])
+    else:
+        # As a dictionary of tensors, among which checkpoint looks for the device whose random state it keeps.
+        made = _join(
+            [checkpoint(lambda values: embed(Features(**values)), vars(cut), use_reentrant=False) for cut in cuts]
+        )
+    if ranks.count > 1:
+        made = _map(lambda tensor: ranks.gather(tensor, samples), made)
+    return made._replace(token=None if features.token is None else Sequence(features.token, features.length))
+
+
+def require_whole_batches(model: nn.Module, why: str) -> None:
+    """Raise RecipeError if a model cannot be embedded in parts, which `why` asks for.
+
+    Batch normalisation makes an embedding depend on the other samples beside it.
+    """
+    names = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    if names:
+        raise RecipeError(
+            f"{why} embeds a batch in parts, but the batch normalisation in {names[0]} needs it whole; do "
+            "without it by adapter.roi.layers=linear, aggregator.image.batch_norm=false or another aggregator"
+        )
+
+
+def _cut(features: Features, first: int, last: int) -> Features:
+    """Return some samples; their padding stays, so that parts can be put together again."""
+    cut = {name: None if value is None else value[first:last] for name, value in vars(features).items()}
+    return Features(**cut)  # type: ignore[arg-type]
+
+
+def _join(parts: list[Aggregated]) -> Aggregated:
+    joined = {
+        name: None if getattr(parts[0], name) is None else concatenate([getattr(part, name) for part in parts])
+        for name in _FIELDS
+    }
+    return Aggregated(**joined)  # type: ignore[arg-type]
+
+
+def _map(change: Callable[[Tensor], Tensor], made: Aggregated) -> Aggregated:
+    changed = {name: None if getattr(made, name) is None else each(change, getattr(made, name)) for name in _FIELDS}
+    return Aggregated(**changed)  # type: ignore[arg-type]

@@ -1,0 +1,86 @@
+"""From a batch to its loss."""
+
+import torch
+from torch import Tensor, nn
+
+from ...pipeline.reading.batches import Batch, Batches
+from ..model import Model
+from ..recipes.recipe import Recipe
+from .augmentation import drop_rows
+from .large_batches import embed_in_parts
+from .ranks import ALONE, Ranks
+
+
+class Objective:
+    """The loss of a recipe.
+
+    Args:
+        recipe: says the weights of the terms, augmentation and how much of a batch is embedded at once.
+        model: embeds and compares.
+        losses: the terms.
+        text_number: see `same_texts`; None: captions of equal text are negatives of each other like any.
+        precision: see `optimisation.autocast_dtype`.
+        ranks: each embeds its share.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: Model,
+        losses: nn.ModuleDict,
+        *,
+        text_number: Tensor | None = None,
+        precision: torch.dtype | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.recipe, self.model, self.losses = recipe, model, losses
+        self.text_number, self.precision, self.ranks = text_number, precision, ranks
+        self.weights = torch.tensor([block["weight"] for block in recipe.terms.values()])
+
+    def __call__(self, batch: Batch, now: float) -> Tensor:
+        """Return the loss of a batch and behind it its terms, unweighted, ``[1 + T]``, after `now` epochs."""
+        device, augment = batch.caption_image.device, self.recipe.augment
+        for term in self.losses.values():
+            term.epoch = now  # type: ignore[assignment]
+        images, captions = drop_rows(batch.images, augment.image), drop_rows(batch.captions, augment.text)
+        parts = self._parts(batch)
+        with (
+            torch.autocast(device.type, self.precision, enabled=self.precision is not None),
+            self.ranks.own_draws(device),
+        ):
+            one = embed_in_parts(self.model.embed_images, images, parts, self.ranks)
+            other = embed_in_parts(self.model.embed_captions, captions, parts, self.ranks)
+        # Similarity and losses stay in float32: differences of a margin's size drown in 8 bits.
+        similarity, positives = self.model.similarity(one.embedding, other.embedding), batch.positives
+        if self.text_number is not None:
+            text = self.text_number[batch.caption_index].to(device)
+            similarity = similarity.masked_fill(same_text(positives, text), -torch.inf)
+        terms = torch.stack([term(similarity, positives, one, other) for term in self.losses.values()])
+        self.weights = self.weights.to(terms)  # the first time
+        return torch.cat([(terms @ self.weights)[None], terms])
+
+    def _parts(self, batch: Batch) -> int:
+        """Return in how many parts a batch is embedded: `data.chunk` units at once, on each rank."""
+        chunk = self.recipe.data.chunk
+        units = batch.images if self.recipe.data.unit == "image" else batch.captions
+        return 1 if chunk is None else -(-len(units.length) // chunk)
+
+
+def same_texts(batches: Batches) -> Tensor:
+    """Return a number for each of a split's captions, equal where their texts are, int64 on the CPU."""
+    numbers: dict[str, int] = {}
+    return torch.tensor([numbers.setdefault(text, len(numbers)) for text in batches.texts()])
+
+
+def same_text(positives: Tensor, text: Tensor) -> Tensor:
+    """Return where a caption that is not the image's own has the text of one that is.
+
+    Args:
+        positives: bool ``[I, C]``.
+        text: the number of each caption's text, ``[C]``.
+
+    Returns:
+        bool ``[I, C]``.
+    """
+    equal = (text[:, None] == text[None, :]).to(torch.float32)
+    return (positives.to(torch.float32) @ equal > 0) & ~positives

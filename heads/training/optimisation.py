@@ -1,0 +1,115 @@
+"""How weights change: the optimiser's groups, learning rates, precision, and a moving average of the weights."""
+
+import math
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from ...pipeline.errors import RecipeError, RunError
+from ..model import Model
+from ..recipes.blocks import Optimizer, Schedule
+
+
+def build_optimizer(model: Model, losses: nn.ModuleDict, values: Optimizer) -> torch.optim.AdamW:
+    """Return AdamW over all weights, in groups: matrices decay, biases and normalisations do not.
+
+    A group's `factor` multiplies the learning rate of its component, for example that of both aggregators (SetDiv
+    appendix A); `frozen` is the number of first epochs in which it does not learn.
+    """
+    branches = (model.image, model.text)
+    components: dict[str, list[nn.Module]] = {
+        "adapter": [branch.adapter for branch in branches],
+        "aggregator": [branch.aggregator for branch in branches],
+        "similarity": [model.compare],
+        "loss": [losses],
+    }
+    groups: dict[tuple[float, int, float], list[nn.Parameter]] = {}
+    for component, modules in components.items():
+        factor, frozen = getattr(values, f"{component}_lr"), getattr(values, f"{component}_frozen")
+        for parameter in (p for module in modules for p in module.parameters() if p.requires_grad):
+            decay = values.weight_decay if parameter.ndim > 1 else 0.0
+            groups.setdefault((factor, frozen, decay), []).append(parameter)
+    return torch.optim.AdamW(
+        [
+            {"params": parameters, "factor": factor, "frozen": frozen, "weight_decay": decay}
+            for (factor, frozen, decay), parameters in groups.items()
+        ],
+        lr=values.lr,
+    )
+
+
+def weights_of(model: nn.Module, losses: nn.ModuleDict) -> list[nn.Parameter]:
+    """Return all trained weights."""
+    return [*model.parameters(), *losses.parameters()]
+
+
+def set_rates(optimizer: torch.optim.Optimizer, schedule: Schedule, lr: float, now: float) -> None:
+    """Give every group its learning rate after `now` epochs, in an epoch whose own is `lr`."""
+    for group in optimizer.param_groups:
+        frozen = int(now) < group["frozen"]
+        group["lr"] = 0.0 if frozen else lr * group["factor"] * warmup(schedule, now)
+
+
+def drop_frozen(optimizer: torch.optim.Optimizer, now: float) -> None:
+    """Forget the gradients of what does not learn after `now` epochs: they count neither when clipped nor later."""
+    for group in optimizer.param_groups:
+        if int(now) < group["frozen"] or group["factor"] == 0:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+
+def learning_rate(schedule: Schedule, lr: float, epoch: int) -> float:
+    """Return the learning rate of an epoch, counted from 0, before any warm-up.
+
+    ``cosine`` falls from `lr` towards 0 over all epochs; ``step`` multiplies it by `gamma` every `step` epochs.
+    """
+    if schedule.name == "cosine":
+        return lr * (1 + math.cos(math.pi * epoch / schedule.epochs)) / 2
+    return lr * schedule.gamma ** (epoch // schedule.step)
+
+
+def warmup(schedule: Schedule, now: float) -> float:
+    """Return by what the learning rate is multiplied after `now` epochs, of which the last may be a part.
+
+    It rises from 0 to 1 over the warm-up's epochs (VSE-infinity, appendix A.1); before and behind them it is 1.
+    """
+    done = now - schedule.warmup_after
+    if schedule.warmup_epochs == 0 or not 0 <= done < schedule.warmup_epochs:
+        return 1.0
+    return done / schedule.warmup_epochs
+
+
+def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
+    """Return the dtype of mixed precision on this device, or None for float32 throughout.
+
+    Raises:
+        RunError: float16 was asked for without a GPU.
+    """
+    if precision == "auto":
+        if device.type != "cuda":
+            return None
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    if precision == "float16" and device.type == "cpu":
+        raise RunError("runtime.precision float16 needs a GPU; on a CPU take float32, bfloat16 or auto")
+    return {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
+
+
+def moving_average(model: nn.Module, decay: float | None) -> AveragedModel | None:
+    """Return the exponential moving average of a model's weights, or None where `decay` is None.
+
+    After each step ``average = decay * average + (1 - decay) * weights``; it begins as the weights behind the first
+    step. Buffers, such as the statistics of a batch normalisation, are those of the model.
+
+    Raises:
+        RecipeError: the average would never move.
+    """
+    if decay is None:
+        return None
+    if decay >= 1:
+        raise RecipeError(f"optimizer.ema must be below 1, not {decay:g}; 0.999 averages about 1,000 steps")
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    for part in average.modules():
+        if isinstance(part, nn.RNNBase):
+            part.flatten_parameters()  # copied one by one, a GPU would copy them together again at each use
+    return average

@@ -1,0 +1,207 @@
+"""Before the first step of a training: the features it reads, the run folder, and the first word vectors."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...pipeline.cache.feature_cache import CaptionSet, FeatureCache, ImageSet
+from ...pipeline.encoders.word_vectors import read_word_vectors
+from ...pipeline.errors import CacheError, RecipeError, RunError
+from ...pipeline.reading.batches import Batches, JoinedBatches
+from ...pipeline.reading.columns import Placement, Resident
+from ..model import Model, feature_facts
+from ..recipes.recipe import Recipe
+from ..runs.features import RetokenizedCaptions
+from ..runs.run import Run, absolute, versions
+from .ranks import Ranks
+
+Sets = tuple[ImageSet, CaptionSet]
+
+
+_WHOLE = "as a whole"  # how an epoch's samples are mixed where nothing is streamed
+
+
+def require_splits(cache: FeatureCache) -> None:
+    """Raise CacheError if the store lacks a split that training needs."""
+    for split, purpose in (("train", "learn from"), ("val", "choose its best epoch")):
+        if split not in cache.splits:
+            raise CacheError(
+                f"{cache.url} has no split '{split}', which training needs to {purpose} (it has "
+                f"{', '.join(cache.splits)}); add a split column to the data set, or map one with merge_splits in its "
+                "manifest, and extract into another --store"
+            )
+
+
+def sets_of(cache: FeatureCache, recipe: Recipe, out: str | Path, resume: bool) -> Sets:
+    """Return the feature sets that the recipe names; a run that goes on takes its own for ``auto``.
+
+    Raises:
+        CacheError: none or several fit.
+    """
+    if resume and Path(out).exists():
+        recipe = on_sets_of(Run(out), recipe, cache)
+    return cache.image_set(recipe.data.image), cache.caption_set(recipe.data.text)
+
+
+def on_sets_of(run: Run, recipe: Recipe, cache: FeatureCache) -> Recipe:
+    """Return the recipe with the feature sets of a run, where they are there, in the place of ``auto``."""
+    own = {"image": ("images", run.info["image_set"]), "text": ("captions", run.info["text_set"])}
+    auto = {
+        key: name
+        for key, (modality, name) in own.items()
+        if getattr(recipe.data, key) == "auto" and name in cache.set_names(modality)
+    }
+    return replace(recipe, data=replace(recipe.data, **auto))
+
+
+def placement_of(out: str | Path, recipe: Recipe, resume: bool) -> Placement:
+    """Return where the features shall lie; a run that was begun in the order of ``stream`` goes on in it."""
+    goes_on = recipe.runtime.cache == "auto" and resume and Path(out).exists()
+    streamed = goes_on and Run(out).info.get("shuffled", _WHOLE) != _WHOLE
+    return "stream" if streamed else recipe.runtime.cache
+
+
+def other_sets(also: Sequence[str], sets: Sets) -> list[Sets]:
+    """Return the feature sets in the stores `also` that are of the same encoders as `sets`.
+
+    Words are tokenised with the vocabulary of `sets`.
+
+    Raises:
+        CacheError: a store is named twice, cannot be used, or has no such features, or two have the same samples.
+    """
+    own = sets[0].cache
+    seen, samples, found = {absolute(own.url)}, {own.manifest_sha256: own.url}, []
+    for url in also:
+        if absolute(url) in seen:
+            raise CacheError(f"{url} is named twice; leave one --also out")
+        seen.add(absolute(url))
+        cache = FeatureCache.open(url)
+        found.append(_equal_sets(cache, *sets))
+        if cache.manifest_sha256 in samples:
+            raise CacheError(f"{url} has the same samples as {samples[cache.manifest_sha256]}; leave one --also out")
+        samples[cache.manifest_sha256] = url
+    return found
+
+
+def _equal_sets(cache: FeatureCache, image_set: ImageSet, caption_set: CaptionSet) -> Sets:
+    where = f"{cache.url} cannot be joined to {image_set.cache.url}:"
+    if "train" not in cache.splits:
+        raise CacheError(f"{where} it has no split 'train'; it has {', '.join(cache.splits)}")
+    images = [cache.image_set(name) for name in cache.set_names("images")]
+    captions = [cache.caption_set(name) for name in cache.set_names("captions")]
+    same_images = [found for found in images if found.fingerprint == image_set.fingerprint]
+    same_captions = [found for found in captions if found.fingerprint == caption_set.fingerprint]
+    if not same_captions and caption_set.vocabulary is not None:
+        same_captions = [RetokenizedCaptions(cache, caption_set.vocabulary)]
+    for same, there, own, what in (
+        (same_images, images, image_set, "images"),
+        (same_captions, captions, caption_set, "captions"),
+    ):
+        if not same:
+            names = ", ".join(found.name for found in there) or "none"
+            raise CacheError(
+                f"{where} it has no features of {what} equal to '{own.name}' (there: {names}); extract them with the"
+                " same options"
+            )
+    return same_images[0], same_captions[0]
+
+
+def batches_of(
+    sets: Sets, model: Model, split: str, target: torch.device, placement: Placement, resident: Resident | None = None
+) -> Batches:
+    """Return a split with what `model` reads of it; errors as of `Batches`."""
+    return Batches(
+        sets[0].cache,
+        *sets,
+        split,
+        device=str(target),
+        image_fields=model.image_fields,
+        caption_fields=model.caption_fields,
+        placement=placement,
+        resident=resident,
+    )
+
+
+def joined_batches(parts: Sequence[Batches]) -> Batches:
+    """Return the samples of one data set or of several as one."""
+    return JoinedBatches(parts) if len(parts) > 1 else parts[0]
+
+
+def open_run(
+    out: str | Path, recipe: Recipe, split: Batches, target: torch.device, ranks: Ranks, *, seed: int, resume: bool
+) -> tuple[Run, bool]:
+    """Make the run folder of a training on `split`, or open it to go on; return whether it was made.
+
+    Raises:
+        RunError: it is there and shall not be resumed, or was begun otherwise.
+    """
+    cache, image_set, caption_set = split.image_set.cache, split.image_set, split.caption_set
+    facts = {
+        "manifest_sha256": cache.manifest_sha256,
+        "image_set": image_set.name,
+        "text_set": caption_set.name,
+        "fingerprints": {"image": image_set.fingerprint, "text": caption_set.fingerprint},
+        "seed": seed,
+        "also": [_named(part.image_set.cache) for part in split.parts[1:]] or None,
+    }
+    others = [absolute(part.image_set.cache.url) for part in split.parts[1:]]
+    streamed = split.placement == "stream"
+    if ranks.agree(streamed, target) != streamed:
+        raise RunError("the features fit the memory of some ranks and not of others; set runtime.cache=stream")
+    created = not (resume and Path(out).exists())
+    ranks.wait()  # all have looked, before the first makes it
+    if created and ranks.first:
+        info = {"store": absolute(cache.url), "also_stores": others, **facts}
+        info |= {"device": str(target), "versions": versions()}
+        info |= {"shuffled": split.shuffled, "best_epoch": None, "best_rsum": None}
+        Run.create(out, info, recipe, feature_facts(image_set), feature_facts(caption_set), caption_set.vocabulary)
+    ranks.wait()
+    run = Run(out)
+    if not created:
+        run.refuse_difference(facts, recipe)
+        refuse_other_order(run, split, recipe)
+        if ranks.first:
+            run.record_store(absolute(cache.url), others)
+    return run, created
+
+
+def refuse_other_order(run: Run, split: Batches, recipe: Recipe) -> None:
+    """Raise RunError where an epoch of `split` mixes its samples otherwise than those of the run before."""
+    then, now = run.info.get("shuffled", _WHOLE), split.shuffled
+    if then == now:
+        return
+    way = "set runtime.cache=stream"
+    if then == _WHOLE:
+        way = "set runtime.cache=pinned, or free memory"
+    elif now != _WHOLE:
+        way = "read the features from where they were, on a local disk or in an object store"
+    raise RunError(
+        f"{run.path} cannot be resumed: its samples were shuffled {then}, and with runtime.cache="
+        f"{recipe.runtime.cache} they now are {now}; {way}"
+    )
+
+
+def _named(cache: FeatureCache) -> str:
+    """Return what a joined data set is known by where its store may be moved."""
+    return f"{cache.dataset} {cache.manifest_sha256[:8]}"
+
+
+def load_vectors(model: Model, path: str, vocabulary: tuple[str, ...]) -> None:
+    """Begin the text branch's word embeddings with the vectors of a GloVe or fastText file; say how many lack one.
+
+    Raises:
+        VectorsError: the file cannot be read.
+        RecipeError: its vectors are of another width than `adapter.words.word_dim`.
+    """
+    read = read_word_vectors(path, vocabulary)
+    adapter: Any = model.text.adapter
+    try:
+        adapter.load_vectors(torch.from_numpy(read.vectors), torch.from_numpy(read.found))
+    except ValueError as error:
+        raise RecipeError(f"adapter.words: {error}") from error
+    passed = f"; undecodable lines, passed over: {read.undecodable}" if read.undecodable else ""
+    print(f"words without a vector in {path}: {len(read.missing)} of {len(read.found)}{passed}", file=sys.stderr)

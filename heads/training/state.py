@@ -1,0 +1,97 @@
+"""All that a step of training changes; with the seed and the recipe it is all that the next step depends on.
+
+Random numbers need no place here: every step draws from a generator seeded by the seed, its epoch and its number.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from ...pipeline.errors import RunError
+from ..model import Model
+
+_PARTS = ("model", "losses", "optimizer", "scaler", "average")
+_COUNTS = ("epoch", "steps", "step", "best_epoch", "best_rsum", "at_constant")
+
+
+@dataclass
+class TrainingState:
+    """The state between two steps.
+
+    Attributes:
+        model, losses, optimizer, scaler: what is trained, and how.
+        average: the moving average of the model's weights, which is then what is validated and kept; or None.
+        epoch: complete ones.
+        steps: done in the epoch that is not complete.
+        step: all steps together.
+        best_epoch: counted from 1; 0 before the first.
+        best_rsum: its validation RSUM.
+        at_constant: for how many steps the loss has sat at its constant; see `watch.CollapseWatch`.
+        sums: of the loss and its terms over `steps`, float64 ``[1 + T]``.
+    """
+
+    model: Model
+    losses: nn.ModuleDict
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    average: AveragedModel | None = None
+    epoch: int = 0
+    steps: int = 0
+    step: int = 0
+    best_epoch: int = 0
+    best_rsum: float = -math.inf
+    at_constant: int = 0
+    sums: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sums = torch.zeros(1 + len(self.losses), dtype=torch.float64)
+
+    @property
+    def kept(self) -> Model:
+        """The model whose weights are validated and kept."""
+        return self.model if self.average is None else self.average.module  # type: ignore[return-value]
+
+    def count(self, values: Tensor) -> None:
+        """Count a step with the loss and its terms, ``[1 + T]``."""
+        self.sums = self.sums + values
+        self.steps, self.step = self.steps + 1, self.step + 1
+
+    def close_epoch(self, rsum: float) -> None:
+        """Count an epoch with its validation RSUM."""
+        if rsum > self.best_rsum:
+            self.best_epoch, self.best_rsum = self.epoch + 1, rsum
+        self.epoch, self.steps, self.sums = self.epoch + 1, 0, torch.zeros_like(self.sums)
+
+    def stopped_early(self, patience: int | None) -> bool:
+        """Return whether so many epochs have not been better than the best."""
+        return patience is not None and self.epoch - self.best_epoch >= patience
+
+    def seed_step(self, seed: int) -> None:
+        """Let the next step draw from a generator of its own."""
+        torch.manual_seed(int(np.random.SeedSequence([seed, self.epoch, self.steps]).generate_state(1)[0]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return tensors and plain scalars."""
+        parts = {name: getattr(self, name).state_dict() for name in _PARTS if getattr(self, name) is not None}
+        return {name: getattr(self, name) for name in _COUNTS} | parts | {"sums": self.sums}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what `to_dict` gave; a state of complete epochs may lack what is new within one.
+
+        Raises:
+            RunError: one of both scales the loss, as float16 needs it, and the other does not.
+        """
+        if bool(state["scaler"]) != self.scaler.is_enabled():
+            then = "float16" if state["scaler"] else "another precision than float16"
+            raise RunError(f"it was trained in {then}; to go on, set runtime.precision to what it was")
+        for name in _PARTS:
+            if getattr(self, name) is not None:
+                getattr(self, name).load_state_dict(state[name])
+        for name in _COUNTS:
+            setattr(self, name, state.get(name, 0))
+        self.sums = state["sums"] if "sums" in state else torch.zeros_like(self.sums)

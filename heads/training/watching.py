@@ -1,0 +1,117 @@
+"""What may go wrong while a head learns, and what to say: numbers that are not finite, collapse, lack of memory."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from ...pipeline.device import within_memory
+from ...pipeline.errors import OutOfMemory
+from ...pipeline.reading.features import Features
+from ..recipes.recipe import Recipe
+from ..runs.run import Run
+
+STEPS = 100  # as long must the loss sit there
+NEAR = 0.01  # of the constant
+
+
+class CollapseWatch:
+    """Sees whether a triplet loss with hardest negatives sits at its constant: all similarities of a batch are equal.
+
+    The hinge of every pair is then the margin, in both directions: 2 x margin in the mean, as many times as there are
+    pairs in the sum (known of VSE++'s, PVSE's and DivE's public code).
+
+    Args:
+        losses: the terms; without such a triplet loss nothing is watched.
+    """
+
+    def __init__(self, losses: nn.ModuleDict) -> None:
+        self.names = list(losses)
+        self.triplet: Any = losses["triplet"] if "triplet" in self.names else None
+        self.warned = False
+
+    def constant(self, pairs: int) -> float | None:
+        """Return the loss of a batch with so many positive pairs if all similarities are equal; None: not watched."""
+        loss = self.triplet
+        # While all negatives count, an untrained head is near that constant too, and gets away from it.
+        if loss is None or loss.negatives != "hardest" or loss.epoch < loss.warmup_epochs or not loss.margin:
+            return None
+        return 2 * loss.margin * (pairs if loss.reduction == "sum" else 1)
+
+    def steps_at_constant(self, values: Tensor, pairs: int, before: int) -> int:
+        """Return for how many steps on end the loss sits there.
+
+        Args:
+            values: the loss and its terms, ``[1 + T]``.
+            pairs: positive ones of the batch.
+            before: the number before this step.
+        """
+        constant = self.constant(pairs)
+        if constant is None:
+            return 0
+        value = values[1 + self.names.index("triplet")].item()
+        return before + 1 if abs(value - constant) < NEAR * constant else 0
+
+    def warn(self, steps: int, lr: float) -> None:
+        """Say once on standard error what to change when the loss has sat there for `STEPS` steps.
+
+        Args:
+            steps: for how many it has.
+            lr: the recipe's learning rate.
+        """
+        if self.warned or steps < STEPS:
+            return
+        self.warned = True
+        constant = "2 x margin x pairs" if self.triplet.reduction == "sum" else "2 x margin"
+        tqdm.write(
+            f"collapse: the triplet loss has sat at its constant {constant} for {STEPS} steps, so that all embeddings "
+            "are alike and little is learnt; begin another run with --set loss.triplet.warmup_epochs="
+            f"{self.triplet.warmup_epochs + 1} or --set optimizer.lr={lr / 10:g}",
+            file=sys.stderr,
+        )
+
+
+def not_finite(what: str, run: Run, lr: float, precision: torch.dtype | None, read: Iterable[Features]) -> str:
+    """Return the sentence that ends a training whose numbers are not finite.
+
+    Args:
+        what: which numbers, and where.
+        run: which may have weights of a better epoch.
+        lr: the learning rate.
+        precision: see `optimisation.autocast_dtype`.
+        read: what the numbers came from.
+    """
+    way = f"--set optimizer.lr={lr / 10:g}"
+    if precision is not None:
+        way += " or --set runtime.precision=float32"
+    kept = "the weights of the best epoch before are kept; " if run.has_weights else ""
+    for features in read:
+        values = [one for one in (features.local, features.global_) if one is not None]
+        if not all(one.isfinite().all() for one in values):
+            return f"{what}; {kept}features in the cache are not finite themselves: extract their set again"
+    return f"{what}; {kept}begin another run with {way}"
+
+
+@contextmanager
+def enough_memory(device: torch.device, recipe: Recipe) -> Iterator[None]:
+    """Turn a lack of memory into a sentence that also says which keys of the recipe need less.
+
+    Raises:
+        OutOfMemory: it does not suffice.
+    """
+    try:
+        with within_memory(device):
+            yield
+    except OutOfMemory as error:
+        ways = []
+        if recipe.data.chunk is None:
+            ways.append("embed a batch in parts with data.chunk=32, for the same gradients")
+        if device.type == "cuda" and recipe.runtime.cache in ("auto", "device"):
+            ways.append("leave the features on the host with runtime.cache=pinned")
+        elif recipe.runtime.cache != "stream":
+            ways.append("leave the features in the store with runtime.cache=stream")
+        raise OutOfMemory("; or ".join([str(error), *ways])) from error.__cause__

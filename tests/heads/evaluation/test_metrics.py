@@ -1,0 +1,238 @@
+"""Recall against recorded numbers, brute force over all orders of ties, and chance."""
+
+import itertools
+import json
+import math
+from collections import Counter
+
+import pytest
+import torch
+from conftest import GOLDEN
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded_scores import recipe_scores
+
+from xret.heads.evaluation import metrics
+from xret.heads.evaluation.metrics import (
+    Ranks,
+    fold_ranks,
+    folds,
+    log_circular_variance,
+    mean_table,
+    median_rank,
+    ranks,
+    recall,
+    recall_table,
+)
+
+TIES = ("pessimistic", "optimistic", "mean")
+
+
+def as_recorded(table):
+    """Rename a table's entries to the recorded file's names."""
+    names = {"R@1": "r1", "R@5": "r5", "R@10": "r10", "medr": "medr"}
+    directions = {"i2t": "image_to_text", "t2i": "text_to_image"}
+    return {d: {new: table[long][old] for old, new in names.items()} for d, long in directions.items()}
+
+
+def assert_recorded(table, expected):
+    for direction, values in as_recorded(table).items():
+        for name, value in values.items():
+            assert value == pytest.approx(expected[direction][name], rel=1e-12), (direction, name)
+    assert table["rsum"] == pytest.approx(expected["rsum"], rel=1e-12)
+
+
+@pytest.fixture
+def recorded():
+    return json.loads((GOLDEN / "metrics.json").read_text())
+
+
+def test_recorded_small(golden):
+    data = golden("recall_small")
+    image_to_text, text_to_image = ranks(torch.tensor(data["in_sim"]), torch.arange(500) // 5)
+    assert image_to_text.better.tolist() == data["out_i2t_rank"].tolist()
+    assert text_to_image.better.tolist() == data["out_t2i_rank"].tolist()
+    assert (image_to_text.tied == 0).all()
+    assert (image_to_text.own == 1).all()
+    expected = {
+        d: {name: float(data[f"out_{d}_{name}"]) for name in ("r1", "r5", "r10", "medr")} for d in ("i2t", "t2i")
+    } | {"rsum": float(data["out_rsum"])}
+    for ties in TIES:  # there are no ties, so that no rule matters
+        assert_recorded(recall_table(image_to_text, text_to_image, ties), expected)
+
+
+def test_recorded_mid(recorded):
+    recipe = recorded["recall_mid"]["recipe"]
+    similarity = torch.tensor(recipe_scores(recipe["seed"], recipe["n_images"], recipe["W"]))
+    table = recall_table(*ranks(similarity, torch.arange(similarity.shape[1]) // 5))
+    assert_recorded(table, recorded["recall_mid"]["expected"])
+
+
+@pytest.mark.slow
+def test_recorded_5k_and_its_folds(recorded):
+    recipe = recorded["recall_5k"]["recipe"]
+    similarity = torch.empty(5000, 25000, dtype=torch.float64)
+    for first in range(0, 5000, 100):
+        block = recipe_scores(recipe["seed"], 5000, recipe["W"], first, first + 100)
+        similarity[first : first + 100] = torch.from_numpy(block)
+    caption_image = torch.arange(25000) // 5
+    assert_recorded(recall_table(*ranks(similarity, caption_image)), recorded["recall_5k"]["expected_5k"])
+    tables = [recall_table(*fold_ranks(similarity, caption_image, fold)) for fold in folds(5000)]
+    for table, expected in zip(tables, recorded["recall_5k"]["expected_1k_folds"], strict=True):
+        assert_recorded(table, expected)
+    assert_recorded(mean_table(tables), recorded["recall_5k"]["expected_1k_mean"])
+
+
+def orders(scores, own):
+    """Yield the position, from 0, of the first own item for every order that sorting by score may give."""
+    items = range(len(scores))
+    groups = [[i for i in items if scores[i] == value] for value in sorted(set(scores), reverse=True)]
+    for parts in itertools.product(*(list(itertools.permutations(group)) for group in groups)):
+        ranking = [i for part in parts for i in part]
+        yield min(ranking.index(i) for i in own)
+
+
+@given(
+    scores=st.lists(st.integers(-2, 1), min_size=2, max_size=6),
+    owns=st.integers(1, 3),
+    k=st.integers(1, 6),
+)
+def test_ties_are_the_best_worst_and_mean_of_all_orders(scores, owns, k):
+    own = list(range(min(owns, len(scores) - 1)))
+    # The other captions belong to a second image, whose own row does not matter here.
+    caption_image = torch.tensor([0 if i in own else 1 for i in range(len(scores))])
+    similarity = torch.tensor([scores, scores], dtype=torch.float64)
+    image_to_text, _ = ranks(similarity, caption_image)
+    query = Ranks(*(part[:1] for part in image_to_text))
+    # Every own item counts as early (late) as ties allow in the rules for a single query.
+    positions = list(orders(scores, own))
+    best = max(scores[i] for i in own)
+    tied_wrong = sum(scores[i] == best for i in range(len(scores)) if i not in own)
+    better = sum(value > best for value in scores)
+    assert [int(part) for part in query] == [better, tied_wrong, sum(scores[i] == best for i in own)]
+    assert min(positions) == better
+    assert max(positions) == better + tied_wrong
+    assert recall(query, k, "optimistic") == 100 * (min(positions) < k)
+    assert recall(query, k, "pessimistic") == 100 * (max(positions) < k)
+    hits = sum(position < k for position in positions) / len(positions)
+    assert recall(query, k, "mean") == pytest.approx(100 * hits, abs=1e-9)
+    assert median_rank(query, "optimistic") == 1 + min(positions)
+    assert median_rank(query, "pessimistic") == 1 + max(positions)
+    assert median_rank(query, "mean") == pytest.approx(1 + sum(positions) / len(positions))
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    images=st.integers(1, 6),
+    captions=st.integers(1, 12),
+    block=st.sampled_from([1, 7, 1 << 21]),
+)
+def test_counts_are_the_loop_in_any_block(seed, images, captions, block):
+    generator = torch.Generator().manual_seed(seed)
+    # Few values, so that ties are common; captions in any order, and images without a caption.
+    similarity = torch.randint(-3, 0, (images, captions), generator=generator).float()
+    caption_image = torch.randint(0, images, (captions,), generator=generator)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "BLOCK", block)
+        directions = ranks(similarity, caption_image)
+
+    owner = caption_image.tolist()
+    expected = ([], [])
+    for i in sorted(set(owner)):
+        expected[0].append((similarity[i].tolist(), [j for j in range(captions) if owner[j] == i]))
+    for j in range(captions):
+        expected[1].append((similarity[:, j].tolist(), [owner[j]]))
+    for counts, queries in zip(directions, expected, strict=True):
+        rows = []
+        for scores, own in queries:
+            best = max(scores[i] for i in own)
+            wrong = Counter((scores[i] > best) - (scores[i] < best) for i in range(len(scores)) if i not in own)
+            rows.append([wrong[1], wrong[0], sum(scores[i] == best for i in own)])
+        assert torch.stack(list(counts), 1).tolist() == rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_constant_embeddings_score_exactly_chance(dtype):
+    n = 40
+    counted = ranks(torch.full((n, 5 * n), 0.25, dtype=dtype), torch.arange(5 * n) // 5)
+    table = recall_table(*counted, ties="mean")
+    for k in (1, 5, 10):
+        chance = 100 * (1 - math.comb(5 * n - 5, k) / math.comb(5 * n, k))
+        assert table["image_to_text"][f"R@{k}"] == pytest.approx(chance, rel=1e-12)
+        assert table["text_to_image"][f"R@{k}"] == pytest.approx(100 * k / n, rel=1e-12)
+    # The first of 5 own captions among 200 stands on average at 201 / 6, the one own image at 41 / 2.
+    assert table["image_to_text"]["medr"] == pytest.approx(201 / 6)
+    assert table["text_to_image"]["medr"] == pytest.approx(41 / 2)
+    worst, best = (recall_table(*counted, ties=ties) for ties in ("pessimistic", "optimistic"))
+    assert worst["rsum"] == 0
+    assert best["rsum"] == 600
+    assert (worst["image_to_text"]["medr"], worst["text_to_image"]["medr"]) == (196, 40)
+
+
+def test_a_gallery_smaller_than_k_is_always_hit():
+    for ties in TIES:
+        table = recall_table(*ranks(torch.zeros(3, 3), torch.arange(3)), ties)
+        assert table["image_to_text"]["R@5"] == 100
+        assert table["text_to_image"]["R@10"] == 100
+
+
+@pytest.mark.parametrize("score", [math.inf, -math.inf])
+def test_infinite_scores_are_ranked(score):
+    similarity = torch.zeros(2, 2)
+    similarity[0, 0] = score
+    image_to_text, text_to_image = ranks(similarity, torch.arange(2))
+    assert image_to_text.better.tolist() == text_to_image.better.tolist() == [int(score < 0), 0]
+
+
+def test_nan_is_refused_by_place():
+    similarity = torch.zeros(3, 4)
+    similarity[2, 1] = math.nan
+    with pytest.raises(ValueError, match="image 2 and caption 1 is NaN"):
+        ranks(similarity, torch.tensor([0, 1, 2, 2]))
+
+
+def test_median_of_an_even_number_lies_between():
+    counted = Ranks(torch.tensor([0, 3, 1, 100]), torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.int64))
+    assert median_rank(counted) == 3.0
+
+
+def test_unknown_rule_is_refused():
+    with pytest.raises(ValueError, match="ties is 'worst', but must be one of pessimistic, optimistic, mean"):
+        recall_table(*ranks(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64)), "worst")
+
+
+def test_folds_are_consecutive_and_see_only_themselves():
+    assert folds(7, size=3, count=2) == [range(0, 3), range(3, 6)]
+    assert [len(fold) for fold in folds(5000)] == [1000] * 5
+    with pytest.raises(ValueError, match=r"need 5,000 images, but there are 1,000: .*full"):
+        folds(1000)
+
+    similarity = torch.randn(6, 12, generator=torch.Generator().manual_seed(0))
+    caption_image = torch.arange(12) // 2
+    first = recall_table(*ranks(similarity[:3, :6], torch.arange(6) // 2))
+    second = recall_table(*ranks(similarity[3:, 6:], torch.arange(6) // 2))
+    tables = [recall_table(*fold_ranks(similarity, caption_image, fold)) for fold in folds(6, size=3, count=2)]
+    assert tables == [first, second]
+    mean = mean_table(tables)
+    assert mean["rsum"] == (first["rsum"] + second["rsum"]) / 2
+    assert mean["text_to_image"]["R@1"] == (first["text_to_image"]["R@1"] + second["text_to_image"]["R@1"]) / 2
+
+
+def test_recorded_circular_variance(golden):
+    data = golden("set_regularisers")
+    expected = math.log(data["out64_circular_variance"].mean())
+    assert log_circular_variance(torch.tensor(data["in_set"])) == pytest.approx(expected, rel=1e-9)
+
+
+def test_circular_variance_by_hand():
+    # Opposite elements cancel: variance 1; orthogonal ones: 1 - sqrt(1/2).
+    sets = torch.tensor([[[3.0, 0], [-1, 0]], [[1, 0], [0, 7]]])
+    expected = math.log((1 + 1 - math.sqrt(0.5)) / 2)
+    assert log_circular_variance(sets) == pytest.approx(expected)
+    # More samples than are looked at in one go.
+    assert log_circular_variance(sets[:, :1]) is None
+    assert log_circular_variance(sets.repeat(1500, 1, 1)) == pytest.approx(expected)
+    assert log_circular_variance(torch.randn(4, 8)) is None
+    collapsed = log_circular_variance(torch.randn(4, 1, 8).expand(4, 3, 8))
+    assert math.isfinite(collapsed)
+    assert collapsed < -30

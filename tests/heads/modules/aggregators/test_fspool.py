@@ -1,0 +1,51 @@
+"""Featurewise sort pooling against numpy's interpolation, one feature of one sample at a time."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xret.heads.modules.aggregators.fspool import FSPool, interpolation
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    seed=st.integers(0, 1000),
+    length=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    pieces=st.integers(1, 12),
+)
+def test_weights_are_interpolated(seed, length, pieces):
+    torch.manual_seed(seed)
+    module = FSPool(3, 3, pieces=pieces).double()
+    local = torch.randn(len(length), 9, 3, dtype=torch.float64)
+    pooled = module(local, torch.tensor(length), None).embedding
+    knots = np.linspace(0, 1, pieces + 1)
+    for b, rows in enumerate(length):
+        places = np.linspace(0, 1, rows) if rows > 1 else np.zeros(rows)
+        for column in range(3):
+            values = np.sort(local[b, :rows, column].numpy())[::-1]
+            weights = np.interp(places, knots, module.weight[:, column].detach().numpy())
+            assert pooled[b, column].item() == pytest.approx((weights * values).sum(), rel=1e-9, abs=1e-12)
+
+
+def test_gradients_and_order():
+    module = FSPool(3, 3, pieces=4).double()
+    local, length = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True), torch.tensor([5, 2])
+    assert torch.autograd.gradcheck(lambda x: module(x, length, None).embedding, (local,))
+    full = torch.tensor([5, 5])
+    torch.testing.assert_close(module(local.flip(1), full, None).embedding, module(local, full, None).embedding)
+
+
+def test_shares_of_the_knots_add_up_to_one():
+    shares = interpolation(torch.tensor([1, 2, 7]), 7, 4, torch.float64)
+    torch.testing.assert_close(shares.sum(2), torch.ones(3, 7, dtype=torch.float64))
+    assert shares[0, 0].tolist() == [1, 0, 0, 0, 0]
+    assert shares[1, 1].tolist() == [0, 0, 0, 0, 1]
+
+
+def test_refuses_no_pieces():
+    with pytest.raises(ValueError, match="fspool: pieces is 0, but must be at least 1"):
+        FSPool(2, 2, pieces=0)
+    with pytest.raises(ValueError, match="fspool keeps the width of the local rows, which is 3 and not 2"):
+        FSPool(3, 2)

@@ -1,0 +1,112 @@
+"""Twin branches: each is the aggregator that it is made of, variances keep their bounds and shape."""
+
+import math
+
+import pytest
+import torch
+
+from xret.heads.modules.aggregators.gaussian import BRANCHES, TwinBranches
+from xret.heads.modules.embedding import Gaussian
+
+LENGTH = torch.tensor([5, 2, 3])
+
+
+def inputs(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(1)
+    local, global_ = (torch.randn(*shape, generator=generator, dtype=dtype) for shape in ((3, 5, 4), (3, 4)))
+    return local, LENGTH, global_
+
+
+@pytest.mark.parametrize("of", BRANCHES)
+def test_mean_is_the_kind_and_its_twin_shares_nothing(of):
+    torch.manual_seed(0)
+    twin = TwinBranches(4, 4, of=of).double().eval()
+    aggregated = twin(*inputs())
+    assert isinstance(aggregated.embedding, Gaussian)
+    assert aggregated.gaussian is None
+    kind = BRANCHES[of](4, 4).double().eval()
+    kind.load_state_dict(twin.mean.state_dict())
+    torch.testing.assert_close(aggregated.embedding.mean, kind(*inputs()).embedding)
+    assert (aggregated.rows is not None) == (of == "region-graph")
+    assert twin.uses_local == (of != "global")
+    # The variance has weights of its own, which alone decide it.
+    aggregated.embedding.log_variance.sum().backward()
+    assert all(p.grad is None for p in twin.mean.parameters())
+    own = [*twin.log_variance.parameters(), *twin.head.parameters()]
+    assert own
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in own)
+    assert not {id(p) for p in twin.mean.parameters()} & {id(p) for p in own}
+
+
+def test_average_by_hand():
+    twin = TwinBranches(2, 2, of="average", lowest=0.5, highest=2.0)
+    with torch.no_grad():
+        twin.head.weight.copy_(torch.tensor([[0.0, 0.1], [100.0, 0.0]]))
+        twin.head.bias.zero_()
+    local = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [9.0, 9.0]]])
+    mean, log_variance = twin(local, torch.tensor([2]), None).embedding
+    assert mean.tolist() == [[2.0, 3.0]]
+    torch.testing.assert_close(log_variance, torch.tensor([[0.3, math.log(2.0)]]))
+
+
+@pytest.mark.parametrize("shape", ["ellipsoidal", "spherical-average", "spherical-one-value"])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 1000.0])
+def test_variance_keeps_bounds_and_shape(shape, scale):
+    torch.manual_seed(0)
+    twin = TwinBranches(4, 4, of="average", shape=shape).double()
+    local, length, global_ = inputs()
+    mean, log_variance = twin(scale * local, length, global_).embedding
+    variance = log_variance.exp()
+    assert mean.shape == variance.shape == (3, 4)
+    assert ((variance >= 0.1 - 1e-12) & (variance <= 10 + 1e-12)).all()
+    same = (variance == variance[:, :1]).all()
+    assert same if shape != "ellipsoidal" else scale == 1000.0 or not same
+
+
+def test_spherical_average_is_the_mean_of_the_ellipsoidal_variances():
+    ellipsoidal, spherical = (
+        TwinBranches(4, 4, of="seq2seq", shape=shape).double() for shape in ("ellipsoidal", "spherical-average")
+    )
+    spherical.load_state_dict(ellipsoidal.state_dict())
+    expected = ellipsoidal(*inputs()).embedding.log_variance.exp().mean(1, keepdim=True)
+    torch.testing.assert_close(
+        spherical(*inputs()).embedding.log_variance.exp(), expected.expand(3, 4).contiguous(), atol=1e-12, rtol=1e-9
+    )
+
+
+@pytest.mark.parametrize("of", BRANCHES)
+def test_padding_changes_nothing(of):
+    torch.manual_seed(0)
+    twin = TwinBranches(4, 4, of=of).double().eval()
+    local, length, global_ = inputs()
+    expected = twin(local, length, global_).embedding
+    padded = torch.cat([local, torch.full((3, 2, 4), torch.nan, dtype=torch.float64)], 1)
+    padded[1, 2:], padded[2, 3:] = torch.inf, torch.nan
+    for actual, reference in zip(twin(padded, length, global_).embedding, expected, strict=True):
+        torch.testing.assert_close(actual, reference)
+
+
+def test_other_width_of_local_rows():
+    # Probabilistic VSE++'s text: twin GRUs over word embeddings.
+    twin = TwinBranches(3, 6, of="seq2seq", shape="spherical-one-value")
+    assert twin(torch.randn(2, 4, 3), torch.tensor([4, 1]), None).embedding.mean.shape == (2, 6)
+    with pytest.raises(ValueError, match="average pooling keeps the width"):
+        TwinBranches(3, 6, of="average")
+
+
+def test_meta_device():
+    with torch.device("meta"):
+        twin = TwinBranches(4, 4, of="region-graph")
+    twin.to_empty(device="cpu")
+    assert twin(*inputs(torch.float32)).embedding.mean.shape == (3, 4)
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="gaussian: of is 'cls', but must be one of global, average"):
+        TwinBranches(4, 4, of="cls")
+    with pytest.raises(ValueError, match="gaussian: shape is 'full', but must be one of ellipsoidal"):
+        TwinBranches(4, 4, shape="full")
+    with pytest.raises(ValueError, match=r"gaussian: lowest is 0\.0, but must be above 0"):
+        TwinBranches(4, 4, lowest=0.0)
+    with pytest.raises(ValueError, match=r"gaussian: highest is 0\.1, but must be above lowest, 0\.1"):
+        TwinBranches(4, 4, highest=0.1)

@@ -1,0 +1,155 @@
+"""GPO against recorded values, every generator against one sample at a time, and what its coefficients promise."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xret.heads.modules.aggregators.gpo import GPO, INDICES, cos_sin_positions
+from xret.heads.modules.aggregators.pooling import mean_rows, sorted_rows
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
+VARIANTS = [
+    {"generator": generator, "per_dimension": per_dimension, "feature_input": feature_input}
+    for generator in ("cos-sin-bigru", "cos-sin-mlp", "index-bigru", "interpolation")
+    for per_dimension in (False, True)
+    for feature_input in (False, True)
+    if not (feature_input and generator == "interpolation")
+]
+
+
+def assert_near(actual, expected, tolerance):
+    expected = torch.as_tensor(expected)
+    atol = tolerance * expected.abs().max().item()
+    torch.testing.assert_close(actual.detach().to(expected), expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("case", ["base", "small"])
+def test_recorded_values(golden, case, dtype):
+    data = golden("gpo")
+    local = torch.tensor(data[f"{case}/in_features"]).to(dtype).requires_grad_()
+    length = torch.tensor(data[f"{case}/in_lengths"])
+    hidden_dim, position_dim = data[f"{case}/w_linear.weight"].shape[1], data[f"{case}/w_gru.weight_ih_l0"].shape[1]
+    module = GPO(local.shape[2], local.shape[2], position_dim=position_dim, hidden_dim=hidden_dim)
+    module.load_state_dict({name: torch.tensor(data[f"{case}/w_{name}"]) for name in module.state_dict()})
+    module.to(dtype)
+
+    pooled = module(local, length, None).embedding
+    (pooled * torch.tensor(data[f"{case}/in_cotangent"])).sum().backward()
+
+    bits = "64" if dtype is torch.float64 else "32"
+    assert_near(pooled, data[f"{case}/out{bits}_pooled"], TOLERANCE[dtype])
+    assert_near(module.coefficients(length), data[f"{case}/out{bits}_weights"], TOLERANCE[dtype])
+    assert_near(local.grad, data[f"{case}/grad{bits}_features"], TOLERANCE[dtype])
+    positions = cos_sin_positions(int(length.max()), position_dim, pooled)
+    assert_near(positions, data[f"{case}/out{bits}_positions"], TOLERANCE[dtype])
+
+
+def make(**parameters):
+    torch.manual_seed(0)
+    module = GPO(3, 3, position_dim=4, hidden_dim=5, **parameters).double()
+    if parameters.get("generator") == "interpolation":
+        torch.nn.init.normal_(module.knots)
+    return module
+
+
+def one_sample(module, rows):
+    """The pooled vector of one sample's sorted rows [L, D], by loops over ranks and dimensions."""
+    scores = []
+    for rank in range(len(rows)):
+        if module.generator == "interpolation":
+            at = 20 * rank / max(len(rows) - 1, 1)
+            left = min(int(at), 19)
+            scores.append((left + 1 - at) * module.knots[left] + (at - left) * module.knots[left + 1])
+            continue
+        if module.generator == "index-bigru":
+            position = module.index.weight[rank]
+        else:
+            position = cos_sin_positions(len(rows), 4, rows)[rank]
+        scores.append(torch.cat([position, rows[rank]]) if module.feature_input else position)
+    inputs = torch.stack(scores)
+    if module.generator == "cos-sin-mlp":
+        inputs = torch.stack([module.mlp(x) for x in inputs])
+    elif module.generator != "interpolation":
+        states = module.gru(inputs[None])[0][0]
+        inputs = module.linear((states[:, :5] + states[:, 5:]) / 2)
+    weights = (inputs / module.temperature).exp()
+    weights = (weights / weights.sum(0)).expand_as(rows)
+    return torch.stack([sum(weights[k, i] * rows[k, i] for k in range(len(rows))) for i in range(3)])
+
+
+@pytest.mark.parametrize("parameters", VARIANTS, ids=lambda p: "-".join(str(value) for value in p.values()))
+def test_a_batch_of_many_lengths_is_each_sample_alone(parameters):
+    module = make(**parameters)
+    length = torch.tensor([4, 1, 6, 4, 2, 6])
+    local = torch.randn(6, 7, 3, dtype=torch.float64)
+    pooled = module(local, length, None).embedding
+    for b, rows in enumerate(length.tolist()):
+        values = local[b, :rows].sort(dim=0, descending=True).values
+        torch.testing.assert_close(pooled[b], one_sample(module, values))
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    variant=st.sampled_from(VARIANTS),
+    length=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    seed=st.integers(0, 1000),
+)
+def test_coefficients_add_up_to_one_over_the_valid_ranks(variant, length, seed):
+    module = make(**variant)
+    lengths = torch.tensor(length)
+    local = torch.randn(len(length), 9, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    weights = module.coefficients(lengths, sorted_rows(local, lengths))
+    assert weights.shape == (len(length), max(length), 3)[: 3 if module.per_dimension else 2]
+    torch.testing.assert_close(weights.sum(1), torch.ones_like(weights.sum(1)))
+    for b, rows in enumerate(length):
+        assert (weights[b, :rows] > 0).all()
+        assert (weights[b, rows:] == 0).all()
+
+
+@pytest.mark.parametrize("parameters", VARIANTS[::3], ids=str)
+def test_order_of_rows_does_not_matter(parameters):
+    module, local, full = make(**parameters), torch.randn(2, 5, 3, dtype=torch.float64), torch.tensor([5, 5])
+    torch.testing.assert_close(module(local.flip(1), full, None)[0], module(local, full, None)[0])
+
+
+def test_a_batch_is_one_pass_over_its_different_lengths():
+    module, passes = make(), []
+    module.gru.register_forward_hook(lambda gru, inputs, output: passes.append(inputs[0].batch_sizes.tolist()))
+    module(torch.randn(64, 5, 3).double(), torch.tensor([5, 2] * 32), None)
+    assert passes == [[2, 2, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("generator", ["cos-sin-bigru", "cos-sin-mlp", "index-bigru", "interpolation"])
+def test_any_length(generator):
+    weights = make(generator=generator).coefficients(torch.tensor([1, INDICES + 20]))
+    assert weights.shape == (2, INDICES + 20)
+    assert weights.isfinite().all()
+    assert weights[0, 0] == 1
+
+
+def test_interpolation_begins_as_average_pooling():
+    local, length = torch.randn(3, 5, 3), torch.tensor([5, 2, 1])
+    pooled = GPO(3, 3, generator="interpolation")(local, length, None).embedding
+    torch.testing.assert_close(pooled, mean_rows(local, length))
+
+
+def test_gradients_of_the_weights():
+    module = make(feature_input=True)
+    local, length = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True), torch.tensor([4, 2])
+    weights = tuple(module.parameters())
+    assert torch.autograd.gradcheck(lambda x, *_: module(x, length, None).embedding, (local, *weights))
+
+
+def test_refuses_what_cannot_be():
+    for parameters, message in [
+        ({"generator": "lstm"}, "gpo: generator is 'lstm', but must be one of cos-sin-bigru, cos-sin-mlp, index-bigru"),
+        ({"temperature": 0.0}, r"gpo: temperature is 0\.0, but must be above 0"),
+        ({"hidden_dim": 0}, "gpo: hidden_dim is 0, but must be at least 1"),
+        ({"generator": "interpolation", "feature_input": True}, "gpo: feature_input is true, but must be false"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            GPO(3, 3, **parameters)
+    with pytest.raises(ValueError, match="the coefficients depend on the sample: give its sorted rows"):
+        make(feature_input=True).coefficients(torch.tensor([2]))

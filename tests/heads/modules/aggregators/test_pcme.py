@@ -1,0 +1,123 @@
+"""PCME's and PCME++'s heads: the parts by hand, the samples' moments, repeatable evaluation, padding."""
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from xret.heads.modules.aggregators.gpo import GPO
+from xret.heads.modules.aggregators.pcme import Pcme, PcmePlusPlus
+from xret.heads.modules.embedding import Gaussian
+
+LENGTH = torch.tensor([5, 1, 3])
+
+
+def inputs(local_dim=3, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(1)
+    local, global_ = (torch.randn(*shape, generator=generator, dtype=dtype) for shape in ((3, 5, local_dim), (3, 4)))
+    return local, LENGTH, global_
+
+
+def deviation_by_hand(head, rows, global_):
+    """One sample whose rows are all valid."""
+    scores = [(head.attention[2].weight @ torch.tanh(head.attention[0].weight @ row)).item() for row in rows]
+    weights = torch.tensor(scores, dtype=rows.dtype).softmax(0)
+    log_deviation = head.deviation(sum(w * row for w, row in zip(weights, rows, strict=True)))
+    if isinstance(head.summary, torch.nn.Linear):
+        return log_deviation + head.summary(global_)
+    states, _ = head.summary(rows[None])  # forwards after the last row, backwards after the first
+    return log_deviation + torch.cat([states[0, -1, :2], states[0, 0, 2:]])
+
+
+@pytest.mark.parametrize("summary", ["linear", "gru"])
+def test_gaussian_by_hand(summary):
+    head = Pcme(3, 4, summary=summary).double()
+    local, length, global_ = inputs()
+    mean, log_variance = head(local, length, global_).gaussian
+    torch.testing.assert_close(mean, normalize(head.mean(local, length, global_).embedding[:, 0], dim=1))
+    for sample, n in enumerate(length.tolist()):
+        expected = 2 * deviation_by_hand(head, local[sample, :n], global_[sample])
+        torch.testing.assert_close(log_variance[sample], expected)
+
+
+def test_samples_have_the_moments_of_the_gaussian():
+    torch.manual_seed(0)
+    head = Pcme(3, 4, samples=40_000).double()
+    aggregated = head(*inputs())
+    mean, log_variance = aggregated.gaussian
+    deviation = (log_variance / 2).exp()
+    assert aggregated.embedding.shape == (3, 40_000, 4)
+    assert ((aggregated.embedding.mean(1) - mean).abs() < 0.03 * deviation).all()
+    assert ((aggregated.embedding.std(1) / deviation - 1).abs() < 0.02).all()
+
+
+def test_training_draws_anew_and_evaluation_repeats():
+    head = Pcme(3, 4, samples=3).double()
+    assert (head(*inputs()).embedding != head(*inputs()).embedding).all()
+    head.eval()
+    first = head(*inputs())
+    assert torch.equal(first.embedding, head(*inputs()).embedding)
+    mean, log_variance = first.gaussian
+    noise = (first.embedding - mean[:, None]) / (log_variance / 2).exp()[:, None]
+    torch.testing.assert_close(noise, head.noise.expand(3, 3, 4))
+    # It travels with the weights, and the two branches of a model do not share it.
+    other = Pcme(3, 4, samples=3).double().eval()
+    assert (other.noise != head.noise).all()
+    other.load_state_dict(head.state_dict())
+    assert torch.equal(first.embedding, other(*inputs()).embedding)
+
+
+def test_gradient_reaches_mean_and_deviation():
+    head = Pcme(3, 4).double()
+    head(*inputs()).embedding.square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in head.parameters())
+
+
+@pytest.mark.parametrize("make", [Pcme, lambda c, d: Pcme(c, d, summary="gru"), PcmePlusPlus])
+def test_padding_changes_nothing(make):
+    head = make(4, 4).double().eval()
+    local, length, global_ = inputs(4)
+    padded = torch.cat([local, torch.full((3, 2, 4), torch.nan, dtype=torch.float64)], 1)
+    padded[1, 1:], padded[2, 3:] = torch.inf, torch.nan
+    expected, actual = head(local, length, global_), head(padded, length, global_)
+    pairs = zip(expected.gaussian or expected.embedding, actual.gaussian or actual.embedding, strict=True)
+    for reference, value in pairs:
+        torch.testing.assert_close(value, reference)
+
+
+def test_pcmepp_is_two_gpos():
+    head = PcmePlusPlus(4, 4).double()
+    local, length, global_ = inputs(4)
+    aggregated = head(local, length, global_)
+    assert isinstance(aggregated.embedding, Gaussian)
+    for name, rows in (("mean", local), ("log_variance", head.project(local))):
+        gpo = GPO(4, 4).double()
+        gpo.load_state_dict(getattr(head, name).state_dict())
+        pooled = gpo(rows, length, None).embedding
+        expected = normalize(pooled, dim=1) if name == "mean" else pooled
+        torch.testing.assert_close(getattr(aggregated.embedding, name), expected)
+
+
+def test_pcmepp_begins_near_its_bias():
+    torch.manual_seed(0)
+    head = PcmePlusPlus(64, 64, log_variance_bias=-6.0)
+    log_variance = head(torch.zeros(2, 3, 64), torch.tensor([3, 2]), None).embedding.log_variance
+    torch.testing.assert_close(log_variance, torch.full((2, 64), -6.0))
+
+
+@pytest.mark.parametrize("part", [Pcme, PcmePlusPlus])
+def test_meta_device(part):
+    with torch.device("meta"):
+        head = part(4, 4)
+    head.to_empty(device="cpu")
+    assert head(*inputs(4, torch.float32)) is not None
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="pcme: samples is 0, but must be at least 1"):
+        Pcme(4, 4, samples=0)
+    with pytest.raises(ValueError, match="pcme: summary is 'lstm', but must be one of linear, gru"):
+        Pcme(4, 4, summary="lstm")
+    with pytest.raises(ValueError, match="pcme: dim is 5, but must be even where summary is 'gru'"):
+        Pcme(4, 5, summary="gru")
+    with pytest.raises(ValueError, match="gpo keeps the width of the local rows, which is 3 and not 4"):
+        PcmePlusPlus(3, 4)

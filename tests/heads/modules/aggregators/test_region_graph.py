@@ -1,0 +1,169 @@
+"""The region graph against recorded values and loops over rows, and padding that must not count."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from xret.heads.modules.aggregators.region_graph import RegionGraph, RegionGraphLayer
+
+DTYPES = [torch.float64, torch.float32]
+
+
+def near(actual, expected, dtype):
+    expected = torch.as_tensor(expected)
+    tolerance = (1e-9 if dtype is torch.float64 else 1e-5) * expected.abs().max().item()
+    torch.testing.assert_close(actual.detach().to(expected.dtype), expected, rtol=0, atol=tolerance)
+
+
+def recorded_layer(data, case, dtype, divide=True):
+    inner, dim = data[f"{case}/w_g.weight"].shape
+    layer = RegionGraphLayer(dim, inner, batch_norm=case != "nobn", divide=divide)
+    names = {"value": "g", "theta": "theta", "phi": "phi", "out": "W", "norm": "bn"}
+    for name, recorded in names.items():
+        part = getattr(layer, name)
+        if part is not None:
+            prefix = f"{case}/w_{recorded}."
+            part.load_state_dict({k[len(prefix) :]: torch.tensor(v) for k, v in data.items() if k.startswith(prefix)})
+    return layer.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("case", "mode"),
+    [("bn", "eval"), ("bn", "train"), ("bottleneck_bn", "eval"), ("bottleneck_bn", "train"), ("nobn", "eval")],
+)
+def test_recorded_layer(golden, case, mode, dtype):
+    data, bits = golden("region_graph"), "64" if dtype is torch.float64 else "32"
+    layer = recorded_layer(data, case, dtype).train(mode == "train")
+    regions = torch.tensor(data[f"{case}/in_regions_BDN"]).to(dtype).requires_grad_()
+    rows = regions.transpose(1, 2)
+    length = torch.full((len(rows),), rows.shape[1])
+    if mode == "eval":
+        near(layer.affinity(rows, length), data[f"{case}/out{bits}_affinity_over_n"], dtype)
+    out = layer(rows, length).transpose(1, 2)
+    near(out, data[f"{case}/out{bits}_{mode}"], dtype)
+    (out * torch.tensor(data[f"{case}/in_cotangent"])).sum().backward()
+    near(regions.grad, data[f"{case}/grad{bits}_{mode}_regions"], dtype)
+
+
+@pytest.mark.parametrize("case", ["bn", "bottleneck_bn", "nobn"])
+def test_recorded_layer_without_division(golden, case):
+    data = golden("region_graph")
+    layer = recorded_layer(data, case, torch.float64, divide=False).eval()
+    rows = torch.tensor(data[f"{case}/in_regions_BDN"]).double().transpose(1, 2)
+    length = torch.full((len(rows),), rows.shape[1])
+    near(layer.affinity(rows, length), data[f"{case}/out64_affinity"], torch.float64)
+    near(layer(rows, length).transpose(1, 2), data[f"{case}/out64_eval_without_1_over_n"], torch.float64)
+
+
+def shaken(module):
+    """Give every weight some value: a fresh layer is the identity, which shows nothing."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(0, 0.5)
+    return module.double()
+
+
+def layer_by_loop(layer, rows):
+    """One sample, one pair of rows at a time; no normalisation."""
+    out = []
+    for row in rows:
+        taken = sum((layer.theta(row) @ layer.phi(other)) * layer.value(other) for other in rows)
+        out.append(row + layer.out(taken / len(rows)))
+    return torch.stack(out)
+
+
+@given(seed=st.integers(0, 1000), lengths=st.lists(st.integers(1, 4), min_size=1, max_size=3))
+def test_layer_is_the_loop_over_valid_rows(seed, lengths):
+    torch.manual_seed(seed)
+    layer = shaken(RegionGraphLayer(3, 2, batch_norm=False))
+    rows = torch.randn(len(lengths), 5, 3, dtype=torch.float64)
+    out = layer(rows, torch.tensor(lengths))
+    for sample, (n, new) in enumerate(zip(lengths, out, strict=True)):
+        torch.testing.assert_close(new[:n], layer_by_loop(layer, rows[sample, :n]))
+        assert (new[n:] == 0).all()
+
+
+def test_statistics_are_of_valid_rows_alone():
+    layer = RegionGraphLayer(3, 3).double()
+    nn.init.ones_(layer.norm.weight)
+    rows, length = torch.randn(2, 4, 3, dtype=torch.float64), torch.tensor([4, 1])
+    change = layer(rows, length) - rows
+    valid = torch.cat([change[0], change[1, :1]])
+    torch.testing.assert_close(valid.mean(0), torch.zeros(3, dtype=torch.float64), atol=1e-12, rtol=0)
+    plain = RegionGraphLayer(3, 3, batch_norm=False).double()
+    plain.load_state_dict({k: v for k, v in layer.state_dict().items() if not k.startswith("norm")})
+    before = plain(rows, length) - rows
+    mean = torch.cat([before[0], before[1, :1]]).mean(0)
+    torch.testing.assert_close(layer.norm.running_mean, 0.1 * mean)
+
+
+@pytest.mark.parametrize("then", ["gru", "average"])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("garbage", [1e30, float("inf"), float("nan")])
+def test_padding_changes_nothing(then, training, garbage):
+    torch.manual_seed(0)
+    graph = shaken(RegionGraph(4, 4, layers=2, then=then)).train(training)
+    length = torch.tensor([5, 1, 3])
+    local = torch.randn(3, 5, 4, dtype=torch.float64)
+    expected = graph(local, length, None)
+    padded = torch.cat([local, torch.full((3, 2, 4), garbage, dtype=torch.float64)], 1)
+    padded[1, 1:], padded[2, 3:] = garbage, garbage
+    padded.requires_grad_()
+    actual = graph(padded, length, None)
+    torch.testing.assert_close(actual.embedding, expected.embedding)
+    torch.testing.assert_close(actual.rows.rows[:, :5], expected.rows.rows)
+    assert (actual.rows.rows[:, 5:] == 0).all()
+    actual.embedding.sum().backward()
+    assert (padded.grad[1, 1:] == 0).all()
+    assert padded.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_order_of_regions_changes_no_average(training):
+    graph = shaken(RegionGraph(4, 4, layers=2, then="average")).train(training)
+    local, order = torch.randn(2, 6, 4, dtype=torch.float64), torch.randperm(6)
+    length = torch.tensor([6, 6])
+    torch.testing.assert_close(graph(local, length, None).embedding, graph(local[:, order], length, None).embedding)
+
+
+def test_begins_as_the_identity_and_reads_unit_rows():
+    graph = RegionGraph(4, 6).eval()
+    local, length = torch.randn(2, 5, 4), torch.tensor([5, 3])
+    aggregated = graph(local, length, None)
+    assert aggregated.embedding.shape == (2, 6)
+    unit = nn.functional.normalize(local, dim=2)
+    torch.testing.assert_close(aggregated.rows.rows[0], unit[0])
+    torch.testing.assert_close(aggregated.embedding[0], graph.read.gru(unit[:1])[1][0, 0])
+    assert aggregated.rows.length is length
+    plain = RegionGraph(4, 4, normalise=False, then="average").eval()(local, length, None)
+    torch.testing.assert_close(plain.embedding[1], local[1, :3].mean(0))
+
+
+def test_number_of_weights_of_the_published_table():
+    # VSE-infinity Table 1: GCN+AvgPool 4.2M, GCN+Seq2Seq 23.1M, at 1024 dimensions.
+    with torch.device("meta"):
+        average = RegionGraph(1024, 1024, layers=1, then="average")
+        gru = RegionGraph(1024, 1024, layers=4, then="gru")
+    assert [round(sum(p.numel() for p in g.parameters()) / 1e6, 1) for g in (average, gru)] == [4.2, 23.1]
+    RegionGraph(4, 4).to(torch.bfloat16)(torch.randn(2, 3, 4).bfloat16(), torch.tensor([3, 2]), None)
+
+
+def test_gradcheck():
+    layer = shaken(RegionGraphLayer(3, 2))
+    length = torch.tensor([3, 2])
+    rows = torch.randn(2, 3, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: layer(x, length), rows)
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="layers is 0, but must be at least 1"):
+        RegionGraph(4, 4, layers=0)
+    with pytest.raises(ValueError, match="inner_dim is 0, but must be at least 1"):
+        RegionGraph(4, 4, inner_dim=0)
+    with pytest.raises(ValueError, match="then is 'seq2seq', but must be one of gru, average"):
+        RegionGraph(4, 4, then="seq2seq")
+    with pytest.raises(ValueError, match="which keeps the width of the local rows, but that is 3 and not 4"):
+        RegionGraph(3, 4, then="average")

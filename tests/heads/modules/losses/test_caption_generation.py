@@ -1,0 +1,148 @@
+"""Caption generation: a loop over pairs and words, padding, and rows that can be learned to speak."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import log_softmax
+
+from xret.heads.modules.aggregators import Aggregated
+from xret.heads.modules.embedding import Sequence
+from xret.heads.modules.losses import CaptionGeneration
+
+WORDS = 7
+IMAGES, CAPTIONS = torch.tensor([3, 1, 2]), torch.tensor([4, 1, 2, 3])
+POSITIVES = torch.tensor(
+    [[True, False, False, True], [False, True, False, False], [False, False, True, False]], dtype=torch.bool
+)
+
+
+@pytest.fixture
+def batch():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(3, 3, 5, generator=generator, dtype=torch.float64)
+    token = torch.randint(0, WORDS, (4, 4), generator=generator)
+    return Aggregated(torch.zeros(3, 2), rows=Sequence(rows, IMAGES)), Aggregated(
+        torch.zeros(4, 2), token=Sequence(token, CAPTIONS)
+    )
+
+
+def made(**parameters):
+    torch.manual_seed(0)
+    return CaptionGeneration(5, WORDS, hidden=6, word_dim=4, **parameters).double()
+
+
+def loss_by_loop(loss, images, captions):
+    """One pair, one word, one row at a time."""
+    total, pairs = 0.0, 0
+    for i in range(3):
+        sources, state = loss.read(loss.project(images.rows.rows[i, : IMAGES[i]]))
+        for c in range(4):
+            if not POSITIVES[i, c]:
+                continue
+            pairs += 1
+            hidden, previous = state[0], WORDS
+            for target in [*captions.token.rows[c, : CAPTIONS[c]].tolist(), WORDS]:
+                energies = [
+                    loss.energy(torch.tanh(loss.attend_rows(source) + loss.attend_state(hidden))) for source in sources
+                ]
+                weights = torch.cat(energies).softmax(0)
+                context = sum(w * source for w, source in zip(weights, sources, strict=True))
+                hidden = loss.write(torch.cat([loss.word.weight[previous], context])[None], hidden[None])[0]
+                total -= log_softmax(loss.out(hidden), 0)[target].item()
+                previous = target
+    return total / pairs
+
+
+def test_is_the_loop(batch):
+    loss = made().eval()
+    assert loss(None, POSITIVES, *batch).item() == pytest.approx(loss_by_loop(loss, *batch), rel=1e-9)
+
+
+@pytest.mark.parametrize("garbage", [1e30, float("inf"), float("nan")])
+def test_padding_changes_nothing(batch, garbage):
+    images, captions = batch
+    loss = made().eval()
+    expected = loss(None, POSITIVES, images, captions)
+    rows = torch.cat([images.rows.rows, torch.zeros(3, 2, 5, dtype=torch.float64)], 1)
+    rows[torch.arange(5) >= IMAGES[:, None]] = garbage
+    token = torch.cat([captions.token.rows, torch.zeros(4, 3, dtype=torch.long)], 1)
+    token[torch.arange(7) >= CAPTIONS[:, None]] = 10**9  # no word at all
+    rows.requires_grad_()
+    actual = loss(
+        None,
+        POSITIVES,
+        Aggregated(None, rows=Sequence(rows, IMAGES)),
+        Aggregated(None, token=Sequence(token, CAPTIONS)),
+    )
+    torch.testing.assert_close(actual, expected)
+    actual.backward()
+    assert rows.grad.isfinite().all()
+    assert (rows.grad[torch.arange(5) >= IMAGES[:, None]] == 0).all()
+
+
+def test_begins_near_the_uniform_guess(batch):
+    # Lengths 4, 3, 1 and 2, and an end each, among seven words and the end.
+    words = (4 + 3 + 1 + 2 + 4) / 4
+    assert made()(None, POSITIVES, *batch).item() == pytest.approx(words * math.log(WORDS + 1), rel=0.1)
+
+
+def test_gradient_reaches_every_weight_and_the_rows(batch):
+    images, captions = batch
+    images.rows.rows.requires_grad_()
+    loss = made()
+    loss(None, POSITIVES, images, captions).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in loss.parameters())
+    assert images.rows.rows.grad[0].abs().sum() > 0
+
+
+def test_images_learn_to_say_what_is_theirs():
+    torch.manual_seed(0)
+    token = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    images = Aggregated(None, rows=Sequence(torch.randn(2, 3, 5), torch.tensor([3, 3])))
+    captions = Aggregated(None, token=Sequence(token, torch.tensor([3, 3])))
+    loss = CaptionGeneration(5, WORDS, hidden=16, word_dim=8, dropout=0.0)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=0.05)
+    own = torch.eye(2, dtype=torch.bool)
+    for _ in range(40):
+        optimizer.zero_grad()
+        value = loss(None, own, images, captions)
+        value.backward()
+        optimizer.step()
+    assert value < 0.2
+    assert loss(None, ~own, images, captions) > 2  # the other image's words
+
+
+def test_dropout_acts_in_training_alone(batch):
+    loss = made(dropout=0.5)
+    assert loss(None, POSITIVES, *batch) != loss(None, POSITIVES, *batch)
+    loss.eval()
+    assert loss(None, POSITIVES, *batch) == loss(None, POSITIVES, *batch)
+
+
+def test_no_pair_is_an_attached_zero(batch):
+    images, captions = batch
+    images.rows.rows.requires_grad_()
+    value = made()(None, torch.zeros_like(POSITIVES), images, captions)
+    value.backward()
+    assert value.item() == 0
+    assert (images.rows.rows.grad == 0).all()
+
+
+def test_image_without_rows(batch):
+    images, captions = batch
+    rows = Sequence(images.rows.rows.requires_grad_(), torch.tensor([3, 0, 2]))
+    value = made()(None, POSITIVES, images._replace(rows=rows), captions)
+    value.backward()
+    assert value.isfinite()
+    assert images.rows.rows.grad.isfinite().all()
+
+
+def test_what_is_missing_is_named(batch):
+    images, captions = batch
+    with pytest.raises(ValueError, match="needs the image's rows, but the image aggregator has none"):
+        made()(None, POSITIVES, captions, captions)
+    with pytest.raises(ValueError, match="needs word ids, but the captions have none"):
+        made()(None, POSITIVES, images, images)
+    with pytest.raises(ValueError, match="caption-generation: hidden is 0, but must be at least 1"):
+        CaptionGeneration(5, WORDS, hidden=0)

@@ -1,0 +1,126 @@
+"""Information bottleneck and uniformity against recorded values, torch's own divergence and a loop over pairs."""
+
+import math
+
+import pytest
+import torch
+from recorded import DTYPES, assert_near, bits, leaf, near
+from torch.distributions import Normal, kl_divergence
+from torch.nn.functional import normalize
+
+from xret.heads.modules.aggregators import Aggregated
+from xret.heads.modules.embedding import Gaussian
+from xret.heads.modules.losses import InformationBottleneck, Uniformity, information_bottleneck, uniformity
+
+CODE = {"reduction": "sum", "mean": "samples"}  # what PCME's public code does
+
+
+def sides(data, dtype):
+    leaves = {
+        f"{side}_{part}": leaf(data, f"soft/in_{side}_{part}", dtype)
+        for side in ("img", "txt")
+        for part in ("samples", "logsigma")
+    }
+    images, captions = (
+        Aggregated(
+            leaves[f"{side}_samples"],
+            # The mean is not what the samples have: the code must take theirs.
+            gaussian=Gaussian(torch.full((6, 12), 99.0, dtype=dtype), 2 * leaves[f"{side}_logsigma"]),
+        )
+        for side in ("img", "txt")
+    )
+    return images, captions, leaves
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_recorded_bottleneck_of_samples(golden, dtype):
+    data = golden("probabilistic_losses")
+    images, captions, leaves = sides(data, dtype)
+    loss = InformationBottleneck(**CODE, spread="deviation")(None, None, images, captions)
+    loss.backward()
+    assert_near(loss, data[f"soft/out{bits(dtype)}_vib"], near(dtype))
+    for name, tensor in leaves.items():
+        assert_near(tensor.grad, data[f"soft/grad{bits(dtype)}_vib_{name}"], near(dtype))
+    exact = InformationBottleneck(**CODE)(None, None, images, captions)
+    assert_near(exact, data[f"soft/out{bits(dtype)}_vib_std_reading"], near(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_recorded_bottleneck_of_gaussians(golden, dtype):
+    data = golden("probabilistic_losses")
+    images, captions = (
+        Aggregated(
+            Gaussian(normalize(leaf(data, f"csd/in_{s}_mean", dtype), dim=1), leaf(data, f"csd/in_{s}_logvar", dtype))
+        )
+        for s in ("img", "txt")
+    )
+    loss = InformationBottleneck()(None, None, images, captions)
+    assert_near(loss, data[f"csd/out{bits(dtype)}_vib1e-4_vib"], near(dtype))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_bottleneck_is_the_divergence_from_the_standard_normal(reduction):
+    mean, log_variance = torch.randn(3, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
+    divergence = kl_divergence(Normal(mean, (log_variance / 2).exp()), Normal(0.0, 1.0))
+    expected = getattr(divergence, reduction)().item()
+    assert information_bottleneck(mean, log_variance, reduction).item() == pytest.approx(expected, rel=1e-12)
+    mean.requires_grad_()
+    assert torch.autograd.gradcheck(lambda m: information_bottleneck(m, log_variance, reduction), mean)
+    assert information_bottleneck(torch.zeros(2, 3), torch.zeros(2, 3), reduction) == 0
+
+
+def test_bottleneck_of_half_precision_is_float32():
+    mean, log_variance = torch.randn(3, 4).half(), (torch.randn(3, 4) + 9).half()
+    loss = information_bottleneck(mean, log_variance, "sum")
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(information_bottleneck(mean.double(), log_variance.double(), "sum").item())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_recorded_uniformity(golden, dtype):
+    data = golden("probabilistic_losses")
+    images, captions, leaves = sides(data, dtype)
+    loss = Uniformity()(None, None, images, captions)
+    loss.backward()
+    assert_near(loss, data[f"soft/out{bits(dtype)}_uniformity"], near(dtype))
+    assert_near(leaves["img_samples"].grad, data[f"soft/grad{bits(dtype)}_uniformity_img"], near(dtype))
+    assert_near(leaves["txt_samples"].grad, data[f"soft/grad{bits(dtype)}_uniformity_txt"], near(dtype))
+
+
+@pytest.mark.parametrize("count", [2, 7])
+def test_uniformity_is_the_loop(count):
+    z = torch.randn(count, 3, dtype=torch.float64)
+    pairs = [math.exp(-2 * math.dist(z[i].tolist(), z[j].tolist()) ** 2) for j in range(count) for i in range(j)]
+    assert uniformity(z).item() == pytest.approx(math.log(sum(pairs) / len(pairs)), rel=1e-9)
+    assert torch.autograd.gradcheck(uniformity, z.requires_grad_())
+
+
+def test_uniformity_of_vectors_far_apart_and_of_one():
+    far = torch.tensor([[100.0, 0.0], [0.0, 100.0]], requires_grad=True)
+    loss = uniformity(far)
+    loss.backward()
+    assert loss.item() == pytest.approx(-2 * 20_000)
+    assert far.grad.isfinite().all()
+    single = torch.ones(1, 3, requires_grad=True)
+    uniformity(single).backward()
+    assert (single.grad == 0).all()
+
+
+def test_vectors_and_sets_count_alike():
+    images, captions = torch.randn(2, 3), torch.randn(2, 2, 3)
+    expected = uniformity(torch.cat([images, captions.flatten(0, 1)]))
+    assert Uniformity()(None, None, Aggregated(images), Aggregated(captions)) == expected
+
+
+def test_what_is_missing_is_named():
+    gaussian = Gaussian(torch.ones(2, 4), torch.ones(2, 4))
+    both, alone, vector = Aggregated(torch.ones(2, 3, 4), gaussian=gaussian), Aggregated(gaussian), torch.ones(2, 4)
+    with pytest.raises(ValueError, match="needs a Gaussian, but the image aggregator has none"):
+        InformationBottleneck()(None, None, Aggregated(vector), both)
+    with pytest.raises(ValueError, match="mean is 'samples', but the text aggregator draws none"):
+        InformationBottleneck(mean="samples")(None, None, both, alone)
+    with pytest.raises(ValueError, match="the uniformity loss needs vectors or sets, but the text aggregator gives a"):
+        Uniformity()(None, None, both, alone)
+    for name in ("reduction", "mean", "spread"):
+        with pytest.raises(ValueError, match=f"information-bottleneck: {name} is 'x', but must be one of"):
+            InformationBottleneck(**{name: "x"})

@@ -1,0 +1,265 @@
+"""InfoNCE, soft contrastive loss and matching cross-entropy: recorded values, loops over pairs, pairs left out."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded import DTYPES, assert_near, bits, leaf, near, own
+from torch.nn.functional import logsigmoid, normalize
+
+from xret.heads.modules.losses import InfoNce, MatchingBce, SoftContrastive, infonce, matching_bce, soft_contrastive
+from xret.heads.modules.similarity import cosine
+
+LOSSES = [infonce, matching_bce, lambda s, p: matching_bce(s, p, pseudo_positives=0.3)]
+
+
+def sampled_log_odds(images, captions, scale, shift, factor=2.0, eps=1e-6):
+    """Log-odds of the match probability over all pairs of samples."""
+    distance = ((images[:, None, :, None] - captions[None, :, None]).square().sum(-1) + eps).sqrt()
+    logits = factor * (shift - scale * distance)
+    match, no_match = (logsigmoid(x).flatten(2).logsumexp(2) for x in (logits, -logits))
+    return match - no_match
+
+
+# ---- InfoNCE
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [1, 20])
+def test_recorded_infonce(golden, scale, dtype):
+    data = golden("set_regularisers")
+    images, captions = leaf(data, "in_nce_img", dtype), leaf(data, "in_nce_txt", dtype)
+    module = InfoNce(scale=scale).to(dtype)
+    loss = module(cosine(images, captions), own(9, 1), None, None)
+    loss.backward()
+    key = f"infonce_tau{scale}"
+    assert_near(loss, data[f"out{bits(dtype)}_{key}"], near(dtype))
+    assert_near(images.grad, data[f"grad{bits(dtype)}_{key}_img"], near(dtype))
+    assert_near(captions.grad, data[f"grad{bits(dtype)}_{key}_txt"], near(dtype))
+    assert_near(module.scale.grad.view(1), data[f"grad{bits(dtype)}_{key}_tau"], near(dtype), 1e-7)
+
+
+def infonce_by_loop(similarity, positives, scale):
+    total = 0.0
+    for s, p in ((similarity, positives), (similarity.T, positives.T)):
+        terms = []
+        for row, own_row in zip((scale * s).tolist(), p.tolist(), strict=True):
+            others = sum(math.exp(x) for x, is_own in zip(row, own_row, strict=True) if not is_own)
+            terms += [math.log(1 + others * math.exp(-x)) for x, is_own in zip(row, own_row, strict=True) if is_own]
+        total += sum(terms) / max(len(terms), 1) / 2
+    return total
+
+
+@given(seed=st.integers(0, 10_000), images=st.integers(1, 5), captions=st.integers(1, 8))
+def test_infonce_is_the_loop(seed, images, captions):
+    generator = torch.Generator().manual_seed(seed)
+    similarity = torch.randn(images, captions, generator=generator, dtype=torch.float64)
+    positives = torch.rand(images, captions, generator=generator) < 0.4  # any number a row and a column
+    expected = infonce_by_loop(similarity, positives, 3.0)
+    similarity.requires_grad_()
+    loss = infonce(similarity, positives, 3.0)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected, rel=1e-12, abs=1e-12)
+    assert similarity.grad.isfinite().all()
+
+
+def test_fixed_scale_has_no_parameter():
+    assert list(InfoNce(learned=False).parameters()) == []
+    assert InfoNce().scale.requires_grad
+
+
+# ---- soft contrastive
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("scale", "shift"), [(5, 5), (15, 15), (1, 0.5)])
+def test_recorded_soft_contrastive(golden, scale, shift, dtype):
+    data, key = golden("probabilistic_losses"), f"a{scale}_b{shift}"
+    images, captions = leaf(data, "soft/in_img_samples", dtype), leaf(data, "soft/in_txt_samples", dtype)
+    a, b = (torch.tensor(float(x), dtype=dtype, requires_grad=True) for x in (scale, shift))
+    odds = sampled_log_odds(images, captions, a, b)
+    loss = SoftContrastive()(odds, own(6, 1), None, None)
+    loss.backward()
+    tolerance = 2e-4 if dtype is torch.float32 and scale == 15 else near(dtype)
+    assert_near(odds.sigmoid(), data[f"soft/out64_match_prob_{key}"], tolerance)
+    assert_near(loss, data[f"soft/out{bits(dtype)}_loss_{key}"], tolerance)
+    for name, leaf_ in {"img": images, "txt": captions, "scale": a, "shift": b}.items():
+        expected = data[f"soft/grad{bits(dtype)}_{key}_{name}"]
+        assert_near(leaf_.grad.view(expected.shape), expected, tolerance)
+
+
+def test_other_recorded_soft_contrastive(golden):
+    data = golden("probabilistic_losses")
+    images, captions = (torch.tensor(data[f"soft/in_{side}_samples"]).double() for side in ("img", "txt"))
+    odds = sampled_log_odds(images, captions, 5, 5, factor=1.0)
+    expected = data["soft/out64_plain_logistic_loss_a5_b5"]
+    assert_near(soft_contrastive(odds, own(6, 1)), expected, 1e-9)
+    odds = sampled_log_odds(images, captions, 5, 5, eps=0.0)
+    assert_near(soft_contrastive(odds, own(6, 1)), data["soft/out64_loss_a5_b5_no_eps"], 1e-9)
+
+
+@given(seed=st.integers(0, 10_000), images=st.integers(1, 4), captions=st.integers(1, 6))
+def test_soft_contrastive_is_the_loop(seed, images, captions):
+    generator = torch.Generator().manual_seed(seed)
+    p = 0.01 + 0.98 * torch.rand(images, captions, generator=generator, dtype=torch.float64)
+    positives = torch.rand(images, captions, generator=generator) < 0.5
+    pairs = zip(p.flatten().tolist(), positives.flatten().tolist(), strict=True)
+    expected = -2 * sum(math.log(x if is_own else 1 - x) for x, is_own in pairs)
+    assert soft_contrastive(p.logit(), positives).item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_samples_far_apart_have_a_gradient():
+    # The distance of two unit means with unit variances in 1024 dimensions is about 45: p is about exp(-1320).
+    similarity = torch.tensor([[-1320.0]], requires_grad=True)
+    loss = soft_contrastive(similarity, torch.tensor([[True]]))
+    loss.backward()
+    assert loss.item() == 2640
+    assert similarity.grad.item() == -2
+
+
+# ---- matching cross-entropy
+
+
+def closed_form(data, dtype, wasserstein=False):
+    leaves = {
+        f"{side}_{part}": leaf(data, f"csd/in_{side}_{part}", dtype)
+        for side in ("img", "txt")
+        for part in ("mean", "logvar")
+    }
+    means = [normalize(leaves[f"{side}_mean"], dim=1) for side in ("img", "txt")]
+    distance = (means[0][:, None] - means[1]).square().sum(2)
+    if wasserstein:
+        roots = [(leaves[f"{side}_logvar"] / 2).exp() for side in ("img", "txt")]
+        distance = distance + (roots[0][:, None] - roots[1]).square().sum(2)
+    else:
+        sums = [leaves[f"{side}_logvar"].exp().sum(1) for side in ("img", "txt")]
+        distance = distance + sums[0][:, None] + sums[1]
+    return -distance, leaves
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("key", "scale", "shift", "pseudo"),
+    [("match_a5_b5", 5, 5, 0), ("match_a3_b2", 3, 2, 0), ("pseudo0.1", 5, 5, 0.1), ("wasserstein_a5_b5", 5, 5, 0)],
+)
+def test_recorded_matching(golden, key, scale, shift, pseudo, dtype):
+    data = golden("probabilistic_losses")
+    similarity, leaves = closed_form(data, dtype, key.startswith("wasserstein"))
+    module = MatchingBce(scale=scale, shift=shift, pseudo_positives=pseudo).to(dtype)
+    loss = module(similarity, torch.tensor(data["csd/in_match"]) > 0, None, None)
+    loss.backward()
+    assert_near(loss, data[f"csd/out{bits(dtype)}_{key}"], near(dtype))
+    for name, tensor in {**leaves, "scale": module.scale, "shift": module.shift}.items():
+        expected = data[f"csd/grad{bits(dtype)}_{key}_{name}"]
+        assert_near(tensor.grad.view(expected.shape), expected, near(dtype))
+
+
+def bce_by_loop(logits, labels):
+    terms = [
+        -math.log(1 / (1 + math.exp(-x if label else x)))
+        for x, label in zip(logits.flatten().tolist(), labels.flatten().tolist(), strict=True)
+    ]
+    return sum(terms) / len(terms)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    images=st.integers(1, 5),
+    captions=st.integers(1, 8),
+    pseudo=st.sampled_from([0.0, 0.5]),
+)
+def test_matching_is_the_loop(seed, images, captions, pseudo):
+    generator = torch.Generator().manual_seed(seed)
+    similarity = -torch.rand(images, captions, generator=generator, dtype=torch.float64)
+    positives = torch.rand(images, captions, generator=generator) < 0.4
+    logits = 3 * similarity + 1
+    expected = 2 * bce_by_loop(logits, positives)
+    for s, p, z in ((similarity, positives, logits), (similarity.T, positives.T, logits.T)):
+        labels = p.clone()
+        for row in range(len(s)):
+            closest = max((s[row, j].item() for j in range(s.shape[1]) if p[row, j]), default=math.inf)
+            for column in range(s.shape[1]):
+                labels[row, column] |= s[row, column].item() >= closest
+        expected += pseudo * bce_by_loop(z, labels)
+    assert matching_bce(similarity, positives, 3, 1, pseudo_positives=pseudo).item() == pytest.approx(expected)
+
+
+# ---- all three
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_gradcheck(loss):
+    similarity = -torch.rand(3, 5, dtype=torch.float64)
+    positives = torch.rand(3, 5) < 0.4
+    assert torch.autograd.gradcheck(lambda s: loss(s, positives), similarity.requires_grad_())
+
+
+def test_soft_contrastive_gradcheck():
+    similarity = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    positives = torch.rand(3, 5) < 0.4
+    assert torch.autograd.gradcheck(lambda s: soft_contrastive(s, positives), similarity)
+
+
+def test_pair_of_similarity_minus_infinity_takes_no_part():
+    similarity = torch.tensor([[0.8, 0.3, 0.9], [0.1, 0.7, 0.4]], dtype=torch.float64, requires_grad=True)
+    positives = torch.tensor([[True, False, False], [False, True, False]])
+    ignored = torch.tensor([[False, False, True], [False, False, False]])
+    kept = similarity.masked_fill(ignored, -torch.inf)
+    rows = similarity.tolist()
+
+    def softmax_term(own_, *others):
+        return math.log(1 + sum(math.exp(2 * (x - own_)) for x in others))
+
+    nce = (softmax_term(0.8, 0.3) + softmax_term(0.7, 0.1, 0.4) + softmax_term(0.8, 0.1) + softmax_term(0.7, 0.3)) / 4
+    bce = (
+        2
+        * sum(
+            math.log(1 + math.exp((-1 if positives[i, j] else 1) * (2 * rows[i][j] + 1)))
+            for i, j in ((0, 0), (0, 1), (1, 0), (1, 1), (1, 2))
+        )
+        / 5
+    )
+    soft = -2 * sum(math.log(x) for x in (0.8, 0.7, 0.7, 0.9, 0.6))
+    scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    shift = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
+    # No pair that remains is closer than its positive, so that pseudo positives repeat the plain loss.
+    for loss, expected in (
+        (infonce(kept, positives, scale), nce),
+        (matching_bce(kept, positives, scale, shift), bce),
+        (matching_bce(kept, positives, scale, shift, pseudo_positives=1.0), 2 * bce),
+        (soft_contrastive(similarity.logit().masked_fill(ignored, -torch.inf), positives), soft),
+    ):
+        gradients = torch.autograd.grad(loss, (similarity, scale, shift), allow_unused=True, retain_graph=True)
+        assert loss.item() == pytest.approx(expected, rel=1e-9)
+        assert all(g is None or g.isfinite().all() for g in gradients)
+        assert gradients[0][0, 2] == 0
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("everything", [True, False])
+def test_one_sort_of_pairs_alone_has_a_gradient(loss, everything):
+    similarity = torch.rand(2, 3, requires_grad=True)
+    value = loss(similarity, torch.full((2, 3), everything))
+    value.backward()
+    assert value.isfinite()
+    assert similarity.grad.isfinite().all()
+
+
+def test_infonce_without_positives_or_negatives_is_an_attached_zero():
+    for everything in (True, False):
+        similarity = torch.rand(2, 3, requires_grad=True)
+        loss = infonce(similarity, torch.full((2, 3), everything))
+        loss.backward()
+        assert loss.item() == 0
+        assert (similarity.grad == 0).all()
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="infonce: scale is 0, but must be above 0"):
+        InfoNce(scale=0)
+    with pytest.raises(ValueError, match="matching-bce: scale is -1, but must be above 0"):
+        MatchingBce(scale=-1)
+    with pytest.raises(ValueError, match="pseudo_positives is -1, but must be at least 0"):
+        MatchingBce(pseudo_positives=-1)

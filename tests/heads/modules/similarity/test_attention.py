@@ -1,0 +1,160 @@
+"""SCAN's cross-attention against a loop over pairs, rows and words, and what padding must not change."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xret.heads.modules.embedding import Sequence
+from xret.heads.modules.similarity import CrossAttention, attention, cosine, cross_attention
+
+SETTINGS = [(direction, pooling) for direction in ("t-i", "i-t") for pooling in ("lse", "average")]
+
+
+def sequences(lengths, width=6, seed=0, longest=None):
+    """Return random sequences; what lies behind a length is not a number."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.full((len(lengths), longest or max(lengths), width), math.nan, dtype=torch.float64)
+    for row, length in zip(rows, lengths, strict=True):
+        row[:length] = torch.randn(length, width, generator=generator, dtype=torch.float64)
+    return Sequence(rows, torch.tensor(lengths))
+
+
+def by_loop(queries, context, pooling, lambda_softmax, lambda_lse, slope):
+    """Evaluate one pair as SCAN section 3.1 says: `queries [T, D]` attend to `context [M, D]`."""
+    queries, context = ([row / row.norm() for row in rows] for rows in (queries, context))
+    s = [[(q @ v).item() for q in queries] for v in context]
+    clipped = [[value if value > 0 else slope * value for value in row] for row in s]
+    norms = [math.sqrt(sum(value**2 for value in row)) for row in clipped]
+    relevance = []
+    for t, query in enumerate(queries):
+        weights = [math.exp(lambda_softmax * row[t] / max(n, 1e-8)) for row, n in zip(clipped, norms, strict=True)]
+        attended = sum(weight / sum(weights) * v for weight, v in zip(weights, context, strict=True))
+        relevance.append((query @ attended / attended.norm()).item())
+    if pooling == "average":
+        return sum(relevance) / len(relevance)
+    return math.log(sum(math.exp(lambda_lse * value) for value in relevance)) / lambda_lse
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.1])
+@pytest.mark.parametrize(("direction", "pooling"), SETTINGS)
+def test_agrees_with_a_loop_over_pairs(direction, pooling, slope):
+    images, captions = sequences([4, 1, 3]), sequences([2, 5, 1, 3], seed=1)
+    values = {"lambda_softmax": 4.0, "lambda_lse": 5.0}
+    actual = cross_attention(images, captions, direction=direction, pooling=pooling, negative_slope=slope, **values)
+    for i in range(3):
+        for c in range(4):
+            regions, words = images.rows[i, : images.length[i]], captions.rows[c, : captions.length[c]]
+            pair = (words, regions) if direction == "t-i" else (regions, words)
+            expected = by_loop(*pair, pooling, *values.values(), slope)
+            assert actual[i, c].item() == pytest.approx(expected, rel=1e-10)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    lengths=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    others=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    chosen=st.sampled_from(SETTINGS),
+)
+def test_padding_and_order_change_nothing_and_the_directions_mirror(seed, lengths, others, chosen):
+    direction, pooling = chosen
+    images, captions = sequences(lengths, seed=seed), sequences(others, seed=seed + 1)
+    similarity = cross_attention(images, captions, direction=direction, pooling=pooling)
+    longer = [sequences(lengths, seed=seed, longest=7), sequences(others, seed=seed + 1, longest=9)]
+    torch.testing.assert_close(cross_attention(*longer, direction=direction, pooling=pooling), similarity)
+    turned = [Sequence(s.rows.clone(), s.length) for s in (images, captions)]
+    for sequence in turned:
+        for row, length in zip(sequence.rows, sequence.length.tolist(), strict=True):
+            row[:length] = 2.5 * row[:length].flip(0)
+    torch.testing.assert_close(cross_attention(*turned, direction=direction, pooling=pooling), similarity)
+    back = "i-t" if direction == "t-i" else "t-i"
+    torch.testing.assert_close(cross_attention(captions, images, direction=back, pooling=pooling).T, similarity)
+
+
+@pytest.mark.parametrize(("direction", "pooling"), SETTINGS)
+def test_one_row_each_is_the_cosine(direction, pooling):
+    images, captions = sequences([1, 1, 1]), sequences([1, 1], seed=1)
+    similarity = cross_attention(images, captions, direction=direction, pooling=pooling)
+    torch.testing.assert_close(similarity, cosine(images.rows[:, 0], captions.rows[:, 0]))
+
+
+@pytest.mark.parametrize(("direction", "pooling"), SETTINGS)
+def test_blocks_change_neither_values_nor_gradients(direction, pooling, monkeypatch):
+    images, captions = sequences([4, 2, 3]), sequences([2, 5, 1, 3, 4], seed=1)
+    found = []
+    for cells in (10**6, 3 * 4 * 5 * 2, 1):
+        monkeypatch.setattr(attention, "CELLS", cells)
+        rows = [side.rows.nan_to_num().requires_grad_() for side in (images, captions)]
+        sides = [Sequence(row, side.length) for row, side in zip(rows, (images, captions), strict=True)]
+        similarity = cross_attention(*sides, direction=direction, pooling=pooling)
+        with torch.no_grad():
+            torch.testing.assert_close(cross_attention(*sides, direction=direction, pooling=pooling), similarity)
+        weight = torch.arange(15.0, dtype=torch.float64).view(3, 5)
+        found.append([similarity.detach(), *torch.autograd.grad((weight * similarity).sum(), rows)])
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
+    for gradient, side in zip(found[0][1:], (images, captions), strict=True):
+        assert (gradient[side.rows.isnan()] == 0).all()
+
+
+@pytest.mark.parametrize(("direction", "pooling"), SETTINGS)
+def test_float32_is_near_float64(direction, pooling):
+    images, captions = sequences([36, 30], width=64), sequences([12, 7, 20], width=64, seed=1)
+    single = [Sequence(side.rows.float(), side.length) for side in (images, captions)]
+    double = [Sequence(side.rows.double(), side.length) for side in single]
+    expected = cross_attention(*double, direction=direction, pooling=pooling)
+    actual = cross_attention(*single, direction=direction, pooling=pooling)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("direction", "pooling"), SETTINGS)
+def test_a_sample_without_rows_is_finite(direction, pooling):
+    images, captions = sequences([3, 0]), sequences([2, 0, 1], seed=1)
+    rows = [side.rows.requires_grad_() for side in (images, captions)]
+    similarity = cross_attention(images, captions, direction=direction, pooling=pooling)
+    assert similarity.isfinite().all()
+    queries_missing = similarity[:, 1] if direction == "t-i" else similarity[1]
+    assert (queries_missing == 0).all()
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(similarity.sum(), rows))
+
+
+@pytest.mark.parametrize(("direction", "pooling"), SETTINGS)
+def test_gradcheck(direction, pooling):
+    images, captions = sequences([3, 2], width=4), sequences([1, 3], width=4, seed=1)
+    rows = [side.rows.nan_to_num().requires_grad_() for side in (images, captions)]
+    module = CrossAttention(direction=direction, pooling=pooling, negative_slope=0.1)
+    lengths = [images.length, captions.length]
+    assert torch.autograd.gradcheck(lambda *both: module(*map(Sequence, both, lengths)), rows)
+
+
+def test_module_uses_its_parameters():
+    images, captions = sequences([4, 2]), sequences([2, 3], seed=1)
+    values = {
+        "direction": "i-t",
+        "pooling": "lse",
+        "lambda_softmax": 4.0,
+        "lambda_lse": 20.0,
+        "negative_slope": 0.1,
+    }
+    expected = cross_attention(images, captions, **values)
+    assert CrossAttention(**values)(images, captions).equal(expected)
+    for name, value in {"direction": "t-i", "pooling": "average", "lambda_softmax": 9.0, "lambda_lse": 6.0}.items():
+        assert not CrossAttention(**{**values, name: value})(images, captions).equal(expected)
+
+
+def test_wrong_values_are_refused():
+    for values, message in (
+        ({"direction": "i2t"}, "direction is 'i2t', but must be one of t-i, i-t"),
+        ({"pooling": "max"}, "pooling is 'max', but must be one of lse, average"),
+        ({"lambda_lse": 0.0}, "lambda_lse is 0.0, but must be above 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            CrossAttention(**values)
+    with pytest.raises(ValueError, match="compares sequences, not Tensor with Sequence"):
+        cross_attention(torch.ones(2, 3, 4), sequences([2]))
+    with pytest.raises(ValueError, match="one width"):
+        cross_attention(sequences([2], width=3), sequences([2], width=4))

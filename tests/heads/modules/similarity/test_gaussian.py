@@ -1,0 +1,212 @@
+"""Similarities of Gaussians against recorded values, torch's own divergences, slow loops, and near-by Gaussians."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributions import Independent, Normal, kl_divergence
+
+from xret.heads.modules.embedding import Gaussian
+from xret.heads.modules.similarity import (
+    Kl,
+    MinKl,
+    SampledDistance,
+    Wasserstein,
+    negative_kl,
+    negative_min_kl,
+    negative_sampled_distance,
+    negative_wasserstein,
+)
+
+RECORDED = {
+    "neg_kl_img_cap": negative_kl,
+    "neg_kl_cap_img": lambda x, y: negative_kl(x, y, "caption-image"),
+    "neg_min_kl": negative_min_kl,
+    "neg_w2": negative_wasserstein,
+    "neg_w2_squared": lambda x, y: negative_wasserstein(x, y, squared=True),
+    "neg_w2_printed_variance": lambda x, y: negative_wasserstein(x, y, form="printed"),
+}
+ALL = {**RECORDED, "sampled": negative_sampled_distance}
+
+
+def gaussians(count, width, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    mean, log_variance = torch.randn(2, count, width, generator=generator, dtype=torch.float64)
+    return Gaussian(mean, log_variance)
+
+
+def assert_near(actual, expected, tolerance):
+    expected = torch.as_tensor(expected).squeeze()
+    difference = (actual.detach().to(expected).squeeze() - expected).abs().max().item()
+    assert difference <= tolerance * expected.abs().max().item()
+
+
+def recorded(data, prefix, dtype):
+    return [
+        Gaussian(*(torch.tensor(data[f"{prefix}in_{side}_{part}"]).to(dtype) for part in ("mean", "logvar")))
+        for side in ("img", "txt")
+    ]
+
+
+def by_loop(name, x, y):
+    """Evaluate one similarity of two Gaussians, each a mean and a log variance `[D]`, from its definition."""
+    first, second = (Independent(Normal(mean, (log / 2).exp()), 1) for mean, log in (x, y))
+    kl, other_kl = kl_divergence(first, second), kl_divergence(second, first)
+    (mean, log), (other_mean, other_log) = x, y
+    apart = (mean - other_mean).square().sum()
+    cov, other_cov = log.exp().diag(), other_log.exp().diag()
+    cross = (cov.sqrt() @ other_cov @ cov.sqrt()).sqrt()  # of diagonal matrices, element by element
+    squared = apart + (cov + other_cov - 2 * cross).trace()
+    unit, other_unit = mean / mean.norm(), other_mean / other_mean.norm()
+    return {
+        "neg_kl_img_cap": -kl,
+        "neg_kl_cap_img": -other_kl,
+        "neg_min_kl": -min(kl, other_kl),
+        "neg_w2": -squared.sqrt(),
+        "neg_w2_squared": -squared,
+        "neg_w2_printed_variance": -(apart + (log.exp() - other_log.exp()).square().sum()).sqrt(),
+        "sampled": -((unit - other_unit).square().sum() + log.exp().sum() + other_log.exp().sum()),
+    }[name]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_values_and_gradients(golden, name, dtype):
+    data = golden("gaussian_similarity")
+    images, captions = recorded(data, "", dtype)
+    for tensor in (*images, *captions):
+        tensor.requires_grad_()
+    similarity = RECORDED[name](images, captions)
+    assert similarity.dtype == dtype
+    bits, tolerance = ("64", 1e-9) if dtype is torch.float64 else ("32", 1e-5)
+    assert_near(similarity, data[f"out{bits}_{name}"], tolerance)
+    (similarity * torch.tensor(data["in_cotangent"])).sum().backward()
+    for side, gaussian in (("img", images), ("txt", captions)):
+        for part, tensor in zip(("mean", "logvar"), gaussian, strict=True):
+            assert_near(tensor.grad, data[f"grad{bits}_{name}_{side}_{part}"], tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_recorded_sampled_distance_and_the_gradients_of_its_loss(golden, dtype):
+    data = golden("probabilistic_losses")
+    images, captions = recorded(data, "csd/", dtype)
+    for tensor in (*images, *captions):
+        tensor.requires_grad_()
+    similarity = negative_sampled_distance(images, captions)
+    bits, tolerance = ("64", 1e-9) if dtype is torch.float64 else ("32", 1e-5)
+    assert_near(-similarity, data[f"csd/out{bits}_distance"], tolerance)
+    match = torch.tensor(data["csd/in_match"]).to(dtype)
+    loss = 2 * torch.nn.functional.binary_cross_entropy_with_logits(5 * similarity + 5, match)
+    assert_near(loss, data[f"csd/out{bits}_match_a5_b5"], tolerance)
+    loss.backward()
+    for side, gaussian in (("img", images), ("txt", captions)):
+        for part, tensor in zip(("mean", "logvar"), gaussian, strict=True):
+            assert_near(tensor.grad, data[f"csd/grad{bits}_match_a5_b5_{side}_{part}"], tolerance)
+
+
+@pytest.mark.parametrize("width", [1, 7])
+@pytest.mark.parametrize("name", ALL)
+def test_agrees_with_a_loop_over_pairs(name, width):
+    images, captions = gaussians(3, width), gaussians(4, width, seed=1)
+    similarity = ALL[name](images, captions)
+    for i, x in enumerate(zip(*images, strict=True)):
+        for c, y in enumerate(zip(*captions, strict=True)):
+            torch.testing.assert_close(similarity[i, c], by_loop(name, x, y), rtol=1e-9, atol=1e-9)
+
+
+def test_sampled_distance_is_the_mean_over_samples():
+    images, captions = gaussians(1, 4), gaussians(1, 4, seed=1)
+    generator = torch.Generator().manual_seed(0)
+    drawn = [
+        torch.nn.functional.normalize(g.mean, dim=1)
+        + (g.log_variance / 2).exp() * torch.randn(200_000, 4, generator=generator, dtype=torch.float64)
+        for g in (images, captions)
+    ]
+    expected = (drawn[0] - drawn[1]).square().sum(1).mean()
+    assert -negative_sampled_distance(images, captions).item() == pytest.approx(expected.item(), rel=0.02)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0, 100.0])
+@pytest.mark.parametrize("name", RECORDED)
+def test_near_gaussians_are_told_apart_in_float32(name, offset):
+    # Differences of a hundredth of a standard deviation on top of a large common mean, 512 dimensions.
+    base = gaussians(1, 512)
+    noise = gaussians(3, 512, seed=1)
+    mean = (offset + base.mean + 0.01 * noise.mean).float()
+    log_variance = (base.log_variance - 2 + 0.01 * noise.log_variance).float()
+    gaussian = Gaussian(mean, log_variance)
+    similarity = ALL[name](gaussian, gaussian)
+    assert similarity.dtype == torch.float32
+    rows = list(zip(mean.double(), log_variance.double(), strict=True))
+    for i, x in enumerate(rows):
+        for c, y in enumerate(rows[:i]):
+            torch.testing.assert_close(similarity[i, c].double(), by_loop(name, x, y), rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000), width=st.integers(1, 6))
+def test_what_must_hold_for_any_gaussians(seed, width):
+    images, captions = gaussians(3, width, seed=seed), gaussians(2, width, seed=seed + 1)
+    one_way, other_way = negative_kl(images, captions), negative_kl(images, captions, "caption-image")
+    assert (one_way <= 0).all()
+    assert (negative_min_kl(images, captions) >= torch.maximum(one_way, other_way) - 1e-12).all()
+    torch.testing.assert_close(negative_kl(captions, images).T, other_way)
+    for name in ("neg_min_kl", "neg_w2", "neg_w2_squared", "neg_w2_printed_variance", "sampled"):
+        torch.testing.assert_close(ALL[name](captions, images), ALL[name](images, captions).T)
+    torch.testing.assert_close(
+        negative_wasserstein(images, captions).square(), -negative_wasserstein(images, captions, squared=True)
+    )
+    order = torch.randperm(width, generator=torch.Generator().manual_seed(seed))
+    for compare in ALL.values():
+        shuffled = [Gaussian(*(part[:, order] for part in side)) for side in (images, captions)]
+        torch.testing.assert_close(compare(*shuffled), compare(images, captions))
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_equal_gaussians_are_at_distance_zero_with_a_finite_gradient(name):
+    gaussian = gaussians(3, 5)
+    mean, log_variance = (part.float().requires_grad_() for part in gaussian)
+    similarity = RECORDED[name](Gaussian(mean, log_variance), Gaussian(mean.detach(), log_variance.detach()))
+    torch.testing.assert_close(similarity.diagonal(), torch.zeros(3), atol=1e-6, rtol=0)
+    similarity.diagonal().sum().backward()
+    assert mean.grad.abs().max() < 2
+    assert log_variance.grad.abs().max() < 2
+
+
+def test_variances_at_the_bounds_of_the_paper_are_finite():
+    mean = 30 * torch.randn(4, 1024, generator=torch.Generator().manual_seed(0))
+    bounds = torch.tensor([0.1, 10.0]).log()[torch.arange(4) % 2][:, None].expand(4, 1024)
+    for compare in ALL.values():
+        assert compare(Gaussian(mean, bounds), Gaussian(mean.flip(0), bounds)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_gradcheck(name):
+    images, captions = gaussians(2, 3), gaussians(3, 3, seed=1)
+    tensors = [part.requires_grad_() for part in (*images, *captions)]
+    assert torch.autograd.gradcheck(lambda *_: ALL[name](images, captions), tensors)
+
+
+def test_modules_use_their_parameters():
+    images, captions = gaussians(3, 5), gaussians(4, 5, seed=1)
+    for part, name in (
+        (Kl(), "neg_kl_img_cap"),
+        (Kl(direction="caption-image"), "neg_kl_cap_img"),
+        (MinKl(), "neg_min_kl"),
+        (Wasserstein(), "neg_w2"),
+        (Wasserstein(squared=True), "neg_w2_squared"),
+        (Wasserstein(form="printed"), "neg_w2_printed_variance"),
+        (SampledDistance(), "sampled"),
+    ):
+        assert part(images, captions).equal(ALL[name](images, captions))
+
+
+def test_wrong_values_are_refused():
+    with pytest.raises(ValueError, match="kl: direction is 'forward', but must be one of image-caption, caption-image"):
+        Kl(direction="forward")
+    with pytest.raises(ValueError, match="wasserstein: form is 'open'"):
+        Wasserstein(form="open")
+    with pytest.raises(ValueError, match="compares Gaussians, not Tensor with Gaussian"):
+        negative_kl(torch.ones(2, 3), gaussians(2, 3))
+    with pytest.raises(ValueError, match=r"one width, not \[2, 3\] with \[2, 4\]"):
+        negative_wasserstein(gaussians(2, 3), gaussians(2, 4))

@@ -1,0 +1,209 @@
+"""Maximal pair assignment against recorded values, all matchings tried out, scipy, and what must always hold."""
+
+import importlib
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linear_sum_assignment
+
+from xret.heads.modules.similarity import Assignment, assignment, cosine, matched, mil, most_similar
+
+matching = importlib.import_module("xret.heads.modules.similarity.matching")
+SQUARE = ("main", "K2", "K3", "K5")
+UNEQUAL = ("rect3x5", "rect5x3")
+
+
+def sets(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def cosines_of(images, captions):
+    """Return the cosines pair by pair, `[I, C, K1, K2]`."""
+    return torch.stack([torch.stack([cosine(x, y) for y in captions]) for x in images])
+
+
+def assert_near(actual, expected, tolerance):
+    expected = torch.as_tensor(expected)
+    difference = (actual.detach().to(expected) - expected).abs().max().item()
+    assert difference <= tolerance * expected.abs().max().item()
+
+
+def tried_out(cosines):
+    """Return the best matching of the rows of one pair (-1: left over) and the sum of its cosines."""
+    k1, k2 = cosines.shape
+    if k1 > k2:
+        columns, total = tried_out(cosines.T)
+        rows = [-1] * k1
+        for column, row in enumerate(columns):
+            rows[row] = column
+        return rows, total
+    totals = {way: sum(cosines[row, way[row]].item() for row in range(k1)) for way in permutations(range(k2), k1)}
+    best = max(totals, key=totals.get)
+    return list(best), totals[best]
+
+
+def total_of(cosines, found):
+    """Return the sum of the cosines that an assignment picks, `[I, C]`."""
+    picked = cosines.gather(3, found.clamp(min=0)[..., None]).squeeze(3)
+    return (picked * (found >= 0)).sum(2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("case", SQUARE + UNEQUAL)
+def test_recorded_values_and_gradients(golden, case, dtype):
+    data = golden("similarity")
+    images, captions = (torch.tensor(data[f"{case}/in_{side}"]).to(dtype).requires_grad_() for side in ("img", "txt"))
+    found = assignment(images, captions)
+    clear = torch.tensor(data[f"{case}/out64_mpa_gap"]) > 1e-4  # nearer than that, float32 may take the second best
+    assert clear.all()
+    assert found.tolist() == data[f"{case}/out64_mpa_assign"].tolist()
+    assert_near(total_of(cosines_of(images, captions), found), data[f"{case}/out64_mpa_sumcos"], 1e-6)
+    score = matched(images, captions)
+    bits, tolerance = ("64", 1e-9) if dtype is torch.float64 else ("32", 1e-5)
+    if case in SQUARE:
+        assert_near(score, data[f"{case}/out{bits}_mpa_sim"], tolerance)
+    else:
+        assert_near(score, data[f"{case}/out64_mpa_sim_over_min"], tolerance)
+        assert_near(matched(images, captions, over="max"), data[f"{case}/out64_mpa_sim_over_max"], tolerance)
+    (score * torch.tensor(data[f"{case}/in_cotangent"])).sum().backward()
+    for side, embedding in (("img", images), ("txt", captions)):
+        assert_near(embedding.grad, data[f"{case}/grad{bits}_mpa_{side}"], tolerance)
+
+
+@pytest.mark.parametrize("case", ("main", "K3", "K5", "rect5x3"))
+def test_cosines_and_not_their_exponentials_decide(golden, case):
+    data = golden("similarity")
+    images, captions = (torch.tensor(data[f"{case}/in_{side}"]).double() for side in ("img", "txt"))
+    pairs = min(images.shape[1], captions.shape[1])
+    best = torch.tensor(data[f"{case}/out64_mpa_best_sum_exp"])
+    differs = torch.tensor(data[f"{case}/out_mpa_exp_objective_differs"])
+    assert differs.any()
+    below = matched(images, captions) * pairs < best - 1e-9
+    assert below.equal(differs)
+
+
+@pytest.mark.parametrize("programme", [True, False])
+@pytest.mark.parametrize(("k1", "k2"), [(1, 1), (1, 4), (4, 1), (2, 3), (4, 4), (5, 3), (5, 5), (2, 6)])
+def test_no_matching_is_better(k1, k2, programme, monkeypatch):
+    monkeypatch.setattr(matching, "SUMS", 10**6 if programme else 0)
+    images, captions = sets(3, k1, 6), sets(4, k2, 6, seed=1)
+    cosines = cosines_of(images, captions)
+    found, score = assignment(images, captions), matched(images, captions)
+    for i in range(3):
+        for c in range(4):
+            way, _ = tried_out(cosines[i, c])
+            assert found[i, c].tolist() == way
+            pairs = [cosines[i, c, row, column] for row, column in enumerate(way) if column >= 0]
+            expected = sum(pair.exp() - 1 for pair in pairs) / len(pairs)
+            torch.testing.assert_close(score[i, c], expected)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000), k1=st.integers(1, 6), k2=st.integers(1, 6))
+def test_the_sum_is_scipys_and_no_fixed_matching_has_more(seed, k1, k2):
+    images, captions = sets(2, k1, 4, seed=seed), sets(3, k2, 4, seed=seed + 1)
+    cosines = cosines_of(images, captions)
+    found = assignment(images, captions)
+    totals = total_of(cosines, found)
+    rng = np.random.default_rng(seed)
+    for i in range(2):
+        for c in range(3):
+            pair = cosines[i, c].numpy()
+            best = pair[linear_sum_assignment(pair, maximize=True)].sum()
+            assert totals[i, c].item() == pytest.approx(best, abs=1e-12)
+            size = min(k1, k2)
+            fixed = pair[rng.permutation(k1)[:size], rng.permutation(k2)[:size]].sum()
+            assert totals[i, c].item() >= fixed - 1e-12
+    used = found[found >= 0].view(2, 3, min(k1, k2)).sort(2).values
+    assert (used.diff(dim=2) > 0).all()
+
+
+@pytest.mark.parametrize(("k1", "k2"), [(8, 8), (9, 9), (3, 20), (20, 3), (12, 16)])
+def test_large_sets_are_matched_exactly(k1, k2):
+    images, captions = sets(2, k1, 8).float(), sets(3, k2, 8, seed=1).float()
+    cosines = cosines_of(images, captions)
+    totals = total_of(cosines, assignment(images, captions))
+    for i in range(2):
+        for c in range(3):
+            pair = cosines[i, c].numpy()
+            best = pair[linear_sum_assignment(pair, maximize=True)].sum()
+            assert totals[i, c].item() == pytest.approx(best, abs=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000), k1=st.integers(1, 5), k2=st.integers(1, 5))
+def test_order_scale_and_side_change_nothing(seed, k1, k2):
+    images, captions = sets(2, k1, 4, seed=seed), sets(3, k2, 4, seed=seed + 1)
+    shuffle = torch.Generator().manual_seed(seed)
+    other = 3.5 * images[:, torch.randperm(k1, generator=shuffle)]
+    others = 0.01 * captions[:, torch.randperm(k2, generator=shuffle)]
+    for compare in (matched, lambda x, y: matched(x, y, over="max"), lambda x, y: most_similar(x, y, top=3)):
+        score = compare(images, captions)
+        torch.testing.assert_close(compare(other, others), score)
+        torch.testing.assert_close(compare(captions, images), score.T)
+
+
+def test_one_element_gives_the_exponential_of_the_cosine_less_one():
+    images, captions = sets(3, 7), sets(5, 7, seed=1)
+    for compare in (matched, most_similar):
+        torch.testing.assert_close(compare(images[:, None], captions[:, None]), cosine(images, captions).exp() - 1)
+
+
+@pytest.mark.parametrize("size", [2, 4, 6])
+def test_ties_are_settled_the_same_way_each_time_and_in_blocks(size, monkeypatch):
+    # All elements alike, along an axis: their cosines are exactly 0 or 1.
+    images, captions = (torch.eye(8)[:count, None].expand(count, size, 8) for count in (5, 3))
+    found = assignment(images, captions)
+    assert found.sort(2).values.equal(torch.arange(size).expand(5, 3, size))
+    assert found.equal(found[:1, :1].expand_as(found))
+    monkeypatch.setattr(matching, "PAIRS", 1)
+    assert assignment(images, captions).equal(found)
+
+
+def test_blocks_inside_change_nothing(monkeypatch):
+    images, captions = sets(7, 4, 6), sets(5, 4, 6, seed=1)
+    found = assignment(images, captions)
+    monkeypatch.setattr(matching, "PAIRS", 5 * 2)
+    assert assignment(images, captions).equal(found)
+
+
+@pytest.mark.parametrize(("top", "k"), [(1, 3), (2, 3), (9, 3), (20, 3)])
+def test_inference_takes_the_most_similar_pairs(top, k):
+    images, captions = sets(3, k, 6), sets(4, k, 6, seed=1)
+    score = most_similar(images, captions, top)
+    for i, row in enumerate(cosines_of(images, captions)):
+        for c, pair in enumerate(row):
+            best = pair.flatten().sort(descending=True).values[:top]
+            torch.testing.assert_close(score[i, c], (best.exp() - 1).mean())
+    if top == 1:
+        torch.testing.assert_close(score, mil(images, captions).expm1())
+
+
+def test_inference_begins_with_evaluation_mode():
+    images, captions = sets(3, 4, 6), sets(4, 4, 6, seed=1)
+    similarity = Assignment(inference="max", top=2)
+    assert similarity(images, captions).equal(matched(images, captions))
+    assert similarity.eval()(images, captions).equal(most_similar(images, captions, 2))
+    assert Assignment().eval()(images, captions).equal(matched(images, captions))
+    assert Assignment(over="max")(images, captions[:, :3]).equal(matched(images, captions[:, :3], "max"))
+
+
+@pytest.mark.parametrize(("k1", "k2"), [(2, 3), (3, 2), (4, 4)])
+def test_gradcheck(k1, k2):
+    images, captions = sets(2, k1, 5).requires_grad_(), sets(3, k2, 5, seed=1).requires_grad_()
+    assert torch.autograd.gradcheck(matched, (images, captions))
+    assert torch.autograd.gradcheck(lambda x, y: most_similar(x, y, 2), (images, captions))
+
+
+def test_wrong_values_are_refused():
+    for values, message in (
+        ({"over": "mean"}, "over is 'mean', but must be one of min, max"),
+        ({"inference": "top"}, "inference is 'top', but must be one of assignment, max"),
+        ({"top": 0}, "top is 0, but must be at least 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Assignment(**values)

@@ -1,0 +1,166 @@
+"""Match probability of cosines and of samples: recorded values and gradients, slow loops, far-away pairs, training."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import softplus
+
+from xret.heads.modules.similarity import (
+    MatchProbability,
+    MonteCarloMatch,
+    match_probability,
+    monte_carlo_log_odds,
+    monte_carlo_match,
+)
+
+CASES = {"a5_b5": (5.0, 5.0), "a15_b15": (15.0, 15.0), "a1_b0.5": (1.0, 0.5)}
+
+
+def samples(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def assert_near(actual, expected, tolerance):
+    expected = torch.as_tensor(expected).squeeze()
+    difference = (actual.detach().to(expected).squeeze() - expected).abs().max().item()
+    assert difference <= tolerance * expected.abs().max().item()
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_recorded_match_probability(golden, case):
+    data = golden("probabilistic_losses")
+    images, captions = (torch.tensor(data[f"soft/in_{side}_samples"]).double() for side in ("img", "txt"))
+    probability = monte_carlo_match(images, captions, *CASES[case])
+    assert_near(probability, data[f"soft/out64_match_prob_{case}"], 1e-9)
+    assert_near(monte_carlo_log_odds(images, captions, *CASES[case]), probability.logit(), 1e-12)
+
+
+@pytest.mark.parametrize("output", ["probability", "log-odds"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("case", CASES)
+def test_recorded_loss_and_gradients(golden, case, dtype, output):
+    data = golden("probabilistic_losses")
+    images, captions = (
+        torch.tensor(data[f"soft/in_{side}_samples"]).to(dtype).requires_grad_() for side in ("img", "txt")
+    )
+    scale, shift = (torch.tensor(value, dtype=dtype, requires_grad=True) for value in CASES[case])
+    if output == "probability":
+        p = monte_carlo_match(images, captions, scale, shift)
+        match, no_match = -p.log(), -(-p).log1p()
+    else:
+        odds = monte_carlo_log_odds(images, captions, scale, shift)
+        match, no_match = softplus(-odds), softplus(odds)
+    loss = 2 * torch.where(torch.eye(len(images)).bool(), match, no_match).sum()
+    loss.backward()
+    bits, tolerance = ("64", 1e-9) if dtype is torch.float64 else ("32", 2e-4 if case == "a15_b15" else 1e-5)
+    assert_near(loss, data[f"soft/out{bits}_loss_{case}"], tolerance)
+    for name, tensor in {"img": images, "txt": captions, "scale": scale, "shift": shift}.items():
+        assert_near(tensor.grad, data[f"soft/grad{bits}_{case}_{name}"], tolerance)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_recorded_loss_with_the_logistic_link(golden, case):
+    data = golden("probabilistic_losses")
+    images, captions = (torch.tensor(data[f"soft/in_{side}_samples"]).double() for side in ("img", "txt"))
+    p = monte_carlo_match(images, captions, *CASES[case], link="logistic")
+    loss = -2 * torch.where(torch.eye(len(p)).bool(), p.log(), (1 - p).log()).sum()
+    assert_near(loss, data[f"soft/out64_plain_logistic_loss_{case}"], 1e-9)
+
+
+@pytest.mark.parametrize(("k1", "k2"), [(1, 1), (2, 5), (5, 3)])
+def test_agrees_with_a_loop_over_pairs(k1, k2):
+    images, captions = samples(3, k1, 6), samples(4, k2, 6, seed=1)
+    cosine = torch.nn.functional.cosine_similarity
+    for i, image in enumerate(images):
+        for c, caption in enumerate(captions):
+            pairs = [(x, y) for x in image for y in caption]
+            logits = [1.5 - 2 * math.sqrt(((x - y) ** 2).sum() + 1e-6) for x, y in pairs]
+            expected = {
+                match_probability: sum(sigmoid(2 * cosine(x, y, dim=0).item() + 1.5) for x, y in pairs) / len(pairs),
+                monte_carlo_match: sum(sigmoid(2 * logit) for logit in logits) / len(pairs),
+            }
+            for compare, value in expected.items():
+                assert compare(images, captions, 2.0, 1.5)[i, c].item() == pytest.approx(value, rel=1e-12)
+            plain = monte_carlo_match(images, captions, 2.0, 1.5, link="logistic")[i, c].item()
+            assert plain == pytest.approx(sum(map(sigmoid, logits)) / len(pairs), rel=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000), k1=st.integers(1, 4), k2=st.integers(1, 4))
+def test_order_and_side_change_nothing_and_a_shift_of_all_samples_neither(seed, k1, k2):
+    images, captions = samples(2, k1, 4, seed=seed), samples(3, k2, 4, seed=seed + 1)
+    order = torch.randperm(k1, generator=torch.Generator().manual_seed(seed))
+    for compare in (match_probability, monte_carlo_match, monte_carlo_log_odds):
+        value = compare(images, captions, 3.0, 0.5)
+        torch.testing.assert_close(compare(images[:, order], captions, 3.0, 0.5), value)
+        torch.testing.assert_close(compare(captions, images, 3.0, 0.5), value.T)
+    moved = monte_carlo_match(images + 7, captions + 7, 3.0, 0.5)
+    torch.testing.assert_close(moved, monte_carlo_match(images, captions, 3.0, 0.5))
+
+
+def test_near_samples_far_from_zero_are_told_apart_in_float32():
+    near = torch.full((1, 1, 64), 10.0)
+    others = near + torch.tensor([0.001, 0.002, 0.003])[:, None, None]
+    distance = (1.0 - monte_carlo_log_odds(near, others, 1.0, 1.0, link="logistic"))[0]
+    # 64 dimensions: 8 times the difference of each, which float32 itself holds to 1e-6 here.
+    torch.testing.assert_close(distance, torch.tensor([0.008, 0.016, 0.024]), rtol=0.01, atol=1e-6)
+
+
+def test_log_odds_rank_and_train_where_the_probability_is_rounded():
+    images = torch.zeros(1, 2, 3, requires_grad=True)
+    captions = torch.tensor([0.0, 20.0, 30.0])[:, None, None].expand(3, 2, 3)
+    probability = monte_carlo_match(images, captions, 15.0, 15.0)
+    assert probability.tolist() == [[1, 0, 0]]
+    odds = monte_carlo_log_odds(images, captions, 15.0, 15.0)
+    assert odds[0, 0] > 25 > 0 > odds[0, 1] > odds[0, 2]
+    softplus(-odds[0, 2]).backward()
+    assert images.grad.isfinite().all()
+    assert (images.grad < 0).all()
+
+
+@pytest.mark.parametrize("part", [MatchProbability, MonteCarloMatch])
+def test_scale_and_shift_train_and_the_scale_stays_positive(part):
+    similarity = part(scale=2.0, shift=0.5)
+    assert [value.item() for value in (similarity.scale, similarity.shift)] == pytest.approx([2.0, 0.5])
+    images, captions = samples(4, 2, 6).float(), samples(4, 2, 6, seed=1).float()
+    optimizer = torch.optim.AdamW(similarity.parameters(), lr=0.5)
+
+    def probability():
+        found = similarity(images, captions)
+        return found.sigmoid() if part is MonteCarloMatch else found
+
+    before = probability().detach()
+    for _ in range(20):
+        optimizer.zero_grad()
+        (probability().sum() + 3 * similarity.scale).backward()
+        optimizer.step()
+    assert 0 < similarity.scale.item() < 1
+    assert similarity.shift.item() < 0
+    assert probability().sum() < before.sum() / 2
+
+
+def test_modules_use_their_parameters():
+    images, captions = samples(3, 2, 4), samples(2, 3, 4, seed=1)
+    module = MonteCarloMatch(scale=2.0, shift=1.0, link="logistic").double()
+    expected = monte_carlo_log_odds(images, captions, 2.0, 1.0, link="logistic")
+    torch.testing.assert_close(module(images, captions).detach(), expected, rtol=1e-6, atol=1e-6)
+    odds = MonteCarloMatch(scale=2.0, shift=1.0).double()(images, captions).detach()
+    torch.testing.assert_close(odds.sigmoid(), monte_carlo_match(images, captions, 2.0, 1.0), rtol=1e-6, atol=1e-6)
+    p = MatchProbability(scale=2.0, shift=1.0).double()(images, captions).detach()
+    torch.testing.assert_close(p, match_probability(images, captions, 2.0, 1.0), rtol=1e-6, atol=1e-6)
+
+
+def test_wrong_values_are_refused():
+    with pytest.raises(ValueError, match="match-probability: scale is 0, but must be above 0"):
+        MatchProbability(scale=0)
+    with pytest.raises(ValueError, match="link is 'probit', but must be one of symmetric, logistic"):
+        MonteCarloMatch(link="probit")
+    with pytest.raises(ValueError, match="sets"):
+        monte_carlo_match(torch.ones(2, 3), torch.ones(2, 2, 3), 1.0, 0.0)

@@ -1,0 +1,290 @@
+"""Similarities by cosines against recorded values, slow loops, the published gradient and what must hold for any
+sets; and what must hold for every similarity of the registry."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xret.heads.modules.embedding import Gaussian, Sequence, each
+from xret.heads.modules.similarity import (
+    SIMILARITIES,
+    SmoothChamfer,
+    blocks,
+    chamfer,
+    cosine,
+    in_blocks,
+    match_probability,
+    mil,
+    smooth_chamfer,
+)
+
+SETS = {"mil": mil, "chamfer": chamfer, "smooth-chamfer": smooth_chamfer}
+CASES = ("main", "K2", "K3", "K5", "rect3x5", "rect5x3")
+# Relative to the largest magnitude, as the reference values' own notes say.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
+
+
+def assert_near(actual, expected, tolerance):
+    expected = torch.as_tensor(expected)
+    scale = max(expected.abs().max().item(), 1e-30)
+    difference = (actual.detach().to(expected) - expected).abs().max().item()
+    assert difference <= tolerance * scale, f"differs by {difference / scale:.2e} of the largest value"
+
+
+def sets(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def embeddings(kind, count, width=5, seed=0, dtype=torch.float64):
+    """Return `count` embeddings of a kind, as a similarity of that kind takes them."""
+    if kind == "vector":
+        return sets(count, width, seed=seed, dtype=dtype)
+    if kind == "set":
+        return sets(count, 2, width, seed=seed, dtype=dtype)
+    if kind == "gaussian":
+        return Gaussian(*(sets(count, width, seed=seed + i, dtype=dtype) for i in (0, 100)))
+    return Sequence(sets(count, 3, width, seed=seed, dtype=dtype), torch.arange(count) % 3 + 1)
+
+
+def floats(embedding):
+    """Return the tensors of an embedding that gradients are for."""
+    return [embedding] if torch.is_tensor(embedding) else [x for x in embedding if x.is_floating_point()]
+
+
+def cosines_by_loop(x, y):
+    return [[(a @ b / (a.norm() * b.norm())).item() for b in y] for a in x]
+
+
+def by_loop(name, x, y, alpha=16.0):
+    """Evaluate one similarity of one pair of sets, from its formula and in plain Python floats."""
+    c = cosines_by_loop(x, y)
+    columns = list(zip(*c, strict=True))
+    if name == "mil":
+        return max(map(max, c))
+    if name == "chamfer":
+        inner = max
+    else:
+
+        def inner(row):
+            return math.log(sum(math.exp(alpha * v) for v in row)) / alpha
+
+    return (sum(map(inner, c)) / len(c) + sum(map(inner, columns)) / len(columns)) / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("case", CASES)
+def test_recorded_values(golden, case, dtype):
+    data = golden("similarity")
+    images = torch.tensor(data[f"{case}/in_img"]).to(dtype)
+    captions = torch.tensor(data[f"{case}/in_txt"]).to(dtype)
+    bits = "64" if dtype is torch.float64 else "32"
+    for key in data:
+        if not key.startswith(f"{case}/out{bits}_"):
+            continue
+        kind = key.removeprefix(f"{case}/out{bits}_")
+        if kind in ("mil", "chamfer"):
+            actual = SETS[kind](images, captions)
+        elif kind.startswith("smooth_chamfer_a"):
+            actual = smooth_chamfer(images, captions, alpha=float(kind.removeprefix("smooth_chamfer_a")))
+        elif kind.startswith("mp_a"):
+            scale, shift = map(float, kind.removeprefix("mp_a").split("_b"))
+            actual = match_probability(images, captions, scale, shift)
+        else:
+            continue
+        assert actual.dtype == dtype
+        assert_near(actual, data[key], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("case", CASES)
+def test_recorded_gradients(golden, case, dtype):
+    data = golden("similarity")
+    images = torch.tensor(data[f"{case}/in_img"]).to(dtype).requires_grad_()
+    captions = torch.tensor(data[f"{case}/in_txt"]).to(dtype).requires_grad_()
+    (smooth_chamfer(images, captions) * torch.tensor(data[f"{case}/in_cotangent"])).sum().backward()
+    bits = "64" if dtype is torch.float64 else "32"
+    for side, embedding in (("img", images), ("txt", captions)):
+        assert_near(embedding.grad, data[f"{case}/grad{bits}_smooth_chamfer_a16_{side}"], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize(("k1", "k2"), [(1, 1), (4, 4), (2, 5), (5, 1)])
+def test_agrees_with_a_loop_over_pairs(name, k1, k2):
+    images, captions = sets(3, k1, 6), sets(4, k2, 6, seed=1)
+    expected = torch.tensor([[by_loop(name, x, y) for y in captions] for x in images], dtype=torch.float64)
+    torch.testing.assert_close(SETS[name](images, captions), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_negative_cosines_stay_negative(name):
+    direction = sets(1, 1, 8)
+    images = direction.expand(2, 3, 8) + 0.01 * sets(2, 3, 8, seed=1)
+    captions = -direction.expand(2, 4, 8) + 0.01 * sets(2, 4, 8, seed=2)
+    expected = torch.tensor([[by_loop(name, x, y) for y in captions] for x in images], dtype=torch.float64)
+    assert (expected < -0.5).all()
+    torch.testing.assert_close(SETS[name](images, captions), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_one_element_is_the_cosine(name):
+    images, captions = sets(3, 7), sets(5, 7, seed=1)
+    similarity = SETS[name](images[:, None], captions[:, None])
+    torch.testing.assert_close(similarity, cosine(images, captions), rtol=1e-12, atol=1e-12)
+
+
+def test_cosine_agrees_with_torch():
+    images, captions = sets(3, 7), sets(5, 7, seed=1)
+    expected = torch.nn.functional.cosine_similarity(images[:, None], captions[None], dim=-1)
+    torch.testing.assert_close(cosine(images, captions), expected)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 16.0, 32.0, 40.0])
+def test_gradient_is_equation_8(alpha):
+    # Orthonormal captions and unit images: the image's coordinates are the cosines, and only the part of the
+    # gradient across each element survives the normalisation.
+    k1, k2 = 3, 4
+    element = torch.nn.functional.normalize(sets(k1, k2), dim=-1)
+    images = element[None].clone().requires_grad_()
+    smooth_chamfer(images, torch.eye(k2, dtype=torch.float64)[None], alpha).sum().backward()
+    weight = (alpha * element).exp()
+    by_cosine = weight / weight.sum(1, keepdim=True) / (2 * k1) + weight / weight.sum(0) / (2 * k2)
+    across = by_cosine - (by_cosine * element).sum(1, keepdim=True) * element
+    torch.testing.assert_close(images.grad[0], across, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_gradcheck(name):
+    similarity = SIMILARITIES[name]().double()
+    images, captions = (embeddings(similarity.embedding, 3, seed=seed) for seed in (0, 1))
+    tensors = [x.requires_grad_() for x in (*floats(images), *floats(captions))]
+    assert torch.autograd.gradcheck(lambda *_: similarity(images, captions), tensors)
+
+
+@given(
+    seed=st.integers(0, 1000),
+    k1=st.integers(1, 5),
+    k2=st.integers(1, 5),
+    alpha=st.sampled_from([0.1, 1.0, 16.0, 32.0, 33.0, 1000.0]),
+)
+def test_order_scale_and_side_change_nothing(seed, k1, k2, alpha):
+    images, captions = sets(2, k1, 4, seed=seed), sets(3, k2, 4, seed=seed + 1)
+    shuffle = torch.Generator().manual_seed(seed)
+    other = 3.5 * images[:, torch.randperm(k1, generator=shuffle)]
+    others = 0.01 * captions[:, torch.randperm(k2, generator=shuffle)]
+    for compare in (mil, chamfer, lambda x, y: smooth_chamfer(x, y, alpha)):
+        similarity = compare(images, captions)
+        torch.testing.assert_close(compare(other, others), similarity, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(compare(captions, images), similarity.T, rtol=1e-9, atol=1e-9)
+
+
+@given(seed=st.integers(0, 1000), alpha=st.floats(0.1, 1e4))
+def test_smooth_chamfer_lies_within_its_bound_above_chamfer(seed, alpha):
+    images, captions = sets(2, 3, 4, seed=seed), sets(2, 5, 4, seed=seed + 1)
+    gap = smooth_chamfer(images, captions, alpha) - chamfer(images, captions)
+    assert (gap >= -1e-9).all()
+    assert (gap <= math.log(5) / alpha + 1e-9).all()
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 31.9, 32.0, 32.1, 100.0, 1e6])
+def test_opposite_sets_are_finite_at_any_alpha(alpha):
+    images = sets(1, 1, 8, dtype=torch.float32).expand(2, 3, 8).clone().requires_grad_()
+    captions = torch.stack([images[0].detach(), -images[0].detach()])
+    similarity = smooth_chamfer(images, captions, alpha)
+    similarity.sum().backward()
+    assert similarity.isfinite().all()
+    assert images.grad.isfinite().all()
+    expected = torch.tensor([1.0, -1.0]).expand(2, 2) + math.log(3) / alpha
+    torch.testing.assert_close(similarity, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_zero_embeddings_are_not_nan(name):
+    similarity = SIMILARITIES[name]()
+    images = each(torch.zeros_like, embeddings(similarity.embedding, 2, dtype=torch.float32))
+    tensors = [x.requires_grad_() for x in floats(images)]
+    for captions in (embeddings(similarity.embedding, 2, dtype=torch.float32), images):
+        values = similarity(images, captions)
+        assert values.isfinite().all()
+        assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(values.sum(), tensors))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_half_embeddings_are_compared_in_float32(name, dtype):
+    similarity = SIMILARITIES[name]()
+    images, captions = (embeddings(similarity.embedding, 4, 16, seed, dtype) for seed in (0, 1))
+    double = [each(lambda x: x.double() if x.is_floating_point() else x, side) for side in (images, captions)]
+    expected = similarity(*double)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual = similarity(images, captions)
+    assert expected.dtype == torch.float64
+    assert actual.dtype == torch.float32
+    # The inputs are exact in both, so nothing of the half precision may be left.
+    assert_near(actual, expected, 1e-5)
+
+
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_made_without_memory_for_weights_and_filled_later(name):
+    with torch.device("meta"):
+        similarity = SIMILARITIES[name]()
+    similarity = similarity.to_empty(device="cpu")
+    similarity.load_state_dict(SIMILARITIES[name]().state_dict())
+    sides = [embeddings(similarity.embedding, 3, seed=seed, dtype=torch.float32) for seed in (0, 1)]
+    assert similarity(*sides).equal(SIMILARITIES[name]()(*sides))
+
+
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_blocks_are_what_one_call_gives(name, monkeypatch):
+    similarity = SIMILARITIES[name]()
+    images, captions = embeddings(similarity.embedding, 7), embeddings(similarity.embedding, 11, seed=1)
+    sizes = []
+
+    def compare(some, others):
+        sizes.append((len(floats(some)[0]), len(floats(others)[0])))
+        return similarity(some, others)
+
+    monkeypatch.setattr(blocks, "side", lambda *_: 4)
+    torch.testing.assert_close(in_blocks(compare, images, captions), similarity(images, captions).detach())
+    assert sizes == [(i, c) for c in (4, 4, 3) for i in (4, 3)]
+
+
+def test_blocks_of_large_sets_are_smaller(monkeypatch):
+    monkeypatch.setattr(blocks, "CELLS", 3 * 3 * 6 * 6 + 1)
+    sizes = []
+
+    def compare(some, others):
+        sizes.append((len(some), len(others)))
+        return mil(some, others)
+
+    images, captions = sets(5, 6, 4), sets(4, 6, 4, seed=1)
+    torch.testing.assert_close(in_blocks(compare, images, captions), mil(images, captions))
+    assert sizes == [(3, 3), (2, 3), (3, 1), (2, 1)]
+    assert blocks.side(sets(1, 6, 4), sets(1, 100, 4)) == 1
+    assert blocks.side(images[:, 0], captions[:, 0]) == 18
+
+
+def test_nothing_in_blocks():
+    assert in_blocks(cosine, torch.ones(0, 4), torch.ones(3, 4)).shape == (0, 3)
+
+
+def test_wrong_shapes_are_named():
+    with pytest.raises(ValueError, match=r"vectors .* not \[2, 3, 4\] with \[2, 4\]"):
+        cosine(torch.ones(2, 3, 4), torch.ones(2, 4))
+    with pytest.raises(ValueError, match=r"sets .* not \[2, 4\] with \[2, 3, 4\]"):
+        mil(torch.ones(2, 4), torch.ones(2, 3, 4))
+    with pytest.raises(ValueError, match=r"one width"):
+        chamfer(torch.ones(2, 3, 4), torch.ones(2, 3, 5))
+    with pytest.raises(ValueError, match=r"sets .* not Gaussian with Gaussian"):
+        mil(embeddings("gaussian", 2), embeddings("gaussian", 2))
+    with pytest.raises(ValueError, match="alpha is 0"):
+        SmoothChamfer(alpha=0)
+
+
+def test_module_uses_its_alpha():
+    images, captions = sets(2, 3, 4), sets(2, 3, 4, seed=1)
+    assert np.allclose(SmoothChamfer(alpha=4)(images, captions), smooth_chamfer(images, captions, 4))
+    assert not np.allclose(SmoothChamfer()(images, captions), smooth_chamfer(images, captions, 4))

@@ -1,0 +1,284 @@
+"""Adapters: what they read, padding that must not count, and agreement with slow references."""
+
+import pytest
+import torch
+
+from xret.heads.modules.adapters import ADAPTERS, FramesAdapter, GridAdapter, RoiAdapter, TokensAdapter, WordsAdapter
+
+ROWS = [GridAdapter, RoiAdapter, FramesAdapter, TokensAdapter]
+LENGTH = torch.tensor([5, 1, 3])
+TOKEN = torch.tensor([[3, 1, 4, 1, 5], [2, 0, 0, 0, 0], [6, 0, 5, 0, 0]])
+
+
+def rows(dtype=torch.float64):
+    local = torch.randn(3, 5, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    for sample, length in enumerate(LENGTH):
+        local[sample, length:] = 0
+    return local
+
+
+def words(dtype=torch.float64, **parameters):
+    torch.manual_seed(0)
+    return WordsAdapter(7, 8, word_dim=4, **parameters).to(dtype)
+
+
+# ---- grid, regions and tokens
+
+
+@pytest.mark.parametrize("adapter", ROWS)
+@pytest.mark.parametrize("global_", ["mean", "max"])
+def test_pooled_rows_are_the_adapted_valid_ones(adapter, global_):
+    adapter = adapter(6, 6, 8, global_=global_).double().eval()
+    adapted = adapter(local=rows(), length=LENGTH, global_=None, token=None)
+    assert adapted.local.shape == (3, 5, adapter.local_dim) == (3, 5, 8)
+    assert adapted.length is LENGTH
+    for sample, length in enumerate(LENGTH):
+        alone = torch.cat([adapter.layer(row[None]) for row in rows()[sample, :length]])
+        torch.testing.assert_close(adapted.local[sample, :length], alone)
+        expected = alone.mean(0) if global_ == "mean" else alone.amax(0)
+        torch.testing.assert_close(adapted.global_[sample], expected)
+
+
+@pytest.mark.parametrize("adapter", ROWS)
+def test_cached_global_goes_through_the_same_layer(adapter):
+    adapter = adapter(6, 6, 8, global_="cached").double().eval()
+    cached = rows()[:, 0]
+    with_rows = adapter(local=rows(), length=LENGTH, global_=cached, token=None)
+    without = adapter(local=None, length=LENGTH, global_=cached, token=None)
+    torch.testing.assert_close(with_rows.global_, with_rows.local[:, 0])
+    torch.testing.assert_close(without.global_, with_rows.global_)
+    assert without.local is None
+
+
+@pytest.mark.parametrize("adapter", ROWS)
+def test_only_what_is_needed_is_read(adapter):
+    cached, pooled = adapter(6, 6, 8, global_="cached"), adapter(6, 2, 8, global_="mean")
+    assert cached.fields(uses_local=False) == {"global"}
+    assert cached.fields(uses_local=True) == {"global", "local"}
+    assert pooled.fields(uses_local=False) == pooled.fields(uses_local=True) == {"local"}
+
+
+@pytest.mark.parametrize("adapter", ROWS)
+@pytest.mark.parametrize("garbage", [0.0, 1e3, -1e3])
+def test_padding_rows_change_nothing(adapter, garbage):
+    adapter = adapter(6, 6, 8).double()
+    local = rows()
+    expected = adapter(local=local, length=LENGTH).global_
+    for sample, length in enumerate(LENGTH):
+        local[sample, length:] = garbage
+    longer = torch.cat([local, torch.full((3, 4, 6), garbage, dtype=local.dtype)], 1)
+    torch.testing.assert_close(adapter(local=longer, length=LENGTH).global_, expected)
+
+
+@pytest.mark.parametrize("adapter", ROWS)
+@pytest.mark.parametrize("global_", ["cached", "max"])
+def test_float16_features_meet_float32_weights(adapter, global_):
+    adapter = adapter(6, 6, 8, global_=global_)
+    half = rows(torch.float16)
+    adapted = adapter(local=half, length=LENGTH, global_=half[:, 0])
+    exact = adapter(local=half.float(), length=LENGTH, global_=half[:, 0].float())
+    assert adapted.local.dtype == adapted.global_.dtype == torch.float32
+    assert torch.equal(adapted.local, exact.local)
+    assert torch.equal(adapted.global_, exact.global_)
+
+
+def test_defaults_are_the_papers():
+    pooling = {kind: ADAPTERS[kind](6, 6, 8).global_ for kind in ("grid", "roi", "frames", "tokens")}
+    assert pooling == {"grid": "mean", "roi": "max", "frames": "mean", "tokens": "max"}
+    assert WordsAdapter(7, 8).global_ == "last"
+    assert WordsAdapter(7, 8).local_dim == 300
+
+
+def test_regions_are_a_linear_layer_plus_a_perceptron():
+    adapter = RoiAdapter(6, 6, 8).double()
+    x, layer = rows(), adapter.layer
+    first, norm, _, second = layer.mlp
+    hidden = x @ first.weight.T + first.bias
+    valid = hidden[valid_mask(x)]
+    hidden = (hidden - valid.mean(0)) / (valid.var(0, correction=0) + norm.eps).sqrt()
+    expected = x @ layer.linear.weight.T + layer.linear.bias + hidden.relu() @ second.weight.T + second.bias
+    adapted = adapter(local=x, length=LENGTH).local
+    for sample, length in enumerate(LENGTH):
+        torch.testing.assert_close(adapted[sample, :length], expected[sample, :length])
+        assert not adapted[sample, length:].any()
+    torch.testing.assert_close(norm.running_mean, 0.1 * (x @ first.weight.T + first.bias)[valid_mask(x)].mean(0))
+
+
+def valid_mask(x):
+    return torch.arange(x.shape[1]) < LENGTH[:, None]
+
+
+def test_regions_by_one_linear_layer():
+    adapter = RoiAdapter(6, 6, 8, layers="linear").double()
+    expected = rows() @ adapter.layer.weight.T + adapter.layer.bias
+    adapted = adapter(local=rows(), length=LENGTH).local
+    torch.testing.assert_close(adapted[valid_mask(rows())], expected[valid_mask(rows())])
+    with pytest.raises(ValueError, match="layers is 'none', but must be one of linear, mlp"):
+        RoiAdapter(6, 6, 8, layers="none")
+
+
+def test_frames_are_a_linear_layer():
+    adapter = FramesAdapter(6, 6, 8).double()
+    expected = rows() @ adapter.layer.weight.T + adapter.layer.bias
+    torch.testing.assert_close(adapter(local=rows(), length=LENGTH).local, expected)
+
+
+@pytest.mark.parametrize("adapter", ROWS)
+def test_wrong_choices_are_refused(adapter):
+    with pytest.raises(ValueError, match="global is 'last', but must be one of cached, mean, max"):
+        adapter(6, 6, 8, global_="last")
+    with pytest.raises(ValueError, match="has 2 channels and they have 6: choose mean or max"):
+        adapter(6, 2, 8, global_="cached")
+
+
+# ---- words
+
+
+def gru_by_cells(adapter, token):
+    """Run each direction's recurrence over one caption, from the definition of a gated recurrent unit."""
+    vectors = adapter.embedding.weight[token]
+    states = []
+    for suffix, sequence in (("", vectors), ("_reverse", vectors.flip(0)))[: 1 + adapter.gru.bidirectional]:
+        w_in, w_state, b_in, b_state = (
+            getattr(adapter.gru, f"{name}_l0{suffix}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        )
+        state, steps = torch.zeros(w_state.shape[1], dtype=w_in.dtype), []
+        for x in sequence:
+            i_reset, i_update, i_new = (w_in @ x + b_in).chunk(3)
+            s_reset, s_update, s_new = (w_state @ state + b_state).chunk(3)
+            update = (i_update + s_update).sigmoid()
+            new = (i_new + (i_reset + s_reset).sigmoid() * s_new).tanh()
+            state = (1 - update) * new + update * state
+            steps.append(state)
+        states.append(torch.stack(steps if not suffix else steps[::-1]))
+    last = states[0][-1] if len(states) == 1 else (states[0][-1] + states[1][0]) / 2
+    return torch.stack(states).mean(0), last
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize("global_", ["last", "mean", "max"])
+def test_words_are_the_recurrence(global_, bidirectional):
+    adapter = words(local="gru", global_=global_, bidirectional=bidirectional)
+    adapted = adapter(length=LENGTH, token=TOKEN)
+    assert adapted.local.shape == (3, 5, adapter.local_dim) == (3, 5, 8)
+    for sample, length in enumerate(LENGTH):
+        states, last = gru_by_cells(adapter, TOKEN[sample, :length])
+        torch.testing.assert_close(adapted.local[sample, :length], states)
+        expected = {"last": last, "mean": states.mean(0), "max": states.amax(0)}[global_]
+        torch.testing.assert_close(adapted.global_[sample], expected)
+
+
+def test_word_embeddings_as_local_rows():
+    adapter = words()
+    adapted = adapter(length=LENGTH, token=TOKEN)
+    assert adapter.local_dim == 4
+    assert torch.equal(adapted.local, adapter.embedding.weight[TOKEN])
+    assert torch.equal(adapted.global_, words(local="gru")(length=LENGTH, token=TOKEN).global_)
+    assert adapter.fields(True) == adapter.fields(False) == {"token"}
+    assert -0.1 <= adapter.embedding.weight.min() < -0.05 < 0.05 < adapter.embedding.weight.max() <= 0.1
+
+
+@pytest.mark.parametrize("global_", ["last", "mean", "max"])
+@pytest.mark.parametrize("padding", [0, 6])
+def test_padding_tokens_change_nothing(global_, padding):
+    adapter = words(local="gru", global_=global_)
+    expected = adapter(length=LENGTH, token=TOKEN)
+    token = torch.cat([TOKEN, torch.full((3, 4), padding)], 1)
+    for sample, length in enumerate(LENGTH):
+        token[sample, length:] = padding
+    adapted = adapter(length=LENGTH, token=token)
+    torch.testing.assert_close(adapted.global_, expected.global_)
+    for sample, length in enumerate(LENGTH):
+        torch.testing.assert_close(adapted.local[sample, :length], expected.local[sample, :length])
+    # Nothing flows back to the embedding of a token that only pads.
+    alone = adapter(length=torch.tensor([2]), token=torch.tensor([[1, 2, padding]])).global_
+    (gradient,) = torch.autograd.grad(alone.sum(), adapter.embedding.weight)
+    assert (gradient[padding] == 0).all()
+    assert (gradient[[1, 2]] != 0).all()
+
+
+def test_the_unknown_word_is_trained():
+    adapter = words()
+    adapter(length=torch.tensor([1]), token=torch.tensor([[0]])).global_.sum().backward()
+    assert (adapter.embedding.weight.grad[0] != 0).any()
+
+
+@pytest.mark.parametrize("kind", ["grid", "words"])
+def test_autocast_stays_near(kind):
+    adapter = words(torch.float32, local="gru") if kind == "words" else GridAdapter(6, 6, 8)
+    given = {"local": rows(torch.float32), "length": LENGTH, "token": TOKEN}
+    expected = adapter(**given).global_
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual = adapter(**given).global_
+    torch.testing.assert_close(actual.float(), expected, rtol=0, atol=0.02 * expected.abs().max().item())
+
+
+def test_wrong_word_choices_are_refused():
+    with pytest.raises(ValueError, match="local is 'words', but must be one of embedding, gru"):
+        WordsAdapter(7, 8, local="words")
+    with pytest.raises(ValueError, match="global is 'cached', but must be one of last, mean, max"):
+        WordsAdapter(7, 8, global_="cached")
+
+
+# ---- word vectors
+
+
+FOUND = torch.tensor([False, True, True, False, True, False, True])
+
+
+def vectors():
+    """Word vectors [7, 4], zeros where there are none."""
+    return 3 * torch.randn(7, 4, generator=torch.Generator().manual_seed(1)) * FOUND[:, None]
+
+
+def test_word_vectors_begin_the_embeddings():
+    adapter, before = words(torch.float32), words(torch.float32).embedding.weight
+    adapter.load_vectors(vectors(), FOUND)
+    after = adapter.embedding.weight
+    assert torch.equal(after[FOUND], vectors()[FOUND])
+    ratio = after[~FOUND] / before[~FOUND]  # the others are what chance gave, in another scale
+    torch.testing.assert_close(ratio, ratio[0, 0].expand_as(ratio))
+    assert after.requires_grad and after.is_leaf
+
+
+def test_words_without_a_vector_are_as_loud_as_the_others():
+    torch.manual_seed(0)
+    adapter, found = WordsAdapter(2000, 8, word_dim=10), torch.arange(2000) < 1000
+    adapter.load_vectors(2 + 5 * torch.randn(2000, 10), found)
+    random = adapter.embedding.weight[~found]
+    assert random.std().item() == pytest.approx(5, rel=0.05)
+    assert random.mean().item() == pytest.approx(0, abs=0.2)
+
+
+def test_word_vectors_change_nothing_else_that_chance_decides():
+    with_file, without = words(vectors="glove.txt"), words()
+    with_file.load_vectors(vectors().double(), FOUND)
+    for name, value in without.state_dict().items():
+        assert torch.equal(with_file.state_dict()[name], value) == (name != "embedding.weight")
+
+
+def test_a_trained_model_needs_no_file():
+    trained, loaded = words(vectors="glove.txt"), words(vectors="/gone/glove.txt")
+    trained.load_vectors(vectors(), FOUND)
+    loaded.load_state_dict(trained.state_dict())
+    assert torch.equal(loaded(length=LENGTH, token=TOKEN).global_, trained(length=LENGTH, token=TOKEN).global_)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_word_vectors_learn_if_they_shall(train):
+    adapter = words(torch.float32, vectors="glove.txt", train_vectors=train)
+    adapter.load_vectors(vectors(), FOUND)
+    before = {name: value.clone() for name, value in adapter.state_dict().items()}
+    optimizer = torch.optim.AdamW(adapter.parameters(), lr=0.1, weight_decay=0.1)
+    adapter(length=LENGTH, token=TOKEN).global_.square().sum().backward()
+    optimizer.step()
+    changed = {name for name, value in adapter.state_dict().items() if not torch.equal(value, before[name])}
+    assert ("embedding.weight" in changed) == train
+    assert "gru.weight_ih_l0" in changed
+
+
+def test_word_vectors_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="vectors are 7 x 5 and the embeddings 7 x 4: set word_dim to their width"):
+        words().load_vectors(torch.zeros(7, 5), FOUND)
+    with pytest.raises(ValueError, match=r"train_vectors is false .* name a file"):
+        words(train_vectors=False)

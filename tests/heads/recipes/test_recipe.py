@@ -1,0 +1,351 @@
+"""Recipes: what a file and settings resolve to, and that every fault is named at once."""
+
+import itertools
+import json
+
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xret.cli.recipes import recipes as recipes_command
+from xret.heads.model import FeatureFacts, build_losses, build_model
+from xret.heads.modules.aggregators import AGGREGATORS
+from xret.heads.recipes.recipe import load_recipe, recipe_file, recipe_names, resolve
+from xret.heads.recipes.schema import convert
+from xret.pipeline.errors import RecipeError
+from xret.pipeline.reading.batches import Features
+
+SYSTEMS = ["gaussian-vsepp", "gaussian-vsrn", "maxmatch", "pcme", "pcmepp", "pvse", "scan", "setdiv"]
+SYSTEMS += ["vse-infty", "vsepp", "vsrn"]
+SETDIV = recipe_file("setdiv").read_text()
+WORDS = FeatureFacts("words", None, None, 11)
+SMALL = ["model.dim=8", "adapter.words.word_dim=6"]
+
+
+def faults(name, *settings):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(str(name), settings)
+    return str(caught.value)
+
+
+def test_the_bundled_systems_are_these():
+    assert [name for name in recipe_names() if "/" not in name] == SYSTEMS
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_system_is_complete_and_says_where_it_comes_from(name):
+    text = recipe_file(name).read_text()
+    assert text.startswith("# ")
+    for word in ("# Paper: ", "# Expected", f"xret train-head STORE --recipe {name} "):
+        assert word in text
+    written, resolved = yaml.safe_load(text), load_recipe(name, ["model.dim=8"]).to_dict()
+    assert written["name"] == resolved["name"] == name
+    optional = {"augment", "finetune"}
+    assert set(resolved) - optional <= set(written) <= set(resolved)
+    assert set(written["loss"]) | {"exclude_same_text"} == set(resolved["loss"])
+    assert set(written["adapter"]) == set(resolved["adapter"])
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("image", ["grid", "roi"])
+@pytest.mark.parametrize("text", ["words", "tokens"])
+def test_a_system_makes_a_model_that_can_learn(name, image, text):
+    heads = [f"aggregator.{side}.head_dim=8" for side in ("image", "text") if "element-slots" in parts_of(name)]
+    recipe = load_recipe(name, [*SMALL, *heads])
+    facts = WORDS if text == "words" else FeatureFacts("tokens", 5, 5)
+    if text == "tokens" and "caption-generation" in recipe.terms:
+        with pytest.raises(RecipeError, match="needs captions of kind 'words'"):
+            build_losses(recipe, facts)
+        recipe = load_recipe(name, [*SMALL, "loss.caption-generation.weight=0"])
+    model = build_model(recipe, FeatureFacts(image, 5, 5), facts)
+    images = model.embed_images(Features(torch.tensor([3, 2]), torch.rand(2, 3, 5), torch.rand(2, 5)))
+    tokens = torch.tensor([[1, 2, 0], [3, 0, 0], [4, 5, 6]])
+    local = torch.rand(3, 3, 5)
+    captions = model.embed_captions(Features(torch.tensor([2, 1, 3]), local, torch.rand(3, 5), tokens))
+    similarity = model.similarity(images.embedding, captions.embedding)
+    assert similarity.shape == (2, 3)
+    positives = torch.tensor([[True, True, False], [False, False, True]])
+    terms = build_losses(recipe, facts)
+    assert set(terms) == set(recipe.terms)
+    sum(term(similarity, positives, images, captions) for term in terms.values()).backward()
+    # A Gaussian over words has a GRU for mean and variance each, and leaves that of the adapter alone.
+    idle = "text.adapter.gru" if name.startswith("gaussian") else "nothing"
+    assert [key for key, p in model.named_parameters() if p.grad is None and not key.startswith(idle)] == []
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def parts_of(name):
+    """The names of the parts of a bundled system."""
+    values = yaml.safe_load(recipe_file(name).read_text())
+    return {block["name"] for block in (*values["aggregator"].values(), values["similarity"])}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_resolving_again_changes_nothing(name):
+    recipe = load_recipe(name, ["model.dim=8"])  # narrow: the check of the parts takes no time
+    assert resolve(recipe.to_dict()) == recipe
+    assert resolve(yaml.safe_load(yaml.safe_dump(recipe.to_dict()))) == recipe
+
+
+def test_a_setting_changes_one_value():
+    before, after = load_recipe("setdiv").to_dict(), load_recipe("setdiv", ["loss.triplet.margin=0.25"]).to_dict()
+    assert after["loss"]["triplet"].pop("margin") == 0.25
+    assert before["loss"]["triplet"].pop("margin") == 0.1
+    assert before == after
+
+
+def test_another_part_begins_with_its_own_defaults():
+    settings = ["aggregator.image=average", "aggregator.text.name=max", "similarity=cosine", "loss.diversity.weight=0"]
+    recipe = load_recipe("setdiv", settings)
+    assert recipe.aggregator == {"image": {"name": "average"}, "text": {"name": "max"}}
+    assert recipe.similarity == {"name": "cosine"}
+
+
+def test_the_same_part_keeps_its_values():
+    recipe = load_recipe("setdiv", ["aggregator.image=element-slots"])
+    assert recipe == load_recipe("setdiv")
+
+
+def test_a_part_that_is_chosen_takes_settings_in_any_order():
+    settings = [f"aggregator.{side}={value}" for side in ("image", "text") for value in ("element-slots",)]
+    settings += ["similarity=smooth-chamfer", "aggregator.image.slots=2", "similarity.alpha=8"]
+    forwards, backwards = load_recipe("vsepp", settings), load_recipe("vsepp", settings[::-1])
+    assert forwards == backwards
+    assert forwards.aggregator["image"]["slots"] == 2
+    assert forwards.similarity == {"name": "smooth-chamfer", "alpha": 8.0}
+
+
+def test_a_schedule_keeps_its_epochs_when_its_name_changes():
+    schedule = load_recipe("setdiv", ["schedule=step", "schedule.gamma=0.5"]).schedule
+    assert (schedule.name, schedule.epochs, schedule.gamma) == ("step", 80, 0.5)
+
+
+def test_a_term_is_added_by_its_weight_and_removed_by_zero():
+    assert set(load_recipe("vsepp", ["loss.mmd.weight=0.5"]).terms) == {"triplet", "mmd"}
+    assert set(load_recipe("setdiv", ["loss.mmd.weight=0"]).terms) == {"triplet", "diversity"}
+    assert "at least one term" in faults("vsepp", "loss.triplet.weight=0")
+
+
+def test_numbers_that_yaml_takes_for_text(tmp_path):
+    text = SETDIV.replace("lr: 1.0e-3 ", "lr: 1e-3 ")
+    assert yaml.safe_load(text)["optimizer"]["lr"] == "1e-3"
+    (tmp_path / "mine.yaml").write_text(text)
+    assert load_recipe(str(tmp_path / "mine.yaml")) == load_recipe("setdiv")
+
+
+def test_every_fault_of_file_and_settings_is_named_at_once(tmp_path):
+    values = yaml.safe_load(SETDIV)
+    values["optimiser"] = {}
+    values["data"]["unit"] = "images"
+    values["adapter"]["gird"] = {}
+    values["model"] = 3
+    values["aggregator"]["text"]["slotz"] = 3
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
+    message = faults(tmp_path / "mine.yaml", "loss.triplett.margin=1", "margin=1", "data.batch_size=many", "nonsense")
+    for fault in (
+        "--set 'nonsense' must have the form KEY=VALUE",
+        "optimiser is not a key (did you mean 'optimizer'?)",
+        "data.unit must be one of image, caption, not 'images' (did you mean 'image'?)",
+        "data.batch_size must be a whole number, not 'many'",
+        "model must be a block with the keys dim, not 3",
+        "adapter.gird is not a key (did you mean 'grid'?)",
+        "aggregator.text.slotz is not a key (did you mean 'slots'?)",
+        "loss.triplett is not a key (did you mean 'triplet'?)",
+        "margin is not a key (did you mean 'loss.triplet.margin'?)",
+    ):
+        assert fault in message
+    assert message.count(";") == 8
+    assert "\n" not in message
+
+
+def test_captions_that_are_drawn_of_an_image_mean_nothing_in_batches_of_captions(tmp_path):
+    said = "data.captions has no effect on batches of captions"
+    assert load_recipe("vsepp").data.unit == "caption"
+    assert said in faults("vsepp", "data.captions=1")
+    message = faults("setdiv", "data.captions=1", "data.unit=caption", "data.batch_size=many")
+    assert said in message
+    assert "data.batch_size must be" in message
+    assert load_recipe("vsepp", ["data.captions=null"]) == load_recipe("vsepp")
+    written = load_recipe("vsepp", ["data.captions=1", "data.unit=image"]).to_dict()
+    written["data"]["unit"] = "caption"
+    assert resolve(written).data.captions == 1  # the recipe of a run that was trained so before
+
+
+def test_an_unknown_part_is_named_and_its_values_are_left_alone():
+    message = faults("setdiv", "aggregator.image=element-slot", "aggregator.image.whatever=3")
+    assert message == (
+        "recipe 'setdiv' cannot be used: aggregator.image.name must be one of "
+        f"{', '.join(AGGREGATORS)}, not 'element-slot' (did you mean 'element-slots'?)"
+    )
+
+
+def test_a_loss_of_log_odds_wants_a_similarity_that_gives_them():
+    message = faults("setdiv", "loss.soft-contrastive.weight=1")
+    assert "loss.soft-contrastive needs a similarity that gives log-odds: monte-carlo-match" in message
+    assert load_recipe("pcme").similarity["name"] == "monte-carlo-match"
+
+
+def test_values_that_a_part_itself_refuses_are_named():
+    message = faults("setdiv", "similarity.alpha=-1", "aggregator.text.slots=0")
+    assert "similarity: " in message
+    assert "aggregator.text: " in message
+
+
+def test_more_weights_than_torch_can_count_are_a_fault():
+    assert "aggregator.image: Storage size calculation overflowed" in faults("setdiv", "model.dim=1000000000000")
+
+
+def test_json_is_taken_before_and_behind_show():
+    expected = load_recipe("setdiv").to_dict()
+    for words in (["--json", "show", "setdiv"], ["show", "setdiv", "--json"]):
+        assert json.loads(CliRunner().invoke(recipes_command, words, catch_exceptions=False).stdout) == expected
+
+
+def test_the_list_groups_variants_below_their_system():
+    lines = CliRunner().invoke(recipes_command, [], catch_exceptions=False).stdout.splitlines()
+    names = [line.split()[0] for line in lines[1:]]
+    assert sorted(names) == recipe_names()
+    assert [name for name in names if "/" not in name] == SYSTEMS
+    for above, name in itertools.pairwise(names):
+        assert "/" not in name or name.split("/")[0] == above.split("/")[0]
+    row = next(line for line in lines if line.startswith("setdiv "))
+    assert row.split()[1:6] == ["524.6", "430.7", "500.8", "cache", "Kim"]
+    row = next(line for line in lines if line.startswith("  maxmatch/coco-resnet152-bigru "))
+    assert row.split()[1:] == ["506.75", "398.95", "-", "finetune"]
+
+
+def test_the_list_as_json_has_the_papers_numbers():
+    listed = json.loads(CliRunner().invoke(recipes_command, ["--json"], catch_exceptions=False).stdout)
+    assert [recipe["name"] for recipe in listed][:2] == ["gaussian-vsepp", "gaussian-vsepp/coco-resnet152-gru"]
+    (found,) = [recipe for recipe in listed if recipe["name"] == "setdiv/f30k-butd-bigru"]
+    paper = "Kim et al., Improving Cross-Modal Retrieval with Set of Diverse Embeddings, CVPR 2023"
+    expected = {"coco_1k": None, "coco_5k": None, "f30k": 500.8}
+    assert found == {"name": "setdiv/f30k-butd-bigru", "reaches": "cache", "paper": paper, "expected": expected}
+
+
+@pytest.mark.parametrize("name", ["setdiv", "maxmatch/f30k-butd-bert", "vsepp/f30k-butd-bigru", "pcme"])
+def test_what_is_shown_is_the_same_recipe(name, tmp_path):
+    shown = CliRunner().invoke(recipes_command, ["show", name], catch_exceptions=False).stdout
+    (tmp_path / "shown.yaml").write_text(shown)
+    assert load_recipe(str(tmp_path / "shown.yaml")) == load_recipe(name)
+    assert shown.startswith(recipe_file(name).read_text().splitlines()[0])
+
+
+def test_what_is_shown_has_the_source_of_the_file_that_sets_it():
+    shown = CliRunner().invoke(recipes_command, ["show", "setdiv/f30k-butd-bigru"], catch_exceptions=False).stdout
+    lines = {tuple(line.split("  # ")) for line in map(str.strip, shown.splitlines()) if "  # " in line}
+    found = {value.strip(): source for value, source in lines}
+    assert found["aggregator_lr: 0.05"] == "appendix A"  # its own
+    assert found["head_dim: 2048"] == "section 4.2: regions"  # that of its base
+    assert found["alpha: 16.0"] == "section 4.2; Table 4"  # that of its base's base
+
+
+def test_what_does_not_go_together_is_named():
+    message = faults("setdiv", "aggregator.image=global")
+    assert "aggregator.image 'global' gives a vector and similarity 'smooth-chamfer' compares sets" in message
+    assert "loss.diversity: " in message
+
+
+@pytest.mark.parametrize("setting", ["adapter=3", "model=3", "aggregator.image.slots.x=1", "name.x=1"])
+def test_blocks_and_values_are_not_confused(setting):
+    assert setting.split("=")[0] in faults("setdiv", setting)
+
+
+def test_a_recipe_that_is_not_there(tmp_path, monkeypatch):
+    assert "did you mean 'setdiv'?" in faults("setdif")
+    assert "there is no recipe" in faults("../heads/recipes/setdiv")
+    near = faults("setdiv/f30k-butd-bigur")
+    assert near.startswith("there is no recipe 'setdiv/f30k-butd-bigur' (did you mean 'setdiv/f30k-butd-bigru', '")
+    assert near.count("-bigru'") == 3
+    assert faults("zzz") == "there is no recipe 'zzz'; take one that `xret recipes` lists, or a YAML file's path"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "setdiv").mkdir()
+    assert recipe_file("setdiv").read_text() == SETDIV
+
+
+@pytest.mark.parametrize(("text", "fault"), [("a: [", "is not valid YAML"), ("- 1", "must be a mapping"), ("", "must")])
+def test_a_file_that_is_no_recipe(tmp_path, text, fault):
+    (tmp_path / "mine.yaml").write_text(text)
+    assert fault in faults(tmp_path / "mine.yaml")
+
+
+def test_a_recipe_must_say_what_has_no_default(tmp_path):
+    (tmp_path / "mine.yaml").write_text("paper: none\n")
+    message = faults(tmp_path / "mine.yaml")
+    for key in ("name", "aggregator.image.name", "aggregator.text.name", "similarity.name"):
+        assert f"{key} is missing" in message
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False, min_value=0, max_value=1e300))
+def test_a_number_arrives_as_it_was_written(number):
+    assert load_recipe("vsepp", [f"optimizer.lr={number!r}"]).optimizer.lr == number
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "expected"),
+    [
+        ("1e-3", float, 0.001),
+        (3, float, 3.0),
+        ("3", int, 3),
+        ("false", bool, False),
+        (True, bool, True),
+        ("null", int | None, None),
+        ("None", float | None, None),
+        ("7", int | None, 7),
+        ("7", str, "7"),
+        ("x", int | str, "x"),
+        ("7", int | str, 7),
+    ],
+)
+def test_converted_values(value, kind, expected):
+    converted = convert(value, kind)
+    assert (converted, type(converted)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        *[(True, int), (1.5, int), ("1.5", int), (None, int), ({}, int | None)],
+        *[(True, float), ("nan", float), ("inf", float), ([1], float)],
+        *[(1, bool), ("yes", bool), (3, str)],
+    ],
+)
+def test_refused_values(value, kind):
+    with pytest.raises(ValueError, match=r"must be .*, not "):
+        convert(value, kind)
+
+
+@pytest.mark.parametrize("slots", [4, 9])
+def test_sets_that_are_matched_by_scipy_are_a_recipe(slots):
+    recipe = load_recipe("maxmatch", [f"aggregator.{side}.slots={slots}" for side in ("image", "text")])
+    assert recipe.aggregator["text"]["slots"] == slots
+
+
+@pytest.mark.parametrize(
+    ("setting", "fault"),
+    [
+        ("optimizer.clip=0", "optimizer.clip must be above 0 or"),
+        ("augment.image=1.5", "augment.image must be between 0 and 1, not 1.5"),
+        ("augment.text=-0.1", "augment.text must be between 0 and 1, not -0.1"),
+        ("finetune.mask_words=3", "finetune.mask_words must be between 0 and 1, not 3"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(setting, fault):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("vsepp", [setting])
+    assert fault in str(caught.value)
+    for fitting in ("optimizer.clip=null", "augment.image=0", "finetune.mask_words=1"):
+        load_recipe("vsepp", [fitting])
+
+
+def test_a_base_beside_the_file_is_found_from_anywhere(tmp_path, monkeypatch):
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    (folder / "one.yaml").write_text("base: vsepp\noptimizer: {lr: 0.5}\n")
+    (folder / "two.yaml").write_text("base: one.yaml\nmodel: {dim: 8}\n")
+    monkeypatch.chdir(tmp_path)
+    recipe = load_recipe("recipes/two.yaml")
+    assert (recipe.optimizer.lr, recipe.model.dim) == (0.5, 8)

@@ -1,0 +1,123 @@
+"""Every recipe file: it says where its values come from, and it makes a head that trains and is evaluated."""
+
+import math
+import re
+
+import pytest
+from small_store import make_store
+
+from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.model import FeatureFacts, build_model
+from xret.heads.recipes.recipe import FOLDER, load_recipe, recipe_names
+from xret.heads.runs.run import Run
+from xret.heads.training.training import train
+from xret.pipeline.errors import RecipeError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FILES = sorted(FOLDER.rglob("*.yaml"))
+NAMES = [file.relative_to(FOLDER).with_suffix("").as_posix() for file in FILES]
+SYSTEMS = [name for name in NAMES if "/" not in name]
+VARIANTS = [name for name in NAMES if "/" in name]
+SOURCE = re.compile(r"section|appendix|Table|eq\.|footnote|published code|not in the paper|not used", re.IGNORECASE)
+SUMMED = {  # recalls of Pishdad et al., Tables 1 and 3, image to text and text to image; they print no sums
+    ("vsepp/coco-resnet152-gru", "coco_1k"): (58.3, 86.1, 93.3, 43.7, 77.6, 87.8),
+    ("vsepp/coco-resnet152-gru", "coco_5k"): (35.3, 63.3, 75.3, 23.2, 50.3, 63.5),
+    ("vsepp/f30k-resnet152-gru", "f30k"): (43.7, 71.9, 82.1, 32.3, 60.9, 72.1),
+    ("gaussian-vsepp/coco-resnet152-gru", "coco_1k"): (59.3, 86.8, 93.8, 45.6, 79.2, 89.1),
+    ("gaussian-vsepp/coco-resnet152-gru", "coco_5k"): (34.7, 64.6, 76.6, 24.5, 52.4, 65.6),
+    ("gaussian-vsepp/f30k-resnet152-gru", "f30k"): (48.8, 74.5, 83.1, 33.3, 62.4, 72.9),
+    ("gaussian-vsepp/coco-resnet152-gru-finetuned", "coco_1k"): (66.4, 91.2, 96.5, 52.5, 84.6, 92.7),
+    ("gaussian-vsepp/coco-resnet152-gru-finetuned", "coco_5k"): (41.4, 72.4, 82.9, 30.0, 60.4, 72.7),
+    ("vsrn/coco-butd-gru", "coco_1k"): (74.0, 94.3, 97.9, 60.8, 88.4, 94.1),
+    ("vsrn/coco-butd-gru", "coco_5k"): (50.2, 79.6, 87.9, 37.9, 68.5, 79.4),
+    ("vsrn/f30k-butd-gru", "f30k"): (70.4, 89.2, 93.7, 53.0, 77.9, 85.7),
+    ("gaussian-vsrn/coco-butd-gru", "coco_1k"): (73.8, 94.4, 97.9, 61.3, 89.2, 95.2),
+    ("gaussian-vsrn/coco-butd-gru", "coco_5k"): (51.1, 80.1, 89.4, 38.8, 69.1, 80.2),
+    ("gaussian-vsrn/f30k-butd-gru", "f30k"): (69.2, 89.4, 94.1, 52.3, 79.3, 86.5),
+    ("pcme/coco-resnet152-bigru", "coco_1k"): (68.8, 91.6, 96.7, 54.6, 86.3, 93.8),
+    ("pcme/coco-resnet152-bigru", "coco_5k"): (44.2, 73.8, 83.6, 31.9, 62.1, 74.5),
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """Give the store of a kind of images and a kind of captions, made once."""
+    made = {}
+
+    def of(image, text):
+        if (image, text) not in made:
+            url = tmp_path_factory.mktemp("walk") / "small.zarr"
+            made[image, text] = make_store(url, train=8, val=4, test=4, image=image, text=text)
+        return made[image, text]
+
+    return of
+
+
+def test_there_are_so_many_recipes():
+    assert (len(FILES), len(SYSTEMS)) == (61, 11)
+    assert sorted(NAMES) == recipe_names()
+    assert {name.split("/")[0] for name in VARIANTS} == set(SYSTEMS) - {"pcmepp"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_value_has_its_source(name):
+    for line in (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
+        assert len(line) <= 120
+        assert re.fullmatch(r'(#.*|((  )*"?[\w-]+"?:.*)?)', line), f"not indented by two spaces: {line}"
+        value, _, comment = line.partition("#")
+        key, _, value = value.partition(":")
+        if value.strip() and key not in ("name", "paper", "base", "reaches"):
+            assert SOURCE.search(comment), line
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_fixes_its_features_and_says_what_is_trained(name):
+    recipe = load_recipe(name, ["model.dim=8"])
+    assert recipe.name == name
+    for image, text in ((None, recipe.data.text_kind), (recipe.data.image_kind, None)):
+        with pytest.raises(RecipeError, match="holds its paper's values"):
+            build_model(recipe, _facts(image or "another"), _facts(text or "another"))
+    trained = recipe.finetune.image_lr > 0 or recipe.finetune.text_lr > 0
+    assert recipe.reaches == ("finetune" if trained else "cache")
+    regions = "-butd-" in name and "-butd-grid-" not in name
+    frames = any(data in name for data in ("msrvtt", "vatex"))
+    assert recipe.data.image_kind == ("roi" if regions else "frames" if frames else "grid")
+    assert recipe.data.text_kind == ("tokens" if "bert" in name else "words")
+    others = {"coco": ["f30k"], "f30k": ["coco_1k", "coco_5k"]}.get(name.split("/")[1].split("-")[0], [])
+    assert [getattr(recipe.expected, row) for row in others] == [None] * len(others)
+
+
+@pytest.mark.parametrize(("name", "row"), SUMMED)
+def test_the_sum_of_the_papers_recalls(name, row):
+    assert getattr(load_recipe(name, ["model.dim=8"]).expected, row) == pytest.approx(sum(SUMMED[name, row]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_trains_two_steps_and_is_evaluated(name, store, tmp_path):
+    recipe = load_recipe(name, small(name))
+    url = store(recipe.data.image_kind or "grid", recipe.data.text_kind or "words")
+    summary = train(url, recipe, tmp_path / "run", device="cpu")
+    (line,) = Run(summary.run).metrics()
+    assert line["step"] == 2
+    assert set(line["parts"]) == set(recipe.terms)
+    assert all(math.isfinite(part) for part in line["parts"].values())
+    (result,) = evaluate([summary.run], device="cpu")["results"]
+    assert 0 <= result["rsum"] <= 600
+    sets = recipe.aggregator["image"]["name"] in ("element-slots", "pie-net", "pcme")
+    assert (result["log_circular_variance"] is not None) == sets
+
+
+def small(name):
+    """Settings that make a recipe's head small and its epoch two steps long; nothing else."""
+    recipe = load_recipe(name, ["model.dim=8"])
+    batch = 4 if recipe.data.unit == "image" else 10  # of 8 images with 20 captions
+    settings = ["model.dim=16", "adapter.words.word_dim=8", "schedule.epochs=1", f"data.batch_size={batch}"]
+    settings += [f"aggregator.{side}.head_dim=8" for side, part in recipe.aggregator.items() if "head_dim" in part]
+    if "caption-generation" in recipe.terms:
+        settings += [f"loss.caption-generation.{key}=8" for key in ("hidden", "word_dim")]
+    return settings
+
+
+def _facts(kind):
+    return FeatureFacts(kind, None, None, 11) if kind == "words" else FeatureFacts(kind, 5, 5)

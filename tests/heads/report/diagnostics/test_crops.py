@@ -1,0 +1,252 @@
+"""Crops: triplets against a loop over all choices, selection by hand, and all of it on the generated scenes."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.report.diagnostics import crops as crops_module
+from xret.heads.report.diagnostics import diagnose
+from xret.heads.report.diagnostics.crops import THRESHOLDS, pixels, selection_accuracy
+from xret.heads.report.diagnostics.regions import Region, find_manifest, overlap, read_regions, regions_of, triplet
+from xret.heads.retrieval.retriever import Retriever
+from xret.heads.training.training import train
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.data.scenes.generate import generate_scenes
+from xret.pipeline.errors import CacheError
+from xret.pipeline.extraction.extraction import Options, extract
+
+SIZE = 100, 50
+SMALL = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "schedule.epochs=1"]
+
+
+def at(left, top, right, bottom, phrase="thing"):
+    return Region((left, top, right, bottom), phrase)
+
+
+def test_a_triplet_by_hand():
+    a, near, far = at(0, 0, 20, 20, "a dog"), at(10, 0, 30, 19, "a cat"), at(60, 30, 70, 40, "a hat")
+    whole = at(0, 0, 100, 50, "a room")
+    found = triplet([far, whole, near, a], SIZE, 0.2)
+    assert (found.a, found.b) == (a, far)
+    assert found.c == at(0, 0, 70, 40, "a dog and a hat")
+    # With a threshold of 7% A itself, 8% of the image, is too large; 1,000 pixels are not below 20% of 5,000.
+    assert triplet([far, whole, near, a], SIZE, 0.07) is None
+    assert triplet([at(0, 0, 40, 25), at(0, 0, 4, 4), at(6, 0, 9, 4)], SIZE, 0.2).a == at(0, 0, 4, 4)
+
+
+def test_of_those_that_overlap_as_little_the_largest_is_taken():
+    a, apart, larger = at(0, 0, 20, 20), at(30, 0, 35, 5), at(40, 0, 50, 10)
+    assert triplet([a, apart, larger], SIZE, 0.5).b == larger
+
+
+def test_only_the_ten_largest_are_looked_at():
+    crowd = [at(0, 0, 30 - k, 30) for k in range(10)]
+    far = at(90, 40, 95, 45)
+    assert triplet([*crowd, far], SIZE, 0.5).b == crowd[9]
+    assert triplet([*crowd[1:], far], SIZE, 0.5).b == far
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    boxes=st.lists(st.tuples(*[st.integers(0, 20)] * 2, *[st.integers(1, 12)] * 2), min_size=2, max_size=14),
+    threshold=st.sampled_from(THRESHOLDS),
+)
+def test_a_triplet_is_what_a_plain_search_finds(boxes, threshold):
+    regions = [at(x, y, x + w, y + h) for x, y, w, h in boxes]
+    found = triplet(regions, (32, 32), threshold)
+
+    def pixels(region):
+        left, top, right, bottom = region.box
+        return {(x, y) for x in range(left, right) for y in range(top, bottom)}
+
+    small = [region for region in regions if len(pixels(region)) < threshold * 32 * 32]
+    if len(small) < 2:
+        assert found is None
+        return
+    largest = sorted((len(pixels(region)) for region in small), reverse=True)[:10]
+    assert len(pixels(found.a)) == largest[0]
+    union = pixels(found.a) | pixels(found.b)
+    xs, ys = {x for x, _ in union}, {y for _, y in union}
+    assert found.c.box == (min(xs), min(ys), max(xs) + 1, max(ys) + 1)
+    rest = list(small)
+    rest.remove(found.a)
+
+    def shared(region):
+        return len(pixels(region) & pixels(found.a)) / len(pixels(region) | pixels(found.a))
+
+    assert overlap(found.a.box, found.b.box) == pytest.approx(shared(found.b))
+    if len(small) <= 10:
+        assert shared(found.b) == min(map(shared, rest))
+
+
+def test_regions_are_cut_off_at_the_edges_and_useless_ones_fall_out():
+    listed = [
+        {"bbox": [-5, 40, 20, 30], "phrase": " a dog "},
+        {"bbox": [120, 0, 20, 20], "phrase": "outside"},
+        {"bbox": [0, 0, 20, 20]},
+        {"bbox": [0, 0, 20, 0.5], "phrase": "no pixel"},
+        {"bbox": [0, 0, 100, 1], "phrase": "too thin"},
+    ]
+    assert regions_of(listed, SIZE) == [at(0, 40, 15, 50, "a dog")]
+
+
+def test_a_crop_has_a_pixel_whatever_the_fractions_of_its_box():
+    # Rounded to even, 1.5 and 2.5 would be the same edge, and encoders refuse a picture without pixels.
+    (region,) = regions_of([{"bbox": [1.5, 0, 1, 40], "phrase": "a pole"}], SIZE)
+    assert pixels(region.box) == (1, 0, 3, 40)
+    assert pixels((3.0, 4.0, 5.0, 6.0)) == (3, 4, 5, 6)
+    assert pixels((99.2, 0.0, 100.0, 50.0)) == (99, 0, 100, 50)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"phrase": "x"}, {"bbox": [1, 2, 3]}, {"bbox": ["a", 0, 1, 1]}, {"bbox": [0, 0, 9, 9], "phrase": 5}, [], "dog"],
+)
+def test_a_region_that_is_none_is_refused(wrong):
+    with pytest.raises(CacheError, match=r"must have 'bbox': \[x, y, width, height\]"):
+        regions_of([wrong], SIZE)
+
+
+def test_the_file_with_the_regions_is_found_and_read(tmp_path):
+    scenes = generate_scenes(tmp_path / "scenes", train=2, val=1, test=1)
+    (scenes.parent / "broken.yaml").write_text("name: [")
+    for root in (scenes.parent, scenes.parent / "images"):
+        assert find_manifest("scenes", root).path == scenes
+    regions = read_regions(load_manifest(scenes).captions)
+    assert sorted(regions) == [f"scene_{number:05}.jpg" for number in range(4)]
+    with pytest.raises(CacheError, match=r"the manifest of 'birds' is not in .*; give its folder as --data-root DIR"):
+        find_manifest("birds", scenes.parent)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "file_name,caption", "no image in .* has regions"),
+        ("a.json", '{"images": [{"filename": "1.jpg"}]}', "no image in .* has regions"),
+        ("a.json", '{"images": [{"regions": [1]}]}', "cannot be read as a Karpathy JSON"),
+        ("a.json", '{"images": [{"filename": "1.jpg", "regions": 5}]}', "cannot be read as a Karpathy JSON"),
+        ("a.json", "{", "cannot be read as a Karpathy JSON"),
+    ],
+)
+def test_a_caption_file_without_regions_is_said_to_have_none(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(CacheError, match=message):
+        read_regions(tmp_path / name)
+
+
+def test_binary_selection_by_hand():
+    # Rows are the crops A and C, columns the captions A and C.
+    similarity = torch.tensor([[[3.0, 1.0], [2.0, 4.0]], [[1.0, 2.0], [0.0, 2.0]], [[5.0, 6.0], [7.0, 6.5]]])
+    assert selection_accuracy(similarity, "pessimistic") == {
+        "image_to_text": {"A": pytest.approx(100 / 3), "C": pytest.approx(200 / 3)},  # C: 4 > 2, 2 > 0, 6.5 < 7
+        "text_to_image": {"A": pytest.approx(200 / 3), "C": pytest.approx(200 / 3)},  # C: 4 > 1, 2 = 2, 6.5 > 6
+    }
+    assert selection_accuracy(similarity, "mean")["text_to_image"]["C"] == pytest.approx(250 / 3)
+    assert selection_accuracy(similarity, "optimistic")["text_to_image"]["C"] == 100
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    """Return a folder with scenes, their store, and a run with Gaussians and one with vectors."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("crops")
+    manifest = load_manifest(generate_scenes(folder / "scenes", train=12, val=3, test=6))
+    options = Options(visual="resnet18", visual_weights="random:0", image_size=64, text="words", shard_images=8)
+    extract(manifest, str(folder / "scenes.zarr"), options)
+    for name in ("gaussian-vsepp", "vsepp"):
+        train(str(folder / "scenes.zarr"), load_recipe(name, SMALL), folder / name, device="cpu")
+    yield folder
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::xret.heads.retrieval.queries.UnknownWordsWarning"
+)  # of a vocabulary as small as this
+def test_crops_of_the_scenes_are_what_a_plain_loop_makes_of_them(scenes, monkeypatch):
+    monkeypatch.setattr(crops_module, "TOGETHER", 2)
+    monkeypatch.setattr(crops_module, "PART", 3)
+    run = scenes / "gaussian-vsepp"
+    found = diagnose(run, device="cpu", data_root=scenes / "scenes")["crops"]
+    retriever = Retriever(run, device="cpu")
+    document = json.loads((scenes / "scenes" / "dataset_scenes.json").read_text())
+    images = [image for image in document["images"] if image["split"] == "test"]
+    plain = {}
+    for threshold in THRESHOLDS:
+        rows = []
+        for image in images:
+            one = triplet(regions_of(image["regions"], (224, 224)), (224, 224), threshold)
+            if one is None:
+                continue
+            with Image.open(scenes / "scenes" / "images" / image["filename"]) as picture:
+                cut = [picture.crop(tuple(map(int, part.box))) for part in (one.a, one.c)]
+            pictures = retriever.encode_images(cut)
+            texts = retriever.encode_text([one.a.phrase, one.c.phrase])
+            sums = pictures.log_variance.sum(1).tolist(), texts.log_variance.sum(1).tolist()
+            rows.append((sums, retriever.similarity(pictures, texts)))
+        plain[threshold] = rows
+    assert [one["area"] for one in found["thresholds"]] == [t for t in THRESHOLDS if plain[t]]
+    assert found["images"] == max(map(len, plain.values()))
+    for one in found["thresholds"]:
+        rows = plain[one["area"]]
+        assert one["triplets"] == len(rows) > 0
+        for side, key in enumerate(("image", "text")):
+            for part, letter in enumerate("AC"):
+                mean = sum(sums[side][part] for sums, _ in rows) / len(rows)
+                assert one["uncertainty"][key][letter] == pytest.approx(mean, rel=1e-3)
+        scores = torch.stack([similarity for _, similarity in rows])
+        assert one["accuracy"] == selection_accuracy(scores, "pessimistic")
+    examples = [one["example"] for one in found["thresholds"]]
+    assert len({example["file_name"] for example in examples}) == min(len(examples), found["images"])
+    for one, example in zip(found["thresholds"], examples, strict=True):
+        (image,) = (image for image in images if image["filename"] == example["file_name"])
+        wanted = triplet(regions_of(image["regions"], (224, 224)), (224, 224), one["area"])
+        cut = []
+        with Image.open(scenes / "scenes" / "images" / image["filename"]) as picture:
+            assert example["size"] == list(picture.size)
+            for letter, part in zip("ABC", (wanted.a, wanted.b, wanted.c), strict=True):
+                assert (tuple(example[letter]["box"]), example[letter]["phrase"]) == (part.box, part.phrase)
+                cut.append(picture.crop(tuple(map(int, part.box))))
+        pictures = retriever.encode_images(cut)
+        texts = retriever.encode_text([example[letter]["phrase"] for letter in "ABC"])
+        for row, letter in enumerate("ABC"):
+            assert example[letter]["uncertainty"] == {
+                "image": pytest.approx(pictures.log_variance[row].sum().item(), rel=1e-3),
+                "text": pytest.approx(texts.log_variance[row].sum().item(), rel=1e-3),
+            }
+        similarity = retriever.similarity(pictures, texts)[None, ::2, ::2]
+        assert example["accuracy"] == selection_accuracy(similarity, "pessimistic")
+
+
+def test_vectors_choose_too_and_have_no_uncertainty(scenes):
+    found = diagnose(scenes / "vsepp", device="cpu", data_root=scenes / "scenes" / "images")["crops"]
+    assert all(one["uncertainty"] is one["example"]["B"]["uncertainty"] is None for one in found["thresholds"])
+    values = [value for one in found["thresholds"] for way in one["accuracy"].values() for value in way.values()]
+    assert len(values) == 4 * len(found["thresholds"]) > 0
+    assert all(0 <= value <= 100 for value in values)
+
+
+def test_why_there_are_no_crops_is_said_and_the_rest_is_there(scenes, tmp_path):
+    run = scenes / "vsepp"
+    found = diagnose(run, device="cpu")
+    assert found["crops"] is None
+    assert found["reasons"]["crops"].endswith("say where these are with --data-root DIR")
+    assert found["cost"]["macs_a_pair"] == 16
+    found = diagnose(run, device="cpu", data_root=tmp_path)
+    assert "give its folder as --data-root DIR" in found["reasons"]["crops"]
+    shutil.copytree(scenes / "scenes", tmp_path / "scenes")
+    document = json.loads((scenes / "scenes" / "dataset_scenes.json").read_text())
+    for image in document["images"]:
+        image["regions"] = image["regions"][:1]
+    (tmp_path / "scenes" / "dataset_scenes.json").write_text(json.dumps(document))
+    found = diagnose(run, device="cpu", data_root=tmp_path / "scenes")
+    assert found["reasons"]["crops"].startswith("none of the 6 images of this split that have regions has two")
+    (tmp_path / "scenes" / "images" / "scene_00015.jpg").write_bytes(b"")
+    found = diagnose(run, device="cpu", data_root=tmp_path / "scenes")
+    assert "scene_00015.jpg: the file is empty" in found["reasons"]["crops"]

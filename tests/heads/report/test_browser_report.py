@@ -1,0 +1,172 @@
+"""The report in a browser: on a phone and on a screen, light and dark, by keyboard, without a network."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_store import make_store
+
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.report import write_report
+from xret.heads.training.training import train
+
+pytestmark = pytest.mark.browser
+
+SMALL = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "schedule.epochs=2"]
+HEADS = ["aggregator.image.head_dim=16", "aggregator.text.head_dim=16"]
+
+CONTRAST = """() => {
+  const channels = colour => colour.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
+    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, k) => sum + v * [0.2126, 0.7152, 0.0722][k], 0);
+  const behind = element => {
+    const layers = [];
+    for (let e = element; e; e = e.parentElement) {
+      const colour = getComputedStyle(e).backgroundColor;
+      let [r, g, b, a = 1] = channels(colour);
+      if (colour.startsWith('color(srgb')) [r, g, b] = [r * 255, g * 255, b * 255];
+      if (a > 0) layers.push([r, g, b, a]);
+      if (a === 1) break;
+    }
+    return layers.reverse().reduce((under, [r, g, b, a]) =>
+      [r, g, b].map((v, k) => v * a + under[k] * (1 - a)), [255, 255, 255]);
+  };
+  const low = [];
+  for (const element of document.querySelectorAll('body *')) {
+    const own = [...element.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !element.checkVisibility() || element.closest('.skip')) continue;
+    const style = getComputedStyle(element);
+    const ink = light(channels(element.closest('svg') ? style.fill : style.color));
+    const paper = light(behind(element));
+    const ratio = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+    if (ratio < 4.5) low.push(`${element.tagName} '${element.textContent.trim().slice(0, 30)}' ${ratio.toFixed(2)}`);
+  }
+  return low;
+}"""
+
+CUT_OFF = """() => {
+  const cut = [];
+  for (const drawing of document.querySelectorAll('.plot svg')) {
+    const frame = drawing.getBoundingClientRect();
+    for (const text of drawing.querySelectorAll('text')) {
+      const box = text.getBoundingClientRect();
+      if (box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1 ||
+          box.bottom > frame.bottom + 1) cut.push(text.textContent);
+    }
+  }
+  for (const element of document.querySelectorAll('caption, figcaption, p, h1, h2, h3, h4, h5, .picture')) {
+    const box = element.getBoundingClientRect();
+    if (box.width && (box.right > innerWidth + 1 || box.left < -1) && !element.closest('.skip'))
+      cut.push(`${element.tagName} ${(element.textContent || element.getAttribute('aria-label')).slice(0, 40)}`);
+  }
+  return cut;
+}"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("browser")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # tensors this small are slower on several threads
+    store = make_store(folder / "small.zarr")
+    (folder / "images").mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(72):
+        pixels = rng.integers(0, 256, (30, 40, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "images" / f"{number}.jpg")
+    train(store, load_recipe("setdiv", [*SMALL, *HEADS]), folder / "setdiv", device="cpu")
+    train(store, load_recipe("gaussian-vsepp", SMALL), folder / "a-run-with-quite-a-long-name-indeed", device="cpu")
+    train(store, load_recipe("scan", SMALL), folder / "scan", device="cpu")
+    runs = [folder / "setdiv", folder / "a-run-with-quite-a-long-name-indeed", folder / "scan"]
+    write_report(runs, folder / "report.html", data_root=folder, device="cpu")
+    torch.set_num_threads(before)
+    return folder / "report.html"
+
+
+@pytest.fixture
+def opened(chromium, report):
+    with contextlib.ExitStack() as stack:
+
+        def show(width=1280, scheme="light"):
+            context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+            stack.callback(context.close)
+            page = context.new_page()
+            page.said = []
+            page.on("console", lambda message: page.said.append(message.text))
+            page.on("pageerror", lambda error: page.said.append(str(error)))
+            page.on("request", lambda request: page.said.append(request.url))
+            page.goto(report.as_uri())
+            return page
+
+        yield show
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [320, 390, 1280])
+def test_nothing_is_cut_off_and_everything_can_be_read(opened, report, width, scheme):
+    page = opened(width, scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.evaluate("document.querySelectorAll('details').forEach(element => element.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(CUT_OFF) == []
+    assert page.evaluate(CONTRAST) == []
+    assert [said for said in page.said if not said.startswith("data:image/")] == [report.as_uri()]
+
+
+def test_dark_is_dark_and_pictures_are_drawn(opened):
+    colours = [
+        opened(scheme=scheme).evaluate("getComputedStyle(document.body).backgroundColor")
+        for scheme in ("light", "dark")
+    ]
+    assert colours == ["rgb(255, 255, 255)", "rgb(21, 23, 26)"]
+    page = opened()
+    boxes = page.evaluate("[...document.querySelectorAll('.picture use')].map(e => e.getBBox().width)")
+    assert len(boxes) > 20
+    assert min(boxes) > 0
+
+
+def test_every_word_of_a_caption_has_its_map(opened):
+    page = opened(320)
+    words = page.get_by_role("list", name="Words of the caption").first
+    caption = words.get_attribute("aria-label").removeprefix("Words of the caption: ")
+    shown = [word.split("\n")[0] for word in words.get_by_role("listitem").all_inner_texts()]
+    assert shown == caption.split()
+    assert words.get_by_role("img", name="Attention of").count() == len(shown)
+    assert min(box["width"] for box in (img.bounding_box() for img in words.get_by_role("img").all())) > 60
+
+
+def test_by_keyboard(opened):
+    page = opened()
+    page.keyboard.press("Tab")
+    focused = page.locator(":focus")
+    assert focused.inner_text() == "Skip to the content"
+    assert focused.bounding_box()["x"] >= 0
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "content"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('main') !== null")
+    style = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert style == "solid"
+    summary = page.locator("summary").first
+    summary.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("details[open] table").count() == 1
+
+
+def test_a_screen_reader_finds_its_way(opened):
+    page = opened()
+    assert [page.get_by_role(role).count() for role in ("banner", "navigation", "main", "contentinfo")] == [1, 1, 1, 1]
+    sections = page.get_by_role("main").get_by_role("region")
+    titles = [link.inner_text() for link in page.get_by_role("navigation").get_by_role("link").all()]
+    assert "Comparison" in titles
+    assert sections.count() >= len(titles)
+    for link in page.get_by_role("navigation").get_by_role("link").all():
+        link.click()
+        target = page.evaluate("document.getElementById(location.hash.slice(1)).getBoundingClientRect().top")
+        assert -1 <= target < 800
+    table = page.get_by_role("table", name="Protocol full").first
+    assert table.get_by_role("rowheader").first.inner_text() == "setdiv"
+    assert page.get_by_role("img", name="Image 6").count() > 0

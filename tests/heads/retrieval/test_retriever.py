@@ -1,0 +1,427 @@
+"""A run at work: what it has cached it embeds again alike, and it finds what a plain loop finds."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from small_bert import save_bert
+from small_runs import NETWORK, make_pictures, make_run, make_store
+from torch.nn.functional import normalize
+
+from xret.heads.evaluation.scoring import score
+from xret.heads.modules.embedding import Gaussian, Sequence
+from xret.heads.retrieval.hits import best_rows, uncertainty
+from xret.heads.retrieval.queries import UnknownWordsWarning, unknown_sentence
+from xret.heads.retrieval.retriever import Retriever
+from xret.heads.retrieval.serving.pictures import open_upload
+from xret.heads.runs.run import Run
+from xret.heads.training.finetuning.finetuning import finetune
+from xret.pipeline import encoders
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.data.regions import Regions
+from xret.pipeline.data.samples import open_image
+from xret.pipeline.encoders.grid import GridEncoder
+from xret.pipeline.errors import CacheError, EncoderError, QueryError, RunError, SampleError
+from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.extraction.options import Options, words_of_run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+RECIPES = ["vsepp", "setdiv", "pcme", "pcmepp", "gaussian-vsepp", "scan"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Make pictures, and stores of words and of a small BERT."""
+    folder = tmp_path_factory.mktemp("retriever")
+    manifest = make_pictures(folder / "pictures")
+    make_store(manifest, folder / "words.zarr")
+    make_store(manifest, folder / "bert.zarr", text="bert", text_weights=str(save_bert(folder / "bert")))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(folder):
+    """Return the run of a recipe on the store of words, trained when it is first asked for."""
+
+    def run(recipe):
+        out = folder / f"run-{recipe}"
+        return out if out.exists() else make_run(str(folder / "words.zarr"), out, recipe)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def bert_run(folder):
+    return make_run(str(folder / "bert.zarr"), folder / "run-bert", "setdiv")
+
+
+def open_run(folder, run, **options):
+    return Retriever(run, device="cpu", data_root=folder / "pictures", **options)
+
+
+def files(retriever):
+    return [retriever.gallery.image_path(row) for row in range(len(retriever.gallery.image_ids))]
+
+
+def same(found, expected):
+    """Assert that two embeddings are the same, up to what float16 features leave."""
+    assert type(found) is type(expected)
+    if isinstance(found, Sequence):
+        assert found.length.tolist() == expected.length.tolist()
+        for one, other, length in zip(found.rows, expected.rows, found.length.tolist(), strict=True):
+            torch.testing.assert_close(one[:length], other[:length], atol=2e-3, rtol=2e-3)
+        return
+    for one, other in zip(*([e] if isinstance(e, torch.Tensor) else e for e in (found, expected)), strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other, atol=2e-3, rtol=2e-3)
+
+
+# ---- what is cached is embedded alike ----
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_cached_captions_and_images_get_their_embeddings_again(folder, runs, recipe):
+    retriever = open_run(folder, runs(recipe))
+    gallery = retriever.gallery
+    same(retriever.encode_text(gallery.texts), gallery.captions)
+    same(retriever.encode_images(files(retriever)), gallery.images)
+    decoded = [Image.open(path) for path in files(retriever)]
+    same(retriever.encode_images(decoded), gallery.images)
+    assert not torch.allclose(*(torch.as_tensor(first(gallery.images)[row]) for row in (0, 1)))
+
+
+def first(embedding):
+    return embedding if isinstance(embedding, torch.Tensor) else embedding[0]
+
+
+def test_states_of_bert_are_made_again_by_the_weights_that_are_named(folder, bert_run):
+    retriever = open_run(folder, bert_run, text_weights=str(folder / "bert"))
+    same(retriever.encode_text(retriever.gallery.texts), retriever.gallery.captions)
+    assert retriever.search("red beside blue", 3)[0].rank == 1
+
+
+def test_weights_that_are_not_named_or_others_are_refused(folder, bert_run):
+    with pytest.raises(EncoderError, match=r"made with weights from a folder; give that folder.*--text-weights"):
+        open_run(folder, bert_run).encode_text(["red"])
+    other = save_bert(folder / "other", seed=1)
+    with pytest.raises(EncoderError, match=r"other' is not what 'bert@\w+' was made with \(its weights differ\)"):
+        open_run(folder, bert_run, text_weights=str(other)).encode_text(["red"])
+    with pytest.raises(EncoderError, match=r"'random:1' is not what .* --visual-weights"):
+        open_run(folder, bert_run, visual_weights="random:1").encode_images(["x.png"])
+
+
+def test_image_weights_from_a_file_must_be_named(folder, tmp_path):
+    encoder = GridEncoder(NETWORK, "random:3", 64, "cpu")
+    encoder.save(tmp_path / "w.safetensors")
+    store = make_store(
+        folder / "pictures/pictures.yaml", tmp_path / "s", visual_weights=str(tmp_path / "w.safetensors")
+    )
+    run = make_run(store, tmp_path / "run")
+    with pytest.raises(EncoderError, match=r"weights from a file; give that file as --visual-weights FILE"):
+        open_run(folder, run).search(Path("x.png"))
+    retriever = open_run(folder, run, visual_weights=str(tmp_path / "w.safetensors"))
+    same(retriever.encode_images(files(retriever)), retriever.gallery.images)
+
+
+def test_videos_are_folders_of_frames(tmp_path):
+    store = make_store(make_pictures(tmp_path / "pictures", frames=3), tmp_path / "s.zarr", frames=2)
+    retriever = open_run(tmp_path, make_run(store, tmp_path / "run"))
+    assert retriever.run.image_facts.kind == "frames"
+    same(retriever.encode_images(files(retriever)), retriever.gallery.images)
+    with pytest.raises(SampleError, match="the picture: a video is wanted here: give a folder of frames"):
+        retriever.encode_images([Image.new("RGB", (9, 9))])
+
+
+class Corners:
+    """Regions of pixels, up to four of a picture, under the name of a real encoder of regions."""
+
+    name, kind, rows, channels, global_channels = "butd", "roi", 4, 3, 3
+    extras = ()
+    versions: dict = {}  # noqa: RUF012
+    identity: dict = {  # noqa: RUF012
+        "encoder": "butd",
+        "weights": "random:0",
+        "preprocessing": {"shorter": 600},
+        "layer": "res5, mean",
+        "regions": {"fewest": 2, "most": 4},
+    }
+
+    def decode(self, path):
+        image = open_image(path)
+        return np.asarray(image, dtype=np.float32), image.size
+
+    def encode(self, decoded):
+        return [Regions(np.stack([pixels[k, -k] for k in range(2 + int(pixels[0, 0, 0]) % 3)])) for pixels in decoded]
+
+
+def test_regions_are_asked_for_in_the_numbers_of_the_set(folder, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(encoders, "_visual", lambda *words: asked.append(words) or Corners())
+    store = make_store(folder / "pictures/pictures.yaml", tmp_path / "s.zarr")
+    retriever = open_run(folder, make_run(store, tmp_path / "run", "setdiv"))
+    same(retriever.encode_images(files(retriever)), retriever.gallery.images)
+    assert len(set(retriever.gallery._batches.image_set.length)) > 1
+    assert asked[-1] == ("butd", "random:0", 0, "cpu", (2, 4), None, False, ())
+
+
+def test_a_tuned_run_encodes_with_its_own_backbones(folder, bert_run, tmp_path):
+    tuned = tmp_path / "tuned"
+    finetune(
+        bert_run,
+        tuned,
+        settings=["schedule.epochs=2", "optimizer.lr=0.01", "finetune.image_frozen=0", "finetune.text_frozen=0"],
+        reattach=("image", "text"),
+        data_root=folder / "pictures",
+        text_weights=str(folder / "bert"),
+        device="cpu",
+    )
+    retriever = open_run(folder, tuned)
+    texts = ["a red side and a blue side"]
+    found = retriever.encode_text(texts)
+    assert not torch.allclose(found, open_run(folder, bert_run, text_weights=str(folder / "bert")).encode_text(texts))
+    with pytest.raises(RunError, match="extract … --from-run"):
+        retriever.search("red")
+    extract(load_manifest(folder / "pictures/pictures.yaml"), str(tmp_path / "t.zarr"), Options(**words_of_run(tuned)))
+    retriever = open_run(folder, tuned, store=str(tmp_path / "t.zarr"))
+    same(retriever.encode_text(retriever.gallery.texts), retriever.gallery.captions)
+    same(retriever.encode_images(files(retriever)), retriever.gallery.images)
+
+    shutil.copytree(tuned, tmp_path / "exchanged")
+    state = {name: tensor * 1.5 for name, tensor in load_file(tuned / "image_backbone.safetensors").items()}
+    save_file(state, tmp_path / "exchanged/image_backbone.safetensors")
+    with pytest.raises(EncoderError, match=r"the image backbone in .* is not the one that run\.json speaks of"):
+        open_run(folder, tmp_path / "exchanged").encode_images(["x.png"])
+
+
+def test_words_need_no_store(folder, runs, tmp_path):
+    shutil.copytree(runs("vsepp"), tmp_path / "run")
+    retriever = Retriever(tmp_path / "run", store=str(tmp_path / "nowhere"), device="cpu")
+    expected = open_run(folder, runs("vsepp")).encode_text(["red beside blue"])
+    same(retriever.encode_text(["red beside blue"]), expected)
+    with pytest.raises(CacheError, match="no feature cache is there"):
+        retriever.search("red")
+
+
+def test_a_picture_is_taken_as_it_is_stored_however_it_comes(folder, runs, tmp_path):
+    retriever, turn = open_run(folder, runs("vsepp")), Image.Exif()
+    turn[0x0112] = 6  # a viewer turns it by 90 degrees
+    upright = Image.open(files(retriever)[0])
+    upright.save(path := tmp_path / "turned.png", exif=turn)
+    expected = retriever.encode_images([upright, upright.transpose(Image.Transpose.ROTATE_270)])
+    found = retriever.encode_images([path, str(path), Image.open(path), open_upload(path.read_bytes())])
+    assert not torch.allclose(*expected, atol=1e-2)
+    torch.testing.assert_close(found, expected[:1].expand(4, -1))
+    assert retriever.search(path, 3) == retriever.search(upright, 3)
+
+
+# ---- words that the run does not know ----
+
+
+def test_unknown_words_of_a_query_are_warned_of_and_count_as_unk(folder, runs):
+    retriever = open_run(folder, runs("setdiv"))
+    query, other = "Zeppelin beside red, a quux zeppelin", "xyzzy beside red, a plugh xyzzy"
+    for ask in (
+        retriever.search,
+        retriever.search_elements,
+        lambda query: retriever.encode_text([query, "red"]).tolist(),
+    ):
+        with pytest.warns(UnknownWordsWarning, match="^not in the vocabulary: zeppelin, quux$") as caught:
+            found = ask(query)
+        assert caught[0].filename == __file__
+        with pytest.warns(UnknownWordsWarning, match="xyzzy, plugh"):
+            assert ask(other) == found
+    assert retriever.unknown_words([query, "red", "plugh"]) == ["zeppelin", "quux", "plugh"]
+
+
+def test_a_query_without_a_word_that_the_run_knows_is_refused(folder, runs):
+    retriever = open_run(folder, runs("setdiv"))
+    for ask in (retriever.search, retriever.search_elements, retriever.encode_query):
+        with pytest.raises(
+            QueryError, match=r"no word of the query is in the vocabulary .*\(zeppelin, quux\); use words"
+        ):
+            ask("Zeppelin, quux")
+        with pytest.raises(QueryError, match=r"'\?!' has no words; describe"):
+            ask("?!")
+
+
+def test_captions_are_never_warned_of_nor_refused(folder, runs):
+    retriever = open_run(folder, runs("setdiv"))
+    embedding = retriever.encode_captions(["a zeppelin", "zeppelin", "?!"])
+    torch.testing.assert_close(embedding[1], embedding[2])  # both are one <unk>
+
+
+def test_parts_of_words_are_always_known(folder, bert_run):
+    retriever = open_run(folder, bert_run, text_weights=str(folder / "bert"))
+    assert retriever.unknown_words(["zeppelin"]) == []
+    assert len(retriever.search("zeppelin", 2)) == len(retriever.search("?!", 2)) == 2
+
+
+def test_of_many_unknown_words_some_are_named():
+    words = [f"w{number}" for number in range(1, 13)]
+    assert unknown_sentence(words) == "not in the vocabulary: w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, and 2 more"
+
+
+# ---- search ----
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_search_finds_what_sorting_all_scores_finds(folder, runs, recipe):
+    retriever = open_run(folder, runs(recipe))
+    gallery, scores = retriever.gallery, score(runs(recipe), device="cpu")
+    assert (gallery.texts, gallery.file_names) == (scores.texts, scores.file_names)
+    assert gallery.caption_ids == [str(number) for number in scores.sentid]
+    torch.testing.assert_close(retriever.similarity(gallery.images, gallery.captions), scores.similarity)
+    for caption in (0, 3):
+        column = scores.similarity[:, caption]
+        hits = retriever.search(gallery.texts[caption], 4)
+        assert [hit.rank for hit in hits] == [1, 2, 3, 4]
+        assert [hit.score for hit in hits] == pytest.approx(sorted(column.tolist(), reverse=True)[:4], abs=2e-3)
+        for hit in hits:
+            row = gallery.image_ids.index(hit.id)
+            assert (hit.file_name, hit.caption) == (gallery.file_names[row], None)
+            assert hit.score == pytest.approx(float(column[row]), abs=2e-3)
+    hits = retriever.search(files(retriever)[2], 99)
+    assert sorted(hit.id for hit in hits) == sorted(gallery.caption_ids)  # more than there are: all
+    for hit in hits:
+        row = gallery.caption_ids.index(hit.id)
+        assert (hit.caption, hit.file_name) == (gallery.texts[row], None)
+        assert hit.score == pytest.approx(float(scores.similarity[2, row]), abs=2e-3)
+
+
+def test_gaussians_show_how_uncertain_they_are(folder, runs):
+    retriever = open_run(folder, runs("pcmepp"))
+    images = retriever.gallery.images
+    assert isinstance(images, Gaussian)
+    for hit in retriever.search("red beside blue", 3):
+        deviations = (images.log_variance[retriever.gallery.image_ids.index(hit.id)] / 2).exp().double().numpy()
+        assert hit.uncertainty == pytest.approx(float(np.prod(deviations) ** (1 / len(deviations))), rel=1e-4)
+        assert hit.to_dict().keys() == {"rank", "id", "score", "file_name", "uncertainty"}
+    assert uncertainty(retriever.encode_text(["red"])).shape == (1,)
+    assert open_run(folder, runs("vsepp")).search("red", 1)[0].to_dict().keys() == {"rank", "id", "score", "file_name"}
+
+
+def test_elements_search_one_by_one(folder, runs):
+    retriever = open_run(folder, runs("setdiv"))
+    (elements,) = retriever.encode_text(["red beside blue"])
+    images = retriever.gallery.images
+    lists = retriever.search_elements("red beside blue", 2)
+    assert len(lists) == len(elements) == 4
+    for element, hits in zip(elements, lists, strict=True):
+        cosines = [max(float(normalize(element, dim=0) @ normalize(own, dim=0)) for own in image) for image in images]
+        assert [hit.score for hit in hits] == pytest.approx(sorted(cosines, reverse=True)[:2], abs=1e-5)
+        assert [cosines[retriever.gallery.image_ids.index(hit.id)] for hit in hits] == pytest.approx(
+            [hit.score for hit in hits], abs=1e-5
+        )
+    with pytest.raises(QueryError, match="are no sets"):
+        open_run(folder, runs("vsepp")).search_elements("red")
+
+
+def test_equal_scores_keep_their_order():
+    scores = torch.tensor([1.0, 3.0, 2.0, 3.0, 2.0, 2.0])
+    assert best_rows(scores, 4).tolist() == [1, 3, 2, 4]
+    assert best_rows(scores, 99).tolist() == [1, 3, 2, 4, 5, 0]
+
+
+def test_an_index_answers_as_the_gallery_does(folder, runs, tmp_path):
+    pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
+    from xret.heads.retrieval.index.of_run import index_run
+
+    index_run(runs("pcmepp"), tmp_path / "index", device="cpu")
+    exact = open_run(folder, runs("pcmepp"))
+    indexed = open_run(folder, runs("pcmepp"), index=tmp_path / "index")
+    for query in ("red beside blue", files(exact)[1]):
+        found, expected = indexed.search(query, 4), exact.search(query, 4)
+        assert [hit.score for hit in found] == pytest.approx([hit.score for hit in expected], abs=1e-5)
+        assert [hit.uncertainty for hit in found] == pytest.approx([hit.uncertainty for hit in expected], abs=1e-5)
+        assert all((hit.file_name is None) == (query != "red beside blue") for hit in found)
+    assert (indexed.searched("images"), indexed.searched("captions")) == (6, 9)
+    with pytest.raises(RunError, match="is an index of another run"):
+        open_run(folder, runs("setdiv"), index=tmp_path / "index").search("red")
+
+
+def test_shards_answer_as_one_gallery(folder, runs, tmp_path):
+    pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
+    from xret.heads.retrieval.index.sharded import index_shards
+
+    index_shards(runs("setdiv"), (None, None), tmp_path / "shards", device="cpu")
+    exact = open_run(folder, runs("setdiv")).search("red beside blue", 6)
+    sharded = open_run(folder, runs("setdiv"), index=tmp_path / "shards")
+    found = sharded.search("red beside blue", 12)
+    assert sharded.searched("images") == 12  # the same store twice: each answer, then once more
+    assert [hit.id for hit in found[::2]] == [hit.id for hit in found[1::2]]
+    assert sorted(hit.id for hit in found[::2]) == sorted(hit.id for hit in exact)
+    assert [hit.score for hit in found[::2]] == pytest.approx([hit.score for hit in exact], abs=1e-5)
+
+
+def test_shards_of_another_split_or_store_are_refused(folder, runs, tmp_path):
+    pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
+    from xret.heads.retrieval.index.sharded import index_shards
+
+    run, other = runs("setdiv"), make_store(make_pictures(tmp_path / "pictures", test=7), tmp_path / "s.zarr")
+    for name, stores in (("one", (None,)), ("two", (None, other))):
+        index_shards(run, stores, tmp_path / name, split="val", kind="flat", device="cpu")
+        with pytest.raises(RunError, match="split is val there and test here"):
+            open_run(folder, run, index=tmp_path / name).search("red")
+    with pytest.raises(RunError, match=r"store is .* there and .* here"):
+        open_run(folder, run, index=tmp_path / "one", store=other, split="val").search("red")
+    for name, others in (("one", False), ("two", True)):
+        retriever = open_run(folder, run, index=tmp_path / name, split="val")
+        assert retriever.searches_others("images") is others
+    assert open_run(folder, run).searches_others("images") is False
+
+
+# ---- what makes no sense ----
+
+
+def test_queries_that_make_no_sense_end_in_a_sentence(folder, runs, tmp_path):
+    retriever = open_run(folder, runs("vsepp"))
+    (tmp_path / "broken.png").write_bytes(files(retriever)[0].read_bytes()[:200])
+    (tmp_path / "text.jpg").write_text("no picture")
+    for call, error, sentence in (
+        (lambda: retriever.search("  "), QueryError, "the query is empty"),
+        (
+            lambda: retriever.search("a b/Photo.JPG "),
+            QueryError,
+            r"'a b/Photo.JPG' is a file's name .* pathlib.Path\('a",
+        ),
+        (lambda: retriever.search_elements("x.png"), QueryError, "to search by a picture use --image x.png"),
+        (
+            lambda: open_run(folder, runs("vsepp"), text_weights="x"),
+            EncoderError,
+            "takes no text weights; leave out 'x'",
+        ),
+        (lambda: retriever.search(["red"]), QueryError, "a query is one text .* and not a list; several are"),
+        (lambda: retriever.search("red", 0), QueryError, "0 results cannot be shown"),
+        (lambda: retriever.encode_text([]), QueryError, "there is no text to embed"),
+        (lambda: retriever.encode_text("red"), QueryError, "wanted as a list"),
+        (lambda: retriever.search("\udcff red"), QueryError, "no UTF-8"),
+        (lambda: retriever.search("red", 1.5), QueryError, "1.5 results cannot be shown"),
+        (lambda: retriever.encode_text(text for text in ["red"]), QueryError, "wanted as a list"),
+        (lambda: retriever.encode_text(5), QueryError, "wanted as a list"),
+        (lambda: retriever.encode_images("red.png"), QueryError, "wanted as a list"),
+        (lambda: retriever.encode_images([np.zeros((9, 9, 3))]), QueryError, "a list of files or PIL images"),
+        (lambda: retriever.encode_images([]), QueryError, "there is no picture to embed"),
+        (lambda: retriever.search(Path("nowhere.png")), SampleError, "nowhere.png: there is no such file"),
+        (lambda: retriever.search(tmp_path / "broken.png"), SampleError, "broken.png: "),
+        (lambda: retriever.search(tmp_path / "text.jpg"), SampleError, "text.jpg: this is no image"),
+        (lambda: retriever.search(Image.new("RGB", (4000, 2))), SampleError, "the picture: it is more than 100 times"),
+        (lambda: open_run(folder, runs("vsepp"), split="tset").search("red"), CacheError, "no split 'tset'"),
+        (lambda: Retriever(tmp_path), RunError, "is no run"),
+    ):
+        with pytest.raises(error, match=sentence):
+            call()
+
+
+def test_a_run_whose_weights_are_spoilt_is_refused(folder, runs, tmp_path):
+    shutil.copytree(runs("setdiv"), tmp_path / "run")
+    weights = Run(tmp_path / "run").path / "model.safetensors"
+    save_file({name: tensor * torch.nan for name, tensor in load_file(weights).items()}, weights)
+    with pytest.raises(RunError, match="not finite"):
+        open_run(folder, tmp_path / "run").search("red")
+    with pytest.raises(RunError, match="not finite"):
+        open_run(folder, tmp_path / "run").search_elements("red")

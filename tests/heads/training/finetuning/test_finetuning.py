@@ -1,0 +1,387 @@
+"""Fine-tuning: cache and backbone give the same training, and what is put back learns as the recipe says."""
+
+import copy
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_bert import save_bert
+from small_extraction import SMALL
+
+from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.runs.run import Run
+from xret.heads.training.finetuning.finetuning import finetune
+from xret.heads.training.finetuning.reattached import Backbone
+from xret.heads.training.training import train
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.encoders.bert import BertEncoder
+from xret.pipeline.encoders.grid import GridEncoder
+from xret.pipeline.errors import CacheError, EncoderError, RecipeError, RunError, SampleError
+from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.extraction.options import words_of_run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PICTURES = {"train": 12, "val": 6, "test": 6}
+HEAD = [
+    "model.dim=16",
+    "adapter.words.word_dim=8",
+    "data.unit=image",
+    "data.batch_size=12",  # an epoch is one step
+    "schedule.name=step",
+    "schedule.epochs=2",
+    "augment.image=0",
+    "augment.text=0",
+    "loss.triplet.negatives=all",
+    "loss.triplet.reduction=mean",
+    "optimizer.lr=0.003",
+]
+FROZEN = ["finetune.image_frozen=99", "finetune.text_frozen=99"]
+MORE = "schedule.epochs=3"
+SMALLEST = "mobilenet_v3_small"  # its optimiser's state is a tenth of ResNet-18's
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return save_bert(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, bert):
+    """Make what a test asks for once: stores by text and dtype, heads by text, dtype, epochs and recipe."""
+    folder, known = tmp_path_factory.mktemp("made"), {}
+
+    class Made:
+        manifest: Path
+        bert: Path
+
+        def store(self, text="bert", dtype="float32", visual=SMALLEST):
+            url = folder / f"{text}-{dtype}-{visual}.zarr"
+            if not url.exists():
+                options = replace(SMALL, visual=visual, text=text, text_weights=str(bert), dtype=dtype)
+                extract(load_manifest(self.manifest), str(url), options)
+            return str(url)
+
+        def head(self, text="bert", dtype="float32", epochs=2, name="vsepp", visual=SMALLEST):
+            key = (text, dtype, epochs, name, visual)
+            if key not in known:
+                known[key] = folder / f"head{len(known)}"
+                recipe = load_recipe(name, [*HEAD, f"schedule.epochs={epochs}"])
+                train(self.store(text, dtype, visual), recipe, known[key], device="cpu", seed=3)
+            return known[key]
+
+    made = Made()
+    made.bert = bert
+    return made
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory, made):
+    """Write the data set; its folder."""
+    from conftest import tiny_dataset
+
+    make = tiny_dataset.__wrapped__(tmp_path_factory.mktemp("data"))
+    made.manifest = make(**PICTURES)
+    return made.manifest.parent
+
+
+@pytest.fixture
+def tune(made, pictures, tmp_path):
+    """Fine-tune: `tune(head, ["image"], *settings)` gives the new run's folder."""
+
+    def run(head, sides, *settings, out="tuned", **words):
+        weights = {"text_weights": str(made.bert)} if "text" in sides else {}
+        arguments = {"data_root": pictures, **weights, "device": "cpu", **words}
+        finetune(head, tmp_path / out, settings=[MORE, *settings], reattach=sides, **arguments)
+        return tmp_path / out
+
+    return run
+
+
+def state_of(run):
+    return torch.load(Path(run) / "state.pt", weights_only=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "sides", "name", "dtype", "tolerance"),
+    [
+        ("words", ["image"], "vse-infty", "float32", 1e-5),
+        ("bert", ["text"], "vsepp", "float32", 1e-5),
+        ("bert", ["image", "text"], "vse-infty", "float32", 1e-5),
+        ("bert", ["image", "text"], "vse-infty", "float16", 2e-3),
+    ],
+)
+def test_with_frozen_backbones_the_first_step_is_the_caches(made, tune, text, sides, name, dtype, tolerance):
+    """The third epoch, of one step, from the cache and with the backbones in the loop: loss, and weights behind it."""
+    words = {"text": text, "dtype": dtype, "name": name, "visual": "resnet18"}
+    base, whole = made.head(epochs=2, **words), made.head(epochs=3, **words)
+    if Run(base).info["best_epoch"] != 2:  # fine-tuning begins with the best weights; here those are to be the last
+        base = with_last_weights(base)
+    tuned = tune(base, sides, *FROZEN)
+    expected, found = Run(whole).metrics()[2], Run(tuned).metrics()[2]
+    assert (found["epoch"], found["step"], found["lr"]) == (3, 3, expected["lr"])
+    assert found["loss"] == pytest.approx(expected["loss"], rel=tolerance)
+    before, after = state_of(base)["model"], state_of(tuned)["model"]
+    for key, value in state_of(whole)["model"].items():
+        moved = (value - before[key]).norm()
+        assert (after[key] - value).norm() <= max(100 * tolerance * moved, 1e-6), key
+
+
+def with_last_weights(run):
+    from safetensors.torch import save_file
+
+    copied = Path(shutil.copytree(run, run.with_name(f"{run.name}-last"), dirs_exist_ok=True))
+    save_file({key: value.contiguous() for key, value in state_of(run)["model"].items()}, copied / "model.safetensors")
+    return copied
+
+
+def backbone_of(state, side):
+    prefix = f"{side}.backbone.network."
+    return {key.removeprefix(prefix): value for key, value in state["model"].items() if key.startswith(prefix)}
+
+
+def test_backbones_learn_and_batch_norms_keep_their_statistics(made, tune, bert):
+    tuned = state_of(tune(made.head(), ["image", "text"], "finetune.image_lr=0.5"))
+    before = GridEncoder(SMALLEST, "random:0", 64, "cpu").network.state_dict()
+    after = backbone_of(tuned, "image")
+    assert after.keys() == before.keys()
+    for key, value in before.items():
+        kept = key.endswith(("running_mean", "running_var", "num_batches_tracked"))
+        assert torch.equal(after[key], value) is kept, key
+    before, after = BertEncoder(str(bert), "cpu").network.state_dict(), backbone_of(tuned, "text")
+    assert not any(torch.equal(after[key], value) for key, value in before.items() if value.is_floating_point())
+
+
+def test_a_backbone_is_frozen_for_the_first_epochs_of_the_head(made, tune):
+    """Frozen until epoch 3, it learns in the fourth at its multiple of the rate, which is Adam's first step."""
+    settings = ["finetune.image_lr=0.5", "finetune.image_frozen=3"]
+    before = GridEncoder(SMALLEST, "random:0", 64, "cpu").network.state_dict()
+    three = backbone_of(state_of(tune(made.head("words"), ["image"], *settings, out="three")), "image")
+    assert all(torch.equal(three[key], value) for key, value in before.items())
+    four = backbone_of(state_of(tune(made.head("words"), ["image"], *settings, "schedule.epochs=4")), "image")
+    moved = (four["features.0.0.weight"] - before["features.0.0.weight"]).abs().max().item()
+    assert moved == pytest.approx(0.003 * 0.5, rel=0.02)
+
+
+def test_checkpointing_gives_the_same_gradients(bert, monkeypatch):
+    from xret.heads.training.finetuning import reattached
+
+    monkeypatch.setattr(reattached, "_TOGETHER", 2)
+    pixels = torch.randint(256, (5, 3, 64, 64), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    token, length = torch.randint(5, 20, (5, 6)), torch.tensor([6, 2, 4, 1, 6])
+    cases = (
+        (GridEncoder(SMALLEST, "random:0", 64, "cpu"), (pixels,)),
+        (BertEncoder(str(bert), "cpu"), (token, length)),
+    )
+    for encoder, inputs in cases:
+        found = []
+        for checkpointing in (False, True):
+            backbone = Backbone(encoder, checkpointing).train()
+            if isinstance(encoder, BertEncoder):  # it draws in another order for other parts
+                for module in backbone.modules():
+                    if isinstance(module, torch.nn.Dropout):
+                        module.p = 0.0
+            backbone.zero_grad()
+            local, global_ = backbone(*inputs)
+            (local.square().mean() + global_.sin().mean()).backward()
+            found.append({name: copy.copy(p.grad) for name, p in backbone.named_parameters() if p.grad is not None})
+        assert found[0].keys() == found[1].keys()
+        for name, gradient in found[0].items():
+            assert (gradient - found[1][name]).norm() <= 1e-4 * gradient.norm() + 1e-7, name
+
+
+def test_words_are_masked_as_pieces_of_one_word(bert):
+    from xret.pipeline.reading.end_to_end import change_words
+
+    encoder = BertEncoder(str(bert), "cpu")
+    text = "a picture of thing 123 number 45"
+    (ids,), (words,) = encoder.tokenize([text]), encoder.words([text])
+    assert words == [None, 0, 1, 2, 3, 4, 4, 4, 5, 6, 6, None]
+    rng, mask = np.random.default_rng(0), encoder.mask_token
+    fates = {"kept": 0, "masked": 0, "replaced": 0, "dropped": 0}
+    rounds = 4000
+    for _ in range(rounds):
+        changed = change_words(encoder, 0.2, ids, words, rng)
+        assert (changed[0], changed[-1]) == (ids[0], ids[-1])  # special tokens stay
+        # Without what is dropped the order stays, so that the word of three pieces can be read off alone.
+        one = change_words(encoder, 0.2, ids[5:8], [4, 4, 4], rng)
+        fate = (
+            "kept" if one == ids[5:8] else "masked" if one == [mask] * 3 else "dropped" if one == [mask] else "replaced"
+        )
+        assert fate != "replaced" or len(one) == 3
+        fates[fate] += 1
+    shares = {fate: count / rounds for fate, count in fates.items()}
+    expected = {"kept": 0.8, "masked": 0.1, "replaced": 0.02, "dropped": 0.08}
+    assert shares == pytest.approx(expected, abs=0.02)
+
+
+def test_augmentation_changes_the_pixels_and_repeats_itself(made, tune):
+    losses = {}
+    crop, mask = "finetune.crop_and_flip=true", "finetune.mask_words=0.9"
+    for out, chosen in {"plain": [], "one": [crop], "other": [crop], "masked": [mask]}.items():
+        losses[out] = Run(tune(made.head(), ["image", "text"], *FROZEN, *chosen, out=out)).metrics()[2]["loss"]
+    assert losses["one"] == losses["other"]
+    assert len(set(losses.values())) == 3
+
+
+def test_the_result_is_a_run_that_is_extracted_and_evaluated(made, tune):
+    store = made.store()
+    tuned = tune(made.head(), ["image", "text"], "finetune.image_lr=1", "finetune.text_lr=1")
+    names = {path.name for path in tuned.iterdir()}
+    assert {"image_backbone.safetensors", "text_backbone", "model.safetensors", "state.pt", "metrics.jsonl"} <= names
+    info = Run(tuned).info
+    assert [line["epoch"] for line in Run(tuned).metrics()] == [1, 2, 3]
+    with pytest.raises(RunError, match=r"extract it there with `xret extract … --from-run .*tuned`"):
+        evaluate([tuned], split="val", device="cpu")
+    options = replace(SMALL, **words_of_run(tuned))
+    extract(load_manifest(made.manifest), store, options)
+    cache = FeatureCache.open(store)
+    for side, features in (
+        ("image", cache.image_set(info["image_set"])),
+        ("text", cache.caption_set(info["text_set"])),
+    ):
+        assert features.fingerprint == info["fingerprints"][side] != info["finetuned"]["fingerprints"][side]
+    result = evaluate([tuned], split="val", device="cpu")["results"][0]
+    assert result["rsum"] == pytest.approx(info["best_rsum"])
+    # And once more: a tuned run is tuned further, with its own weights.
+    again = tune(tuned, [], "schedule.epochs=4", out="again", text_weights=None)
+    assert Run(again).info["finetuned"]["image_set"] == info["image_set"]
+    assert Run(again).info["best_epoch"] == 4
+
+
+def test_images_on_the_cache_beside_a_text_backbone(made, tune):
+    tuned = tune(made.head(), ["text"], data_root=None)
+    assert words_of_run(tuned)["visual"] is None
+    assert Run(tuned).info["image_set"] == Run(made.head()).info["image_set"]
+    assert not (tuned / "image_backbone.safetensors").exists()
+
+
+def test_another_resolution(made, tune):
+    tuned = tune(made.head("words"), ["image"], "finetune.image_size=96")
+    assert words_of_run(tuned)["image_size"] == 96
+    encoder = GridEncoder(SMALLEST, str(tuned / "image_backbone.safetensors"), 96, "cpu")
+    assert encoder.rows == 9
+    assert Run(tuned).info["best_epoch"] == 3
+
+
+def test_stopped_within_an_epoch_and_resumed_it_is_as_if_never_stopped(made, tune, monkeypatch):
+    words = [["image", "text"], "finetune.crop_and_flip=true", "finetune.mask_words=0.3", "schedule.epochs=4"]
+    words += ["optimizer.ema=0.9", "data.batch_size=5"]  # an epoch is three steps
+    whole = tune(made.head(), *words, out="whole")
+    original, states = Run.save_state, []
+
+    def save_state(self, state):
+        original(self, state)
+        states.append((state["epoch"], state["steps"]))
+        if states[-1] == (3, 2):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "save_state", save_state)
+    with pytest.raises(KeyboardInterrupt):
+        tune(made.head(), *words, "runtime.checkpoint_steps=1", out="stopped")
+    monkeypatch.undo()
+    assert states == [(2, 1), (2, 2), (2, 3), (3, 0), (3, 1), (3, 2)]
+    stopped = tune(made.head(), *words, out="stopped", resume=True)
+    for name in ("model.safetensors", "image_backbone.safetensors", "text_backbone/model.safetensors"):
+        one, other = load_file(whole / name), load_file(stopped / name)
+        assert all(torch.equal(value, other[key]) for key, value in one.items()), name
+    one, other = (state_of(run)["average"] for run in (whole, stopped))
+    assert all(torch.equal(value, other[key]) for key, value in one.items())
+    lines = [[{**line, "seconds": 0} for line in Run(run).metrics()] for run in (whole, stopped)]
+    assert lines[0] == lines[1]
+    with pytest.raises(RunError, match=r"begun otherwise: finetune\.mask_words is 0\.3 there and 0\.0 now"):
+        tune(made.head(), *words[:2], *words[3:], out="stopped", resume=True)
+
+
+def test_the_moving_average_of_head_and_backbone_is_kept(made, tune):
+    """Epochs of one step: behind the first the average is the weights, behind the second it has moved towards them."""
+    words = [made.head("words"), ["image"], "finetune.image_lr=1", "optimizer.ema=0.75"]
+    one, two = (state_of(tune(*words, f"schedule.epochs={epochs}", out=str(epochs))) for epochs in (3, 4))
+    moved = 0
+    for key, before in one["model"].items():
+        assert torch.equal(one["average"][f"module.{key}"], before)
+        average, behind = two["average"][f"module.{key}"], two["model"][key]
+        if before.is_floating_point():
+            torch.testing.assert_close(average, 0.75 * before + 0.25 * behind)
+            moved += key.startswith("image.backbone.") and not torch.equal(average, behind)
+    assert moved
+    run = tune(*words, "schedule.epochs=4", out="4", resume=True)
+    kept = {3: one, 4: two}[Run(run).info["best_epoch"]]["average"]
+    backbone, head = (load_file(run / name) for name in ("image_backbone.safetensors", "model.safetensors"))
+    for key, value in kept.items():
+        name = key.removeprefix("module.")
+        saved = backbone.get(name.removeprefix("image.backbone.network."), head.get(name))
+        assert saved is None if key == "n_averaged" else torch.equal(saved, value), key
+
+
+def fail(tune, made, error, match, *words, text="words", **named):
+    with pytest.raises(error, match=match) as caught:
+        tune(made.head(text), *words, **named)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
+    other = save_bert(tmp_path / "other", seed=1)
+    fail(tune, made, CacheError, r"no states of a text encoder .*take --reattach image", ["text"])
+    fail(tune, made, RecipeError, r"--reattach takes image, text or image,text, not 'pixels'", ["pixels"])
+    fail(tune, made, RecipeError, r"says of no backbone that it learns; say which .*--reattach", [])
+    fail(tune, made, RecipeError, r"aggregator cannot change", ["image"], "aggregator.image=gpo")
+    fail(tune, made, RecipeError, r"image backbone is not put back", ["text"], text="bert", visual_weights="random:9")
+    fail(tune, made, RecipeError, r"data\.image cannot change", ["image"], "data.image=resnet152")
+    fail(tune, made, RecipeError, r"optimizer\.ema must be below 1, not 1;", ["image"], "optimizer.ema=1")
+    fail(
+        tune,
+        made,
+        RunError,
+        r"end of its schedule, epoch 2; .*--set schedule.epochs=12",
+        ["image"],
+        "schedule.epochs=2",
+    )
+    weights = r"'random:1' is not what 'mobilenet_v3_small@\w+' was made with: weights differs; .* --visual-weights"
+    fail(tune, made, EncoderError, weights, ["image"], visual_weights="random:1")
+    fail(
+        tune, made, EncoderError, r"weights differs; .* --text-weights", ["text"], text="bert", text_weights=str(other)
+    )
+    fail(tune, made, CacheError, r"give their folder as --data-root DIR", ["image"], data_root=tmp_path)
+    fail(tune, made, CacheError, r"it is not known where they are; .*--data-root", ["image"], data_root=None)
+    assert not (tmp_path / "tuned").exists()
+
+
+def test_missing_and_other_images_are_a_sentence(made, tune, pictures, tmp_path):
+    copied = Path(shutil.copytree(pictures, tmp_path / "data"))
+    shutil.copy(copied / "images" / "5.jpg", copied / "images" / "0.jpg")
+    fail(tune, made, CacheError, r"0\.jpg has other features than 'mobilenet_v3_small@", ["image"], data_root=copied)
+    shutil.copy(pictures / "images" / "0.jpg", copied / "images" / "0.jpg")
+    (copied / "images" / "1.jpg").unlink()
+    sentence = r"1\.jpg: there is no such file; put the file back that was extracted, or check --data-root"
+    fail(tune, made, SampleError, sentence, ["image"], data_root=copied)
+    assert not (tmp_path / "tuned").exists()
+
+
+def test_memory_that_does_not_suffice_is_a_sentence(made, tune, monkeypatch):
+    monkeypatch.setattr(GridEncoder, "features", lambda *_: torch.empty(10**15))
+    fail(tune, made, RunError, r"does not fit in the memory of cpu; set finetune\.checkpointing=true", ["image"])
+
+
+def test_a_run_without_backbones_has_no_words_for_an_extraction(made):
+    with pytest.raises(RunError, match=r"no backbones of its own; --from-run takes a run that `xret finetune` made"):
+        words_of_run(made.head("words"))
+
+
+def test_what_stays_on_the_cache_lies_where_the_recipe_says(made, tune):
+    tuned = tune(made.head("words"), ["image"], "finetune.image_lr=1", "runtime.cache=stream")
+    assert json.loads((tuned / "run.json").read_text())["shuffled"] == "in groups of runs of 64 neighbours"
+
+
+def test_a_log_that_cannot_be_written_is_refused_before_anything_is_loaded(made, tune, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr("xret.heads.training.finetuning.finetuning.open_store", lambda *_: pytest.fail("it went on"))
+    fail(tune, made, RunError, "wandb", ["image"], "finetune.image_lr=1", "runtime.log=wandb")

@@ -1,0 +1,60 @@
+"""Size augmentation: which rows stay, in what order, and how many."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xret.heads.training.augmentation import drop_rows
+from xret.pipeline.reading.batches import Features
+
+
+def sample(lengths, width=2):
+    """Rows numbered from 1, so that a row can be told after it has moved; padding is zero."""
+    longest = max(lengths)
+    inside = torch.arange(longest) < torch.tensor(lengths)[:, None]
+    token = (torch.arange(1, longest + 1).expand(len(lengths), -1)) * inside
+    local = token[..., None].float().expand(-1, -1, width).contiguous()
+    return Features(torch.tensor(lengths), local, torch.ones(len(lengths), 3), token)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.sampled_from([0.1, 0.5, 0.9, 1.0]), st.integers(0, 99))
+def test_what_stays_is_a_part_of_the_rows_in_their_order(lengths, share, seed):
+    torch.manual_seed(seed)
+    features = sample(lengths)
+    left = drop_rows(features, share)
+    assert left.global_ is features.global_
+    for row, before in enumerate(lengths):
+        count = int(left.length[row])
+        assert 1 <= count <= before
+        kept = left.token[row, :count].tolist()
+        assert kept == sorted(set(kept))
+        assert set(kept) <= set(range(1, before + 1))
+        assert left.local[row, :count, 0].tolist() == kept
+        assert not left.token[row, count:].any()
+        assert not left.local[row, count:].any()
+    assert left.token.shape[1] == left.local.shape[1] == int(left.length.max())
+
+
+def test_the_share_is_that_of_the_rows():
+    torch.manual_seed(0)
+    left = drop_rows(sample([50] * 400), 0.2)
+    # 20,000 rows, each kept with chance 0.8: the standard deviation of their number is 57
+    assert abs(int(left.length.sum()) - 16_000) < 250
+    kept = torch.bincount(left.token.flatten(), minlength=51)[1:]
+    assert kept.min() > 280  # of 400, no place is dropped more often
+
+
+def test_nothing_is_dropped_without_being_asked():
+    features = sample([3, 1])
+    assert drop_rows(features, 0.0) is features
+    only_global = Features(torch.tensor([4]), None, torch.ones(1, 2))
+    assert drop_rows(only_global, 0.5) is only_global
+
+
+def test_features_without_rows_of_one_kind():
+    torch.manual_seed(1)
+    words = sample([6, 4])
+    words.local = None
+    left = drop_rows(words, 0.5)
+    assert left.local is None
+    assert left.token.shape[0] == 2

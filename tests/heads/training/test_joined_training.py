@@ -1,0 +1,145 @@
+"""One head learnt from several stores."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
+from small_store import make_store
+
+from xret.cli import main
+from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.runs.run import Run
+from xret.heads.training.objective import Objective
+from xret.heads.training.training import train
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.errors import CacheError, RunError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SETTINGS = [
+    "model.dim=16",
+    "adapter.words.word_dim=8",
+    "data.unit=image",
+    "data.batch_size=4",
+    "schedule.epochs=3",
+    "loss.triplet.reduction=mean",
+    "loss.exclude_same_text=true",
+]
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """Two stores of one encoder, of 10 and 8 images of train; the second one's captions have other words as well."""
+    folder = tmp_path_factory.mktemp("stores")
+    second = make_store(folder / "b.zarr", train=8, val=4, words="look here")
+    return make_store(folder / "a.zarr", train=10), second
+
+
+def recipe_of(*settings):
+    return load_recipe("vsepp", [*SETTINGS, *settings])
+
+
+@pytest.fixture(scope="module")
+def whole(stores, tmp_path_factory):
+    out = tmp_path_factory.mktemp("run") / "whole"
+    train(stores[0], recipe_of(), out, device="cpu", also=[stores[1]])
+    return out
+
+
+def test_every_sample_of_both_is_learnt_and_the_first_validates(stores, whole, tmp_path, monkeypatch):
+    seen, original = [], Objective.__call__
+
+    def count(self, batch, now):
+        seen.append((len(batch.images.length), len(batch.captions.length), self.text_number))
+        return original(self, batch, now)
+
+    monkeypatch.setattr(Objective, "__call__", count)
+    train(stores[0], recipe_of("schedule.epochs=1"), tmp_path / "run", device="cpu", also=[stores[1]])
+    caches = [FeatureCache.open(url) for url in stores]
+    assert sum(images for images, _, _ in seen) == 18
+    assert sum(captions for _, captions, _ in seen) == 25 + 20
+    # Captions are told apart by their texts in both stores.
+    texts = [text for cache, n in zip(caches, (25, 20), strict=True) for text in cache.caption_texts(0, n)]
+    number = seen[0][2].tolist()
+    assert [texts.index(text) for text in texts] == [number.index(n) for n in number]
+    info = Run(whole).info
+    assert info["also"] == [f"small {caches[1].manifest_sha256[:8]}"]
+    assert info["also_stores"] == [stores[1]]
+    assert Run(whole).vocabulary == caches[0].caption_set().vocabulary
+    (result,) = evaluate([whole], split="val", device="cpu")["results"]
+    assert (result["images"], result["rsum"]) == (12, pytest.approx(info["best_rsum"]))
+
+
+class Stopped(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+def outcome(run):
+    """Return what must repeat, tensors as bytes: metrics without times, the kept weights, the whole state."""
+
+    def plain(value):
+        if isinstance(value, dict):
+            return {key: plain(inner) for key, inner in value.items() if key != "seconds"}
+        if isinstance(value, list | tuple):
+            return [plain(inner) for inner in value]
+        return value.numpy().tobytes() if isinstance(value, torch.Tensor) else value
+
+    state = torch.load(run / "state.pt", weights_only=True)
+    return plain([Run(run).metrics(), load_file(run / "model.safetensors"), state])
+
+
+def test_stopped_within_an_epoch_and_resumed_it_is_as_if_never_stopped(stores, whole, tmp_path, monkeypatch):
+    left, original = [7], Objective.__call__
+
+    def stop(self, batch, now):
+        left[0] -= 1
+        if left[0] < 0:
+            raise Stopped
+        return original(self, batch, now)
+
+    monkeypatch.setattr(Objective, "__call__", stop)
+    out, words = tmp_path / "run", {"device": "cpu", "also": [stores[1]]}
+    with pytest.raises(Stopped):
+        train(stores[0], recipe_of("runtime.checkpoint_steps=1"), out, **words)
+    assert torch.load(out / "state.pt", weights_only=True)["steps"] == 2  # of five in an epoch
+    monkeypatch.undo()
+    with pytest.raises(RunError, match=r"begun otherwise: also is \['small \w{8}'\] there and None now"):
+        train(stores[0], recipe_of(), out, device="cpu", resume=True)
+    moved = [str(shutil.copytree(url, tmp_path / f"{name}.zarr")) for url, name in zip(stores, "ab", strict=True)]
+    train(moved[0], recipe_of(), out, device="cpu", also=moved[1:], resume=True)
+    assert outcome(out) == outcome(whole)
+    info = Run(out).info
+    assert [info["store"], *info["also_stores"]] == moved
+
+
+def test_what_does_not_fit_is_a_sentence_before_anything_is_written(stores, tmp_path):
+    other = make_store(tmp_path / "c.zarr", train=10, weights="b")
+    tokens = make_store(tmp_path / "d.zarr", train=10, text="tokens")
+    copies = [shutil.copytree(url, tmp_path / f"{name}.zarr") for url, name in zip(stores, "fg", strict=True)]
+    no_train = make_store(tmp_path / "e.zarr", train=0)
+    for first, also, sentence in (
+        (stores[0], [stores[0]], r"a\.zarr is named twice; leave one --also out"),
+        (stores[0], [stores[1], stores[1]], r"b\.zarr is named twice"),
+        (stores[0], [str(copies[0])], r"f\.zarr has the same samples as .*a\.zarr; leave one --also out"),
+        (stores[0], [stores[1], str(copies[1])], r"g\.zarr has the same samples as .*b\.zarr; leave one --also out"),
+        (stores[0], [str(tmp_path / "none")], "no feature cache is there"),
+        (stores[0], [no_train], r"e\.zarr cannot be joined to .*a\.zarr: it has no split 'train'; it has val, test"),
+        (stores[0], [other], r"no features of images equal to 'grid@\w+' \(there: grid@\w+\); extract them with"),
+        (tokens, [stores[0]], r"no features of captions equal to 'states@\w+' \(there: words@\w+\)"),
+    ):
+        with pytest.raises(CacheError, match=sentence):
+            train(first, recipe_of(), tmp_path / "run", device="cpu", also=also)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command(stores, tmp_path):
+    sets = [word for setting in [*SETTINGS, "schedule.epochs=1"] for word in ("--set", setting)]
+    words = ["train-head", stores[0], "--also", stores[1], "--recipe", "vsepp", *sets, "--out", str(tmp_path / "run")]
+    result = CliRunner().invoke(main, [*words, "--device", "cpu", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["epochs"] == 1
+    assert Run(tmp_path / "run").info["also_stores"] == [stores[1]]

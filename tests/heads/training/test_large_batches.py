@@ -1,0 +1,155 @@
+"""A batch embedded in parts has the gradients of the whole."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from small_store import make_store
+
+from xret.heads.model import build_losses, build_model, feature_facts
+from xret.heads.modules.aggregators import AGGREGATORS
+from xret.heads.modules.aggregators.region_graph import RegionGraphLayer
+from xret.heads.modules.losses import LOSSES
+from xret.heads.recipes.recipe import load_recipe, recipe_names
+from xret.heads.training.large_batches import embed_in_parts
+from xret.heads.training.objective import Objective
+from xret.heads.training.training import train
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.errors import RecipeError
+from xret.pipeline.reading.batches import Batches
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SYSTEMS = [name for name in recipe_names() if "/" not in name]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return make_store(tmp_path_factory.mktemp("store") / "small.zarr", train=8, val=4, test=4)
+
+
+def recipe_of(name, *settings):
+    recipe = load_recipe(name, ["model.dim=8"])
+    small = ["model.dim=16", "adapter.words.word_dim=8", "data.batch_size=100", "schedule.epochs=1"]
+    small += [f"aggregator.{side}.head_dim=8" for side, part in recipe.aggregator.items() if "head_dim" in part]
+    if "caption-generation" in recipe.terms:
+        small += [f"loss.caption-generation.{key}=8" for key in ("hidden", "word_dim")]
+    return load_recipe(name, [*small, *settings])
+
+
+class Trial:
+    """A head with its losses before one batch of the whole split."""
+
+    def __init__(self, store, recipe, dtype=torch.float64):
+        cache = FeatureCache.open(store)
+        self.recipe = recipe
+        sets = cache.image_set(), cache.caption_set()
+        torch.manual_seed(0)
+        self.model = build_model(recipe, *map(feature_facts, sets))
+        self.losses = build_losses(recipe, feature_facts(sets[1]))
+        for module in self.model.modules():
+            if isinstance(module, RegionGraphLayer):
+                module.norm = None
+        for parameter in [*self.model.parameters(), *self.losses.parameters()]:
+            parameter.data += 0.1 * torch.randn_like(parameter)  # none at zero, where a gradient may vanish
+        self.model.to(dtype)
+        self.losses.to(dtype)
+        fields = {"image_fields": self.model.image_fields, "caption_fields": self.model.caption_fields}
+        split = Batches(cache, *sets, "train", **fields)
+        (self.batch,) = split.epoch(unit=recipe.data.unit, batch_size=100, seed=0, epoch=0)
+
+    def gradients(self, chunk, precision=None, seed=1):
+        """The loss with its terms, and the gradient of every weight."""
+        self.model.zero_grad()
+        self.losses.zero_grad()
+        recipe = replace(self.recipe, data=replace(self.recipe.data, chunk=chunk))
+        torch.manual_seed(seed)
+        values = Objective(recipe, self.model, self.losses, precision=precision)(self.batch, 0.5)
+        values[0].backward()
+        named = [*self.model.named_parameters(), *self.losses.named_parameters()]
+        found = {name: parameter.grad.clone() for name, parameter in named if parameter.grad is not None}
+        return values.detach(), found
+
+
+def assert_close(ours, reference, tolerance=1e-9):
+    torch.testing.assert_close(ours[0], reference[0], rtol=tolerance, atol=tolerance)
+    assert ours[1].keys() == reference[1].keys()
+    assert len(ours[1]) > 3
+    least = 1e-3 * max(gradient.abs().max().item() for gradient in reference[1].values())  # some vanish by symmetry
+    for name, gradient in reference[1].items():
+        allowed = tolerance * max(gradient.abs().max().item(), least)
+        torch.testing.assert_close(ours[1][name], gradient, rtol=0, atol=allowed, msg=name)
+
+
+@pytest.fixture
+def no_dice(monkeypatch):
+    """Let nothing be drawn: numbers drawn for a batch are others than those drawn part by part."""
+    monkeypatch.setattr("torch.nn.functional.dropout", lambda x, *_, **__: x)
+    monkeypatch.setattr("torch.randn_like", torch.ones_like)
+    monkeypatch.setattr("torch.randn", lambda *size, **options: torch.ones(*size, **options))
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_gradients_are_those_of_the_whole_batch(store, name, no_dice):
+    trial = Trial(store, recipe_of(name))
+    whole = trial.gradients(None)
+    for chunk in (3, 7):  # of 8 images, or 20 captions
+        assert_close(trial.gradients(chunk), whole)
+
+
+VECTORS = ["average", "cls", "fspool", "gem", "k-max", "last", "max", "self-attention", "seq2seq"]
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_other_aggregators_too(store, name, no_dice):
+    trial = Trial(store, recipe_of("vsepp", f"aggregator.image={name}", "adapter.words.word_dim=16"))
+    assert_close(trial.gradients(3), trial.gradients(None))
+
+
+def test_no_aggregator_is_forgotten():
+    recipes = [load_recipe(name, ["model.dim=8"]) for name in SYSTEMS]
+    assert {part["name"] for recipe in recipes for part in recipe.aggregator.values()} | {*VECTORS} == {*AGGREGATORS}
+    assert {term for recipe in recipes for term in recipe.terms} == {*LOSSES}
+
+
+def test_both_passes_draw_the_same_numbers(store):
+    """Against the parts with their graphs kept, drawn once."""
+    settings = ["augment.image=0.3", "augment.text=0.3"]
+    trial = Trial(store, recipe_of("pcme", *settings))  # dropout, and samples of Gaussians
+    once = trial.gradients(3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xret.heads.training.large_batches.checkpoint", lambda embed, values, **_: embed(values))
+        kept = trial.gradients(3)
+        other = trial.gradients(3, seed=2)
+    assert_close(once, kept)
+    with pytest.raises(AssertionError):
+        assert_close(other, kept)  # they are drawn indeed
+
+
+def test_in_bfloat16_it_is_as_close_as_rounding_allows(store):
+    trial = Trial(store, recipe_of("setdiv"), torch.float32)
+    assert_close(trial.gradients(3, torch.bfloat16), trial.gradients(None, torch.bfloat16), 0.03)
+
+
+def test_nothing_but_a_part_is_kept(store):
+    """What is kept for going back does not grow with the batch, embeddings apart."""
+    trial, kept = Trial(store, recipe_of("setdiv")), {}
+    for chunk in (None, 2):
+        held = []
+        features = trial.batch.captions
+        parts = 1 if chunk is None else len(features.length) // chunk
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, held=held: held.append(t.numel()) or t, lambda t: t):
+            embed_in_parts(trial.model.embed_captions, features, parts)
+        kept[chunk] = sum(held)
+    assert kept[2] < kept[None] / 10
+
+
+def test_batch_normalisation_is_refused_before_anything_is_made(tmp_path):
+    url = make_store(tmp_path / "roi.zarr", train=8, val=4, test=4, image="roi")
+    with pytest.raises(
+        RecipeError, match=r"data\.chunk embeds .* image\.adapter\.layer\.mlp\.1 needs it whole; .*linear"
+    ):
+        train(url, recipe_of("setdiv", "data.chunk=3"), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+    recipe = recipe_of("setdiv", "data.chunk=3", "adapter.roi.layers=linear")
+    assert train(url, recipe, tmp_path / "run", device="cpu").trained == 1

@@ -1,0 +1,170 @@
+"""Collapse is seen where it is, and lack of memory names the keys that need less."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_store import make_store
+from torch import nn
+
+from xret.heads.modules.losses import Diversity, Triplet
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.runs.run import Run
+from xret.heads.training.training import train
+from xret.heads.training.watching import STEPS, CollapseWatch, enough_memory
+from xret.pipeline.cache.feature_cache import ImageSet
+from xret.pipeline.errors import OutOfMemory, RunError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SMALL = ["model.dim=8", "data.batch_size=8", "adapter.words.word_dim=8"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return make_store(tmp_path_factory.mktemp("store") / "small.zarr", train=16, val=4)
+
+
+def positives(images, captions):
+    return torch.arange(images * captions) // captions == torch.arange(images)[:, None]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_constant_is_the_loss_of_equal_similarities(reduction):
+    loss = Triplet(margin=0.3, reduction=reduction)
+    watch = CollapseWatch(nn.ModuleDict({"diversity": Diversity(), "triplet": loss}))
+    value = loss(torch.full((4, 12), 0.7), positives(4, 3), None, None)
+    assert watch.constant(pairs=12) == pytest.approx(value.item())
+    values = torch.tensor([9.0, 9.0, value])
+    assert watch.steps_at_constant(values, 12, before=4) == 5
+    assert watch.steps_at_constant(values * 1.005, 12, before=4) == 5  # hardest negatives lie a little above
+    assert watch.steps_at_constant(values * 1.02, 12, before=4) == 0
+    assert watch.steps_at_constant(values * 0.98, 12, before=4) == 0
+
+
+def test_all_negatives_are_not_watched():
+    warming = Triplet(warmup_epochs=2)
+    for loss, watched in ((Triplet(negatives="all"), False), (Triplet(margin=0.0), False), (warming, False)):
+        assert (CollapseWatch(nn.ModuleDict({"triplet": loss})).constant(3) is not None) is watched
+    warming.epoch = 2
+    assert CollapseWatch(nn.ModuleDict({"triplet": warming})).constant(3) == 0.4
+    assert CollapseWatch(nn.ModuleDict({"diversity": Diversity()})).constant(3) is None
+
+
+def test_a_collapse_is_told_once_and_written_down(store, tmp_path, capsys):
+    # A margin beside which all similarities are alike, and a rate that changes nothing.
+    collapsed = ["optimizer.lr=1e-9", f"schedule.epochs={STEPS // 2 + 1}", "loss.triplet.margin=100"]
+    train(store, load_recipe("vsepp", [*SMALL, "data.unit=image", *collapsed]), tmp_path / "run", device="cpu")
+    lines = Run(tmp_path / "run").metrics()
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("collapse: ")]
+    assert told == [
+        "collapse: the triplet loss has sat at its constant 2 x margin x pairs for 100 steps, so that all embeddings "
+        "are alike and little is learnt; begin another run with --set loss.triplet.warmup_epochs=1 or "
+        "--set optimizer.lr=1e-10"
+    ]
+    assert [line.get("collapsed", False) for line in lines] == [line["step"] >= STEPS for line in lines]
+    assert any("collapsed" in line for line in lines)
+
+
+def test_a_head_that_learns_is_not_said_to_collapse(store, tmp_path, capsys):
+    settings = ["data.unit=image", "optimizer.lr=0.02", "schedule.epochs=55"]
+    train(store, load_recipe("vsepp", [*SMALL, *settings]), tmp_path / "run", device="cpu")
+    assert Run(tmp_path / "run").metrics()[-1]["step"] >= STEPS
+    assert "collapse" not in capsys.readouterr().err + json.dumps(Run(tmp_path / "run").metrics())
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "ways"),
+    [
+        ("cpu", [], ["data.chunk=32, for the same gradients", "runtime.cache=stream"]),
+        ("cuda", [], ["data.chunk=32", "runtime.cache=pinned"]),
+        ("cuda", ["data.chunk=4", "runtime.cache=pinned"], ["runtime.cache=stream"]),
+        ("cuda", ["data.chunk=4", "runtime.cache=stream"], []),
+    ],
+)
+def test_a_lack_of_memory_names_what_needs_less(device, settings, ways):
+    recipe = load_recipe("vsepp", [*SMALL, *settings])
+    with pytest.raises(RunError) as caught, enough_memory(torch.device(device), recipe):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    message = str(caught.value)
+    assert message.startswith(f"the head does not fit in the memory of {device}; choose a smaller data.batch_size")
+    assert message.count("; or ") == len(ways)
+    assert all(way in message for way in ways)
+    with pytest.raises(RunError, match=r"^mine$"), enough_memory(torch.device(device), recipe):
+        raise RunError("mine") from RunError("another")
+
+
+def test_a_full_disk_is_no_lack_of_memory(store, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")  # as torch says it
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(RunError, match=r"state\.pt cannot be written") as caught:
+        train(store, load_recipe("vsepp", SMALL), tmp_path / "run", device="cpu")
+    assert "runtime.cache" not in str(caught.value)
+    assert not isinstance(caught.value, OutOfMemory)
+
+
+def test_it_stops_when_nothing_gets_better(store, tmp_path):
+    recipe = load_recipe("vsepp", [*SMALL, "optimizer.lr=0", "schedule.epochs=20", "schedule.patience=3"])
+    summary = train(store, recipe, tmp_path / "run", device="cpu")
+    assert (summary.epochs, summary.trained, summary.best_epoch) == (4, 4, 1)
+    assert len(Run(tmp_path / "run").metrics()) == 4
+    assert train(store, recipe, tmp_path / "run", device="cpu", resume=True).trained == 0
+
+
+def test_the_average_of_the_weights_is_what_is_kept(store, tmp_path, monkeypatch):
+    """Against the recursion, written out over the weights behind every step."""
+    behind, step = [], torch.optim.AdamW.step
+
+    def noted(self, *arguments, **options):
+        done = step(self, *arguments, **options)
+        behind.append([p.detach().clone() for group in self.param_groups for p in group["params"]])
+        return done
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", noted)
+    settings = ["optimizer.ema=0.8", "optimizer.lr=0.05", "schedule.epochs=1"]
+    train(store, load_recipe("vsepp", [*SMALL, *settings]), tmp_path / "run", device="cpu")
+    average = [weights.double() for weights in behind[0]]
+    for weights in behind[1:]:
+        average = [0.8 * old + 0.2 * new.double() for old, new in zip(average, weights, strict=True)]
+    kept = load_file(tmp_path / "run" / "model.safetensors")
+    state = torch.load(tmp_path / "run" / "state.pt", weights_only=True)["model"]
+    found = sorted((t.double() for t in kept.values()), key=lambda t: (t.numel(), t.sum().item()))
+    expected = sorted(average, key=lambda t: (t.numel(), t.sum().item()))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.flatten(), other.flatten(), rtol=1e-5, atol=1e-6)
+    assert len(behind) > 3
+    assert any(not torch.equal(kept[name], state[name]) for name in kept)
+
+
+def test_an_average_that_would_never_move_is_refused(store, tmp_path):
+    with pytest.raises(Exception, match=r"optimizer\.ema must be below 1, not 1; 0\.999 averages"):
+        train(store, load_recipe("vsepp", [*SMALL, "optimizer.ema=1"]), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_features_that_are_not_finite_are_not_blamed_on_the_learning_rate(tmp_path, monkeypatch, split):
+    whole = ImageSet.local
+
+    def spoiled(self, rows):
+        values = whole(self, rows).copy()
+        values[rows == self.cache.splits[split][0]] = np.nan
+        return values
+
+    monkeypatch.setattr(ImageSet, "local", spoiled)
+    store = make_store(tmp_path / "s.zarr", train=12, val=6)
+    settings = [*SMALL, "aggregator.image=average"]
+    with pytest.raises(RunError, match=r"; features in the cache are not finite themselves: extract") as caught:
+        train(store, load_recipe("vsepp", settings), tmp_path / "run", device="cpu")
+    assert "optimizer.lr" not in str(caught.value)
+
+
+def test_an_early_end_is_told(store, tmp_path, capsys):
+    recipe = load_recipe("vsepp", [*SMALL, "optimizer.lr=0", "schedule.epochs=9", "schedule.patience=2"])
+    train(store, recipe, tmp_path / "run", device="cpu")
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "train: stopped behind epoch 3 of 9, for none of the last 2 was better in validation RSUM."

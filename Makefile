@@ -18,7 +18,7 @@ test: $(VENV)/.test
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	rm -rf .build && $(PIP) --no-deps --no-build-isolation --target .build/site .
+	rm -rf .build build && $(PIP) --no-deps --no-build-isolation --target .build/site .
 	cd .build/site && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p xret
 	cd .build/site && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml --no-cache
 

@@ -12,8 +12,7 @@ import numpy as np
 from PIL import Image
 
 from ...pipeline.cache.feature_cache import FeatureCache, ImageSet
-from ...pipeline.data.samples import open_image
-from ...pipeline.data.thumbnails import thumbnail
+from ...pipeline.data.images import open_image, thumbnail
 from ...pipeline.errors import CacheError, ManifestError, SampleError
 from ...pipeline.reading.reattachment import image_folder
 

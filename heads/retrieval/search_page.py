@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from ...pipeline.data.thumbnails import jpeg, thumbnail
+from ...pipeline.data.images import jpeg, thumbnail
 from ...pipeline.errors import RunError, SampleError
 from .hits import Hit, Modality
 from .retriever import Picture, Retriever

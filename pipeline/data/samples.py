@@ -1,24 +1,17 @@
-"""Samples: the captions of a data set in the order of the store, and its images as Pillow decodes them."""
+"""Samples: the images of a data set and their captions, in the order of the store."""
 
 import gc
 import hashlib
-import io
 import json
 import re
 import sys
-import threading
 import unicodedata
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
-from PIL import Image, UnidentifiedImageError
-
-from ..errors import ManifestError, SampleError
+from ..errors import ManifestError
 from ..wording import counted
 from .caption_files import Entry, read_entries
 from .manifest import SPLITS, Manifest
@@ -102,57 +95,6 @@ def _build(entries: list[Entry], manifest: Manifest) -> Samples:
         images.append(ImageSample(identity, entry.file_name, split, entry.cocoid, kept))
     images.sort(key=lambda image: SPLITS.index(image.split))
     return Samples(manifest.name, tuple(images), _ranges(images), _digest(manifest, images))
-
-
-def open_image(path: str | Path | Image.Image) -> Image.Image:
-    """Decode an image file completely, as RGB; of a picture that is open already, the rest.
-
-    Of 16 bits a channel the upper 8 are taken, of an animation the first frame; what the file's name ends in does not
-    matter. The pixels stay as they are stored: an EXIF orientation is not applied, as torchvision's datasets do not.
-
-    Raises:
-        SampleError: the file is missing, empty, damaged, too large or no image, in a few words.
-    """
-    try:
-        if isinstance(path, Image.Image):
-            return _as_rgb(path)
-        with _open(Path(path).read_bytes()) as image:
-            return _as_rgb(image)
-    except Exception as error:  # Pillow's readers raise all kinds of errors on damaged files
-        raise SampleError(str(path), _reason(error)) from error
-
-
-def _as_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in _SIXTEEN_BITS):
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
-    if image.mode.startswith(("I", "F")):
-        raise ValueError(f"it has more than 16 bits a channel (mode {image.mode}); convert it")
-    # A palette with transparency goes by way of RGBA: Pillow warns of the direct way.
-    return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
-
-
-_SIXTEEN_BITS = ("PNG", "PPM")  # formats whose greys of more than 8 bits Pillow widens to 32
-_warnings_lock = threading.Lock()  # the list of warning filters belongs to the process, not to a thread
-
-
-def _open(data: bytes) -> Image.Image:
-    """Read the header of an image without Pillow's remarks on it; the disk is not waited for under the lock."""
-    if not data:
-        raise ValueError("the file is empty")
-    with _warnings_lock, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")
-        return Image.open(io.BytesIO(data))
-
-
-def _reason(error: Exception) -> str:
-    """Say in a few words what was wrong, without the path, which may differ from machine to machine."""
-    if isinstance(error, FileNotFoundError):
-        return "there is no such file"
-    if isinstance(error, UnidentifiedImageError):
-        return "this is no image that Pillow can read"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 # Vowel signs and accents are no letters to `re`, yet belong to the word around them.

@@ -1,6 +1,5 @@
 """Frame features: a video is a folder of frames, and each frame the mean of its grid features."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.images import frame_names
 from ..data.regions import Regions
 from ..errors import EncoderError, SampleError
 
-_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 _AT_ONCE = 64  # frames that go through the network together
 
 
@@ -96,24 +95,3 @@ class FramesEncoder:
         features = [self._grid.encode(batch)[1] for batch in batches]
         bounds = np.cumsum([len(video) for video in decoded])[:-1]
         return [Regions(local) for local in np.split(np.concatenate(features), bounds)]
-
-
-def frame_names(folder: Path) -> list[str]:
-    """Return the names of a folder's images in natural order."""
-    try:
-        names = [entry.name for entry in folder.iterdir()]
-    except FileNotFoundError as error:
-        raise SampleError(str(folder), "there is no such folder of frames") from error
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise SampleError(str(folder), f"a folder of frames is wanted here ({reason})") from error
-    frames = [name for name in names if name.lower().endswith(_SUFFIXES) and not name.startswith(".")]
-    if not frames:
-        raise SampleError(str(folder), f"no frame is in this folder; frames end in {', '.join(_SUFFIXES)}")
-    return sorted(frames, key=_natural)
-
-
-def _natural(name: str) -> tuple[list[tuple[str, int]], str]:
-    """Sort numbers in names by their value; ``1`` and ``01`` by the names themselves."""
-    parts = re.findall(r"([^0-9]*)([0-9]*)", name)
-    return [(text, int(digits or -1)) for text, digits in parts], name

@@ -7,14 +7,14 @@ import torch
 import torchvision
 from PIL import Image
 
-from ..data.samples import open_image
+from ..data.images import open_image
 from ..errors import SampleError
 
 _LONGEST = 100  # longer side over shorter; beyond, a resized picture would fill the memory, or have no pixels left
 
 
 def open_picture(path: str | Path) -> Image.Image:
-    """Decode an image file whose proportions a network can take; errors of `samples.open_image`.
+    """Decode an image file whose proportions a network can take; errors of `images.open_image`.
 
     Raises:
         SampleError: it cannot be read, or is far too long and narrow.

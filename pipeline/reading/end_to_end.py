@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..cache.feature_cache import CaptionSet, FeatureCache, ImageSet
-from ..data.samples import open_image
+from ..data.images import open_image
 from ..device import cores
 from ..errors import SampleError
 from .batches import Batch, Batches, Unit

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from xret.pipeline import encoders
-from xret.pipeline.data.samples import open_image
+from xret.pipeline.data.images import open_image
 
 
 class SmallEncoder:

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ....pipeline.data.samples import open_image
+from ....pipeline.data.images import open_image
 from ....pipeline.errors import CacheError, SampleError
 from ....pipeline.progress import Progress
 from ....pipeline.reading.batches import Features

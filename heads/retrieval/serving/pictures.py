@@ -5,7 +5,7 @@ from collections import OrderedDict
 
 from PIL import Image
 
-from ....pipeline.data.samples import open_image
+from ....pipeline.data.images import open_image
 from ....pipeline.errors import QueryError
 
 # The readers of Pillow that a web page needs: one that is not asked cannot be attacked.

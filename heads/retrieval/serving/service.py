@@ -7,7 +7,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from ....pipeline.data.thumbnails import jpeg, thumbnail
+from ....pipeline.data.images import jpeg, thumbnail
 from ....pipeline.errors import CacheError, ManifestError, RunError, XretError
 from ...modules.embedding import Embedding
 from ..hits import Hit, Modality, uncertainty

@@ -15,8 +15,8 @@ from torch.nn import functional
 from torchvision.ops import box_iou
 from torchvision.transforms.functional import pil_to_tensor
 
+from ...data.images import open_image
 from ...data.regions import Regions
-from ...data.samples import open_image
 from ...errors import EncoderError
 from ..pictures import library_versions, open_picture
 from ..random_weights import noise_images, settle_norms

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from small_captions import image, karpathy, manifest, refusal
 
+from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.data.samples import SPLITS, open_image, read_samples, tokenize
+from xret.pipeline.data.samples import SPLITS, read_samples, tokenize
 from xret.pipeline.errors import SampleError
 
 # --- Rows

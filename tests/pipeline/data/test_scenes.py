@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.data.samples import open_image, read_samples, tokenize
+from xret.pipeline.data.samples import read_samples, tokenize
 from xret.pipeline.data.scenes import generate as scenes
 from xret.pipeline.data.scenes.generate import generate_scenes
 from xret.pipeline.data.scenes.pictures import COLOURS, PATTERNS, SHAPES, SIZES, TEXTURES

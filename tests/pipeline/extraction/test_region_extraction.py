@@ -11,9 +11,9 @@ from xret.heads.training.training import train
 from xret.pipeline import encoders
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.verify import verify
+from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.regions import Regions
-from xret.pipeline.data.samples import open_image
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.reading.batches import Batches

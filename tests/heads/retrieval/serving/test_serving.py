@@ -25,7 +25,7 @@ from xret.heads.retrieval.serving import handler, server, site
 from xret.heads.retrieval.serving.handler import is_own, own_names
 from xret.heads.retrieval.serving.pictures import MOST_PIXELS, Shelf, open_upload
 from xret.heads.retrieval.serving.service import Service
-from xret.pipeline.data.samples import open_image
+from xret.pipeline.data.images import open_image
 from xret.pipeline.errors import EncoderError, QueryError, RunError
 
 JPEG = {"Content-Type": "image/jpeg"}

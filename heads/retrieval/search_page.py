@@ -1,7 +1,6 @@
 """The results of a search as one HTML file that needs no other: pictures are inside, small."""
 
 import base64
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import jinja2
 
 from ...pipeline.data.images import jpeg, thumbnail
 from ...pipeline.errors import RunError, SampleError
+from ...pipeline.files import write_bytes
 from .hits import Hit, Modality
 from .retriever import Picture, Retriever
 
@@ -111,16 +111,8 @@ def write_page(path: Path, retriever: Retriever, query: Picture, hits: Sequence[
         f" by {retriever.run.path}",
         found=found,
     )
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(text.encode("utf-8", "replace"))  # a file's name may be no text
-        partial.replace(path)
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror or error}; choose another --html") from error
-    finally:
-        if partial.parent.is_dir():
-            partial.unlink(missing_ok=True)
+    encoded = text.encode("utf-8", "replace")  # a file's name may be no text
+    write_bytes(path, encoded, RunError, "choose another --html")
 
 
 def _url(picture: Picture) -> str:

@@ -21,7 +21,7 @@ from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.cache.lease import locked
 from ...pipeline.device import pick_device
 from ...pipeline.errors import CacheError, RecipeError, RunError
-from ...pipeline.reading.columns import Resident
+from ...pipeline.reading.placement import Resident
 from ..evaluation.paper_rows import row_of
 from ..model import FeatureFacts, build_losses, build_model, feature_facts
 from ..recipes.recipe import Recipe

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.wording import counted
+from .parsing import Sectioned
 
 if TYPE_CHECKING:
     from ..heads.retrieval.hits import Hit
@@ -29,7 +30,14 @@ def run_options(command: Any) -> Any:
     return command
 
 
-@click.command()
+@click.command(
+    cls=Sectioned,
+    sections={
+        "The query": "image visual_weights text_weights trust",
+        "Results": "k as_json",
+        "Where it is searched": "store split index scheduler device",
+    },
+)
 @click.argument("run")
 @click.argument("words", nargs=-1, metavar="[QUERY]")
 @click.option(

@@ -68,4 +68,6 @@ def on_valid_rows(layer: Callable[[Tensor], Tensor], rows: Tensor, length: Tenso
     """
     valid = valid_rows(rows, length)
     made = layer(rows[valid])
-    return made.new_zeros((*rows.shape[:2], made.shape[1])).masked_scatter(valid[..., None], made)
+    padded = made.new_zeros((*rows.shape[:2], made.shape[1]))
+    padded[valid] = made
+    return padded

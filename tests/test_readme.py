@@ -23,6 +23,7 @@ from xret.pipeline.data.scenes.generate import generate_scenes
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("pipeline/README.md", "heads/README.md", "tests/benchmarks/README.md")
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *ROOMS, "tests/golden/README.md")
+WAITING = pytest.mark.skipif(not hasattr(xret, "train"), reason="the Python interface is not merged yet")
 PLACEHOLDERS = ("NAME", "VARIANT", "TABLE")  # of paths that CONTRIBUTING tells to make
 
 
@@ -170,6 +171,7 @@ def test_python_blocks_are_python(document):
         ast.parse(block)
 
 
+@WAITING
 def test_the_example_calls_what_is_there():
     (example,) = blocks("README.md", "python")
     called = [node for node in ast.walk(ast.parse(example)) if isinstance(node, ast.Call)]
@@ -181,6 +183,7 @@ def test_the_example_calls_what_is_there():
         inspect.signature(getattr(xret, name)).bind(*call.args, **words)  # TypeError: it takes no such argument
 
 
+@WAITING
 @pytest.mark.slow
 def test_the_example_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     generate_scenes(tmp_path / "xret-demo" / "scenes", train=48, val=12, test=12)  # fewer than `make demo` draws

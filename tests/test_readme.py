@@ -18,7 +18,10 @@ from small_store import make_store
 import xret
 from xret.cli import main
 from xret.heads.recipes.recipe import load_recipe
+from xret.heads.training.training import train
+from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.scenes.generate import generate_scenes
+from xret.pipeline.extraction.extraction import Options, extract
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("pipeline/README.md", "heads/README.md", "tests/benchmarks/README.md")
@@ -184,15 +187,41 @@ def test_the_example_calls_what_is_there():
 
 
 @WAITING
+def test_a_cache_is_read_as_the_pipeline_readme_says(tmp_path, monkeypatch, capsys):
+    make_store(tmp_path / "holiday.zarr")
+    assert run_block("pipeline/README.md", tmp_path, monkeypatch, capsys).endswith("(12, 4, 16) (12, 16)\n")
+
+
+@pytest.fixture
+def drawn(tmp_path):
+    """A folder with what `make demo` draws, but fewer pictures."""
+    return generate_scenes(tmp_path / "xret-demo" / "scenes", train=48, val=12, test=12)
+
+
+@WAITING
 @pytest.mark.slow
-def test_the_example_runs_as_it_stands(tmp_path, monkeypatch, capsys):
-    generate_scenes(tmp_path / "xret-demo" / "scenes", train=48, val=12, test=12)  # fewer than `make demo` draws
-    monkeypatch.chdir(tmp_path)
-    (example,) = blocks("README.md", "python")
-    exec(compile(example, "README.md", "exec"), {})
-    printed = capsys.readouterr().out
+def test_the_example_runs_as_it_stands(drawn, tmp_path, monkeypatch, capsys):
+    printed = run_block("README.md", tmp_path, monkeypatch, capsys)
     assert printed.count("RSUM") >= 3
-    assert len(re.findall(r"^\d [\d.-]+ scene_\d+\.jpg$", printed, re.MULTILINE)) == 3
+    assert len(re.findall(r"^\d -?[\d.]+ scene_\d+\.jpg$", printed, re.MULTILINE)) == 3
+
+
+@pytest.mark.slow
+def test_a_search_in_python_runs_as_it_stands(drawn, tmp_path, monkeypatch, capsys):
+    store = str(tmp_path / "scenes.zarr")
+    extract(load_manifest(drawn), store, Options(visual="resnet18", visual_weights="random:0", text="words"))
+    settings = ["model.dim=256", "schedule.epochs=1", "data.batch_size=24"]
+    train(store, load_recipe("setdiv", settings), tmp_path / "xret-demo" / "setdiv")
+    printed = run_block("heads/README.md", tmp_path, monkeypatch, capsys)
+    assert printed.startswith("torch.Size([4, 2])\n")
+    assert [line[:6] for line in printed.splitlines()[-4:]] == [f"slot {slot}" for slot in range(4)]
+
+
+def run_block(document, folder, monkeypatch, capsys):
+    """Run the first Python block of a document in a folder, and return what it prints."""
+    monkeypatch.chdir(folder)
+    exec(compile(blocks(document, "python")[0], document, "exec"), {})
+    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "check", "format"])

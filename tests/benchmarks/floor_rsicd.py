@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from xret.heads.evaluation.metrics import Ties, ranks, recall_table
-from xret.heads.modules.losses import triplet
+from xret.heads.modules.losses.triplet import triplet
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.reading.batches import Batches
 from xret.pipeline.reading.features import Features

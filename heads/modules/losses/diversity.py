@@ -3,11 +3,11 @@
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
-from ..checks import one_of
-from .common import both, element_cosines, slots_of
+from .common import SideLoss, element_cosines
+from .set_regularisers import intra_set_divergence
 
 Form = Literal["exponential", "gram", "gram-squared"]
 
@@ -21,10 +21,7 @@ def diversity(slots: Tensor) -> Tensor:
     Returns:
         A scalar; zero where K is 1.
     """
-    with torch.autocast(slots.device.type, enabled=False):
-        cosines = element_cosines(slots)
-        # Of unit vectors, |x - x'|^2 = 2 - 2 cos.
-        return (4 * cosines - 4).exp().sum() / max(cosines.numel(), 1)
+    return intra_set_divergence(slots, scale=4, margin=1)  # of unit vectors, |x - x'|^2 = 2 - 2 cos
 
 
 def gram_diversity(slots: Tensor, *, squared: bool = False) -> Tensor:
@@ -43,7 +40,7 @@ def gram_diversity(slots: Tensor, *, squared: bool = False) -> Tensor:
         return (norm.square() if squared else norm).mean() / slots.shape[1] ** 2
 
 
-class Diversity(nn.Module):
+class Diversity(SideLoss):
     """The diversity loss of the image slots plus that of the caption slots.
 
     Args:
@@ -52,14 +49,11 @@ class Diversity(nn.Module):
 
     def __init__(self, *, form: Form = "exponential") -> None:
         super().__init__()
-        one_of("diversity", Form, form=form)
         self.form = form
 
-    def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
-        """Return the loss of `images.slots` and `captions.slots`; ValueError where an aggregator has none."""
-        return both(lambda side, aggregated: self._of(slots_of("diversity", side, aggregated)), images, captions)
-
-    def _of(self, slots: Tensor) -> Tensor:
+    def of(self, side: str, aggregated: Aggregated) -> Tensor:
+        """Return the loss of a side's slots; ValueError where there are none."""
+        slots = self.needed(aggregated.slots, "slots", side, "element-slots")
         if self.form == "exponential":
             return diversity(slots)
         return gram_diversity(slots, squared=self.form == "gram-squared")

@@ -3,12 +3,11 @@
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
-from ..checks import one_of
 from ..similarity.shared import unit
-from .common import tensor_embedding
+from .common import Loss
 
 Kernel = Literal["exponential", "gaussian"]
 
@@ -31,7 +30,7 @@ def mmd(images: Tensor, captions: Tensor, kernel: Kernel = "exponential") -> Ten
         return _mean_kernel(x, x, kernel) - 2 * _mean_kernel(x, y, kernel) + _mean_kernel(y, y, kernel)
 
 
-class Mmd(nn.Module):
+class Mmd(Loss):
     """`mmd` between the embeddings of both sides.
 
     Args:
@@ -40,12 +39,11 @@ class Mmd(nn.Module):
 
     def __init__(self, *, kernel: Kernel = "exponential") -> None:
         super().__init__()
-        one_of("mmd", Kernel, kernel=kernel)
         self.kernel = kernel
 
     def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
         """Return the discrepancy of both embeddings; ValueError unless they are vectors or sets."""
-        return mmd(tensor_embedding("mmd", "image", images), tensor_embedding("mmd", "text", captions), self.kernel)
+        return mmd(self.vectors_or_sets("image", images), self.vectors_or_sets("text", captions), self.kernel)
 
 
 def _mean_kernel(x: Tensor, y: Tensor, kernel: str) -> Tensor:

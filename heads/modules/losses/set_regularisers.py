@@ -7,12 +7,11 @@ mean over the elements of a set (eq. 7) and over samples (eq. 8).
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
-from ..checks import one_of
 from ..similarity.shared import unit
-from .common import both, element_cosines, set_embedding, slots_of
+from .common import SideLoss, element_cosines, set_of
 
 Elements = Literal["set", "slots"]
 
@@ -30,8 +29,7 @@ def global_discriminative(elements: Tensor, global_: Tensor, *, scale: float = 0
         A scalar.
     """
     with torch.autocast(elements.device.type, enabled=False):
-        cosines = (unit(elements) * unit(global_)[:, None]).sum(2)
-        return (scale * (cosines - margin)).exp().mean()
+        return _mean_exp((unit(elements) * unit(global_)[:, None]).sum(2), scale, margin)
 
 
 def intra_set_divergence(elements: Tensor, *, scale: float = 0.5, margin: float = 0.6) -> Tensor:
@@ -46,64 +44,48 @@ def intra_set_divergence(elements: Tensor, *, scale: float = 0.5, margin: float 
         A scalar; zero where K is 1.
     """
     with torch.autocast(elements.device.type, enabled=False):
-        cosines = element_cosines(elements)
-        return (scale * (cosines - margin)).exp().sum() / max(cosines.numel(), 1)
+        return _mean_exp(element_cosines(elements), scale, margin)
 
 
-class GlobalDiscriminative(nn.Module):
-    """`global_discriminative`, the mean of both sides (eq. 7).
+class SetRegulariser(SideLoss):
+    """A loss of the elements of both sides' sets.
 
     Args:
-        scale: see `global_discriminative`.
-        margin: see `global_discriminative`.
+        scale: of the cosines' exponential.
+        margin: subtracted from the cosines.
         elements: take the final `set`, or the `slots` before the global feature is added to them.
     """
 
     def __init__(self, *, scale: float = 0.5, margin: float = 0.6, elements: Elements = "set") -> None:
         super().__init__()
-        one_of("global-discriminative", Elements, elements=elements)
         self.scale = scale
         self.margin = margin
         self.elements = elements
 
-    def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
-        """Return the loss of both sides; ValueError where there is no set, or no global feature."""
-        return both(self._of, images, captions) / 2
-
-    def _of(self, side: str, aggregated: Aggregated) -> Tensor:
-        elements = _elements("global-discriminative", self.elements, side, aggregated)
-        if aggregated.global_ is None:
-            raise ValueError(
-                f"the global-discriminative loss needs the {side} side's global feature, but the model gives none: "
-                "choose element-slots or leave the loss out"
-            )
-        return global_discriminative(elements, aggregated.global_, scale=self.scale, margin=self.margin)
+    def elements_of(self, side: str, aggregated: Aggregated) -> Tensor:
+        """Return a side's elements `[B, K, D]`; ValueError where it has none."""
+        if self.elements == "set":
+            return self.needed(set_of(aggregated), "embedding sets", side, "element-slots")
+        return self.needed(aggregated.slots, "slots", side, "element-slots")
 
 
-class IntraSetDivergence(nn.Module):
-    """`intra_set_divergence`, the sum of both sides (eq. 8).
+class GlobalDiscriminative(SetRegulariser):
+    """`global_discriminative`, the mean of both sides (eq. 7); parameters as for `SetRegulariser`."""
 
-    Args:
-        scale: see `intra_set_divergence`.
-        margin: see `intra_set_divergence`.
-        elements: take the final `set`, or the `slots` before the global feature is added to them.
-    """
-
-    def __init__(self, *, scale: float = 0.5, margin: float = 0.6, elements: Elements = "set") -> None:
-        super().__init__()
-        one_of("intra-set-divergence", Elements, elements=elements)
-        self.scale = scale
-        self.margin = margin
-        self.elements = elements
-
-    def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
-        """Return the loss of both sides; ValueError where there is no set."""
-        return both(self._of, images, captions)
-
-    def _of(self, side: str, aggregated: Aggregated) -> Tensor:
-        elements = _elements("intra-set-divergence", self.elements, side, aggregated)
-        return intra_set_divergence(elements, scale=self.scale, margin=self.margin)
+    def of(self, side: str, aggregated: Aggregated) -> Tensor:
+        """Return half of a side's loss; ValueError where there is no set, or no global feature."""
+        elements = self.elements_of(side, aggregated)
+        global_ = self.needed(aggregated.global_, "the global feature", side, "element-slots")
+        return global_discriminative(elements, global_, scale=self.scale, margin=self.margin) / 2
 
 
-def _elements(loss: str, which: str, side: str, aggregated: Aggregated) -> Tensor:
-    return (set_embedding if which == "set" else slots_of)(loss, side, aggregated)
+class IntraSetDivergence(SetRegulariser):
+    """`intra_set_divergence`, the sum of both sides (eq. 8); parameters as for `SetRegulariser`."""
+
+    def of(self, side: str, aggregated: Aggregated) -> Tensor:
+        """Return a side's loss; ValueError where there is no set."""
+        return intra_set_divergence(self.elements_of(side, aggregated), scale=self.scale, margin=self.margin)
+
+
+def _mean_exp(cosines: Tensor, scale: float, margin: float) -> Tensor:
+    return (scale * (cosines - margin)).exp().sum() / max(cosines.numel(), 1)

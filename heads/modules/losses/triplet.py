@@ -4,13 +4,14 @@ Sources: hardest negatives from VSE++ and SetDiv eq. 9, VSE-infinity eq. 1; all 
 appendix (training details).
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
-from ..checks import at_least, one_of
+from ..parameters import at_least
+from .common import Loss
 
 Negatives = Literal["hardest", "all", "semi-hard"]
 Reduction = Literal["mean", "sum"]
@@ -46,7 +47,7 @@ def triplet(
     return image_to_text + one_way(similarity.T, positives.T, margin, reduction)
 
 
-class Triplet(nn.Module):
+class Triplet(Loss):
     """`triplet`, with all negatives during the first epochs if asked (VSE-infinity's warm-up).
 
     Args:
@@ -67,14 +68,10 @@ class Triplet(nn.Module):
         margin: float = 0.2,
         negatives: Negatives = "hardest",
         reduction: Reduction = "mean",
-        warmup_epochs: int = 0,
+        warmup_epochs: Annotated[int, at_least(0)] = 0,
         warmup: Warmup = "step",
     ) -> None:
         super().__init__()
-        one_of("triplet", Negatives, negatives=negatives)
-        one_of("triplet", Reduction, reduction=reduction)
-        one_of("triplet", Warmup, warmup=warmup)
-        at_least("triplet", 0, warmup_epochs=warmup_epochs)
         self.margin = margin
         self.negatives = negatives
         self.reduction = reduction

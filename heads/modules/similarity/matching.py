@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..checks import at_least, one_of
+from ..parameters import Count, Part
 from .shared import element_cosines
 
 Over = Literal["min", "max"]
@@ -82,7 +82,7 @@ def most_similar(images: Tensor, captions: Tensor, top: int = 1) -> Tensor:
     return best.expm1().mean(1)
 
 
-class Assignment(nn.Module):
+class Assignment(Part):
     """`matched` in training; in evaluation mode the same, or MaxMatch's inference without matching.
 
     Args:
@@ -93,12 +93,9 @@ class Assignment(nn.Module):
 
     embedding = "set"
 
-    def __init__(self, over: Over = "min", inference: Inference = "assignment", top: int = 1) -> None:
+    def __init__(self, over: Over = "min", inference: Inference = "assignment", top: Count = 1) -> None:
         super().__init__()
-        one_of("assignment", Over, over=over)
-        one_of("assignment", Inference, inference=inference)
-        at_least("assignment", 1, top=top)
-        self.over: Over = over
+        self.over = over
         self.inference = inference
         self.top = top
 

@@ -10,10 +10,13 @@ from recorded import DTYPES, assert_near, bits, leaf, near, own
 
 from xret.heads.modules.aggregators import Aggregated
 from xret.heads.modules.embedding import Gaussian
-from xret.heads.modules.losses import LOSSES, Diversity, Mmd, Triplet, diversity, gram_diversity, mmd, triplet
-from xret.heads.modules.similarity import chamfer, cosine, mil, smooth_chamfer
+from xret.heads.modules.losses import LOSSES
+from xret.heads.modules.losses.diversity import Diversity, diversity, gram_diversity
+from xret.heads.modules.losses.mmd import Mmd, mmd
+from xret.heads.modules.losses.triplet import Triplet, triplet
+from xret.heads.modules.similarity.sets import Chamfer, Mil, SmoothChamfer, cosine
 
-SIMILARITIES = {"smooth_chamfer_a16": smooth_chamfer, "mil": mil, "chamfer": chamfer}
+SIMILARITIES = {"smooth_chamfer_a16": SmoothChamfer(), "mil": Mil(), "chamfer": Chamfer()}
 NEGATIVES = {"hard": "hardest", "all": "all", "semi": "semi-hard"}
 
 
@@ -53,9 +56,9 @@ def test_recorded_triplet_of_sets(golden, kind, name, dtype):
     [
         ("hard_sum", cosine, "", "hardest", "sum", 1),
         ("all_sum", cosine, "", "all", "sum", 1),
-        ("hard_mil_mean", mil, "_set", "hardest", "mean", 1),
+        ("hard_mil_mean", Mil(), "_set", "hardest", "mean", 1),
         # That code divides by all 64 cells of the matrix; 56 of them are triplets.
-        ("all_mil_mean", mil, "_set", "all", "mean", 56 / 64),
+        ("all_mil_mean", Mil(), "_set", "all", "mean", 56 / 64),
     ],
 )
 def test_recorded_triplet_with_one_caption(golden, key, compare, inputs, negatives, reduction, factor, dtype):
@@ -296,9 +299,9 @@ def test_diversity_of_a_single_slot_is_an_attached_zero():
 
 def test_diversity_without_slots_names_the_side():
     with_slots, without = Aggregated(torch.ones(2, 3, 4), torch.ones(2, 3, 4)), Aggregated(torch.ones(2, 4))
-    with pytest.raises(ValueError, match="the image aggregator has none"):
+    with pytest.raises(ValueError, match="slots, which the image side does not give"):
         Diversity()(None, None, without, with_slots)
-    with pytest.raises(ValueError, match="the text aggregator has none"):
+    with pytest.raises(ValueError, match="slots, which the text side does not give"):
         Diversity()(None, None, with_slots, without)
 
 
@@ -344,7 +347,7 @@ def test_recorded_total_of_setdiv(golden):
     leaves = {name: leaf(data, f"in_{name}", torch.float64) for name in ("img", "txt", "img_slots", "txt_slots")}
     images = Aggregated(leaves["img"], leaves["img_slots"])
     captions = Aggregated(leaves["txt"], leaves["txt_slots"])
-    similarity = smooth_chamfer(images.embedding, captions.embedding)
+    similarity = SmoothChamfer()(images.embedding, captions.embedding)
     weights = {"triplet": 1, "mmd": 0.01, "diversity": 0.01}
     total = sum(weight * LOSSES[name]()(similarity, own(6, 5), images, captions) for name, weight in weights.items())
     total.backward()
@@ -382,7 +385,7 @@ def test_unknown_choices_are_refused():
 
 def test_mmd_of_a_gaussian_is_refused():
     vector, gaussian = Aggregated(torch.ones(2, 4)), Aggregated(Gaussian(torch.ones(2, 4), torch.ones(2, 4)))
-    with pytest.raises(ValueError, match="needs vectors or sets, but the text aggregator gives a gaussian"):
+    with pytest.raises(ValueError, match="needs vectors or sets, which the text side does not give"):
         Mmd()(None, None, vector, gaussian)
 
 

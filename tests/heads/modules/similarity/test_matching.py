@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
-from xret.heads.modules.similarity import Assignment, assignment, cosine, matched, mil, most_similar
+from xret.heads.modules.similarity.matching import Assignment, assignment, matched, most_similar
+from xret.heads.modules.similarity.sets import Mil, cosine
 
 matching = importlib.import_module("xret.heads.modules.similarity.matching")
 SQUARE = ("main", "K2", "K3", "K5")
@@ -180,7 +181,7 @@ def test_inference_takes_the_most_similar_pairs(top, k):
             best = pair.flatten().sort(descending=True).values[:top]
             torch.testing.assert_close(score[i, c], (best.exp() - 1).mean())
     if top == 1:
-        torch.testing.assert_close(score, mil(images, captions).expm1())
+        torch.testing.assert_close(score, Mil()(images, captions).expm1())
 
 
 def test_inference_begins_with_evaluation_mode():

@@ -97,8 +97,6 @@ class ElementSlots(Aggregator):
     """T rounds of one shared block over learnable slots, then fusion with the global feature (eq. 1, 5).
 
     Args:
-        local_dim: width C of the local rows.
-        dim: width D of slots, global feature and embedding.
         slots: size K of the set.
         iterations: number of rounds T.
         heads: number of attention heads.

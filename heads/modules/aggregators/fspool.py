@@ -41,8 +41,6 @@ class FSPool(Pooling):
     not add up to one.
 
     Args:
-        local_dim: width of the local rows, which must be `dim`.
-        dim: width D.
         pieces: number of linear pieces of each function; 20 as published.
     """
 

@@ -38,8 +38,6 @@ class TwinBranches(Aggregator):
     the mean's.
 
     Args:
-        local_dim: width C of the local rows.
-        dim: width D of the mean.
         of: the kind of both branches, with its default parameters.
         shape: `ellipsoidal`: a variance for each dimension. `spherical-average`: their average for all.
             `spherical-one-value`: a linear layer makes one value of the second branch (section 6.2).

@@ -49,8 +49,6 @@ class GeM(Pooling):
     The exponent is 1 + softplus of the weight, so that it stays above 1, where no slope grows without bound.
 
     Args:
-        local_dim: width of the local rows, which must be `dim`.
-        dim: width D.
         p: the exponent to begin with, above 1; 3 as published.
     """
 

@@ -40,8 +40,6 @@ class GPO(Pooling):
     """Generalised pooling operator: a generator turns each rank and the number of rows into a coefficient.
 
     Args:
-        local_dim: width of the local rows, which must be `dim`.
-        dim: width D.
         generator: what scores the ranks (Table 10): a bi-GRU or an MLP over their cosine and sine encodings, a bi-GRU
             over a learned row for each rank, or a learned vector that is interpolated to the number of rows.
         position_dim: width of a rank's encoding (section 5: 32).

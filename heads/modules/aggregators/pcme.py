@@ -31,8 +31,6 @@ class Pcme(Aggregator):
     with them, so that scores repeat.
 
     Args:
-        local_dim: width C of the local rows.
-        dim: width D.
         samples: number K of samples.
         summary: what the deviation sees beside the attention: `linear`: a layer over the global feature (the public
             code's images); `gru`: the last states of a bi-GRU of its own over the local rows (its captions).
@@ -96,8 +94,6 @@ class PcmePlusPlus(Aggregator):
     """A Gaussian by two GPOs: of the local rows for the mean, of a projection of them for the log variance.
 
     Args:
-        local_dim: width C of the local rows, which must be `dim`.
-        dim: width D.
         log_variance_bias: what the log variance begins near; the larger, the more the variances outweigh the distance
             of the unit means.
     """

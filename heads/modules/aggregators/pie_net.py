@@ -17,8 +17,6 @@ class PIENet(Aggregator):
     The hidden width of the attention is half of the local rows' width, as published.
 
     Args:
-        local_dim: width C of the local rows.
-        dim: width D of global feature and embedding.
         slots: size K of the set; 2 as published for COCO.
         dropout: share of the residual's values that training drops, before it is added.
     """

@@ -61,8 +61,6 @@ class RegionGraph(Aggregator):
     """Graph convolutions over the local rows, then a GRU's last state or their average.
 
     Args:
-        local_dim: width C of the local rows, which they keep.
-        dim: width D of the GRU's state.
         layers: number of graph convolutions.
         inner_dim: width inside a layer; None: that of the rows.
         batch_norm: see `RegionGraphLayer`.

@@ -35,8 +35,6 @@ class Seq2Seq(Aggregator):
     """A GRU reads the local rows in their order; its last state is the embedding (Seq2Seq, Table 1).
 
     Args:
-        local_dim: width C of the local rows.
-        dim: width D of the GRU's state.
     """
 
     def __init__(self, local_dim: int, dim: int) -> None:

@@ -53,3 +53,8 @@ def element_cosines(elements: Tensor) -> Tensor:
     rows = unit(elements)
     first, second = torch.triu_indices(elements.shape[1], elements.shape[1], 1, device=elements.device)
     return (rows @ rows.transpose(1, 2))[:, first, second]
+
+
+def mean_exponential(cosines: Tensor, scale: float, margin: float) -> Tensor:
+    """Return the mean of exp(scale (cosine - margin)), a scalar; zero where there is no cosine."""
+    return (scale * (cosines - margin)).exp().sum() / max(cosines.numel(), 1)

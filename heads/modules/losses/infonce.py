@@ -44,7 +44,7 @@ class InfoNce(Loss):
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(float(scale))) if learned else scale
 
-    def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
+    def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:
         """Return the loss of `similarity [I, C]` under `positives [I, C]`."""
         return infonce(similarity, positives, self.scale)
 

@@ -69,7 +69,7 @@ class SoftContrastive(Loss):
 
     log_odds = True
 
-    def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
+    def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:
         """Return the loss of `similarity [I, C]` under `positives [I, C]`."""
         return soft_contrastive(similarity, positives)
 
@@ -95,7 +95,7 @@ class MatchingBce(Loss):
         self.shift = nn.Parameter(torch.tensor(float(shift)))
         self.pseudo_positives = pseudo_positives
 
-    def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
+    def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:
         """Return the loss of `similarity [I, C]` under `positives [I, C]`."""
         return matching_bce(similarity, positives, self.scale, self.shift, pseudo_positives=self.pseudo_positives)
 

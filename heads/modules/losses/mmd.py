@@ -12,29 +12,13 @@ from .common import Loss
 Kernel = Literal["exponential", "gaussian"]
 
 
-def mmd(images: Tensor, captions: Tensor, kernel: Kernel = "exponential") -> Tensor:
-    """Return the squared maximum mean discrepancy between all image and all caption elements, normalised.
-
-    mean k(x, x') - 2 mean k(x, y) + mean k(y, y'), pairs of an element with itself included.
-
-    Args:
-        images: `[I, K1, D]`, or `[I, D]` as sets of one.
-        captions: `[C, K2, D]` or `[C, D]`.
-        kernel: `exponential` is exp(-|x - y| / 2), as public code has it, `gaussian` exp(-|x - y|^2 / 2).
-
-    Returns:
-        A scalar. Elements that coincide have distance 0 and gradient 0.
-    """
-    with torch.autocast(images.device.type, enabled=False):
-        x, y = unit(images).flatten(0, -2), unit(captions).flatten(0, -2)
-        return _mean_kernel(x, x, kernel) - 2 * _mean_kernel(x, y, kernel) + _mean_kernel(y, y, kernel)
-
-
 class Mmd(Loss):
-    """`mmd` between the embeddings of both sides.
+    """The squared maximum mean discrepancy between all image and all caption elements, normalised.
+
+    mean k(x, x') - 2 mean k(x, y) + mean k(y, y'), pairs of an element with itself included; a vector is a set of one.
 
     Args:
-        kernel: see `mmd`.
+        kernel: `exponential` is exp(-|x - y| / 2), as public code has it, `gaussian` exp(-|x - y|^2 / 2).
     """
 
     def __init__(self, *, kernel: Kernel = "exponential") -> None:
@@ -42,8 +26,15 @@ class Mmd(Loss):
         self.kernel = kernel
 
     def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
-        """Return the discrepancy of both embeddings; ValueError unless they are vectors or sets."""
-        return mmd(self.vectors_or_sets("image", images), self.vectors_or_sets("text", captions), self.kernel)
+        """Return the discrepancy of both sides' vectors or sets, a scalar; ValueError where they are neither.
+
+        Elements that coincide have distance 0 and gradient 0.
+        """
+        sides = self.vectors_or_sets("image", images), self.vectors_or_sets("text", captions)
+        with torch.autocast(sides[0].device.type, enabled=False):
+            x, y = (unit(side).flatten(0, -2) for side in sides)
+            own = _mean_kernel(x, x, self.kernel) + _mean_kernel(y, y, self.kernel)
+            return own - 2 * _mean_kernel(x, y, self.kernel)
 
 
 def _mean_kernel(x: Tensor, y: Tensor, kernel: str) -> Tensor:

@@ -11,13 +11,25 @@ from recorded import DTYPES, assert_near, bits, leaf, near, own
 from xret.heads.modules.aggregators import Aggregated
 from xret.heads.modules.embedding import Gaussian
 from xret.heads.modules.losses import LOSSES
-from xret.heads.modules.losses.diversity import Diversity, diversity, gram_diversity
-from xret.heads.modules.losses.mmd import Mmd, mmd
-from xret.heads.modules.losses.triplet import Triplet, triplet
+from xret.heads.modules.losses.diversity import Diversity
+from xret.heads.modules.losses.mmd import Mmd
+from xret.heads.modules.losses.triplet import Triplet
 from xret.heads.modules.similarity.sets import Chamfer, Mil, SmoothChamfer, cosine
 
 SIMILARITIES = {"smooth_chamfer_a16": SmoothChamfer(), "mil": Mil(), "chamfer": Chamfer()}
 NEGATIVES = {"hard": "hardest", "all": "all", "semi": "semi-hard"}
+
+
+def triplet(similarity, positives, **parameters):
+    return Triplet(**parameters)(similarity, positives)
+
+
+def mmd(images, captions, kernel="exponential"):
+    return Mmd(kernel=kernel)(None, None, Aggregated(images), Aggregated(captions))
+
+
+def diversity(slots, form="exponential"):
+    return Diversity(form=form).of("image", Aggregated(None, slots))
 
 
 # ---- triplet
@@ -322,17 +334,17 @@ def test_recorded_gram_diversity(golden, dtype):
 def test_gram_diversity_by_hand_and_gradcheck():
     # Equal slots: the Gram matrix without its diagonal has two ones; orthogonal slots: none.
     slots = torch.tensor([[[1, 1], [2, 2]], [[1, 0], [0, 5]]], dtype=torch.float64)
-    assert gram_diversity(slots).item() == pytest.approx((math.sqrt(2) + 0) / 2 / 4, rel=1e-12)
-    assert gram_diversity(slots, squared=True).item() == pytest.approx((2 + 0) / 2 / 4, rel=1e-12)
+    assert diversity(slots, "gram").item() == pytest.approx((math.sqrt(2) + 0) / 2 / 4, rel=1e-12)
+    assert diversity(slots, "gram-squared").item() == pytest.approx((2 + 0) / 2 / 4, rel=1e-12)
     slots = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(gram_diversity, slots)
+    assert torch.autograd.gradcheck(lambda x: diversity(x, "gram"), slots)
 
 
-@pytest.mark.parametrize("squared", [True, False])
-def test_gram_diversity_where_nothing_is_alike_has_no_gradient(squared):
+@pytest.mark.parametrize("form", ["gram", "gram-squared"])
+def test_gram_diversity_where_nothing_is_alike_has_no_gradient(form):
     for slots in (torch.randn(2, 1, 4), torch.eye(4)[None, :3].clone()):
         slots.requires_grad_()
-        loss = gram_diversity(slots, squared=squared)
+        loss = diversity(slots, form)
         loss.backward()
         assert loss.item() == 0
         assert (slots.grad == 0).all()
@@ -360,9 +372,9 @@ def test_recorded_total_of_setdiv(golden):
 def test_half_embeddings_are_regularised_in_float32(dtype):
     images, captions = torch.randn(4, 3, 16).to(dtype), torch.randn(6, 3, 16).to(dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        losses = mmd(images, captions), diversity(images), gram_diversity(images)
+        losses = mmd(images, captions), diversity(images), diversity(images, "gram")
     whole = images.double()
-    expected = mmd(whole, captions.double()), diversity(whole), gram_diversity(whole)
+    expected = mmd(whole, captions.double()), diversity(whole), diversity(whole, "gram")
     for loss, reference in zip(losses, expected, strict=True):
         assert loss.dtype == torch.float32
         assert loss.item() == pytest.approx(reference.item(), rel=1e-5, abs=1e-6)

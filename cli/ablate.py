@@ -7,7 +7,7 @@ import click
 
 from ..pipeline.files import write_text
 from ..pipeline.wording import counted
-from .parsing import NEW_FILE, NEW_FOLDER
+from .parsing import NEW_FILE, NEW_FOLDER, Sectioned
 
 
 def list_grids(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
@@ -23,7 +23,14 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
     return value
 
 
-@click.command()
+@click.command(
+    cls=Sectioned,
+    sections={
+        "What is trained": "recipe vary grid settings seeds split",
+        "Where and how it runs": "out jobs device scheduler",
+        "What is written": "csv_file latex_file plot_file as_json",
+    },
+)
 @click.argument("store")
 @click.option("--recipe", metavar="NAME|FILE", help="A name that `xret recipes` lists, or a YAML file.")
 @click.option(

@@ -13,7 +13,7 @@ from ..cache.feature_cache import FeatureSet, fingerprint
 from ..data.regions import Regions, lay_out, shard_arrays
 from ..encoders import REGION_ENCODERS, TextEncoder, VisualEncoder, encoding, load_text, load_visual
 from ..errors import EncoderError, SampleError
-from .features import Features, pad
+from .features import Features, pad, pad_ids
 from .reattachment import grid_side, remembered_weights, text_options
 
 BATCH = 32  # samples that go through an encoder at once
@@ -145,8 +145,8 @@ def encode_captions(encoder: TextEncoder, dtype: str, device: str, texts: Sequen
     """
     for first in range(0, len(texts), BATCH):
         ids = encoder.tokenize(list(texts[first : first + BATCH]))
-        length = torch.tensor([len(caption) for caption in ids])
-        token = pad(torch.tensor([number for caption in ids for number in caption]), length).to(device)
+        token, length = pad_ids(ids)
+        token = token.to(device)
         with encoding(device):
             encoded = encoder.encode(ids)
         if encoded is None:

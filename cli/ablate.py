@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from ..pipeline.files import write_text
 from ..pipeline.wording import counted
 from .parsing import NEW_FILE, NEW_FOLDER, Sectioned
 
@@ -116,13 +117,10 @@ def ablate(
             raise click.UsageError(f"--plot: {error}") from error
     ablation = run(store, plan, out, seeds=seeds, device=device, split=split, jobs=jobs, scheduler=scheduler)
     click.echo(json.dumps(ablation.to_dicts()) if as_json else str(ablation))
-    for file in (csv_file, latex_file, plot_file):
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
     if csv_file is not None:
-        csv_file.write_text(as_csv(ablation.lines), encoding="utf-8")
+        write_text(csv_file, as_csv(ablation.lines))
     if latex_file is not None:
-        latex_file.write_text(as_latex(ablation.lines), encoding="utf-8")
+        write_text(latex_file, as_latex(ablation.lines))
     if plot_file is not None:
         plot(ablation.lines, plot_file)
     if ablation.failed:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...pipeline.errors import RunError
+from ...pipeline.files import writing
 from ..evaluation.paper_rows import ROWS
 from .plan import Value
 
@@ -207,7 +208,8 @@ def plot(lines: Sequence[Line], file: str | Path) -> None:
     axes.set_ylabel("RSUM")
     if measured:
         axes.legend()
-    figure.savefig(file)
+    with writing(Path(file)) as partial:
+        figure.savefig(partial, format=Path(file).suffix[1:])
 
 
 def plotted_key(values: Sequence[Mapping[str, Any]]) -> str:

@@ -11,8 +11,6 @@ The run that comes of it has, beside what every run has, the weights of its best
 evaluation finds no others. `metrics.jsonl` goes on behind the head's lines.
 """
 
-import json
-import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from ....pipeline.cache.feature_cache import fingerprint
 from ....pipeline.device import deterministic, pick_device, within_memory
 from ....pipeline.errors import OutOfMemory, RecipeError, RunError
+from ....pipeline.files import remove, writing
 from ....pipeline.reading.batches import Batches
-from ....pipeline.reading.end_to_end import EndToEnd
+from ....pipeline.reading.end_to_end import end_to_end_batches
 from ....pipeline.reading.reattachment import (
     Encoder,
     extraction_words,
@@ -46,7 +44,7 @@ from ..event_log import require_log
 from ..large_batches import require_whole_batches
 from ..objective import same_texts
 from ..optimisation import autocast_dtype, build_optimizer, moving_average, weights_of
-from ..preparation import placement_of, refuse_other_order, require_splits
+from ..preparation import batches_of, placement_of, refuse_other_order, require_splits
 from ..ranks import require_one_process
 from ..state import TrainingState
 from ..training import TrainSummary, fit
@@ -128,20 +126,14 @@ def finetune(
         average = moving_average(model, recipe.optimizer.ema)
     if recipe.data.chunk is not None:
         require_whole_batches(head, "data.chunk")
+    folder = image_folder(cache, data_root) if "image" in sides else None
     train_split, val_split = (
-        EndToEnd(
-            cache,
-            cached.image_set,
-            cached.caption_set,
-            split,
-            device=str(target),
-            image_fields=model.image_fields,
-            caption_fields=model.caption_fields,
-            encoders=encoders,
-            folder=image_folder(cache, data_root) if "image" in sides else None,
+        end_to_end_batches(
+            batches_of((cached.image_set, cached.caption_set), model, split, target, placement),
+            encoders,
+            folder,
             crop_and_flip=recipe.finetune.crop_and_flip,
             masked=recipe.finetune.mask_words,
-            placement=placement,
         )
         for split, placement in (("train", placement_of(out, recipe, resume)), ("val", "mapped"))
     )
@@ -175,8 +167,7 @@ def finetune(
     if saved is not None:
         state.load(saved)
     else:
-        lines = "".join(json.dumps(line) + "\n" for line in base.metrics()[:first])
-        (new.path / "metrics.jsonl").write_text(lines, encoding="utf-8")
+        new.save_metrics(base.metrics()[:first])
     epochs, started = state.epoch, time.perf_counter()
     with new.alone(), new.removed_unless_begun(created), _within_memory(target), deterministic(target):
         if recipe.runtime.compile:
@@ -196,14 +187,10 @@ class TunedRun(Run):
         assert isinstance(model, EndToEndModel), "what is fine-tuned has backbones"
         for side, backbone in model.backbones.items():
             path, encoder = self.path / BACKBONES[side], backbone.encoder
-            partial = path.with_name(f"{path.name}.partial")
-            try:
-                shutil.rmtree(partial, ignore_errors=True)
+            with writing(path, RunError, "make room, or take another --out") as partial:
                 encoder.save(partial)
-                shutil.rmtree(path, ignore_errors=True)  # a folder; a file is replaced in one step
-                partial.replace(path)
-            except (OSError, RuntimeError, SafetensorError) as error:
-                raise RunError(f"{path} cannot be written: {error}") from error
+                if path.is_dir():  # a folder is not replaced in one step
+                    remove(path)
             identity = {**encoder.identity, "weights": encoder.weights_id()}
             made = fingerprint(identity, self.info["backbones"]["dtype"])
             self.info[f"{side}_set"] = f"{encoder.name}@{made[:8]}"

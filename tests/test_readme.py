@@ -26,7 +26,6 @@ from xret.pipeline.extraction.extraction import Options, extract
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("pipeline/README.md", "heads/README.md", "tests/benchmarks/README.md")
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *ROOMS, "tests/golden/README.md")
-WAITING = pytest.mark.skipif(not hasattr(xret, "train"), reason="the Python interface is not merged yet")
 PLACEHOLDERS = ("NAME", "VARIANT", "TABLE")  # of paths that CONTRIBUTING tells to make
 
 
@@ -174,7 +173,6 @@ def test_python_blocks_are_python(document):
         ast.parse(block)
 
 
-@WAITING
 def test_the_example_calls_what_is_there():
     (example,) = blocks("README.md", "python")
     called = [node for node in ast.walk(ast.parse(example)) if isinstance(node, ast.Call)]
@@ -186,7 +184,6 @@ def test_the_example_calls_what_is_there():
         inspect.signature(getattr(xret, name)).bind(*call.args, **words)  # TypeError: it takes no such argument
 
 
-@WAITING
 def test_a_cache_is_read_as_the_pipeline_readme_says(tmp_path, monkeypatch, capsys):
     make_store(tmp_path / "holiday.zarr")
     assert run_block("pipeline/README.md", tmp_path, monkeypatch, capsys).endswith("(12, 4, 16) (12, 16)\n")
@@ -198,7 +195,6 @@ def drawn(tmp_path):
     return generate_scenes(tmp_path / "xret-demo" / "scenes", train=48, val=12, test=12)
 
 
-@WAITING
 @pytest.mark.slow
 def test_the_example_runs_as_it_stands(drawn, tmp_path, monkeypatch, capsys):
     printed = run_block("README.md", tmp_path, monkeypatch, capsys)

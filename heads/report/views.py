@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...pipeline.cache.feature_cache import CaptionSet, FeatureCache, ImageSet
+from ...pipeline.cache import CaptionSet, FeatureCache, ImageSet
 from ...pipeline.device import within_memory
 from ..evaluation.scoring import Scores, score_embedded
 from ..model import Model

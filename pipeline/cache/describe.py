@@ -8,7 +8,8 @@ import zarr
 from zarr.abc.codec import BytesBytesCodec
 
 from ..errors import CacheError
-from .feature_cache import OK, CaptionSet, FeatureCache, ImageSet
+from .feature_cache import FeatureCache
+from .feature_sets import OK, CaptionSet, ImageSet
 from .store import Store
 
 

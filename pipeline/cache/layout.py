@@ -13,17 +13,9 @@ from ..data.regions import REGION_ARRAYS
 from ..data.samples import SPLITS, Samples
 from ..errors import CacheError, OutputError
 from ..files import require_writable
-from .feature_cache import (
-    FORMAT,
-    NOT_DONE,
-    VERSION,
-    Blocks,
-    CaptionSet,
-    FeatureCache,
-    FeatureSet,
-    ImageSet,
-    fingerprint,
-)
+from .blocks import Blocks
+from .feature_cache import FORMAT, VERSION, FeatureCache
+from .feature_sets import NOT_DONE, CaptionSet, FeatureSet, ImageSet, fingerprint
 from .lease import alone
 from .store import Store
 

@@ -10,7 +10,8 @@ import numpy as np
 from ..data.samples import Caption, ImageSample, Samples
 from ..errors import CacheError
 from ..progress import Progress
-from .feature_cache import CaptionSet, FeatureCache, FeatureSet, ImageSet
+from .feature_cache import FeatureCache
+from .feature_sets import CaptionSet, FeatureSet, ImageSet
 from .layout import find_set, open_for_writing, record_failures, require_place
 from .store import Store
 from .verify import CheckedSet, file_of

@@ -7,7 +7,9 @@ import zarr
 
 from ..errors import StoreError
 from ..progress import Progress
-from .feature_cache import FAILED, OK, Blocks, FeatureCache, FeatureSet
+from .blocks import Blocks
+from .feature_cache import FeatureCache
+from .feature_sets import FAILED, OK, FeatureSet
 from .layout import TEXTS
 from .store import Store
 

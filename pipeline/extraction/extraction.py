@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..cache.feature_cache import FAILED, Blocks, CaptionSet, FeatureCache, FeatureSet, ImageSet
+from ..cache import FAILED, Blocks, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from ..cache.layout import (
     SetFacts,
     choose_splits,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..cache.feature_cache import Blocks, FeatureCache, FeatureSet
+from ..cache import Blocks, FeatureCache, FeatureSet
 from ..cache.layout import SetFacts, choose_splits, find_cache
 from ..data.manifest import Manifest
 from ..data.regions import REGION_ARRAYS

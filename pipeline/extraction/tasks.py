@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..cache.feature_cache import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
+from ..cache import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from ..data.regions import Regions, lay_out, shard_arrays
 from ..device import pick_device
 from ..encoders import encoding, load_text, load_visual

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cache.feature_cache import OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
+from ..cache import OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from ..cache.rows import ranges
 from ..errors import CacheError
 from ..wording import counted

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..cache.feature_cache import CaptionSet, FeatureCache, ImageSet
+from ..cache import CaptionSet, FeatureCache, ImageSet
 from ..data.images import open_image
 from ..device import cores
 from ..errors import SampleError

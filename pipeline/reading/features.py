@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_behind
 
-from ..cache.feature_cache import CaptionSet, ImageSet
+from ..cache import CaptionSet, ImageSet
 from .columns import Column, Placement, Reader, Resident, lies_in, place
 
 

@@ -25,7 +25,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from ....pipeline.cache.feature_cache import fingerprint
+from ....pipeline.cache import fingerprint
 from ....pipeline.device import deterministic, pick_device, within_memory
 from ....pipeline.errors import OutOfMemory, RecipeError, RunError
 from ....pipeline.reading.batches import Batches

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...cache.feature_cache import OK, CaptionSet, FeatureCache, ImageSet
+from ...cache import OK, CaptionSet, FeatureCache, ImageSet
 from ...cache.layout import DEFAULT_SPLITS
 from ...cache.rows import ranges
 from ...cache.upkeep import choose_set

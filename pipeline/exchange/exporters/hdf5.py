@@ -18,7 +18,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ...cache.feature_cache import CaptionSet, ImageSet, caption_array_rows
+from ...cache import CaptionSet, ImageSet
+from ...cache.feature_sets import caption_array_rows
 from ...cache.rows import ranges
 from ...progress import Progress
 from .export import Selection, caption_texts, image_texts

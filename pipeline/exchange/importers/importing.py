@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...cache.feature_cache import FAILED, Blocks, FeatureCache, ImageSet
+from ...cache import FAILED, Blocks, FeatureCache, ImageSet
 from ...cache.layout import (
     DEFAULT_SPLITS,
     SetFacts,

@@ -13,7 +13,7 @@ import small_store
 from parts import part_of, sound_store
 from small_extraction import SMALL, files
 
-from xret.pipeline.cache.feature_cache import Blocks, FeatureCache
+from xret.pipeline.cache import Blocks, FeatureCache
 from xret.pipeline.cache.layout import alone, record_failures
 from xret.pipeline.cache.merge import merge
 from xret.pipeline.cache.store import Store

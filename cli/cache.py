@@ -80,7 +80,7 @@ def verify(store: str, as_json: bool) -> None:
     xret cache verify rsicd.zarr
     """
     from ..pipeline.cache import verify as checking
-    from ..pipeline.exchange.remedies import remedies
+    from ..pipeline.extraction.repair import remedies
 
     report = checking.verify(store)
     if as_json:

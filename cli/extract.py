@@ -146,45 +146,52 @@ def extract(
 
         _print_plan(make_plan(manifest, store, chosen, plan or None), as_json)
         return
-    summary = extraction.extract(manifest, store, chosen)
+    print_summary(extraction.extract(manifest, store, chosen), as_json, repair_of=dataset)
+
+
+def print_summary(summary: "Extraction", as_json: bool, repair_of: str | None = None) -> None:
+    """Print what an extraction of the data set `repair_of`, or without it an import, has done."""
     if as_json:
-        click.echo(json.dumps(summary))
+        click.echo(json.dumps(summary.to_json()))
         return
-    click.echo(heading(summary))
-    for features in summary["sets"]:
-        shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in features["shares"].items())
+    counts = f"{counted(summary.images, 'image')}, {counted(summary.captions, 'caption')}"
+    click.echo(f"{summary.dataset}: {counts} in {summary.store}")
+    for features in summary.sets:
+        shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in features.shares.items())
+        done = "imported" if summary.matched_by else "encoded"
+        matched = f", matched by {summary.matched_by}" if summary.matched_by else ""
         click.echo(
-            f"  {features['name']}: {features['samples']:,} encoded in {features['seconds']:.1f} s"
-            f" ({_rate(features['per_second'])}/s; {shares}), {counted(features['shards'], 'shard')} written,"
-            f" {features['shards_before']:,} there before, {features['failed']:,} failed"
+            f"  {features.name}: {features.samples:,} {done} in {features.seconds:.1f} s"
+            f" ({_rate(features.per_second)}/s; {shares}){matched}; {counted(features.shards, 'shard')} written,"
+            f" {features.shards_before:,} there before, {features.failed:,} failed"
         )
-        print_failures(features)
-    if summary.get("words"):
-        unknown = 100 * summary["unknown_tokens"] / max(summary["tokens"], 1)
-        click.echo(f"  vocabulary: {counted(summary['words'], 'word')}, {unknown:.1f}% of the tokens are unknown")
-    for key in ("captions_without_words", "captions_truncated"):
-        if summary.get(key):
-            click.echo(f"  {key.replace('_', ' ')}: {summary[key]:,}")
-    if any(features["failed"] for features in summary["sets"]):
-        from ..pipeline.exchange.remedies import repair_command
-
-        again = repair_command(dataset, store)
-        click.echo(
-            f"`xret cache verify {store}` lists all that failed; mend those files and run `{again}`, with the other"
-            " options of this command."
-        )
+        for line in some_of([f"failed: {reason}" for reason in features.reasons]):
+            click.echo(f"    {line}")
+    _print_counts(summary)
+    if any(features.failed for features in summary.sets):
+        _print_way_out(summary.store, repair_of)
 
 
-def heading(summary: dict[str, Any]) -> str:
-    """Return the line above the feature sets that an extraction or an import has filled."""
-    counts = f"{counted(summary['images'], 'image')}, {counted(summary['captions'], 'caption')}"
-    return f"{summary['dataset']}: {counts} in {summary['store']}"
+def _print_counts(summary: "Extraction") -> None:
+    counts = summary.counts
+    if counts and counts.words and counts.unknown_tokens is not None:
+        unknown = 100 * counts.unknown_tokens / max(counts.tokens, 1)
+        click.echo(f"  vocabulary: {counted(counts.words, 'word')}, {unknown:.1f}% of the tokens are unknown")
+    if counts and counts.captions_without_words:
+        click.echo(f"  captions without words: {counts.captions_without_words:,}")
+    if counts and counts.captions_truncated:
+        click.echo(f"  captions truncated: {counts.captions_truncated:,}")
+    if summary.unmatched:
+        click.echo(f"  entries of the source that are not in the data set: {summary.unmatched:,}")
 
 
-def print_failures(features: dict[str, Any]) -> None:
-    """Name the first few samples of a set that failed, each with its reason."""
-    for line in some_of([f"failed: {reason}" for reason in features["reasons"]]):
-        click.echo(f"    {line}")
+def _print_way_out(store: str, repair_of: str | None) -> None:
+    from ..pipeline.extraction.repair import repair_command
+
+    way = "a mended source is imported beside this one"
+    if repair_of is not None:
+        way = f"mend those files and run `{repair_command(repair_of, store)}`, with the other options of this command"
+    click.echo(f"`xret cache verify {store}` lists all that failed; {way}.")
 
 
 def _given(ctx: click.Context, keys: Iterable[str]) -> str:

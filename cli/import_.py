@@ -1,14 +1,12 @@
 """``xret import``: stage one, with features that others extracted."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ..pipeline.exchange.importers import FORMATS
-from ..pipeline.wording import counted
-from .extract import heading, print_failures
+from .extract import print_summary, running_options
 from .parsing import FOLDER, comma_list
 
 
@@ -45,12 +43,14 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict
     type=click.Choice(["fail", "skip"]),
     help="What an image that the source lacks or has damaged does: stop, or be recorded with its reason.",
 )
+@running_options
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def import_(dataset: str, store: str, data_root: Path | None, as_json: bool, **options: Any) -> None:
     """Write region features that others extracted for DATASET into the feature cache STORE.
 
     DATASET is a manifest's name or path, as for extract. The source's ids may be the data set's ids (Karpathy's
-    imgid), COCO ids or file names. Pickles are never opened. Stopped and started again, it goes on where it was.
+    imgid), COCO ids or file names. Pickles are never opened. Stopped and started again, it goes on where it
+    was. With --scheduler every worker reads STORE and the source under the same paths.
 
     \b
     scan           folder of {train,dev,test,testall}_{ims.npy,caps.txt,ids.txt}
@@ -70,21 +70,4 @@ def import_(dataset: str, store: str, data_root: Path | None, as_json: bool, **o
 
     if not options["splits"]:
         raise click.UsageError("nothing to import: give at least one of --splits")
-    summary = import_features(load_manifest(dataset, data_root), store, ImportOptions(**options))
-    if as_json:
-        click.echo(json.dumps(summary))
-        return
-    click.echo(heading(summary))
-    for features in summary["sets"]:
-        click.echo(
-            f"  {features['name']}: {features['samples']:,} imported in {features['seconds']:.1f} s, matched by"
-            f" {summary['matched_by']}; {counted(features['shards'], 'shard')} written,"
-            f" {features['shards_before']:,} there before, {features['failed']:,} failed"
-        )
-        print_failures(features)
-        if features["failed"]:
-            click.echo(
-                f"  `xret cache verify {store}` lists all that failed; a mended source is imported beside this one"
-            )
-    if summary["unmatched"]:
-        click.echo(f"  entries of the source that are not in the data set: {summary['unmatched']:,}")
+    print_summary(import_features(load_manifest(dataset, data_root), store, ImportOptions(**options)), as_json)

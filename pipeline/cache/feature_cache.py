@@ -97,6 +97,11 @@ class FeatureCache:
         """How many captions the data set has."""
         return len(self.caption_image)
 
+    def captions_of(self, first: int, last: int) -> tuple[int, int]:
+        """Return the caption rows [start, stop) of the image rows [first, last)."""
+        start = int(self.caption_start[first])
+        return start, start + int(self.caption_count[first:last].sum())
+
     def caption_texts(self, first: int, last: int) -> list[str]:
         """Return the texts of caption rows [first, last)."""
         return self._texts("caption", first, last)
@@ -135,6 +140,11 @@ class FeatureCache:
             CacheError: none or several fit; the message lists what is there.
         """
         return CaptionSet(self, self._find("captions", prefix))
+
+    def sets(self, modality: str) -> "list[ImageSet | CaptionSet]":
+        """Return the feature sets of `modality`, ``images`` or ``captions``."""
+        made = self.image_set if modality == "images" else self.caption_set
+        return [made(name) for name in self.set_names(modality)]
 
     def _find(self, modality: str, prefix: str) -> str:
         names = self.set_names(modality)

@@ -67,6 +67,15 @@ class FeatureSet:
         """Return whether every shard of `split` is finished."""
         return bool(self.done()[self.blocks.of_split(split)].all())
 
+    def rows_in(self, shard: int) -> tuple[int, int]:
+        """Return the rows of samples [first, last) of a shard."""
+        raise NotImplementedError
+
+    def samples_in(self, shard: int) -> int:
+        """Return how many samples the shard holds."""
+        first, last = self.rows_in(shard)
+        return last - first
+
     def array_names(self) -> list[str]:
         """Return the names of this set's arrays, `done` apart."""
         return [name for name in self.cache.store.names(self.path) if name not in ("done", "zarr.json")]
@@ -104,10 +113,9 @@ class ImageSet(FeatureSet):
     def _at(self) -> np.ndarray:
         return self.blocks.array_rows(np.arange(self.cache.images))
 
-    def samples_in(self, shard: int) -> int:
-        """Return how many images the shard holds."""
-        first, last = self.blocks.images(shard)
-        return last - first
+    def rows_in(self, shard: int) -> tuple[int, int]:
+        """Return the image rows [first, last) of a shard."""
+        return self.blocks.images(shard)
 
     def rows_of(self, split: str) -> slice:
         """Return the image rows of a split."""
@@ -152,15 +160,13 @@ class CaptionSet(FeatureSet):
     def _start(self) -> np.ndarray:
         return self._whole("start")[self._at]
 
-    def samples_in(self, shard: int) -> int:
-        """Return how many captions the shard holds."""
-        return int(self.cache.caption_count[slice(*self.blocks.images(shard))].sum())
+    def rows_in(self, shard: int) -> tuple[int, int]:
+        """Return the caption rows [first, last) of a shard."""
+        return self.cache.captions_of(*self.blocks.images(shard))
 
     def rows_of(self, split: str) -> slice:
         """Return the caption rows of a split."""
-        first, last = self.cache.splits[split]
-        start = int(self.cache.caption_start[first])
-        return slice(start, start + int(self.cache.caption_count[first:last].sum()))
+        return slice(*self.cache.captions_of(*self.cache.splits[split]))
 
     def local(self, rows: np.ndarray) -> np.ndarray:
         """Return the token features of these caption rows, packed [sum of lengths, C]."""

@@ -1,7 +1,8 @@
 """Creating caches and feature sets: every array at its full shape, before anything is computed."""
 
 import math
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -239,6 +240,57 @@ def find_set(cache: FeatureCache, modality: str, name: str) -> FeatureSet | None
         cache.store.remove(path)
         return None
     return ImageSet(cache, name) if modality == "images" else CaptionSet(cache, name)
+
+
+def image_set_to_fill(
+    cache: FeatureCache, facts: SetFacts, rows: int, shard_images: int | None = None, extras: tuple[str, ...] = ()
+) -> ImageSet:
+    """Return the image set of these facts, a new empty one if it is not there yet; see `create_image_set`.
+
+    Args:
+        cache: where.
+        facts: the encoder's.
+        rows: local rows of an image.
+        shard_images: images in a shard of a new set; None chooses.
+        extras: names in `REGION_ARRAYS`.
+    """
+    if not _is_there(cache, "images", facts, shard_images):
+        create_image_set(cache, facts, rows, Blocks.choose(cache.splits, shard_images), extras)
+    return cache.image_set(facts.name)
+
+
+def caption_set_to_fill(
+    cache: FeatureCache,
+    facts: SetFacts,
+    shard_images: int | None,
+    count: Callable[[Blocks], tuple[list[int], dict[str, Any]]],
+) -> CaptionSet:
+    """Return the caption set of these facts, a new empty one if it is not there yet; see `create_caption_set`.
+
+    Args:
+        cache: where.
+        facts: the encoder's.
+        shard_images: images in a shard of a new set; None chooses.
+        count: returns the tokens of each shard, and further attributes; asked only for a new set.
+    """
+    if not _is_there(cache, "captions", facts, shard_images):
+        blocks = Blocks.choose(cache.splits, shard_images)
+        create_caption_set(cache, facts, blocks, *count(blocks))
+    return cache.caption_set(facts.name)
+
+
+def _is_there(cache: FeatureCache, modality: str, facts: SetFacts, shard_images: int | None) -> bool:
+    """Return whether there is a set of these facts, and note where it was begun in another way."""
+    features = find_set(cache, modality, facts.name)
+    if features is None:
+        return False
+    length = features.blocks.length
+    before = {**features.attributes["recorded"], "shard_images": length}
+    now = {**facts.recorded, "shard_images": shard_images or length}
+    changed = [f"{key} {before.get(key)} (now {value})" for key, value in now.items() if before.get(key) != value]
+    if changed:
+        print(f"Note: '{features.name}' was begun with {', '.join(changed)}.", file=sys.stderr)
+    return True
 
 
 def create_image_set(

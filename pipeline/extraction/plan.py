@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..cache import Blocks, FeatureCache, FeatureSet
 from ..cache.layout import SetFacts, choose_splits, find_cache
@@ -22,6 +21,7 @@ from ..wording import counted
 from .extraction import load_captions, load_images
 from .options import Options
 from .schedule import count_workers
+from .tasks import encode
 
 PROBE = 2  # batches timed, behind one to warm up
 _TEXTS = 20_000  # captions looked at for their length
@@ -152,12 +152,12 @@ def _image_rate(encoder: VisualEncoder, manifest: Manifest, samples: Samples, op
     read = (time.perf_counter() - began) / len(decoded)
     batches = [decoded[start : start + options.batch_size] for start in range(0, len(decoded), options.batch_size)]
     timed = batches[1:] or batches
-    encoder.encode(torch.stack(batches[0]) if encoder.kind == "grid" else batches[0])
+    encode(encoder, batches[0])
     began = time.perf_counter()
     for batch in timed:
-        encoder.encode(torch.stack(batch) if encoder.kind == "grid" else batch)
-    encode = (time.perf_counter() - began) / sum(map(len, timed))
-    return 1 / max(encode, read / (options.workers or os.cpu_count() or 1))
+        encode(encoder, batch)
+    seconds = (time.perf_counter() - began) / sum(map(len, timed))
+    return 1 / max(seconds, read / (options.workers or os.cpu_count() or 1))
 
 
 def _some_texts(samples: Samples) -> list[str]:

@@ -12,7 +12,7 @@ from xret.cli import main
 from xret.pipeline.cache.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.exchange.importers.importing import ImportOptions, import_features
-from xret.pipeline.exchange.remedies import remedies, repair_command
+from xret.pipeline.extraction.repair import remedies, repair_command
 from xret.pipeline.extraction.extraction import extract
 
 

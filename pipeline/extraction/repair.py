@@ -5,7 +5,6 @@ from typing import Any
 
 from ..cache.store import Store
 from ..data.manifest import bundled_manifests
-from .importers import FORMATS
 
 
 def remedies(url: str, report: dict[str, Any]) -> list[str]:
@@ -20,11 +19,13 @@ def remedies(url: str, report: dict[str, Any]) -> list[str]:
     if any(damage["array"] == "/" for damage in damaged):
         return [f"restore {url}/zarr.json from a copy, or extract into another --store"]
     again = f"`{repair_command(store.inspect_group('')[0]['dataset'], url)}`"
-    to_remove = {_set(damage): None for damage in damaged if _is_set(damage) and not _can_be_repaired(damage)}
+    to_remove = {_set(damage): None for damage in damaged if _is_set(damage) and not _can_be_repaired(store, damage)}
     lines = [f"run `xret cache rm {quote(url)} {path}`, then extract or import that set again" for path in to_remove]
     if any(_set(damage) not in to_remove for damage in damaged):
         lines.append(f"run {again}, with the other options of that extraction: it computes what is damaged again")
-    elif report["failed_samples"] and any("@" in name and not _imported(name) for name in store.names("images")):
+    elif report["failed_samples"] and any(
+        "@" in name and not _imported(store, f"images/{name}") for name in store.names("images")
+    ):
         lines.append(f"mend the files of the failed samples and run {again}, with the other options of that extraction")
     return lines
 
@@ -48,9 +49,10 @@ def _set(damage: dict[str, Any]) -> str:
     return "/".join(damage["array"].split("/")[:2])
 
 
-def _can_be_repaired(damage: dict[str, Any]) -> bool:
-    return damage["shard"] is not None and not _imported(_set(damage).partition("/")[2])
+def _can_be_repaired(store: Store, damage: dict[str, Any]) -> bool:
+    return damage["shard"] is not None and not _imported(store, _set(damage))
 
 
-def _imported(name: str) -> bool:
-    return name.split("@")[0] in FORMATS
+def _imported(store: Store, path: str) -> bool:
+    """Return whether a set was imported: its identity names files, where that of an encoder names weights."""
+    return "files" in store.inspect_group(path)[0].get("identity", {})

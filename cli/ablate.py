@@ -5,8 +5,9 @@ from pathlib import Path
 
 import click
 
+from ..pipeline.files import write_text
 from ..pipeline.wording import counted
-from .parsing import NEW_FILE, NEW_FOLDER
+from .parsing import NEW_FILE, NEW_FOLDER, Sectioned
 
 
 def list_grids(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
@@ -22,7 +23,14 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
     return value
 
 
-@click.command()
+@click.command(
+    cls=Sectioned,
+    sections={
+        "What is trained": "recipe vary grid settings seeds split",
+        "Where and how it runs": "out jobs device scheduler",
+        "What is written": "csv_file latex_file plot_file as_json",
+    },
+)
 @click.argument("store")
 @click.option("--recipe", metavar="NAME|FILE", help="A name that `xret recipes` lists, or a YAML file.")
 @click.option(
@@ -118,13 +126,10 @@ def ablate(
         for entry in entries:
             if entry["status"] == "failed":
                 click.echo(f"failed: {entry['label']}, seed {entry['seed']}: {entry['error']}")
-    for file in (csv_file, latex_file, plot_file):
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
     if csv_file is not None:
-        csv_file.write_text(as_csv(lines), encoding="utf-8")
+        write_text(csv_file, as_csv(lines))
     if latex_file is not None:
-        latex_file.write_text(as_latex(lines), encoding="utf-8")
+        write_text(latex_file, as_latex(lines))
     if plot_file is not None:
         plot(lines, plot_file)
     if any(entry["status"] == "failed" for entry in entries):

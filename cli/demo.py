@@ -73,14 +73,14 @@ def demo(out: Path, seed: int, as_json: bool) -> None:
 
 def _refuse_others(out: Path, seed: int) -> None:
     """Refuse a folder that holds something other than a demo of this seed, whether that was finished or stopped."""
-    from ..pipeline.data.scenes.generate import are_of_seed, unfinished
-    from ..pipeline.files import require_writable
+    from ..pipeline.data.scenes.generate import are_of_seed
+    from ..pipeline.files import partials, require_writable
 
     require_writable(out, "--out")
     scenes = out / "scenes"
     if not out.exists() or are_of_seed(scenes, seed):
         return
-    if not out.is_dir() or {entry.name for entry in out.iterdir()} - {unfinished(scenes).name}:
+    if not out.is_dir() or {entry.name for entry in out.iterdir()} - {left.name for left in partials(scenes)}:
         raise click.ClickException(f"{out} holds no demo of seed {seed}; choose another --out, or remove it")
 
 

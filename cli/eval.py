@@ -8,10 +8,18 @@ import click
 
 from ..pipeline.wording import counted
 from .diagnostics import format_diagnostics
-from .parsing import view_options
+from .parsing import Sectioned, view_options
 
 
-@click.command("eval")
+@click.command(
+    "eval",
+    cls=Sectioned,
+    sections={
+        "What is measured": "split protocol annotations ties",
+        "Diagnostics": "diagnostics data_root visual_weights text_weights",
+        "Where and how it runs": "store device as_json",
+    },
+)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN ...]")
 @view_options
 @click.option(

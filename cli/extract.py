@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..pipeline.wording import counted, in_bytes, in_time, some_of
-from .parsing import FOLDER, comma_list
+from .parsing import FOLDER, Sectioned, comma_list
 
 
 def _rate(number: float) -> str:
@@ -40,7 +40,17 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     return int(images)
 
 
-@click.command()
+@click.command(
+    cls=Sectioned,
+    sections={
+        "Data": "store data_root splits",
+        "Images": "visual visual_weights image_size regions frames",
+        "Captions": "text text_weights text_layer max_tokens special_tokens",
+        "By a fine-tuned run instead": "from_run",
+        "Where and how it runs": "plan device batch_size dtype workers scheduler shard_images as_json",
+        "Faults": "on_error repair trust",
+    },
+)
 @click.argument("dataset")
 @click.option("--store", required=True, help="The feature cache: a local path or an fsspec URL.")
 @click.option(

@@ -6,11 +6,18 @@ from pathlib import Path
 
 import click
 
-from .parsing import FOLDER, NEW_FOLDER, comma_list
+from .parsing import FOLDER, NEW_FOLDER, Sectioned, comma_list
 from .train_head import format_summary, say_if_new
 
 
-@click.command()
+@click.command(
+    cls=Sectioned,
+    sections={
+        "What is trained": "reattach settings",
+        "Data": "data_root store visual_weights text_weights",
+        "Where and how it runs": "out resume device as_json",
+    },
+)
 @click.argument("run")
 @click.option("--out", required=True, type=NEW_FOLDER, help="The new run folder; must not exist, unless --resume.")
 @click.option(

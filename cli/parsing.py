@@ -14,6 +14,30 @@ def comma_list(_ctx: click.Context, _parameter: click.Parameter, value: str) -> 
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
+class Sectioned(click.Command):
+    """A command whose ``--help`` lists its options below headings."""
+
+    def __init__(self, *args: Any, sections: dict[str, str], **kwargs: Any) -> None:
+        """`sections`: heading → names of parameters in the order of the listing; each option stands in one of them."""
+        super().__init__(*args, **kwargs)
+        self.sections = {heading: names.split() for heading, names in sections.items()}
+        listed = sorted(name for names in self.sections.values() for name in names)
+        options = sorted(str(option.name) for option in self.params if isinstance(option, click.Option))
+        if listed != options:
+            raise ValueError(f"the sections of {self.name} list {listed}, and its options are {options}")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write one list of options a section, and ``--help`` after the last."""
+        options: dict[str | None, click.Parameter] = {option.name: option for option in self.params}
+        *_, last = self.sections
+        for heading, names in self.sections.items():
+            shown = [options[name] for name in names]
+            if heading == last and (help_option := self.get_help_option(ctx)) is not None:
+                shown.append(help_option)
+            with formatter.section(heading):
+                formatter.write_dl([record for option in shown if (record := option.get_help_record(ctx)) is not None])
+
+
 class Output(click.Path):
     """What a command writes. It may lie below folders that are not there yet: they are made with it."""
 

@@ -7,10 +7,17 @@ from typing import Any
 import click
 
 from ..pipeline.wording import in_bytes
-from .parsing import view_options
+from .parsing import Sectioned, view_options
 
 
-@click.command()
+@click.command(
+    cls=Sectioned,
+    sections={
+        "The page": "out split ties seed",
+        "Pictures and crops": "data_root visual_weights text_weights",
+        "Where and how it runs": "store device",
+    },
+)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN ...]")
 @click.option(
     "--out",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.wording import counted
-from .parsing import FOLDER, NEW_FILE
+from .parsing import Sectioned
 
 if TYPE_CHECKING:
     from ..heads.retrieval.hits import Hit
@@ -20,11 +20,6 @@ def run_options(command: Any) -> Any:
         (
             click.option("--store", help="Where the feature cache is now, if not where RUN was trained."),
             click.option("--split", default="test", show_default=True, help="Whose images and captions."),
-            click.option(
-                "--data-root",
-                type=FOLDER,
-                help="The folder of the images, or the one that the manifest's relative paths start from.",
-            ),
             click.option("--visual-weights", metavar="FILE", help="The image encoder's, if they came from a file."),
             click.option("--text-weights", metavar="HUB_ID|DIR", help="The text encoder's, if not bert-base-uncased."),
             click.option("--trust", is_flag=True, help="Let a file of weights run code while it is read."),
@@ -35,7 +30,14 @@ def run_options(command: Any) -> Any:
     return command
 
 
-@click.command()
+@click.command(
+    cls=Sectioned,
+    sections={
+        "The query": "image visual_weights text_weights trust",
+        "Results": "k as_json",
+        "Where it is searched": "store split index scheduler device",
+    },
+)
 @click.argument("run")
 @click.argument("words", nargs=-1, metavar="[QUERY]")
 @click.option(
@@ -52,11 +54,8 @@ def run_options(command: Any) -> Any:
 @click.option(
     "--scheduler", metavar="ADDRESS", help="Let the workers of this Dask cluster search the shards of --index."
 )
-@click.option("--html", type=NEW_FILE, metavar="FILE", help="Write the results as a page, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
-def search(
-    run: str, words: tuple[str, ...], image: Path | None, k: int, html: Path | None, as_json: bool, **options: Any
-) -> None:
+def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json: bool, **options: Any) -> None:
     """Find images for the sentence QUERY, or captions for a picture, in a split of the store of RUN.
 
     Both go through the encoder that made the store's features. Its weights are named again where they came from a
@@ -65,7 +64,6 @@ def search(
     \b
     xret search run "a red square beside a blue circle"
     xret search run --image photo.jpg -k 5 --json
-    xret search run "a harbour" --data-root DIR --html found.html
     """
     from ..heads.retrieval.hits import uncertainty
     from ..heads.retrieval.queries import unknown_sentence
@@ -86,18 +84,12 @@ def search(
     ):
         if options[option] and needed is None:
             raise click.UsageError(f"--{option.replace('_', '-')} is for {purpose}, which is not given; leave it out.")
-    if options["data_root"] is not None and html is None:
-        raise click.UsageError("--data-root is for the pictures of --html; add that, or leave it out.")
     with closing(Retriever(run, **options)) as retriever:
         embedding, answers = retriever.encode_query(wanted, k)
         unknown = [] if query is None else retriever.unknown_words([query])
         if unknown:
             click.echo(unknown_sentence(unknown), err=True)
         hits = retriever.nearest(embedding, answers, k)
-        if html is not None:
-            from ..heads.retrieval.search_page import write_page
-
-            write_page(html, retriever, wanted, hits)
         if as_json:
             click.echo(json.dumps([hit.to_dict() for hit in hits]))
             return

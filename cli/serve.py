@@ -7,12 +7,18 @@ from typing import Any
 
 import click
 
+from .parsing import FOLDER
 from .search import run_options
 
 
 @click.command()
 @click.argument("run")
 @run_options
+@click.option(
+    "--data-root",
+    type=FOLDER,
+    help="The folder of the images, or the one that the manifest's relative paths start from.",
+)
 @click.option(
     "--index", type=click.Path(path_type=Path), metavar="DIR", help="Search by an index that `xret index` made of RUN."
 )

@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING
 import click
 
 from ..pipeline.wording import counted
-from .parsing import NEW_FOLDER
+from .parsing import NEW_FOLDER, Sectioned
 
 if TYPE_CHECKING:
     from ..heads.training.training import TrainSummary
 
 
-@click.command("train-head")
+@click.command(
+    "train-head",
+    cls=Sectioned,
+    sections={
+        "What is trained": "recipe settings also seed",
+        "Where and how it runs": "out resume device as_json",
+    },
+)
 @click.argument("store")
 @click.option("--recipe", required=True, metavar="NAME|FILE", help="A name that `xret recipes` lists, or a YAML file.")
 @click.option(

@@ -1,9 +1,107 @@
-"""Places to write to are looked at before the work begins, not when it is done."""
+"""Files and folders appear whole: they are written beside their place and renamed into it.
 
+What a killed process leaves is called ``.NAME.XXXXXXXX.partial``: nobody reads it, and `partials` finds it.
+"""
+
+import glob
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .errors import OutputError
+from safetensors import SafetensorError
+
+from .errors import OutputError, XretError
+
+
+@contextmanager
+def writing(
+    path: Path, failure: type[XretError] | None = None, remedy: str = "", *, durable: bool = False
+) -> Iterator[Path]:
+    """Give a name beside `path` to write a file under, or make a folder; it becomes `path` when the block ends.
+
+    Folders above are made, a file at `path` is replaced in one step, and a link is followed. After an error nothing
+    is left of what was written, and `path` is as it was. A device or pipe is written as it stands.
+
+    Args:
+        path: of the file or folder.
+        failure: raised where the disk refuses; None: the OSError is.
+        remedy: what to do then, the end of the sentence.
+        durable: bring a file to the disk before it is renamed, so that it outlives a loss of power.
+
+    Raises:
+        XretError: a `failure`.
+        OSError: without `failure`, `path` cannot be written, or is a folder that is not empty.
+    """
+    place = path.resolve()
+    partial = place.with_name(f".{place.name}.{os.urandom(4).hex()}.partial")
+    try:
+        if place.exists() and not (place.is_file() or place.is_dir()):
+            yield place
+            return
+        with suppress(FileExistsError):  # a file above is reported where it is in the way
+            place.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        if durable:
+            _to_disk(partial)
+        partial.replace(place)
+        if durable:
+            _to_disk(place.parent)
+    except BaseException as error:
+        remove(partial)
+        if failure is None or not isinstance(error, (OSError, SafetensorError)):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise failure(f"{path} cannot be written: {reason}{remedy and f'; {remedy}'}") from error
+
+
+@contextmanager
+def making(folder: Path, failure: type[XretError] | None = None, remedy: str = "") -> Iterator[Path]:
+    """Give a new folder that becomes `folder`, which must be absent or empty, when the block ends; as `writing`."""
+    with writing(folder, failure, remedy) as partial:
+        partial.mkdir()
+        yield partial
+
+
+def write_bytes(path: Path, data: bytes, failure: type[XretError] | None = None, remedy: str = "") -> None:
+    """Write a file in one step; as `writing`."""
+    with writing(path, failure, remedy) as partial:
+        partial.write_bytes(data)
+
+
+def write_text(path: Path, text: str, failure: type[XretError] | None = None, remedy: str = "") -> None:
+    """Write a text as UTF-8 in one step; as `writing`."""
+    write_bytes(path, text.encode(), failure, remedy)
+
+
+def partials(path: Path) -> list[Path]:
+    """Return what killed writers left beside `path` of the file or folder that was to be there."""
+    place = path.resolve()
+    return list(place.parent.glob(f".{glob.escape(place.name)}.????????.partial"))
+
+
+def partials_in(folder: Path) -> list[Path]:
+    """Return what killed writers left in a folder and below it."""
+    return list(folder.rglob("*.partial"))
+
+
+def remove(path: Path) -> None:
+    """Delete a file, or a folder and all below it, if it is there and can be deleted."""
+    with suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+
+
+def _to_disk(path: Path) -> None:
+    """Have the system write a file, or a folder's list of names, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def require_writable(path: Path, option: str) -> None:

@@ -21,6 +21,7 @@ from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.cache.lease import locked
 from ...pipeline.device import pick_device
 from ...pipeline.errors import CacheError, RecipeError, RunError
+from ...pipeline.files import write_text
 from ...pipeline.reading.columns import Resident
 from ..evaluation.paper_rows import row_of
 from ..model import FeatureFacts, build_losses, build_model, feature_facts
@@ -115,8 +116,7 @@ def _outcomes(cells: Sequence[Cell], jobs: int, scheduler: str | None) -> dict[s
         outcomes[cell.run] = outcome
         failed = Path(f"{cell.run}.failed")
         if isinstance(outcome, str):
-            failed.parent.mkdir(parents=True, exist_ok=True)
-            failed.write_text(f"{outcome}\n", encoding="utf-8")
+            write_text(failed, f"{outcome}\n")
             said = f"failed: {outcome}"
         else:
             failed.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...pipeline.errors import RunError
+from ...pipeline.files import writing
 from ..evaluation.paper_rows import ROWS
 
 _WAYS = {"image_to_text": "i2t", "text_to_image": "t2i"}
@@ -175,7 +176,8 @@ def plot(lines: Sequence[Line], file: str | Path) -> None:
     axes.set_ylabel("RSUM")
     if measured:
         axes.legend()
-    figure.savefig(file)
+    with writing(file) as partial:
+        figure.savefig(partial, format=file.suffix[1:])
 
 
 def plotted_key(values: Sequence[Mapping[str, Any]]) -> str:

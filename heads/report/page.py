@@ -2,7 +2,6 @@
 
 import os
 import sys
-import tempfile
 from collections.abc import Sequence as Several
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
+from ...pipeline.files import write_text
 from ...pipeline.progress import Progress
 from ..evaluation.evaluation import evaluate
 from ..evaluation.metrics import Ties
@@ -87,7 +87,7 @@ def write_report(
         page = _content(views, results, found, pictures, ties, seed)
         progress.update(1)
     text = render(page)
-    write(Path(out), text)
+    write_text(Path(out), text, RunError)
     return len(text.encode())
 
 
@@ -134,27 +134,6 @@ def render(page: dict[str, Any]) -> str:
     )
     templates.filters["sentence"] = lambda text: f"{text[:1].upper()}{text[1:].rstrip('.')}."
     return templates.get_template("page.html").render(page, mark=MARK)
-
-
-def write(out: Path, text: str) -> None:
-    """Put the page at `out` in one step.
-
-    Raises:
-        RunError: it cannot be written.
-    """
-    partial: Path | None = None
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent)
-        partial = Path(name)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        partial.chmod(0o644)
-        partial.replace(out)
-    except OSError as error:
-        if partial is not None:
-            partial.unlink(missing_ok=True)
-        raise RunError(f"{out} cannot be written: {error.strerror}") from error
 
 
 def _content(

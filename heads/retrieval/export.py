@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from torch import Tensor
 
 from ...pipeline.errors import RunError
-from ...pipeline.exchange.exporters.export import whole
+from ...pipeline.files import writing
 from ..modules.embedding import Embedding, Gaussian, Sequence, kind_of
 from .gallery import Gallery
 from .retriever import Retriever
@@ -77,12 +76,8 @@ def export_embeddings(retriever: Retriever, out: str | Path) -> dict[str, Any]:
     }
     if not all(np.isfinite(array).all() for array in arrays_of(gallery).values()):
         raise RunError(f"{run.path} gives embeddings that are not finite: it is spoilt, train it again")
-    try:
-        with whole(out) as partial:
-            writers[out.suffix](partial, gallery, about)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RunError(f"{out} cannot be written: {reason}; choose another --out") from error
+    with writing(out, RunError, "choose another --out") as partial:
+        writers[out.suffix](partial, gallery, about)
     files = [out] if out.is_file() else list(out.iterdir())
     return {
         **about,

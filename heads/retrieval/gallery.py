@@ -74,16 +74,12 @@ class Gallery:
         return image_folder(self._cache, self._data_root)
 
     def image_path(self, row: int) -> Path:
-        """Return the file of the image in a row; errors as for `path_of`."""
-        return self.path_of(self.file_names[row])
-
-    def path_of(self, file_name: str) -> Path:
-        """Return the file of an image by its name; it never lies outside of `folder`.
+        """Return the file of the image in a row; it never lies outside of `folder`.
 
         Raises:
             CacheError, ManifestError: the folder is not known, or the name leads outside of it.
         """
-        name = PurePosixPath(file_name)
+        name = PurePosixPath(self.file_names[row])
         if name.is_absolute() or ".." in name.parts:
-            raise CacheError(f"{self.url} names the image '{name}', which lies outside of its folder; extract it again")
+            raise CacheError(f"{self.url} names the image '{name}', which lies outside its folder; extract it again")
         return self.folder / name

@@ -20,7 +20,7 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ...pipeline.errors import RunError
-from ...pipeline.exchange.exporters.export import whole
+from ...pipeline.files import making
 from ..runs.encoders import ORIGINS, Side, origins_text
 from ..runs.run import Run, write_recipe
 from ..training.finetuning.finetuning import BACKBONES
@@ -88,17 +88,13 @@ def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = 
     recipe = run.recipe.to_dict()
     if vectors := recipe["adapter"]["words"]["vectors"]:
         recipe["adapter"]["words"]["vectors"] = Path(vectors).name  # a trained model has read it
-    try:
-        with whole(folder) as partial:
-            partial.mkdir()
-            for file in files:
-                (shutil.copytree if file.is_dir() else shutil.copyfile)(file, partial / file.name)
-            write_recipe(partial, recipe, run.image_facts, run.text_facts)
-            (partial / ORIGINS).write_text(origins_text(origins), encoding="utf-8")
-            (partial / "run.json").write_text(json.dumps(_without_paths(run.info), indent=1) + "\n", encoding="utf-8")
-            (partial / "README.md").write_text(_card(retriever, repo or str(folder)), encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{folder} cannot be written: {error.strerror or error}; choose another folder") from error
+    with making(folder, RunError, "choose another folder") as partial:
+        for file in files:
+            (shutil.copytree if file.is_dir() else shutil.copyfile)(file, partial / file.name)
+        write_recipe(partial, recipe, run.image_facts, run.text_facts)
+        (partial / ORIGINS).write_text(origins_text(origins), encoding="utf-8")
+        (partial / "run.json").write_text(json.dumps(_without_paths(run.info), indent=1) + "\n", encoding="utf-8")
+        (partial / "README.md").write_text(_card(retriever, repo or str(folder)), encoding="utf-8")
     return folder
 
 

@@ -17,9 +17,8 @@ Every file is replaced in one step, and the folder appears in one step, so that 
 import json
 import platform
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,6 +32,7 @@ from torch import nn
 
 from ...pipeline.cache.lease import locked
 from ...pipeline.errors import RunError
+from ...pipeline.files import making, partials_in, remove, write_text, writing
 from ..model import FeatureFacts, Model, build_model
 from ..recipes.recipe import Recipe, resolve
 
@@ -40,6 +40,7 @@ FORMAT, VERSION = "xret-run", 1
 # When a run is resumed; the sets that data.image and data.text stand for are compared themselves.
 MAY_CHANGE = ("data.image", "data.text", "runtime.cache", "runtime.checkpoint_steps", "runtime.log")
 _NAMED = 5  # of what differs
+_REMEDY = "make room, or take another --out"  # where a file cannot be written
 TEXTS = ("store", "image_set", "text_set", "fingerprints.image", "fingerprints.text")  # that run.json must have
 
 
@@ -99,21 +100,11 @@ class Run:
         """
         path = Path(path)
         require_free(path)
-        partial = None
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
-            partial.chmod(0o755)
-            write_json(partial / "run.json", {"format": FORMAT, "version": VERSION, **info})
+        with making(path, RunError, _REMEDY) as partial:
+            (partial / "run.json").write_text(_json({"format": FORMAT, "version": VERSION, **info}), encoding="utf-8")
             write_recipe(partial, recipe.to_dict(), image, text)
             if vocabulary is not None:
-                write_json(partial / "vocabulary.json", list(vocabulary))
-            partial.rename(path)
-        except (OSError, RunError) as error:
-            if partial is not None:
-                shutil.rmtree(partial, ignore_errors=True)
-            reason = getattr(error, "strerror", None) or error
-            raise RunError(f"the run {path} cannot be written: {reason}") from error
+                (partial / "vocabulary.json").write_text(_json(vocabulary), encoding="utf-8")
         return cls(path)
 
     def refuse_difference(self, facts: dict[str, Any], recipe: Recipe) -> None:
@@ -173,7 +164,8 @@ class Run:
     def save_best(self, model: nn.Module) -> None:
         """Write the weights of the best epoch."""
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-        _replace(self.path / "model.safetensors", lambda path: safetensors.torch.save_file(tensors, path))
+        with writing(self.path / "model.safetensors", RunError, _REMEDY) as partial:
+            safetensors.torch.save_file(tensors, partial)
 
     def save_epoch(self, state: dict[str, Any], line: dict[str, Any], best_epoch: int, best_rsum: float) -> None:
         """Write down a complete epoch: its metrics, then the state, which is what makes the epoch count.
@@ -184,25 +176,36 @@ class Run:
             best_epoch: so far, counted from 1.
             best_rsum: its validation RSUM.
         """
-        lines = [*self.metrics()[: state["epoch"] - 1], line]
-        text = "".join(json.dumps(entry) + "\n" for entry in lines)
-        _replace(self.path / "metrics.jsonl", lambda path: path.write_text(text, encoding="utf-8"))
+        self.save_metrics([*self.metrics()[: state["epoch"] - 1], line])
         self.info.update(best_epoch=best_epoch, best_rsum=best_rsum)
         write_json(self.path / "run.json", self.info)
         self.save_state(state)
 
     def save_state(self, state: dict[str, Any]) -> None:
         """Write down where to go on from; tensors and plain scalars."""
-        _replace(self.path / "state.pt", lambda path: torch.save(state, path))
+        with writing(self.path / "state.pt", RunError, _REMEDY) as partial:
+            try:
+                torch.save(state, partial)
+            except RuntimeError as error:  # of a full disk it says how many bytes it missed
+                raise OSError("not all of it reached the disk, which may be full") from error
+
+    def save_metrics(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Write down the metrics of all epochs so far."""
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        write_text(self.path / "metrics.jsonl", text, RunError, _REMEDY)
 
     @property
     def begun(self) -> bool:
         """Whether there is something to go on from: a complete epoch, or a step that was written down."""
         return (self.path / "state.pt").exists()
 
-    def alone(self) -> AbstractContextManager[None]:
-        """Return a lock of the folder for whoever trains in it; RunError if another process does already."""
-        return locked(self.path, RunError(f"another process is training in {self.path}; wait until it has ended"))
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Lock the folder for whoever trains in it; RunError if another process does already."""
+        with locked(self.path, RunError(f"another process is training in {self.path}; wait until it has ended")):
+            for left in partials_in(self.path):
+                remove(left)
+            yield
 
     @contextmanager
     def removed_unless_begun(self, created: bool) -> Iterator[None]:
@@ -296,7 +299,8 @@ def _flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
 
 def write_recipe(folder: Path, recipe: Mapping[str, Any], image: FeatureFacts, text: FeatureFacts) -> None:
     """Write a resolved recipe, and the facts of the features that a model is built with, as a run has them."""
-    write_json(folder / "config.json", {"recipe": recipe, "image": asdict(image), "text": asdict(text)})
+    config = {"recipe": recipe, "image": asdict(image), "text": asdict(text)}
+    (folder / "config.json").write_text(_json(config), encoding="utf-8")
     text_form = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
     (folder / "recipe.yaml").write_text(text_form, encoding="utf-8")
 
@@ -307,19 +311,8 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-    _replace(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+    write_text(path, _json(value), RunError, _REMEDY)
 
 
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a file beside `path`, then put it in the place of `path` in one step."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        write(partial)
-        partial.replace(path)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
-        # torch.save says of a full disk how many bytes it missed.
-        full = isinstance(error, RuntimeError) and not isinstance(error, SafetensorError)
-        reason = "not all of it reached the disk, which may be full; make room" if full else error
-        raise RunError(f"{path} cannot be written: {reason}") from error
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"

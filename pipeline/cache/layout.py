@@ -13,7 +13,7 @@ import numpy as np
 from ..data.regions import REGION_ARRAYS
 from ..data.samples import SPLITS, Samples
 from ..errors import CacheError, OutputError
-from ..files import require_writable
+from ..files import partials_in, remove, require_writable
 from .blocks import Blocks
 from .feature_cache import FORMAT, VERSION, FeatureCache
 from .feature_sets import NOT_DONE, CaptionSet, FeatureSet, ImageSet, fingerprint
@@ -109,8 +109,8 @@ def _open_or_create(store: Store, samples: Samples, protocols: list[str], repair
         _create(store, samples, protocols)
     cache = FeatureCache.open(store.url)
     if store.is_local:  # what a killed writer left behind is never read
-        for partial in Path(store.root).rglob("*.partial"):
-            partial.unlink(missing_ok=True)
+        for partial in partials_in(Path(store.root)):
+            remove(partial)
     return cache
 
 

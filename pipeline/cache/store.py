@@ -19,6 +19,7 @@ from fsspec.asyn import AsyncFileSystem, sync
 from zarr.codecs import Crc32cCodec
 
 from ..errors import CacheError, StoreError
+from ..files import write_bytes
 from .object_store import connect, one_sentence
 
 PATIENCE = 60.0  # seconds that an object store may take to say whether something is there, all its retries included
@@ -111,10 +112,7 @@ class Store:
             with self._answering():
                 self.fs.pipe_file(path, data)
             return
-        partial = Path(f"{path}.{os.getpid()}.partial")
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(data)
-        partial.replace(path)
+        write_bytes(Path(path), data)
 
     def create_bytes(self, name: str, data: bytes) -> bool:
         """Write the file `name` of an object store unless there is one; return whether it now holds `data`."""

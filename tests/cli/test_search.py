@@ -1,17 +1,12 @@
 """``xret search``, as a user types it."""
 
-import base64
-import io
 import json
-import os
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
-from PIL import Image
 from small_runs import make_pictures, make_run, make_store
 
 from xret.cli import main
@@ -73,49 +68,15 @@ def test_gaussians_come_with_their_uncertainty(folder):
     assert re.fullmatch(r"the query's uncertainty \d\.\d{4}", lines[-1])
 
 
-def test_the_page_holds_its_pictures_and_runs_nothing_that_is_typed(folder, tmp_path):
-    page = tmp_path / "found.html"
-    call(folder / "run", "<script>red</script>", "-k", 2, "--html", page, "--data-root", folder / "pictures")
-    text = page.read_text()
-    assert "<script>" not in text and "&lt;script&gt;red" in text
-    urls = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', text)
-    assert [Image.open(io.BytesIO(base64.b64decode(url))).size for url in urls] == [(48, 40), (48, 40)]
-    assert not re.search(r'(src|href)="(?!data:)', text)  # nothing is fetched
-    assert [path.name for path in tmp_path.iterdir()] == ["found.html"]
-
-    call(folder / "run", "--image", folder / "pictures/images/3.png", "--html", page)
-    text = page.read_text()
-    assert text.count("data:image/jpeg") == 1 and text.count("<li>") == 9 and "Captions for 3.png" in text
-
-
-def test_a_picture_whose_name_is_no_text_gets_its_page(folder, tmp_path):
-    picture, page = tmp_path / os.fsdecode(b"\xff.png"), tmp_path / "found.html"
-    shutil.copy(folder / "pictures/images/3.png", picture)
-    call(folder / "run", "--image", picture, "-k", 1, "--html", page)
-    assert "Captions for ?.png" in page.read_text()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["found.html", picture.name]
-
-
-def test_a_picture_that_is_lost_leaves_its_name_in_the_page(folder, tmp_path):
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images/0.png").touch()  # the folder is known by the first
-    call(folder / "run", "red", "-k", 1, "--html", tmp_path / "found.html", "--data-root", tmp_path)
-    text = (tmp_path / "found.html").read_text()
-    assert "<img" not in text and "(there is no such file)" in text
-
-
-def test_a_page_is_refused_where_the_index_has_pictures_of_other_stores(folder, tmp_path):
+def test_an_index_of_several_stores_is_searched_whole(folder, tmp_path):
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
     from xret.heads.retrieval.index.sharded import index_shards
 
-    run, page = folder / "run", tmp_path / "found.html"
+    run = folder / "run"
     other = make_store(make_pictures(tmp_path / "pictures", test=7), tmp_path / "other.zarr")
     index_shards(run, (None, other), tmp_path / "index", kind="flat", device="cpu")
-    words = (run, "red", "--index", tmp_path / "index")
-    assert call(*words).stdout.startswith(f"{run} on {folder}/s.zarr, split test: 13 images, by the index")
-    refused = call(*words, "--html", page, "--data-root", folder / "pictures", code=1)
-    assert "has images of other stores than" in refused.stderr
-    assert (refused.stdout, page.exists()) == ("", False)
+    lines = call(run, "red", "--index", tmp_path / "index").stdout
+    assert lines.startswith(f"{run} on {folder}/s.zarr, split test: 13 images, by the index")
 
 
 def test_mistakes_end_in_one_sentence(folder, tmp_path):
@@ -124,11 +85,6 @@ def test_mistakes_end_in_one_sentence(folder, tmp_path):
     for words, code, sentence in (
         ((run,), 2, "Search for a QUERY or for an --image FILE, one of the two."),
         ((run, "red", "--image", broken), 2, "Search for a QUERY or for an --image FILE, one of the two."),
-        (
-            (run, "red", "--data-root", folder),
-            2,
-            "--data-root is for the pictures of --html; add that, or leave it out.",
-        ),
         ((run, "red", "--visual-weights", "x"), 2, "--visual-weights is for an --image, which is not given; leave it"),
         ((run, "red", "--trust"), 2, "--trust is for an --image, which is not given; leave it out."),
         (
@@ -152,8 +108,6 @@ def test_mistakes_end_in_one_sentence(folder, tmp_path):
         ((run, "red", "and", "blue"), 2, 'A QUERY of several words needs quotes: "red and blue".'),
         ((tmp_path, "red"), 1, "is no run"),
         ((run, "red", "--store", tmp_path), 1, "no feature cache is there"),
-        ((run, "red", "--html", tmp_path / "x.html"), 1, "give their folder as --data-root DIR"),
-        ((run, "red", "--html", broken / "x.html", "--data-root", folder / "pictures"), 1, "choose another --html"),
     ):
         last = call(*words, code=code).stderr.strip().splitlines()[-1]
         assert last.startswith("Error: ") and sentence in last, last

@@ -1,12 +1,30 @@
-"""Places that cannot be written are refused beforehand, and nothing is made."""
+"""Places that cannot be written are refused beforehand; what is written appears whole or not at all."""
 
 import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from xret.pipeline.errors import OutputError
-from xret.pipeline.files import require_new, require_writable
+from xret.pipeline.errors import CacheError, OutputError, RunError
+from xret.pipeline.files import (
+    making,
+    partials,
+    partials_in,
+    remove,
+    require_new,
+    require_writable,
+    write_bytes,
+    write_text,
+    writing,
+)
 
 
 def test_what_can_be_written(tmp_path, monkeypatch):
@@ -48,3 +66,125 @@ def test_a_folder_that_may_not_be_written(tmp_path, monkeypatch):
     ):
         require_writable(closed / "x" / "y", "--out")
     require_writable(tmp_path / "x", "--out")
+
+
+def test_a_file_appears_whole_or_stays_as_it_was(tmp_path):
+    path = tmp_path / "deep" / "file"
+    write_text(path, "oldé")
+    with pytest.raises(ZeroDivisionError), writing(path) as partial:
+        partial.write_text("half")
+        assert path.read_bytes() == "oldé".encode()
+        raise ZeroDivisionError
+    assert [entry.name for entry in path.parent.iterdir()] == ["file"]
+    write_bytes(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+def test_a_folder_appears_whole_in_a_place_that_is_absent_or_empty(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name in ("new", "empty"):
+        with making(tmp_path / name) as partial:
+            (partial / "file").write_text("mine")
+        assert (tmp_path / name / "file").read_text() == "mine"
+    (tmp_path / "file").write_text("mine")
+    for name in ("new", "file"):
+        with pytest.raises(OSError, match=r"not empty|Not a directory"), making(tmp_path / name) as partial:
+            (partial / "other").mkdir()
+    with pytest.raises(ZeroDivisionError), making(tmp_path / "failed") as partial:
+        (partial / "file").write_text("mine")
+        raise ZeroDivisionError
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["empty", "file", "new"]
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_files_and_folders_have_the_mode_that_the_user_chose(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        write_text(tmp_path / "file", "mine")
+        with making(tmp_path / "folder"):
+            pass
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o666 & ~mask
+    assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o777 & ~mask
+
+
+def test_where_nothing_can_be_written_it_is_the_callers_error(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunError, match=r"file/x cannot be written: Not a directory; choose another --out$"):
+        write_bytes(tmp_path / "file" / "x", b"", RunError, "choose another --out")
+    with pytest.raises(RunError, match=r"tmp.* cannot be written: Is a directory$"):
+        write_bytes(tmp_path, b"", RunError)
+    with pytest.raises(NotADirectoryError):
+        write_bytes(tmp_path / "file" / "x", b"")
+    with pytest.raises(CacheError, match=r"^another error$"), writing(tmp_path / "x", RunError):
+        raise CacheError("another error")
+    with small_disk(100), pytest.raises(RunError, match=r"big cannot be written: File too large; make room$"):
+        write_bytes(tmp_path / "big", bytes(1000), RunError, "make room")
+    refusal = pytest.raises(RunError, match=r"big cannot be written: .*[tT]oo ?[lL]arge")  # in words of safetensors
+    with small_disk(100), refusal, writing(tmp_path / "big", RunError) as partial:
+        save_file({"zeros": np.zeros(1000)}, partial)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_that_cannot_be_put_in_its_place_leaves_the_old_one(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    write_text(tmp_path / "file", "old")
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(RunError, match=r"file cannot be written: No space left on device"):
+        write_text(tmp_path / "file", "new", RunError)
+    assert [entry.read_text() for entry in tmp_path.iterdir()] == ["old"]
+
+
+@contextmanager
+def small_disk(size):
+    """Let no file grow above `size` bytes, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_killed_writer_leaves_what_was_there_and_partials_that_are_found(tmp_path):
+    write_text(tmp_path / "file", "old")
+    code = (
+        "import os, signal, sys\nfrom pathlib import Path\nfrom xret.pipeline.files import making, writing\n"
+        "with writing(Path('file')) as one, making(Path('[folder]')) as other:\n"
+        "    one.write_text('half'); (other / 'file').touch(); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == -signal.SIGKILL
+    assert (tmp_path / "file").read_text() == "old"
+    assert not (tmp_path / "[folder]").exists()
+    left = [*partials(tmp_path / "file"), *partials(tmp_path / "[folder]")]
+    assert sorted(left) == sorted(partials_in(tmp_path.parent)) == sorted({*tmp_path.iterdir()} - {tmp_path / "file"})
+    for path in (*left, tmp_path / "absent"):
+        remove(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+    assert partials(tmp_path / "nowhere" / "file") == []
+
+
+def test_links_are_followed_and_pipes_written_as_they_stand(tmp_path):
+    (tmp_path / "link").symlink_to("file")
+    for text in ("old", "new"):
+        write_text(tmp_path / "link", text)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "new"
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE) as reader:
+        write_text(tmp_path / "pipe", "through")
+        assert reader.stdout.read() == b"through"
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_what_has_to_last_is_on_the_disk_before_it_is_renamed(tmp_path, monkeypatch):
+    done = []
+    sync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (done.append(stat.S_IFMT(os.fstat(handle).st_mode)), sync(handle)))
+    monkeypatch.setattr(Path, "replace", lambda *paths: (done.append("replace"), replace(*paths)))
+    with writing(tmp_path / "file", durable=True) as partial:
+        partial.write_text("mine")
+    assert done == [stat.S_IFREG, "replace", stat.S_IFDIR]

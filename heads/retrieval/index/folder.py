@@ -11,8 +11,6 @@ next addition writes over it. A folder without a record is unfinished.
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +20,7 @@ import google_crc32c
 import numpy as np
 
 from ....pipeline.errors import RunError
+from ....pipeline.files import making, writing
 
 FORMAT, VERSION = "xret-index", 1
 RECORD = "index.json"
@@ -80,12 +79,9 @@ def checksum(path: Path, size: int) -> int:
 def write_record(folder: Path, record: dict[str, Any]) -> None:
     """Put the record in its place in one step."""
     sealed = {"format": FORMAT, "version": VERSION, **record}
-    partial = folder / f"{RECORD}.partial"
-    with partial.open("w", encoding="utf-8") as file:
-        json.dump({**sealed, "digest": _digest(sealed)}, file, indent=1, ensure_ascii=False)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(folder / RECORD)
+    text = json.dumps({**sealed, "digest": _digest(sealed)}, indent=1, ensure_ascii=False)
+    with writing(folder / RECORD, durable=True) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -140,22 +136,8 @@ def appearing(path: Path) -> Iterator[Path]:
     """
     if path.exists():
         raise RunError(f"{path} exists; take another --out, or add to the index there with --add")
-    partial = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
-        partial.chmod(0o755)
+    with making(path, RunError, "make room, or take another --out") as partial:
         yield partial
-        partial.rename(path)
-    except BaseException as error:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, OSError):
-            reason = f"{error.strerror or error}".lower()
-            raise RunError(
-                f"the index {path} cannot be written ({reason}); make room, or take another --out"
-            ) from error
-        raise
 
 
 def _extended(crc: int, flat: np.ndarray) -> int:

@@ -11,8 +11,6 @@ The run that comes of it has, beside what every run has, the weights of its best
 evaluation finds no others. `metrics.jsonl` goes on behind the head's lines.
 """
 
-import json
-import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from ....pipeline.cache import fingerprint
 from ....pipeline.device import deterministic, pick_device, within_memory
 from ....pipeline.errors import OutOfMemory, RecipeError, RunError
+from ....pipeline.files import remove, writing
 from ....pipeline.reading.batches import Batches
 from ....pipeline.reading.end_to_end import EndToEnd
 from ....pipeline.reading.reattachment import (
@@ -175,8 +173,7 @@ def finetune(
     if saved is not None:
         state.load(saved)
     else:
-        lines = "".join(json.dumps(line) + "\n" for line in base.metrics()[:first])
-        (new.path / "metrics.jsonl").write_text(lines, encoding="utf-8")
+        new.save_metrics(base.metrics()[:first])
     epochs, started = state.epoch, time.perf_counter()
     with new.alone(), new.removed_unless_begun(created), _within_memory(target), deterministic(target):
         if recipe.runtime.compile:
@@ -196,14 +193,10 @@ class TunedRun(Run):
         assert isinstance(model, EndToEndModel), "what is fine-tuned has backbones"
         for side, backbone in model.backbones.items():
             path, encoder = self.path / BACKBONES[side], backbone.encoder
-            partial = path.with_name(f"{path.name}.partial")
-            try:
-                shutil.rmtree(partial, ignore_errors=True)
+            with writing(path, RunError, "make room, or take another --out") as partial:
                 encoder.save(partial)
-                shutil.rmtree(path, ignore_errors=True)  # a folder; a file is replaced in one step
-                partial.replace(path)
-            except (OSError, RuntimeError, SafetensorError) as error:
-                raise RunError(f"{path} cannot be written: {error}") from error
+                if path.is_dir():  # a folder is not replaced in one step
+                    remove(path)
             identity = {**encoder.identity, "weights": encoder.weights_id()}
             made = fingerprint(identity, self.info["backbones"]["dtype"])
             self.info[f"{side}_set"] = f"{encoder.name}@{made[:8]}"

@@ -4,13 +4,13 @@ It is written as any data set comes: JPEG files, a Karpathy JSON (with `regions`
 """
 
 import json
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from ...errors import ManifestError
+from ...files import making, partials, remove
 from ..samples import tokenize
 from .captions import describe, phrase
 from .pictures import Scene, draw, random_scene
@@ -39,22 +39,18 @@ def generate_scenes(folder: str | Path, seed: int = 0, *, train: int = 800, val:
     counts = {"train": train, "val": val, "test": test}
     manifest = _manifest(seed, counts)
     path = folder / "scenes.yaml"
-    part = unfinished(folder)
-    try:
-        if path.is_file() and path.read_bytes() == manifest.encode():
-            return path
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ManifestError(f"{folder} holds something else; remove it, or name a new folder for the scenes.")
-        shutil.rmtree(part, ignore_errors=True)
-        (part / "images").mkdir(parents=True)
+    if path.is_file() and path.read_bytes() == manifest.encode():
+        return path
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ManifestError(f"{folder} holds something else; remove it, or name a new folder for the scenes")
+    for left in partials(folder):
+        remove(left)
+    with making(folder, ManifestError, "name another folder for the scenes") as part:
+        (part / "images").mkdir()
         splits = [split for split, count in counts.items() for _ in range(count)]
         images = [_write_scene(part / "images", seed, number, split) for number, split in enumerate(splits)]
         (part / "dataset_scenes.json").write_text(json.dumps({"dataset": "scenes", "images": images}))
         (part / "scenes.yaml").write_text(manifest)
-        part.replace(folder)
-    except OSError as error:
-        shutil.rmtree(part, ignore_errors=True)
-        raise ManifestError(f"{folder}: the scenes cannot be written there ({error.strerror}).") from error
     return path
 
 
@@ -62,11 +58,6 @@ def are_of_seed(folder: Path, seed: int) -> bool:
     """Return whether scenes of this seed, all of them, lie in `folder`."""
     path = folder / "scenes.yaml"
     return path.is_file() and path.read_bytes().startswith(_heading(seed).encode())
-
-
-def unfinished(folder: Path) -> Path:
-    """Return where the scenes of `folder` are drawn, until it has all of them."""
-    return folder.resolve().parent / f".{folder.resolve().name}.part"
 
 
 def _heading(seed: int) -> str:

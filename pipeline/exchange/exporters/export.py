@@ -3,10 +3,7 @@
 Both are streamed, some images at a time, under a temporary name that becomes the real one when everything is there.
 """
 
-import os
-import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,7 @@ from ...cache.layout import DEFAULT_SPLITS
 from ...cache.rows import ranges
 from ...cache.upkeep import choose_set
 from ...errors import CacheError
-from ...files import require_new
+from ...files import require_new, writing
 from ...progress import Progress
 from ...wording import counted
 
@@ -92,7 +89,7 @@ def export(
     selection = _select(FeatureCache.open(url), to, sets, splits)
     if to == "npy":
         _check_npy(selection)
-    with whole(out) as partial:
+    with writing(out) as partial:
         if to == "npy":
             _write_npy(selection, partial)
         else:
@@ -156,21 +153,6 @@ def _choose(cache: FeatureCache, to: str, prefixes: Sequence[str]) -> list[str]:
     if not chosen:
         raise CacheError(f"{cache.url}: there is no feature set to export; run `xret extract`")
     return chosen
-
-
-@contextmanager
-def whole(out: Path) -> Iterator[Path]:
-    """Give a temporary name to write under, which becomes `out` in the end; after an error nothing is left."""
-    partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield partial
-        partial.rename(out)
-    except BaseException:
-        if partial.is_dir():
-            shutil.rmtree(partial)
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _counts(selection: Selection, split: str) -> dict[str, int]:

@@ -469,19 +469,6 @@ def test_what_is_no_report_is_not_replaced(folder, run, tmp_path):
     assert list(tmp_path.iterdir()) == [other]
 
 
-def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
-    out = tmp_path / "deep" / "r.html"
-    report_page.write(out, "old")
-    monkeypatch.setattr(report_page.Path, "replace", _full)
-    with pytest.raises(RunError, match=r"r\.html cannot be written: No space left on device"):
-        report_page.write(out, "new")
-    assert [file.read_text() for file in out.parent.iterdir()] == ["old"]
-
-
-def _full(*_):
-    raise OSError(28, "No space left on device")
-
-
 def test_missing_packages_are_named(monkeypatch, tmp_path):
     monkeypatch.setattr(report_page, "find_spec", lambda name: None if name == "sklearn" else True)
     with pytest.raises(

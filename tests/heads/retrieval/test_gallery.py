@@ -60,10 +60,10 @@ def test_files_are_found_below_the_folder_of_the_images(run, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../72.jpg", "/etc/passwd", "a/../../b.jpg"])
-def test_no_file_outside_of_the_folder_is_named(run, tmp_path, monkeypatch, name):
+def test_no_file_outside_the_folder_is_named(run, tmp_path, monkeypatch, name):
     gallery = open_gallery(run, run.info["store"], data_root=tmp_path)
     gallery.file_names[0] = name
-    with pytest.raises(CacheError, match="lies outside of its folder"):
+    with pytest.raises(CacheError, match="lies outside its folder"):
         gallery.image_path(0)
 
 

@@ -346,27 +346,28 @@ def test_an_empty_folder_will_do(tmp_path):
 
 def test_where_nothing_can_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ManifestError, match=r"the scenes cannot be written there \(Not a directory\)\.$"):
+    with pytest.raises(ManifestError, match=r"s cannot be written: Not a directory; name another folder"):
         generate_scenes(tmp_path / "file" / "s", train=1, val=1, test=1)
 
     def full(*_args: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(scenes, "_write_scene", full)
-    with pytest.raises(ManifestError, match=r"cannot be written there \(No space left on device\)\.$"):
+    with pytest.raises(ManifestError, match=r"s cannot be written: No space left on device; name another"):
         generate_scenes(tmp_path / "s", train=1, val=1, test=1)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_killed_half_way_nothing_looks_whole(tmp_path):
-    target, part = tmp_path / "s", tmp_path / ".s.part"
+    target = tmp_path / "s"
     code = f"from xret.pipeline.data.scenes.generate import *; generate_scenes({str(target)!r}, train=20_000)"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
-        while len(list(part.glob("images/*"))) < 5:
+        while len(list(tmp_path.glob(".s.*.partial/images/*"))) < 5:
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     assert not target.exists()
+    (part,) = tmp_path.iterdir()
     assert not (part / "scenes.yaml").exists()
     few = {"train": 3, "val": 1, "test": 1}
     after = generate_scenes(target, **few).parent

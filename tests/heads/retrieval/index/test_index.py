@@ -401,7 +401,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path, most):
     queries = embeddings("set", 4000 if most == 80_000 else 40, 2)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
-        with pytest.raises(RunError, match=r"i cannot be written \(file too large\); make room, or take"):
+        with pytest.raises(RunError, match=r"i cannot be written: File too large; make room, or take"):
             make(tmp_path / "i", kind="flat" if most == 76_820 else "ivf", queries=queries)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -3,12 +3,29 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..pipeline.wording import counted, in_bytes, in_time, some_of
 from .parsing import FOLDER, Sectioned, comma_list
+
+if TYPE_CHECKING:
+    from ..pipeline.extraction.summary import Extraction
+
+
+# Options of every command that fills a store.
+STORE = click.option("--store", required=True, help="The feature cache: a local path or an fsspec URL.")
+DATA_ROOT = click.option(
+    "--data-root",
+    type=FOLDER,
+    help="What the manifest's relative paths are relative to; without it, the manifest's folder.",
+)
+DTYPE = click.option("--dtype", default="float16", show_default=True, type=click.Choice(["float16", "float32"]))
+WORKERS = click.option("--workers", type=click.IntRange(1), help="Threads that read and write; by default one a core.")
+SCHEDULER = click.option(
+    "--scheduler", metavar="ADDRESS", help="Run on this Dask cluster (tcp://…) instead of this process."
+)
 
 
 def _rate(number: float) -> str:
@@ -52,12 +69,8 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     },
 )
 @click.argument("dataset")
-@click.option("--store", required=True, help="The feature cache: a local path or an fsspec URL.")
-@click.option(
-    "--data-root",
-    type=FOLDER,
-    help="What the manifest's relative paths are relative to; without it, the manifest's folder.",
-)
+@STORE
+@DATA_ROOT
 @click.option(
     "--visual",
     default="resnet152",
@@ -90,11 +103,11 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     "--splits", default="train,val,test", show_default=True, callback=comma_list, help="Which to compute now."
 )
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(1), help="Samples encoded at once.")
-@click.option("--dtype", default="float16", show_default=True, type=click.Choice(["float16", "float32"]))
+@DTYPE
 @click.option("--shard-images", type=click.IntRange(1), help="Images in a shard; by default 16 shards, at most 512.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-@click.option("--scheduler", metavar="ADDRESS", help="Run on this Dask cluster (tcp://…) instead of this process.")
-@click.option("--workers", type=click.IntRange(1), help="Threads beside the encoder; by default one a core.")
+@SCHEDULER
+@WORKERS
 @click.option(
     "--on-error",
     default="fail",
@@ -172,7 +185,7 @@ def print_summary(summary: "Extraction", as_json: bool, repair_of: str | None = 
         matched = f", matched by {summary.matched_by}" if summary.matched_by else ""
         click.echo(
             f"  {features.name}: {features.samples:,} {done} in {features.seconds:.1f} s"
-            f" ({_rate(features.per_second)}/s; {shares}){matched}; {counted(features.shards, 'shard')} written,"
+            f" ({_rate(features.per_second)}/s; {shares}){matched}, {counted(features.shards, 'shard')} written,"
             f" {features.shards_before:,} there before, {features.failed:,} failed"
         )
         for line in some_of([f"failed: {reason}" for reason in features.reasons]):
@@ -210,6 +223,14 @@ def _given(ctx: click.Context, keys: Iterable[str]) -> str:
     return ", ".join(f"--{key.replace('_', '-')}" for key in given)
 
 
+def refuse_workers_of_a_cluster(options: dict[str, Any]) -> None:
+    """Refuse --workers beside --scheduler."""
+    if options["scheduler"] and options["workers"]:
+        raise click.UsageError(
+            "--workers has no effect beside --scheduler, whose workers have threads of their own; leave it out"
+        )
+
+
 def _refuse_without_effect(ctx: click.Context, options: dict[str, Any]) -> None:
     """Refuse options that the chosen encoders would pass over in silence."""
     from ..pipeline.encoders import REGION_ENCODERS
@@ -222,10 +243,7 @@ def _refuse_without_effect(ctx: click.Context, options: dict[str, Any]) -> None:
     of_images = ("visual_weights", "image_size", "regions", "frames", "trust")
     if options["visual"] == "none" and (names := _given(ctx, of_images)):
         raise click.UsageError(f"{names} has no effect on --visual none; leave it out, or choose an encoder")
-    if options["scheduler"] and _given(ctx, ["workers"]):
-        raise click.UsageError(
-            "--workers has no effect beside --scheduler, whose workers have threads of their own; leave it out"
-        )
+    refuse_workers_of_a_cluster(options)
     if options["visual"] in REGION_ENCODERS and _given(ctx, ["image_size"]):
         raise click.UsageError(
             f"--image-size has no effect on {options['visual']}, whose sizes are its own; leave it out"

@@ -6,8 +6,8 @@ from typing import Any
 import click
 
 from ..pipeline.exchange.importers import FORMATS
-from .extract import print_summary, running_options
-from .parsing import FOLDER, comma_list
+from .extract import DATA_ROOT, DTYPE, SCHEDULER, STORE, WORKERS, print_summary, refuse_workers_of_a_cluster
+from .parsing import comma_list
 
 
 def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict[str, str]:
@@ -22,19 +22,15 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict
 
 @click.command("import")
 @click.argument("dataset")
-@click.option("--store", required=True, help="The feature cache: a local path or an fsspec URL.")
+@STORE
 @click.option("--from", "format_", required=True, type=click.Choice(FORMATS), help="How the features are stored.")
 @click.option("--source", required=True, type=click.Path(path_type=Path), help="The file or folder of the features.")
 @click.option(
     "--arrays", default="", callback=_names, metavar="ROLE=NAME,…",
     help="For hdf5: which array is local, id, and where they are there length, boxes, classes, scores, size.",
 )  # fmt: skip
-@click.option(
-    "--data-root",
-    type=FOLDER,
-    help="What the manifest's relative paths are relative to; without it, the manifest's folder.",
-)
-@click.option("--dtype", default="float16", show_default=True, type=click.Choice(["float16", "float32"]))
+@DATA_ROOT
+@DTYPE
 @click.option("--splits", default="train,val,test", show_default=True, callback=comma_list, help="Which to write now.")
 @click.option(
     "--on-error",
@@ -43,7 +39,8 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict
     type=click.Choice(["fail", "skip"]),
     help="What an image that the source lacks or has damaged does: stop, or be recorded with its reason.",
 )
-@running_options
+@WORKERS
+@SCHEDULER
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def import_(dataset: str, store: str, data_root: Path | None, as_json: bool, **options: Any) -> None:
     """Write region features that others extracted for DATASET into the feature cache STORE.
@@ -70,4 +67,5 @@ def import_(dataset: str, store: str, data_root: Path | None, as_json: bool, **o
 
     if not options["splits"]:
         raise click.UsageError("nothing to import: give at least one of --splits")
+    refuse_workers_of_a_cluster(options)
     print_summary(import_features(load_manifest(dataset, data_root), store, ImportOptions(**options)), as_json)

@@ -7,6 +7,7 @@ and hashed each time, because its SHA-256 decides which set it belongs to.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -89,7 +90,7 @@ def import_features(manifest: Manifest, url: str, options: ImportOptions) -> Ext
             def job_of(shard: int) -> ImportJob:
                 return replace(job, entries=tuple(entries[slice(*features.rows_in(shard))].tolist()))
 
-            how = {"workers": options.workers, "scheduler": options.scheduler}
+            how: dict[str, Any] = {"workers": options.workers, "scheduler": options.scheduler}
             filled = fill(features, write_imported_shard, job_of, splits, **how)
             return Extraction(
                 cache.dataset,
@@ -102,9 +103,7 @@ def import_features(manifest: Manifest, url: str, options: ImportOptions) -> Ext
             )
 
 
-def _match(
-    source: Source, samples: Samples, splits: list[str], options: ImportOptions
-) -> tuple[np.ndarray, str, int]:
+def _match(source: Source, samples: Samples, splits: list[str], options: ImportOptions) -> tuple[np.ndarray, str, int]:
     """Return the source's entry of each image, -1 where it has none, the kind of key, and how many entries are left."""
     rows, matched_by = match(source.ids, samples)
     _check_splits(source, rows, samples)

@@ -118,9 +118,9 @@ def test_the_bytes_are_those_of_a_local_store(bucket, manifest, whole, options):
     extract(manifest, bucket.url, replace(options, splits=("val",)))
     assert describe(bucket.url)["sets"][0]["done"] == {"train": [0, 2], "val": [1, 1]}
     summary = extract(manifest, bucket.url, options)
-    assert [s["shards"] for s in summary["sets"]] == [2] * len(summary["sets"])
+    assert [s.shards for s in summary.sets] == [2] * len(summary.sets)
     assert bucket.files() == (whole if options.text else images_of(whole))
-    assert [s["shards"] for s in extract(manifest, bucket.url, options)["sets"]] == [0] * len(summary["sets"])
+    assert [s.shards for s in extract(manifest, bucket.url, options).sets] == [0] * len(summary.sets)
 
 
 def test_whoever_reads_it_reads_the_same(bucket, whole, tmp_path):

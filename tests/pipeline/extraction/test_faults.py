@@ -102,7 +102,7 @@ def test_a_scheduler_killed_in_the_middle_is_a_sentence_and_another_goes_on(dask
     marks = len(list(url.glob("images/*/done/c/*")))
     assert 3 <= marks < 52
     summary = extract(manifest, str(url), replace(SMALL, scheduler=dask()[1]))
-    assert summary["sets"][0]["shards_before"] == marks
+    assert summary.sets[0].shards_before == marks
     assert files(url) == files(whole)
 
 

@@ -22,10 +22,10 @@ def test_a_plan_names_what_the_extraction_then_writes(tiny_dataset, tmp_path):
     assert not (tmp_path / "s.zarr").exists()
     summary = extract(manifest, url, options)
     store = Store(url)
-    for features, made in zip(announced["sets"], summary["sets"], strict=True):
-        assert features["name"] == made["name"]
-        assert features["samples"] == made["samples"]
-        assert features["tasks"] == made["shards"]
+    for features, made in zip(announced["sets"], summary.sets, strict=True):
+        assert features["name"] == made.name
+        assert features["samples"] == made.samples
+        assert features["tasks"] == made.shards
         path = f"{features['modality']}/{features['name']}"
         chunks = [file for file in store.fs.find(store.path(path)) if "/c/" in file]
         assert features["files"] == len(chunks)

@@ -107,4 +107,4 @@ def test_a_real_detector_fills_a_store(name, tiny_dataset, tmp_path):
     assert (boxes[inside][:, [0, 2]] <= 48).all()  # the pictures are 48 x 40
     assert (boxes[inside][:, [1, 3]] <= 40).all()
     assert verify(url)["ok"]
-    assert extract(manifest, url, options)["sets"][0]["samples"] == 0
+    assert extract(manifest, url, options).sets[0].samples == 0

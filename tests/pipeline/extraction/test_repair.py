@@ -12,8 +12,8 @@ from xret.cli import main
 from xret.pipeline.cache.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.exchange.importers.importing import ImportOptions, import_features
-from xret.pipeline.extraction.repair import remedies, repair_command
 from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.extraction.repair import remedies, repair_command
 
 
 def damage(path):
@@ -71,7 +71,7 @@ def test_failed_samples_are_tried_again(manifest, tmp_path):
     (line,) = remedies(url, verify(url))
     assert line.startswith("mend the files of the failed samples and run `xret extract tiny.yaml ")
     picture.write_bytes(whole)
-    assert extract(manifest, url, replace(SMALL, repair=True))["sets"][0]["reasons"] == []
+    assert extract(manifest, url, replace(SMALL, repair=True)).sets[0].reasons == ()
     assert remedies(url, verify(url)) == []
 
 

@@ -11,6 +11,7 @@ from ..pipeline.wording import counted, in_bytes, in_time, some_of
 from .parsing import FOLDER, Sectioned, comma_list
 
 if TYPE_CHECKING:
+    from ..pipeline.extraction.plan import Plan
     from ..pipeline.extraction.summary import Extraction
 
 
@@ -260,17 +261,17 @@ def _words_of(run: Path, ctx: click.Context) -> dict[str, Any]:
     return words
 
 
-def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
+def _print_plan(plan: "Plan", as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(plan))
+        click.echo(json.dumps(plan.to_json()))
         return
-    counts = f"{counted(plan['images'], 'image')}, {counted(plan['captions'], 'caption')}"
-    click.echo(f"{plan['dataset']}: {counts}, computed by {plan['by']}")
-    for features in plan["sets"]:
-        tasks = f"{counted(features['tasks'], 'task')} of {counted(features['shard_images'], 'image')}"
-        left = f"{in_time(3600 * features['hours'])} left" if features["done"] < features["tasks"] else "nothing left"
-        files = f"{in_bytes(features['bytes'])} in {counted(features['files'], 'file')}"
+    counts = f"{counted(plan.images, 'image')}, {counted(plan.captions, 'caption')}"
+    click.echo(f"{plan.dataset}: {counts}, computed by {plan.by}")
+    for features in plan.sets:
+        tasks = f"{counted(features.tasks, 'task')} of {counted(features.shard_images, 'image')}"
+        left = f"{in_time(3600 * features.hours)} left" if features.done < features.tasks else "nothing left"
+        files = f"{in_bytes(features.bytes)} in {counted(features.files, 'file')}"
         click.echo(
-            f"  {features['name']}: {tasks}, {features['done']:,} of them done; {files};"
-            f" {left} at {_rate(features['per_second'])} {features['modality']}/s"
+            f"  {features.name}: {tasks}, {features.done:,} of them done; {files};"
+            f" {left} at {_rate(features.per_second)} {features.modality}/s"
         )

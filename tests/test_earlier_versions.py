@@ -32,7 +32,7 @@ def test_a_finished_store_is_finished_and_sound(written):
     summary = extract(written, "pictures.zarr", replace(SMALL, visual=NETWORK))
     assert [(features.shards, features.shards_before) for features in summary.sets] == [(0, 4), (0, 4)]
     assert files("pictures.zarr") == before
-    assert verify("pictures.zarr")["ok"]
+    assert verify("pictures.zarr").ok
 
 
 def test_a_stopped_extraction_goes_on(written):

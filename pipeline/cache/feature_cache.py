@@ -26,6 +26,7 @@ from .feature_sets import CaptionSet, ImageSet
 from .store import Store
 
 FORMAT, VERSION = "xret", 1
+MODALITIES = ("images", "captions")
 
 
 class FeatureCache:
@@ -125,13 +126,22 @@ class FeatureCache:
         # An empty folder is what a process leaves that was killed when it began or removed a set.
         return [name for name in names if self.store.names(paths[name]) and not self.store.is_unfinished(paths[name])]
 
+    def set_paths(self, *modalities: str) -> list[str]:
+        """Return ``images/NAME`` and ``captions/NAME`` of the feature sets, or those of some modalities only."""
+        return [f"{modality}/{name}" for modality in modalities or MODALITIES for name in self.set_names(modality)]
+
+    def set_at(self, path: str) -> ImageSet | CaptionSet:
+        """Return the feature set at ``images/NAME`` or ``captions/NAME``."""
+        modality, _, name = path.partition("/")
+        return ImageSet(self, name) if modality == "images" else CaptionSet(self, name)
+
     def image_set(self, prefix: str = "auto") -> ImageSet:
         """Return the image feature set whose name begins with `prefix`; ``auto``: the only one there.
 
         Raises:
             CacheError: none or several fit; the message lists what is there.
         """
-        return ImageSet(self, self._find("images", prefix))
+        return ImageSet(self, self._find("images", prefix, "data.image"))
 
     def caption_set(self, prefix: str = "auto") -> CaptionSet:
         """Return the caption feature set whose name begins with `prefix`; ``auto``: the only one there.
@@ -139,33 +149,17 @@ class FeatureCache:
         Raises:
             CacheError: none or several fit; the message lists what is there.
         """
-        return CaptionSet(self, self._find("captions", prefix))
+        return CaptionSet(self, self._find("captions", prefix, "data.text"))
 
-    def sets(self, modality: str) -> "list[ImageSet | CaptionSet]":
-        """Return the feature sets of `modality`, ``images`` or ``captions``."""
-        made = self.image_set if modality == "images" else self.caption_set
-        return [made(name) for name in self.set_names(modality)]
-
-    def _find(self, modality: str, prefix: str) -> str:
-        names = self.set_names(modality)
+    def _find(self, modality: str, prefix: str, key: str) -> str:
+        paths = self.set_paths(modality)
+        fitting = None
         if prefix == "auto":  # a set that an extraction began and could not fill is in nobody's way
-            fitting = names if len(names) < 2 else [name for name in names if self._begun(modality, name)] or names
-        else:
-            fitting = [name for name in names if name.startswith(prefix)]
-        exact = [name for name in fitting if name.split("@")[0] == prefix]
-        if len(exact or fitting) == 1:
-            return (exact or fitting)[0]
-        there = ", ".join(names) if names else "none"
-        key = "data.image" if modality == "images" else "data.text"
-        if not fitting:
-            hint = nearest(prefix, names) if names else "; run `xret extract`"
-            raise CacheError(f"{self.url}: no feature set of {modality} fits '{prefix}'{hint}; there: {there}")
-        raise CacheError(
-            f"{self.url}: several feature sets of {modality} fit '{prefix}'; choose one with {key}: {there}"
-        )
+            fitting = paths if len(paths) < 2 else [path for path in paths if self._begun(path)] or paths
+        return choose_set(self.url, prefix, paths, fitting, f" with {key}").partition("/")[2]
 
-    def _begun(self, modality: str, name: str) -> bool:
-        return bool((self.store.read_array(f"{modality}/{name}/done") == 1).any())
+    def _begun(self, path: str) -> bool:
+        return bool((self.store.read_array(f"{path}/done") == 1).any())
 
     def _sample(self, name: str) -> np.ndarray:
         return self.store.read_array(f"samples/{name}")
@@ -175,3 +169,30 @@ class FeatureCache:
         raw = self.store.read_array(f"samples/{name}", int(offsets[0]), int(offsets[-1])).tobytes()
         begins = offsets - offsets[0]
         return [raw[a:b].decode() for a, b in itertools.pairwise(begins)]
+
+
+def choose_set(url: str, prefix: str, paths: list[str], fitting: list[str] | None = None, by: str = "") -> str:
+    """Return the one feature set that `prefix` means.
+
+    Args:
+        url: where the sets are, for the message.
+        prefix: what a set's name begins with, after ``images/`` or ``captions/`` if need be; an encoder's whole name
+            goes before those that begin with it.
+        paths: the sets there are, as ``images/NAME`` and ``captions/NAME``.
+        fitting: those that are meant; None: those that `prefix` fits.
+        by: how the user names one of several, for the message.
+
+    Raises:
+        CacheError: none or several fit; the message lists what is there.
+    """
+    modality, slash, begin = prefix.rpartition("/")
+    names = {path: path.partition("/")[2] for path in paths if not slash or path.startswith(f"{modality}/")}
+    if fitting is None:
+        fitting = [path for path, name in names.items() if begin and name.startswith(begin)]
+    exact = [path for path in fitting if names[path].split("@")[0] == begin]
+    if len(exact or fitting) == 1:
+        return (exact or fitting)[0]
+    if fitting:
+        raise CacheError(f"{url}: several feature sets fit '{prefix}': {', '.join(fitting)}; name one of them{by}")
+    there = f"; there: {', '.join(paths)}" if paths else "; there is none at all: run `xret extract`"
+    raise CacheError(f"{url}: no feature set fits '{prefix}'{nearest(prefix, [*paths, *names.values()])}{there}")

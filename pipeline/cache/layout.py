@@ -227,19 +227,18 @@ class SetFacts:
         }
 
 
-def find_set(cache: FeatureCache, modality: str, name: str) -> FeatureSet | None:
-    """Return the finished set of that name, or None; a set whose creation was interrupted is removed.
+def find_set(cache: FeatureCache, path: str) -> ImageSet | CaptionSet | None:
+    """Return the set at ``images/NAME`` or ``captions/NAME``, or None; one whose creation was interrupted is removed.
 
     Raises:
         CacheError: the set's metadata is damaged or missing; its features stay.
     """
-    path = f"{modality}/{name}"
     if not cache.store.exists(path):
         return None
     if cache.store.is_unfinished(path) or not cache.store.names(path):
         cache.store.remove(path)
         return None
-    return ImageSet(cache, name) if modality == "images" else CaptionSet(cache, name)
+    return cache.set_at(path)
 
 
 def image_set_to_fill(
@@ -281,7 +280,7 @@ def caption_set_to_fill(
 
 def _is_there(cache: FeatureCache, modality: str, facts: SetFacts, shard_images: int | None) -> bool:
     """Return whether there is a set of these facts, and note where it was begun in another way."""
-    features = find_set(cache, modality, facts.name)
+    features = find_set(cache, f"{modality}/{facts.name}")
     if features is None:
         return False
     length = features.blocks.length

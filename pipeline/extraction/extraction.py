@@ -101,12 +101,13 @@ def _finished(samples: Samples, url: str, options: Options, splits: list[str]) -
     cache = find_cache(url, samples)
     if cache is None:
         return None
-    sets, counts = [], None
+    summaries, counts = [], None
     for modality, wanted in (("images", options.visual), ("captions", options.text)):
         if wanted is None:
             continue
         asked = options.asked(modality)
-        there = [features for features in cache.sets(modality) if asked and features.attributes.get("asked") == asked]
+        sets = [cache.set_at(path) for path in cache.set_paths(modality)]
+        there = [features for features in sets if asked and features.attributes.get("asked") == asked]
         if len(there) != 1:
             return None
         (features,) = there
@@ -117,10 +118,10 @@ def _finished(samples: Samples, url: str, options: Options, splits: list[str]) -
         summary = SetSummary(
             features.name, shards_before=len(shards), failed=len(failed), reasons=tuple(failed.values())
         )
-        sets.append(summary)
+        summaries.append(summary)
         if isinstance(features, CaptionSet):
             counts = CaptionCounts(**features.attributes["counts"])
-    return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(sets), counts)
+    return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(summaries), counts)
 
 
 def _absolute(weights: str) -> str:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from region_sources import ARRAYS, CHANNELS, World
 
-from xret.pipeline.cache.describe import describe
+from xret.pipeline.cache.contents import describe
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.store import Store
 from xret.pipeline.cache.verify import verify
@@ -62,7 +62,7 @@ def assert_holds(cache, expected, extras=(), size=True, dtype=np.float16):
     assert images.kind == "roi"
     assert set(images.array_names()) == {"local", "global", "length", "size", "status", *extras}
     report = verify(cache.url)
-    assert report["ok"], report
+    assert report.ok, report
 
 
 # Each format, value by value
@@ -191,8 +191,8 @@ def test_the_fingerprint_says_where_the_features_come_from(tmp_path):
     bring(world, source, "butd-tsv")
     assert len(cache.set_names("images")) == 2
     assert before.items() <= files(cache.url).items()
-    facts = {features["name"]: features for features in describe(cache.url)["sets"]}[first.name]
-    assert (facts["shape"], facts["kind"]) == ([4, CHANNELS], "roi")
+    facts = {features.name: features for features in describe(cache.url).sets}[first.name]
+    assert (facts.shape, facts.kind) == ((4, CHANNELS), "roi")
 
 
 def test_stopped_at_any_write_and_started_again_is_the_same(tmp_path, monkeypatch):
@@ -220,7 +220,7 @@ def test_stopped_at_any_write_and_started_again_is_the_same(tmp_path, monkeypatc
         finally:
             monkeypatch.setattr(kind, "open_array", opened)
         report = verify(str(url))
-        assert report["ok"], report
+        assert report.ok, report
     assert stops > 2
     assert files(url) == files(whole.url)
 
@@ -272,8 +272,8 @@ def test_images_that_the_source_lacks_are_refused_or_recorded(tmp_path):
     assert np.isnan(images.local(rows)).all()
     assert images.length[rows].tolist() == [0, 0]
     report = verify(cache.url)
-    assert report["ok"]
-    assert len(report["failed_samples"]) == 2
+    assert report.ok
+    assert len(report.failed_samples) == 2
 
 
 def test_images_of_the_source_that_the_data_set_lacks_are_counted(tmp_path):
@@ -354,11 +354,11 @@ def test_values_that_are_no_numbers(tmp_path, format_, value):
     arrays = ARRAYS if format_ == "hdf5" else {}
     with pytest.raises(SampleError, match=f"{name}: its local hold NaN or infinity; .* --on-error skip"):
         bring(world, source, format_, arrays=arrays)
-    assert verify(str(world.folder / "s.zarr"))["shards"] < 5
+    assert verify(str(world.folder / "s.zarr")).shards < 5
     summary, cache = bring(world, source, format_, arrays=arrays, on_error="skip")
     assert summary.sets[0].failed == 1
     assert cache.image_set().failed == {"4": f"{name}: its local hold NaN or infinity"}
-    assert verify(cache.url)["ok"]
+    assert verify(cache.url).ok
 
 
 def test_values_beyond_float16_name_the_image_and_the_way_out(tmp_path):

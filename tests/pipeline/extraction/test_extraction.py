@@ -94,7 +94,7 @@ def test_a_second_run_computes_nothing_and_another_encoder_stands_beside(store):
     extract(manifest, url, Options(**{**vars(SMALL), "visual_weights": "random:1", "text": None}))
     assert len(FeatureCache.open(url).set_names("images")) == 2
     assert before.items() <= files(url).items()
-    with pytest.raises(CacheError, match="several feature sets of images fit 'resnet18'"):
+    with pytest.raises(CacheError, match=r"several feature sets fit 'resnet18': .*; name one of them with data\.image"):
         FeatureCache.open(url).image_set("resnet18")
 
 
@@ -183,7 +183,7 @@ def test_a_killed_repair_is_healed_by_the_same_command_without_it(store):
     Store(url).start_group("samples")  # where a kill left it
     with pytest.raises(CacheError, match="'samples' was never finished; run the same `xret extract` again"):
         FeatureCache.open(url)
-    assert [s["done"] for s in plan(manifest, url, SMALL)["sets"]] == [0, 0]
+    assert [s.done for s in plan(manifest, url, SMALL).sets] == [0, 0]
     assert [s.shards_before for s in extract(manifest, url, SMALL).sets] == [5, 5]
     assert files(url) == before
 
@@ -245,7 +245,7 @@ def test_captions_without_words_are_one_unknown_token(tiny_dataset, tmp_path):
     captions.write_text(captions.read_text().replace("a picture of thing 3 number 0", " . "))
     url = str(tmp_path / "s.zarr")
     summary = extract(load_manifest(path), url, Options(**{**vars(SMALL), "visual": None}))
-    assert summary["captions_without_words"] == 1
+    assert summary.counts.captions_without_words == 1
     cache = FeatureCache.open(url)
     row = np.array([cache.caption_start[3]])
     assert cache.caption_set().length[row].tolist() == [1]

@@ -80,7 +80,7 @@ def test_an_import_is_not_repaired_by_an_extraction(tmp_path):
     source = world.tsv(images=world.images[1:])
     import_features(load_manifest(world.manifest), url, ImportOptions("butd-tsv", source, on_error="skip"))
     report = verify(url)
-    assert len(report["failed_samples"]) == 1 and remedies(url, report) == []
+    assert len(report.failed_samples) == 1 and remedies(url, report) == []
     (path,) = (tmp_path / "s").glob("images/butd-tsv*")
     damage(path / "global" / "c" / "0" / "0")
     (line,) = remedies(url, verify(url))

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,7 +58,7 @@ def info(store: str, as_json: bool) -> None:
 
     facts = describe(store)
     if as_json:
-        click.echo(json.dumps(facts.to_json()))
+        click.echo(json.dumps(asdict(facts)))
         return
     click.echo(
         f"{facts.dataset} ({facts.manifest_sha256[:8]}): {counted(facts.images, 'image')},"
@@ -127,7 +128,7 @@ def ls(place: str, as_json: bool) -> None:
             found.append({"store": store, "error": str(error)})  # one that is damaged hides no other
             rows.append([str(error)])
             continue
-        found.append(facts.to_json())
+        found.append(asdict(facts))
         if stores == [place]:
             rows += [_row(features) for features in facts.sets]
         else:
@@ -174,7 +175,7 @@ def rm(store: str, features: str, yes: bool, as_json: bool) -> None:
             raise click.ClickException(f"{path} was not removed; agree, or give --yes to remove it without being asked")
     removal = remove_set(store, path)
     freed = f"{removal.removed}: removed, {in_bytes(removal.bytes)} freed"
-    click.echo(json.dumps(vars(removal)) if as_json else freed)
+    click.echo(json.dumps(asdict(removal)) if as_json else freed)
 
 
 @cache.command()
@@ -194,7 +195,7 @@ def merge(store: str, sources: tuple[str, ...], as_json: bool) -> None:
 
     summary = merge_stores(store, sources)
     if as_json:
-        click.echo(json.dumps(summary.to_json()))
+        click.echo(json.dumps(asdict(summary)))
         return
     for features in summary.sets:
         finished = features.shards + features.shards_before
@@ -229,7 +230,7 @@ def export(store: str, to: str, out: Path, sets: tuple[str, ...], splits: tuple[
         raise click.UsageError("there is no split to export; give at least one as --splits")
     summary = write(store, to, out, sets, splits)
     if as_json:
-        click.echo(json.dumps(summary.to_json()))
+        click.echo(json.dumps(asdict(summary)))
         return
     click.echo(f"{out}: {', '.join(summary.sets)}, {in_bytes(summary.bytes)}")
     for split, counts in summary.splits.items():

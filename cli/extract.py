@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -263,7 +264,7 @@ def _words_of(run: Path, ctx: click.Context) -> dict[str, Any]:
 
 def _print_plan(plan: "Plan", as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(plan.to_json()))
+        click.echo(json.dumps(asdict(plan)))
         return
     counts = f"{counted(plan.images, 'image')}, {counted(plan.captions, 'caption')}"
     click.echo(f"{plan.dataset}: {counts}, computed by {plan.by}")

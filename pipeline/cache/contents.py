@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -88,10 +88,6 @@ class Contents:
     splits: Mapping[str, int]
     bytes: int
     sets: tuple[SetContents, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

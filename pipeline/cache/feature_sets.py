@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -192,3 +193,68 @@ def fingerprint(identity: dict[str, Any], dtype: str) -> str:
     """Return the SHA-256 of what decides a set's features: encoder, weights, preprocessing, layer, dtype."""
     text = json.dumps({**identity, "dtype": dtype}, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class SetFacts:
+    """What an encoder tells of the set it fills.
+
+    Attributes:
+        encoder: its name, the set's name before ``@``.
+        kind: ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``.
+        identity: what decides the features; goes into the fingerprint.
+        dtype: ``float16`` or ``float32``; ``int32`` for words.
+        channels: width of a local row, None for words.
+        global_channels: width of the global feature, None for words.
+        recorded: versions, device, batch size: written down, and compared with a warning only.
+        asked: the options that led to this set, where they decide it without loading the encoder; see `asked`.
+    """
+
+    encoder: str
+    kind: str
+    identity: dict[str, Any]
+    dtype: str
+    channels: int | None
+    global_channels: int | None
+    recorded: dict[str, Any]
+    asked: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, encoder: Any, dtype: str, recorded: dict[str, Any], asked: dict[str, Any] | None = None) -> "SetFacts":
+        """Return the facts of an encoder; its versions are recorded beside `recorded`. Token ids alone are int32."""
+        return cls(
+            encoder.name,
+            encoder.kind,
+            encoder.identity,
+            "int32" if encoder.channels is None else dtype,
+            encoder.channels,
+            encoder.global_channels,
+            {**encoder.versions, **recorded},
+            asked,
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of identity and dtype."""
+        return fingerprint(self.identity, self.dtype)
+
+    @property
+    def name(self) -> str:
+        """The set's name in a cache."""
+        return f"{self.encoder}@{self.fingerprint[:8]}"
+
+    def attributes(self, blocks: Blocks) -> dict[str, Any]:
+        """Return the attributes that the set's group begins with."""
+        return {
+            "encoder": self.encoder,
+            "kind": self.kind,
+            "fingerprint": self.fingerprint,
+            "identity": self.identity,
+            "dtype": self.dtype,
+            "channels": self.channels,
+            "global_channels": self.global_channels,
+            "shard_images": blocks.length,
+            "recorded": self.recorded,
+            "asked": self.asked,
+            "failed": {},
+        }

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -39,10 +39,6 @@ class Merge:
     store: str
     dataset: str
     sets: tuple[MergedSet, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields."""
-        return asdict(self)
 
 
 def merge(url: str, sources: Sequence[str]) -> Merge:

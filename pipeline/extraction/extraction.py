@@ -66,32 +66,30 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     how: dict[str, Any] = {"workers": options.workers, "scheduler": options.scheduler, "repair": options.repair}
     sets, counts = [], None
     with open_for_writing(url, samples, manifest.protocols, repair=options.repair) as cache:
-        job = Job(
-            url=cache.store.absolute_url,
-            set_name="",
-            encoder=options.visual or "",
-            weights=options.visual_weights,
-            image_size=options.image_size,
-            folder=str(manifest.images.resolve()),
-            device=options.device,
-            batch_size=options.batch_size,
-            skip=options.on_error == "skip",
-            settings=options.visual_settings,
-        )
+        common: dict[str, Any] = {
+            "url": cache.store.absolute_url,
+            "image_size": options.image_size,
+            "folder": str(manifest.images.resolve()),
+            "device": options.device,
+            "batch_size": options.batch_size,
+            "skip": options.on_error == "skip",
+        }
         if visual is not None:
-            images = _image_set(cache, options, visual, device)
-            of_images = replace(job, set_name=images.name)
-            sets.append(fill(images, write_image_shard, lambda _: of_images, splits, **how))
-        if text is not None:
-            captions = _caption_set(cache, options, text, device)
-            of_captions = replace(
-                job,
-                set_name=captions.name,
-                encoder=text.name,
-                weights=options.text_weights,
-                settings=options.text_settings,
+            images, words = _image_set(cache, options, visual, device), options.visual_settings
+            image_job = Job(
+                set_name=images.name,
+                encoder=options.visual or "",
+                weights=options.visual_weights,
+                settings=words,
+                **common,
             )
-            sets.append(fill(captions, write_caption_shard, lambda _: of_captions, splits, **how))
+            sets.append(fill(images, write_image_shard, lambda _: image_job, splits, **how))
+        if text is not None:
+            captions, words = _caption_set(cache, options, text, device), options.text_settings
+            text_job = Job(
+                set_name=captions.name, encoder=text.name, weights=options.text_weights, settings=words, **common
+            )
+            sets.append(fill(captions, write_caption_shard, lambda _: text_job, splits, **how))
             counts = CaptionCounts(**captions.attributes["counts"])
         return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(sets), counts)
 

@@ -6,7 +6,6 @@ moment loses at most the shards in flight.
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -47,45 +46,57 @@ def fill(
         CacheError: no sample of a split could be read, or the cluster is of no use.
         XretError: whatever a task raises.
     """
-    cache, blocks = features.cache, features.blocks
-    marks = cache.store.open_array(f"{features.path}/done", writable=True)
-    wanted = [shard for split in splits for shard in blocks.of_split(split)]
+    marks = features.cache.store.open_array(f"{features.path}/done", writable=True)
+    wanted = [shard for split in splits for shard in features.blocks.of_split(split)]
     if repair:
         for shard in set(broken_shards(features)).intersection(wanted):
             marks[shard] = 0
     done = features.done()
     missing = [shard for shard in wanted if not done[shard]]
     total, left = (sum(map(features.samples_in, shards)) for shards in (wanted, missing))
-    counts: Counter[str] = Counter()
-    shares = {"read": 0.0, "encode": 0.0, "write": 0.0}
+    receipts = _Receipts(features, marks)
     began = time.monotonic()
     with Progress(features.name, total, features.modality, done=total - left) as progress:
-
-        def record(receipt: Receipt) -> None:
-            if receipt.failed or features.failed:
-                record_failures(features, cache.ids(*blocks.images(receipt.shard)), receipt.failed)
-            marks[receipt.shard] = 1
-            counts.update(shards=1, samples=receipt.samples - len(receipt.failed))
-            for share, seconds in receipt.seconds.items():
-                shares[share] += seconds
-            if scheduler:
-                progress.update(receipt.samples)
-
         tasks = shard_tasks(work, job_of, features.name, missing)
         if not scheduler:
             with metered(features.name, progress.update):
-                run_here(tasks, workers or max(2, os.cpu_count() or 2), record)
+                run_here(tasks, workers or max(2, os.cpu_count() or 2), receipts.take)
         elif missing:
-            run_on_cluster(tasks, scheduler, record)
+            run_on_cluster(tasks, scheduler, lambda receipt: progress.update(receipts.take(receipt)))
     seconds = time.monotonic() - began
-    filled = type(features)(cache, features.name)
+    filled = type(features)(features.cache, features.name)
     for split in splits:
         _require_some(filled, split, marks)
-    failed = int((filled.status == FAILED).sum())
-    shards_before, reasons = len(wanted) - len(missing), tuple(filled.failed.values())
     return SetSummary(
-        features.name, counts["samples"], counts["shards"], shards_before, failed, reasons, seconds, shares
+        name=features.name,
+        samples=receipts.samples,
+        shards=len(missing),
+        shards_before=len(wanted) - len(missing),
+        failed=int((filled.status == FAILED).sum()),
+        reasons=tuple(filled.failed.values()),
+        seconds=seconds,
+        shares=receipts.shares,
     )
+
+
+class _Receipts:
+    """Marks the shards whose receipts come, and adds the receipts up."""
+
+    def __init__(self, features: ImageSet | CaptionSet, marks: zarr.Array) -> None:
+        self.features, self.marks = features, marks
+        self.samples = 0
+        self.shares = {"read": 0.0, "encode": 0.0, "write": 0.0}
+
+    def take(self, receipt: Receipt) -> int:
+        """Record which samples failed, then mark the shard; return how many samples it has."""
+        if receipt.failed or self.features.failed:
+            ids = self.features.cache.ids(*self.features.blocks.images(receipt.shard))
+            record_failures(self.features, ids, receipt.failed)
+        self.marks[receipt.shard] = 1
+        self.samples += receipt.samples - len(receipt.failed)
+        for share, seconds in receipt.seconds.items():
+            self.shares[share] += seconds
+        return receipt.samples
 
 
 def _require_some(features: ImageSet | CaptionSet, split: str, marks: zarr.Array) -> None:

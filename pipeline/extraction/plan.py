@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -74,10 +74,6 @@ class Plan:
     captions: int
     by: str
     sets: tuple[SetPlan, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields."""
-        return asdict(self)
 
 
 def plan(manifest: Manifest, url: str, options: Options, images: int | None = None) -> Plan:

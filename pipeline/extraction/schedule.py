@@ -18,7 +18,7 @@ from .shards import Receipt
 PATIENCE = 10.0  # seconds that a scheduler may take to answer
 WAVE = 1024  # tasks under way at once: a data set of any size needs no larger graph
 
-Record = Callable[[Receipt], None]
+Record = Callable[[Receipt], object]
 
 
 def shard_tasks(

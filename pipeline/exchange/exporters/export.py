@@ -4,9 +4,8 @@ Both are streamed, some images at a time, under a temporary name that becomes th
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...cache import FeatureCache
 from ...cache.layout import DEFAULT_SPLITS
@@ -44,10 +43,6 @@ class Export:
     sets: tuple[str, ...]
     splits: Mapping[str, ExportedSplit]
     bytes: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields."""
-        return asdict(self)
 
 
 def export(url: str, to: str, out: Path, sets: Sequence[str] = (), splits: Sequence[str] = DEFAULT_SPLITS) -> Export:

@@ -7,7 +7,7 @@ which takes longer than finding that out.
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..cache import Blocks, CaptionSet, FeatureCache, ImageSet
 from ..cache.layout import (
@@ -21,15 +21,12 @@ from ..cache.layout import (
 )
 from ..data.manifest import Manifest
 from ..data.samples import Samples, read_samples, tokenize
-from ..encoders import VisualEncoder, load_text, load_visual
+from ..encoders import TextEncoder, VisualEncoder, load_text, load_visual
 from ..encoders.words import WordsEncoder
 from ..errors import CacheError
 from ..progress import Progress
 from .options import Options
 from .summary import CaptionCounts, Extraction, SetSummary
-
-if TYPE_CHECKING:
-    from ..encoders.bert import BertEncoder
 
 
 def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
@@ -133,7 +130,7 @@ def load_images(options: Options, device: str) -> VisualEncoder:
     return load_visual(options.visual, options.visual_weights, options.image_size, device, **options.visual_settings)
 
 
-def load_captions(options: Options, samples: Samples, device: str) -> "WordsEncoder | BertEncoder":
+def load_captions(options: Options, samples: Samples, device: str) -> TextEncoder:
     """Return the caption encoder that the options name; errors as for `encoders.load_text`.
 
     Raises:
@@ -147,9 +144,7 @@ def load_captions(options: Options, samples: Samples, device: str) -> "WordsEnco
     return WordsEncoder.build(caption.text for image in training for caption in image.captions)
 
 
-def _facts(
-    options: Options, modality: str, encoder: "VisualEncoder | WordsEncoder | BertEncoder", device: str
-) -> SetFacts:
+def _facts(options: Options, modality: str, encoder: VisualEncoder | TextEncoder, device: str) -> SetFacts:
     recorded = {"device": device, "batch_size": options.batch_size}
     return SetFacts.of(encoder, options.dtype, recorded, options.asked(modality))
 
@@ -159,22 +154,17 @@ def _image_set(cache: FeatureCache, options: Options, encoder: VisualEncoder, de
     return image_set_to_fill(cache, facts, encoder.rows, options.shard_images, encoder.extras)
 
 
-def _caption_set(
-    cache: FeatureCache, options: Options, encoder: "WordsEncoder | BertEncoder", device: str
-) -> CaptionSet:
+def _caption_set(cache: FeatureCache, options: Options, encoder: TextEncoder, device: str) -> CaptionSet:
     def count(blocks: Blocks) -> tuple[list[int], dict[str, Any]]:
         tokens, counts = _count(cache, blocks, encoder)
-        vocabulary = {"vocabulary": list(encoder.vocabulary)} if isinstance(encoder, WordsEncoder) else {}
+        vocabulary = {} if encoder.vocabulary is None else {"vocabulary": list(encoder.vocabulary)}
         return tokens, {"counts": counts.to_json(), **vocabulary}
 
     return caption_set_to_fill(cache, _facts(options, "captions", encoder, device), options.shard_images, count)
 
 
-def _count(
-    cache: FeatureCache, blocks: Blocks, encoder: "WordsEncoder | BertEncoder"
-) -> tuple[list[int], CaptionCounts]:
+def _count(cache: FeatureCache, blocks: Blocks, encoder: TextEncoder) -> tuple[list[int], CaptionCounts]:
     """Return how many tokens each shard has, and what tokenisation meets."""
-    is_words = isinstance(encoder, WordsEncoder)
     tokens = []
     counts = Counter(captions_without_words=0, captions_truncated=0)
     with Progress("tokens", cache.captions, "captions") as progress:
@@ -184,8 +174,8 @@ def _count(
             tokens.append(sum(map(len, ids)))
             counts["captions_without_words"] += sum(not tokenize(text) for text in texts)
             counts["captions_truncated"] += encoder.count_truncated(texts)
-            if is_words:
+            if encoder.vocabulary is not None:
                 counts["unknown_tokens"] += sum(caption.count(0) for caption in ids)
             progress.update(len(texts))
-    words = len(encoder.vocabulary) if isinstance(encoder, WordsEncoder) else None
+    words = None if encoder.vocabulary is None else len(encoder.vocabulary)
     return tokens, CaptionCounts(**counts, words=words, tokens=sum(tokens))

@@ -14,8 +14,7 @@ from ..cache.feature_sets import NOT_DONE
 from ..cache.rows import ranges
 from ..data.regions import Regions, lay_out, shard_arrays
 from ..device import pick_device
-from ..encoders import VisualEncoder, encoding, load_text, load_visual
-from ..encoders.bert import BertEncoder
+from ..encoders import TextEncoder, VisualEncoder, encoding, load_text, load_visual
 from ..encoders.words import WordsEncoder
 from ..errors import CacheError, EncoderError, SampleError
 from .shards import Receipt, tell, write_shard
@@ -141,7 +140,7 @@ def write_caption_shard(job: Job, shard: int) -> Receipt:
     texts = features.cache.caption_texts(first, last)
     receipt = Receipt(shard, last - first)
     began = time.perf_counter()
-    encoder: WordsEncoder | BertEncoder
+    encoder: TextEncoder
     if features.vocabulary is not None:
         encoder = WordsEncoder(features.vocabulary)
     else:
@@ -150,11 +149,10 @@ def write_caption_shard(job: Job, shard: int) -> Receipt:
     ids = encoder.tokenize(texts)
     receipt.timed("read", began)
     arrays = _packed(features, shard, ids)
-    if isinstance(encoder, WordsEncoder):
+    if features.channels is None:
         tell(job.set_name, len(ids))
     else:
-        starts = arrays["start"][: len(ids)] - shard * len(arrays["token"])
-        arrays["local"], arrays["global"] = _encode_captions(job, features, encoder, texts, ids, starts, receipt)
+        arrays["local"], arrays["global"] = _encode_captions(job, features, encoder, texts, ids, receipt)
     write_shard(features, shard, arrays, receipt)
     return receipt
 
@@ -180,24 +178,26 @@ def _padded(values: np.ndarray, size: int, dtype: str, fill: int = 0) -> np.ndar
 def _encode_captions(
     job: Job,
     features: CaptionSet,
-    encoder: BertEncoder,
+    encoder: TextEncoder,
     texts: list[str],
     ids: list[list[int]],
-    starts: np.ndarray,
     receipt: Receipt,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the local features [tokens,C] and global features [captions,C] of a shard; `starts` are in the shard."""
+    """Return the local features [tokens,C] and the global features [captions,C] of a shard."""
     captions, tokens = features.attributes["shard_captions"], features.attributes["shard_tokens"]
-    local = np.full((tokens, encoder.channels), np.nan, dtype=features.dtype)
-    global_ = np.full((captions, encoder.global_channels), np.nan, dtype=features.dtype)
+    local = np.full((tokens, features.channels or 0), np.nan, dtype=features.dtype)
+    global_ = np.full((captions, features.global_channels or 0), np.nan, dtype=features.dtype)
     lengths = np.array([len(caption) for caption in ids], dtype=np.int64)
+    starts = np.cumsum(lengths) - lengths
     by_length = np.argsort(lengths, kind="stable")  # a batch of captions of like length carries little padding
     for first in range(0, len(ids), job.batch_size):
         rows = by_length[first : first + job.batch_size]
         with encoding(str(pick_device(job.device))):
             began = time.perf_counter()
-            states, pooled = encoder.encode([ids[row] for row in rows])
+            encoded = encoder.encode([ids[row] for row in rows])
             receipt.timed("encode", began)
+        assert encoded is not None, "its states have channels"
+        states, pooled = encoded
         _check_range(states[:, None], features, [texts[row] for row in np.repeat(rows, lengths[rows])])
         local[ranges(starts[rows], lengths[rows])], global_[rows] = states, pooled
         tell(job.set_name, len(rows))

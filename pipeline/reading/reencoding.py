@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -11,18 +11,13 @@ from PIL import Image
 
 from ..cache import FeatureSet, fingerprint
 from ..data.regions import Regions, lay_out, shard_arrays
-from ..encoders import REGION_ENCODERS, VisualEncoder, encoding, load_text, load_visual
-from ..encoders.words import WordsEncoder
+from ..encoders import REGION_ENCODERS, TextEncoder, VisualEncoder, encoding, load_text, load_visual
 from ..errors import EncoderError, SampleError
-from .features import Features, pad
+from .features import Features, pad, pad_ids
 from .reattachment import grid_side, remembered_weights, text_options
-
-if TYPE_CHECKING:
-    from ..encoders.bert import BertEncoder
 
 BATCH = 32  # samples that go through an encoder at once
 Picture: TypeAlias = str | Path | Image.Image
-TextEncoder: TypeAlias = "WordsEncoder | BertEncoder"
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,7 @@ def image_encoder(origin: Origin, weights: str | None, device: str, trust: bool 
     return encoder
 
 
-def caption_encoder(origin: Origin, weights: str | None, device: str) -> "BertEncoder":
+def caption_encoder(origin: Origin, weights: str | None, device: str) -> TextEncoder:
     """Return the encoder that made a caption set of token states.
 
     Args:
@@ -150,15 +145,15 @@ def encode_captions(encoder: TextEncoder, dtype: str, device: str, texts: Sequen
     """
     for first in range(0, len(texts), BATCH):
         ids = encoder.tokenize(list(texts[first : first + BATCH]))
-        length = torch.tensor([len(caption) for caption in ids])
-        token = pad(torch.tensor([number for caption in ids for number in caption]), length).to(device)
-        if isinstance(encoder, WordsEncoder):
+        token, length = pad_ids(ids)
+        token = token.to(device)
+        with encoding(device):
+            encoded = encoder.encode(ids)
+        if encoded is None:
             yield Features(length.to(device), token=token)
             continue
-        with encoding(device):
-            states, pooled = encoder.encode(ids)
         with np.errstate(over="ignore"):  # found below
-            states, pooled = states.astype(dtype), pooled.astype(dtype)
+            states, pooled = (array.astype(dtype) for array in encoded)
         if not np.isfinite(states).all():
             raise SampleError("the text", f"its features are beyond {dtype} or no numbers; take other words")
         local = pad(torch.from_numpy(states), length).to(device)

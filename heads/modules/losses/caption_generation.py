@@ -9,13 +9,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..aggregators.aggregated import Aggregated
-from ..checks import at_least
 from ..embedding import Sequence
+from ..padding import last_row, softmax, valid_rows, zero_padding
+from ..parameters import Count, Share
+from .common import Loss
 
 NOTHING = -1  # where a caption is over, no word is written
 
 
-class CaptionGeneration(nn.Module):
+class CaptionGeneration(Loss):
     """The cross-entropy of a caption's words, given the words before and the rows of its image.
 
     The sum over a caption's words and its end, the mean over all (image, own caption) pairs.
@@ -29,10 +31,9 @@ class CaptionGeneration(nn.Module):
     """
 
     def __init__(
-        self, dim: int, vocabulary_size: int, *, hidden: int = 512, word_dim: int = 300, dropout: float = 0.2
+        self, dim: int, vocabulary_size: int, *, hidden: Count = 512, word_dim: Count = 300, dropout: Share = 0.2
     ) -> None:
         super().__init__()
-        at_least("caption-generation", 1, hidden=hidden, word_dim=word_dim)
         self.boundary = vocabulary_size
         self.project = nn.Linear(dim, hidden)
         self.read = nn.GRU(hidden, hidden, batch_first=True)
@@ -50,31 +51,23 @@ class CaptionGeneration(nn.Module):
         Raises:
             ValueError: the images have no rows, or the captions no word ids.
         """
-        if images.rows is None:
-            raise ValueError(
-                "the caption-generation loss needs the image's rows, but the image aggregator has none: "
-                "choose region-graph or leave the loss out"
-            )
-        if captions.token is None:
-            raise ValueError(
-                "the caption-generation loss needs word ids, but the captions have none: "
-                "choose a feature set of words or leave the loss out"
-            )
+        rows = self.needed(images.rows, "local rows", "image", "region-graph")
+        token = self.needed(captions.token, "word ids", "text", "a feature set of words")
         image, caption = positives.nonzero(as_tuple=True)
         if not len(image):
-            return 0 * images.rows.rows.masked_fill(~_valid(*images.rows), 0).sum()
+            return 0 * zero_padding(*rows).sum()
         # The longest captions first, so that at every word the pairs that still write stand in front.
-        order = captions.token.length.to(caption.device)[caption].argsort(descending=True, stable=True)
+        order = token.length.to(caption.device)[caption].argsort(descending=True, stable=True)
         image, caption = image[order], caption[order]
-        with torch.autocast(images.rows.rows.device.type, enabled=False):
-            sources, states = self._read(images.rows)
-            inputs, targets = self._teach(captions.token)
+        with torch.autocast(rows.rows.device.type, enabled=False):
+            sources, states = self._read(rows)
+            inputs, targets = self._teach(token)
             inputs, targets = inputs[caption].T, targets[caption].T
             written = targets != NOTHING
             logits = self._write(
                 sources[image],
                 self.attend_rows(sources)[image],
-                ~_valid(*images.rows)[image, :, 0],
+                valid_rows(*rows)[image],
                 states[image],
                 inputs,
                 written.sum(1).tolist(),
@@ -84,13 +77,11 @@ class CaptionGeneration(nn.Module):
 
     def _read(self, images: Sequence) -> tuple[Tensor, Tensor]:
         """Return what the first GRU makes of every row `[I, N, H]`, and its last state `[I, H]`."""
-        rows = images.rows.to(self.project.weight.dtype).masked_fill(~_valid(*images), 0)
+        rows = zero_padding(*images).to(self.project.weight.dtype)
         # The rows come before their padding, so that a GRU which reads forwards needs no packed batch: on a CPU the
         # gradient of one costs as many copies of the batch as there are rows.
         states, _ = self.read(self.dropout(self.project(rows)))
-        # An image without rows is read as one row of zeros.
-        last = images.length.to(states.device).clamp(min=1) - 1
-        return states, states[torch.arange(len(states), device=states.device), last]
+        return states, last_row(states, images.length)
 
     def _teach(self, captions: Sequence) -> tuple[Tensor, Tensor]:
         """Return the words that are read and those to be written, `[C, T + 1]`, or that there is nothing to write."""
@@ -103,14 +94,14 @@ class CaptionGeneration(nn.Module):
         return inputs.masked_fill(place > end, self.boundary), targets
 
     def _write(
-        self, sources: Tensor, keys: Tensor, padding: Tensor, state: Tensor, inputs: Tensor, writing: list[int]
+        self, sources: Tensor, keys: Tensor, valid: Tensor, state: Tensor, inputs: Tensor, writing: list[int]
     ) -> Tensor:
         """Return the logits `[words written, vocabulary]`, one word of all pairs after the other.
 
         Args:
             sources: what is attended to, `[P, N, H]`.
             keys: by what it is found, the same shape.
-            padding: True for rows that are none, `[P, N]`.
+            valid: True for rows that are no padding, `[P, N]`.
             state: of the GRU at the beginning, `[P, H]`.
             inputs: the word before each, `[T + 1, P]`.
             writing: how many pairs, the first ones, have a word to write at each step.
@@ -119,14 +110,8 @@ class CaptionGeneration(nn.Module):
         for words, pairs in zip(self.word(inputs), writing, strict=True):
             state = state[:pairs]
             energy = self.energy(torch.tanh(keys[:pairs] + self.attend_state(state)[:, None]))[..., 0]
-            # The lowest number instead of -inf: an image without rows attends evenly to its zeros.
-            weights = energy.masked_fill(padding[:pairs], torch.finfo(energy.dtype).min).softmax(1)
+            weights = softmax(energy, valid[:pairs], 1)
             context = (weights[:, None] @ sources[:pairs])[:, 0]
             state = self.write(self.dropout(torch.cat([words[:pairs], context], 1)), state)
             states.append(state)
         return self.out(torch.cat(states))
-
-
-def _valid(rows: Tensor, length: Tensor) -> Tensor:
-    """Return which of `rows [B, N, D]` are no padding, `[B, N, 1]`."""
-    return (torch.arange(rows.shape[1], device=rows.device) < length.to(rows.device)[:, None])[..., None]

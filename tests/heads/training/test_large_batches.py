@@ -10,13 +10,14 @@ from xret.heads.model import build_losses, build_model, feature_facts
 from xret.heads.modules.aggregators import AGGREGATORS
 from xret.heads.modules.aggregators.region_graph import RegionGraphLayer
 from xret.heads.modules.losses import LOSSES
-from xret.heads.recipes.recipe import load_recipe, recipe_names
+from xret.heads.recipes.names import recipe_names
+from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.large_batches import embed_in_parts
 from xret.heads.training.objective import Objective
 from xret.heads.training.training import train
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.errors import RecipeError
-from xret.pipeline.reading.batches import Batches
+from xret.pipeline.reading.batches import stored_batches
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -55,7 +56,7 @@ class Trial:
         self.model.to(dtype)
         self.losses.to(dtype)
         fields = {"image_fields": self.model.image_fields, "caption_fields": self.model.caption_fields}
-        split = Batches(cache, *sets, "train", **fields)
+        split = stored_batches(*sets, "train", **fields)
         (self.batch,) = split.epoch(unit=recipe.data.unit, batch_size=100, seed=0, epoch=0)
 
     def gradients(self, chunk, precision=None, seed=1):

@@ -31,7 +31,7 @@ from xret.heads.training.optimisation import build_optimizer, drop_frozen, learn
 from xret.heads.training.training import train
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.errors import CacheError, RecipeError, RunError, VectorsError
-from xret.pipeline.reading.batches import Batches
+from xret.pipeline.reading.batches import Batches, stored_batches
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -113,8 +113,8 @@ def test_the_run_folder(uninterrupted, store):
 
 
 def test_the_best_epoch_is_what_is_evaluated(uninterrupted):
-    result = evaluate([uninterrupted], split="val", device="cpu")["results"][0]
-    assert result["rsum"] == pytest.approx(Run(uninterrupted).info["best_rsum"])
+    result = evaluate([uninterrupted], split="val", device="cpu").results[0]
+    assert result.rsum == pytest.approx(Run(uninterrupted).info["best_rsum"])
 
 
 def test_the_loss_of_the_first_batch_is_that_of_the_recipe(store, tmp_path):
@@ -124,7 +124,7 @@ def test_the_loss_of_the_first_batch_is_that_of_the_recipe(store, tmp_path):
     images, captions = cache.image_set(), cache.caption_set()
     torch.manual_seed(5)
     model = build_model(recipe, feature_facts(images), feature_facts(captions))
-    split = Batches(cache, images, captions, "train", image_fields={"local"}, caption_fields={"token"})
+    split = stored_batches(images, captions, "train", image_fields={"local"}, caption_fields={"token"})
     (batch,) = split.epoch(unit="image", batch_size=100, seed=5, epoch=0)
     one, other = model.embed_images(batch.images), model.embed_captions(batch.captions)
     similarity = model.similarity(one.embedding, other.embedding)
@@ -460,7 +460,7 @@ def test_excluding_same_texts_changes_what_is_learnt_where_texts_repeat(tmp_path
     url = make_store(tmp_path / "s.zarr")
     cache = FeatureCache.open(url)
     fields = {"image_fields": {"local"}, "caption_fields": {"token"}}
-    numbers_of = same_texts(Batches(cache, cache.image_set(), cache.caption_set(), "train", **fields))
+    numbers_of = same_texts(stored_batches(cache.image_set(), cache.caption_set(), "train", **fields))
     texts = cache.caption_texts(0, len(numbers_of))
     assert [texts.index(text) for text in texts] == [numbers_of.tolist().index(n) for n in numbers_of.tolist()]
     lines = {}
@@ -483,7 +483,7 @@ def test_word_vectors_are_the_first_weights_and_stay_in_the_run(store, tmp_path,
     path.unlink()
     embedding = Run(tmp_path / "run").model(torch.device("cpu")).text.adapter.embedding.weight
     assert torch.equal(embedding[1:4], torch.full((3, 8), 0.25))
-    assert evaluate([tmp_path / "run"], split="val")["results"][0]["rsum"] > 0
+    assert evaluate([tmp_path / "run"], split="val").results[0].rsum > 0
     with pytest.raises(VectorsError, match=r"vectors\.txt"):
         train(store, recipe_of("vsepp", 1, *settings), tmp_path / "other", device="cpu")
     assert not (tmp_path / "other").exists()

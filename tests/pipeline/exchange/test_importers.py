@@ -561,7 +561,9 @@ def test_a_full_disk_leaves_no_shard_that_looks_whole(tmp_path, monkeypatch):
         bring(world, source, "butd-tsv", workers=1)
     monkeypatch.undo()
     cache = FeatureCache.open(str(world.folder / "s.zarr"))
-    assert cache.image_set().done().tolist() == [True, True, False, False, False]
+    done = cache.image_set().done()
+    assert done.sum() == 2
+    assert not done[2]
     bring(world, source, "butd-tsv")
     shutil.copytree(cache.url, tmp_path / "copy")
     assert_holds(FeatureCache.open(str(tmp_path / "copy")), world.stored, ["boxes"])

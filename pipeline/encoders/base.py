@@ -94,7 +94,7 @@ class TextEncoder(Encoder, Protocol):
 
 
 class TrainableEncoder(Encoder, Protocol):
-    """What an encoder offers whose network can be trained, beside its other methods.
+    """What an encoder offers besides where its network can be trained.
 
     Attributes:
         network: what is trained; it comes frozen, in evaluation mode.
@@ -120,5 +120,5 @@ class TrainableEncoder(Encoder, Protocol):
 
 
 def library_versions(*modules: str) -> dict[str, str]:
-    """Return the versions of imported libraries, which are recorded beside the features."""
+    """Return the versions of imported libraries, which are recorded with the features."""
     return {"pillow" if name == "PIL" else name: str(import_module(name).__version__) for name in modules}

@@ -1,4 +1,4 @@
-"""Grid features: the last feature map of a torchvision classification network, one row a cell."""
+"""Grid features: the last feature map of a torchvision classification network, one row per cell."""
 
 from abc import ABC, abstractmethod
 from functools import partial

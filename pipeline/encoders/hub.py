@@ -45,11 +45,11 @@ def load_text_model(weights: str) -> tuple[Any, Any]:
     reason = str(cause).strip().partition("\n")[0].rstrip(".")
     if is_folder:
         raise EncoderError(
-            f"the folder '{weights}' is no complete text model ({reason}); it needs config.json, the weights and"
+            f"the folder '{weights}' is not a complete text model ({reason}); it needs config.json, the weights and"
             " the tokenizer's files"
         ) from cause
     raise EncoderError(
-        f"text weights '{weights}' are no folder here, and as a model of the Hugging Face hub they cannot be loaded"
+        f"text weights '{weights}' are not a folder here, and cannot be loaded as a model of the Hugging Face hub"
         f" ({reason}); check the name and the connection, or give a folder"
     ) from cause
 
@@ -99,7 +99,7 @@ def _load_tokenizer(weights: str, offline: bool, model: Any) -> Any:
     if max(vocabulary.values()) >= rows:
         raise EncoderError(
             f"text weights '{weights}': the tokenizer has {len(vocabulary)} tokens and the model knows {rows};"
-            " put the model's own tokenizer beside it"
+            " put the model's own tokenizer next to it"
         )
     return tokenizer
 

@@ -46,7 +46,7 @@ def load_network(
         What the identity of an encoder says of the weights, and the network.
 
     Raises:
-        EncoderError: the weights cannot be had, or do not fit.
+        EncoderError: the weights cannot be obtained, or do not fit.
     """
     if weights == "imagenet":
         if published is None:
@@ -59,7 +59,7 @@ def load_network(
         return f"random:{source}", network
     else:
         origin, state = weights, read_weights(source, trust)
-    with torch.random.fork_rng(devices=[]):  # its own weights are drawn first, for nothing
+    with torch.random.fork_rng(devices=[]):  # the constructor draws weights, which are replaced
         network = build()
     load_strictly(network, state, origin)
     return digest(network.state_dict()), network
@@ -121,7 +121,7 @@ def _flat(content: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _read(path: Path, trust: bool) -> Any:
-    damaged = f"{path}: this is no file of weights (.pth, .pt, .safetensors), or it is damaged; get it again"
+    damaged = f"{path}: this is not a file of weights (.pth, .pt, .safetensors), or it is damaged; get it again"
     try:
         with path.open("rb") as file:
             start = file.read(1)
@@ -265,7 +265,7 @@ def digest(weights: Mapping[str, Tensor]) -> str:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Let torch's chance on the CPU follow from a seed, and go on afterwards as if nothing had been drawn."""
+    """Let torch's random numbers on the CPU follow from a seed; afterwards they go on as if none had been drawn."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -274,7 +274,7 @@ def seeded(seed: int) -> Iterator[None]:
 def settle_norms(network: nn.Module, run: Callable[[], Any]) -> None:
     """Give the batch norms of a network the statistics that they see while `run` runs it; it stays in eval mode.
 
-    With random weights, a network behaves only so.
+    Without that, the features of random weights grow or vanish from layer to layer.
     """
     norms = [module for module in network.eval().modules() if isinstance(module, nn.BatchNorm2d)]
     momenta = [norm.momentum for norm in norms]

@@ -1,6 +1,6 @@
 """Bottom-up attention: the features of detected regions, and the detector's backbone as a grid.
 
-Pixels are those of the Caffe model: blue, green, red, less a mean, neither divided by 255 nor by a deviation.
+Pixels are those of the Caffe model: blue, green, red, less a mean, divided neither by 255 nor by a deviation.
 """
 
 from pathlib import Path

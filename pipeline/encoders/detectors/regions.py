@@ -46,7 +46,7 @@ class Selection:
 
         Non-maximum suppression runs for every class on its own. The confidence of a box is its best score among the
         classes in which it survives, zero where it survives in none. Boxes of at least the wanted confidence are
-        kept, but no fewer than `fewest` and no more than `most`; and none beyond those there are.
+        kept, but no fewer than `fewest`, if there are as many, and no more than `most`.
 
         Args:
             scores: of n boxes in C classes, background excluded, [n, C].
@@ -138,7 +138,7 @@ class RegionEncoder(ABC):
 
     @torch.inference_mode()
     def encode(self, pictures: list[Any]) -> list[Regions]:
-        """Encode pictures one by one, so that a picture's features do not depend on its company.
+        """Encode pictures one by one, so that a picture's features do not depend on the other pictures.
 
         Returns:
             The regions of each, most confident first.

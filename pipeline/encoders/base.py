@@ -58,22 +58,17 @@ class VisualEncoder(Encoder, Protocol):
 
 
 class TextEncoder(Encoder, Protocol):
-    """What every caption encoder offers."""
+    """What every caption encoder offers.
 
-    @property
-    def vocabulary(self) -> tuple[str, ...] | None:
-        """The words by token id, where they come from the training captions; None where a model brings its own."""
-        ...
+    Attributes:
+        vocabulary: the words by token id, where they come from the training captions; None where a model has its own.
+        channels: width of a token's state, C; None where there are only ids.
+        global_channels: width of the global feature; None where there are only ids.
+    """
 
-    @property
-    def channels(self) -> int | None:
-        """Width of a token's state, C; None where there are only ids."""
-        ...
-
-    @property
-    def global_channels(self) -> int | None:
-        """Width of the global feature; None where there are only ids."""
-        ...
+    vocabulary: tuple[str, ...] | None
+    channels: int | None
+    global_channels: int | None
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each caption, at least one."""

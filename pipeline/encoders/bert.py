@@ -30,13 +30,13 @@ class BertEncoder:
     Attributes:
         channels: width of a state, C; the maximum has the same.
         max_length: tokens of a caption that the network sees, special tokens included.
-        identity: what decides the features.
-        versions: of the libraries; they do not.
     """
 
     name = "bert"
     kind = "tokens"
-    vocabulary = None  # of words from the captions
+    vocabulary: tuple[str, ...] | None = None
+    channels: int | None
+    global_channels: int | None
 
     def __init__(
         self,

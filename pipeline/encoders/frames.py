@@ -22,8 +22,7 @@ class FramesEncoder:
         name: the network's, then ``-frames``.
         rows: the most frames that are taken of a video, N; a shorter one has fewer rows.
         channels: width of a frame's feature, C; the mean over the frames has the same.
-        identity: what decides the features: the grid encoder's, and which frames are taken.
-        versions: of the libraries; they do not.
+        identity: the grid encoder's, and which frames are taken.
     """
 
     kind = "frames"

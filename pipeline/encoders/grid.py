@@ -80,8 +80,6 @@ class GridEncoder(Grid):
         name: torchvision's name of the network.
         rows: cells of the map, N.
         channels: width of a cell, C; the mean has the same.
-        identity: what decides the features.
-        versions: of the libraries; they do not.
     """
 
     def __init__(self, name: str, weights: str, image_size: int, device: str, trust: bool = False) -> None:

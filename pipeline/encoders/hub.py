@@ -14,7 +14,7 @@ from transformers import MODEL_MAPPING, AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from ..errors import EncoderError
-from .weights import listing
+from .weights import misfit
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -81,12 +81,10 @@ def _faults(model: Any, info: dict[str, Any]) -> str:
     prefix = f"{model.base_model_prefix}."
     own = dict(model.named_children())
     inside = [key for key in info["unexpected_keys"] if key.removeprefix(prefix).split(".")[0] in own]
-    kinds = {
-        "missing": [key for key in info["missing_keys"] if "pooler." not in key],
-        "unknown": [key for key in inside if "pooler." not in key],
-        "of another shape": [key[0] for key in info["mismatched_keys"]],
-    }
-    return "; ".join(f"{len(names)} {what} ({listing(sorted(names))})" for what, names in kinds.items() if names)
+    missing, unknown = (
+        [key for key in sorted(keys) if "pooler." not in key] for keys in (info["missing_keys"], inside)
+    )
+    return misfit(missing, unknown, sorted(key[0] for key in info["mismatched_keys"]))
 
 
 def _load_tokenizer(weights: str, offline: bool, model: Any) -> Any:

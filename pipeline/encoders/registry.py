@@ -92,15 +92,7 @@ def make_visual(name: str, weights: str, size: int | tuple[int, int], device: st
 
 
 @cache
-def _visual(
-    name: str,
-    weights: str,
-    size: int | tuple[int, int],
-    device: str,
-    frames: int | None,
-    trust: bool,
-    _state: tuple[object, ...],
-) -> VisualEncoder:
+def _visual(name: str, weights: str, size: Any, device: str, frames: int | None, trust: bool, _state: Any) -> Any:
     encoder = make_visual(name, weights, size, device, trust)
     if frames is None:
         return encoder
@@ -110,14 +102,7 @@ def _visual(
 
 
 @cache
-def _text(
-    weights: str,
-    device: str,
-    layer: int,
-    special_tokens: bool,
-    max_tokens: int | None,
-    _state: tuple[object, ...],
-) -> TextEncoder:
+def _text(weights: str, device: str, layer: int, special_tokens: bool, max_tokens: int | None, _state: Any) -> Any:
     from .bert import BertEncoder
 
     return BertEncoder(weights, device, layer, special_tokens, max_tokens)

@@ -226,16 +226,17 @@ def misfits(
         for name, shape in expected.items()
         if name in weights and _shape(weights[name]) != shape
     ]
+    return misfit(missing, unknown, misshapen, most)
+
+
+def misfit(missing: list[str], unknown: list[str], misshapen: list[str], most: int = 3) -> str:
+    """Return how many weights do not fit, and the first names of each kind, with an ellipsis for the rest."""
+    kinds = {"missing": missing, "unknown": unknown, "of another shape": misshapen}
     return "; ".join(
-        f"{len(names)} {what} ({listing(names, most)})"
-        for what, names in (("missing", missing), ("unknown", unknown), ("of another shape", misshapen))
+        f"{len(names)} {what} ({', '.join([*names[:most], *(['…'] if len(names) > most else [])])})"
+        for what, names in kinds.items()
         if names
     )
-
-
-def listing(names: list[str], most: int = 3) -> str:
-    """Return the first few names, with an ellipsis for the rest."""
-    return ", ".join([*names[:most], "…"] if len(names) > most else names)
 
 
 def _shape(value: Any) -> list[int] | None:

@@ -107,8 +107,6 @@ class ButdGridEncoder(Grid):
     Attributes:
         rows: cells of the map, N.
         channels: width of a cell, 2048; the mean has the same.
-        identity: what decides the features.
-        versions: of the libraries; they do not.
     """
 
     name = "butd-grid"

@@ -109,9 +109,6 @@ class RegionEncoder(ABC):
 
     Attributes:
         rows: most regions of an image.
-        extras: what comes with the features.
-        identity: what decides the features.
-        versions: of the libraries; they do not.
         first_class: the number of the first class that is not background.
     """
 

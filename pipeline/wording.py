@@ -26,5 +26,5 @@ def _in_units(number: float, units: tuple[tuple[float, str], ...]) -> str:
 
 
 def some_of(lines: list[str], most: int = 3) -> list[str]:
-    """Return the first few lines, and in place of the rest how many more there are."""
+    """Return the first few lines, and how many more there are instead of the rest."""
     return lines if len(lines) <= most else [*lines[:most], f"and {len(lines) - most:,} more"]

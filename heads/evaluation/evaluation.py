@@ -16,7 +16,7 @@ import torch
 from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError, nearest
-from ..recipes.recipe import Expected
+from ..recipes.blocks import Expected
 from ..runs.features import open_store
 from ..runs.run import Run
 from .metrics import Ties

@@ -28,7 +28,7 @@ class Sequence(NamedTuple):
     """The rows of B samples, padded to the longest.
 
     Attributes:
-        rows: `[B, N, D]`, or token ids `[B, N]`; what stands behind a sample's length means nothing.
+        rows: `[B, N, D]`, or token ids `[B, N]`; values after a sample's length mean nothing.
         length: valid rows of each sample, `[B]`.
     """
 

@@ -144,7 +144,9 @@ class Recipe:
         return asdict(self)
 
 
-SECTIONS: dict[str, type[Any]] = {name: kind for name, kind in get_type_hints(Recipe).items() if is_dataclass(kind)}
+SECTIONS: dict[str, type[Any]] = {
+    name: kind for name, kind in get_type_hints(Recipe).items() if isinstance(kind, type) and is_dataclass(kind)
+}
 
 
 def arguments(block: Block) -> dict[str, Any]:

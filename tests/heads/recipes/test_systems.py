@@ -103,10 +103,10 @@ def test_a_recipe_trains_two_steps_and_is_evaluated(name, store, tmp_path):
     assert line["step"] == 2
     assert set(line["parts"]) == set(recipe.terms)
     assert all(math.isfinite(part) for part in line["parts"].values())
-    (result,) = evaluate([summary.run], device="cpu")["results"]
-    assert 0 <= result["rsum"] <= 600
+    (result,) = evaluate([summary.run], device="cpu").results
+    assert 0 <= result.rsum <= 600
     sets = recipe.aggregator["image"]["name"] in ("element-slots", "pie-net", "pcme")
-    assert (result["log_circular_variance"] is not None) == sets
+    assert (result.log_circular_variance is not None) == sets
 
 
 def small(name):

@@ -20,7 +20,7 @@ class Hit:
         score: the run's similarity; larger is closer.
         file_name: of an image, below the image folder; None for a caption.
         caption: the text; None for an image.
-        uncertainty: of its Gaussian, see `uncertainty`; None for other embeddings.
+        deviation: of its Gaussian, see `Gaussian.deviation`; None for other embeddings. JSON calls it `uncertainty`.
     """
 
     rank: int
@@ -28,18 +28,19 @@ class Hit:
     score: float
     file_name: str | None = None
     caption: str | None = None
-    uncertainty: float | None = None
+    deviation: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return what is known, ready for JSON."""
-        return {key: value for key, value in vars(self).items() if value is not None}
+        known = {key: value for key, value in vars(self).items() if value is not None}
+        return {"uncertainty" if key == "deviation" else key: value for key, value in known.items()}
 
 
-def hit_of(answers: Modality, rank: int, id_: str, label: str, score: float, uncertain: float | None) -> Hit:
+def hit_of(answers: Modality, rank: int, id_: str, label: str, score: float, deviation: float | None) -> Hit:
     """Return a hit; its label is an image's file name or a caption's text."""
     if answers == "images":
-        return Hit(rank, id_, score, file_name=label, uncertainty=uncertain)
-    return Hit(rank, id_, score, caption=label, uncertainty=uncertain)
+        return Hit(rank, id_, score, file_name=label, deviation=deviation)
+    return Hit(rank, id_, score, caption=label, deviation=deviation)
 
 
 def best_rows(scores: Tensor, k: int) -> Tensor:
@@ -49,11 +50,6 @@ def best_rows(scores: Tensor, k: int) -> Tensor:
     return rows[scores[rows].argsort(descending=True, stable=True)[:k]]
 
 
-def uncertainty(embedding: Embedding) -> Tensor | None:
-    """Return how uncertain B Gaussians are, [B]: the geometric mean of their standard deviations.
-
-    PCME (Chun et al., CVPR 2021) measures a sample's uncertainty so. None for embeddings that are no Gaussians.
-    """
-    if not isinstance(embedding, Gaussian):
-        return None
-    return embedding.log_variance.mean(1).div(2).exp()
+def deviation(embedding: Embedding) -> Tensor | None:
+    """Return the deviation of B Gaussians, `[B]`, see `Gaussian.deviation`; None for other embeddings."""
+    return embedding.deviation() if isinstance(embedding, Gaussian) else None

@@ -32,7 +32,7 @@ from ..runs.encoders import Side, find_image_encoder, find_text_encoder, origin_
 from ..runs.features import open_store
 from ..runs.run import Run
 from .gallery import Gallery
-from .hits import Hit, Modality, best_rows, hit_of, uncertainty
+from .hits import Hit, Modality, best_rows, deviation, hit_of
 from .queries import (
     UnknownWordsWarning,
     require_known_word,
@@ -321,7 +321,7 @@ class Retriever:
     def _indexed_hits(self, query: Embedding, answers: Modality, k: int) -> list[Hit]:
         found = self._index_of(answers).answers(query, k)
         return [
-            hit_of(answers, rank, answer.id, answer.label, answer.score, answer.uncertainty)
+            hit_of(answers, rank, answer.id, answer.label, answer.score, answer.deviation)
             for rank, answer in enumerate(found, 1)
         ]
 
@@ -332,7 +332,7 @@ class Retriever:
         ids, labels = (
             (gallery.image_ids, gallery.file_names) if answers == "images" else (gallery.caption_ids, gallery.texts)
         )
-        spread = uncertainty(each(lambda t: t[rows], getattr(gallery, answers)))
+        spread = deviation(each(lambda t: t[rows], getattr(gallery, answers)))
         spreads = [None] * len(rows) if spread is None else spread.tolist()
         return [
             hit_of(answers, rank, ids[row], labels[row], float(scores[row]), own)

@@ -78,7 +78,7 @@ def uncertainty(made: Aggregated) -> Tensor | None:
     The covariance is that of the embedding, or of the Gaussian that its elements were drawn from; None without one.
     """
     gaussian = made.embedding if isinstance(made.embedding, Gaussian) else made.gaussian
-    return None if gaussian is None else gaussian.log_variance.double().sum(1)
+    return None if gaussian is None else gaussian.log_determinant()
 
 
 @torch.no_grad()

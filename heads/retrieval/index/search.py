@@ -12,7 +12,7 @@ from torch import Tensor
 from ....pipeline.cache.lease import locked
 from ....pipeline.errors import RunError
 from ...modules.embedding import Embedding, Gaussian, Sequence
-from ..hits import uncertainty
+from ..hits import deviation
 from .build import BLOCK, QUERIES, batches_of, measured
 from .candidates import Candidates, Effort
 from .elements import Form, vectors
@@ -30,14 +30,14 @@ class Answer(NamedTuple):
         row: in the index, or of sharded ones in all of them.
         score: the similarity.
         id, label: of the sample, as they were put in.
-        uncertainty: of a Gaussian; None for other embeddings.
+        deviation: of a Gaussian; None for other embeddings.
     """
 
     row: int
     score: float
     id: str
     label: str
-    uncertainty: float | None = None
+    deviation: float | None = None
 
 
 class Index:
@@ -111,7 +111,7 @@ class Index:
             rows, scores = search_exactly(query, self.items, compare, k)[0]
         else:
             rows, scores = self.search(query, k, compare)
-        spread = uncertainty(self.items.some(rows))
+        spread = deviation(self.items.some(rows))
         spreads = [None] * len(rows) if spread is None else spread.tolist()
         return [
             Answer(row, score, self.items.id(row), self.items.label(row), own)

@@ -102,7 +102,7 @@ def test_gaussians_come_with_their_uncertainty(tmp_path, cluster):
         found = search.answers(Gaussian(some.mean[4:5], some.log_variance[4:5]), 2)
     assert found[0].id == "e"
     for answer in found:
-        assert answer.uncertainty == pytest.approx(torch.tensor(answer.row / 2).exp().item())
+        assert answer.deviation == pytest.approx(torch.tensor(answer.row / 2).exp().item())
 
 
 def test_a_damaged_or_foreign_shard_is_the_same_sentence_from_a_worker(shards, cluster, tmp_path):

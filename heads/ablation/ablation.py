@@ -22,7 +22,7 @@ from ...pipeline.cache.lease import locked
 from ...pipeline.device import pick_device
 from ...pipeline.errors import CacheError, RecipeError, RunError
 from ...pipeline.files import write_text
-from ...pipeline.reading.columns import Resident
+from ...pipeline.reading.placement import Resident
 from ..evaluation.paper_rows import row_of
 from ..model import FeatureFacts, build_losses, build_model, feature_facts
 from ..recipes.recipe import Recipe

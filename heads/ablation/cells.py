@@ -19,7 +19,7 @@ import torch
 from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.device import cores, pick_device, within_memory
 from ...pipeline.errors import CacheError, XretError
-from ...pipeline.reading.columns import Resident
+from ...pipeline.reading.placement import Resident
 from ...pipeline.wording import counted
 from ..evaluation.evaluation import evaluate
 from ..model import build_model, feature_facts

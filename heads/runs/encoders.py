@@ -15,8 +15,8 @@ from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, RunError
 from ...pipeline.extraction.options import Options, words_of_run
 from ...pipeline.reading.reencoding import Origin, TextEncoder, caption_encoder, image_encoder
-from .run import Run
 from .features import caption_set_of_run, image_set_of_run
+from .run import Run
 
 ORIGINS = "encoders.json"
 Side = Literal["image", "text"]

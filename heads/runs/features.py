@@ -6,7 +6,7 @@ import torch
 from ...pipeline.cache.feature_cache import OK, Blocks, CaptionSet, FeatureCache, ImageSet
 from ...pipeline.data.samples import tokenize
 from ...pipeline.errors import CacheError, RunError
-from ...pipeline.reading.batches import Batches
+from ...pipeline.reading.batches import Batches, stored_batches
 from ..model import Model
 from .run import Run
 
@@ -35,12 +35,11 @@ def split_of_run(run: Run, cache: FeatureCache, split: str, model: Model, device
         RunError: the store holds no equal sets.
         CacheError: the split is unknown, empty or not complete.
     """
-    return Batches(
-        cache,
+    return stored_batches(
         image_set_of_run(run, cache),
         caption_set_of_run(run, cache),
         split,
-        device=str(device),
+        device=device,
         image_fields=model.image_fields,
         caption_fields=model.caption_fields,
     )

@@ -11,8 +11,8 @@ import torch
 from ...pipeline.cache.feature_cache import CaptionSet, FeatureCache, ImageSet
 from ...pipeline.encoders.word_vectors import read_word_vectors
 from ...pipeline.errors import CacheError, RecipeError, RunError
-from ...pipeline.reading.batches import Batches, JoinedBatches
-from ...pipeline.reading.columns import Placement, Resident
+from ...pipeline.reading.batches import Batches, stored_batches
+from ...pipeline.reading.placement import Placement, Resident
 from ..model import Model, feature_facts
 from ..recipes.recipe import Recipe
 from ..runs.features import RetokenizedCaptions
@@ -113,22 +113,16 @@ def _equal_sets(cache: FeatureCache, image_set: ImageSet, caption_set: CaptionSe
 def batches_of(
     sets: Sets, model: Model, split: str, target: torch.device, placement: Placement, resident: Resident | None = None
 ) -> Batches:
-    """Return a split with what `model` reads of it; errors as of `Batches`."""
-    return Batches(
-        sets[0].cache,
+    """Return a split with what `model` reads of it; errors as of `stored_batches`."""
+    return stored_batches(
         *sets,
         split,
-        device=str(target),
+        device=target,
         image_fields=model.image_fields,
         caption_fields=model.caption_fields,
         placement=placement,
         resident=resident,
     )
-
-
-def joined_batches(parts: Sequence[Batches]) -> Batches:
-    """Return the samples of one data set or of several as one."""
-    return JoinedBatches(parts) if len(parts) > 1 else parts[0]
 
 
 def open_run(

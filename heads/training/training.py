@@ -16,8 +16,8 @@ from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.device import deterministic, start_reading
 from ...pipeline.errors import RunError
 from ...pipeline.progress import Progress
-from ...pipeline.reading.batches import Batch, Batches
-from ...pipeline.reading.columns import Resident
+from ...pipeline.reading.batches import Batch, Batches, joined_batches
+from ...pipeline.reading.placement import Resident
 from ..evaluation.protocols import recalls
 from ..evaluation.scoring import compare, embed
 from ..model import Model, build_losses, build_model, feature_facts
@@ -38,7 +38,6 @@ from .optimisation import (
 )
 from .preparation import (
     batches_of,
-    joined_batches,
     load_vectors,
     open_run,
     other_sets,

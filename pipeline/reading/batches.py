@@ -1,8 +1,8 @@
 """From the cache to batches: usable samples of a split, shuffled, in the order that training or evaluation wants."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cache.feature_cache import OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
+from ..cache.feature_cache import CaptionSet, ImageSet
 from ..cache.rows import ranges
-from ..errors import CacheError
 from ..wording import counted
-from .columns import Placement, Resident, choose
-from .features import Features, Fetched, JoinedSide, Side, StoredSide
-from .prefetch import RUN, block_order, opened_ahead, read_ahead
+from .features import Draws, Features, Joined, Source, Stored, arrays_of
+from .placement import Placement, Resident, choose
+from .prefetch import block_order, opened_ahead, read_ahead
+from .split import Split
 
 Unit = Literal["image", "caption"]
 
@@ -29,7 +29,7 @@ class Batch:
         images: features of B images.
         captions: features of M captions.
         caption_image: the image of each caption, an index into the batch, int64 [M].
-        caption_index: each caption's place in the split's `Batches.caption_rows`, int64 [M], on the CPU.
+        caption_index: each caption's place among the captions of the split, int64 [M], on the CPU.
     """
 
     images: Features
@@ -54,113 +54,60 @@ class _Plan:
 
 
 class Batches:
-    """The usable samples of one split: images and captions that could be read.
+    """The usable samples of a split, of one data set or of several, with a source of features for each modality.
+
+    `stored_batches`, `joined_batches` and `end_to_end.end_to_end_batches` make them.
 
     Args:
-        cache: the cache.
-        image_set: its image features.
-        caption_set: its caption features.
-        split: which split.
+        parts: the samples of each data set; they are counted on from part to part.
+        image_source: gives the features of the images.
+        caption_source: gives those of the captions.
         device: where batches are put.
-        image_fields: which of ``local`` and ``global`` to read.
-        caption_fields: which of ``local``, ``global`` and ``token`` to read.
-        placement: where the features lie meanwhile, see `placement.choose`. What is read once and in order had best
-            stay ``mapped``.
-        resident: what others have put into memory already, and what is put there now.
 
     Attributes:
         images: usable images.
         captions: usable captions.
         skipped: failed images and failed captions of good images.
-        image_rows: image rows of the cache, int64.
-        caption_rows: caption rows of the cache, int64.
-        caption_image: index into `image_rows` of each of `caption_rows`, int64.
-        placement: where the features lie; never ``auto``.
+        image_set, caption_set, image_rows, caption_rows: of the first part; see `Split`.
+        caption_image: the image of each caption, int64.
+        placement: where the features lie; ``stream`` where those of any part do.
         shuffled: how an epoch mixes its samples, in words.
         waited: seconds that the host waited for the batches of the latest epoch.
-
-    Raises:
-        CacheError: the split is not there, is not complete, or has no usable sample.
-        RunError: it does not fit where `placement` puts it.
     """
 
     def __init__(
-        self,
-        cache: FeatureCache,
-        image_set: ImageSet,
-        caption_set: CaptionSet,
-        split: str,
-        *,
-        device: str = "cpu",
-        image_fields: set[str],
-        caption_fields: set[str],
-        placement: Placement = "mapped",
-        resident: Resident | None = None,
+        self, parts: Sequence[Split], image_source: Source, caption_source: Source, device: torch.device
     ) -> None:
-        if split not in cache.splits:
-            raise CacheError(f"{cache.url} has no split '{split}'; it has {', '.join(cache.splits)}")
-        self.image_set, self.caption_set, self.device = image_set, caption_set, torch.device(device)
-        for features in (image_set, caption_set):
-            _require_complete(features, split)
-        images = np.arange(*cache.splits[split])
-        self.image_rows = images[image_set.status[images] == OK]
-        rows = np.arange(cache.captions)[caption_set.rows_of(split)]
-        image_is_good = image_set.status[cache.caption_image[rows]] == OK
-        self.caption_rows = rows[image_is_good & (caption_set.status[rows] == OK)]
-        self.caption_image = np.searchsorted(self.image_rows, cache.caption_image[self.caption_rows])
-        self.images, self.captions = len(self.image_rows), len(self.caption_rows)
-        self.skipped = len(images) - self.images + int(image_is_good.sum()) - self.captions
-        if not self.captions:
-            raise CacheError(f"{cache.url}: split '{split}' has no usable image with a caption")
-
-        sides = self._stored = (
-            StoredSide(image_set, self.image_rows, image_fields, self.device),
-            StoredSide(caption_set, self.caption_rows, caption_fields, self.device),
-        )
-        counts = f"{counted(self.images, 'image')} and {counted(self.captions, 'caption')}"
-        what = f"the features of {counts} ({cache.dataset}, {split})"
-        size = 0 if placement in ("mapped", "stream") else sum(side.nbytes for side in sides)
-        shared = Resident() if resident is None else resident
-
-        def there(place: Placement) -> int:
-            return sum(side.there(place, shared) for side in sides)
-
-        self.placement = choose(placement, size, self.device, cache.store.is_local, what, there)
-        for side in sides:
-            side.place(self.placement, shared)
-        self._images: Side = sides[0]
-        self._captions: Side = sides[1]
-        self._by_shard = not cache.store.is_local  # which are read whole, and so had best be finished with
-        blocks = f"shards of {image_set.blocks.length} images" if self._by_shard else f"runs of {RUN} neighbours"
-        self.shuffled = f"in groups of {blocks}" if self.placement == "stream" else "as a whole"
-        self._block = image_set.blocks.shard_of(self.image_rows) if self._by_shard else np.arange(self.images) // RUN
-        self._prepare([self])
-
-    @property
-    def parts(self) -> "tuple[Batches, ...]":
-        """The data sets that these samples come from, one after the other."""
-        return (self,)
-
-    def ids(self) -> list[str]:
-        """Return the ids of the images."""
-        return [found for part in self.parts for found in _some(part.image_set.cache.ids, part.image_rows)]
-
-    def file_names(self) -> list[str]:
-        """Return the images' file names, below their manifest's folder."""
-        return [found for part in self.parts for found in _some(part.image_set.cache.file_names, part.image_rows)]
-
-    def texts(self) -> list[str]:
-        """Return the texts of the captions."""
-        return [found for part in self.parts for found in _some(part.image_set.cache.caption_texts, part.caption_rows)]
-
-    def _prepare(self, parts: "Sequence[Batches]") -> None:
-        """Note where the captions of each image begin, and the samples of each of `parts`."""
+        first, self.parts, self.device = parts[0], tuple(parts), device
+        self.image_source, self.caption_source = image_source, caption_source
+        self.image_set, self.caption_set = first.image_set, first.caption_set
+        self.image_rows, self.caption_rows = first.image_rows, first.caption_rows
+        self.images, self.captions = sum(part.images for part in parts), sum(part.captions for part in parts)
+        self.skipped = sum(part.skipped for part in parts)
+        self.caption_image = _counted_on([part.caption_image for part in parts], [part.images for part in parts])
+        self.placement = "stream" if any(part.placement == "stream" for part in parts) else first.placement
+        self.shuffled = " and ".join(dict.fromkeys(part.shuffled for part in parts))
         self.waited = 0.0
+        blocks = [part.blocks() for part in parts]
+        self._block = _counted_on(blocks, [int(block.max()) + 1 for block in blocks])
+        self._by_shard = any(part.by_shard for part in parts)
         self._first_caption = np.searchsorted(self.caption_image, np.arange(self.images + 1))
         self._part_starts = {
             "image": np.cumsum([0] + [part.images for part in parts]),
             "caption": np.cumsum([0] + [part.captions for part in parts]),
         }
+
+    def ids(self) -> list[str]:
+        """Return the ids of the images."""
+        return [found for part in self.parts for found in part.ids()]
+
+    def file_names(self) -> list[str]:
+        """Return the images' file names, below their manifest's folder."""
+        return [found for part in self.parts for found in part.file_names()]
+
+    def texts(self) -> list[str]:
+        """Return the texts of the captions."""
+        return [found for part in self.parts for found in part.texts()]
 
     def steps(self, unit: Unit, batch_size: int) -> int:
         """Return how many batches an epoch has."""
@@ -193,7 +140,7 @@ class Batches:
         plans: Iterator[_Plan] = islice(self._plans(unit, order, batch_size, captions, rng), first, None)
         if groups and self._by_shard:
             plans = opened_ahead(self._open, plans, lambda plan: self._block[plan.images], groups)
-        batches = read_ahead(self._fetch, self._finish, plans, self.device)
+        batches = read_ahead(lambda plan: self._read(plan, (seed, epoch)), plans, self.device)
         self.waited = 0.0
         while True:
             began = time.perf_counter()
@@ -204,14 +151,17 @@ class Batches:
             yield batch
 
     def image_features(self, batch_size: int) -> Iterator[Features]:
-        """Yield the features of all images, in the order of `image_rows`."""
-        parts = (np.arange(self.images)[start : start + batch_size] for start in range(0, self.images, batch_size))
-        return read_ahead(self._images.fetch, lambda _, fetched: self._images.finish(fetched), parts, self.device)
+        """Yield the features of all images, in their order."""
+        return self._in_order(self.image_source, self.images, batch_size)
 
     def caption_features(self, batch_size: int) -> Iterator[Features]:
-        """Yield the features of all captions, in the order of `caption_rows`."""
-        parts = (np.arange(self.captions)[start : start + batch_size] for start in range(0, self.captions, batch_size))
-        return read_ahead(self._captions.fetch, lambda _, fetched: self._captions.finish(fetched), parts, self.device)
+        """Yield the features of all captions, in their order."""
+        return self._in_order(self.caption_source, self.captions, batch_size)
+
+    def _in_order(self, source: Source, samples: int, batch_size: int) -> Iterator[Features]:
+        return read_ahead(
+            source.fetch, np.split(np.arange(samples), range(batch_size, samples, batch_size)), self.device
+        )
 
     def _units(self, unit: Unit) -> int:
         return self.images if unit == "image" else self.captions
@@ -235,13 +185,12 @@ class Batches:
                 count = np.minimum(count, captions)
             yield _Plan(units, chosen, np.repeat(np.arange(len(units)), count))
 
-    def _fetch(self, plan: _Plan) -> tuple[list[Fetched], list[Fetched]]:
-        return self._images.fetch(plan.images), self._captions.fetch(plan.captions)
-
-    def _finish(self, plan: _Plan, fetched: tuple[list[Fetched], list[Fetched]]) -> Batch:
-        return Batch(
-            self._images.finish(fetched[0]),
-            self._captions.finish(fetched[1]),
+    def _read(self, plan: _Plan, draws: Draws) -> Callable[[], Batch]:
+        images = self.image_source.fetch(plan.images, draws)
+        captions = self.caption_source.fetch(plan.captions, draws)
+        return lambda: Batch(
+            images(),
+            captions(),
             torch.from_numpy(plan.caption_image).to(self.device, non_blocking=True),
             torch.from_numpy(plan.captions),
         )
@@ -250,56 +199,78 @@ class Batches:
         """Read one sample of each shard, whereby its objects are fetched."""
         images = np.searchsorted(self._block, np.sort(shards))
         captions = np.unique(self._first_caption[images].clip(max=self.captions - 1))
-        for side, items in ((self._images, images), (self._captions, captions)):
-            if isinstance(side, StoredSide | JoinedSide):
-                side.fetch(items)
+        for source, items in ((self.image_source, images), (self.caption_source, captions)):
+            if isinstance(source, Stored | Joined):
+                source.fetch(items)
 
 
-class JoinedBatches(Batches):
-    """The same split of several data sets as one, for training; its samples are counted on from part to part.
+def stored_batches(
+    image_set: ImageSet,
+    caption_set: CaptionSet,
+    split: str,
+    *,
+    device: str | torch.device = "cpu",
+    image_fields: set[str],
+    caption_fields: set[str],
+    placement: Placement = "mapped",
+    resident: Resident | None = None,
+) -> Batches:
+    """Return the usable samples of one split with the features that the cache holds.
 
     Args:
-        parts: of the same fields on the same device, with equal feature sets.
-
-    Attributes:
-        image_set, caption_set: of the first part. `image_rows` and `caption_rows` only the parts have.
+        image_set: image features.
+        caption_set: caption features of the same cache.
+        split: which split.
+        device: where batches are put.
+        image_fields: which of ``local`` and ``global`` to read.
+        caption_fields: which of ``local``, ``global`` and ``token`` to read.
+        placement: where the features lie meanwhile, see `placement.choose`. What is read once and in order is best
+            left ``mapped``.
+        resident: what others have put into memory already, and what is put there now.
 
     Raises:
-        CacheError: the parts' features are not of the same encoders, or their words not of the same vocabulary.
+        CacheError: the split is not there, is not complete, or has no usable sample.
+        RunError: it does not fit where `placement` puts it.
     """
-
-    def __init__(self, parts: Sequence[Batches]) -> None:
-        for part in parts[1:]:
-            _require_equal(parts[0], part)
-        self._parts = tuple(parts)
-        self.image_set, self.caption_set, self.device = parts[0].image_set, parts[0].caption_set, parts[0].device
-        self.images, self.captions, self.skipped = (
-            sum(getattr(part, name) for part in parts) for name in ("images", "captions", "skipped")
-        )
-        self.placement = "stream" if any(part.placement == "stream" for part in parts) else parts[0].placement
-        self._images = JoinedSide([part._stored[0] for part in parts])
-        self._captions = JoinedSide([part._stored[1] for part in parts])
-        self.caption_image = _counted_on([part.caption_image for part in parts], [part.images for part in parts])
-        self._by_shard = any(part._by_shard for part in parts)
-        self.shuffled = " and ".join(dict.fromkeys(part.shuffled for part in parts))
-        self._block = _counted_on([part._block for part in parts], [int(part._block.max()) + 1 for part in parts])
-        self._prepare(parts)
-
-    @property
-    def parts(self) -> tuple[Batches, ...]:
-        """The data sets that these samples come from, one after the other."""
-        return self._parts
+    samples, cache, device = Split.of(image_set, caption_set, split), image_set.cache, torch.device(device)
+    images = arrays_of(image_set, samples.image_rows, image_fields)
+    captions = arrays_of(caption_set, samples.caption_rows, caption_fields)
+    resident = Resident() if resident is None else resident
+    arrays = [*images.values(), *captions.values()]
+    if not arrays:
+        placement = "mapped"
+    counts = f"{counted(samples.images, 'image')} and {counted(samples.captions, 'caption')}"
+    what = f"the features of {counts} ({cache.dataset}, {split})"
+    place = choose(placement, arrays, device, cache.store.is_local, what, resident)
+    return Batches(
+        [replace(samples, placement=place)],
+        Stored(image_set.length[samples.image_rows], images, place, device, resident),
+        Stored(caption_set.length[samples.caption_rows], captions, place, device, resident),
+        device,
+    )
 
 
-def _some(read: Callable[[int, int], list[str]], rows: np.ndarray) -> list[str]:
-    """Return what `read` has for some ascending rows; it reads from a first row to a last."""
-    first = int(rows[0])
-    found = read(first, int(rows[-1]) + 1)
-    return [found[row - first] for row in rows.tolist()]
+def joined_batches(batches: Sequence[Batches]) -> Batches:
+    """Return the same split of several data sets as one, for training.
+
+    Args:
+        batches: of the same fields on the same device.
+
+    Raises:
+        CacheError: the features are not of the same encoders, or the words not of the same vocabulary.
+    """
+    parts = [part for one in batches for part in one.parts]
+    for part in parts[1:]:
+        parts[0].require_joinable(part)
+    if len(batches) == 1:
+        return batches[0]
+    images = Joined([one.image_source for one in batches], [one.images for one in batches])
+    captions = Joined([one.caption_source for one in batches], [one.captions for one in batches])
+    return Batches(parts, images, captions, batches[0].device)
 
 
-def _counted_on(numbers: Iterable[np.ndarray], sizes: Sequence[int]) -> np.ndarray:
-    """Return all numbers behind one another, each part's raised by the sizes of the parts before."""
+def _counted_on(numbers: Sequence[np.ndarray], sizes: Sequence[int]) -> np.ndarray:
+    """Return all numbers one part after the other, each part's raised by the sizes of the parts before it."""
     starts = np.cumsum([0, *sizes[:-1]])
     return np.concatenate([part + start for part, start in zip(numbers, starts, strict=True)])
 
@@ -310,29 +281,3 @@ def _cut(order: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
         units = order[start : start + batch_size]
         if len(units) > 1:
             yield units
-
-
-def _require_equal(first: Batches, other: Batches) -> None:
-    where = f"{other.image_set.cache.url} cannot be joined to {first.image_set.cache.url}:"
-    if other.image_set.fingerprint != first.image_set.fingerprint:
-        raise CacheError(
-            f"{where} its images '{other.image_set.name}' are not of the encoder of '{first.image_set.name}';"
-            " extract them with the same options"
-        )
-    one, two = first.caption_set, other.caption_set
-    if one.vocabulary is not None and one.vocabulary != two.vocabulary:
-        raise CacheError(f"{where} its captions '{two.name}' have another vocabulary; tokenise them with the first's")
-    if one.vocabulary is None and (two.vocabulary is not None or one.fingerprint != two.fingerprint):
-        raise CacheError(
-            f"{where} its captions '{two.name}' are not of the encoder of '{one.name}'; extract them with the same"
-            " options"
-        )
-
-
-def _require_complete(features: FeatureSet, split: str) -> None:
-    done = features.done()[features.blocks.of_split(split)]
-    if not done.all():
-        raise CacheError(
-            f"{features.cache.url}: split '{split}' of '{features.name}' lacks {int((~done).sum())} of"
-            f" {counted(len(done), 'shard')}; run the same `xret extract` again"
-        )

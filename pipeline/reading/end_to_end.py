@@ -4,22 +4,20 @@ Images come from the data set's files, captions are tokenised from their texts. 
 seed, the epoch and the sample alone, so that threads may read in any order.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..cache.feature_cache import CaptionSet, FeatureCache, ImageSet
 from ..data.images import open_image
 from ..device import cores
 from ..errors import SampleError
-from .batches import Batch, Batches, Unit
-from .columns import Placement
-from .features import Features, Fetched
+from .batches import Batches
+from .features import Draws, Features, pad_ids
 from .reattachment import read_image, unreadable
 
 _SMALLEST = 0.6  # of a side, that a crop keeps
@@ -27,8 +25,8 @@ _OF_IMAGE, _OF_CAPTION = 1, 2  # so that each draws numbers of its own
 _MASKED, _REPLACED = 0.5, 0.6  # up to which of a chosen word's chance it is masked, or replaced; beyond, left out
 
 
-class PictureSide:
-    """The images of a split as pixels [B, 3, S, S], which take the place of local features; a `sides.Side`.
+class Pictures:
+    """The images of a split as pixels [B, 3, S, S], which take the place of local features; a `features.Source`.
 
     Args:
         encoder: has `decode` and `prepare`.
@@ -36,9 +34,6 @@ class PictureSide:
         names: of the files, below it.
         device: where the pixels are put.
         crop_and_flip: take a random window of each image while training, mirrored half the time.
-
-    Attributes:
-        draws: seed and epoch while training; None: nothing is drawn.
     """
 
     def __init__(
@@ -46,128 +41,72 @@ class PictureSide:
     ) -> None:
         self.encoder, self.folder, self.names = encoder, folder, names
         self.device, self.crop_and_flip = device, crop_and_flip
-        self.draws: list[int] | None = None
-        self._pool = ThreadPoolExecutor(
-            max(2, cores()),
-            "read-images",
-        )
+        self._pool = ThreadPoolExecutor(max(2, cores()), "read-images")
 
-    def fetch(self, items: np.ndarray) -> list[Fetched]:
+    def fetch(self, items: np.ndarray, draws: Draws | None = None) -> Callable[[], Features]:
         """Read these images, several at once.
 
         Raises:
             SampleError: one cannot be read.
         """
-        draws = self.draws if self.crop_and_flip else None
 
         def read(item: int) -> Tensor:
             path = self.folder / self.names[item]
-            if draws is None:
+            if draws is None or not self.crop_and_flip:
                 return read_image(self.encoder, path)
             return read_window(self.encoder, path, np.random.default_rng([*draws, item, _OF_IMAGE]))
 
-        pixels = torch.stack(list(self._pool.map(read, items.tolist())))
-        return [Fetched(torch.ones(len(items), dtype=torch.long), {"local": pixels})]
+        pixels, length = (
+            torch.stack(list(self._pool.map(read, items.tolist()))),
+            torch.ones(len(items), dtype=torch.long),
+        )
+        return lambda: Features(_put(length, self.device), local=_put(pixels, self.device))
 
-    def finish(self, fetched: list[Fetched]) -> Features:
-        """Put the pixels on the device."""
-        return Features(_put(fetched[0].length, self.device), local=_put(fetched[0].columns["local"], self.device))
 
-
-class TokenSide:
-    """The captions of a split as token ids; a `sides.Side`.
+class Tokens:
+    """The captions of a split as token ids; a `features.Source`.
 
     Args:
         encoder: has `tokenize`, `words`, `mask_token` and `plain_tokens`.
         texts: of the captions.
         device: where the ids are put.
         masked: the share of the words that are changed while training, see `change_words`.
-
-    Attributes:
-        draws: seed and epoch while training; None: nothing is drawn.
     """
 
     def __init__(self, encoder: Any, texts: Sequence[str], device: torch.device, masked: float) -> None:
         self.encoder, self.texts, self.device, self.masked = encoder, texts, device, masked
-        self.draws: list[int] | None = None
 
-    def fetch(self, items: np.ndarray) -> list[Fetched]:
+    def fetch(self, items: np.ndarray, draws: Draws | None = None) -> Callable[[], Features]:
         """Tokenise these captions."""
-        texts, draws = [self.texts[item] for item in items.tolist()], self.draws
+        texts = [self.texts[item] for item in items.tolist()]
         ids = self.encoder.tokenize(texts)
         if self.masked and draws is not None:
             rngs = [np.random.default_rng([*draws, item, _OF_CAPTION]) for item in items.tolist()]
             words = self.encoder.words(texts)
             ids = [change_words(self.encoder, self.masked, *one) for one in zip(ids, words, rngs, strict=True)]
-        token = nn.utils.rnn.pad_sequence([torch.tensor(caption) for caption in ids], batch_first=True)
-        return [Fetched(torch.tensor([len(caption) for caption in ids]), {"token": token})]
-
-    def finish(self, fetched: list[Fetched]) -> Features:
-        """Put the ids on the device."""
-        return Features(_put(fetched[0].length, self.device), token=_put(fetched[0].columns["token"], self.device))
+        token, length = pad_ids(ids)
+        return lambda: Features(_put(length, self.device), token=_put(token, self.device))
 
 
-class EndToEnd(Batches):
-    """The usable samples of one split, where a modality that is put back comes as what its network reads.
+def end_to_end_batches(
+    stored: Batches, encoders: Mapping[str, Any], folder: Path | None, crop_and_flip: bool, masked: float
+) -> Batches:
+    """Return batches in which a modality that is put back comes as what its network reads.
 
     Args:
-        cache, image_set, caption_set, split, device, image_fields, caption_fields: as for `Batches`; of what is put
-            back no field is read.
+        stored: the same samples of one data set; no field is read of what is put back.
         encoders: by ``image`` and ``text``, what is put back.
         folder: of the images, where they are put back.
-        crop_and_flip: see `PictureSide`.
-        masked: see `TokenSide`.
-        placement: where features lie that are read; with none it decides nothing.
+        crop_and_flip: see `Pictures`.
+        masked: see `Tokens`.
     """
-
-    def __init__(
-        self,
-        cache: FeatureCache,
-        image_set: ImageSet,
-        caption_set: CaptionSet,
-        split: str,
-        *,
-        device: str,
-        image_fields: set[str],
-        caption_fields: set[str],
-        encoders: dict[str, Any],
-        folder: Path | None,
-        crop_and_flip: bool = False,
-        masked: float = 0.0,
-        placement: Placement = "mapped",
-    ) -> None:
-        super().__init__(
-            cache,
-            image_set,
-            caption_set,
-            split,
-            device=device,
-            image_fields=image_fields,
-            caption_fields=caption_fields,
-            placement=placement if image_fields or caption_fields else "mapped",
-        )
-        self._put_back: list[PictureSide | TokenSide] = []
-        if "image" in encoders:
-            assert folder is not None, "images are read from a folder"
-            self._images = PictureSide(encoders["image"], folder, self.file_names(), self.device, crop_and_flip)
-            self._put_back.append(self._images)
-        if "text" in encoders:
-            self._captions = TokenSide(encoders["text"], self.texts(), self.device, masked)
-            self._put_back.append(self._captions)
-
-    def epoch(
-        self, *, unit: Unit, batch_size: int, seed: int, epoch: int, captions: int | None = None, first: int = 0
-    ) -> Iterator[Batch]:
-        """Yield the batches of `Batches.epoch`, augmented."""
-        for side in self._put_back:
-            side.draws = [seed, epoch]
-        try:
-            yield from super().epoch(
-                unit=unit, batch_size=batch_size, seed=seed, epoch=epoch, captions=captions, first=first
-            )
-        finally:
-            for side in self._put_back:
-                side.draws = None
+    images, captions, device = stored.image_source, stored.caption_source, stored.device
+    if "image" in encoders:
+        assert folder is not None, "images are read from a folder"
+        images = Pictures(encoders["image"], folder, stored.file_names(), device, crop_and_flip)
+    if "text" in encoders:
+        captions = Tokens(encoders["text"], stored.texts(), device, masked)
+    return Batches(stored.parts, images, captions, device)
 
 
 def read_window(encoder: Any, path: Path, rng: np.random.Generator) -> Tensor:

@@ -1,18 +1,19 @@
-"""One modality of a split: its samples' features, packed on the host and padded on the device."""
+"""Features of images or of captions, padded on a device, and where they come from."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad as pad_behind
+from torch.nn.functional import pad as pad_after
 
 from ..cache.feature_cache import CaptionSet, ImageSet
-from .columns import Column, Placement, Reader, Resident, lies_in, place
+from .placement import Array, Placement, Resident
+
+Draws = tuple[int, int]  # seed and epoch, from which every random choice about a sample follows
 
 
 @dataclass
@@ -32,132 +33,116 @@ class Features:
     token: Tensor | None = None
 
 
-@dataclass
-class Fetched:
-    """Features of some samples between the two steps of a `Side`.
+class Source(Protocol):
+    """Where the features of a split's images, or of its captions, come from. Samples are counted from 0."""
 
-    Attributes:
-        length: int64 [B], on the CPU.
-        columns: what each column fetched, by field.
+    def fetch(self, items: np.ndarray, draws: Draws | None = None) -> Callable[[], Features]:
+        """Do the host's part for these samples, in any thread; what is returned puts the features on the device.
+
+        Args:
+            items: samples, int64 [B].
+            draws: of a training, where something is drawn for a sample; None: nothing is.
+        """
+
+
+class Stored:
+    """Features of one set, which lie in the store or in memory.
+
+    Args:
+        length: valid local rows of each sample.
+        arrays: what is read of them, by field.
+        placement: where they lie, as `placement.choose` returned it.
+        device: where the features are put.
+        resident: what lies in memory already, and what is put there now.
     """
 
-    length: Tensor
-    columns: dict[str, Tensor]
+    def __init__(
+        self,
+        length: np.ndarray,
+        arrays: Mapping[str, Array],
+        placement: Placement,
+        device: torch.device,
+        resident: Resident,
+    ) -> None:
+        self.length, self.device = length.astype(np.int64), device
+        self.ragged = {field for field, array in arrays.items() if array.ragged}
+        self.columns = {}
+        for field, array in arrays.items():
+            # Word ids are few bytes in many small pieces: in memory they cost next to nothing, in the store the most.
+            where = "pinned" if field == "token" and placement in ("mapped", "stream") else placement
+            self.columns[field] = resident.column(array, where, device)
+
+    def fetch(self, items: np.ndarray, draws: Draws | None = None) -> Callable[[], Features]:
+        """Read or gather the rows of these samples; nothing is drawn."""
+        length = torch.from_numpy(self.length[items])
+        rows = {field: column.fetch(items) for field, column in self.columns.items()}
+
+        def finish() -> Features:
+            parts = {field: pad(own(), length) if field in self.ragged else own() for field, own in rows.items()}
+            token = parts["token"].long() if "token" in parts else None
+            return Features(length.to(self.device, non_blocking=True), parts.get("local"), parts.get("global"), token)
+
+        return finish
 
 
-class Side(Protocol):
-    """Features of a split's samples, which are counted from 0, in two steps."""
+class Joined:
+    """Several sources one after the other: the samples of the second are counted on from those of the first.
 
-    def fetch(self, items: np.ndarray) -> list[Fetched]:
-        """Do the host's part for these samples, in any thread."""
+    Args:
+        sources: of the same fields on the same device.
+        sizes: how many samples each has.
+    """
 
-    def finish(self, fetched: list[Fetched]) -> Features:
-        """Return the features on the device, padded."""
+    def __init__(self, sources: Sequence[Source], sizes: Sequence[int]) -> None:
+        self.sources, self.start = sources, np.cumsum([0, *sizes])
+
+    def fetch(self, items: np.ndarray, draws: Draws | None = None) -> Callable[[], Features]:
+        """Fetch these samples, which are in the order of the sources, padded to the longest of all."""
+        bounds = np.searchsorted(items, self.start)
+        parts = [
+            source.fetch(items[a:b] - start, draws)
+            for source, start, a, b in zip(self.sources, self.start, bounds, bounds[1:], strict=False)
+            if a < b
+        ]
+        return parts[0] if len(parts) == 1 else lambda: concatenate([part() for part in parts])
 
 
-class StoredSide:
-    """The side of one feature set.
+def arrays_of(features: ImageSet | CaptionSet, rows: np.ndarray, fields: set[str]) -> dict[str, Array]:
+    """Return arrays of a feature set, by field.
 
     Args:
         features: the set.
         rows: the samples' rows in the cache, int64.
-        fields: which of ``local``, ``global`` and ``token`` to read.
-        device: where the features are put.
+        fields: which of ``local``, ``global`` and ``token``.
     """
-
-    def __init__(
-        self, features: ImageSet | CaptionSet, rows: np.ndarray, fields: set[str], device: torch.device
-    ) -> None:
-        self.device = device
-        self.length = features.length[rows].astype(np.int64)
-        words = features.vocabulary if isinstance(features, CaptionSet) else None  # it may be another store's
-        self._which = (features.cache.url, features.modality, features.name, words, sha256(rows.tobytes()).digest())
-        self._ragged = {"local", "token"} if isinstance(features, CaptionSet) else set()
-        self._row_bytes = {field: _row_bytes(features, field) for field in fields}
-        self._read: dict[str, Reader] = {
-            field: partial(_rows_of, getattr(features, "global_" if field == "global" else field), rows)
-            for field in sorted(fields)
-        }
-        self._columns: dict[str, Column] = {}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all features that are read."""
-        return sum(self._size(field) for field in self._read)
-
-    def there(self, placement: Placement, resident: Resident) -> int:
-        """Return how many of these bytes were put before where `placement` would put them in memory."""
-        if lies_in(placement, self.device) == "mapped":
-            return 0
-        return sum(self._size(field) for field in self._read if self._key(field, placement) in resident)
-
-    def place(self, placement: Placement, resident: Resident) -> None:
-        """Put the features where `placement` says, as `placement.choose` returned it, but for those that are there."""
-        for field, read in self._read.items():
-            # Word ids are few bytes in many small pieces: in memory they cost next to nothing, in the store the most.
-            where = "pinned" if field == "token" and placement in ("mapped", "stream") else placement
-            make = partial(place, read, self._count(field), where, self.device)
-            self._columns[field] = resident.column(self._key(field, where), make)
-
-    def fetch(self, items: np.ndarray) -> list[Fetched]:
-        """Do the host's part for these samples, in any thread."""
-        columns = {field: column.fetch(items) for field, column in self._columns.items()}
-        return [Fetched(torch.from_numpy(self.length[items]), columns)]
-
-    def finish(self, fetched: list[Fetched]) -> Features:
-        """Return the features on the device, padded."""
-        (one,) = fetched
-        parts = {field: self._columns[field].finish(rows) for field, rows in one.columns.items()}
-        for field in self._ragged & set(parts):
-            parts[field] = pad(parts[field], one.length)
-        token = parts["token"].long() if "token" in parts else None
-        length = one.length.to(self.device, non_blocking=True)
-        return Features(length, parts.get("local"), parts.get("global"), token)
-
-    def _key(self, field: str, placement: Placement) -> Hashable:
-        return (*self._which, field, lies_in(placement, self.device), str(self.device))
-
-    def _size(self, field: str) -> int:
-        return self._row_bytes[field] * int(self._count(field).sum())
-
-    def _count(self, field: str) -> np.ndarray:
-        return self.length if field in self._ragged else np.ones_like(self.length)
+    words = features.vocabulary if isinstance(features, CaptionSet) else None  # it may be another store's
+    which = (features.cache.url, features.modality, features.name, words, sha256(rows.tobytes()).digest())
+    arrays = {}
+    for field in sorted(fields):
+        ragged = isinstance(features, CaptionSet) and field != "global"
+        count = features.length[rows].astype(np.int64) if ragged else np.ones(len(rows), dtype=np.int64)
+        read = getattr(features, "global_" if field == "global" else field)
+        arrays[field] = Array((*which, field), read, rows, count, ragged, _row_bytes(features, field))
+    return arrays
 
 
-class JoinedSide:
-    """Sides behind one another: the samples of the second are counted on from those of the first.
-
-    Args:
-        sides: of the same fields on the same device.
-    """
-
-    def __init__(self, sides: Sequence[StoredSide]) -> None:
-        self.sides = sides
-        self.start = np.cumsum([0] + [len(side.length) for side in sides])
-
-    def fetch(self, items: np.ndarray) -> list[Fetched]:
-        """Do the host's part for these samples, which are in the order of the sides."""
-        bounds = np.searchsorted(items, self.start)
-        return [
-            side.fetch(items[a:b] - start)[0]
-            for side, start, a, b in zip(self.sides, self.start, bounds, bounds[1:], strict=False)
-        ]
-
-    def finish(self, fetched: list[Fetched]) -> Features:
-        """Return the features on the device, padded to the longest of all sides."""
-        parts = [side.finish([one]) for side, one in zip(self.sides, fetched, strict=True) if len(one.length)]
-        return parts[0] if len(parts) == 1 else concatenate(parts)
+def _row_bytes(features: ImageSet | CaptionSet, field: str) -> int:
+    if field == "token":
+        return 4
+    width = features.global_channels if field == "global" else features.channels
+    rows = features.rows if isinstance(features, ImageSet) and field == "local" else 1
+    return rows * (width or 0) * np.dtype(features.dtype).itemsize
 
 
 def concatenate(parts: Sequence[Features]) -> Features:
-    """Return the samples of all parts behind one another, padded to the longest."""
+    """Return the samples of all parts one after the other, padded to the longest."""
 
     def whole(tensors: list[Tensor | None]) -> Tensor | None:
         there = [tensor for tensor in tensors if tensor is not None]
         if not there:
             return None
         longest = max(tensor.shape[1] for tensor in there)
-        return torch.cat([pad_behind(t, (0, 0) * (t.ndim - 2) + (0, longest - t.shape[1])) for t in there])
+        return torch.cat([pad_after(t, (0, 0) * (t.ndim - 2) + (0, longest - t.shape[1])) for t in there])
 
     return Features(
         torch.cat([part.length for part in parts]),
@@ -168,7 +153,7 @@ def concatenate(parts: Sequence[Features]) -> Features:
 
 
 def pad(packed: Tensor, length: Tensor) -> Tensor:
-    """Lay packed rows out with zeros behind each sample's own.
+    """Lay packed rows out, with zeros after each sample's own.
 
     Args:
         packed: [sum of lengths, ...].
@@ -184,13 +169,7 @@ def pad(packed: Tensor, length: Tensor) -> Tensor:
     return padded.index_copy_(0, places, packed).unflatten(0, (len(length), longest))
 
 
-def _row_bytes(features: ImageSet | CaptionSet, field: str) -> int:
-    if field == "token":
-        return 4
-    width = features.global_channels if field == "global" else features.channels
-    rows = features.rows if isinstance(features, ImageSet) and field == "local" else 1
-    return rows * (width or 0) * np.dtype(features.dtype).itemsize
-
-
-def _rows_of(read: Reader, rows: np.ndarray, items: np.ndarray) -> np.ndarray:
-    return read(rows[items])
+def pad_ids(ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Return the token ids of captions, padded with zeros, int64 [B,N], and their lengths, int64 [B], on the CPU."""
+    length = torch.tensor([len(caption) for caption in ids])
+    return pad(torch.tensor([number for caption in ids for number in caption]), length), length

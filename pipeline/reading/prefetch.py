@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-F = TypeVar("F")
 R = TypeVar("R")
 T = TypeVar("T")
 
-RUN = 64  # images beside one another that are a block of a local store; of an object store a block is a shard
+RUN = 64  # neighbouring images that are a block of a local store; of an object store a block is a shard
 GROUP = 8  # blocks whose samples are mixed with one another, or more where these hold fewer than
 MIXED = 4096  # samples
 _AHEAD = 2  # batches that are read before they are asked for
@@ -84,30 +83,28 @@ def opened_ahead(
             pool.shutdown(cancel_futures=True)
 
 
-def read_ahead(
-    fetch: Callable[[T], F], finish: Callable[[T, F], R], items: Iterable[T], device: torch.device
-) -> Iterator[R]:
-    """Yield ``finish(item, fetch(item))`` of each item, in order; a thread works on the next ones meanwhile.
+def read_ahead(read: Callable[[T], Callable[[], R]], items: Iterable[T], device: torch.device) -> Iterator[R]:
+    """Yield ``read(item)()`` of each item, in order; a thread works on the next ones meanwhile.
 
-    On a GPU the thread does both, on a stream of its own. On a CPU it only fetches: torch would start as many threads
-    for it as there are cores, beside those that compute.
+    On a GPU the thread does both, on a stream of its own. On a CPU it only reads: torch would start as many threads
+    for the rest as there are cores, beside those that compute.
 
     Args:
-        fetch: what the host does, without torch's threads.
-        finish: what puts it on the device, a dataclass of tensors.
+        read: does what the host does, without torch's threads; what it returns puts that on the device, as a
+            dataclass of tensors.
         items: taken in the thread that iterates.
         device: where to.
     """
     if device.type != "cuda":
-        for item, fetched in _ahead(lambda item: (item, fetch(item)), items):
-            yield finish(item, fetched)
+        for finish in _ahead(read, items):
+            yield finish()
         return
     stream = _copies(device)
     stream.wait_stream(torch.cuda.current_stream(device))  # which may still be filling tables
 
     def make(item: T) -> tuple[R, torch.cuda.Event]:
         with torch.cuda.stream(stream):
-            return finish(item, fetch(item)), stream.record_event()
+            return read(item)(), stream.record_event()
 
     for made, ready in _ahead(make, items):
         computing = torch.cuda.current_stream(device)

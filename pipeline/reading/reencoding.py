@@ -14,7 +14,7 @@ from ..data.regions import Regions, lay_out, shard_arrays
 from ..encoders import REGION_ENCODERS, VisualEncoder, encoding, load_text, load_visual
 from ..encoders.words import WordsEncoder
 from ..errors import EncoderError, SampleError
-from .features import Features, pad
+from .features import Features, pad, pad_ids
 from .reattachment import grid_side, remembered_weights, text_options
 
 if TYPE_CHECKING:
@@ -150,8 +150,8 @@ def encode_captions(encoder: TextEncoder, dtype: str, device: str, texts: Sequen
     """
     for first in range(0, len(texts), BATCH):
         ids = encoder.tokenize(list(texts[first : first + BATCH]))
-        length = torch.tensor([len(caption) for caption in ids])
-        token = pad(torch.tensor([number for caption in ids for number in caption]), length).to(device)
+        token, length = pad_ids(ids)
+        token = token.to(device)
         if isinstance(encoder, WordsEncoder):
             yield Features(length.to(device), token=token)
             continue

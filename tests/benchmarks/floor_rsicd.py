@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy, normalize
 from xret.heads.evaluation.metrics import Ties, ranks, recall_table
 from xret.heads.modules.losses import triplet
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.reading.batches import Batches
+from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.reading.features import Features
 
 EPOCHS, BATCH, DIM, LR, SCALE = 20, 256, 512, 1e-3, 20.0
@@ -34,7 +34,7 @@ def pooled(cache: FeatureCache, split: str, text: str) -> tuple[Tensor, Tensor, 
     """Return image features [I, C], caption features [M, C'] and the image of each caption [M]."""
     images, captions = cache.image_set(), cache.caption_set(text)
     fields = {"image_fields": {"global"}, "caption_fields": {"token" if text == "words" else "local"}}
-    batches = Batches(cache, images, captions, split, **fields)
+    batches = stored_batches(images, captions, split, **fields)
     image = torch.cat([features.global_.float() for features in batches.image_features(512)])
     words = len(captions.vocabulary or ())
     caption = torch.cat([mean_of(features, words) for features in batches.caption_features(512)])

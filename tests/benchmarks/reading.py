@@ -37,7 +37,7 @@ from xret.heads.training.training import train
 from xret.pipeline.cache.feature_cache import Blocks, FeatureCache
 from xret.pipeline.cache.layout import SetFacts, create_caption_set, create_image_set, open_for_writing
 from xret.pipeline.data.samples import Caption, ImageSample, Samples
-from xret.pipeline.reading.batches import Batches
+from xret.pipeline.reading.batches import Batches, stored_batches
 from xret.pipeline.reading.prefetch import block_order
 
 CAPTIONS, WORDS = 5, 12
@@ -170,7 +170,7 @@ def speed(
         fields = {"image_fields": {"local"}, "caption_fields": {"token"}}
         number = itertools.count()
         split = {
-            name: Batches(cache, *sets, "train", device=device, placement=name, **fields)
+            name: stored_batches(*sets, "train", device=device, placement=name, **fields)
             for name in ("stream", "mapped", "pinned", "device")
         }
         opening = seconds_of(lambda: epoch_of(split["stream"], batch_size, number))

@@ -26,7 +26,7 @@ from xret.heads.training.compilation import compile_parts
 from xret.pipeline.device import deterministic, pick_device
 from xret.pipeline.encoders import load_visual
 from xret.pipeline.errors import XretError
-from xret.pipeline.reading.batches import Batch, Batches
+from xret.pipeline.reading.batches import Batch, stored_batches
 from xret.pipeline.reading.features import Features
 
 CPU = torch.device("cpu")
@@ -156,8 +156,7 @@ def encode(encoder: Any, paths: list[Path]) -> None:
 
 def cache_batches(cache: Any, take: Step, recipe: Recipe, device: str) -> Iterator[Batch]:
     """Yield full batches of a cache for a head, epoch after epoch."""
-    batches = Batches(
-        cache,
+    batches = stored_batches(
         cache.image_set(),
         cache.caption_set(),
         "train",

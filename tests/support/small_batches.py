@@ -7,7 +7,7 @@ import torch
 from small_store import make_store
 
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.reading.batches import Batches
+from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.reading.features import Features
 
 ALL = {"image_fields": {"local", "global"}, "caption_fields": {"local", "global", "token"}}
@@ -25,7 +25,7 @@ def large(folder):
 
 def batches_of(cache, placement, wanted=ALL, split="train", device="cpu"):
     sets = cache.image_set(), cache.caption_set()
-    return Batches(cache, *sets, split, placement=placement, device=device, **wanted)
+    return stored_batches(*sets, split, placement=placement, device=device, **wanted)
 
 
 def assert_equal(one, other):

@@ -27,7 +27,7 @@ from ....pipeline.device import deterministic, pick_device, within_memory
 from ....pipeline.errors import OutOfMemory, RecipeError, RunError
 from ....pipeline.files import remove, writing
 from ....pipeline.reading.batches import Batches
-from ....pipeline.reading.end_to_end import EndToEnd
+from ....pipeline.reading.end_to_end import end_to_end_batches
 from ....pipeline.reading.reattachment import (
     Encoder,
     extraction_words,
@@ -44,7 +44,7 @@ from ..event_log import require_log
 from ..large_batches import require_whole_batches
 from ..objective import same_texts
 from ..optimisation import autocast_dtype, build_optimizer, moving_average, weights_of
-from ..preparation import placement_of, refuse_other_order, require_splits
+from ..preparation import batches_of, placement_of, refuse_other_order, require_splits
 from ..ranks import require_one_process
 from ..state import TrainingState
 from ..training import TrainSummary, fit
@@ -126,20 +126,14 @@ def finetune(
         average = moving_average(model, recipe.optimizer.ema)
     if recipe.data.chunk is not None:
         require_whole_batches(head, "data.chunk")
+    folder = image_folder(cache, data_root) if "image" in sides else None
     train_split, val_split = (
-        EndToEnd(
-            cache,
-            cached.image_set,
-            cached.caption_set,
-            split,
-            device=str(target),
-            image_fields=model.image_fields,
-            caption_fields=model.caption_fields,
-            encoders=encoders,
-            folder=image_folder(cache, data_root) if "image" in sides else None,
+        end_to_end_batches(
+            batches_of((cached.image_set, cached.caption_set), model, split, target, placement),
+            encoders,
+            folder,
             crop_and_flip=recipe.finetune.crop_and_flip,
             masked=recipe.finetune.mask_words,
-            placement=placement,
         )
         for split, placement in (("train", placement_of(out, recipe, resume)), ("val", "mapped"))
     )

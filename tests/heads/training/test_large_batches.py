@@ -16,7 +16,7 @@ from xret.heads.training.objective import Objective
 from xret.heads.training.training import train
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.errors import RecipeError
-from xret.pipeline.reading.batches import Batches
+from xret.pipeline.reading.batches import stored_batches
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -55,7 +55,7 @@ class Trial:
         self.model.to(dtype)
         self.losses.to(dtype)
         fields = {"image_fields": self.model.image_fields, "caption_fields": self.model.caption_fields}
-        split = Batches(cache, *sets, "train", **fields)
+        split = stored_batches(*sets, "train", **fields)
         (self.batch,) = split.epoch(unit=recipe.data.unit, batch_size=100, seed=0, epoch=0)
 
     def gradients(self, chunk, precision=None, seed=1):

@@ -31,7 +31,7 @@ from xret.heads.training.optimisation import build_optimizer, drop_frozen, learn
 from xret.heads.training.training import train
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.errors import CacheError, RecipeError, RunError, VectorsError
-from xret.pipeline.reading.batches import Batches
+from xret.pipeline.reading.batches import Batches, stored_batches
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -124,7 +124,7 @@ def test_the_loss_of_the_first_batch_is_that_of_the_recipe(store, tmp_path):
     images, captions = cache.image_set(), cache.caption_set()
     torch.manual_seed(5)
     model = build_model(recipe, feature_facts(images), feature_facts(captions))
-    split = Batches(cache, images, captions, "train", image_fields={"local"}, caption_fields={"token"})
+    split = stored_batches(images, captions, "train", image_fields={"local"}, caption_fields={"token"})
     (batch,) = split.epoch(unit="image", batch_size=100, seed=5, epoch=0)
     one, other = model.embed_images(batch.images), model.embed_captions(batch.captions)
     similarity = model.similarity(one.embedding, other.embedding)
@@ -460,7 +460,7 @@ def test_excluding_same_texts_changes_what_is_learnt_where_texts_repeat(tmp_path
     url = make_store(tmp_path / "s.zarr")
     cache = FeatureCache.open(url)
     fields = {"image_fields": {"local"}, "caption_fields": {"token"}}
-    numbers_of = same_texts(Batches(cache, cache.image_set(), cache.caption_set(), "train", **fields))
+    numbers_of = same_texts(stored_batches(cache.image_set(), cache.caption_set(), "train", **fields))
     texts = cache.caption_texts(0, len(numbers_of))
     assert [texts.index(text) for text in texts] == [numbers_of.tolist().index(n) for n in numbers_of.tolist()]
     lines = {}

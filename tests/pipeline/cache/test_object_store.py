@@ -26,7 +26,7 @@ from xret.pipeline.cache.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError, StoreError
 from xret.pipeline.extraction.extraction import extract
-from xret.pipeline.reading.batches import Batches
+from xret.pipeline.reading.batches import stored_batches
 
 # Connections that the server closed are collected whenever Python likes.
 pytestmark = [
@@ -131,7 +131,7 @@ def test_whoever_reads_it_reads_the_same(bucket, whole, tmp_path):
     epochs = []
     for url in (bucket.url, str(tmp_path / "whole.zarr")):
         cache = FeatureCache.open(url)
-        batches = Batches(cache, cache.image_set(), cache.caption_set(), "train", **fields)
+        batches = stored_batches(cache.image_set(), cache.caption_set(), "train", **fields)
         epochs.append(list(batches.epoch(unit="image", batch_size=5, seed=0, epoch=0)))
     for there, here in zip(*epochs, strict=True):
         assert np.array_equal(there.images.local, here.images.local)
@@ -180,7 +180,7 @@ def test_a_lost_object_is_not_read_as_something_else(bucket, whole, lost):
     with pytest.raises(CacheError, match=r"(has lost shard 1|is missing); run `xret cache verify`, then .*--repair"):
         cache = FeatureCache.open(bucket.url)
         fields = {"image_fields": {"local"}, "caption_fields": {"token"}}
-        batches = Batches(cache, cache.image_set(), cache.caption_set(), "train", **fields)
+        batches = stored_batches(cache.image_set(), cache.caption_set(), "train", **fields)
         list(batches.epoch(unit="image", batch_size=5, seed=0, epoch=0))
 
 

@@ -20,7 +20,7 @@ from xret.pipeline.errors import CacheError, EncoderError, OutputError, SampleEr
 from xret.pipeline.extraction.extraction import Options, extract
 from xret.pipeline.extraction.plan import plan
 from xret.pipeline.extraction.tasks import Job, write_image_shard
-from xret.pipeline.reading.batches import Batches
+from xret.pipeline.reading.batches import stored_batches
 
 read = Store.read_array
 
@@ -113,9 +113,9 @@ def test_splits_are_computed_when_asked_for(tiny_dataset, tmp_path):
     images, captions = cache.image_set(), cache.caption_set()
     assert [images.complete(split) for split in ("train", "val", "test")] == [False, True, False]
     fields = {"image_fields": {"local"}, "caption_fields": {"token"}}
-    assert Batches(cache, images, captions, "val", **fields).images == 6
+    assert stored_batches(images, captions, "val", **fields).images == 6
     with pytest.raises(CacheError, match=r"split 'train' of 'resnet18@\w+' lacks 3 of 3 shards"):
-        Batches(cache, images, captions, "train", **fields)
+        stored_batches(images, captions, "train", **fields)
     extract(manifest, url, SMALL)
     assert FeatureCache.open(url).image_set().complete("train")
     with pytest.raises(CacheError, match="has no image in split other; it has train, val, test"):
@@ -136,7 +136,7 @@ def test_a_broken_image_stops_or_is_recorded(tiny_dataset, tmp_path):
     assert "5.jpg" in images.failed["5"]
     assert np.isnan(images.local(np.array([5, 21]))).all()
     cache = FeatureCache.open(url)
-    train = Batches(cache, images, cache.caption_set(), "train", image_fields={"global"}, caption_fields={"token"})
+    train = stored_batches(images, cache.caption_set(), "train", image_fields={"global"}, caption_fields={"token"})
     assert (train.images, train.skipped) == (19, 1)
     assert 5 not in train.image_rows
 

@@ -16,7 +16,7 @@ from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.regions import Regions
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import extract
-from xret.pipeline.reading.batches import Batches
+from xret.pipeline.reading.batches import stored_batches
 
 
 class ColourRegions:
@@ -77,7 +77,7 @@ def test_a_head_learns_from_ragged_regions(colours, tiny_dataset, tmp_path):
     extract(load_manifest(tiny_dataset()), url, colours)
     cache = FeatureCache.open(url)
     fields = {"image_fields": {"local"}, "caption_fields": {"token"}}
-    batches = Batches(cache, cache.image_set(), cache.caption_set(), "val", **fields)
+    batches = stored_batches(cache.image_set(), cache.caption_set(), "val", **fields)
     features = next(batches.image_features(6))
     assert features.length.tolist() == [1 + number % 5 for number in range(20, 26)]
     settings = ["model.dim=8", "adapter.words.word_dim=4", "schedule.epochs=1", "data.batch_size=8"]

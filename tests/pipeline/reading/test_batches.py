@@ -10,7 +10,7 @@ from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import Options, extract
-from xret.pipeline.reading.batches import Batches
+from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.reading.features import pad
 
 FIELDS = {"image_fields": {"local", "global"}, "caption_fields": {"token"}}
@@ -33,7 +33,7 @@ def test_pad_lays_rows_out(rows):
 @pytest.mark.parametrize(("unit", "size", "steps"), [("image", 6, 4), ("caption", 16, 4)])
 def test_an_epoch_has_every_unit_once_with_its_own_features(cache, unit, size, steps):
     images, captions = cache.image_set(), cache.caption_set()
-    batches = Batches(cache, images, captions, "train", **FIELDS)
+    batches = stored_batches(images, captions, "train", **FIELDS)
     epoch = list(batches.epoch(unit=unit, batch_size=size, seed=3, epoch=1))
     assert len(epoch) == batches.steps(unit, size) == steps  # 20 images with 50 captions
     image_of = {images.local(np.array([i])).tobytes(): i for i in range(20)}
@@ -57,7 +57,7 @@ def test_an_epoch_has_every_unit_once_with_its_own_features(cache, unit, size, s
 
 
 def test_the_order_depends_on_seed_and_epoch_alone(cache):
-    batches = Batches(cache, cache.image_set(), cache.caption_set(), "train", **FIELDS)
+    batches = stored_batches(cache.image_set(), cache.caption_set(), "train", **FIELDS)
 
     def order(seed, epoch):
         it = batches.epoch(unit="image", batch_size=7, seed=seed, epoch=epoch)
@@ -69,15 +69,15 @@ def test_the_order_depends_on_seed_and_epoch_alone(cache):
 
 
 def test_a_last_batch_of_one_image_is_left_out(cache):
-    batches = Batches(cache, cache.image_set(), cache.caption_set(), "train", **FIELDS)
+    batches = stored_batches(cache.image_set(), cache.caption_set(), "train", **FIELDS)
     sizes = [len(b.images.length) for b in batches.epoch(unit="image", batch_size=19, seed=0, epoch=0)]
     assert sizes == [19]
     assert batches.steps("image", 19) == 1
 
 
 def test_features_for_evaluation_come_in_order_and_only_what_is_asked_for(cache):
-    batches = Batches(
-        cache, cache.image_set(), cache.caption_set(), "val", image_fields={"global"}, caption_fields={"token"}
+    batches = stored_batches(
+        cache.image_set(), cache.caption_set(), "val", image_fields={"global"}, caption_fields={"token"}
     )
     got = torch.cat([features.global_ for features in batches.image_features(4)])
     assert torch.equal(got, torch.from_numpy(cache.image_set().global_(np.arange(20, 26))))
@@ -89,11 +89,11 @@ def test_features_for_evaluation_come_in_order_and_only_what_is_asked_for(cache)
 
 def test_an_unknown_split(cache):
     with pytest.raises(CacheError, match="has no split 'dev'; it has train, val, test"):
-        Batches(cache, cache.image_set(), cache.caption_set(), "dev", **FIELDS)
+        stored_batches(cache.image_set(), cache.caption_set(), "dev", **FIELDS)
 
 
 def test_some_captions_of_each_image_are_drawn_anew_in_each_epoch(cache):
-    batches = Batches(cache, cache.image_set(), cache.caption_set(), "train", **FIELDS)
+    batches = stored_batches(cache.image_set(), cache.caption_set(), "train", **FIELDS)
     drawn = []
     for epoch in range(8):
         taken = []

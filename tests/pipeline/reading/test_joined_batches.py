@@ -9,9 +9,9 @@ from small_store import make_store
 from xret.heads.runs.features import RetokenizedCaptions
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.errors import CacheError
-from xret.pipeline.reading.batches import Batches, JoinedBatches
-from xret.pipeline.reading.columns import Resident
+from xret.pipeline.reading.batches import joined_batches, stored_batches
 from xret.pipeline.reading.features import Features, concatenate
+from xret.pipeline.reading.placement import Resident
 
 WORDS = {"image_fields": {"local", "global"}, "caption_fields": {"token"}}
 
@@ -28,10 +28,10 @@ def joined(two, placement="mapped"):
     sets = first.image_set(), first.caption_set()
     words = RetokenizedCaptions(second, sets[1].vocabulary)
     parts = [
-        Batches(first, *sets, "train", placement=placement, **WORDS),
-        Batches(second, second.image_set(), words, "train", placement=placement, **WORDS),
+        stored_batches(*sets, "train", placement=placement, **WORDS),
+        stored_batches(second.image_set(), words, "train", placement=placement, **WORDS),
     ]
-    return JoinedBatches(parts)
+    return joined_batches(parts)
 
 
 @pytest.mark.parametrize("placement", ["mapped", "pinned", "device", "stream"])
@@ -85,13 +85,13 @@ def test_features_of_different_lengths_are_padded_to_the_longest():
 def test_what_differs_is_not_joined(two, tmp_path):
     first, second = (batches_of(cache, "mapped", WORDS) for cache in two)
     with pytest.raises(CacheError, match=r"b\.zarr cannot be joined .* another vocabulary"):
-        JoinedBatches([first, second])
+        joined_batches([first, second])
     other = FeatureCache.open(make_store(tmp_path / "c.zarr", train=20, weights="b"))
     with pytest.raises(CacheError, match=r"c\.zarr cannot be joined to .*a\.zarr: its images .* not of the encoder"):
-        JoinedBatches([first, batches_of(other, "mapped", WORDS)])
+        joined_batches([first, batches_of(other, "mapped", WORDS)])
     tokens = FeatureCache.open(make_store(tmp_path / "d.zarr", train=20, text="tokens"))
     with pytest.raises(CacheError, match="its captions 'words@"):
-        JoinedBatches([batches_of(tokens, "mapped"), first])
+        joined_batches([batches_of(tokens, "mapped"), first])
 
 
 def test_words_of_another_vocabulary_are_another_table(two):
@@ -99,7 +99,7 @@ def test_words_of_another_vocabulary_are_another_table(two):
     resident, tables = Resident(), []
     for vocabulary in (first.caption_set().vocabulary, second.caption_set().vocabulary):
         sets = second.image_set(), RetokenizedCaptions(second, vocabulary)
-        batches = Batches(second, *sets, "train", placement="pinned", resident=resident, **WORDS)
+        batches = stored_batches(*sets, "train", placement="pinned", resident=resident, **WORDS)
         (features,) = batches.caption_features(1000)
         tables.append(features.token)
     assert not torch.equal(*tables)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ def cache(tmp_path_factory):
 @pytest.fixture
 def small_groups(monkeypatch):
     """Let a stream mix two blocks of eight images, as a large data set's mixes 64 of 64, or 8 of 512."""
-    monkeypatch.setattr("xret.pipeline.reading.batches.RUN", 8)
+    monkeypatch.setattr("xret.pipeline.reading.split.RUN", 8)
     monkeypatch.setattr("xret.pipeline.reading.batches.block_order", lambda block, rng: block_order(block, rng, 2))
 
 
@@ -72,18 +73,18 @@ def test_an_epoch_that_begins_later_reads_nothing_of_what_was_before(
     whole = list(batches.epoch(**words))
     block = batches._block if words["unit"] == "image" else batches._block[batches.caption_image]
     _, groups = block_order(block, np.random.default_rng([words["seed"], words["epoch"]]), 2)
-    plans, opened, fetch = [], [], batches._fetch
-    monkeypatch.setattr(batches, "_fetch", lambda plan: plans.append(plan) or fetch(plan))
+    fetched, opened, source = [], [], batches.image_source
+    batches.image_source = SimpleNamespace(fetch=lambda items, draws: fetched.append(items) or source.fetch(items))
     monkeypatch.setattr(batches, "_open", lambda shards: opened.append(shards.tolist()))
     for first in (0, 1, len(whole) - 1, len(whole)):
-        plans.clear()
+        fetched.clear()
         opened.clear()
         rest = list(batches.epoch(**words, first=first))
-        assert len(rest) == len(plans) == len(whole) - first
+        assert len(rest) == len(fetched) == len(whole) - first
         for one, other in zip(rest, whole[first:], strict=True):
             assert_equal(one, other)
         if placement == "stream" and not is_local:
-            read = {block for plan in plans for block in batches._block[plan.images].tolist()}
+            read = {block for images in fetched for block in batches._block[images].tolist()}
             needed = [group.tolist() for group in groups if read & set(group.tolist())]
             assert all(group in needed for group in opened)
             assert opened or not rest
@@ -169,50 +170,51 @@ def test_a_stream_of_an_object_store_reads_every_object_once_an_epoch(remote, mo
 def test_results_come_in_order_and_are_read_beside_the_work():
     reading, threads = [], set()
 
-    def fetch(item):
+    def read(item):
         threads.add(threading.get_ident())
         reading.append(item)
-        return 10 * item
+        return lambda: (item, threading.get_ident())
 
     got = []
-    for result in read_ahead(fetch, lambda item, fetched: (item, fetched), range(6), CPU):
+    for result in read_ahead(read, range(6), CPU):
         until = time.monotonic() + 5
         while max(reading) < min(len(got) + 2, 5) and time.monotonic() < until:
             time.sleep(0.001)
         time.sleep(0.01)
         got.append((result, max(reading)))
-    assert [result for result, _ in got] == [(i, 10 * i) for i in range(6)]
+    here = threading.get_ident()  # where the rest is done, on a CPU
+    assert [result for result, _ in got] == [(i, here) for i in range(6)]
     assert [latest for _, latest in got] == [2, 3, 4, 5, 5, 5]
     assert len(threads) == 1
-    assert threading.get_ident() not in threads
+    assert here not in threads
 
 
 def test_a_failure_is_raised_where_its_batch_is_due_and_no_thread_is_left():
-    def fetch(item):
+    def read(item):
         if item == 2:
             raise CacheError("shard 2 is damaged")
-        return item
+        return lambda: item
 
     before, got = threading.active_count(), []
     with pytest.raises(CacheError, match="shard 2 is damaged"):
-        got.extend(read_ahead(fetch, lambda _, fetched: fetched, range(9), CPU))
+        got.extend(read_ahead(read, range(9), CPU))
     assert got == [0, 1]
-    endless = read_ahead(fetch, lambda _, fetched: fetched, iter(lambda: 7, None), CPU)
+    endless = read_ahead(read, iter(lambda: 7, None), CPU)
     assert next(endless) == 7
     endless.close()
     assert threading.active_count() == before
 
 
-def test_waiting_is_counted(cache, monkeypatch):
+def test_waiting_is_counted(cache):
     batches = batches_of(cache, "pinned")
     words = EPOCHS[0]
-    fetch = batches._fetch
+    source = batches.image_source
     steps = 0
     for _ in batches.epoch(**words):
         time.sleep(0.02)
         steps += 1
     quick = batches.waited
-    monkeypatch.setattr(batches, "_fetch", lambda plan: time.sleep(0.05) or fetch(plan))
+    batches.image_source = SimpleNamespace(fetch=lambda items, draws: time.sleep(0.05) or source.fetch(items))
     began = time.perf_counter()
     list(batches.epoch(**words))
     assert steps * 0.05 <= batches.waited <= time.perf_counter() - began

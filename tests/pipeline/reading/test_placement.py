@@ -2,15 +2,16 @@
 
 import subprocess
 
+import numpy as np
 import pytest
 import torch
 from small_batches import ALL, EPOCHS, assert_equal, batches_of, large, rows_of
 
 from xret.pipeline.errors import RunError
-from xret.pipeline.reading import columns as placement_module
-from xret.pipeline.reading.batches import Batches
-from xret.pipeline.reading.columns import Resident, choose
-from xret.pipeline.reading.features import concatenate
+from xret.pipeline.reading import placement as placement_module
+from xret.pipeline.reading.batches import stored_batches
+from xret.pipeline.reading.features import arrays_of, concatenate
+from xret.pipeline.reading.placement import Array, Resident, choose
 
 CPU = torch.device("cpu")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -63,6 +64,11 @@ def test_batches_that_are_kept_stay_as_they_are(cache):
 # --- The choice
 
 
+def of_size(size):
+    """Return an array of so many bytes, in a list."""
+    return [Array("these", None, np.arange(1), np.ones(1, np.int64), False, size)]
+
+
 def test_auto_takes_the_first_place_that_the_features_fit(monkeypatch, capsys):
     free = {"cuda": 100, "host": 1000}
     monkeypatch.setattr(placement_module, "free_host_memory", lambda: free["host"])
@@ -78,7 +84,7 @@ def test_auto_takes_the_first_place_that_the_features_fit(monkeypatch, capsys):
         ("cpu", False, 601, "stream"),
     ]
     for device, is_local, size, expected in cases:
-        assert choose("auto", size, torch.device(device), is_local, "these") == expected
+        assert choose("auto", of_size(size), torch.device(device), is_local, "these", Resident()) == expected
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == len(cases)
     assert lines[0] == "these take 0.1 kB: in device memory (free: 0.1 kB of device memory, 1.0 kB of RAM)."
@@ -98,7 +104,7 @@ def test_what_lies_in_memory_already_needs_no_more(cache, monkeypatch, capsys):
     resident, sets = Resident(), (cache.image_set(), cache.caption_set())
 
     def again(placement, wanted=ALL):
-        return Batches(cache, *sets, "train", placement=placement, resident=resident, **wanted)
+        return stored_batches(*sets, "train", placement=placement, resident=resident, **wanted)
 
     first = again("pinned", {"image_fields": {"local"}, "caption_fields": {"token"}})
     monkeypatch.setattr(placement_module, "free_host_memory", lambda: 25_000)  # local rows of images take 20 KB
@@ -110,10 +116,10 @@ def test_what_lies_in_memory_already_needs_no_more(cache, monkeypatch, capsys):
     second = again("device")
     monkeypatch.setattr(placement_module, "free_host_memory", lambda: 0)
     third = again("pinned")
-    for side in (0, 1):
-        for field in first._stored[side]._columns:
-            assert first._stored[side]._columns[field] is second._stored[side]._columns[field]
-        assert second._stored[side]._columns == third._stored[side]._columns
+    for source in ("image_source", "caption_source"):
+        one, two, three = (getattr(batches, source).columns for batches in (first, second, third))
+        assert all(column is two[field] for field, column in one.items())
+        assert two == three
     monkeypatch.setattr(cache.store, "is_local", False)
     monkeypatch.setattr(cache.store, "_zarr", lambda: cache.store.root)
     capsys.readouterr()
@@ -125,15 +131,17 @@ def test_what_torch_keeps_of_a_gpu_s_memory_is_free(monkeypatch):
     free = [100]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free[0], 10**9))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.__setitem__(0, 1000))
-    assert choose("device", 500, torch.device("cuda"), True, "features") == "device"
+    assert choose("device", of_size(500), torch.device("cuda"), True, "features", Resident()) == "device"
 
 
 def test_the_bytes_are_those_of_the_arrays(cache):
     batches = batches_of(cache, "mapped")
-    images, texts = cache.image_set(), cache.caption_set()
-    expected = sum(read(batches.image_rows).nbytes for read in (images.local, images.global_))
-    expected += sum(read(batches.caption_rows).nbytes for read in (texts.local, texts.global_, texts.token))
-    assert sum(side.nbytes for side in batches._stored) == expected
+    for features, rows, fields in (
+        (cache.image_set(), batches.image_rows, {"local", "global"}),
+        (cache.caption_set(), batches.caption_rows, {"local", "global", "token"}),
+    ):
+        for field, array in arrays_of(features, rows, fields).items():
+            assert array.nbytes == getattr(features, "global_" if field == "global" else field)(rows).nbytes
 
 
 def test_what_does_not_fit_is_a_sentence(cache, monkeypatch):
@@ -147,7 +155,7 @@ def test_what_does_not_fit_is_a_sentence(cache, monkeypatch):
     assert batches_of(cache, "stream").placement == "stream"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (4 * 10**9, 10**11))
     with pytest.raises(RunError, match=r"5\.0 GB, and cuda has 4\.0 GB free; set runtime\.cache to pinned or stream"):
-        choose("device", 5 * 10**9, torch.device("cuda"), True, "these")
+        choose("device", of_size(5 * 10**9), torch.device("cuda"), True, "these", Resident())
 
 
 def test_free_memory_is_within_what_is_built_in():

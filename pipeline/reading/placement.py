@@ -3,7 +3,9 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -16,7 +18,6 @@ from ..errors import RunError
 from ..wording import in_bytes
 
 Placement = Literal["auto", "device", "pinned", "mapped", "stream"]
-Reader = Callable[[np.ndarray], np.ndarray]  # items [B] -> their rows, packed
 
 _MEMORY = {"device": "device memory", "pinned": "RAM", "mapped": "RAM"}
 _PLACES = {  # how a message says them
@@ -35,30 +36,56 @@ _LIMITS = (  # of a container's memory, version 2 and 1
 )
 
 
+@dataclass(frozen=True)
+class Array:
+    """One array of a feature set for the samples of a split, wherever it is put.
+
+    Attributes:
+        name: what tells it from all others.
+        read: returns the rows of samples, packed, from their rows in the cache.
+        rows: the samples' rows in the cache, int64 [S].
+        count: rows of the array that belong to each sample, int64 [S].
+        ragged: whether `count` varies, so that a batch has to be padded.
+        row_bytes: of a row of the array.
+    """
+
+    name: Hashable
+    read: Callable[[np.ndarray], np.ndarray]
+    rows: np.ndarray
+    count: np.ndarray
+    ragged: bool
+    row_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return self.row_bytes * int(self.count.sum())
+
+
 def choose(
     placement: Placement,
-    size: int,
+    arrays: Sequence[Array],
     device: torch.device,
     is_local: bool,
     what: str,
-    there: Callable[[Placement], int] = lambda _: 0,
+    resident: "Resident",
 ) -> Placement:
-    """Return where features of `size` bytes are put; what ``auto`` takes is told on standard error.
+    """Return where `arrays` are put; what ``auto`` takes is told on standard error.
 
     - ``device``: whole in the device's memory, each batch an index there. On a CPU the same as ``pinned``.
     - ``pinned``: whole in the host's memory; batches go to a GPU from page-locked memory, beside the computation.
     - ``mapped``: in the files of a local store, which are mapped; the system keeps in memory what it can.
-    - ``stream``: the same for more than fits: an epoch visits the store block by block (`stream.block_order`).
+    - ``stream``: the same for more than fits: an epoch visits the store block by block (`prefetch.block_order`).
     - ``auto``: the first that fits `SHARE` of the free memory, of ``device``, ``pinned`` and ``stream`` on a GPU, of
       ``mapped`` (of an object store ``pinned``) and ``stream`` on a CPU.
 
     Args:
         placement: what was asked for.
-        size: bytes of all features of the split.
+        arrays: all features of the split.
         device: what computes.
         is_local: whether the store lies on a local disk.
         what: the features, for messages.
-        there: returns how many of the bytes lie in a place already, see `Resident`.
+        resident: what lies in memory already.
 
     Raises:
         RunError: what was asked for does not fit.
@@ -66,17 +93,22 @@ def choose(
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.empty_cache()  # what earlier trainings of this process have left
+    size = sum(array.nbytes for array in arrays)
+
+    def missing(place: Placement) -> int:
+        return size - resident.bytes_of(arrays, place, device)
+
     free = {"pinned": free_host_memory(), "mapped": free_host_memory()}
     free["device"] = torch.cuda.mem_get_info(device)[0] if on_gpu else free["pinned"]
     if placement == "auto":
         candidates: list[Placement] = ["device", "pinned"] if on_gpu else ["mapped" if is_local else "pinned"]
-        chosen: Placement = next((name for name in candidates if size - there(name) <= SHARE * free[name]), "stream")
-        if size and there(chosen) == size:
+        chosen: Placement = next((name for name in candidates if missing(name) <= SHARE * free[name]), "stream")
+        if size and not missing(chosen):
             return chosen  # which was told when they were put there
         beside = ", ".join(f"{in_bytes(free[name])} of {_MEMORY[name]}" for name in candidates)
         print(f"{what} take {in_bytes(size)}: {_PLACES[chosen]} (free: {beside}).", file=sys.stderr, flush=True)
         return chosen
-    if placement in ("device", "pinned") and size - there(placement) > free[placement]:
+    if placement in ("device", "pinned") and missing(placement) > free[placement]:
         where = str(device) if placement == "device" else "the host"
         other = "pinned or stream" if placement == "device" and on_gpu else "stream"
         raise RunError(
@@ -108,42 +140,34 @@ def _free_in_container() -> Iterator[int]:
 
 
 class Column(Protocol):
-    """One array of a split's features, wherever it lies. Items are counted from 0 within the split."""
+    """An array of a split's features where it lies. Samples are counted from 0 within the split."""
 
-    def fetch(self, items: np.ndarray) -> Tensor:
-        """Do what the host has to do for the rows of `items`; torch computes nothing here, so any thread may call."""
+    def fetch(self, items: np.ndarray) -> Callable[[], Tensor]:
+        """Do what the host has to do for these samples; what is returned gives their rows on the device, packed.
 
-    def finish(self, fetched: Tensor) -> Tensor:
-        """Return the rows on the device, packed."""
+        Torch computes nothing before that, so any thread may call.
+        """
 
 
 class StoreColumn:
-    """Rows in the store.
+    """An array in the store, for a device."""
 
-    Args:
-        read: returns the rows of items.
-        device: where they go.
-    """
+    def __init__(self, array: Array, device: torch.device) -> None:
+        array.read(array.rows[:1])  # opens it before two threads do
+        self.read, self.rows, self.device = array.read, array.rows, device
 
-    def __init__(self, read: Reader, device: torch.device) -> None:
-        self.read, self.device = read, device
-
-    def fetch(self, items: np.ndarray) -> Tensor:
+    def fetch(self, items: np.ndarray) -> Callable[[], Tensor]:
         """Read the rows; for a GPU into page-locked memory, from which they are copied beside the computation."""
-        rows = torch.from_numpy(self.read(items))
-        return rows.pin_memory() if self.device.type == "cuda" else rows
-
-    def finish(self, fetched: Tensor) -> Tensor:
-        """Copy the rows to the device."""
-        return fetched.to(self.device, non_blocking=True)
+        rows = torch.from_numpy(self.read(self.rows[items]))
+        return partial((rows.pin_memory() if self.device.type == "cuda" else rows).to, self.device, non_blocking=True)
 
 
-class HostColumn:
-    """Rows of a table in the host's memory.
+class TableColumn:
+    """An array in memory, of the host or of the device.
 
     Args:
-        table: the rows of all items, one item after the other.
-        count: rows of each item, int64.
+        table: the rows of all samples, one sample after the other.
+        count: rows of each sample, int64.
         device: where they go.
     """
 
@@ -153,11 +177,14 @@ class HostColumn:
         self._buffers = Buffers()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return HostColumn, (self.table, self.count, self.device)
+        return TableColumn, (self.table, self.count, self.device)
 
-    def fetch(self, items: np.ndarray) -> Tensor:
-        """Gather the rows; for a GPU in page-locked memory, from which they are copied beside the computation."""
-        table, rows = self.table.numpy(), ranges(self.start[items], self.count[items])
+    def fetch(self, items: np.ndarray) -> Callable[[], Tensor]:
+        """Find the rows; those in the host's memory are gathered, for a GPU as `StoreColumn` does."""
+        rows = ranges(self.start[items], self.count[items])
+        if self.table.is_cuda:
+            return lambda: self.table.index_select(0, torch.from_numpy(rows).to(self.table.device, non_blocking=True))
+        table = self.table.numpy()
         shape = (len(rows), *table.shape[1:])
         if self.device.type == "cuda":
             out = torch.empty(shape, dtype=self.table.dtype, pin_memory=True)
@@ -165,32 +192,7 @@ class HostColumn:
             out = torch.from_numpy(self._buffers.empty(shape, table.dtype))
         # NumPy gathers in the thread that calls; torch would start as many threads as there are cores beside it.
         np.take(table, rows, axis=0, out=out.numpy(), mode="clip")
-        return out
-
-    def finish(self, fetched: Tensor) -> Tensor:
-        """Copy the rows to the device."""
-        return fetched.to(self.device, non_blocking=True)
-
-
-class DeviceColumn:
-    """Rows of a table in the device's memory.
-
-    Args:
-        table: the rows of all items, one item after the other.
-        count: rows of each item, int64.
-    """
-
-    def __init__(self, table: Tensor, count: np.ndarray) -> None:
-        self.table, self.count = table, count
-        self.start = np.cumsum(count) - count
-
-    def fetch(self, items: np.ndarray) -> Tensor:
-        """Return the numbers of the rows."""
-        return torch.from_numpy(ranges(self.start[items], self.count[items]))
-
-    def finish(self, fetched: Tensor) -> Tensor:
-        """Return the rows."""
-        return self.table.index_select(0, fetched.to(self.table.device, non_blocking=True))
+        return partial(out.to, self.device, non_blocking=True)
 
 
 class Resident:
@@ -203,19 +205,35 @@ class Resident:
     def __init__(self) -> None:
         self._columns: dict[Hashable, Column] = {}
 
-    def column(self, key: Hashable, make: Callable[[], Column]) -> Column:
-        """Return the column of this key; the first time `make` makes it."""
+    def column(self, array: Array, placement: Placement, device: torch.device) -> Column:
+        """Return the column of an array, which is filled the first time where `placement` keeps it in memory.
+
+        Args:
+            array: which.
+            placement: as `choose` returned it.
+            device: what computes.
+        """
+        kind = _lies_in(placement, device)
+        key = (array.name, kind, str(device))
         if key not in self._columns:
-            self._columns[key] = make()
+            if kind == "mapped":
+                self._columns[key] = StoreColumn(array, device)
+            else:
+                table = _table(array, device if kind == "device" else torch.device("cpu"))
+                self._columns[key] = TableColumn(table, array.count, device)
         return self._columns[key]
 
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._columns
+    def bytes_of(self, arrays: Sequence[Array], placement: Placement, device: torch.device) -> int:
+        """Return how many bytes of `arrays` lie already in the memory where `placement` would put them."""
+        kind = _lies_in(placement, device)
+        if kind == "mapped":
+            return 0
+        return sum(array.nbytes for array in arrays if (array.name, kind, str(device)) in self._columns)
 
     def __getstate__(self) -> dict[str, Any]:
-        in_memory = {key: column for key, column in self._columns.items() if not isinstance(column, StoreColumn)}
-        tables = [column.table for column in in_memory.values() if isinstance(column, HostColumn)]
-        size = sum(table.nbytes for table in tables if not table.is_shared())
+        in_memory = {key: column for key, column in self._columns.items() if isinstance(column, TableColumn)}
+        tables = [column.table for column in in_memory.values()]
+        size = sum(table.nbytes for table in tables if not (table.is_cuda or table.is_shared()))
         room = shutil.disk_usage(_SHARED).free if Path(_SHARED).is_dir() else size
         if size > room:
             raise RunError(
@@ -225,39 +243,21 @@ class Resident:
         return {"_columns": in_memory}
 
 
-def lies_in(placement: Placement, device: torch.device) -> Placement:
+def _lies_in(placement: Placement, device: torch.device) -> Placement:
     """Return which of ``device``, ``pinned`` and ``mapped`` the column of a placement is in truth."""
     if placement == "device":
         return "pinned" if device.type == "cpu" else "device"
     return "mapped" if placement == "stream" else placement
 
 
-def place(read: Reader, count: np.ndarray, placement: Placement, device: torch.device) -> Column:
-    """Return the column of an array, its table filled where `placement` says that it is kept in memory.
-
-    Args:
-        read: returns the rows of items.
-        count: rows of each item, int64.
-        placement: as `choose` returned it.
-        device: what computes.
-    """
-    kind = lies_in(placement, device)
-    if kind == "device":
-        return DeviceColumn(_table(read, count, device), count)
-    if kind == "pinned":
-        return HostColumn(_table(read, count, torch.device("cpu")), count, device)
-    read(np.arange(1))  # opens the array before two threads do
-    return StoreColumn(read, device)
-
-
-def _table(read: Reader, count: np.ndarray, device: torch.device) -> Tensor:
+def _table(array: Array, device: torch.device) -> Tensor:
     """Read all rows, in order and in parts."""
-    row = read(np.arange(1))[:1]
-    table = torch.empty((int(count.sum()), *row.shape[1:]), dtype=torch.from_numpy(row).dtype, device=device)
-    items = max(1, int(_PART / max(1, row.nbytes * count.mean())))
+    row = array.read(array.rows[:1])[:1]
+    table = torch.empty((int(array.count.sum()), *row.shape[1:]), dtype=torch.from_numpy(row).dtype, device=device)
+    samples = max(1, int(_PART / max(1, row.nbytes * array.count.mean())))
     end = 0
-    for first in range(0, len(count), items):
-        part = torch.from_numpy(read(np.arange(first, min(first + items, len(count)))))
+    for first in range(0, len(array.rows), samples):
+        part = torch.from_numpy(array.read(array.rows[first : first + samples]))
         table[end : end + len(part)].copy_(part)
         end += len(part)
     return table

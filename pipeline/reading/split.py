@@ -1,0 +1,132 @@
+"""The samples of a split that can be used: images and captions that could be read when they were extracted."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..cache.feature_cache import OK, CaptionSet, FeatureSet, ImageSet
+from ..errors import CacheError
+from ..wording import counted
+from .placement import Placement
+from .prefetch import RUN
+
+
+@dataclass(frozen=True)
+class Split:
+    """The usable samples of one split of one store.
+
+    Attributes:
+        image_set: the features of its images.
+        caption_set: the features of its captions.
+        image_rows: image rows of the cache, int64.
+        caption_rows: caption rows of the cache, int64.
+        caption_image: index into `image_rows` of each of `caption_rows`, int64.
+        skipped: failed images, and failed captions of good images.
+        placement: where their features lie while they are read; never ``auto``.
+    """
+
+    image_set: ImageSet
+    caption_set: CaptionSet
+    image_rows: np.ndarray
+    caption_rows: np.ndarray
+    caption_image: np.ndarray
+    skipped: int
+    placement: Placement = "mapped"
+
+    @classmethod
+    def of(cls, image_set: ImageSet, caption_set: CaptionSet, name: str) -> "Split":
+        """Return the usable samples of the split `name`.
+
+        Raises:
+            CacheError: the split is not there, is not complete, or has no usable sample.
+        """
+        cache = image_set.cache
+        if name not in cache.splits:
+            raise CacheError(f"{cache.url} has no split '{name}'; it has {', '.join(cache.splits)}")
+        for features in (image_set, caption_set):
+            _require_complete(features, name)
+        images = np.arange(*cache.splits[name])
+        image_rows = images[image_set.status[images] == OK]
+        rows = np.arange(cache.captions)[caption_set.rows_of(name)]
+        image_is_good = image_set.status[cache.caption_image[rows]] == OK
+        caption_rows = rows[image_is_good & (caption_set.status[rows] == OK)]
+        if not len(caption_rows):
+            raise CacheError(f"{cache.url}: split '{name}' has no usable image with a caption")
+        owner = np.searchsorted(image_rows, cache.caption_image[caption_rows])
+        skipped = len(images) - len(image_rows) + int(image_is_good.sum()) - len(caption_rows)
+        return cls(image_set, caption_set, image_rows, caption_rows, owner, skipped)
+
+    @property
+    def images(self) -> int:
+        """How many images are usable."""
+        return len(self.image_rows)
+
+    @property
+    def captions(self) -> int:
+        """How many captions are usable."""
+        return len(self.caption_rows)
+
+    @property
+    def by_shard(self) -> bool:
+        """Whether shards are read whole, as those of an object store, so that each is best finished with."""
+        return not self.image_set.cache.store.is_local
+
+    def blocks(self) -> np.ndarray:
+        """Return the block of each image, int64: what a stream reads at once."""
+        return self.image_set.blocks.shard_of(self.image_rows) if self.by_shard else np.arange(self.images) // RUN
+
+    @property
+    def shuffled(self) -> str:
+        """How an epoch mixes these samples, in words."""
+        if self.placement != "stream":
+            return "as a whole"
+        length = self.image_set.blocks.length
+        return f"in groups of {f'shards of {length} images' if self.by_shard else f'runs of {RUN} neighbours'}"
+
+    def ids(self) -> list[str]:
+        """Return the ids of the images."""
+        return _some(self.image_set.cache.ids, self.image_rows)
+
+    def file_names(self) -> list[str]:
+        """Return the images' file names, below their manifest's folder."""
+        return _some(self.image_set.cache.file_names, self.image_rows)
+
+    def texts(self) -> list[str]:
+        """Return the texts of the captions."""
+        return _some(self.image_set.cache.caption_texts, self.caption_rows)
+
+    def require_joinable(self, other: "Split") -> None:
+        """Raise CacheError where the features of `other` are not of the same encoders, or its words of other ones."""
+        where = f"{other.image_set.cache.url} cannot be joined to {self.image_set.cache.url}:"
+        if other.image_set.fingerprint != self.image_set.fingerprint:
+            raise CacheError(
+                f"{where} its images '{other.image_set.name}' are not of the encoder of '{self.image_set.name}';"
+                " extract them with the same options"
+            )
+        ours, theirs = self.caption_set, other.caption_set
+        if ours.vocabulary is not None and ours.vocabulary != theirs.vocabulary:
+            raise CacheError(
+                f"{where} its captions '{theirs.name}' have another vocabulary; tokenise them with the first's"
+            )
+        if ours.vocabulary is None and (theirs.vocabulary is not None or ours.fingerprint != theirs.fingerprint):
+            raise CacheError(
+                f"{where} its captions '{theirs.name}' are not of the encoder of '{ours.name}'; extract them with the"
+                " same options"
+            )
+
+
+def _some(read: Callable[[int, int], list[str]], rows: np.ndarray) -> list[str]:
+    """Return what `read` has for some ascending rows; it reads from a first row to a last."""
+    first = int(rows[0])
+    found = read(first, int(rows[-1]) + 1)
+    return [found[row - first] for row in rows.tolist()]
+
+
+def _require_complete(features: FeatureSet, split: str) -> None:
+    done = features.done()[features.blocks.of_split(split)]
+    if not done.all():
+        raise CacheError(
+            f"{features.cache.url}: split '{split}' of '{features.name}' lacks {int((~done).sum())} of"
+            f" {counted(len(done), 'shard')}; run the same `xret extract` again"
+        )

@@ -5,15 +5,17 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...pipeline.cache.feature_cache import FeatureCache
-from ...pipeline.errors import CacheError
+from ...pipeline.errors import CacheError, RunError
 from ...pipeline.reading.reattachment import image_folder
 from ..evaluation.scoring import BATCH, embed_all
 from ..model import Model
-from ..modules.embedding import Embedding
+from ..modules.embedding import Embedding, each
 from ..runs.features import split_of_run
 from ..runs.run import Run
+from .hits import Answer, Modality, answers_at, best_rows
 
 
 class Gallery:
@@ -45,7 +47,7 @@ class Gallery:
     def __init__(
         self, run: Run, model: Model, cache: FeatureCache, split: str, device: torch.device, data_root: Path | None
     ) -> None:
-        self._model, self._cache, self._data_root = model, cache, data_root
+        self._run, self._model, self._cache, self._data_root = run, model, cache, data_root
         self._batches = batches = split_of_run(run, cache, split, model, device)
         self.url, self.dataset, self.split = cache.url, cache.dataset, split
         self.image_ids, self.file_names = batches.ids(), batches.file_names()
@@ -63,6 +65,23 @@ class Gallery:
     def captions(self) -> Embedding:
         """The captions' embeddings, float32: [C, D], [C, K, D], or a Gaussian or Sequence of C."""
         return embed_all(self._model.embed_captions, self._batches.caption_features(BATCH))
+
+    def of(self, modality: Modality) -> Embedding:
+        """Return the embeddings of a modality."""
+        return self.images if modality == "images" else self.captions
+
+    def best(self, modality: Modality, scores: Tensor, k: int) -> list[Answer]:
+        """Return the k samples of a modality with the largest `scores` [N], best first, equal ones by row.
+
+        Raises:
+            RunError: a score is not finite.
+        """
+        if not scores.isfinite().all():
+            raise RunError(f"{self._run.path} gives similarities that are not finite: it is damaged, train it again")
+        rows, of_images = best_rows(scores, k), modality == "images"
+        ids, labels = (self.image_ids, self.file_names) if of_images else (self.caption_ids, self.texts)
+        items = each(lambda t: t[rows], self.of(modality))
+        return answers_at(rows.tolist(), scores[rows].tolist(), items, ids, labels)
 
     @cached_property
     def folder(self) -> Path:

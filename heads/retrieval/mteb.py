@@ -77,7 +77,7 @@ class MtebModel:
         """
         assert self._items is not None, "mteb gives the corpus first"
         asked = _asked(task_metadata)
-        compare = self.retriever.scorer(asked)
+        compare = self.retriever.comparison(asked)
         row_of = {document: row for row, document in enumerate(self._ids)}
         embedded, ids = self._encode(queries, images=asked == "captions"), list(queries["id"])
         found = {}

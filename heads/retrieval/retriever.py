@@ -7,11 +7,10 @@ for hit in retriever.search("a red square beside a blue circle", k=5):
 
 import hashlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image
@@ -22,17 +21,18 @@ from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.device import pick_device, within_memory
 from ...pipeline.encoders import VisualEncoder
 from ...pipeline.encoders.words import WordsEncoder
-from ...pipeline.errors import EncoderError, QueryError, RunError
+from ...pipeline.errors import EncoderError, QueryError
 from ...pipeline.reading.reencoding import Origin, Picture, TextEncoder, encode_captions, encode_images
 from ..evaluation.scoring import embed_all
 from ..model import Model
-from ..modules.embedding import Embedding, each
-from ..modules.similarity import in_blocks
+from ..modules.embedding import Embedding
 from ..runs.encoders import Side, find_image_encoder, find_text_encoder, origin_of, tuned
 from ..runs.features import open_store
 from ..runs.run import Run
 from .gallery import Gallery
-from .hits import Hit, Modality, best_rows, hit_of, uncertainty
+from .hits import Hit, Modality, hits_of
+from .index import RunCompare
+from .index.sharded import ShardedSearch, shards_of
 from .queries import (
     UnknownWordsWarning,
     require_known_word,
@@ -41,9 +41,6 @@ from .queries import (
     require_texts,
     unknown_sentence,
 )
-
-if TYPE_CHECKING:
-    from .index.sharded import ShardedSearch
 
 
 class Retriever:
@@ -166,8 +163,7 @@ class Retriever:
         Returns:
             float32 [I, C]; larger is closer.
         """
-        with within_memory(self.device):
-            return in_blocks(self.model.similarity, self._here(images), self._here(captions))
+        return self.comparison("captions")(images, captions)
 
     def search(self, query: Picture, k: int = 10) -> list[Hit]:
         """Return the k best answers of the gallery, or all if it has fewer: images to a text, captions to a picture.
@@ -182,9 +178,7 @@ class Retriever:
             QueryError: the text is empty, a picture's name, or without a word that the run knows; or k is below 1.
             Others: as for `encode_text`, `encode_images` and `Gallery`.
         """
-        embedding, answers = self.encode_query(query, k)
-        if isinstance(query, str):
-            self._warn_of_unknown([query])
+        embedding, answers = self._embed_query(query, k)
         return self.nearest(embedding, answers, k)
 
     def search_elements(self, query: Picture, k: int = 10) -> list[list[Hit]]:
@@ -202,9 +196,7 @@ class Retriever:
         Raises:
             QueryError: the run's embeddings are no sets; else as for `search`.
         """
-        embedding, answers = self.encode_query(query, k)
-        if isinstance(query, str):
-            self._warn_of_unknown([query])
+        embedding, answers = self._embed_query(query, k)
         return self.nearest_to_elements(embedding, answers, k)
 
     def nearest_to_elements(self, query: Embedding, answers: Modality, k: int = 10) -> list[list[Hit]]:
@@ -214,10 +206,12 @@ class Retriever:
                 f"the embeddings of {self.run.path} are no sets, so that there are no elements to search with one by"
                 " one; take a run of a recipe such as setdiv"
             )
-        items = functional.normalize(getattr(self.gallery, answers), dim=-1)
+        items = self.gallery.of(answers)
+        assert isinstance(items, Tensor)
+        items = functional.normalize(items, dim=-1)
         elements = functional.normalize(query[0], dim=-1)
         scores = torch.stack([torch.einsum("kd,nd->nk", elements, slot) for slot in items.unbind(1)]).amax(0)
-        return [self._hits(column, k, answers) for column in scores.unbind(1)]
+        return [hits_of(answers, self.gallery.best(answers, column, k)) for column in scores.unbind(1)]
 
     def encode_query(self, query: Picture, k: int = 1) -> tuple[Embedding, Modality]:
         """Embed a query of `search`, without its warning; return the embedding, of one sample, and what to search."""
@@ -241,14 +235,13 @@ class Retriever:
     def nearest(self, query: Embedding, answers: Modality, k: int = 10) -> list[Hit]:
         """Return the k best ``images`` or ``captions`` of the gallery for the embedding of one query, as `search`."""
         if self._index is not None:
-            return self._indexed_hits(query, answers, k)
-        return self._hits(self.scorer(answers)(query, getattr(self.gallery, answers))[0], k, answers)
+            return hits_of(answers, self._index_of(answers).answers(query, k))
+        scores = self.comparison(answers)(query, self.gallery.of(answers))[0]
+        return hits_of(answers, self.gallery.best(answers, scores, k))
 
-    def scorer(self, answers: Modality) -> Callable[[Embedding, Embedding], Tensor]:
-        """Return the function that takes Q queries and N answers of a modality to ``[Q, N]``, as an index wants it."""
-        if answers == "captions":
-            return self.similarity
-        return lambda queries, items: self.similarity(items, queries).T
+    def comparison(self, answers: Modality) -> RunCompare:
+        """Return what takes Q queries and N answers of a modality to ``[Q, N]``, by the run's similarity."""
+        return RunCompare(self.model.compare, answers, str(self.device))
 
     def searched(self, answers: Modality) -> int:
         """Return how many ``images`` or ``captions`` a search looks through."""
@@ -300,47 +293,26 @@ class Retriever:
         """The encoder of images, and the dtype of its features; loaded when it is first asked for."""
         return find_image_encoder(self.run, lambda: self.cache, self._weights["image"], str(self.device), self._trust)
 
-    def _warn_of_unknown(self, texts: Sequence[str]) -> None:
-        """Warn, where the caller's caller is, of words that are not in the vocabulary."""
+    def _embed_query(self, query: Picture, k: int) -> tuple[Embedding, Modality]:
+        found = self.encode_query(query, k)
+        if isinstance(query, str):
+            self._warn_of_unknown([query], 4)
+        return found
+
+    def _warn_of_unknown(self, texts: Sequence[str], calls: int = 3) -> None:
+        """Warn of words that are not in the vocabulary, where so many `calls` began."""
         if unknown := self.unknown_words(texts):
-            warnings.warn(unknown_sentence(unknown), UnknownWordsWarning, stacklevel=3)
+            warnings.warn(unknown_sentence(unknown), UnknownWordsWarning, stacklevel=calls)
 
-    def _index_of(self, answers: Modality) -> "ShardedSearch":
-        from .index.of_run import compare_of
-        from .index.sharded import ShardedSearch, shards_of
-
+    def _index_of(self, answers: Modality) -> ShardedSearch:
         assert self._index is not None
         if answers not in self._opened:
             shards, facts = shards_of(self._index), self.index_facts(answers)
             if len(shards) > 1:  # each is of a store of its own
                 del facts["store"]
             folders = [folder / answers for folder in shards or [self._index]]
-            self._opened[answers] = ShardedSearch(folders, facts, compare_of(self, answers), self._scheduler)
+            self._opened[answers] = ShardedSearch(folders, facts, self.comparison(answers), self._scheduler)
         return self._opened[answers]
-
-    def _indexed_hits(self, query: Embedding, answers: Modality, k: int) -> list[Hit]:
-        found = self._index_of(answers).answers(query, k)
-        return [
-            hit_of(answers, rank, answer.id, answer.label, answer.score, answer.uncertainty)
-            for rank, answer in enumerate(found, 1)
-        ]
-
-    def _hits(self, scores: Tensor, k: int, answers: Modality) -> list[Hit]:
-        if not scores.isfinite().all():
-            raise RunError(f"{self.run.path} gives similarities that are not finite: it is spoilt, train it again")
-        rows, gallery = best_rows(scores, k), self.gallery
-        ids, labels = (
-            (gallery.image_ids, gallery.file_names) if answers == "images" else (gallery.caption_ids, gallery.texts)
-        )
-        spread = uncertainty(each(lambda t: t[rows], getattr(gallery, answers)))
-        spreads = [None] * len(rows) if spread is None else spread.tolist()
-        return [
-            hit_of(answers, rank, ids[row], labels[row], float(scores[row]), own)
-            for rank, (row, own) in enumerate(zip(rows.tolist(), spreads, strict=True), 1)
-        ]
-
-    def _here(self, embedding: Embedding) -> Embedding:
-        return each(lambda t: t.to(self.device), embedding)
 
 
 def weights_digest(run: Run) -> str:

@@ -18,6 +18,7 @@ from ...pipeline.errors import RunError
 from ...pipeline.progress import Progress
 from ...pipeline.reading.batches import Batch, Batches, joined_batches
 from ...pipeline.reading.placement import Resident
+from ..evaluation.metrics import Recalls
 from ..evaluation.protocols import recalls
 from ..evaluation.scoring import compare, embed
 from ..model import Model, build_losses, build_model, feature_facts
@@ -239,16 +240,16 @@ def fit(
                 seen += count
                 bar.update(count, f"epoch {epoch + 1}/{epochs}, {describe(values, terms)}")
             try:
-                table = validation(state.kept, val_split, texts, caption_image) if ranks.first else {}
+                table = validation(state.kept, val_split, texts, caption_image) if ranks.first else None
             except RunError as error:
                 what = f"the similarities are not finite in the validation of epoch {epoch + 1}"
                 read = chain(val_split.image_features(_AT_ONCE), val_split.caption_features(_AT_ONCE))
                 raise RunError(not_finite(what, run, lr, objective.precision, read)) from error
-            rsum = ranks.agree(table.get("rsum", 0.0), target)
+            rsum = ranks.agree(0.0 if table is None else table.rsum, target)
             means = (state.sums / state.steps).tolist()  # over the epoch's batches
             line = _line(state, means, terms, lr, rsum, time.perf_counter() - began)
             state.close_epoch(rsum)
-            if ranks.first:
+            if table is not None:
                 record(epoch_tags(epoch + 1, table), state.step)
                 if state.best_epoch == state.epoch:
                     run.save_best(state.kept)
@@ -309,7 +310,7 @@ def _line(
     return line | ({"collapsed": True} if state.at_constant >= STEPS else {})
 
 
-def validation(model: Model, batches: Batches, texts: list[str], caption_image: Tensor) -> dict[str, Any]:
+def validation(model: Model, batches: Batches, texts: list[str], caption_image: Tensor) -> Recalls:
     """Return the table of a split: recalls in both directions and their sum, ties pessimistic.
 
     Raises:

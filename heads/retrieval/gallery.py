@@ -6,6 +6,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.errors import CacheError, RunError
@@ -82,6 +83,17 @@ class Gallery:
         ids, labels = (self.image_ids, self.file_names) if of_images else (self.caption_ids, self.texts)
         items = each(lambda t: t[rows], self.of(modality))
         return answers_at(rows.tolist(), scores[rows].tolist(), items, ids, labels)
+
+    def best_of_elements(self, modality: Modality, elements: Tensor, k: int) -> list[list[Answer]]:
+        """Return for each of K elements [K, D] the samples, which are sets, that have the element nearest to it.
+
+        The score is the largest cosine of the element with those of the sample.
+        """
+        items, elements = self.of(modality), functional.normalize(elements, dim=-1)
+        assert isinstance(items, Tensor)
+        slots = functional.normalize(items, dim=-1).unbind(1)
+        scores = torch.stack([torch.einsum("kd,nd->nk", elements, slot) for slot in slots]).amax(0)
+        return [self.best(modality, column, k) for column in scores.unbind(1)]
 
     @cached_property
     def folder(self) -> Path:

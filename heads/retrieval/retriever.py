@@ -8,25 +8,22 @@ for hit in retriever.search("a red square beside a blue circle", k=5):
 import hashlib
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn import functional
 
 from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.device import pick_device, within_memory
 from ...pipeline.encoders import VisualEncoder
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, QueryError
-from ...pipeline.reading.reencoding import Origin, Picture, TextEncoder, encode_captions, encode_images
+from ...pipeline.reading.reencoding import Picture, TextEncoder, encode_captions, encode_images
 from ..evaluation.scoring import embed_all
 from ..model import Model
 from ..modules.embedding import Embedding
-from ..runs.encoders import Side, find_image_encoder, find_text_encoder, origin_of, tuned
+from ..runs.encoders import Side, find_image_encoder, find_text_encoder
 from ..runs.features import open_store
 from ..runs.run import Run
 from .gallery import Gallery
@@ -63,6 +60,7 @@ class Retriever:
         run: the opened run.
         split: as given.
         device: where all happens.
+        weights: that were named, by ``image`` and ``text``.
 
     Raises:
         RunError: the run is none, or damaged.
@@ -91,7 +89,7 @@ class Retriever:
                 " --text-weights, in Python text_weights)"
             )
         self._store, self._data_root = store, None if data_root is None else Path(data_root)
-        self._weights: dict[Side, str | None] = {"image": visual_weights, "text": text_weights}
+        self.weights: dict[Side, str | None] = {"image": visual_weights, "text": text_weights}
         self._index = None if index is None else Path(index)
         self._scheduler, self._trust = scheduler, trust
         self._opened: dict[Modality, ShardedSearch] = {}
@@ -115,7 +113,7 @@ class Retriever:
     def encode_text(self, texts: Sequence[str]) -> Embedding:
         """Embed B texts; a text of the store gets the embedding that it has there, up to rounding.
 
-        Words outside of a run's vocabulary are its `<unk>`; an `UnknownWordsWarning` names them.
+        Words outside a run's vocabulary are its `<unk>`; an `UnknownWordsWarning` names them.
 
         Returns:
             float32, by the kind of the run's embeddings: [B, D], [B, K, D], or a Gaussian or Sequence of B.
@@ -131,8 +129,7 @@ class Retriever:
     def encode_captions(self, texts: Sequence[str]) -> Embedding:
         """Embed B captions of a data set: as `encode_text`, but unknown words are nothing to warn of."""
         require_texts(texts)
-        encoder, dtype = self.text_encoder
-        features = encode_captions(encoder, dtype, str(self.device), texts)
+        features = encode_captions(*self.text_encoder, str(self.device), texts)
         with within_memory(self.device):
             return embed_all(self.model.embed_captions, features)
 
@@ -149,11 +146,9 @@ class Retriever:
             EncoderError: the encoder's weights are not named, or are others.
             SampleError: a picture cannot be read.
         """
-        require_samples(
-            images, str | Path | Image.Image, "picture", "a list of files or PIL images such as ['photo.jpg']"
-        )
-        encoder, dtype = self.image_encoder
-        features = encode_images(encoder, dtype, str(self.device), images)
+        wanted = "a list of files or PIL images such as ['photo.jpg']"
+        require_samples(images, str | Path | Image.Image, "picture", wanted)
+        features = encode_images(*self.image_encoder, str(self.device), images)
         with within_memory(self.device):
             return embed_all(self.model.embed_images, features)
 
@@ -168,7 +163,7 @@ class Retriever:
     def search(self, query: Picture, k: int = 10) -> list[Hit]:
         """Return the k best answers of the gallery, or all if it has fewer: images to a text, captions to a picture.
 
-        Equal scores keep the gallery's order. An `UnknownWordsWarning` names words outside of the run's vocabulary.
+        Equal scores keep the gallery's order. An `UnknownWordsWarning` names words outside the run's vocabulary.
 
         Args:
             query: a text (str), or a picture: a Path, or a decoded one.
@@ -203,15 +198,10 @@ class Retriever:
         """Return what each element of the embedding of one query looks for, as `search_elements`."""
         if not isinstance(query, Tensor) or query.ndim != 3:
             raise QueryError(
-                f"the embeddings of {self.run.path} are no sets, so that there are no elements to search with one by"
-                " one; take a run of a recipe such as setdiv"
+                f"the embeddings of {self.run.path} are no sets, so there are no elements to search with one by one;"
+                " take a run of a recipe such as setdiv"
             )
-        items = self.gallery.of(answers)
-        assert isinstance(items, Tensor)
-        items = functional.normalize(items, dim=-1)
-        elements = functional.normalize(query[0], dim=-1)
-        scores = torch.stack([torch.einsum("kd,nd->nk", elements, slot) for slot in items.unbind(1)]).amax(0)
-        return [hits_of(answers, self.gallery.best(answers, column, k)) for column in scores.unbind(1)]
+        return [hits_of(answers, found) for found in self.gallery.best_of_elements(answers, query[0], k)]
 
     def encode_query(self, query: Picture, k: int = 1) -> tuple[Embedding, Modality]:
         """Embed a query of `search`, without its warning; return the embedding, of one sample, and what to search."""
@@ -267,31 +257,24 @@ class Retriever:
             "store": self.cache.manifest_sha256,
             "split": self.split,
             "modality": answers,
-            "weights": weights_digest(self.run),
+            "weights": self.weights_digest,
         }
 
-    def origin(self, side: Side) -> Origin | None:
-        """Return what made the run's features of ``image`` or ``text``; None where the run has its own backbone.
-
-        Raises:
-            RunError, CacheError: neither run nor store can tell.
-        """
-        if tuned(self.run, "visual" if side == "image" else "text"):
-            return None
-        origin, weights = origin_of(self.run, side, lambda: self.cache), self._weights[side]
-        if weights is None or Path(weights).exists():  # a path means nothing elsewhere
-            return origin
-        return replace(origin, weights=weights)
+    @cached_property
+    def weights_digest(self) -> str:
+        """The SHA-256 of the run's weights, in hexadecimal; RunError where it has none yet."""
+        self.run.require_weights()
+        return hashlib.sha256((self.run.path / "model.safetensors").read_bytes()).hexdigest()
 
     @cached_property
     def text_encoder(self) -> tuple[TextEncoder, str]:
         """The encoder of captions, and the dtype of its features; loaded when it is first asked for."""
-        return find_text_encoder(self.run, lambda: self.cache, self._weights["text"], str(self.device))
+        return find_text_encoder(self.run, lambda: self.cache, self.weights["text"], str(self.device))
 
     @cached_property
     def image_encoder(self) -> tuple[VisualEncoder, str]:
         """The encoder of images, and the dtype of its features; loaded when it is first asked for."""
-        return find_image_encoder(self.run, lambda: self.cache, self._weights["image"], str(self.device), self._trust)
+        return find_image_encoder(self.run, lambda: self.cache, self.weights["image"], str(self.device), self._trust)
 
     def _embed_query(self, query: Picture, k: int) -> tuple[Embedding, Modality]:
         found = self.encode_query(query, k)
@@ -310,16 +293,6 @@ class Retriever:
             shards, facts = shards_of(self._index), self.index_facts(answers)
             if len(shards) > 1:  # each is of a store of its own
                 del facts["store"]
-            folders = [folder / answers for folder in shards or [self._index]]
-            self._opened[answers] = ShardedSearch(folders, facts, self.comparison(answers), self._scheduler)
+            folders, compare = [folder / answers for folder in shards or [self._index]], self.comparison(answers)
+            self._opened[answers] = ShardedSearch(folders, facts, compare, self._scheduler)
         return self._opened[answers]
-
-
-def weights_digest(run: Run) -> str:
-    """Return the SHA-256 of a run's weights, in hexadecimal.
-
-    Raises:
-        RunError: it has none yet.
-    """
-    run.require_weights()
-    return hashlib.sha256((run.path / "model.safetensors").read_bytes()).hexdigest()

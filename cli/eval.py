@@ -85,7 +85,7 @@ def eval_(
             text_weights=text_weights,
         )
     if as_json:
-        found = evaluation.to_dict() | ({} if diagnosis is None else {"diagnostics": diagnosis})
+        found = evaluation.to_dict() | ({} if diagnosis is None else {"diagnostics": diagnosis.to_dict()})
         click.echo(json.dumps(found))
         return
     click.echo(str(evaluation))

@@ -13,7 +13,12 @@ from xret.cli.eval import eval_
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.protocols import PROTOCOLS
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.report.diagnostics import diagnose
+from xret.heads.report.diagnostics import Diagnosis, diagnose
+from xret.heads.report.diagnostics.circular_variance import CircularVariance, OfSets
+from xret.heads.report.diagnostics.coefficients import Coefficients, Length, Part
+from xret.heads.report.diagnostics.cost import Cost
+from xret.heads.report.diagnostics.crops import Accuracy, Crop, Crops, Example, Threshold
+from xret.heads.report.diagnostics.elements import Ablated, AblatedRsum, Cosines, Elements, Wins
 from xret.heads.training.training import train
 
 SETTINGS = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "schedule.epochs=1"]
@@ -104,57 +109,30 @@ def test_diagnostics_below_the_table(tmp_path, name):
     assert below == format_diagnostics(found).splitlines()
     for start in SHOWN[name]:
         assert any(line.startswith(start) for line in below)
-    for key, reason in found["reasons"].items():
+    for key, reason in found.reasons.items():
         assert f"{key.replace('_', ' ')}: none, {reason}" in below
-    assert json.loads(printed(run, "--diagnostics", "--json"))["diagnostics"] == found
+    assert json.loads(printed(run, "--diagnostics", "--json"))["diagnostics"] == found.to_dict()
     assert "diagnostics" not in json.loads(printed(run, "--json"))
 
 
 def test_numbers_stand_in_the_columns_that_name_them():
-    found = {
-        "circular_variance": {
-            "log": {"image": -1.5, "text": -2.5, "both": -2.0},
-            "log_squared": {"image": -0.5, "text": -1.25, "both": -1.0},
-        },
-        "elements": {
-            "rsum": {
-                "all": 300.04,
-                "image": {"only": [100.0, 200.0], "without": [201.0, 101.0]},
-                "text": {"only": [150.0], "without": None},
-                "pairs": [[1.0], [2.0]],
-            },
-            "wins": {"pairs": [[0.25], [0.75]], "image": [0.25, 0.75], "text": [1.0]},
-            "similarity": {
-                "image": [[1.0, 0.5], [0.5, 1.0]],
-                "text": [[1.0]],
-                "matching": [[0.1], [0.2]],
-                "any": [[0.0], [-0.1]],
-            },
-        },
-        "uncertainty": None,
-        "crops": {
-            "images": 1200,
-            "thresholds": [
-                {
-                    "area": 0.1,
-                    "triplets": 7,
-                    "uncertainty": {"image": {"A": 1.0, "C": 2.0}, "text": {"A": 4.0, "C": 3.0}},
-                    "accuracy": {"image_to_text": {"A": 51.0, "C": 52.0}, "text_to_image": {"A": 53.0, "C": 54.0}},
-                }
-            ],
-        },
-        "gpo": {
-            "image": [
-                {
-                    "part": "aggregator",
-                    "lengths": [{"length": 12, "samples": 3, "coefficients": [0.5, *[0.0] * 10, 0.5]}],
-                }
-            ],
-            "text": [],
-        },
-        "cost": {"macs_a_pair": 16384, "image": [4, 1024], "text": [4, 1024]},
-        "reasons": {"uncertainty": "the embeddings are no Gaussians"},
-    }
+    rsum = AblatedRsum(300.04, Ablated([100.0, 200.0], [201.0, 101.0]), Ablated([150.0], None), [[1.0], [2.0]])
+    cosines = Cosines([[1.0, 0.5], [0.5, 1.0]], [[1.0]], [[0.1], [0.2]], [[0.0], [-0.1]])
+    accuracy = Accuracy({"A": 51.0, "C": 52.0}, {"A": 53.0, "C": 54.0})
+    crop = Crop([0.0, 0.0, 1.0, 1.0], "a dog", {"image": 1.0, "text": 2.0})
+    uncertainty = {"image": {"A": 1.0, "C": 2.0}, "text": {"A": 4.0, "C": 3.0}}
+    found = Diagnosis(
+        circular_variance=CircularVariance(OfSets(-1.5, -2.5, -2.0), OfSets(-0.5, -1.25, -1.0)),
+        elements=Elements(rsum, Wins([[0.25], [0.75]], [0.25, 0.75], [1.0]), cosines),
+        uncertainty=None,
+        crops=Crops(
+            1200,
+            [Threshold(0.1, 7, uncertainty, accuracy, Example("1.jpg", [9, 9], crop, crop, crop, accuracy))],
+        ),
+        gpo=Coefficients([Part("aggregator", [Length(12, 3, [0.5, *[0.0] * 10, 0.5])])], []),
+        cost=Cost(16384, [4, 1024], [4, 1024]),
+        reasons={"uncertainty": "the embeddings are no Gaussians"},
+    )
     lines = format_diagnostics(found).splitlines()
     words = {line[:46].strip(): line[46:].split() for line in lines}
     assert words["of 1 - |mean| (SetDiv)"] == ["-1.50", "-2.50", "-2.00"]

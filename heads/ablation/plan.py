@@ -13,7 +13,8 @@ from urllib.parse import quote
 import yaml
 
 from ...pipeline.errors import RecipeError, nearest
-from ..recipes.recipe import Recipe, full_key, load_recipe, recipe_file
+from ..recipes.names import recipe_file
+from ..recipes.recipe import Recipe, full_key, load_recipe
 
 FOLDER = Path(__file__).parent / "grids"
 LONGEST = 200  # characters of a folder's name; file systems take 255 bytes

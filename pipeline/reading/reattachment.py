@@ -3,52 +3,26 @@
 A set's identity says what its features were made with; weights count by their digest, wherever they come from.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..cache.feature_cache import CaptionSet, FeatureCache, FeatureSet, ImageSet
 from ..data.manifest import bundled_manifests, load_manifest
-from ..encoders import loading
+from ..encoders import TrainableEncoder, VisualEncoder, loading, make_visual
 from ..errors import CacheError, EncoderError, SampleError
 
 _PROBED = 4  # images whose features are compared with the cache
 _DIFFERENCE = 0.05  # between the features of other files and those of the same; other libraries stay far below
 
 
-class Encoder(Protocol):
-    """What an encoder offers whose network can be trained.
-
-    Attributes:
-        network: what is trained; it comes frozen, in evaluation mode.
-        identity: of the features that it gave when it was loaded.
-    """
-
-    name: str
-    network: nn.Module
-    identity: dict[str, Any]
-    decode: Callable[[Path], tuple[Tensor, tuple[int, int]]]  # of images only
-
-    def features(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return local [B,N,C] and global features [B,C] of pixels, or of token ids and lengths."""
-        ...
-
-    def weights_id(self) -> str:
-        """Return what the identity of an encoder says of the weights, if it reads what `save` writes now."""
-        ...
-
-    def save(self, path: Path) -> None:
-        """Write the weights so that they can be given as ``--visual-weights`` or ``--text-weights``."""
-        ...
-
-
 def put_back_images(
     features: ImageSet, rows: np.ndarray, folder: Path, weights: str | None, device: str, image_size: int | None
-) -> Encoder:
+) -> TrainableEncoder:
     """Return the encoder that made an image set, of its own, not shared with anybody.
 
     A few images are encoded and compared with the set first: are they the same files?
@@ -94,7 +68,7 @@ def put_back_images(
     return other
 
 
-def put_back_captions(features: CaptionSet, weights: str, device: str) -> Encoder:
+def put_back_captions(features: CaptionSet, weights: str, device: str) -> TrainableEncoder:
     """Return the encoder that made a caption set, of its own, not shared with anybody.
 
     Args:
@@ -118,10 +92,10 @@ def put_back_captions(features: CaptionSet, weights: str, device: str) -> Encode
     with loading():
         encoder = BertEncoder(weights, device, layer, special_tokens, max_tokens)
     _check(encoder.identity, features, weights, "--text-weights")
-    return encoder  # type: ignore[return-value]
+    return encoder
 
 
-def extraction_words(encoders: Iterable[Encoder]) -> dict[str, Any]:
+def extraction_words(encoders: Iterable[TrainableEncoder]) -> dict[str, Any]:
     """Return how an extraction names these encoders, weights apart, in the words of `options.Options`."""
     words: dict[str, Any] = {"visual": None, "text": None}
     for encoder in encoders:
@@ -157,7 +131,7 @@ def image_folder(cache: FeatureCache, data_root: Path | None) -> Path:
     raise CacheError(f"the images of '{cache.dataset}' are wanted, and {where}; give their folder as --data-root DIR")
 
 
-def read_image(encoder: Encoder, path: Path) -> Tensor:
+def read_image(encoder: VisualEncoder, path: Path) -> Tensor:
     """Return one image's pixels as the network takes them; a `SampleError` says what to do."""
     try:
         return encoder.decode(path)[0]
@@ -197,18 +171,9 @@ def remembered_weights(features: FeatureSet) -> str | None:
     return "imagenet" if asked.get("weights") == "imagenet" else None
 
 
-def _load_images(name: str, weights: str, size: int, device: str) -> Encoder:
-    encoder: Any
+def _load_images(name: str, weights: str, size: int, device: str) -> Any:
     with loading():
-        if name == "butd-grid":
-            from ..encoders.detectors.butd import ButdGridEncoder
-
-            encoder = ButdGridEncoder(weights, size, device)
-        else:
-            from ..encoders.grid import GridEncoder
-
-            encoder = GridEncoder(name, weights, size, device)
-    return encoder
+        return make_visual(name, weights, size, device)
 
 
 def _check(identity: dict[str, Any], features: FeatureSet, weights: str, option: str) -> None:
@@ -220,7 +185,7 @@ def _check(identity: dict[str, Any], features: FeatureSet, weights: str, option:
         )
 
 
-def _check_images(encoder: Encoder, features: ImageSet, rows: np.ndarray, folder: Path) -> None:
+def _check_images(encoder: Any, features: ImageSet, rows: np.ndarray, folder: Path) -> None:
     for row in rows[np.linspace(0, len(rows) - 1, min(_PROBED, len(rows))).astype(int)]:
         (name,) = features.cache.file_names(row, row + 1)
         pixels = read_image(encoder, folder / name)

@@ -24,12 +24,12 @@ from torch import nn
 
 from ....pipeline.cache.feature_cache import fingerprint
 from ....pipeline.device import deterministic, pick_device, within_memory
+from ....pipeline.encoders import TrainableEncoder
 from ....pipeline.errors import OutOfMemory, RecipeError, RunError
 from ....pipeline.files import remove, writing
 from ....pipeline.reading.batches import Batches
 from ....pipeline.reading.end_to_end import end_to_end_batches
 from ....pipeline.reading.reattachment import (
-    Encoder,
     extraction_words,
     image_folder,
     put_back_captions,
@@ -259,11 +259,11 @@ def _put_back(
     data_root: Path | None,
     weights: tuple[str | None, str | None],
     target: torch.device,
-) -> dict[str, Encoder]:
+) -> dict[str, TrainableEncoder]:
     """Return the encoders that made the sets of `cached`; a head that was fine-tuned before has weights of its own."""
     own = [str(base.path / name) if (base.path / name).exists() else None for name in BACKBONES.values()]
     visual, text = (given or found for given, found in zip(weights, own, strict=True))
-    encoders: dict[str, Encoder] = {}
+    encoders: dict[str, TrainableEncoder] = {}
     if "text" in sides:
         encoders["text"] = put_back_captions(cached.caption_set, text or "bert-base-uncased", str(target))
     if "image" in sides:

@@ -1,6 +1,7 @@
 """What `diagnose` finds out about a run, as tables and plots."""
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from ..diagnostics import Diagnosis
 from ..diagnostics.circular_variance import CircularVariance
@@ -16,6 +17,7 @@ from .crops import Triplet, triplets
 from .examples import Item, described
 
 SHOWN = 4  # samples at either end of the uncertainty
+RANKS = 10  # whose coefficients are printed
 TITLES = {
     "circular_variance": "circular variance",
     "elements": "single elements",
@@ -60,8 +62,8 @@ class Shown:
     reasons: list[str] = field(default_factory=list)
 
 
-def diagnosis(name: str, found: Diagnosis, pictures: Pictures) -> Shown:
-    """Turn the result of `diagnose` into what the page shows of it."""
+def diagnosis(name: str, found: Diagnosis, pictures: Pictures | None) -> Shown:
+    """Turn the result of `diagnose` into what the page shows of it, or a terminal, which has no pictures."""
     page = Shown(name, reasons=[f"{TITLES.get(key, key)}: {why}" for key, why in found.reasons.items()])
     _cost(page, found.cost)
     if found.circular_variance:
@@ -74,14 +76,14 @@ def diagnosis(name: str, found: Diagnosis, pictures: Pictures) -> Shown:
         _uncertainty(page, found.uncertainty, pictures)
     if found.crops:
         _crops(page, found.crops)
-        page.triplets = triplets(found.crops, pictures)
+        page.triplets = triplets(found.crops, pictures) if pictures else []
     return page
 
 
 def _cost(page: Shown, cost: Cost) -> None:
     page.facts.append(("multiply-accumulates a pair", f"{cost.macs_a_pair:,}"))
     for shape, what in ((cost.image, "an image"), (cost.text, "a caption")):
-        page.facts.append((f"shape of {what}", " × ".join(map(str, shape))))
+        page.facts.append((f"shape of {what}", " × ".join(f"{size:,}" for size in shape)))
 
 
 def _variance(page: Shown, variance: CircularVariance) -> None:
@@ -111,8 +113,8 @@ def _elements(page: Shown, found: Elements) -> None:
         rows = [[label, *(number(values[k]) for _, values in series)] for k, label in enumerate(labels)]
         how = f"RSUM with a single {what} element, and with each left out, the other side whole"
         caption = f"{page.name}: {how}; {whole}"
-        svg = bars(labels, series, "RSUM (sum of six %)", x=f"{what} element")
-        page.plots.append(Plot(svg, "Bar chart", caption, Table(caption, columns, rows)))
+        draw = partial(bars, labels, series, "RSUM (sum of six %)", x=f"{what} element")
+        page.plots.append(Plot(draw, "Bar chart", caption, Table(caption, columns, rows)))
 
 
 def _by_elements(caption: str, values: list[list[float]], corner: str = BOTH, full: float = 1.0) -> Table:
@@ -133,11 +135,19 @@ def _gpo(page: Shown, found: Coefficients) -> None:
             f"{page.name}: what GPO of the {what} branch{of} weighs each rank with, from the largest value to the "
             f"smallest, {'for the most frequent numbers of rows' if series[1:] else f'of {series[0][0]}'}."
         )
-        svg = curves(series, "rank of the value", "coefficient", whole=True, marked=False)
-        page.plots.append(Plot(svg, "Line chart", caption))
+        draw = partial(curves, series, "rank of the value", "coefficient", whole=True, marked=False)
+        width = min(RANKS, max(len(values) for _, _, values in series))
+        rows = [[title, *_first([number(v, 3) for v in values], width)] for title, _, values in series]
+        table = Table(caption, ["rank", *map(str, range(1, width + 1)), "last"], rows)
+        page.plots.append(Plot(draw, "Line chart", caption, table))
 
 
-def _uncertainty(page: Shown, found: Uncertainty, pictures: Pictures) -> None:
+def _first(cells: list[str], width: int) -> list[str]:
+    """Return the first cells, none where there are fewer than `width`, and the last one."""
+    return [*cells[:width], *[""] * (width - len(cells)), cells[-1]]
+
+
+def _uncertainty(page: Shown, found: Uncertainty, pictures: Pictures | None) -> None:
     deciles = [float(k) for k in range(0, 101, 10)]
     for what, one in (("image", found.image), ("caption", found.text)):
         caption = (
@@ -145,8 +155,10 @@ def _uncertainty(page: Shown, found: Uncertainty, pictures: Pictures) -> None:
             f"{number(one.mean)}): the share of samples below each value."
         )
         axis = f"uncertainty of {what}s (log-determinant)"
-        svg = curves([(f"{what}s", one.deciles, deciles)], axis, f"{what}s below (%)")
-        page.plots.append(Plot(svg, "Line chart", caption))
+        draw = partial(curves, [(f"{what}s", one.deciles, deciles)], axis, f"{what}s below (%)")
+        header = [f"{what}s below (%)", *(number(share, 0) for share in deciles)]
+        table = Table(caption, header, [["uncertainty", *map(number, one.deciles)]])
+        page.plots.append(Plot(draw, "Line chart", caption, table))
     for title, images, captions in (
         ("Least", found.image.lowest, found.text.lowest),
         ("Most", found.image.highest, found.text.highest),
@@ -157,23 +169,25 @@ def _uncertainty(page: Shown, found: Uncertainty, pictures: Pictures) -> None:
         ]
 
 
-def _image(one: UncertainImage, pictures: Pictures) -> Item:
+def _image(one: UncertainImage, pictures: Pictures | None) -> Item:
     text = one.captions[0] if one.captions else ""
-    picture = pictures.show(one.file_name, described(one.id, text))
+    picture = pictures.show(one.file_name, described(one.id, text)) if pictures else None
     return Item(text, one.id, picture, note=number(one.uncertainty))
 
 
 def _crops(page: Shown, found: Crops) -> None:
     areas = [100 * one.area for one in found.thresholds]
-    known = [one.uncertainty for one in found.thresholds if one.uncertainty]
+    known = [(one, one.uncertainty) for one in found.thresholds if one.uncertainty]
     for side, what in (("image", "crop"), ("text", "caption")) if known else ():
-        series = [(f"{what} {letter}", areas, [one[side][letter] for one in known]) for letter in "AC"]
+        series = [(f"{what} {letter}", areas, [values[side][letter] for _, values in known]) for letter in "AC"]
         caption = (
             f"{page.name}: uncertainty of {what}s against ambiguity. A is a region smaller than the given share of the "
             f"image, C the box around it and another one, B; means over the triplets of {found.images:,} images."
         )
-        svg = curves(series, "largest area of A and B (% of the image)", f"uncertainty of {what}s (log-det.)")
-        page.plots.append(Plot(svg, "Line chart", caption))
+        axes = "largest area of A and B (% of the image)", f"uncertainty of {what}s (log-det.)"
+        header = ["largest area (%)", *(name for name, _, _ in series)]
+        rows = [[number(one.area * 100, 0), *(number(values[side][a]) for a in "AC")] for one, values in known]
+        page.plots.append(Plot(partial(curves, series, *axes), "Line chart", caption, Table(caption, header, rows)))
     asks = [f"{query} {letter} asks" for query in ("crop", "caption") for letter in "AC"]
     rows = []
     for area, one in zip(areas, found.thresholds, strict=True):

@@ -1,5 +1,7 @@
 """What can go wrong, in one place. Every message says what, where and what to do, in one sentence."""
 
+import difflib
+
 
 class XretError(Exception):
     """A failure that the message explains to the user: the command line prints it and exits with 1."""
@@ -63,7 +65,5 @@ class QueryError(XretError, ValueError):
 
 def nearest(word: str, known: list[str]) -> str:
     """Return `` (did you mean 'x'?)`` for the known word nearest to `word`, or an empty string."""
-    import difflib
-
     match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f" (did you mean '{match[0]}'?)" if match else ""

@@ -7,6 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from ...pipeline.errors import RunError
 from ...pipeline.files import write_text
 from ...pipeline.progress import Progress
@@ -25,7 +27,7 @@ from .sections.tables import WAYS, evaluation_tables, rsum_plot, similarity_tabl
 from .sections.word_attention import words_over_images
 from .views import View, open_views, same_samples
 
-NEEDED = {"jinja2": "jinja2", "matplotlib": "matplotlib", "sklearn": "scikit-learn"}
+NEEDED = {"matplotlib": "matplotlib", "sklearn": "scikit-learn"}
 MARK = '<meta name="generator" content="xret report">'  # by which a report is known
 
 
@@ -120,8 +122,6 @@ def require_one_data_set(views: Several[View]) -> None:
 
 def render(page: dict[str, Any]) -> str:
     """Return the HTML of a page."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     templates = Environment(
         loader=PackageLoader(__package__ or "", "templates"),
         autoescape=True,

@@ -10,6 +10,7 @@ from pathlib import Path
 from ...cache import FeatureCache
 from ...cache.layout import DEFAULT_SPLITS
 from ...files import require_new, writing
+from . import hdf5, npy
 from .selection import Selection, select
 
 FORMATS = ("npy", "hdf5")
@@ -68,11 +69,8 @@ def export(url: str, to: str, out: Path, sets: Sequence[str] = (), splits: Seque
     cache = FeatureCache.open(url)
     selection = select(cache, sets, splits, ("images",) if to == "npy" else ("images", "captions"))
     if to == "npy":
-        from .npy import check, write
-
-        check(selection)
-    else:
-        from .hdf5 import write
+        npy.check(selection)
+    write = npy.write if to == "npy" else hdf5.write
     with writing(out) as partial:
         write(selection, partial)
     files = [out] if out.is_file() else list(out.iterdir())

@@ -9,7 +9,7 @@ import torch
 from encoder_contract import EncoderContract
 from PIL import Image
 
-from xret.pipeline.cache.feature_cache import Blocks
+from xret.pipeline.cache import Blocks
 from xret.pipeline.cache.layout import SetFacts, create_image_set, open_for_writing
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import read_samples

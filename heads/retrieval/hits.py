@@ -38,13 +38,6 @@ class Hit:
         return {"uncertainty" if key == "deviation" else key: value for key, value in known.items()}
 
 
-<<<<<<< HEAD
-def hit_of(answers: Modality, rank: int, id_: str, label: str, score: float, deviation: float | None) -> Hit:
-    """Return a hit; its label is an image's file name or a caption's text."""
-    if answers == "images":
-        return Hit(rank, id_, score, file_name=label, deviation=deviation)
-    return Hit(rank, id_, score, caption=label, deviation=deviation)
-=======
 class Answer(NamedTuple):
     """A hit before it is ranked among those of other shards.
 
@@ -53,14 +46,14 @@ class Answer(NamedTuple):
         score: the similarity.
         id: of the sample.
         label: its image's file name, or its caption.
-        uncertainty: of a Gaussian; None for other embeddings.
+        deviation: of a Gaussian; None for other embeddings.
     """
 
     row: int
     score: float
     id: str
     label: str
-    uncertainty: float | None = None
+    deviation: float | None = None
 
 
 class Texts(Protocol):
@@ -73,7 +66,7 @@ class Texts(Protocol):
 
 def answers_at(rows: Several[int], scores: Several[float], items: Embedding, ids: Texts, labels: Texts) -> list[Answer]:
     """Return answers in the order of their `rows`, each with a score; `items` are the embeddings of these rows."""
-    spread = uncertainty(items)
+    spread = deviation(items)
     spreads = [None] * len(rows) if spread is None else spread.tolist()
     return [
         Answer(row, score, ids[row], labels[row], own) for row, score, own in zip(rows, scores, spreads, strict=True)
@@ -90,11 +83,10 @@ def hits_of(modality: Modality, answers: Iterable[Answer]) -> list[Hit]:
             found.score,
             file_name=found.label if images else None,
             caption=None if images else found.label,
-            uncertainty=found.uncertainty,
+            deviation=found.deviation,
         )
         for rank, found in enumerate(answers, 1)
     ]
->>>>>>> retrieval
 
 
 def best_rows(scores: Tensor, k: int) -> Tensor:

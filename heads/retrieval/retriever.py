@@ -27,13 +27,9 @@ from ..runs.encoders import Side, find_image_encoder, find_text_encoder
 from ..runs.features import open_store
 from ..runs.run import Run
 from .gallery import Gallery
-<<<<<<< HEAD
-from .hits import Hit, Modality, best_rows, deviation, hit_of
-=======
 from .hits import Hit, Modality, hits_of
 from .index import RunCompare
 from .index.sharded import ShardedSearch, shards_of
->>>>>>> retrieval
 from .queries import (
     UnknownWordsWarning,
     require_known_word,
@@ -300,40 +296,3 @@ class Retriever:
             folders, compare = [folder / answers for folder in shards or [self._index]], self.comparison(answers)
             self._opened[answers] = ShardedSearch(folders, facts, compare, self._scheduler)
         return self._opened[answers]
-<<<<<<< HEAD
-
-    def _indexed_hits(self, query: Embedding, answers: Modality, k: int) -> list[Hit]:
-        found = self._index_of(answers).answers(query, k)
-        return [
-            hit_of(answers, rank, answer.id, answer.label, answer.score, answer.deviation)
-            for rank, answer in enumerate(found, 1)
-        ]
-
-    def _hits(self, scores: Tensor, k: int, answers: Modality) -> list[Hit]:
-        if not scores.isfinite().all():
-            raise RunError(f"{self.run.path} gives similarities that are not finite: it is spoilt, train it again")
-        rows, gallery = best_rows(scores, k), self.gallery
-        ids, labels = (
-            (gallery.image_ids, gallery.file_names) if answers == "images" else (gallery.caption_ids, gallery.texts)
-        )
-        spread = deviation(each(lambda t: t[rows], getattr(gallery, answers)))
-        spreads = [None] * len(rows) if spread is None else spread.tolist()
-        return [
-            hit_of(answers, rank, ids[row], labels[row], float(scores[row]), own)
-            for rank, (row, own) in enumerate(zip(rows.tolist(), spreads, strict=True), 1)
-        ]
-
-    def _here(self, embedding: Embedding) -> Embedding:
-        return each(lambda t: t.to(self.device), embedding)
-
-
-def weights_digest(run: Run) -> str:
-    """Return the SHA-256 of a run's weights, in hexadecimal.
-
-    Raises:
-        RunError: it has none yet.
-    """
-    run.require_weights()
-    return hashlib.sha256((run.path / "model.safetensors").read_bytes()).hexdigest()
-=======
->>>>>>> retrieval

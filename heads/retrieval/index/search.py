@@ -12,13 +12,8 @@ from torch import Tensor
 from ....pipeline.cache.lease import locked
 from ....pipeline.errors import RunError
 from ...modules.embedding import Embedding, Gaussian, Sequence
-<<<<<<< HEAD
-from ..hits import deviation
-from .build import BLOCK, QUERIES, batches_of, measured
-=======
 from ..hits import Answer, answers_at
 from .build import QUERIES, IndexReport, add_elements, batches_of, settle
->>>>>>> retrieval
 from .candidates import Candidates, Effort
 from .exact import Compare, best, scores_of, search_exactly
 from .folder import Facts, read_record, require_part, short
@@ -28,26 +23,6 @@ from .vectors import Form, vectors
 PLACE = ("store", "split")  # facts in which what is added may differ
 
 
-<<<<<<< HEAD
-class Answer(NamedTuple):
-    """One answer of a search.
-
-    Attributes:
-        row: in the index, or of sharded ones in all of them.
-        score: the similarity.
-        id, label: of the sample, as they were put in.
-        deviation: of a Gaussian; None for other embeddings.
-    """
-
-    row: int
-    score: float
-    id: str
-    label: str
-    deviation: float | None = None
-
-
-=======
->>>>>>> retrieval
 class Index:
     """An index, opened: its files are mapped into memory, not read.
 
@@ -119,17 +94,8 @@ class Index:
             rows, scores = search_exactly(query, self.items, compare, k)[0]
         else:
             rows, scores = self.search(query, k, compare)
-<<<<<<< HEAD
-        spread = deviation(self.items.some(rows))
-        spreads = [None] * len(rows) if spread is None else spread.tolist()
-        return [
-            Answer(row, score, self.items.id(row), self.items.label(row), own)
-            for row, score, own in zip(rows.tolist(), scores.tolist(), spreads, strict=True)
-        ]
-=======
         items = self.items
         return answers_at(rows.tolist(), scores.tolist(), items.some(rows), items.ids, items.labels)
->>>>>>> retrieval
 
     def candidates(self, query: Embedding, k: int = 1, effort: Effort | None = None) -> np.ndarray:
         """Return the rows, sorted, that one query is compared with: at least k, where so many have any element."""

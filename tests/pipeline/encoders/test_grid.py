@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from encoder_contract import FeatureContract
-from PIL import Image, ImageDraw
+from encoder_contract import FeatureContract, picture
+from PIL import Image
 from safetensors.torch import save_file
 from torchvision.models import get_model, get_model_weights
 
@@ -73,19 +73,6 @@ class TestResNet18(GridContract):
 
 class TestMobileNetV2(GridContract):
     network = "mobilenet_v2"
-
-
-def picture(path, size=(180, 140), seed=0):
-    """Draw something with edges, shades and colours."""
-    random = np.random.default_rng(seed)
-    shade = np.linspace(40, 210, size[0], dtype=np.uint8)
-    image = Image.fromarray(np.repeat(np.tile(shade, (size[1], 1))[:, :, None], 3, axis=2))
-    draw = ImageDraw.Draw(image)
-    for _ in range(12):
-        x, y, side = random.integers(0, size[0]), random.integers(0, size[1]), random.integers(5, 60)
-        draw.ellipse((x, y, x + side, y + side), fill=tuple(random.integers(0, 256, 3).tolist()))
-    image.save(path, quality=95)
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,13 @@ import urllib.error
 import numpy as np
 import pytest
 import torch
-from encoder_contract import EncoderContract
+from encoder_contract import RegionContract, picture
 from PIL import Image
 from torchvision.models.detection import FasterRCNN_ResNet50_FPN_V2_Weights
 from torchvision.transforms.functional import pil_to_tensor
 
 from xret.pipeline.encoders.detectors.torchvision_detector import DetectorEncoder
-from xret.pipeline.errors import EncoderError, SampleError
+from xret.pipeline.errors import EncoderError
 
 
 def small(encoder):
@@ -26,52 +26,20 @@ def encoder_of_module():
     return small(DetectorEncoder("random:0", (3, 8), "cpu"))
 
 
-def picture(path, size=(150, 120), seed=0):
-    numbers = np.random.default_rng(seed).integers(0, 256, (size[1] // 8 + 1, size[0] // 8 + 1, 3), dtype=np.uint8)
-    Image.fromarray(numbers).resize(size).save(path)
-    return path
+class TestRegions(RegionContract):
+    classes = range(1, 91)
 
-
-class TestRegions(EncoderContract):
     @pytest.fixture
     def encoder(self, encoder_of_module):
         return encoder_of_module
 
     def test_declares_itself(self, encoder):
-        assert (encoder.name, encoder.kind, encoder.rows) == ("fasterrcnn_resnet50_fpn_v2", "roi", 8)
-        assert (encoder.channels, encoder.global_channels) == (1024, 1024)
-        assert encoder.extras == ("boxes", "classes", "scores")
+        assert (encoder.name, encoder.channels) == ("fasterrcnn_resnet50_fpn_v2", 1024)
         assert encoder.identity["preprocessing"]["shorter"] == 800
         assert encoder._network.rpn._post_nms_top_n["training"] > encoder.rows
 
-    def test_regions_of_each_picture(self, encoder, tmp_path):
-        sizes = [(150, 120), (90, 200)]
-        decoded = [encoder.decode(picture(tmp_path / f"{i}.png", size, i)) for i, size in enumerate(sizes)]
-        assert [size for _, size in decoded] == sizes
-        for regions, size in zip(encoder.encode([image for image, _ in decoded]), sizes, strict=True):
-            count = len(regions.local)
-            assert 3 <= count <= 8
-            assert (regions.local.dtype, regions.local.shape) == (np.float32, (count, 1024))
-            assert (regions.boxes.dtype, regions.boxes.shape) == (np.float32, (count, 4))
-            assert (regions.scores.dtype, regions.scores.shape) == (np.float32, (count,))
-            assert np.issubdtype(regions.classes.dtype, np.integer) and regions.classes.shape == (count,)
-            assert regions.size == size
-            assert 0.05 < regions.local.std() < 10 and regions.local.max() < 100
-            assert (regions.boxes >= 0).all() and (regions.boxes[:, 2:] <= np.array(size) + 1e-3).all()
-            assert (regions.boxes[:, :2] < regions.boxes[:, 2:]).all()
-            assert ((regions.classes >= 1) & (regions.classes <= 90)).all()
-            assert (np.diff(regions.scores) <= 0).all()
-
-    def test_a_picture_does_not_depend_on_the_others(self, encoder, tmp_path):
-        pictures = [encoder.decode(picture(tmp_path / f"{i}.png", (120 + 9 * i, 100), i))[0] for i in range(2)]
-        together = encoder.encode(pictures)
-        for number, alone in enumerate([encoder.encode([one])[0] for one in pictures]):
-            for name in ("local", "boxes", "classes", "scores"):
-                assert getattr(alone, name).tobytes() == getattr(together[number], name).tobytes()
-        assert np.abs(together[0].local[0] - together[1].local[0]).max() > 1e-2
-
     def test_box_feature_and_score_belong_together(self, encoder, tmp_path):
-        path = picture(tmp_path / "p.png")
+        path = picture(tmp_path / "p.png", (150, 120))
         image = encoder.decode(path)[0]
         regions = encoder.encode([image])[0]
         network = encoder._network
@@ -89,23 +57,6 @@ class TestRegions(EncoderContract):
         assert kept.any()
         picked = shares[torch.arange(len(features)), torch.from_numpy(regions.classes)].numpy()
         np.testing.assert_allclose(picked[kept], regions.scores[kept], atol=1e-4)
-
-
-@pytest.mark.parametrize("size", [(1, 1), (3, 120), (64, 64)])
-def test_small_and_narrow_pictures_have_regions(encoder_of_module, tmp_path, size):
-    image, original = encoder_of_module.decode(picture(tmp_path / "p.png", size))
-    regions = encoder_of_module.encode([image])[0]
-    assert original == size
-    assert 1 <= len(regions.local) <= 8
-    assert np.isfinite(regions.local).all()
-
-
-def test_a_picture_that_cannot_be_used_is_named(encoder_of_module, tmp_path):
-    Image.new("RGB", (1, 101)).save(tmp_path / "thin.png")
-    for path in (tmp_path / "thin.png", tmp_path / "absent.png"):
-        with pytest.raises(SampleError) as caught:
-            encoder_of_module.decode(path)
-        assert caught.value.sample == str(path)
 
 
 def test_random_weights_follow_from_the_seed_alone(encoder_of_module, tmp_path):

@@ -195,7 +195,7 @@ def test_wrong_values_are_refused():
         Kl(direction="forward")
     with pytest.raises(ValueError, match="Wasserstein: form is 'open'"):
         Wasserstein(form="open")
-    with pytest.raises(ValueError, match="compares Gaussians, not Tensor with Gaussian"):
+    with pytest.raises(ValueError, match=r"compares gaussians .* not a vector of .* with a gaussian of "):
         Kl()(torch.ones(2, 3), gaussians(2, 3))
-    with pytest.raises(ValueError, match=r"one width, not \[2, 3\] with \[2, 4\]"):
+    with pytest.raises(ValueError, match=r"one width, .* \[2, 3\] with a gaussian of shape \[2, 4\]"):
         Wasserstein()(gaussians(2, 3), gaussians(2, 4))

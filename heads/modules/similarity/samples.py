@@ -62,7 +62,7 @@ def monte_carlo_log_odds(
 
 
 class _Learned(Part):
-    """Holds a learned scale, positive because its logarithm is what is learned, and a learned shift."""
+    """A learned scale, kept positive by learning its logarithm, and a learned shift."""
 
     embedding = "set"
 

@@ -1,4 +1,4 @@
-"""What several similarities share: unit rows, all cosines or distances in one product, and a check of the embeddings."""
+"""What several similarities share: unit rows, cosines or distances in one product, and a check of the embeddings."""
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ def precise(x: Tensor) -> torch.dtype:
 def element_cosines(images: Tensor, captions: Tensor, scale: Tensor | float = 1.0) -> Tensor:
     """Return the cosines of all elements of sets `images [I, K1, D]` and `captions [C, K2, D]`: `[I, K1, K2, C]`.
 
-    One matrix product. The captions come last so that reductions over elements run along contiguous rows. `scale`
-    multiplies the cosines by way of the images, which are far fewer numbers. The result may be changed in place.
+    One matrix product. The captions come last, so that reductions over elements run along contiguous rows. `scale`
+    multiplies the images, which are far fewer numbers than the cosines. The result may be changed in place.
     """
     check("set", images, captions)
     with torch.autocast(images.device.type, enabled=False):
@@ -33,7 +33,7 @@ def element_cosines(images: Tensor, captions: Tensor, scale: Tensor | float = 1.
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """Return the squared Euclidean distances of the rows of `x [N, D]` and `y [M, D]`, float64 `[N, M]`.
 
-    |x|^2 - 2 x y + |y|^2 needs no `[N, M, D]`, but loses in float32 every digit of what is near by: hence float64.
+    |x|^2 - 2 x y + |y|^2 needs no `[N, M, D]`, but in float32 it loses every digit of a small distance: hence float64.
     """
     x, y = x.double(), y.double()
     squares = x.square().sum(1)[:, None] + y.square().sum(1)
@@ -45,7 +45,8 @@ def check(kind: str, images: Embedding, captions: Embedding) -> None:
     """Raise ValueError unless both are embeddings of this `kind_of`, and of one width."""
     shapes = [list((one if isinstance(one, Tensor) else one[0]).shape) for one in (images, captions)]
     kinds = kind_of(images), kind_of(captions)
-    if kinds != (kind, kind) or shapes[0][-1] != shapes[1][-1]:
+    axes = 3 if kind in ("set", "sequence") else 2
+    if kinds != (kind, kind) or {*map(len, shapes)} != {axes} or shapes[0][-1] != shapes[1][-1]:
         raise ValueError(
             f"this similarity compares {kind}s of one width, not a {kinds[0]} of shape {shapes[0]} "
             f"with a {kinds[1]} of shape {shapes[1]}"

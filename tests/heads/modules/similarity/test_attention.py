@@ -15,7 +15,7 @@ SETTINGS = [(direction, pooling) for direction in ("t-i", "i-t") for pooling in 
 
 
 def sequences(lengths, width=6, seed=0, longest=None):
-    """Return random sequences; what lies behind a length is not a number."""
+    """Return random sequences; values after a length are NaN."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.full((len(lengths), longest or max(lengths), width), math.nan, dtype=torch.float64)
     for row, length in zip(rows, lengths, strict=True):

@@ -1,4 +1,4 @@
-"""Similarities of Gaussians against recorded values, torch's own divergences, slow loops, and near-by Gaussians."""
+"""Similarities of Gaussians against recorded values, torch's own divergences and slow loops; neighbouring Gaussians."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Match probability of cosines and of samples: recorded values and gradients, slow loops, far-away pairs, training."""
+"""Match probability of cosines and of samples: recorded values, slow loops, distant pairs, training."""
 
 import math
 

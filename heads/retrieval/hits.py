@@ -1,7 +1,9 @@
 """The answers of a search: which are the best, and what is told of each."""
 
+from collections.abc import Iterable
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -36,11 +38,55 @@ class Hit:
         return {"uncertainty" if key == "deviation" else key: value for key, value in known.items()}
 
 
-def hit_of(answers: Modality, rank: int, id_: str, label: str, score: float, deviation: float | None) -> Hit:
-    """Return a hit; its label is an image's file name or a caption's text."""
-    if answers == "images":
-        return Hit(rank, id_, score, file_name=label, deviation=deviation)
-    return Hit(rank, id_, score, caption=label, deviation=deviation)
+class Answer(NamedTuple):
+    """A hit before it is ranked among those of other shards.
+
+    Attributes:
+        row: in the gallery, or of several shards in all of them.
+        score: the similarity.
+        id: of the sample.
+        label: its image's file name, or its caption.
+        deviation: of a Gaussian; None for other embeddings.
+    """
+
+    row: int
+    score: float
+    id: str
+    label: str
+    deviation: float | None = None
+
+
+class Texts(Protocol):
+    """Texts by row: a list, or the file of an index."""
+
+    def __getitem__(self, row: int, /) -> str:
+        """Return the text of a row."""
+        ...
+
+
+def answers_at(rows: Several[int], scores: Several[float], items: Embedding, ids: Texts, labels: Texts) -> list[Answer]:
+    """Return answers in the order of their `rows`, each with a score; `items` are the embeddings of these rows."""
+    spread = deviation(items)
+    spreads = [None] * len(rows) if spread is None else spread.tolist()
+    return [
+        Answer(row, score, ids[row], labels[row], own) for row, score, own in zip(rows, scores, spreads, strict=True)
+    ]
+
+
+def hits_of(modality: Modality, answers: Iterable[Answer]) -> list[Hit]:
+    """Return answers, best first, as hits of a modality."""
+    images = modality == "images"
+    return [
+        Hit(
+            rank,
+            found.id,
+            found.score,
+            file_name=found.label if images else None,
+            caption=None if images else found.label,
+            deviation=found.deviation,
+        )
+        for rank, found in enumerate(answers, 1)
+    ]
 
 
 def best_rows(scores: Tensor, k: int) -> Tensor:

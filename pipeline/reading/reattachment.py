@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cache.feature_cache import CaptionSet, FeatureCache, FeatureSet, ImageSet
+from ..cache import CaptionSet, FeatureCache, FeatureSet, ImageSet
 from ..data.manifest import bundled_manifests, load_manifest
 from ..encoders import TrainableEncoder, VisualEncoder, loading, make_visual
 from ..errors import CacheError, EncoderError, SampleError

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..cache.feature_cache import FeatureSet, fingerprint
+from ..cache import FeatureSet, fingerprint
 from ..data.regions import Regions, lay_out, shard_arrays
 from ..encoders import REGION_ENCODERS, TextEncoder, VisualEncoder, encoding, load_text, load_visual
 from ..errors import EncoderError, SampleError

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ....pipeline.cache.feature_cache import fingerprint
+from ....pipeline.cache import fingerprint
 from ....pipeline.device import deterministic, pick_device, within_memory
 from ....pipeline.encoders import TrainableEncoder
 from ....pipeline.errors import OutOfMemory, RecipeError, RunError

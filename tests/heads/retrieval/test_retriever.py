@@ -329,7 +329,7 @@ def test_equal_scores_keep_their_order():
 
 def test_an_index_answers_as_the_gallery_does(folder, runs, tmp_path):
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
-    from xret.heads.retrieval.index.of_run import index_run
+    from xret.heads.retrieval.indexing import index_run
 
     index_run(runs("pcmepp"), tmp_path / "index", device="cpu")
     exact = open_run(folder, runs("pcmepp"))
@@ -346,7 +346,7 @@ def test_an_index_answers_as_the_gallery_does(folder, runs, tmp_path):
 
 def test_shards_answer_as_one_gallery(folder, runs, tmp_path):
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
-    from xret.heads.retrieval.index.sharded import index_shards
+    from xret.heads.retrieval.indexing import index_shards
 
     index_shards(runs("setdiv"), (None, None), tmp_path / "shards", device="cpu")
     exact = open_run(folder, runs("setdiv")).search("red beside blue", 6)
@@ -360,11 +360,12 @@ def test_shards_answer_as_one_gallery(folder, runs, tmp_path):
 
 def test_shards_of_another_split_or_store_are_refused(folder, runs, tmp_path):
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
-    from xret.heads.retrieval.index.sharded import index_shards
+    from xret.heads.retrieval.index import IndexOptions
+    from xret.heads.retrieval.indexing import index_shards
 
     run, other = runs("setdiv"), make_store(make_pictures(tmp_path / "pictures", test=7), tmp_path / "s.zarr")
     for name, stores in (("one", (None,)), ("two", (None, other))):
-        index_shards(run, stores, tmp_path / name, split="val", kind="flat", device="cpu")
+        index_shards(run, stores, tmp_path / name, split="val", options=IndexOptions(kind="flat"), device="cpu")
         with pytest.raises(RunError, match="split is val there and test here"):
             open_run(folder, run, index=tmp_path / name).search("red")
     with pytest.raises(RunError, match=r"store is .* there and .* here"):

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....pipeline.reading.batches import Batches, Features
-from ...evaluation.scoring import BATCH
-from ...model import Model
-from ...modules.aggregators import Aggregated
-from ...modules.embedding import Embedding, Gaussian, concatenate, each
+from ...pipeline.reading.batches import Batches, Features
+from ..evaluation.scoring import BATCH
+from ..model import Model
+from ..modules.aggregators import Aggregated
+from ..modules.embedding import Embedding, Gaussian, concatenate, each
 
 
 @dataclass(frozen=True)

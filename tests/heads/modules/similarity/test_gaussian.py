@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded import assert_near
 from torch.distributions import Independent, Normal, kl_divergence
 
 from xret.heads.modules.embedding import Gaussian
@@ -24,12 +25,6 @@ def gaussians(count, width, seed=0):
     generator = torch.Generator().manual_seed(seed)
     mean, log_variance = torch.randn(2, count, width, generator=generator, dtype=torch.float64)
     return Gaussian(mean, log_variance)
-
-
-def assert_near(actual, expected, tolerance):
-    expected = torch.as_tensor(expected).squeeze()
-    difference = (actual.detach().to(expected).squeeze() - expected).abs().max().item()
-    assert difference <= tolerance * expected.abs().max().item()
 
 
 def recorded(data, prefix, dtype):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded import assert_near
 from scipy.optimize import linear_sum_assignment
 
 from xret.heads.modules.similarity.matching import Assignment, match, matched, most_similar
@@ -26,12 +27,6 @@ def sets(*shape, seed=0):
 def cosines_of(images, captions):
     """Return the cosines pair by pair, `[I, C, K1, K2]`."""
     return torch.stack([torch.stack([cosine(x, y) for y in captions]) for x in images])
-
-
-def assert_near(actual, expected, tolerance):
-    expected = torch.as_tensor(expected)
-    difference = (actual.detach().to(expected) - expected).abs().max().item()
-    assert difference <= tolerance * expected.abs().max().item()
 
 
 def tried_out(cosines):

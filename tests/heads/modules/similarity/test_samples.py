@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded import assert_near
 from torch.nn.functional import softplus
 
 from xret.heads.modules.similarity.samples import (
@@ -20,12 +21,6 @@ CASES = {"a5_b5": (5.0, 5.0), "a15_b15": (15.0, 15.0), "a1_b0.5": (1.0, 0.5)}
 
 def samples(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def assert_near(actual, expected, tolerance):
-    expected = torch.as_tensor(expected).squeeze()
-    difference = (actual.detach().to(expected).squeeze() - expected).abs().max().item()
-    assert difference <= tolerance * expected.abs().max().item()
 
 
 def monte_carlo_match(*samples_and_parameters, **link):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from xret.cli.recipes import recipes as recipes_command
@@ -291,7 +291,6 @@ def test_a_recipe_must_say_what_has_no_default(tmp_path):
         assert f"{key} is missing" in message
 
 
-@settings(deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False, min_value=0, max_value=1e300))
 def test_a_number_arrives_as_it_was_written(number):
     assert load_recipe("vsepp", [f"optimizer.lr={number!r}"]).optimizer.lr == number

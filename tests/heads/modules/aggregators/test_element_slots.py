@@ -99,7 +99,7 @@ def make(dtype=torch.float64, **parameters):
     return ElementSlots(6, 8, **parameters).to(dtype)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 1000),
     length=st.integers(1, 6),

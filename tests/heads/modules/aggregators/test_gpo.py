@@ -85,7 +85,7 @@ def test_a_batch_of_many_lengths_is_each_sample_alone(parameters):
         torch.testing.assert_close(pooled[b], one_sample(module, values))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     variant=st.sampled_from(VARIANTS),
     length=st.lists(st.integers(1, 9), min_size=1, max_size=5),

@@ -51,7 +51,7 @@ def make(slots=3, dropout=0.0):
     return PIENet(6, 8, slots=slots, dropout=dropout).double()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 1000),
     length=st.lists(st.integers(1, 6), min_size=1, max_size=4),

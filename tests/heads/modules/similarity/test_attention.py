@@ -57,7 +57,7 @@ def test_agrees_with_a_loop_over_pairs(direction, pooling, slope):
             assert actual[i, c].item() == pytest.approx(expected, rel=1e-10)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 1000),
     lengths=st.lists(st.integers(1, 4), min_size=1, max_size=3),

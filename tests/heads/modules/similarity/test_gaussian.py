@@ -129,7 +129,7 @@ def test_near_gaussians_are_told_apart_in_float32(name, offset):
             torch.testing.assert_close(similarity[i, c].double(), by_loop(name, x, y), rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 1000), width=st.integers(1, 6))
 def test_what_must_hold_for_any_gaussians(seed, width):
     images, captions = gaussians(3, width, seed=seed), gaussians(2, width, seed=seed + 1)

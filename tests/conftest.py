@@ -6,10 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from PIL import Image
 
 GOLDEN = Path(__file__).with_name("golden")
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+# The first example of a test warms its libraries up, and other programs may want the processor.
+settings.register_profile("xret", deadline=None)
+settings.load_profile("xret")
 
 
 @pytest.fixture

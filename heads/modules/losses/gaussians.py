@@ -20,46 +20,13 @@ Mean = Literal["gaussian", "samples"]
 Spread = Literal["variance", "deviation"]
 
 
-def information_bottleneck(mean: Tensor, log_variance: Tensor, reduction: Reduction = "mean") -> Tensor:
-    """Return KL(N(mean, variance) || N(0, 1)), the mean or sum over samples and dimensions.
-
-    Args:
-        mean: `[B, D]`.
-        log_variance: `[B, D]`.
-        reduction: `mean` (PCME++) or `sum` (PCME).
-
-    Returns:
-        A scalar.
-    """
-    mean, log_variance = (x.to(precise(x)) for x in (mean, log_variance))
-    terms = (mean.square() + log_variance.exp() - 1 - log_variance) / 2
-    return terms.mean() if reduction == "mean" else terms.sum()
-
-
-def uniformity(vectors: Tensor) -> Tensor:
-    """Return log mean exp(-2 |z - z'|^2) over all pairs of `vectors [M, D]`, which are taken as they are.
-
-    Returns:
-        A scalar; zero where there is no pair.
-    """
-    if len(vectors) < 2:
-        return 0 * vectors.sum()
-    with torch.autocast(vectors.device.type, enabled=False):
-        z = vectors.to(precise(vectors))
-        norms = z.square().sum(1)
-        exponents = 4 * z @ z.T - 2 * (norms[:, None] + norms)
-        itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
-        pairs = len(z) * (len(z) - 1)
-        return exponents.masked_fill(itself, -torch.inf).flatten().logsumexp(0) - math.log(pairs)
-
-
 class InformationBottleneck(SideLoss):
-    """`information_bottleneck` of the image side plus that of the caption side.
+    """KL(N(mean, variance) || N(0, 1)) of the image side plus that of the caption side.
 
     It takes the Gaussian that an embedding is, or that a set was drawn from.
 
     Args:
-        reduction: see `information_bottleneck`.
+        reduction: over samples and dimensions: `mean` (PCME++) or `sum` (PCME).
         mean: of the `gaussian`, or that of the drawn `samples`, as PCME's code has it.
         spread: `variance` is the divergence; `deviation` puts log sigma where log sigma^2 belongs, as PCME's code.
     """
@@ -79,13 +46,27 @@ class InformationBottleneck(SideLoss):
             mean = self.needed(set_of(aggregated), "samples", side, "pcme, or mean 'gaussian'").mean(1)
         if self.spread == "deviation":
             spread = spread / 2
-        return information_bottleneck(mean, spread, self.reduction)
+        mean, spread = mean.to(precise(mean)), spread.to(precise(spread))
+        terms = (mean.square() + spread.exp() - 1 - spread) / 2
+        return terms.mean() if self.reduction == "mean" else terms.sum()
 
 
 class Uniformity(Loss):
-    """`uniformity` of all elements of all images and captions together."""
+    """log mean exp(-2 |z - z'|^2) over all pairs of elements of all images and captions, which are taken as they are.
+
+    Zero where there is no pair.
+    """
 
     def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
-        """Return the loss of both embeddings; ValueError unless they are vectors or sets."""
+        """Return the loss of both embeddings, a scalar; ValueError unless they are vectors or sets."""
         both = self.vectors_or_sets("image", images), self.vectors_or_sets("text", captions)
-        return uniformity(torch.cat([embeddings.flatten(0, -2) for embeddings in both]))
+        z = torch.cat([embeddings.flatten(0, -2) for embeddings in both])
+        if len(z) < 2:
+            return 0 * z.sum()
+        with torch.autocast(z.device.type, enabled=False):
+            z = z.to(precise(z))
+            norms = z.square().sum(1)
+            exponents = 4 * z @ z.T - 2 * (norms[:, None] + norms)
+            itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+            pairs = len(z) * (len(z) - 1)
+            return exponents.masked_fill(itself, -torch.inf).flatten().logsumexp(0) - math.log(pairs)

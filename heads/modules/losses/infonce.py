@@ -12,31 +12,14 @@ from ..parameters import Positive
 from .common import Loss
 
 
-def infonce(similarity: Tensor, positives: Tensor, scale: float | Tensor = 1.0) -> Tensor:
-    """Return the mean over positive pairs of -log softmax(scale * similarity), both directions averaged.
+class InfoNce(Loss):
+    """The mean over positive pairs of -log softmax(scale * similarity), both directions averaged.
 
     A positive pair is compared with the negatives alone: other positives of its row or column are left out of its sum,
     and so are pairs whose similarity is -inf.
 
     Args:
-        similarity: `[I, C]`, larger is closer.
-        positives: `[I, C]`, True where caption and image belong together.
-        scale: what similarities are multiplied with; a temperature that they are divided by is its inverse.
-
-    Returns:
-        A scalar; zero without a positive.
-    """
-    ignored = similarity == -torch.inf
-    # Filled before they are scaled: 0 * inf would reach the gradient of the scale.
-    logits = scale * similarity.masked_fill(ignored, 0)
-    return (_one_way(logits, positives, ignored) + _one_way(logits.T, positives.T, ignored.T)) / 2
-
-
-class InfoNce(Loss):
-    """`infonce` with a learned scale.
-
-    Args:
-        scale: what similarities are multiplied with at first.
+        scale: what similarities are multiplied with at first; a temperature that they are divided by is its inverse.
         learned: train the scale.
     """
 
@@ -45,8 +28,11 @@ class InfoNce(Loss):
         self.scale = nn.Parameter(torch.tensor(float(scale))) if learned else scale
 
     def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:
-        """Return the loss of `similarity [I, C]` under `positives [I, C]`."""
-        return infonce(similarity, positives, self.scale)
+        """Return the loss of `similarity [I, C]` under `positives [I, C]`, a scalar; zero without a positive."""
+        ignored = similarity == -torch.inf
+        # Filled before they are scaled: 0 * inf would reach the gradient of the scale.
+        logits = self.scale * similarity.masked_fill(ignored, 0)
+        return (_one_way(logits, positives, ignored) + _one_way(logits.T, positives.T, ignored.T)) / 2
 
 
 def _one_way(logits: Tensor, positives: Tensor, ignored: Tensor) -> Tensor:

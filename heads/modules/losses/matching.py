@@ -15,72 +15,33 @@ from ..parameters import Positive, at_least
 from .common import Loss
 
 
-def soft_contrastive(similarity: Tensor, positives: Tensor) -> Tensor:
-    """Return twice the sum of -log p over positive and -log(1 - p) over negative pairs (PCME, both directions).
-
-    Args:
-        similarity: the log-odds of the match probability p of every pair, `[I, C]`; -inf: the pair takes no part. p
-            itself vanishes in float32 for samples as far apart as PCME's are at first, and would have no gradient.
-        positives: `[I, C]`, True where caption and image belong together.
-
-    Returns:
-        A scalar.
-    """
-    ignored = similarity == -torch.inf
-    x = similarity.masked_fill(ignored, 0)
-    match, no_match = functional.logsigmoid(x), functional.logsigmoid(-x)
-    return -2 * torch.where(positives, match, no_match).masked_fill(ignored, 0).sum()
-
-
-def matching_bce(
-    similarity: Tensor,
-    positives: Tensor,
-    scale: float | Tensor = 5.0,
-    shift: float | Tensor = 5.0,
-    *,
-    pseudo_positives: float = 0.0,
-) -> Tensor:
-    """Return the binary cross-entropy of matching, its mean over all pairs counted once a direction (PCME++).
-
-    Args:
-        similarity: minus the distance of every pair, `[I, C]`; -inf: the pair takes no part.
-        positives: `[I, C]`, True where caption and image belong together.
-        scale: a; a pair's logit is a * similarity + b.
-        shift: b.
-        pseudo_positives: the weight of the same loss where every pair that is at least as close as its row's (text to
-            image: column's) closest positive counts as positive too.
-
-    Returns:
-        A scalar.
-    """
-    counted = similarity > -torch.inf
-    # Filled before they are scaled: 0 * inf would reach the gradient of the scale.
-    logits = scale * similarity.masked_fill(~counted, 0) + shift
-    loss = 2 * _mean_bce(logits, positives, counted)
-    if pseudo_positives:
-        image_to_text = _mean_bce(logits, _with_pseudo(similarity, positives, 1), counted)
-        text_to_image = _mean_bce(logits, _with_pseudo(similarity, positives, 0), counted)
-        loss = loss + pseudo_positives * (image_to_text + text_to_image)
-    return loss
-
-
 class SoftContrastive(Loss):
-    """`soft_contrastive` of a similarity that gives log-odds."""
+    """Twice the sum of -log p over positive and -log(1 - p) over negative pairs (PCME, both directions).
+
+    It takes the log-odds of the match probability p: p itself vanishes in float32 for samples as far apart as PCME's
+    are at first, and would have no gradient.
+    """
 
     log_odds = True
 
     def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:
-        """Return the loss of `similarity [I, C]` under `positives [I, C]`."""
-        return soft_contrastive(similarity, positives)
+        """Return the loss of log-odds `similarity [I, C]` under `positives [I, C]`, a scalar."""
+        ignored = similarity == -torch.inf
+        x = similarity.masked_fill(ignored, 0)
+        match, no_match = functional.logsigmoid(x), functional.logsigmoid(-x)
+        return -2 * torch.where(positives, match, no_match).masked_fill(ignored, 0).sum()
 
 
 class MatchingBce(Loss):
-    """`matching_bce` with learned scale and shift.
+    """The binary cross-entropy of matching, the mean over all pairs, once for each direction (PCME++).
+
+    A pair's logit is a * similarity + b, where the similarity is minus a distance; a and b are learned.
 
     Args:
         scale: a at first.
         shift: b at first.
-        pseudo_positives: see `matching_bce`.
+        pseudo_positives: the weight of the same loss where every pair that is at least as close as its row's (text to
+            image: column's) closest positive counts as positive too.
     """
 
     def __init__(
@@ -96,8 +57,16 @@ class MatchingBce(Loss):
         self.pseudo_positives = pseudo_positives
 
     def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:
-        """Return the loss of `similarity [I, C]` under `positives [I, C]`."""
-        return matching_bce(similarity, positives, self.scale, self.shift, pseudo_positives=self.pseudo_positives)
+        """Return the loss of `similarity [I, C]` under `positives [I, C]`, a scalar."""
+        counted = similarity > -torch.inf
+        # Filled before they are scaled: 0 * inf would reach the gradient of the scale.
+        logits = self.scale * similarity.masked_fill(~counted, 0) + self.shift
+        loss = 2 * _mean_bce(logits, positives, counted)
+        if self.pseudo_positives:
+            image_to_text = _mean_bce(logits, _with_pseudo(similarity, positives, 1), counted)
+            text_to_image = _mean_bce(logits, _with_pseudo(similarity, positives, 0), counted)
+            loss = loss + self.pseudo_positives * (image_to_text + text_to_image)
+        return loss
 
 
 def _mean_bce(logits: Tensor, labels: Tensor, counted: Tensor) -> Tensor:

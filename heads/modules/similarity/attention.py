@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from ..embedding import Sequence
 from ..padding import softmax, valid_rows, zero_padding
 from ..parameters import Part, Positive
-from .shared import check_sequences, unit
+from .shared import check, unit
 
 Direction = Literal["t-i", "i-t"]
 Pooling = Literal["lse", "average"]
@@ -58,7 +58,7 @@ class CrossAttention(Part):
 
     def forward(self, images: Sequence, captions: Sequence) -> Tensor:
         """Compare I images of N regions `[I, N, D]` with C captions of L words `[C, L, D]`: `[I, C]`."""
-        check_sequences(images, captions)
+        check("sequence", images, captions)
         images, captions = _prepared(images), _prepared(captions)
 
         def part(begin: int, end: int) -> Tensor:
@@ -80,7 +80,7 @@ class CrossAttention(Part):
         Those of a query row add up to one over the context's rows: with `t-i` those of a word over the regions, with
         `i-t` those of a region over the words. Values after a length mean nothing.
         """
-        check_sequences(images, captions)
+        check("sequence", images, captions)
         images, captions = _prepared(images), _prepared(captions)
         query, context = (captions, images) if self.direction == "t-i" else (images, captions)
         with torch.autocast(images.rows.device.type, enabled=False):

@@ -10,8 +10,8 @@ from torch import Tensor
 from ..embedding import Embedding, each
 
 SIDE = 512  # of a block of Gaussians or sequences, which are compared in float64 or bound their memory themselves
-# Pairs of elements in a block: 16 MiB a temporary in float32. glibc gives larger ones than 32 MiB back to the system
-# each time, and getting them again costs more than most of the arithmetic.
+# Pairs of elements in a block: a temporary has 16 MiB in float32. glibc returns those above 32 MiB to the system each
+# time, and getting them again costs more than most of the arithmetic.
 CELLS = 1 << 22
 
 
@@ -25,9 +25,9 @@ def in_blocks(compare: Callable[[Any, Any], Tensor], images: Embedding, captions
         captions: C embeddings of the same type.
 
     Returns:
-        `[I, C]`, as one call of `compare` would give it. A block and a few temporaries of its size come on top.
+        `[I, C]`, as one call of `compare` would give it. Beside it, memory holds a few temporaries the size of a block.
     """
-    # Once a piece of nearly 32 MiB was freed, never touched, glibc keeps all temporaries of the blocks at hand.
+    # After a piece of nearly 32 MiB has been freed, even untouched, glibc keeps the temporaries of all blocks at hand.
     torch.empty(31 << 20, dtype=torch.uint8)
     count, width = _count(images), _count(captions)
     step = side(images, captions)
@@ -45,7 +45,7 @@ def in_blocks(compare: Callable[[Any, Any], Tensor], images: Embedding, captions
 def side(images: Embedding, captions: Embedding) -> int:
     """Return how many images and how many captions a block of `in_blocks` has.
 
-    As many of both: each block normalises its rows and columns anew, which a square has the fewest of.
+    The same number of both: each block normalises its rows and columns anew, and a square has the fewest of them.
     """
     if not (isinstance(images, Tensor) and isinstance(captions, Tensor)):
         return SIDE

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from ..embedding import Gaussian
 from ..parameters import Part
-from .shared import check_gaussians, precise, squared_distances
+from .shared import check, precise, squared_distances
 
 Direction = Literal["image-caption", "caption-image"]
 Form = Literal["closed", "printed"]
@@ -37,7 +37,7 @@ class Kl(Part):
 
     def forward(self, images: Gaussian, captions: Gaussian) -> Tensor:
         """Compare I with C Gaussians of D dimensions: `[I, C]`."""
-        check_gaussians(images, captions)
+        check("gaussian", images, captions)
         if self.direction == "caption-image":
             return _negative_kl(captions, images).T.to(precise(images.mean))
         return _negative_kl(images, captions).to(precise(images.mean))
@@ -50,7 +50,7 @@ class MinKl(Part):
 
     def forward(self, images: Gaussian, captions: Gaussian) -> Tensor:
         """Compare I with C Gaussians of D dimensions: `[I, C]`."""
-        check_gaussians(images, captions)
+        check("gaussian", images, captions)
         return torch.maximum(_negative_kl(images, captions), _negative_kl(captions, images).T).to(precise(images.mean))
 
 
@@ -74,7 +74,7 @@ class Wasserstein(Part):
 
     def forward(self, images: Gaussian, captions: Gaussian) -> Tensor:
         """Compare I with C Gaussians of D dimensions: `[I, C]`."""
-        check_gaussians(images, captions)
+        check("gaussian", images, captions)
         distances = squared_distances(self._point(images), self._point(captions))
         if not self.squared:
             apart = distances > 0
@@ -97,7 +97,7 @@ class SampledDistance(Part):
 
     def forward(self, images: Gaussian, captions: Gaussian) -> Tensor:
         """Compare I with C Gaussians of D dimensions: `[I, C]`."""
-        check_gaussians(images, captions)
+        check("gaussian", images, captions)
         means = [functional.normalize(g.mean.double(), dim=1) for g in (images, captions)]
         spread = [g.log_variance.double().exp().sum(1) for g in (images, captions)]
         distances = squared_distances(*means) + spread[0][:, None] + spread[1]

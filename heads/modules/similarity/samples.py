@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..parameters import Part, Positive
-from .shared import check_sets, element_cosines, precise, squared_distances
+from .shared import check, element_cosines, precise, squared_distances
 
 Link = Literal["symmetric", "logistic"]
 
@@ -51,7 +51,7 @@ def monte_carlo_log_odds(
     Returns:
         `[I, C]`.
     """
-    check_sets(images, captions)
+    check("set", images, captions)
     squares = squared_distances(images.flatten(0, 1), captions.transpose(0, 1).flatten(0, 1))
     # 1e-6 under the root, as the published code has it: the gradient of two equal samples is finite.
     distances = (squares + 1e-6).sqrt().to(precise(images))
@@ -62,7 +62,7 @@ def monte_carlo_log_odds(
 
 
 class _Learned(Part):
-    """Holds a learned scale, positive because its logarithm is what is learned, and a learned shift."""
+    """A learned scale, kept positive by learning its logarithm, and a learned shift."""
 
     embedding = "set"
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from ..parameters import Part, Positive
-from .shared import check_vectors, element_cosines, unit
+from .shared import check, element_cosines, unit
 
 
 def cosine(images: Tensor, captions: Tensor) -> Tensor:
     """Return the cosine of every pair of `images [I, D]` and `captions [C, D]`, `[I, C]`."""
-    check_vectors(images, captions)
+    check("vector", images, captions)
     with torch.autocast(images.device.type, enabled=False):
         return unit(images) @ unit(captions).T
 

@@ -1,10 +1,10 @@
-"""What several similarities share: unit rows, all cosines or distances in one product, and checks of the shapes."""
+"""What several similarities share: unit rows, cosines or distances in one product, and a check of the embeddings."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..embedding import Gaussian, Sequence
+from ..embedding import Embedding, kind_of
 
 
 def unit(x: Tensor) -> Tensor:
@@ -20,10 +20,10 @@ def precise(x: Tensor) -> torch.dtype:
 def element_cosines(images: Tensor, captions: Tensor, scale: Tensor | float = 1.0) -> Tensor:
     """Return the cosines of all elements of sets `images [I, K1, D]` and `captions [C, K2, D]`: `[I, K1, K2, C]`.
 
-    One matrix product. The captions come last so that reductions over elements run along contiguous rows. `scale`
-    multiplies the cosines by way of the images, which are far fewer numbers. The result may be changed in place.
+    One matrix product. The captions come last, so that reductions over elements run along contiguous rows. `scale`
+    multiplies the images, which are far fewer numbers than the cosines. The result may be changed in place.
     """
-    check_sets(images, captions)
+    check("set", images, captions)
     with torch.autocast(images.device.type, enabled=False):
         rows, columns = scale * unit(images), unit(captions).transpose(0, 1)
         products = rows.flatten(0, 1) @ columns.flatten(0, 1).T
@@ -33,7 +33,7 @@ def element_cosines(images: Tensor, captions: Tensor, scale: Tensor | float = 1.
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """Return the squared Euclidean distances of the rows of `x [N, D]` and `y [M, D]`, float64 `[N, M]`.
 
-    |x|^2 - 2 x y + |y|^2 needs no `[N, M, D]`, but loses in float32 every digit of what is near by: hence float64.
+    |x|^2 - 2 x y + |y|^2 needs no `[N, M, D]`, but in float32 it loses every digit of a small distance: hence float64.
     """
     x, y = x.double(), y.double()
     squares = x.square().sum(1)[:, None] + y.square().sum(1)
@@ -41,38 +41,13 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
         return torch.addmm(squares, x, y.T, alpha=-2).clamp(min=0)
 
 
-def check_vectors(images: Tensor, captions: Tensor) -> None:
-    """Raise ValueError if these are no vectors `[samples, width]` of one width."""
-    _check(images, captions, 2, "vectors [samples, width]")
-
-
-def check_sets(images: Tensor, captions: Tensor) -> None:
-    """Raise ValueError if these are no sets `[samples, elements, width]` of one width."""
-    _check(images, captions, 3, "sets [samples, elements, width]")
-
-
-def check_gaussians(images: Gaussian, captions: Gaussian) -> None:
-    """Raise ValueError if these are no Gaussians of one width."""
-    if not (isinstance(images, Gaussian) and isinstance(captions, Gaussian)):
-        raise ValueError(f"this similarity compares Gaussians, not {_name(images)} with {_name(captions)}")
-    _check(images.mean, captions.mean, 2, "Gaussians [samples, width]")
-
-
-def check_sequences(images: Sequence, captions: Sequence) -> None:
-    """Raise ValueError if these are no sequences of one width."""
-    if not (isinstance(images, Sequence) and isinstance(captions, Sequence)):
-        raise ValueError(f"this similarity compares sequences, not {_name(images)} with {_name(captions)}")
-    _check(images.rows, captions.rows, 3, "sequences [samples, rows, width]")
-
-
-def _check(images: Tensor, captions: Tensor, dimensions: int, expected: str) -> None:
-    shapes = [list(x.shape) if isinstance(x, Tensor) else _name(x) for x in (images, captions)]
-    fits = all(isinstance(x, Tensor) and x.ndim == dimensions for x in (images, captions))
-    if not fits or images.shape[-1] != captions.shape[-1]:
+def check(kind: str, images: Embedding, captions: Embedding) -> None:
+    """Raise ValueError unless both are embeddings of this `kind_of`, and of one width."""
+    shapes = [list((one if isinstance(one, Tensor) else one[0]).shape) for one in (images, captions)]
+    kinds = kind_of(images), kind_of(captions)
+    axes = 3 if kind in ("set", "sequence") else 2
+    if kinds != (kind, kind) or {*map(len, shapes)} != {axes} or shapes[0][-1] != shapes[1][-1]:
         raise ValueError(
-            f"this similarity compares embedding {expected} of one width, not {shapes[0]} with {shapes[1]}"
+            f"this similarity compares {kind}s of one width, not a {kinds[0]} of shape {shapes[0]} "
+            f"with a {kinds[1]} of shape {shapes[1]}"
         )
-
-
-def _name(x: object) -> str:
-    return type(x).__name__

@@ -12,9 +12,9 @@ LENGTH = torch.tensor([2, 0, 3])
 def test_padding_becomes_zero_in_two_and_in_three_dimensions(garbage):
     rows = torch.arange(1.0, 19).view(3, 3, 2)
     expected = torch.stack([rows[b] * (torch.arange(3) < LENGTH[b])[:, None] for b in range(3)])
-    spoiled = rows.masked_fill(~valid_rows(rows, LENGTH)[..., None], garbage)
-    assert torch.equal(zero_padding(spoiled, LENGTH), expected)
-    assert torch.equal(zero_padding(spoiled[..., 0], LENGTH), expected[..., 0])
+    dirty = rows.masked_fill(~valid_rows(rows, LENGTH)[..., None], garbage)
+    assert torch.equal(zero_padding(dirty, LENGTH), expected)
+    assert torch.equal(zero_padding(dirty[..., 0], LENGTH), expected[..., 0])
 
 
 def test_last_row_of_each_sample():

@@ -210,7 +210,7 @@ def test_more_weights_than_torch_can_count_are_a_fault():
     assert "aggregator.image: Storage size calculation overflowed" in faults("setdiv", "model.dim=1000000000000")
 
 
-def test_json_is_taken_before_and_behind_show():
+def test_json_is_taken_before_and_after_show():
     expected = load_recipe("setdiv").to_dict()
     for words in (["--json", "show", "setdiv"], ["show", "setdiv", "--json"]):
         assert json.loads(CliRunner().invoke(recipes_command, words, catch_exceptions=False).stdout) == expected

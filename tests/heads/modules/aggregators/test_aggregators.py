@@ -124,6 +124,6 @@ def test_low_precision_stays_near(part, parameters, how):
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how == "autocast"):
         embedding = rough(local, LENGTH, global_).embedding
     embedding.float().sum().backward()
-    # Eight bits of mantissa: a few percent of the largest value, more behind four rounds or a temperature of 0.1.
+    # Eight bits of mantissa: a few percent of the largest value, more after four rounds or a temperature of 0.1.
     assert (embedding.double() - expected).abs().max() <= 0.08 * expected.abs().max()
     assert local.grad.isfinite().all()

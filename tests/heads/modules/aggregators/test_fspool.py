@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from xret.heads.modules.aggregators.fspool import FSPool, interpolation
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 1000),
     length=st.lists(st.integers(0, 9), min_size=1, max_size=4),

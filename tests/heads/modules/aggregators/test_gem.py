@@ -9,7 +9,7 @@ from xret.heads.modules.aggregators.gem import FLOOR, GeM, generalised_mean
 from xret.heads.modules.padding import max_rows, mean_rows
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 1000),
     length=st.lists(st.integers(0, 6), min_size=1, max_size=4),

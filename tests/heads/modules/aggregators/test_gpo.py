@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded import assert_near, near
 
 from xret.heads.modules.aggregators.gpo import GPO, INDICES, cos_sin_positions
 from xret.heads.modules.aggregators.pooling import sorted_rows
 from xret.heads.modules.padding import mean_rows
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 VARIANTS = [
     {"generator": generator, "per_dimension": per_dimension, "feature_input": feature_input}
     for generator in ("cos-sin-bigru", "cos-sin-mlp", "index-bigru", "interpolation")
@@ -17,12 +17,6 @@ VARIANTS = [
     for feature_input in (False, True)
     if not (feature_input and generator == "interpolation")
 ]
-
-
-def assert_near(actual, expected, tolerance):
-    expected = torch.as_tensor(expected)
-    atol = tolerance * expected.abs().max().item()
-    torch.testing.assert_close(actual.detach().to(expected), expected, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -40,11 +34,11 @@ def test_recorded_values(golden, case, dtype):
     (pooled * torch.tensor(data[f"{case}/in_cotangent"])).sum().backward()
 
     bits = "64" if dtype is torch.float64 else "32"
-    assert_near(pooled, data[f"{case}/out{bits}_pooled"], TOLERANCE[dtype])
-    assert_near(module.coefficients(length), data[f"{case}/out{bits}_weights"], TOLERANCE[dtype])
-    assert_near(local.grad, data[f"{case}/grad{bits}_features"], TOLERANCE[dtype])
+    assert_near(pooled, data[f"{case}/out{bits}_pooled"], near(dtype))
+    assert_near(module.coefficients(length), data[f"{case}/out{bits}_weights"], near(dtype))
+    assert_near(local.grad, data[f"{case}/grad{bits}_features"], near(dtype))
     positions = cos_sin_positions(int(length.max()), position_dim, pooled)
-    assert_near(positions, data[f"{case}/out{bits}_positions"], TOLERANCE[dtype])
+    assert_near(positions, data[f"{case}/out{bits}_positions"], near(dtype))
 
 
 def make(**parameters):
@@ -91,7 +85,7 @@ def test_a_batch_of_many_lengths_is_each_sample_alone(parameters):
         torch.testing.assert_close(pooled[b], one_sample(module, values))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     variant=st.sampled_from(VARIANTS),
     length=st.lists(st.integers(1, 9), min_size=1, max_size=5),

@@ -78,7 +78,7 @@ def test_dtype_is_kept(pool, dtype):
     torch.testing.assert_close(pooled.double(), pool(local.double(), LENGTH), rtol=0.02, atol=0.01)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 1000),
     length=st.lists(st.integers(0, 6), min_size=1, max_size=4),

@@ -4,17 +4,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded import assert_near, near
 from torch import nn
 
 from xret.heads.modules.aggregators.region_graph import RegionGraph, RegionGraphLayer
 
 DTYPES = [torch.float64, torch.float32]
-
-
-def near(actual, expected, dtype):
-    expected = torch.as_tensor(expected)
-    tolerance = (1e-9 if dtype is torch.float64 else 1e-5) * expected.abs().max().item()
-    torch.testing.assert_close(actual.detach().to(expected.dtype), expected, rtol=0, atol=tolerance)
 
 
 def recorded_layer(data, case, dtype, divide=True):
@@ -41,11 +36,11 @@ def test_recorded_layer(golden, case, mode, dtype):
     rows = regions.transpose(1, 2)
     length = torch.full((len(rows),), rows.shape[1])
     if mode == "eval":
-        near(layer.affinity(rows, length), data[f"{case}/out{bits}_affinity_over_n"], dtype)
+        assert_near(layer.affinity(rows, length), data[f"{case}/out{bits}_affinity_over_n"], near(dtype))
     out = layer(rows, length).transpose(1, 2)
-    near(out, data[f"{case}/out{bits}_{mode}"], dtype)
+    assert_near(out, data[f"{case}/out{bits}_{mode}"], near(dtype))
     (out * torch.tensor(data[f"{case}/in_cotangent"])).sum().backward()
-    near(regions.grad, data[f"{case}/grad{bits}_{mode}_regions"], dtype)
+    assert_near(regions.grad, data[f"{case}/grad{bits}_{mode}_regions"], near(dtype))
 
 
 @pytest.mark.parametrize("case", ["bn", "bottleneck_bn", "nobn"])
@@ -54,8 +49,8 @@ def test_recorded_layer_without_division(golden, case):
     layer = recorded_layer(data, case, torch.float64, divide=False).eval()
     rows = torch.tensor(data[f"{case}/in_regions_BDN"]).double().transpose(1, 2)
     length = torch.full((len(rows),), rows.shape[1])
-    near(layer.affinity(rows, length), data[f"{case}/out64_affinity"], torch.float64)
-    near(layer(rows, length).transpose(1, 2), data[f"{case}/out64_eval_without_1_over_n"], torch.float64)
+    assert_near(layer.affinity(rows, length), data[f"{case}/out64_affinity"], 1e-9)
+    assert_near(layer(rows, length).transpose(1, 2), data[f"{case}/out64_eval_without_1_over_n"], 1e-9)
 
 
 def shaken(module):

@@ -10,9 +10,19 @@ from torch.nn.functional import normalize
 
 from xret.heads.modules.aggregators import Aggregated
 from xret.heads.modules.embedding import Gaussian
-from xret.heads.modules.losses.gaussians import InformationBottleneck, Uniformity, information_bottleneck, uniformity
+from xret.heads.modules.losses.gaussians import InformationBottleneck, Uniformity
 
 CODE = {"reduction": "sum", "mean": "samples"}  # what PCME's public code does
+
+
+def information_bottleneck(mean, log_variance, reduction="mean"):
+    """The loss of one side."""
+    return InformationBottleneck(reduction=reduction).of("image", Aggregated(Gaussian(mean, log_variance)))
+
+
+def uniformity(vectors):
+    """The loss of vectors that are all of images."""
+    return Uniformity()(None, None, Aggregated(vectors), Aggregated(vectors[:0]))
 
 
 def sides(data, dtype):

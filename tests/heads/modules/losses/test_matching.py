@@ -9,9 +9,25 @@ from hypothesis import strategies as st
 from recorded import DTYPES, assert_near, bits, leaf, near, own
 from torch.nn.functional import logsigmoid, normalize
 
-from xret.heads.modules.losses.infonce import InfoNce, infonce
-from xret.heads.modules.losses.matching import MatchingBce, SoftContrastive, matching_bce, soft_contrastive
+from xret.heads.modules.losses.infonce import InfoNce
+from xret.heads.modules.losses.matching import MatchingBce, SoftContrastive
 from xret.heads.modules.similarity.sets import cosine
+
+soft_contrastive = SoftContrastive()
+
+
+def infonce(similarity, positives, scale=1.0):
+    loss = InfoNce(learned=False)
+    loss.scale = scale
+    return loss(similarity, positives)
+
+
+def matching_bce(similarity, positives, scale=5.0, shift=5.0, **pseudo_positives):
+    loss = MatchingBce(**pseudo_positives)
+    del loss.scale, loss.shift
+    loss.scale, loss.shift = scale, shift
+    return loss(similarity, positives)
+
 
 LOSSES = [infonce, matching_bce, lambda s, p: matching_bce(s, p, pseudo_positives=0.3)]
 

@@ -15,7 +15,7 @@ SETTINGS = [(direction, pooling) for direction in ("t-i", "i-t") for pooling in 
 
 
 def sequences(lengths, width=6, seed=0, longest=None):
-    """Return random sequences; what lies behind a length is not a number."""
+    """Return random sequences; values after a length are NaN."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.full((len(lengths), longest or max(lengths), width), math.nan, dtype=torch.float64)
     for row, length in zip(rows, lengths, strict=True):
@@ -57,7 +57,7 @@ def test_agrees_with_a_loop_over_pairs(direction, pooling, slope):
             assert actual[i, c].item() == pytest.approx(expected, rel=1e-10)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 1000),
     lengths=st.lists(st.integers(1, 4), min_size=1, max_size=3),
@@ -152,7 +152,7 @@ def test_wrong_values_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             CrossAttention(**values)
-    with pytest.raises(ValueError, match="compares sequences, not Tensor with Sequence"):
+    with pytest.raises(ValueError, match=r"compares sequences .* not a set of .* with a sequence of "):
         cross_attention(torch.ones(2, 3, 4), sequences([2]))
     with pytest.raises(ValueError, match="one width"):
         cross_attention(sequences([2], width=3), sequences([2], width=4))

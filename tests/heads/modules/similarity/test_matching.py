@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded import assert_near
 from scipy.optimize import linear_sum_assignment
 
 from xret.heads.modules.similarity.matching import Assignment, match, matched, most_similar
@@ -26,12 +27,6 @@ def sets(*shape, seed=0):
 def cosines_of(images, captions):
     """Return the cosines pair by pair, `[I, C, K1, K2]`."""
     return torch.stack([torch.stack([cosine(x, y) for y in captions]) for x in images])
-
-
-def assert_near(actual, expected, tolerance):
-    expected = torch.as_tensor(expected)
-    difference = (actual.detach().to(expected) - expected).abs().max().item()
-    assert difference <= tolerance * expected.abs().max().item()
 
 
 def tried_out(cosines):
@@ -115,7 +110,7 @@ def test_no_matching_is_better(k1, k2, programme, monkeypatch):
             torch.testing.assert_close(score[i, c], expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 1000), k1=st.integers(1, 6), k2=st.integers(1, 6))
 def test_the_sum_is_scipys_and_no_fixed_matching_has_more(seed, k1, k2):
     images, captions = sets(2, k1, 4, seed=seed), sets(3, k2, 4, seed=seed + 1)
@@ -147,7 +142,7 @@ def test_large_sets_are_matched_exactly(k1, k2):
             assert totals[i, c].item() == pytest.approx(best, abs=1e-5)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 1000), k1=st.integers(1, 5), k2=st.integers(1, 5))
 def test_order_scale_and_side_change_nothing(seed, k1, k2):
     images, captions = sets(2, k1, 4, seed=seed), sets(3, k2, 4, seed=seed + 1)

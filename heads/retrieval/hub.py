@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from ...pipeline.errors import RunError
 from ...pipeline.files import making
 from ..runs.encoders import ORIGINS, Side, origins_text
+from ..runs.info import RunInfo
 from ..runs.run import Run, write_recipe
 from ..training.finetuning.finetuning import BACKBONES
 from .retriever import Retriever
@@ -93,7 +95,9 @@ def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = 
             (shutil.copytree if file.is_dir() else shutil.copyfile)(file, partial / file.name)
         write_recipe(partial, recipe, run.image_facts, run.text_facts)
         (partial / ORIGINS).write_text(origins_text(origins), encoding="utf-8")
-        (partial / "run.json").write_text(json.dumps(_without_paths(run.info), indent=1) + "\n", encoding="utf-8")
+        (partial / "run.json").write_text(
+            json.dumps(_without_paths(run.info).to_json(), indent=1) + "\n", encoding="utf-8"
+        )
         (partial / "README.md").write_text(_card(retriever, repo or str(folder)), encoding="utf-8")
     return folder
 
@@ -146,9 +150,13 @@ def _sides(run: Run) -> tuple[Side, ...]:
     return ("image",) if run.vocabulary is not None else ("image", "text")
 
 
-def _without_paths(info: dict[str, Any]) -> dict[str, Any]:
-    stores = {"also_stores": [Path(store).name for store in info["also_stores"]]} if "also_stores" in info else {}
-    return info | {key: Path(info[key]).name for key in ("store", "head") if key in info} | stores
+def _without_paths(info: RunInfo) -> RunInfo:
+    return replace(
+        info,
+        store=Path(info.store).name,
+        also_stores=info.also_stores and [Path(store).name for store in info.also_stores],
+        head=info.head and Path(info.head).name,
+    )
 
 
 def _card(retriever: Retriever, repo: str) -> str:
@@ -163,11 +171,11 @@ def _card(retriever: Retriever, repo: str) -> str:
         name=repo.rpartition("/")[2],
         repo=repo,
         recipe=recipe.name,
-        dataset=Path(run.info["store"]).name,
-        epoch=run.info["best_epoch"],
-        rsum=run.info["best_rsum"],
-        image=run.info["image_set"],
-        text=run.info["text_set"],
+        dataset=Path(run.info.store).name,
+        epoch=run.info.best_epoch,
+        rsum=run.info.best_rsum,
+        image=run.info.image_set,
+        text=run.info.text_set,
         image_aggregator=recipe.aggregator["image"]["name"],
         text_aggregator=recipe.aggregator["text"]["name"],
         similarity=recipe.similarity["name"],

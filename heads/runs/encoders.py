@@ -15,8 +15,8 @@ from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, RunError
 from ...pipeline.extraction.options import Options, words_of_run
 from ...pipeline.reading.reencoding import Origin, TextEncoder, caption_encoder, image_encoder
-from .run import Run
 from .features import caption_set_of_run, image_set_of_run
+from .run import Run
 
 ORIGINS = "encoders.json"
 Side = Literal["image", "text"]
@@ -73,7 +73,7 @@ def find_text_encoder(run: Run, open_cache: Opener, weights: str | None, device:
 
 def tuned(run: Run, side: Literal["visual", "text"]) -> Options | None:
     """Return the options that name a run's own backbone of a side; None where it has none."""
-    if (run.info.get("backbones") or {}).get(side) is None:
+    if (run.info.backbones or {}).get(side) is None:
         return None
     return Options(**words_of_run(run.path))
 
@@ -86,7 +86,7 @@ def origin_of(run: Run, side: Side, open_cache: Opener) -> Origin:
         return Origin.of(image_set_of_run(run, cache) if side == "image" else caption_set_of_run(run, cache))
     try:
         origin = Origin(**json.loads(file.read_text(encoding="utf-8"))[side])
-        damaged = origin.fingerprint != run.info["fingerprints"][side]
+        damaged = origin.fingerprint != run.info.fingerprints[side]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{file} is damaged; remove it and name the store with --store, or get the run again") from error
     if damaged:
@@ -100,7 +100,7 @@ def origins_text(origins: Mapping[Side, Origin]) -> str:
 
 
 def _require(run: Run, side: Side, identity: dict[str, Any], dtype: str) -> None:
-    if fingerprint(identity, dtype) != run.info["fingerprints"][side]:
+    if fingerprint(identity, dtype) != run.info.fingerprints[side]:
         raise EncoderError(
             f"the {side} backbone in {run.path} is not the one that run.json speaks of: it is damaged or was"
             " exchanged; get the run again"

@@ -14,7 +14,7 @@ from typing import Any
 from ....pipeline.errors import RunError
 from ....pipeline.extraction.schedule import connect, count_workers, workers_of
 from ...modules.embedding import Embedding
-from ...runs.run import absolute
+from ...runs.info import absolute
 from . import Answer, Compare, Effort, Index, Kind
 from .folder import RECORD, Facts, appearing
 from .of_run import index_run

@@ -53,7 +53,7 @@ def store(tmp_path_factory):
 def numbers(run):
     """All that must repeat: metrics without times, weights, state, best epoch."""
     lines = [{k: v for k, v in line.items() if k != "seconds"} for line in Run(run).metrics()]
-    info = {k: v for k, v in Run(run).info.items() if k.startswith("best")}
+    info = Run(run).info.best_epoch, Run(run).info.best_rsum
     state = torch.load(run / "state.pt", weights_only=True)
     return lines, info, load_file(run / "model.safetensors"), state
 
@@ -114,7 +114,7 @@ def test_the_run_folder(uninterrupted, store):
 
 def test_the_best_epoch_is_what_is_evaluated(uninterrupted):
     result = evaluate([uninterrupted], split="val", device="cpu")["results"][0]
-    assert result["rsum"] == pytest.approx(Run(uninterrupted).info["best_rsum"])
+    assert result["rsum"] == pytest.approx(Run(uninterrupted).info.best_rsum)
 
 
 def test_the_loss_of_the_first_batch_is_that_of_the_recipe(store, tmp_path):
@@ -190,7 +190,7 @@ def test_a_complete_run_is_left_alone(store, uninterrupted):
     before = numbers(uninterrupted)
     summary = train(store, recipe_of(), uninterrupted, device="cpu", seed=3, resume=True)
     assert (summary.epochs, summary.trained) == (3, 0)
-    assert summary.best_rsum == Run(uninterrupted).info["best_rsum"]
+    assert summary.best_rsum == Run(uninterrupted).info.best_rsum
     assert_equal(numbers(uninterrupted), before)
 
 

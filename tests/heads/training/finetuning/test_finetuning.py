@@ -123,7 +123,7 @@ def test_with_frozen_backbones_the_first_step_is_the_caches(made, tune, text, si
     """The third epoch, of one step, from the cache and with the backbones in the loop: loss, and weights behind it."""
     words = {"text": text, "dtype": dtype, "name": name, "visual": "resnet18"}
     base, whole = made.head(epochs=2, **words), made.head(epochs=3, **words)
-    if Run(base).info["best_epoch"] != 2:  # fine-tuning begins with the best weights; here those are to be the last
+    if Run(base).info.best_epoch != 2:  # fine-tuning begins with the best weights; here those are to be the last
         base = with_last_weights(base)
     tuned = tune(base, sides, *FROZEN)
     expected, found = Run(whole).metrics()[2], Run(tuned).metrics()[2]
@@ -245,22 +245,22 @@ def test_the_result_is_a_run_that_is_extracted_and_evaluated(made, tune):
     extract(load_manifest(made.manifest), store, options)
     cache = FeatureCache.open(store)
     for side, features in (
-        ("image", cache.image_set(info["image_set"])),
-        ("text", cache.caption_set(info["text_set"])),
+        ("image", cache.image_set(info.image_set)),
+        ("text", cache.caption_set(info.text_set)),
     ):
-        assert features.fingerprint == info["fingerprints"][side] != info["finetuned"]["fingerprints"][side]
+        assert features.fingerprint == info.fingerprints[side] != info.finetuned["fingerprints"][side]
     result = evaluate([tuned], split="val", device="cpu")["results"][0]
-    assert result["rsum"] == pytest.approx(info["best_rsum"])
+    assert result["rsum"] == pytest.approx(info.best_rsum)
     # And once more: a tuned run is tuned further, with its own weights.
     again = tune(tuned, [], "schedule.epochs=4", out="again", text_weights=None)
-    assert Run(again).info["finetuned"]["image_set"] == info["image_set"]
-    assert Run(again).info["best_epoch"] == 4
+    assert Run(again).info.finetuned["image_set"] == info.image_set
+    assert Run(again).info.best_epoch == 4
 
 
 def test_images_on_the_cache_beside_a_text_backbone(made, tune):
     tuned = tune(made.head(), ["text"], data_root=None)
     assert words_of_run(tuned)["visual"] is None
-    assert Run(tuned).info["image_set"] == Run(made.head()).info["image_set"]
+    assert Run(tuned).info.image_set == Run(made.head()).info.image_set
     assert not (tuned / "image_backbone.safetensors").exists()
 
 
@@ -269,7 +269,7 @@ def test_another_resolution(made, tune):
     assert words_of_run(tuned)["image_size"] == 96
     encoder = GridEncoder(SMALLEST, str(tuned / "image_backbone.safetensors"), 96, "cpu")
     assert encoder.rows == 9
-    assert Run(tuned).info["best_epoch"] == 3
+    assert Run(tuned).info.best_epoch == 3
 
 
 def test_stopped_within_an_epoch_and_resumed_it_is_as_if_never_stopped(made, tune, monkeypatch):
@@ -314,7 +314,7 @@ def test_the_moving_average_of_head_and_backbone_is_kept(made, tune):
             moved += key.startswith("image.backbone.") and not torch.equal(average, behind)
     assert moved
     run = tune(*words, "schedule.epochs=4", out="4", resume=True)
-    kept = {3: one, 4: two}[Run(run).info["best_epoch"]]["average"]
+    kept = {3: one, 4: two}[Run(run).info.best_epoch]["average"]
     backbone, head = (load_file(run / name) for name in ("image_backbone.safetensors", "model.safetensors"))
     for key, value in kept.items():
         name = key.removeprefix("module.")

@@ -12,8 +12,8 @@ from torch import nn
 from xret.heads.modules.losses import Diversity, Triplet
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
+from xret.heads.training.failures import STEPS, CollapseDetector, enough_memory
 from xret.heads.training.training import train
-from xret.heads.training.watching import STEPS, CollapseWatch, enough_memory
 from xret.pipeline.cache.feature_cache import ImageSet
 from xret.pipeline.errors import OutOfMemory, RunError
 
@@ -34,23 +34,23 @@ def positives(images, captions):
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_the_constant_is_the_loss_of_equal_similarities(reduction):
     loss = Triplet(margin=0.3, reduction=reduction)
-    watch = CollapseWatch(nn.ModuleDict({"diversity": Diversity(), "triplet": loss}))
+    detector = CollapseDetector(nn.ModuleDict({"diversity": Diversity(), "triplet": loss}))
     value = loss(torch.full((4, 12), 0.7), positives(4, 3), None, None)
-    assert watch.constant(pairs=12) == pytest.approx(value.item())
+    assert detector.constant(pairs=12) == pytest.approx(value.item())
     values = torch.tensor([9.0, 9.0, value])
-    assert watch.steps_at_constant(values, 12, before=4) == 5
-    assert watch.steps_at_constant(values * 1.005, 12, before=4) == 5  # hardest negatives lie a little above
-    assert watch.steps_at_constant(values * 1.02, 12, before=4) == 0
-    assert watch.steps_at_constant(values * 0.98, 12, before=4) == 0
+    assert detector.steps_at_constant(values, 12, before=4) == 5
+    assert detector.steps_at_constant(values * 1.005, 12, before=4) == 5  # hardest negatives lie a little above
+    assert detector.steps_at_constant(values * 1.02, 12, before=4) == 0
+    assert detector.steps_at_constant(values * 0.98, 12, before=4) == 0
 
 
 def test_all_negatives_are_not_watched():
     warming = Triplet(warmup_epochs=2)
     for loss, watched in ((Triplet(negatives="all"), False), (Triplet(margin=0.0), False), (warming, False)):
-        assert (CollapseWatch(nn.ModuleDict({"triplet": loss})).constant(3) is not None) is watched
+        assert (CollapseDetector(nn.ModuleDict({"triplet": loss})).constant(3) is not None) is watched
     warming.epoch = 2
-    assert CollapseWatch(nn.ModuleDict({"triplet": warming})).constant(3) == 0.4
-    assert CollapseWatch(nn.ModuleDict({"diversity": Diversity()})).constant(3) is None
+    assert CollapseDetector(nn.ModuleDict({"triplet": warming})).constant(3) == 0.4
+    assert CollapseDetector(nn.ModuleDict({"diversity": Diversity()})).constant(3) is None
 
 
 def test_a_collapse_is_told_once_and_written_down(store, tmp_path, capsys):
@@ -167,4 +167,4 @@ def test_an_early_end_is_told(store, tmp_path, capsys):
     recipe = load_recipe("vsepp", [*SMALL, "optimizer.lr=0", "schedule.epochs=9", "schedule.patience=2"])
     train(store, recipe, tmp_path / "run", device="cpu")
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "train: stopped behind epoch 3 of 9, for none of the last 2 was better in validation RSUM."
+    assert last == "train: stopped after epoch 3 of 9, for none of the last 2 was better in validation RSUM."

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ..pipeline.errors import XretError
 from .parsing import FOLDER
 from .search import run_options
 
@@ -38,8 +39,13 @@ def serve(run: str, host: str, port: int, **options: Any) -> None:
     curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg 'http://127.0.0.1:8000/api/search?k=5'
     """
     from ..heads.retrieval.retriever import Retriever
-    from ..heads.retrieval.serving.server import serve as serve_forever
 
+    try:
+        from ..heads.retrieval.serving.server import serve as serve_forever
+    except ModuleNotFoundError as error:
+        raise XretError(
+            f"the server needs Starlette and uvicorn ({error.name} is not installed): pip install 'xret[serve]'"
+        ) from error
     with closing(Retriever(run, **options)) as retriever:
         if not is_loopback(host):
             click.echo(f"whoever reaches {host} can search and see the pictures: there is no password", err=True)

@@ -176,8 +176,8 @@ def plot(lines: Sequence[Line], file: str | Path) -> None:
     axes.set_ylabel("RSUM")
     if measured:
         axes.legend()
-    with writing(file) as partial:
-        figure.savefig(partial, format=file.suffix[1:])
+    with writing(Path(file)) as partial:
+        figure.savefig(partial, format=Path(file).suffix[1:])
 
 
 def plotted_key(values: Sequence[Mapping[str, Any]]) -> str:

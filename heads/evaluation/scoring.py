@@ -21,6 +21,7 @@ from ...pipeline.reading.batches import Batches, Features
 from ..model import Model
 from ..modules.aggregators import Aggregated
 from ..modules.embedding import Embedding, Sequence, concatenate, each
+from ..modules.padding import zero_padding
 from ..modules.similarity import in_blocks
 from ..runs.features import open_store, split_of_run
 from ..runs.run import Run
@@ -145,8 +146,7 @@ def representatives(embeddings: Embedding, texts: Several[str]) -> Tensor:
 def _flat(embedding: Embedding) -> Tensor:
     """Return an embedding as one row of numbers a sample, ``[B, F]``."""
     if isinstance(embedding, Sequence):
-        inside = torch.arange(embedding.rows.shape[1], device=embedding.length.device) < embedding.length[:, None]
-        return embedding.rows.masked_fill(~inside[..., None], 0).flatten(1)
+        return zero_padding(*embedding).flatten(1)
     return torch.cat([t.flatten(1) for t in ([embedding] if isinstance(embedding, Tensor) else embedding)], 1)
 
 

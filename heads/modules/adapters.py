@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .aggregators.pooling import max_rows, mean_rows, valid_rows
 from .checks import one_of
+from .padding import max_rows, mean_rows, on_valid_rows
 from .recurrence import run_packed
 
 Pooling = Literal["cached", "mean", "max"]
@@ -130,12 +130,7 @@ class RoiAdapter(_Projection):
         super().__init__(layer, channels, global_channels, dim, global_)
 
     def _rows(self, local: Tensor, length: Tensor) -> Tensor:
-        # Padding must stay out of the statistics.
-        valid = valid_rows(local, length)
-        projected = self.layer(local[valid])
-        rows = projected.new_zeros((*local.shape[:2], projected.shape[1]))
-        rows[valid] = projected
-        return rows
+        return on_valid_rows(self.layer, local, length)
 
 
 class WordsAdapter(nn.Module):

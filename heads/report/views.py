@@ -14,6 +14,7 @@ from ...pipeline.device import within_memory
 from ..evaluation.scoring import Scores, score_embedded
 from ..model import Model
 from ..modules.embedding import Embedding, Gaussian, Sequence
+from ..modules.padding import zero_padding
 from ..runs.features import caption_set_of_run, open_store, split_of_run
 from ..runs.run import Run
 from .diagnostics.embedded import Embedded, embed_split
@@ -138,9 +139,7 @@ def elements(embedding: Embedding) -> Tensor:
     if isinstance(embedding, Gaussian):
         embedding = embedding.mean
     elif isinstance(embedding, Sequence):
-        rows = functional.normalize(embedding.rows, dim=-1)
-        valid = torch.arange(rows.shape[1], device=rows.device) < embedding.length[:, None]
-        embedding = (rows * valid[..., None]).sum(1)
+        embedding = functional.normalize(zero_padding(*embedding), dim=-1).sum(1)
     rows = embedding if embedding.ndim == 3 else embedding[:, None]
     return functional.normalize(rows, dim=-1)
 

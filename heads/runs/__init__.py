@@ -1,1 +1,1 @@
-"""The folder that a training leaves behind, with the features and encoders that belong to it."""
+"""The run: the folder that a training leaves, the features that it reads and the encoders that made them."""

@@ -7,6 +7,7 @@ Generator with Diverse Set Sizes": 20% of the input vectors are dropped at rando
 import torch
 
 from ...pipeline.reading.batches import Features
+from ..modules.padding import valid_rows, zero_padding
 
 
 def drop_rows(features: Features, share: float) -> Features:
@@ -28,17 +29,16 @@ def drop_rows(features: Features, share: float) -> Features:
     if rows is None:
         return features
     chance = torch.rand(rows.shape[:2]).to(rows.device, non_blocking=True)
-    valid = torch.arange(rows.shape[1], device=rows.device) < features.length[:, None]
+    valid = valid_rows(rows, features.length)
     chance = chance.masked_fill(~valid, -1)
     luckiest = chance == chance.amax(1, keepdim=True)  # kept whatever the share
     keep = valid & ((chance >= share) | luckiest)
     length = keep.sum(1)
     order = (~keep).int().argsort(dim=1, stable=True)[:, : int(length.max())]
-    # A padding row stays one: what stands behind a length must be zero.
-    inside = torch.arange(order.shape[1], device=rows.device) < length[:, None]
+    # Rows left out may stand after the new length, where there must be zeros.
     local, token = features.local, features.token
     if local is not None:
-        local = local.gather(1, order[..., None].expand(-1, -1, local.shape[2])).masked_fill(~inside[..., None], 0)
+        local = zero_padding(local.gather(1, order[..., None].expand(-1, -1, local.shape[2])), length)
     if token is not None:
-        token = token.gather(1, order).masked_fill(~inside, 0)
+        token = zero_padding(token.gather(1, order), length)
     return Features(length, local, features.global_, token)

@@ -11,25 +11,34 @@ from PIL import Image, UnidentifiedImageError
 
 from ..errors import SampleError
 
+LONGEST = 100  # longer side over shorter; beyond, a resized picture would fill the memory, or have no pixels left
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")  # of a frame
 
 
-def open_image(path: str | Path | Image.Image) -> Image.Image:
+def open_image(path: str | Path | Image.Image, *, longest: int | None = None) -> Image.Image:
     """Decode an image file completely, as RGB; of a picture that is open already, the rest.
 
     Of 16 bits a channel the upper 8 are taken, of an animation the first frame; what the file's name ends in does not
     matter. The pixels stay as they are stored: an EXIF orientation is not applied, as torchvision's datasets do not.
 
+    Args:
+        path: the file, or an open picture.
+        longest: how many times its shorter side the longer one may be.
+
     Raises:
-        SampleError: the file is missing, empty, damaged, too large or no image, in a few words.
+        SampleError: the file is missing, empty, damaged, too large, too long and narrow or no image, in a few words.
     """
     try:
         if isinstance(path, Image.Image):
-            return _as_rgb(path)
-        with _open(Path(path).read_bytes()) as image:
-            return _as_rgb(image)
+            image = _as_rgb(path)
+        else:
+            with _open(Path(path).read_bytes()) as file:
+                image = _as_rgb(file)
     except Exception as error:  # Pillow's readers raise all kinds of errors on damaged files
         raise SampleError(str(path), _reason(error)) from error
+    if longest is not None and max(image.size) > longest * min(image.size):
+        raise SampleError(str(path), f"it is more than {longest} times as long as it is wide; crop it")
+    return image
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:

@@ -1,8 +1,9 @@
 """Grid features: the last feature map of a torchvision classification network, one row a cell."""
 
-import math
+from abc import ABC, abstractmethod
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,30 +16,73 @@ from torchvision.models import VisionTransformer, get_model, get_model_weights, 
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 from torchvision.transforms import functional as transforms
 
+from ..data.images import LONGEST, open_image
 from ..errors import EncoderError, nearest
-from .pictures import library_versions, open_picture
-from .random_weights import noise_images, settle_norms
-from .weights import digest, fetch, load_strictly, read_weights, seed_or_file
+from .base import library_versions
+from .weights import digest, load_network, noise_images, settle_norms
 
 _HEADS = {"classifier", "fc", "head", "heads"}
 _POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 _POOLING = {functional.adaptive_avg_pool2d, functional.adaptive_max_pool2d}
 
 
-class GridEncoder:
+class Grid(ABC):
+    """What the encoders of a grid have in common: images become squares, and the global feature is the cells' mean.
+
+    Attributes:
+        longest: how many times its shorter side an image's longer one may be.
+        network: up to the last feature map; frozen, unless fine-tuning changes that.
+    """
+
+    kind = "grid"
+    extras: tuple[str, ...] = ()
+    longest: int | None = LONGEST
+    network: nn.Module
+
+    def decode(self, path: str | Path) -> tuple[Tensor, tuple[int, int]]:
+        """Read an image and `prepare` it.
+
+        Returns:
+            Pixels [3, S, S] on the CPU, and the image's own (width, height).
+
+        Raises:
+            SampleError: the image cannot be read, or is far too long and narrow.
+        """
+        image = open_image(path, longest=self.longest)
+        return self.prepare(image), image.size
+
+    @abstractmethod
+    def prepare(self, image: Image.Image) -> Tensor:
+        """Make a square of an image; return pixels [3, S, S]."""
+
+    @torch.inference_mode()
+    def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Encode a batch of decoded images.
+
+        Args:
+            pixels: [B, 3, S, S], as `prepare` gives them.
+
+        Returns:
+            The cells, row by row of the map, float32 [B, N, C], and their mean, float32 [B, C].
+        """
+        local, global_ = self.features(pixels)
+        return local.cpu().numpy(), global_.cpu().numpy()
+
+    @abstractmethod
+    def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what `encode` does as tensors on the device, through which gradients reach `network`."""
+
+
+class GridEncoder(Grid):
     """Encode images as the cells of a network's last feature map, and their mean.
 
     Attributes:
         name: torchvision's name of the network.
         rows: cells of the map, N.
         channels: width of a cell, C; the mean has the same.
-        network: up to the last feature map; frozen, unless fine-tuning changes that.
         identity: what decides the features.
         versions: of the libraries; they do not.
     """
-
-    kind = "grid"
-    extras = ()
 
     def __init__(self, name: str, weights: str, image_size: int, device: str, trust: bool = False) -> None:
         """Build the network and load its weights.
@@ -54,36 +98,14 @@ class GridEncoder:
         Raises:
             EncoderError: the name is unknown, the weights do not fit, or the network does not take this size.
         """
-        known = list_models(module=torchvision.models)
-        if name not in known:
-            raise EncoderError(
-                f"there is no network '{name}'{nearest(name, known)}; choose one of torchvision's for classification"
-            )
-        self.name = name
-        self.device = device
-        try:
-            weights_id, network = _load(name, weights, image_size, trust)
-            layer = last_map(network, image_size)
-            extractor = create_feature_extractor(network, {layer: "map"}, suppress_diff_warning=True).eval()
-            with torch.inference_mode():
-                height, width, self.channels = _cells(extractor(torch.zeros(1, 3, image_size, image_size))["map"])
-        except EncoderError:
-            raise
-        except (RuntimeError, ValueError, AssertionError) as error:
-            reason = str(error).strip().partition("\n")[0].rstrip(".")
-            raise EncoderError(
-                f"{name} does not take images of {image_size} pixels ({reason}); try --image-size 224"
-            ) from error
-        if height * width == 1:
-            raise EncoderError(
-                f"{name} makes a single cell of images of {image_size} pixels; choose a larger --image-size"
-            )
-        self.rows = height * width
+        self.name, self.device = name, device
+        parts = _load(name, weights, image_size, trust)
+        self.rows, self.channels = parts.rows, parts.channels
         self.global_channels = self.channels
         # Channels last: 1.7 times as fast for MobileNetV2 on a CPU, no slower for ResNet-18.
-        self.network = extractor.to(device, memory_format=torch.channels_last).requires_grad_(False)
+        self.network = parts.extractor.to(device, memory_format=torch.channels_last).requires_grad_(False)
         inside = self.network.state_dict()
-        self._head = {name: value for name, value in network.state_dict().items() if name not in inside}
+        self._head = {name: value for name, value in parts.network.state_dict().items() if name not in inside}
         preset = _preset(name)
         self._resize = round(image_size * preset.resize_size[0] / preset.crop_size[0])
         self._crop = image_size
@@ -92,7 +114,7 @@ class GridEncoder:
         self._std = torch.tensor(preset.std, device=device)[:, None, None]
         self.identity: dict[str, Any] = {
             "encoder": name,
-            "weights": weights_id,
+            "weights": parts.weights_id,
             "preprocessing": {
                 "decoder": "pillow",
                 "resize": self._resize,
@@ -101,39 +123,14 @@ class GridEncoder:
                 "mean": list(preset.mean),
                 "std": list(preset.std),
             },
-            "layer": layer,
+            "layer": parts.layer,
         }
-        self.versions = library_versions()
-
-    def decode(self, path: str | Path) -> tuple[Tensor, tuple[int, int]]:
-        """Read an image, resize its shorter side and cut out the middle.
-
-        Returns:
-            Pixels uint8 [3, S, S] on the CPU, and the image's own (width, height).
-
-        Raises:
-            SampleError: the image cannot be read, or is far too long and narrow.
-        """
-        image = open_picture(path)
-        return self.prepare(image), image.size
+        self.versions = library_versions("torch", "torchvision", "PIL")
 
     def prepare(self, image: Image.Image) -> Tensor:
         """Resize an image's shorter side and cut out the middle; return pixels uint8 [3, S, S]."""
         resized = transforms.resize(image, [self._resize], self._interpolation)
         return transforms.pil_to_tensor(transforms.center_crop(resized, [self._crop]))
-
-    @torch.inference_mode()
-    def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Encode a batch of decoded images.
-
-        Args:
-            pixels: uint8 [B, 3, S, S].
-
-        Returns:
-            The cells, row by row of the map, float32 [B, N, C], and their mean, float32 [B, C].
-        """
-        local, global_ = self.features(pixels)
-        return local.cpu().numpy(), global_.cpu().numpy()
 
     def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Return what `encode` does as tensors on the device, through which gradients reach `network`."""
@@ -192,32 +189,53 @@ def _shortest_name(node: str, names: list[str]) -> str:
     return next(p for p in prefixes if [n for n in names if f"{n}.".startswith(f"{p}.")][-1] == node)
 
 
-def _cells(features: Tensor) -> tuple[int, int, int]:
-    """Return (height, width, channels) of a map [B, C, H, W] or of tokens [B, 1 + H·W, C]."""
-    if features.ndim == 4:
-        return features.shape[2], features.shape[3], features.shape[1]
-    side = math.isqrt(features.shape[1] - 1)
-    return side, side, features.shape[2]
-
-
 def _rows(features: Tensor) -> Tensor:
     """Return a map [B, C, H, W], or tokens with the class token first [B, 1 + N, C], as rows [B, N, C]."""
     rows = features.flatten(2).transpose(1, 2) if features.ndim == 4 else features[:, 1:]
     return rows.contiguous()
 
 
-def _load(name: str, weights: str, image_size: int, trust: bool) -> tuple[str, nn.Module]:
-    """Build a network on the CPU and fill it; return what its identity says of the weights, and itself."""
-    if weights == "imagenet":
-        origin, state = f"{name}'s ImageNet weights", _imagenet(name)
-    elif isinstance(source := seed_or_file(weights, imagenet=True), int):
-        return f"random:{source}", _random(name, source, image_size)
-    else:
-        origin, state = weights, read_weights(source, trust)
-    with torch.random.fork_rng(devices=[]):  # its own weights are drawn first, for nothing
-        network = _build(name, image_size)
-    load_strictly(network, state, origin)
-    return digest(network.state_dict()), network.eval()
+class _Parts(NamedTuple):
+    """A network with its weights, and what is taken of it."""
+
+    network: nn.Module
+    weights_id: str
+    layer: str
+    extractor: fx.GraphModule
+    rows: int
+    channels: int
+
+
+def _load(name: str, weights: str, image_size: int, trust: bool) -> _Parts:
+    """Build a network on the CPU, fill it, and cut it after its last feature map; errors as for `GridEncoder`."""
+    known = list_models(module=torchvision.models)
+    if name not in known:
+        raise EncoderError(
+            f"there is no network '{name}'{nearest(name, known)}; choose one of torchvision's for classification"
+        )
+    try:
+        weights_id, network = load_network(
+            weights,
+            trust,
+            build=partial(_build, name, image_size),
+            settle=partial(_settle, name, image_size),
+            published=get_model_weights(name).__members__.get("IMAGENET1K_V1"),
+            what=f"IMAGENET1K_V1 weights of {name}",
+        )
+        layer = last_map(network, image_size)
+        extractor = create_feature_extractor(network, {layer: "map"}, suppress_diff_warning=True).eval()
+        with torch.inference_mode():
+            _, rows, channels = _rows(extractor(torch.zeros(1, 3, image_size, image_size))["map"]).shape
+    except EncoderError:
+        raise
+    except (RuntimeError, ValueError, AssertionError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise EncoderError(
+            f"{name} does not take images of {image_size} pixels ({reason}); try --image-size 224"
+        ) from error
+    if rows == 1:
+        raise EncoderError(f"{name} makes a single cell of images of {image_size} pixels; choose a larger --image-size")
+    return _Parts(network, weights_id, layer, extractor, rows, channels)
 
 
 def _build(name: str, image_size: int) -> nn.Module:
@@ -230,29 +248,16 @@ def _build(name: str, image_size: int) -> nn.Module:
         options = {"image_size": image_size}
     elif name.startswith("maxvit_"):
         options = {"input_size": (image_size, image_size)}
-    return get_model(name, **options)
+    return get_model(name, **options).eval()
 
 
-def _imagenet(name: str) -> dict[str, Tensor]:
-    """Return torchvision's IMAGENET1K_V1 weights."""
-    entry = get_model_weights(name).__members__.get("IMAGENET1K_V1")
-    if entry is None:
-        raise EncoderError(f"torchvision has no IMAGENET1K_V1 weights of {name}; give a file of weights")
-    return fetch(entry, f"ImageNet weights of {name}")
+def _settle(name: str, image_size: int, network: nn.Module) -> None:
+    preset = _preset(name)
+    images = transforms.normalize(noise_images(16, image_size), preset.mean, preset.std)
+    settle_norms(network, lambda: network(images))
 
 
 def _preset(name: str) -> Any:
     """Return the transforms that torchvision prescribes for a network; all but two have IMAGENET1K_V1."""
     presets = get_model_weights(name)
     return presets.__members__.get("IMAGENET1K_V1", presets.DEFAULT).transforms()
-
-
-def _random(name: str, seed: int, image_size: int) -> nn.Module:
-    """Build a network whose weights, and then batch norm statistics, follow from the seed."""
-    preset = _preset(name)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        network = _build(name, image_size).eval()
-        images = transforms.normalize(noise_images(16, image_size), preset.mean, preset.std)
-    settle_norms(network, lambda: network(images))
-    return network

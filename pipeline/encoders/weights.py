@@ -1,12 +1,12 @@
-"""Weights: reading them from files, hashing them, and putting them into a network that they must fit."""
+"""Weights: read from a file, downloaded or drawn at random, put into a network that they must fit, and hashed."""
 
 import hashlib
 import pickle
 import re
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import redirect_stdout
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,54 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ..errors import EncoderError, nearest
 
 if TYPE_CHECKING:
     from torchvision.models import WeightsEnum
+
+
+def load_network(
+    weights: str,
+    trust: bool,
+    *,
+    build: Callable[[], nn.Module],
+    settle: Callable[[nn.Module], None],
+    published: "WeightsEnum | None",
+    what: str,
+) -> tuple[str, Any]:
+    """Build a network of torchvision's on the CPU and fill it.
+
+    Args:
+        weights: ``imagenet``, a file, or ``random:SEED``.
+        trust: let a file run code while it is read.
+        build: makes the network; its own weights are random.
+        settle: gives random weights the statistics of their batch norms, by `settle_norms`.
+        published: what ``imagenet`` stands for; None: there is nothing.
+        what: that is, for the message.
+
+    Returns:
+        What the identity of an encoder says of the weights, and the network.
+
+    Raises:
+        EncoderError: the weights cannot be had, or do not fit.
+    """
+    if weights == "imagenet":
+        if published is None:
+            raise EncoderError(f"torchvision has no {what}; give a file of weights")
+        origin, state = what, fetch(published, what)
+    elif isinstance(source := seed_or_file(weights, imagenet=True), int):
+        with seeded(source):
+            network = build()
+            settle(network)
+        return f"random:{source}", network
+    else:
+        origin, state = weights, read_weights(source, trust)
+    with torch.random.fork_rng(devices=[]):  # its own weights are drawn first, for nothing
+        network = build()
+    load_strictly(network, state, origin)
+    return digest(network.state_dict()), network
 
 
 def read_weights(path: Path, trust: bool = False) -> dict[str, Tensor]:
@@ -218,3 +261,46 @@ def digest(weights: Mapping[str, Tensor]) -> str:
         total.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
         total.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Let torch's chance on the CPU follow from a seed, and go on afterwards as if nothing had been drawn."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def settle_norms(network: nn.Module, run: Callable[[], Any]) -> None:
+    """Give the batch norms of a network the statistics that they see while `run` runs it; it stays in eval mode.
+
+    With random weights, a network behaves only so.
+    """
+    norms = [module for module in network.eval().modules() if isinstance(module, nn.BatchNorm2d)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.train().momentum = 1.0
+    if norms:
+        with torch.inference_mode():
+            run()
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.eval().momentum = momentum
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.zero_()
+
+
+def noise_images(count: int, image_size: int) -> Tensor:
+    """Draw images [count, 3, S, S] in 0..1, each with its own mixture of shades, shapes, edges and grain.
+
+    Images that are all of one smoothness give statistics under which the features of photographs, or of flat
+    drawings, grow from layer to layer, up to thousands.
+    """
+    weights = torch.rand(count, 4, 1, 1, 1) ** 3
+    weights /= weights.square().sum(1, keepdim=True).sqrt()
+
+    def noise(channels: int) -> Tensor:
+        fields = [torch.randn(count, channels, side, side) for side in (1, 4, 16, 64)]
+        scaled = [functional.interpolate(field, (image_size, image_size), mode="bilinear") for field in fields]
+        return (weights * torch.stack(scaled, 1)).sum(1)
+
+    return torch.sigmoid(4 * (noise(1) + 0.6 * noise(3)))

@@ -80,7 +80,8 @@ def test_a_server_from_its_start_to_its_end(folder):
         assert b"/page.js" in ask("GET", "/")[1]
         assert folder.name.encode() not in ask("GET", "/api/about")[1]  # no path of this machine
 
-        assert f"port {found[1]} of 127.0.0.1 is taken" in refused(folder / "run", "--port", found[1])
+        taken = refused(folder / "run", "--port", found[1])
+        assert f"cannot listen at 127.0.0.1, port {found[1]} (address already in use)" in taken
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)
         assert (process.returncode, out, err) == (0, "", "loading gallery and encoders …\n")
@@ -99,11 +100,22 @@ def test_ctrl_c_ends_it_soundly(folder):
 def test_mistakes(folder, tmp_path):
     run = folder / "run"
     assert "is no run" in refused(tmp_path / "none")
-    assert "'no.such.host.invalid' is no host" in refused(run, "--host", "no.such.host.invalid", "--port", "0")
-    assert "192.0.2.1 cannot be listened at" in refused(run, "--host", "192.0.2.1", "--port", "0")
+    for host in ("no.such.host.invalid", "192.0.2.1", "x" * 99):
+        assert f"the server cannot listen at {host}, port 0 (" in refused(run, "--host", host, "--port", "0")
     assert "tests" in refused(run, "--split", "tests", "--port", "0")
     result = CliRunner().invoke(main, ["serve", str(run), "--port", "70000"])
     assert result.exit_code == 2
+
+
+@pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
+def test_without_the_extra_it_is_named(folder, monkeypatch, missing):
+    for name in list(sys.modules):
+        if name.startswith(("xret.heads.retrieval.serving", f"{missing}.")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    sentence = refused(folder / "run")
+    assert sentence.startswith(f"the server needs Starlette and uvicorn ({missing}")
+    assert sentence.endswith(" is not installed): pip install 'xret[serve]'")
 
 
 def test_whoever_opens_it_to_others_is_told(folder):

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from xret.pipeline import encoders
 from xret.pipeline.data.images import open_image
+from xret.pipeline.encoders import registry
 
 
 class SmallEncoder:
@@ -34,9 +34,9 @@ def use(monkeypatch=None):
     """Let every name of an image encoder mean this one, in this process and those forked from it."""
     encoder = SmallEncoder()
     if monkeypatch:
-        monkeypatch.setattr(encoders, "_visual", lambda *_: encoder)
+        monkeypatch.setattr(registry, "_visual", lambda *_: encoder)
     else:
-        encoders._visual = lambda *_: encoder
+        registry._visual = lambda *_: encoder
 
 
 def dask_setup(_worker):

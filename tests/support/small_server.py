@@ -1,6 +1,5 @@
 """A server in a thread of its own, over a retriever that finds things without a model."""
 
-import asyncio
 import contextlib
 import http.client
 import io
@@ -16,7 +15,7 @@ from PIL import Image
 
 from xret.heads.modules.embedding import Gaussian
 from xret.heads.retrieval.retriever import Hit
-from xret.heads.retrieval.serving.server import Server, listen, stop
+from xret.heads.retrieval.serving.server import listen, server_of
 from xret.heads.retrieval.serving.service import Service
 from xret.heads.retrieval.serving.site import Site
 
@@ -101,34 +100,37 @@ class Running:
 
     def __init__(self, retriever):
         self.retriever = retriever
-        service = Service(retriever)
-        service.warm()
+        self.site = Site(Service(retriever), "127.0.0.1")
         retriever.asked.clear()
-        self.site = Site(service, "127.0.0.1")
-        self._socket = listen("127.0.0.1", 0)
-        self.address = ("127.0.0.1", self._socket.getsockname()[1])
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        listening = listen("127.0.0.1", 0)
+        self.address = listening.getsockname()
+        ready = threading.Event()
+        self.server = server_of(self.site, ready.set)
+        self._thread = threading.Thread(target=self.server.run, args=([listening],), daemon=True)
         self._thread.start()
-        self.call(self._begin())
+        assert ready.wait(20)
 
-    async def _begin(self):
-        self.server = Server(self.site)
-        self.server.add_socket(self._socket)
+    @property
+    def connections(self):
+        return self.server.server_state.connections
 
-    def call(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(20)
+    @property
+    def requests(self):
+        """The requests that are at work."""
+        return self.server.server_state.tasks
+
+    @property
+    def running(self):
+        return self._thread.is_alive()
 
     def stop(self):
-        """Stop as `xret serve` does when it is told to."""
-        return asyncio.run_coroutine_threadsafe(stop(self.server, self.site), self.loop)
+        """Tell it to end, as a signal does."""
+        self.server.should_exit = True
 
     def end(self):
-        if not self.site.stopping:
-            self.stop().result(20)
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.stop()
         self._thread.join(20)
-        self.loop.close()
+        assert not self.running
 
     @property
     def url(self):

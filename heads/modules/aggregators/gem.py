@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..checks import above
+from ..padding import valid_rows
 from .aggregated import Aggregated
-from .pooling import Pooling, valid_rows
+from .pooling import Pooling
 
 FLOOR = 1e-6  # the mean is one of positive values: what lies below counts as this, as in the published code
 

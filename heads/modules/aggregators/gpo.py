@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import above, at_least, one_of
+from ..padding import softmax, valid_rows
 from ..recurrence import run_packed
 from .aggregated import Aggregated
 from .fspool import interpolation
-from .pooling import Pooling, sorted_rows, valid_rows
+from .pooling import Pooling, sorted_rows
 
 Generator = Literal["cos-sin-bigru", "cos-sin-mlp", "index-bigru", "interpolation"]
 
@@ -122,8 +123,7 @@ class GPO(Pooling):
             raise ValueError("gpo: with feature_input the coefficients depend on the sample: give its sorted rows")
         length = length.clamp(min=1).cpu()  # where a packed batch wants them
         scores = self._scores(length, int(length.max()), rows)
-        valid = valid_rows(scores, length)[..., None]
-        weights = (scores / self.temperature).masked_fill(~valid, -torch.inf).softmax(1)
+        weights = softmax(scores / self.temperature, valid_rows(scores, length)[..., None], 1)
         return weights if self.per_dimension else weights[..., 0]
 
     def _scores(self, length: Tensor, number: int, rows: Tensor | None) -> Tensor:

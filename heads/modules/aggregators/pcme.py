@@ -13,11 +13,11 @@ from torch.nn import functional
 
 from ..checks import at_least, one_of
 from ..embedding import Gaussian
+from ..padding import softmax, valid_rows, zero_padding
 from ..recurrence import run_packed
 from .aggregated import Aggregated
 from .gpo import GPO
 from .pie_net import PIENet
-from .pooling import valid_rows, zero_padding
 
 Summary = Literal["linear", "gru"]
 
@@ -84,11 +84,8 @@ class Pcme(nn.Module):
 
     def log_deviation(self, local: Tensor, length: Tensor, global_: Tensor) -> Tensor:
         """Return the logarithm of the standard deviation, `[B, D]`."""
-        padding = ~valid_rows(local, length)
         rows = zero_padding(local, length)
-        scores = self.attention(rows)[..., 0]
-        # The most negative number, not -inf: a sample without rows must not become NaN.
-        weights = scores.masked_fill(padding, torch.finfo(scores.dtype).min).softmax(1)
+        weights = softmax(self.attention(rows)[..., 0], valid_rows(local, length), 1)
         attended = (weights.to(rows.dtype)[:, None] @ rows)[:, 0]
         return self.deviation(attended) + self._summarise(rows, length, global_)
 

@@ -4,12 +4,11 @@ Source: Song, Soleymani: *Polysemous Visual-Semantic Embedding for Cross-Modal R
 3; the widths and the place of the dropout are its published code's.
 """
 
-import torch
 from torch import Tensor, nn
 
 from ..checks import at_least
+from ..padding import softmax, valid_rows, zero_padding
 from .aggregated import Aggregated
-from .pooling import valid_rows, zero_padding
 
 
 class PIENet(nn.Module):
@@ -47,10 +46,8 @@ class PIENet(nn.Module):
             The set `[B, K, D]`, the residuals `[B, K, D]` as slots, and the attention `[1, B, 1, K, N]`, which adds
             up to one over the rows.
         """
-        padding = ~valid_rows(local, length)[:, None]
         rows = zero_padding(local, length)
         scores = self.score(self.hidden(rows).tanh()).transpose(1, 2)
-        # The most negative number, not -inf: a sample without rows must not become NaN.
-        attention = scores.masked_fill(padding, torch.finfo(scores.dtype).min).softmax(2).masked_fill(padding, 0)
+        attention = softmax(scores, valid_rows(local, length)[:, None], 2)
         residual = self.dropout(self.residual(attention.to(rows.dtype) @ rows).sigmoid())
         return Aggregated(self.norm(global_[:, None] + residual), residual, attention[None, :, None])

@@ -11,30 +11,8 @@ from torch import Tensor, nn
 
 from ..checks import at_least
 from ..embedding import Sequence
+from ..padding import last_row, max_rows, mean_rows, valid_rows, zero_padding
 from .aggregated import Aggregated
-
-
-def valid_rows(local: Tensor, length: Tensor) -> Tensor:
-    """Return which rows of `local [B, N, C]` are no padding, as booleans `[B, N]`."""
-    return torch.arange(local.shape[1], device=local.device) < length.to(local.device)[:, None]
-
-
-def zero_padding(local: Tensor, length: Tensor) -> Tensor:
-    """Return `local [B, N, C]` with zeros in the place of padding, whatever stood there."""
-    return local.masked_fill(~valid_rows(local, length)[..., None], 0)
-
-
-def mean_rows(local: Tensor, length: Tensor) -> Tensor:
-    """Average the first `length[b]` rows of `local [B, N, C]`, `[B, C]`; zeros where there are none."""
-    return zero_padding(local, length).sum(1) / length.to(local).clamp(min=1)[:, None]
-
-
-def max_rows(local: Tensor, length: Tensor) -> Tensor:
-    """Take the maximum of the first `length[b]` rows, `[B, C]`; zeros where there are none."""
-    valid = valid_rows(local, length)
-    # A padded row must lose even where every value is negative.
-    rows = local.masked_fill(~valid[..., None], -torch.inf)
-    return rows.amax(1).masked_fill(~valid.any(1)[:, None], 0)
 
 
 def k_max_rows(local: Tensor, length: Tensor, k: int) -> Tensor:
@@ -145,9 +123,7 @@ class Last(Pooling):
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Return the last valid row of `local [B, N, D]`, `[B, D]`; zeros where a sample has none."""
-        sample = torch.arange(len(local), device=local.device)
-        index = length.to(local.device).clamp(min=1) - 1
-        return Aggregated(zero_padding(local, length)[sample, index])
+        return Aggregated(last_row(local, length))
 
 
 class Rows(nn.Module):

@@ -7,14 +7,13 @@ public code; VSE-infinity's Table 1 has it with average pooling (by its number o
 
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ..checks import at_least, one_of
 from ..embedding import Sequence
+from ..padding import mean_rows, on_valid_rows, valid_rows, zero_padding
 from .aggregated import Aggregated
-from .pooling import mean_rows, valid_rows, zero_padding
 from .sequence_pooling import Seq2Seq
 
 Then = Literal["gru", "average"]
@@ -54,11 +53,7 @@ class RegionGraphLayer(nn.Module):
         values = self.value(rows)
         change = self.out(self.affinity(rows, length).to(values.dtype) @ values)
         if self.norm is not None:
-            valid = valid_rows(rows, length)
-            # Padding must not enter the statistics.
-            change = torch.zeros_like(change).masked_scatter(
-                valid[..., None], self.norm(change[valid]).to(change.dtype)
-            )
+            change = on_valid_rows(self.norm, change, length).to(change.dtype)
         return zero_padding(rows + change, length)
 
 

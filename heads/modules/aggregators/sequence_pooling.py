@@ -4,13 +4,13 @@ Source: the complex aggregators of VSE-infinity's Table 1, which names them with
 (three projections of 1024 to 1024) for self-attention and 6.3M (a GRU of 1024) for Seq2Seq.
 """
 
-import torch
 from torch import Tensor, nn
 
 from ..embedding import Sequence
+from ..padding import last_row, mean_rows, softmax, valid_rows, zero_padding
 from ..recurrence import run_gru
 from .aggregated import Aggregated
-from .pooling import Pooling, mean_rows, valid_rows, zero_padding
+from .pooling import Pooling
 
 
 class SelfAttention(Pooling):
@@ -26,11 +26,9 @@ class SelfAttention(Pooling):
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Return the average of the rows after attention, `[B, D]`, and the rows `[B, N, D]`, zero on padding."""
-        valid = valid_rows(local, length)
         rows = zero_padding(local, length)
         scores = self.query(rows) @ self.key(rows).transpose(1, 2) / rows.shape[2] ** 0.5
-        # The most negative number, not -inf: a sample without rows must not become NaN.
-        attention = scores.masked_fill(~valid[:, None], torch.finfo(scores.dtype).min).softmax(2)
+        attention = softmax(scores, valid_rows(local, length)[:, None], 2)
         rows = zero_padding(rows + attention.to(rows.dtype) @ self.value(rows).to(rows.dtype), length)
         return Aggregated(mean_rows(rows, length), rows=Sequence(rows, length))
 
@@ -54,6 +52,4 @@ class Seq2Seq(nn.Module):
         """Return the GRU's state after the last valid row of `local [B, N, C]`, `[B, D]`; zeros for no rows."""
         # Rows come before their padding: a GRU that reads forwards needs no packed batch (slow on CPUs).
         states, _ = run_gru(self.gru, zero_padding(local, length))
-        last = length.to(states.device).clamp(min=1) - 1
-        state = states[torch.arange(len(states), device=states.device), last]
-        return Aggregated(state.masked_fill((length < 1).to(state.device)[:, None], 0))
+        return Aggregated(last_row(states, length))

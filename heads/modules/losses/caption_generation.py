@@ -11,6 +11,7 @@ from torch.nn import functional
 from ..aggregators.aggregated import Aggregated
 from ..checks import at_least
 from ..embedding import Sequence
+from ..padding import last_row, softmax, valid_rows, zero_padding
 
 NOTHING = -1  # where a caption is over, no word is written
 
@@ -62,7 +63,7 @@ class CaptionGeneration(nn.Module):
             )
         image, caption = positives.nonzero(as_tuple=True)
         if not len(image):
-            return 0 * images.rows.rows.masked_fill(~_valid(*images.rows), 0).sum()
+            return 0 * zero_padding(*images.rows).sum()
         # The longest captions first, so that at every word the pairs that still write stand in front.
         order = captions.token.length.to(caption.device)[caption].argsort(descending=True, stable=True)
         image, caption = image[order], caption[order]
@@ -74,7 +75,7 @@ class CaptionGeneration(nn.Module):
             logits = self._write(
                 sources[image],
                 self.attend_rows(sources)[image],
-                ~_valid(*images.rows)[image, :, 0],
+                valid_rows(*images.rows)[image],
                 states[image],
                 inputs,
                 written.sum(1).tolist(),
@@ -84,13 +85,11 @@ class CaptionGeneration(nn.Module):
 
     def _read(self, images: Sequence) -> tuple[Tensor, Tensor]:
         """Return what the first GRU makes of every row `[I, N, H]`, and its last state `[I, H]`."""
-        rows = images.rows.to(self.project.weight.dtype).masked_fill(~_valid(*images), 0)
+        rows = zero_padding(*images).to(self.project.weight.dtype)
         # The rows come before their padding, so that a GRU which reads forwards needs no packed batch: on a CPU the
         # gradient of one costs as many copies of the batch as there are rows.
         states, _ = self.read(self.dropout(self.project(rows)))
-        # An image without rows is read as one row of zeros.
-        last = images.length.to(states.device).clamp(min=1) - 1
-        return states, states[torch.arange(len(states), device=states.device), last]
+        return states, last_row(states, images.length)
 
     def _teach(self, captions: Sequence) -> tuple[Tensor, Tensor]:
         """Return the words that are read and those to be written, `[C, T + 1]`, or that there is nothing to write."""
@@ -103,14 +102,14 @@ class CaptionGeneration(nn.Module):
         return inputs.masked_fill(place > end, self.boundary), targets
 
     def _write(
-        self, sources: Tensor, keys: Tensor, padding: Tensor, state: Tensor, inputs: Tensor, writing: list[int]
+        self, sources: Tensor, keys: Tensor, valid: Tensor, state: Tensor, inputs: Tensor, writing: list[int]
     ) -> Tensor:
         """Return the logits `[words written, vocabulary]`, one word of all pairs after the other.
 
         Args:
             sources: what is attended to, `[P, N, H]`.
             keys: by what it is found, the same shape.
-            padding: True for rows that are none, `[P, N]`.
+            valid: True for rows that are no padding, `[P, N]`.
             state: of the GRU at the beginning, `[P, H]`.
             inputs: the word before each, `[T + 1, P]`.
             writing: how many pairs, the first ones, have a word to write at each step.
@@ -119,14 +118,8 @@ class CaptionGeneration(nn.Module):
         for words, pairs in zip(self.word(inputs), writing, strict=True):
             state = state[:pairs]
             energy = self.energy(torch.tanh(keys[:pairs] + self.attend_state(state)[:, None]))[..., 0]
-            # The lowest number instead of -inf: an image without rows attends evenly to its zeros.
-            weights = energy.masked_fill(padding[:pairs], torch.finfo(energy.dtype).min).softmax(1)
+            weights = softmax(energy, valid[:pairs], 1)
             context = (weights[:, None] @ sources[:pairs])[:, 0]
             state = self.write(self.dropout(torch.cat([words[:pairs], context], 1)), state)
             states.append(state)
         return self.out(torch.cat(states))
-
-
-def _valid(rows: Tensor, length: Tensor) -> Tensor:
-    """Return which of `rows [B, N, D]` are no padding, `[B, N, 1]`."""
-    return (torch.arange(rows.shape[1], device=rows.device) < length.to(rows.device)[:, None])[..., None]

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..checks import above, one_of
 from ..embedding import Sequence
+from ..padding import softmax, valid_rows, zero_padding
 from .shared import check_sequences, unit
 
 Direction = Literal["t-i", "i-t"]
@@ -130,14 +131,8 @@ class CrossAttention(nn.Module):
 
 
 def _prepared(sequence: Sequence) -> Sequence:
-    """Return unit rows, with zeros behind every length."""
-    length = sequence.length.to(sequence.rows.device)
-    rows = sequence.rows.masked_fill(~_valid(sequence.rows, length)[..., None], 0)
-    return Sequence(unit(rows), length)
-
-
-def _valid(rows: Tensor, length: Tensor) -> Tensor:
-    return torch.arange(rows.shape[1], device=rows.device) < length[:, None]
+    """Return unit rows, with zeros after every length."""
+    return Sequence(unit(zero_padding(*sequence)), sequence.length.to(sequence.rows.device))
 
 
 def _attention(
@@ -149,9 +144,7 @@ def _attention(
     cosines = (context.rows.flatten(0, 1) @ query.rows.flatten(0, 1).T).view(count, rows, samples, width)
     # Padded query rows are zero and weigh nothing in the norm.
     weight = functional.normalize(functional.leaky_relu(cosines, negative_slope), dim=3, eps=1e-8)
-    padding = ~_valid(context.rows, context.length)[:, :, None, None]
-    weight = (lambda_softmax * weight).masked_fill(padding, torch.finfo(weight.dtype).min).softmax(1)
-    return weight.masked_fill(padding, 0), cosines  # padding has weight in a context without rows
+    return softmax(lambda_softmax * weight, valid_rows(*context)[:, :, None, None], 1), cosines
 
 
 def _relevance(query: Sequence, context: Sequence, lambda_softmax: float, negative_slope: float) -> Tensor:
@@ -166,6 +159,6 @@ def _pooled(relevance: Tensor, query: Sequence, lambda_lse: float | None) -> Ten
     """Pool `relevance [X, Q, T]` over the valid rows of each query, by log-sum-exp or on average: `[X, Q]`."""
     if lambda_lse is None:
         return relevance.sum(2) / query.length.clamp(min=1)  # that of a padded row is zero
-    padding = ~_valid(query.rows, query.length)
+    padding = ~valid_rows(*query)
     scaled = (lambda_lse * relevance).masked_fill(padding, torch.finfo(relevance.dtype).min)
     return (scaled.logsumexp(2) / lambda_lse).masked_fill(padding.all(1), 0)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...modules.embedding import Embedding, Gaussian, Sequence
+from ...modules.padding import valid_rows
 from ...modules.similarity import MonteCarloMatch, SampledDistance, Wasserstein
 
 Form = Literal["cosines", "samples", "means", "deviations", "variances", "spread"]
@@ -56,9 +57,5 @@ def _rows(form: Form, embedding: Embedding, query: bool) -> Tensor:
             root = log_variance.exp().sum(1, keepdim=True).sqrt()
             return torch.cat([functional.normalize(mean, dim=1), 0 * root if query else root], 1)
         return torch.cat([mean, ((0.5 if form == "deviations" else 1.0) * log_variance).exp()], 1)
-    if isinstance(embedding, Sequence):
-        inside = torch.arange(embedding.rows.shape[1], device=embedding.rows.device) < embedding.length[:, None]
-        rows = embedding.rows[inside]
-    else:
-        rows = embedding.flatten(0, -2)
+    rows = embedding.rows[valid_rows(*embedding)] if isinstance(embedding, Sequence) else embedding.flatten(0, -2)
     return functional.normalize(rows, dim=-1) if form == "cosines" else rows

@@ -10,6 +10,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from ...modules.embedding import Embedding, Gaussian, Sequence, kind_of
+from ...modules.padding import valid_rows
 from .folder import GrowingFile
 
 
@@ -164,8 +165,7 @@ def _arrays(embedding: Embedding) -> tuple[dict[str, np.ndarray], np.ndarray]:
     if isinstance(embedding, Gaussian):
         named = {"mean": embedding.mean, "log_variance": embedding.log_variance}
     elif isinstance(embedding, Sequence):
-        inside = torch.arange(embedding.rows.shape[1], device=embedding.rows.device) < embedding.length[:, None]
-        return {"rows": _numpy(embedding.rows[inside])}, embedding.length.cpu().numpy().astype(np.int64)
+        return {"rows": _numpy(embedding.rows[valid_rows(*embedding)])}, embedding.length.cpu().numpy().astype(np.int64)
     else:
         named = {"embedding": embedding}
     arrays = {name: _numpy(tensor) for name, tensor in named.items()}

@@ -1,60 +1,65 @@
 """The life of the server: it binds, loads, says where it is, and ends when it is told to."""
 
 import asyncio
-import errno
-import os
 import signal
 import socket
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
+import uvicorn
 from PIL import Image
-from tornado.httpserver import HTTPServer
-from tornado.iostream import IOStream
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ....pipeline.errors import XretError
 from ..retriever import Retriever
-from .handler import BODY_SECONDS
 from .service import Service
 from .site import Site
 
 CONNECTIONS = 256
 BACKLOG = 128
-IDLE_SECONDS = 30.0  # for headers to arrive, and between requests
-HEADERS_READ = 128 << 10  # above it a connection is closed without a word; `handler.HEADER_BYTES` gets its sentence
-GRACE_SECONDS = 10.0  # for requests that are at work when the server is told to end
+IDLE_SECONDS = 30  # that a client may be silent, or not take its answer
+HEADERS_READ = 128 << 10  # above it the request is malformed; `guard.HEADER_BYTES` gets its sentence
+GRACE_SECONDS = 10  # for requests that are at work when the server is told to end
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\nRetry-After: 1\r\n\r\n"
+HEADERS = {
+    "Server": "xret",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:;"
+    " connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
 
 
-class Server(HTTPServer):
-    """An HTTP server that takes a bounded number of connections, each for a bounded time."""
+class Connection(H11Protocol):
+    """A connection as uvicorn has it. There is a bounded number of them, and none waits for its client for ever."""
 
-    def initialize(self, site: Site) -> None:  # type: ignore[override]
-        """Set the bounds; a body is counted, and refused with a sentence, by the handlers."""
-        super().initialize(
-            site.application(),
-            max_header_size=HEADERS_READ,
-            idle_connection_timeout=IDLE_SECONDS,
-            body_timeout=BODY_SECONDS + 5,
-            max_body_size=1 << 62,
-        )
-        self._open = 0
-
-    def handle_stream(self, stream: IOStream, address: Any) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Serve a connection, if there is room for one more."""
-        if self._open >= CONNECTIONS:
-            stream.write(FULL)
-            stream.close()
-            return
-        self._open += 1
-        super().handle_stream(stream, address)
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS:
+            transport.write(FULL)
+            transport.close()
+        self._timer = self.loop.call_later(IDLE_SECONDS, self._look_after, None)
 
-    def on_close(self, server_conn: object) -> None:
-        """Count one connection less."""
-        self._open -= 1
-        super().on_close(server_conn)
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _look_after(self, before: object) -> None:
+        """Close the connection if its client neither began a request since `before` nor waits for its answer."""
+        waits = self.cycle and not self.cycle.response_complete and not self.transport.get_write_buffer_size()
+        if self.cycle is before and not waits:
+            self.transport.abort()
+        else:
+            self._timer = self.loop.call_later(IDLE_SECONDS, self._look_after, self.cycle)
 
 
 def serve(retriever: Retriever, *, host: str, port: int, say: Callable[[str], None]) -> None:
@@ -72,57 +77,59 @@ def serve(retriever: Retriever, *, host: str, port: int, say: Callable[[str], No
     # The limit of pixels refuses with a sentence; Pillow's own warning would only be printed.
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
     with listen(host, port) as listening:
-        asyncio.run(_serve(Site(Service(retriever), host), listening, say))
+        service = Service(retriever)
+        for reason in [*service.missing.values(), service.pictureless]:
+            if reason:
+                print(f"not everything works: {reason}", file=sys.stderr, flush=True)
+        at, port = listening.getsockname()[:2]
+        address = f"http://[{at}]:{port}/" if ":" in at else f"http://{at}:{port}/"
+        server = server_of(Site(service, host), lambda: say(address))
+        # Once it has ended, uvicorn raises the signal that it was ended by again.
+        before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            server.run([listening])
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def server_of(site: Site, ready: Callable[[], None]) -> uvicorn.Server:
+    """Return a server of a site, with its bounds; it calls `ready` when it can be told to end."""
+
+    @asynccontextmanager
+    async def lifespan(_app: Any) -> AsyncIterator[None]:
+        ready()
+        yield
+        for workers in (site.searchers, site.painters):
+            workers.pool.shutdown(wait=False, cancel_futures=True)
+
+    config = uvicorn.Config(
+        site.application(lifespan),
+        http=Connection,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level="error",  # what clients do wrong, and what they search for, is not written down
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        headers=list(HEADERS.items()),
+        timeout_keep_alive=IDLE_SECONDS,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        h11_max_incomplete_event_size=HEADERS_READ,
+    )
+    return uvicorn.Server(config)
 
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens at a host's address and a port; XretError if that cannot be."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server(address[:2], family=family, backlog=BACKLOG)
-    except (socket.gaierror, UnicodeError) as error:
-        raise XretError(f"'{host}' is no host of this machine; give --host an address such as 127.0.0.1") from error
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise XretError(f"port {port} of {host} is taken; choose another --port, or 0 for any") from error
-        if error.errno == errno.EACCES:
-            raise XretError(f"port {port} may not be opened by this user; choose a --port from 1024") from error
-        reason = os.strerror(error.errno or 0).lower()
-        raise XretError(f"{host} cannot be listened at ({reason}); give --host an address of this machine") from error
-    listening.setblocking(False)
-    return listening
-
-
-async def _serve(site: Site, listening: socket.socket, say: Callable[[str], None]) -> None:
-    told = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, told.set)
-    loading = asyncio.ensure_future(site.searchers.run(site.service.warm))
-    ending = asyncio.ensure_future(told.wait())
-    await asyncio.wait((loading, ending), return_when=asyncio.FIRST_COMPLETED)
-    if loading.done():
-        loading.result()
-        for reason in [*site.service.missing.values(), site.service.pictureless]:
-            if reason:
-                print(f"not everything works: {reason}", file=sys.stderr, flush=True)
-        server = Server(site)
-        server.add_socket(listening)
-        host, port = listening.getsockname()[:2]
-        say(f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/")
-        await ending
-        await stop(server, site)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.remove_signal_handler(number)
-
-
-async def stop(server: Server, site: Site) -> None:
-    """Take no more connections, wait for the answers that are being made, and close."""
-    server.stop()
-    site.stopping = True
-    until = asyncio.get_running_loop().time() + GRACE_SECONDS
-    while site.active and asyncio.get_running_loop().time() < until:
-        await asyncio.sleep(0.02)
-    site.searchers.stop()
-    site.painters.stop()
-    await server.close_all_connections()
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except (OSError, UnicodeError) as error:
+        said = getattr(error, "strerror", None) or "this is no name of a host"
+        reason = said.lower().partition(" (while attempting")[0]  # create_server repeats the address
+        raise XretError(
+            f"the server cannot listen at {host}, port {port} ({reason}); give --host an address of this"
+            " machine such as 127.0.0.1, and --port a number from 1024 that is free, or 0 for any"
+        ) from error

@@ -1,7 +1,7 @@
 """What the page shows and the endpoint answers: plain functions over a `Retriever`, run in worker threads."""
 
 import time
-from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from PIL import Image
@@ -9,72 +9,52 @@ from torch import Tensor
 
 from ....pipeline.data.images import jpeg, thumbnail
 from ....pipeline.errors import CacheError, ManifestError, RunError, XretError
-from ...modules.embedding import Embedding
 from ..hits import Hit, Modality, uncertainty
 from ..retriever import Retriever
-from .pictures import SIDES, open_upload
+from .pictures import open_upload
 
 EXAMPLES, EXAMPLE_LENGTH = 4, 80  # captions that the page offers as queries, and their characters at most
+SIZES = {"small": 400, "large": 1200}  # of a picture on the page, pixels at most
+KEPT = 256  # pictures for the page that stay in memory
 
 
 class Service:
-    """A retriever at work for many clients.
+    """A retriever at work for many clients. Making it loads gallery and encoders, so that no query waits for them.
 
     Attributes:
         elements: of the set that a query becomes; 0 where it is none.
         missing: why texts (``text``) or pictures (``image``) cannot be searched with; empty where both can.
         pictureless: why the gallery's pictures cannot be shown, or None.
+
+    Raises:
+        XretError: neither text nor picture can be searched with, there is no gallery, or the index has more.
     """
 
     def __init__(self, retriever: Retriever) -> None:
-        self.retriever = retriever
-        self.elements = 0
-        self._examples: list[str] = []
-        self.missing: dict[str, str] = {}
-        self.pictureless: str | None = None
-
-    def warm(self) -> None:
-        """Load gallery and encoders, so that the first query is as fast as the others.
-
-        Raises:
-            XretError: neither text nor picture can be searched with, there is no gallery, or the index has more.
-        """
-        gallery = self.retriever.gallery
-        counts: dict[Modality, int] = {"images": len(gallery.image_ids), "captions": len(gallery.texts)}
-        for answers, count in counts.items():
-            if (searched := self.retriever.searched(answers)) != count or self.retriever.searches_others(answers):
-                raise RunError(
-                    f"the index has {searched:,} {answers}, which are not the {count:,} of split {gallery.split}: the"
-                    " page shows those of one split of one store; make an index of them alone with `xret index`"
-                )
-        self._rows = {
-            "images": {name: row for row, name in enumerate(gallery.image_ids)},
-            "captions": {name: int(gallery.caption_image[row]) for row, name in enumerate(gallery.caption_ids)},
-        }
+        self.retriever, gallery = retriever, retriever.gallery
+        for answers in ("images", "captions"):
+            self._require_own_index(answers)
         self._captions: list[list[str]] = [[] for _ in gallery.image_ids]
         for text, row in zip(gallery.texts, gallery.caption_image, strict=True):
             self._captions[int(row)].append(text)
-        refusals: list[XretError] = []
-        queries: dict[str, Callable[[], tuple[Embedding, Modality]]] = {
-            "text": lambda: (self.retriever.encode_captions([gallery.texts[0].strip() or "a"]), "images"),
-            "image": lambda: self.retriever.encode_query(Image.new("RGB", (64, 64))),
+        self._image_row = {name: row for row, name in enumerate(gallery.image_ids)}
+        self._caption_row = dict(zip(gallery.caption_ids, gallery.caption_image.tolist(), strict=True))
+        self.elements = 0
+        queries: dict[str, str | Image.Image] = {
+            "text": gallery.texts[0].strip() or "a",
+            "image": Image.new("RGB", (64, 64)),
         }
-        for side, encode in queries.items():
-            try:
-                embedding, answers = encode()
-                self.retriever.nearest(embedding, answers, 1)
-                self.elements = embedding.shape[1] if isinstance(embedding, Tensor) and embedding.ndim == 3 else 0
-            except XretError as error:
-                self.missing[side] = str(error)
-                refusals.append(error)
-        if len(refusals) == 2:
-            raise refusals[0]
-        if "text" not in self.missing:
-            self._examples = _examples(gallery.texts, self.retriever)
+        failures = {kind: error for kind, query in queries.items() if (error := self._try(query))}
+        if len(failures) == len(queries):
+            raise failures["text"]
+        self.missing = {kind: str(error) for kind, error in failures.items()}
+        self._examples = [] if "text" in self.missing else self._find_examples()
+        self.pictureless: str | None = None
         try:
             gallery.image_path(0)
         except (CacheError, ManifestError) as error:
             self.pictureless = str(error)
+        self.picture = lru_cache(KEPT)(self._picture)
 
     def about(self) -> dict[str, Any]:
         """Return what the page says about run and gallery; no path is told, only the run's name."""
@@ -121,7 +101,7 @@ class Service:
         result["seconds"] = round(time.perf_counter() - start, 4)
         return result
 
-    def picture(self, row: int, size: str) -> bytes:
+    def _picture(self, row: int, size: str) -> bytes:
         """Return the image in a row of the gallery as a JPEG, ``small`` or ``large``.
 
         Raises:
@@ -130,17 +110,40 @@ class Service:
         """
         if not 0 <= row < len(self.retriever.gallery.image_ids):
             raise IndexError(row)
-        return jpeg(thumbnail(self.retriever.gallery.image_path(row), SIDES[size]))
+        return jpeg(thumbnail(self.retriever.gallery.image_path(row), SIZES[size]))
+
+    def _require_own_index(self, answers: Modality) -> None:
+        gallery = self.retriever.gallery
+        count = len(gallery.image_ids if answers == "images" else gallery.texts)
+        searched = self.retriever.searched(answers)
+        if searched != count or self.retriever.searches_others(answers):
+            raise RunError(
+                f"the index has {searched:,} {answers}, which are not the {count:,} of split {gallery.split}: the page"
+                " shows those of one split of one store; make an index of them alone with `xret index`"
+            )
+
+    def _try(self, query: str | Image.Image) -> XretError | None:
+        """Search once, with a caption or a picture; return what it fails with."""
+        try:
+            if isinstance(query, str):  # it need not have a word that the run knows
+                embedding = self.retriever.encode_captions([query])
+                self.retriever.nearest(embedding, "images", 1)
+            else:
+                embedding, answers = self.retriever.encode_query(query)
+                self.retriever.nearest(embedding, answers, 1)
+        except XretError as error:
+            return error
+        self.elements = embedding.shape[1] if isinstance(embedding, Tensor) and embedding.ndim == 3 else 0
+        return None
+
+    def _find_examples(self) -> list[str]:
+        """Return some captions, from all over the gallery, that are short and whose every word the run knows."""
+        short = [text for text in self.retriever.gallery.texts if text.strip() and len(text) <= EXAMPLE_LENGTH]
+        known = [text for text in short if not self.retriever.unknown_words([text])]
+        return known[:: max(1, -(-len(known) // EXAMPLES))]
 
     def _to_dict(self, hit: Hit) -> dict[str, Any]:
         if hit.caption is not None:
-            return {**hit.to_dict(), "row": self._rows["captions"][hit.id]}
-        row = self._rows["images"][hit.id]
+            return {**hit.to_dict(), "row": self._caption_row[hit.id]}
+        row = self._image_row[hit.id]
         return {**hit.to_dict(), "row": row, "captions": self._captions[row]}
-
-
-def _examples(texts: Sequence[str], retriever: Retriever) -> list[str]:
-    """Return some captions, from all over the gallery, that are short and whose every word the run knows."""
-    short = [text for text in texts if text.strip() and len(text) <= EXAMPLE_LENGTH]
-    known = [text for text in short if not retriever.unknown_words([text])]
-    return known[:: max(1, -(-len(known) // EXAMPLES))]

@@ -1,205 +1,233 @@
 """The paths of the server: the page, what it begins with, searches, and the gallery's pictures by row."""
 
 import asyncio
+import hashlib
+import re
 import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import parse_qs
 
-from tornado.web import Application, HTTPError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Lifespan
 
 from ....pipeline.errors import QueryError, XretError
-from .handler import Handler, Refusal, own_names
-from .pictures import SIDES, Shelf
-from .service import Service
-from .workers import Busy, Workers
+from .guard import BUSY, MALFORMED, Guard, as_json, fail, leave, own_names, refuse
+from .service import SIZES, Service
 
 QUERY_LENGTH = 1000  # characters
 MOST_RESULTS = 100
 UPLOAD_BYTES = 16 << 20  # of one picture
 HELD_BYTES = 256 << 20  # of all pictures that arrive or wait
-QUEUE = 64  # searches that run or wait
-BUSY = "The server has more to do than it can; ask again in a moment."
+BODY_SECONDS = 30.0  # for a picture to arrive
+QUEUE = 64  # calls that run or wait
 
 PAGE = Path(__file__).parent / "page"
 FILES = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/": ("index.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
+
+Result = TypeVar("Result")
+
+
+class Workers:
+    """A few threads that compute beside the event loop, and a bounded queue of calls for them."""
+
+    def __init__(self, threads: int) -> None:
+        self.pool, self.calls = ThreadPoolExecutor(threads), 0
+
+    async def run(self, function: Callable[..., Result], *arguments: object) -> Result:
+        """Call a function in a thread; 503 if too many calls wait. A call that is cancelled leaves the queue."""
+        if self.calls >= QUEUE:
+            raise HTTPException(503, BUSY)
+        self.calls += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.pool, function, *arguments)
+        finally:
+            self.calls -= 1
 
 
 class Site:
     """What the requests share.
 
+    Args:
+        service: answers.
+        host: where the server listens.
+
     Attributes:
-        active: requests whose answer is not yet sent.
-        stopping: connections are closed behind the answers that are being made.
+        searchers: the one thread that uses the model.
+        painters: make the gallery's pictures small.
+        held: bytes of all pictures that arrive or wait.
     """
 
     def __init__(self, service: Service, host: str) -> None:
-        self.service, self.names = service, own_names(host)
-        self.searchers, self.painters = Workers(1, QUEUE), Workers(2, QUEUE)
-        self.shelf = Shelf()
-        self.active: set[Handler] = set()
-        self.stopping = False
+        self.service, self.names, self.held = service, own_names(host), 0
+        self.searchers, self.painters = Workers(1), Workers(2)
 
-    def application(self) -> Application:
+    def application(self, lifespan: Lifespan[Any] | None = None) -> Starlette:
         """Return the routes; none of them takes the name of a file."""
-        share = {"site": self}
-        pages = [
-            (path, Page, {**share, "content": (PAGE / file).read_bytes(), "kind": kind})
-            for path, (file, kind) in FILES.items()
-        ]
-        return Application(
-            [
-                *pages,
-                ("/api/about", About, share),
-                ("/api/search", Search, share),
-                ("/api/images/([0-9]{1,9})", Picture, share),
-            ],
-            default_handler_class=Nothing,
-            default_handler_args=share,
-            log_function=lambda _: None,  # what people search for is not written down
+        routes = [_page(path, (PAGE / file).read_bytes(), kind) for path, (file, kind) in FILES.items()]
+        routes.append(Route("/api/about", self.about))
+        routes.append(Route("/api/search", self.search, methods=["GET", "POST"]))
+        routes.append(Route("/api/images/{row}", self.picture))
+        app = Starlette(
+            routes=routes,
+            middleware=[Middleware(Guard, names=self.names)],
+            exception_handlers={HTTPException: refuse, ClientDisconnect: leave, Exception: fail},
+            lifespan=lifespan,
         )
+        app.router.redirect_slashes = False
+        return app
 
-
-class Nothing(Handler):
-    """Any other path."""
-
-    def check(self) -> None:
-        """Refuse."""
-        raise HTTPError(404)
-
-
-class Page(Handler):
-    """A file of the page."""
-
-    def initialize(self, site: Site, content: bytes, kind: str) -> None:  # type: ignore[override]
-        """Take the file."""
-        super().initialize(site)
-        self.content, self.kind = content, kind
-
-    def get(self) -> None:
-        """Send it."""
-        self.set_header("Content-Type", self.kind)
-        self.finish(self.content)
-
-    head = get
-
-
-class About(Handler):
-    """What the page begins with: facts of run and gallery, and the limits."""
-
-    def get(self) -> None:
-        """Send them."""
+    async def about(self, _request: Request) -> Response:
+        """Send what the page begins with: facts of run and gallery, and the limits."""
         limits = {"query_length": QUERY_LENGTH, "upload_bytes": UPLOAD_BYTES, "results": MOST_RESULTS}
-        self.finish({**self.site.service.about(), "limits": limits})
+        return as_json({**self.service.about(), "limits": limits})
 
-
-class Picture(Handler):
-    """An image of the gallery, by its row; ``size`` is small or large."""
-
-    async def get(self, row: str) -> None:
-        """Send it as a JPEG."""
-        size = self.get_query_argument("size", "small")
-        if size not in SIDES:
-            raise Refusal(400, f"size is {' or '.join(SIDES)}.")
-        key = (int(row), size)
-        picture = self.site.shelf.get(key) or await self._paint(key)
-        self.set_header("Content-Type", "image/jpeg")
-        self.finish(picture)
-
-    async def _paint(self, key: tuple[int, str]) -> bytes:
+    async def picture(self, request: Request) -> Response:
+        """Send an image of the gallery, by its row, as a JPEG; ``size`` is small or large."""
+        size, row = _parameters(request).get("size", "small"), request.path_params["row"]
+        if size not in SIZES:
+            raise HTTPException(400, f"size is {' or '.join(SIZES)}.")
+        if not re.fullmatch("[0-9]{1,9}", row):
+            raise HTTPException(404)
         try:
-            picture = await self.site.painters.run(self.site.service.picture, *key)
+            content = await self.painters.run(self.service.picture, int(row), size)
         except (IndexError, XretError) as error:
-            raise Refusal(404, "There is no such picture.") from error
-        except Busy as error:
-            raise Refusal(503, BUSY) from error
-        self.site.shelf.put(key, picture)
-        return picture
+            raise HTTPException(404, "There is no such picture.") from error
+        return _cached(request, content, "image/jpeg")
 
+    async def search(self, request: Request) -> Response:
+        """Answer ``GET /api/search?q=TEXT&k=10&elements=1``, or POST with an image file as the body."""
+        given = _parameters(request)
+        k = _whole_number(given, "k", 10, 1, MOST_RESULTS)
+        elements = bool(_whole_number(given, "elements", 0, 0, 1))
+        if elements and not self.service.elements:
+            raise HTTPException(400, "This run's embeddings are no sets: there are no elements to ask one by one.")
+        if request.method != "POST":
+            return await self._answer(request, "text", _text(given), k, elements)
+        async with self._body(request) as body:
+            return await self._answer(request, "image", body, k, elements)
 
-class Search(Handler):
-    """``GET /api/search?q=TEXT&k=10&elements=1``, or POST with an image file as the body."""
-
-    _job: "asyncio.Task[dict[str, Any]] | None" = None
-    _refusal: Refusal | None = None
-
-    def check(self) -> None:
-        """Refuse wrong parameters, and a body that is no picture or too long."""
-        self.set_header("Cache-Control", "no-store")
-        self.k = self._whole_number("k", 10, 1, MOST_RESULTS)
-        self.elements = bool(self._whole_number("elements", 0, 0, 1))
-        if self.elements and not self.site.service.elements:
-            raise Refusal(400, "This run's embeddings are no sets: there are no elements to ask one by one.")
-        if self.request.method == "POST":
-            kind = self.request.headers.get("Content-Type", "")
-            if not kind.startswith("image/") and kind != "application/octet-stream":
-                raise Refusal(415, "The body must be the picture itself, with a Content-Type such as image/jpeg.")
-            length = self.request.headers.get("Content-Length", "0")
-            if length.isascii() and length.isdigit() and int(length[:20]) > UPLOAD_BYTES:
-                raise _too_large()
-
-    def data_received(self, chunk: bytes) -> None:
-        """Collect a picture; of one that is refused nothing is kept."""
-        if self.request.method != "POST" or self._headers_written or self._refusal:
-            return
-        if len(self.body) + len(chunk) > UPLOAD_BYTES:
-            self._refusal = _too_large()
-        elif sum(len(handler.body) for handler in self.site.active) + len(chunk) > HELD_BYTES:
-            self._refusal = Refusal(503, BUSY)
-        else:
-            self.body += chunk
-            return
-        self.body.clear()
-
-    async def get(self) -> None:
-        """Search images for a text."""
-        text = self.get_query_argument("q", "").strip()
-        if not text:
-            raise Refusal(400, "There is no q to search for; ask for example /api/search?q=two+red+boats.")
-        if len(text) > QUERY_LENGTH:
-            raise Refusal(400, f"q is longer than {QUERY_LENGTH} characters.")
-        await self._answer("text", text)
-
-    async def post(self) -> None:
-        """Search captions for a picture."""
-        if self._refusal:
-            raise self._refusal
-        if not self.body:
-            raise Refusal(400, "The body is empty; it must be the picture itself.")
-        await self._answer("image", self.body)
-
-    def on_connection_close(self) -> None:
-        """Take a search that nobody waits for from the queue."""
-        super().on_connection_close()
-        if self._job:
-            self._job.cancel()
-
-    async def _answer(self, side: str, query: str | bytearray) -> None:
-        service = self.site.service
-        if side in service.missing:
-            raise Refusal(422, f"This run cannot search by {side} here; where the server was started is said why.")
-        self._job = asyncio.ensure_future(self.site.searchers.run(service.answer, query, self.k, self.elements))
+    async def _answer(self, request: Request, kind: str, query: str | bytearray, k: int, elements: bool) -> Response:
+        if kind in self.service.missing:
+            raise HTTPException(422, f"This run cannot search by {kind} here; the server's own messages say why.")
         try:
-            self.finish(await self._job)
-        except (Busy, asyncio.CancelledError) as error:
-            raise Refusal(503, BUSY) from error
+            call = self.searchers.run(self.service.answer, query, k, elements)
+            return as_json(await _unless_gone(request, call))
         except QueryError as error:
             sentence = str(error)
-            raise Refusal(400, f"{sentence[:1].upper()}{sentence[1:]}.") from error
+            raise HTTPException(400, f"{sentence[:1].upper()}{sentence[1:]}.") from error
         except XretError as error:
             print(f"a search failed: {error}", file=sys.stderr, flush=True)
-            raise Refusal(500, "The search failed; where the server was started is said why.") from error
+            raise HTTPException(500, "The search failed; the server's own messages say why.") from error
 
-    def _whole_number(self, name: str, default: int, least: int, most: int) -> int:
-        value = self.get_query_argument(name, str(default))
-        if not (value.isascii() and value.isdigit() and len(value) < 10 and least <= int(value) <= most):
-            raise Refusal(400, f"{name} must be a whole number from {least} to {most}.")
-        return int(value)
+    @asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[bytearray]:
+        """Give the picture that a request sends, and count it as held until the end of the block."""
+        kind = request.headers.get("content-type", "")
+        if not kind.startswith("image/") and kind != "application/octet-stream":
+            raise HTTPException(415, "The body must be the picture itself, with a Content-Type such as image/jpeg.")
+        if int(request.headers.get("content-length", 0)) > UPLOAD_BYTES:
+            raise _too_large()
+        body = bytearray()
+        try:
+            await self._receive(request, body)
+            yield body
+        finally:
+            self.held -= len(body)
+
+    async def _receive(self, request: Request, body: bytearray) -> None:
+        """Fill a body. One that is too large is read to its end, so that its sender hears why, but not kept."""
+        refusal = None
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for chunk in request.stream():
+                    if len(body) + len(chunk) > UPLOAD_BYTES:
+                        refusal = _too_large()
+                    elif self.held + len(chunk) > HELD_BYTES:
+                        refusal = HTTPException(503, BUSY)
+                    if refusal:
+                        self.held -= len(body)
+                        body.clear()
+                    else:
+                        self.held += len(chunk)
+                        body += chunk
+        except TimeoutError as error:
+            sentence = f"The body did not arrive within {BODY_SECONDS:g} seconds."
+            raise HTTPException(408, sentence, {"Connection": "close"}) from error
+        if refusal or not body:
+            raise refusal or HTTPException(400, "The body is empty; it must be the picture itself.")
 
 
-def _too_large() -> Refusal:
-    return Refusal(413, f"The picture has more than {UPLOAD_BYTES >> 20} MiB; send a smaller one.")
+def _page(path: str, content: bytes, kind: str) -> Route:
+    async def page(request: Request) -> Response:
+        return _cached(request, content, kind)
+
+    return Route(path, page)
+
+
+def _cached(request: Request, content: bytes, kind: str) -> Response:
+    """Answer with content that a browser keeps, and asks for only whether it has changed."""
+    headers = {"Cache-Control": "no-cache", "ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"'}
+    if request.headers.get("if-none-match") == headers["ETag"]:
+        return Response(status_code=304, headers=headers)
+    return Response(content, headers=headers, media_type=kind)
+
+
+def _parameters(request: Request) -> dict[str, str]:
+    """Return the parameters of the address; of one that is given twice the last value."""
+    try:
+        found = parse_qs(request.scope["query_string"].decode("ascii"), keep_blank_values=True, errors="strict")
+    except ValueError as error:
+        raise HTTPException(400, MALFORMED) from error
+    return {name: values[-1] for name, values in found.items()}
+
+
+def _whole_number(given: dict[str, str], name: str, default: int, least: int, most: int) -> int:
+    value = given.get(name, str(default))
+    if not (re.fullmatch("[0-9]{1,9}", value) and least <= int(value) <= most):
+        raise HTTPException(400, f"{name} must be a whole number from {least} to {most}.")
+    return int(value)
+
+
+def _text(given: dict[str, str]) -> str:
+    text = given.get("q", "").strip()
+    if not text:
+        raise HTTPException(400, "There is no q to search for; ask for example /api/search?q=two+red+boats.")
+    if len(text) > QUERY_LENGTH:
+        raise HTTPException(400, f"q is longer than {QUERY_LENGTH} characters.")
+    return text
+
+
+def _too_large() -> HTTPException:
+    return HTTPException(413, f"The picture has more than {UPLOAD_BYTES >> 20} MiB; send a smaller one.")
+
+
+async def _unless_gone(request: Request, call: Coroutine[Any, Any, Result]) -> Result:
+    """Await a call, and cancel it when the client goes away; ClientDisconnect then."""
+    work, leaving = asyncio.ensure_future(call), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientDisconnect
+        return work.result()
+    finally:
+        work.cancel()
+        leaving.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -6,30 +6,27 @@ Pixels are those of the Caffe model: blue, green, red, less a mean, neither divi
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
-from torchvision.ops import box_iou
 from torchvision.transforms.functional import pil_to_tensor
 
-from ...data.images import open_image
-from ...data.regions import Regions
+from ...data.images import LONGEST, open_image
 from ...errors import EncoderError
-from ..pictures import library_versions, open_picture
-from ..random_weights import noise_images, settle_norms
-from ..weights import digest, read_weights, seed_or_file
+from ..base import library_versions
+from ..grid import Grid
+from ..weights import digest, noise_images, read_weights, seed_or_file, seeded, settle_norms
 from .butd_checkpoints import DETECTORS, GRIDS, convert, published
 from .butd_network import PROPOSALS, DetectorNetwork, GridNetwork
 from .caffe_boxes import corners
-from .selection import check_regions, select, selection_identity
+from .regions import Detected, RegionEncoder, Selection
 
 MEAN = (102.9801, 115.9465, 122.7717)
 _SHORTER, _LONGER = 600, 1000
 _SMALLEST = 16  # shortest side of a proposal, pixels of the picture as it came
-_CONFIDENCE, _OVERLAP = 0.2, 0.3
+_PIXELS = {"decoder": "pillow", "channels": "BGR", "mean": list(MEAN), "interpolation": "bilinear without antialiasing"}
 # What of the weights decides neither the regions nor their features.
 _IDLE = ("predictor.bbox_pred.", "predictor.attribute_", "predictor.class_embedding.")
 
@@ -41,7 +38,7 @@ class Picture(NamedTuple):
     size: tuple[int, int]
 
 
-class ButdEncoder:
+class ButdEncoder(RegionEncoder):
     """Encode images as the regions of the bottom-up-attention detector.
 
     A region is an RPN proposal, not the box that the detector makes of it: that is the box its feature was pooled
@@ -49,17 +46,11 @@ class ButdEncoder:
     A class counts from 0 in the published ``objects_vocab.txt``, background excluded: 0 to 1599.
 
     Attributes:
-        rows: most regions of an image.
         channels: width of a feature, 2048.
-        extras: what comes with the features.
-        identity: what decides the features.
-        versions: of the libraries; they do not.
     """
 
     name = "butd"
-    kind = "roi"
     channels = global_channels = 2048
-    extras: tuple[str, ...] = ("boxes", "classes", "scores")
 
     def __init__(self, weights: str, regions: tuple[int, int], device: str, trust: bool = False) -> None:
         """Build the network and load its weights.
@@ -73,23 +64,15 @@ class ButdEncoder:
         Raises:
             EncoderError: the weights cannot be read or do not fit, or the numbers of regions make no sense.
         """
-        check_regions(regions, PROPOSALS)
-        self.rows = regions[1]
-        self.device = device
-        self._regions = regions
+        selection = Selection(*regions, proposals=PROPOSALS, confidence=0.2, overlap=0.3)
         weights_id, network = _load(DetectorNetwork, DETECTORS, weights, trust)
+        self.device = device
         self._network = network.to(device, memory_format=torch.channels_last)
         self._mean = torch.tensor(MEAN, device=device)[:, None, None]
         # Tests make these smaller.
         self._shorter, self._longer, self._proposals = _SHORTER, _LONGER, PROPOSALS
-        self.identity: dict[str, Any] = {
-            "encoder": self.name,
-            "weights": weights_id,
-            "preprocessing": {**_PIXELS, "shorter": _SHORTER, "longer": _LONGER},
-            "layer": "res5, mean",
-            "regions": selection_identity(regions, PROPOSALS, _CONFIDENCE, _OVERLAP),
-        }
-        self.versions = library_versions()
+        preprocessing = {**_PIXELS, "shorter": _SHORTER, "longer": _LONGER}
+        super().__init__(selection, weights_id, preprocessing, "res5, mean")
 
     def decode(self, path: str | Path) -> tuple[Picture, tuple[int, int]]:
         """Read an image and resize it: its shorter side to 600 pixels, unless the longer would exceed 1000.
@@ -100,51 +83,37 @@ class ButdEncoder:
         Raises:
             SampleError: the image cannot be read, or is far too long and narrow.
         """
-        image = open_picture(path)
+        image = open_image(path, longest=LONGEST)
         scale = self._scale(image.size)
         width, height = (round(side * scale) for side in image.size)
         return Picture(_resized(image, height, width), image.size), image.size
 
-    @torch.inference_mode()
-    def encode(self, pictures: list[Picture]) -> list[Regions]:
-        """Encode pictures one by one, so that a picture's features do not depend on its company.
-
-        Returns:
-            The regions of each, most confident first.
-        """
-        return [self._encode(picture) for picture in pictures]
-
-    def _encode(self, picture: Picture) -> Regions:
+    def detect(self, picture: Picture) -> Detected:
+        """Return the proposals of a picture."""
         scale = self._scale(picture.size)
         pixels = (picture.pixels.to(self.device) - self._mean)[None].contiguous(memory_format=torch.channels_last)
         boxes, features, scores = self._network(pixels, _SMALLEST * scale, self._proposals)
         boxes = boxes / scale
-        outlines = corners(boxes)
-        chosen, classes, confidences = select(scores, box_iou(outlines, outlines), self._regions, _CONFIDENCE, _OVERLAP)
-        arrays = (features[chosen], boxes[chosen], classes, confidences)
-        local, places, numbers, scores = (array.cpu().numpy() for array in arrays)
-        return Regions(local, places, numbers, scores, picture.size)
+        return Detected(corners(boxes), features, scores, boxes, picture.size)
 
     def _scale(self, size: tuple[int, int]) -> float:
         scale = self._shorter / min(size)
         return scale if round(scale * max(size)) <= self._longer else self._longer / max(size)
 
 
-class ButdGridEncoder:
+class ButdGridEncoder(Grid):
     """Encode images as the cells of the detector's backbone, run as an ordinary ResNet-101, and their mean.
 
     Attributes:
         rows: cells of the map, N.
         channels: width of a cell, 2048; the mean has the same.
-        network: frozen, unless fine-tuning changes that.
         identity: what decides the features.
         versions: of the libraries; they do not.
     """
 
     name = "butd-grid"
-    kind = "grid"
     channels = global_channels = 2048
-    extras: tuple[str, ...] = ()
+    longest = None  # whatever its proportions, an image is stretched to the same square
 
     def __init__(self, weights: str, image_size: int, device: str, trust: bool = False) -> None:
         """Build the network and load its weights.
@@ -175,36 +144,11 @@ class ButdGridEncoder:
             "preprocessing": {**_PIXELS, "stretch": image_size},
             "layer": "res5",
         }
-        self.versions = library_versions()
-
-    def decode(self, path: str | Path) -> tuple[Tensor, tuple[int, int]]:
-        """Read an image and stretch it to a square, whatever its proportions.
-
-        Returns:
-            Pixels float32 [3, S, S] on the CPU, and the image's own (width, height).
-
-        Raises:
-            SampleError: the image cannot be read.
-        """
-        image = open_image(path)
-        return self.prepare(image), image.size
+        self.versions = library_versions("torch", "torchvision", "PIL")
 
     def prepare(self, image: Image.Image) -> Tensor:
         """Stretch an image to a square; return pixels float32 [3, S, S], blue first."""
         return _resized(image, self._image_size, self._image_size)
-
-    @torch.inference_mode()
-    def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Encode a batch of decoded images.
-
-        Args:
-            pixels: float32 [B, 3, S, S].
-
-        Returns:
-            The cells, row by row of the map, float32 [B, N, 2048], and their mean, float32 [B, 2048].
-        """
-        local, global_ = self.features(pixels)
-        return local.cpu().numpy(), global_.cpu().numpy()
 
     def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Return what `encode` does as tensors on the device, through which gradients reach `network`."""
@@ -219,9 +163,6 @@ class ButdGridEncoder:
     def save(self, path: Path) -> None:
         """Write the network as a ``.safetensors`` file in the published layout."""
         save_file(published(self.network.state_dict(), *GRIDS), path)
-
-
-_PIXELS = {"decoder": "pillow", "channels": "BGR", "mean": list(MEAN), "interpolation": "bilinear without antialiasing"}
 
 
 def _resized(image: Image.Image, height: int, width: int) -> Tensor:
@@ -254,8 +195,7 @@ def _load(
 
 def _random(kind: type[DetectorNetwork] | type[GridNetwork], seed: int) -> nn.Module:
     """Build a network whose weights follow from the seed; regressions and classes are near their middle."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed):
         network = kind()
         for name, value in network.named_parameters():
             if name.startswith(("rpn.", "predictor.")):

@@ -8,8 +8,9 @@ from xret.heads.modules.aggregators.fspool import FSPool
 from xret.heads.modules.aggregators.gem import GeM
 from xret.heads.modules.aggregators.gpo import GPO
 from xret.heads.modules.aggregators.pie_net import PIENet
-from xret.heads.modules.aggregators.pooling import Average, First, KMax, Last, Max, valid_rows
+from xret.heads.modules.aggregators.pooling import Average, First, KMax, Last, Max
 from xret.heads.modules.aggregators.sequence_pooling import SelfAttention, Seq2Seq
+from xret.heads.modules.padding import valid_rows
 from xret.heads.recipes.schema import fields
 
 PARTS = [

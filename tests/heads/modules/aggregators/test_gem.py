@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xret.heads.modules.aggregators.gem import FLOOR, GeM, generalised_mean
-from xret.heads.modules.aggregators.pooling import max_rows, mean_rows
+from xret.heads.modules.padding import max_rows, mean_rows
 
 
 @settings(deadline=None, max_examples=30)

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xret.heads.modules.aggregators.gpo import GPO, INDICES, cos_sin_positions
-from xret.heads.modules.aggregators.pooling import mean_rows, sorted_rows
+from xret.heads.modules.aggregators.pooling import sorted_rows
+from xret.heads.modules.padding import mean_rows
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 VARIANTS = [

@@ -8,16 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xret.heads.modules.aggregators import AGGREGATORS, Average, Global, Max
-from xret.heads.modules.aggregators.pooling import (
-    First,
-    KMax,
-    Last,
-    k_max_rows,
-    max_rows,
-    mean_rows,
-    sorted_rows,
-    valid_rows,
-)
+from xret.heads.modules.aggregators.pooling import First, KMax, Last, k_max_rows, sorted_rows
+from xret.heads.modules.padding import max_rows, mean_rows, valid_rows
 
 LOCAL = torch.tensor([[[-1.0, 4.0], [-3.0, 2.0], [99.0, 99.0]], [[1.0, 2.0], [3.0, -4.0], [-5.0, 6.0]]])
 LENGTH = torch.tensor([2, 3])

@@ -1,0 +1,73 @@
+"""Rows and their padding: which rows of a batch count, and what one makes of those that do.
+
+A batch of samples with different numbers of rows is padded to the longest. The first `length[b]` rows of sample b are
+valid, those after them are padding, and whatever stands there changes no result. A sample may have no row at all.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def valid_rows(rows: Tensor, length: Tensor) -> Tensor:
+    """Return which rows of `rows [B, N, ...]` are no padding, bool `[B, N]` on their device.
+
+    Args:
+        rows: only its first two axes and its device matter.
+        length: valid rows of each sample, `[B]`, on any device.
+    """
+    return torch.arange(rows.shape[1], device=rows.device) < length.to(rows.device)[:, None]
+
+
+def zero_padding(rows: Tensor, length: Tensor) -> Tensor:
+    """Return `rows [B, N]` or `[B, N, C]` with zeros in the place of padding."""
+    padding = ~valid_rows(rows, length)
+    return rows.masked_fill(padding if rows.ndim == 2 else padding[..., None], 0)
+
+
+def mean_rows(rows: Tensor, length: Tensor) -> Tensor:
+    """Return the mean of the valid rows of `rows [B, N, C]`, `[B, C]`; zeros where there are none."""
+    return zero_padding(rows, length).sum(1) / length.to(rows).clamp(min=1)[:, None]
+
+
+def max_rows(rows: Tensor, length: Tensor) -> Tensor:
+    """Return the maximum of the valid rows of `rows [B, N, C]`, `[B, C]`; zeros where there are none."""
+    valid = valid_rows(rows, length)
+    # A padded row must lose even where every value is negative.
+    rows = rows.masked_fill(~valid[..., None], -torch.inf)
+    return rows.amax(1).masked_fill(~valid.any(1)[:, None], 0)
+
+
+def last_row(rows: Tensor, length: Tensor) -> Tensor:
+    """Return the last valid row of each sample of `rows [B, N, C]`, `[B, C]`; zeros where there is none."""
+    length = length.to(rows.device)
+    last = rows[torch.arange(len(rows), device=rows.device), length.clamp(min=1) - 1]
+    return last.masked_fill((length < 1)[:, None], 0)
+
+
+def softmax(scores: Tensor, valid: Tensor, axis: int) -> Tensor:
+    """Return the softmax of `scores` along `axis` over what is `valid`, which broadcasts to them; zero elsewhere.
+
+    Where nothing is valid all weights are zero, and so are the gradients.
+    """
+    # The most negative number, not -inf: a sample without rows must not become NaN.
+    weights = scores.masked_fill(~valid, torch.finfo(scores.dtype).min).softmax(axis)
+    return weights.masked_fill(~valid, 0)
+
+
+def on_valid_rows(layer: Callable[[Tensor], Tensor], rows: Tensor, length: Tensor) -> Tensor:
+    """Apply `layer` to all valid rows of a batch at once and return `[B, N, D]`, zero on padding.
+
+    Padding stays out of the statistics of a batch normalisation.
+
+    Args:
+        layer: takes `[R, C]` to `[R, D]`.
+        rows: `[B, N, C]`.
+        length: `[B]`.
+    """
+    valid = valid_rows(rows, length)
+    made = layer(rows[valid])
+    padded = made.new_zeros((*rows.shape[:2], made.shape[1]))
+    padded[valid] = made
+    return padded

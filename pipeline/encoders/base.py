@@ -1,0 +1,123 @@
+"""What an encoder is: the contract that every backbone keeps, whichever library it comes from."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ..data.regions import Regions
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class Encoder(Protocol):
+    """What every encoder says of itself.
+
+    Attributes:
+        name: the set's name begins with it.
+        kind: of the features: ``grid``, ``roi`` or ``frames`` of images, ``tokens`` or ``words`` of captions.
+        identity: what decides the features; JSON.
+        versions: of the libraries; they do not.
+    """
+
+    name: str
+    kind: str
+    identity: dict[str, Any]
+    versions: dict[str, str]
+
+
+class VisualEncoder(Encoder, Protocol):
+    """What every image encoder offers.
+
+    Attributes:
+        rows: local rows of an image, N; the most, where they vary.
+        channels: width of a row.
+        global_channels: width of the global feature.
+        extras: which of ``boxes``, ``classes``, ``scores`` it gives.
+    """
+
+    rows: int
+    channels: int
+    global_channels: int
+    extras: tuple[str, ...]
+
+    def decode(self, path: Any) -> tuple[Any, tuple[int, int]]:
+        """Read one image as the network takes it; return it and the image's own (width, height)."""
+        ...
+
+    def encode(self, decoded: Any) -> tuple[np.ndarray, np.ndarray] | list[Regions]:
+        """Encode a batch.
+
+        A grid encoder takes a tensor [B,3,S,S] and gives local [B,N,C] and global [B,C], the others take a list
+        and give the regions of each image.
+        """
+        ...
+
+
+class TextEncoder(Encoder, Protocol):
+    """What every caption encoder offers."""
+
+    @property
+    def vocabulary(self) -> tuple[str, ...] | None:
+        """The words by token id, where they come from the training captions; None where a model brings its own."""
+        ...
+
+    @property
+    def channels(self) -> int | None:
+        """Width of a token's state, C; None where there are only ids."""
+        ...
+
+    @property
+    def global_channels(self) -> int | None:
+        """Width of the global feature; None where there are only ids."""
+        ...
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each caption, at least one."""
+        ...
+
+    def count_truncated(self, texts: Sequence[str]) -> int:
+        """Return how many captions `tokenize` cuts short."""
+        ...
+
+    def encode(self, ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Encode tokenised captions.
+
+        Returns:
+            The states of the tokens, caption after caption without padding, [sum of lengths, C], and the global
+            features [B, C]; None where there are only ids.
+        """
+        ...
+
+
+class TrainableEncoder(Encoder, Protocol):
+    """What an encoder offers whose network can be trained, beside its other methods.
+
+    Attributes:
+        network: what is trained; it comes frozen, in evaluation mode.
+    """
+
+    @property
+    def network(self) -> "nn.Module":
+        """What is trained; it comes frozen, in evaluation mode."""
+        ...
+
+    def features(self, *inputs: "Tensor") -> "tuple[Tensor, Tensor]":
+        """Return local [B,N,C] and global features [B,C] of pixels, or of token ids and lengths."""
+        ...
+
+    def weights_id(self) -> str:
+        """Return what the identity of an encoder says of the weights, if it reads what `save` writes now."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Write the weights so that they can be given as ``--visual-weights`` or ``--text-weights``."""
+        ...
+
+
+def library_versions(*modules: str) -> dict[str, str]:
+    """Return the versions of imported libraries, which are recorded beside the features."""
+    return {"pillow" if name == "PIL" else name: str(import_module(name).__version__) for name in modules}

@@ -1,0 +1,153 @@
+"""Regions: which of a detector's boxes stand for an image, and what the detectors have in common."""
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.ops import box_iou
+
+from ...data.regions import Regions
+from ...errors import EncoderError
+from ..base import library_versions
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A choice of boxes as the published bottom-up-attention features make it (Anderson et al., 2018, section 3.1).
+
+    Attributes:
+        fewest: boxes of an image, unless there are fewer.
+        most: boxes of an image.
+        proposals: from how many boxes they are chosen.
+        confidence: from which a box is kept.
+        overlap: above which the worse of two boxes is suppressed.
+
+    Raises:
+        EncoderError: they are not 1 <= fewest <= most <= proposals.
+    """
+
+    fewest: int
+    most: int
+    proposals: int
+    confidence: float
+    overlap: float
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.fewest <= self.most <= self.proposals:
+            raise EncoderError(
+                f"--regions {self.fewest}-{self.most}: fewest and most boxes must be whole numbers in order, from 1 to"
+                f" {self.proposals}; the published features have 36 or 10-100"
+            )
+
+    def choose(self, scores: Tensor, overlaps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Choose boxes.
+
+        Non-maximum suppression runs for every class on its own. The confidence of a box is its best score among the
+        classes in which it survives, zero where it survives in none. Boxes of at least the wanted confidence are
+        kept, but no fewer than `fewest` and no more than `most`; and none beyond those there are.
+
+        Args:
+            scores: of n boxes in C classes, background excluded, [n, C].
+            overlaps: intersection over union of each two boxes [n, n].
+
+        Returns:
+            Which boxes, most confident first and equal ones in their order; the class of each, which for a box that
+            survives in none is its best; and its confidence.
+        """
+        left = scores * surviving(scores, overlaps > self.overlap)
+        confidences, classes = left.max(1)
+        classes = torch.where(confidences > 0, classes, scores.argmax(1))
+        wanted = int((confidences >= self.confidence).sum())
+        count = min(max(wanted, self.fewest), self.most)
+        order = confidences.argsort(descending=True, stable=True)[:count]
+        return order, classes[order], confidences[order]
+
+
+def surviving(scores: Tensor, close: Tensor) -> Tensor:
+    """Run greedy non-maximum suppression for all classes at once.
+
+    The boxes are the same in every class, only their order differs; so the classes go in step, best box first.
+
+    Args:
+        scores: [n, C].
+        close: whether two boxes cannot both stay, [n, n].
+
+    Returns:
+        Whether a box stays, [n, C].
+    """
+    order = scores.T.argsort(descending=True, stable=True)
+    rank = order.argsort()
+    alive = torch.ones_like(order, dtype=torch.bool)
+    for position, boxes in enumerate(order.T):
+        suppressing = alive.gather(1, boxes[:, None])
+        alive &= ~(close[boxes] & suppressing & (rank > position))
+    return alive.T
+
+
+class Detected(NamedTuple):
+    """The proposals of a picture.
+
+    Attributes:
+        outlines: [n, 4], x1, y1, x2, y2 in any pixels; x2 and y2 lie outside.
+        features: pooled from them [n, C].
+        scores: [n, classes], background excluded.
+        boxes: [n, 4], as they are stored.
+        size: width and height of the picture.
+    """
+
+    outlines: Tensor
+    features: Tensor
+    scores: Tensor
+    boxes: Tensor
+    size: tuple[int, int]
+
+
+class RegionEncoder(ABC):
+    """Encode images as regions: a region is a proposal, the box from which its feature was pooled.
+
+    Attributes:
+        rows: most regions of an image.
+        extras: what comes with the features.
+        identity: what decides the features.
+        versions: of the libraries; they do not.
+        first_class: the number of the first class that is not background.
+    """
+
+    name: str
+    kind = "roi"
+    extras: tuple[str, ...] = ("boxes", "classes", "scores")
+    first_class = 0
+
+    def __init__(self, selection: Selection, weights: str, preprocessing: dict[str, Any], layer: str) -> None:
+        self._selection = selection
+        self.rows = selection.most
+        self.identity: dict[str, Any] = {
+            "encoder": self.name,
+            "weights": weights,
+            "preprocessing": preprocessing,
+            "layer": layer,
+            "regions": {"boxes": "proposals", **asdict(selection)},
+        }
+        self.versions = library_versions("torch", "torchvision", "PIL")
+
+    @abstractmethod
+    def detect(self, picture: Any) -> Detected:
+        """Return the proposals of a decoded picture."""
+
+    @torch.inference_mode()
+    def encode(self, pictures: list[Any]) -> list[Regions]:
+        """Encode pictures one by one, so that a picture's features do not depend on its company.
+
+        Returns:
+            The regions of each, most confident first.
+        """
+        return [self._choose(self.detect(picture)) for picture in pictures]
+
+    def _choose(self, found: Detected) -> Regions:
+        order, classes, scores = self._selection.choose(found.scores, box_iou(found.outlines, found.outlines))
+        parts = (found.features[order], found.boxes[order], classes + self.first_class, scores)
+        arrays: list[np.ndarray] = [part.cpu().numpy() for part in parts]
+        return Regions(*arrays, size=found.size)

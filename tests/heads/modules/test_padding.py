@@ -1,0 +1,49 @@
+"""Rows and their padding: whatever stands on padding changes nothing, and samples without rows give no NaN."""
+
+import pytest
+import torch
+
+from xret.heads.modules.padding import last_row, on_valid_rows, softmax, valid_rows, zero_padding
+
+LENGTH = torch.tensor([2, 0, 3])
+
+
+@pytest.mark.parametrize("garbage", [7.0, torch.inf, torch.nan])
+def test_padding_becomes_zero_in_two_and_in_three_dimensions(garbage):
+    rows = torch.arange(1.0, 19).view(3, 3, 2)
+    expected = torch.stack([rows[b] * (torch.arange(3) < LENGTH[b])[:, None] for b in range(3)])
+    spoiled = rows.masked_fill(~valid_rows(rows, LENGTH)[..., None], garbage)
+    assert torch.equal(zero_padding(spoiled, LENGTH), expected)
+    assert torch.equal(zero_padding(spoiled[..., 0], LENGTH), expected[..., 0])
+
+
+def test_last_row_of_each_sample():
+    rows = torch.arange(1.0, 19).view(3, 3, 2)
+    assert torch.equal(last_row(rows, LENGTH), torch.stack([rows[0, 1], torch.zeros(2), rows[2, 2]]))
+
+
+def test_softmax_is_that_of_the_valid_scores_alone():
+    scores = torch.randn(3, 3, requires_grad=True)
+    weights = softmax(scores, valid_rows(scores, LENGTH), 1)
+    torch.testing.assert_close(weights[0], torch.cat([scores[0, :2].softmax(0), torch.zeros(1)]))
+    torch.testing.assert_close(weights[2], scores[2].softmax(0))
+    assert (weights[1] == 0).all()
+    weights.square().sum().backward()
+    assert scores.grad.isfinite().all()
+    assert (scores.grad[1] == 0).all()
+
+
+def test_a_layer_sees_valid_rows_alone():
+    rows = torch.randn(3, 3, 2)
+    seen = []
+
+    def layer(some):
+        seen.append(some)
+        return some @ torch.ones(2, 4)
+
+    made = on_valid_rows(layer, rows.requires_grad_(), LENGTH)
+    (some,) = seen
+    assert torch.equal(some, torch.cat([rows[0, :2], rows[2]]))
+    torch.testing.assert_close(made, zero_padding(rows.sum(2, keepdim=True).expand(-1, -1, 4), LENGTH))
+    made.sum().backward()
+    assert torch.equal(rows.grad != 0, valid_rows(rows, LENGTH)[..., None].expand_as(rows))

@@ -3,31 +3,25 @@
 import hashlib
 import json
 import os
-import re
-import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from inspect import signature
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub.utils.logging as hub_logging
 import numpy as np
-import tokenizers
 import torch
-import transformers
 from torch import Tensor, nn
-from transformers import MODEL_MAPPING, AutoConfig, AutoTokenizer
-from transformers.utils import logging as transformers_logging
 
 from ..errors import EncoderError
-from .weights import digest, listing
+from .base import library_versions
+from .hub import load_text_model, quiet
+from .weights import digest
 
 # Dask's tasks already run beside each other; the tokenizers' own threads warn when a process forks.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+# Settings that change the features of equal weights.
+_SHAPING = ("num_attention_heads", "hidden_act", "layer_norm_eps")
 
 
 class BertEncoder:
@@ -42,6 +36,7 @@ class BertEncoder:
 
     name = "bert"
     kind = "tokens"
+    vocabulary = None  # of words from the captions
 
     def __init__(
         self,
@@ -64,55 +59,51 @@ class BertEncoder:
             EncoderError: there is no such model, it is incomplete, it does not encode tokens, or it has no such
                 layer or not so many positions.
         """
-        self.device = device
-        with _quiet():
-            self._model, self._tokenizer = _load(weights)
+        self.device, self._special_tokens = device, special_tokens
+        self._model, self._tokenizer = load_text_model(weights)
         self._model.to(device).eval().requires_grad_(False)
         self._lock = threading.Lock()  # a tokenizer keeps its settings for truncation between calls
-        config: Any = self._model.config
-        pad = getattr(config, "pad_token_id", None)
+        pad = getattr(self._model.config, "pad_token_id", None)
         self._pad = 0 if pad is None else pad
-        layers = getattr(config, "num_hidden_layers", 0)
-        if not -layers - 1 <= layer <= layers:
-            raise EncoderError(
-                f"text weights '{weights}' have no layer {layer}; choose a --text-layer from 0, the embeddings, to"
-                f" {layers}, or from -1, the last layer, down to -{layers + 1}"
-            )
-        layer %= layers + 1
-        self._above: dict[str, Tensor] = {}  # weights of layers that are cut off
         before, after = _specials(self._tokenizer)
         self.max_length = _max_length(weights, self._model, self._tokenizer, max_tokens, len(before + after))
-        self._special_tokens = special_tokens
         # What `encode` puts around the ids that `tokenize` gives, and whose states it leaves out again.
         self._before, self._after = ([], []) if special_tokens else (before, after)
-        self.identity: dict[str, Any] = {
-            "encoder": self.name,
-            "weights": self.weights_id(),
-            "model": {"class": type(self._model).__name__, **{key: getattr(config, key, None) for key in _SHAPING}},
-            "preprocessing": {"tokenizer": _tokenizer_digest(self._tokenizer), "max_length": self.max_length},
-            "layer": "last_hidden_state" if layer == layers else f"hidden_states.{layer}",
-        }
-        if not special_tokens:
-            self.identity["preprocessing"]["special_tokens"] = False
-        self.versions = {
-            "torch": str(torch.__version__),
-            "transformers": transformers.__version__,
-            "tokenizers": tokenizers.__version__,
-        }
+        layers = getattr(self._model.config, "num_hidden_layers", 0)
+        layer = _counted_from_0(weights, layer, layers)
         self._layer: int | None = None  # the last hidden state
-        whole = self._model.state_dict()
+        self._above: dict[str, Tensor] = {}  # weights of layers that are cut off
+        self.identity = self._identify("last_hidden_state" if layer == layers else f"hidden_states.{layer}")
+        self.versions = library_versions("torch", "transformers", "tokenizers")
         try:
-            if layer < layers and not _cut(self._model, layer, self.tokenize(["a"])):
-                self._layer = layer
+            if layer < layers:
+                self._stop_at(layer)
             states, _ = self.encode(self.tokenize(["a"]))
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             raise EncoderError(
                 f"'{weights}' is a {type(self._model).__name__}, which does not encode captions token by token;"
                 " choose a model of the BERT family"
             ) from error
+        self.channels = self.global_channels = states.shape[1]
+
+    def _identify(self, layer: str) -> dict[str, Any]:
+        config = self._model.config
+        preprocessing = {"tokenizer": _tokenizer_digest(self._tokenizer), "max_length": self.max_length}
+        return {
+            "encoder": self.name,
+            "weights": self.weights_id(),
+            "model": {"class": type(self._model).__name__, **{key: getattr(config, key, None) for key in _SHAPING}},
+            "preprocessing": preprocessing if self._special_tokens else {**preprocessing, "special_tokens": False},
+            "layer": layer,
+        }
+
+    def _stop_at(self, layer: int) -> None:
+        """Take the states of a layer; those above it are cut off, if that leaves the states as they are."""
+        whole = self._model.state_dict()
+        if not _cut(self._model, layer, self.tokenize(["a"])):
+            self._layer = layer
         left = self._model.state_dict()
         self._above = {name: value.cpu() for name, value in whole.items() if name not in left}
-        self.channels = self.global_channels = states.shape[1]
 
     @property
     def network(self) -> nn.Module:
@@ -165,11 +156,11 @@ class BertEncoder:
         """Encode a padded batch, so that gradients reach `network`.
 
         Args:
-            token: ids as `tokenize` gives them, int64 [B, N]; what stands behind a length does not matter.
+            token: ids as `tokenize` gives them, int64 [B, N]; what stands after a length does not matter.
             length: int64 [B].
 
         Returns:
-            States [B, N, C], zero behind the lengths, and the maximum of each caption's states [B, C], on the device.
+            States [B, N, C], zeros after the lengths, and the maximum of each caption's states [B, C], on the device.
         """
         token, length = token.to(self.device), length.to(self.device)[:, None]
         first, more = len(self._before), len(self._before + self._after)
@@ -221,7 +212,7 @@ class BertEncoder:
 
     def save(self, folder: Path) -> None:
         """Write model, cut layers included, and tokenizer as the hub has them."""
-        with _quiet():
+        with quiet():
             self._model.save_pretrained(folder, state_dict=self._state())
             self._tokenizer.save_pretrained(folder)
 
@@ -229,91 +220,18 @@ class BertEncoder:
         return {**self._above, **self._model.state_dict()}
 
 
-# Settings that change the features of equal weights.
-_SHAPING = ("num_attention_heads", "hidden_act", "layer_norm_eps")
-
-
-def _load(weights: str) -> tuple[Any, Any]:
-    """Load from a folder, else from the hub's cache, else from the hub."""
-    is_folder = weights != "" and Path(weights).is_dir()
-    if not is_folder and not _HUB_ID.fullmatch(weights):
-        raise EncoderError(f"text weights '{weights}': there is no such folder; give a folder or a model id of the hub")
-    for offline in [True] if is_folder else [True, False]:
-        if not offline:
-            print(f"Fetching text weights '{weights}' from the Hugging Face hub, into its cache.", file=sys.stderr)
-        try:
-            model = _load_model(weights, offline)
-            return model, _load_tokenizer(weights, offline, model)
-        except EncoderError:
-            raise
-        except Exception as error:  # these libraries raise all kinds of errors on damaged or missing files
-            cause = error
-    reason = str(cause).strip().partition("\n")[0].rstrip(".")
-    if is_folder:
+def _counted_from_0(weights: str, layer: int, layers: int) -> int:
+    """Return the number of a layer, of which those below 0 are counted from the last."""
+    if not -layers - 1 <= layer <= layers:
         raise EncoderError(
-            f"the folder '{weights}' is no complete text model ({reason}); it needs config.json, the weights and"
-            " the tokenizer's files"
-        ) from cause
-    raise EncoderError(
-        f"text weights '{weights}' are no folder here, and as a model of the Hugging Face hub they cannot be loaded"
-        f" ({reason}); check the name and the connection, or give a folder"
-    ) from cause
-
-
-def _load_model(weights: str, offline: bool) -> Any:
-    """Load the network without the pooler on top, in float32."""
-    config = AutoConfig.from_pretrained(weights, local_files_only=offline, trust_remote_code=False)
-    if type(config) not in MODEL_MAPPING:
-        raise ValueError(f"there is no plain encoder for a {type(config).__name__}")
-    kind: Any = MODEL_MAPPING[type(config)]
-    kind = kind[0] if isinstance(kind, tuple) else kind
-    without_pooler = {"add_pooling_layer": False} if "add_pooling_layer" in signature(kind).parameters else {}
-    model, info = kind.from_pretrained(
-        weights,
-        config=config,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        ignore_mismatched_sizes=True,  # they are refused below, by name
-        output_loading_info=True,
-        local_files_only=offline,
-        **without_pooler,
-    )
-    prefix = f"{model.base_model_prefix}."
-    own = dict(model.named_children())
-    inside = [key for key in info["unexpected_keys"] if key.removeprefix(prefix).split(".")[0] in own]
-    faults = [
-        f"{len(names)} {what} ({listing(sorted(names))})"
-        for what, names in (
-            ("missing", [key for key in info["missing_keys"] if "pooler." not in key]),
-            ("unknown", [key for key in inside if "pooler." not in key]),
-            ("of another shape", [key[0] for key in info["mismatched_keys"]]),
+            f"text weights '{weights}' have no layer {layer}; choose a --text-layer from 0, the embeddings, to"
+            f" {layers}, or from -1, the last layer, down to -{layers + 1}"
         )
-        if names
-    ]
-    if faults:
-        raise EncoderError(
-            f"text weights '{weights}' do not fit their config.json: {'; '.join(faults)}; get the model again"
-        )
-    return model
-
-
-def _load_tokenizer(weights: str, offline: bool, model: Any) -> Any:
-    tokenizer = AutoTokenizer.from_pretrained(weights, local_files_only=offline, trust_remote_code=False)
-    # Without its files a tokenizer is made all the same, and knows the special tokens only.
-    vocabulary = tokenizer.get_vocab()
-    if not set(vocabulary) - set(tokenizer.all_special_tokens):
-        raise FileNotFoundError("the vocabulary of its tokenizer is not there: vocab.txt or tokenizer.json")
-    rows = getattr(model.config, "vocab_size", 0)
-    if max(vocabulary.values()) >= rows:
-        raise EncoderError(
-            f"text weights '{weights}': the tokenizer has {len(vocabulary)} tokens and the model knows {rows};"
-            " put the model's own tokenizer beside it"
-        )
-    return tokenizer
+    return layer % (layers + 1)
 
 
 def _positions(model: Any) -> int:
-    """Return how many positions a model knows; RoBERTa and its kin begin to count behind the padding's."""
+    """Return how many positions a model knows; RoBERTa and its kin begin to count after the padding's."""
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
@@ -343,7 +261,7 @@ def _max_length(weights: str, model: Any, tokenizer: Any, max_tokens: int | None
 def _cut(model: Any, layer: int, ids: list[list[int]]) -> bool:
     """Drop the layers above `layer`; return whether the last hidden state is then that layer's.
 
-    If not (layers that share their weights, or a normalisation behind the last), the model stays as it was.
+    If not (layers that share their weights, or a normalisation after the last), the model stays as it was.
     """
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     stacks = [stack for stack in stacks if len(stack) == model.config.num_hidden_layers]
@@ -371,20 +289,3 @@ def _tokenizer_digest(tokenizer: Any) -> str:
     else:
         content = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the libraries' logs and bars while they load; what matters becomes an error here."""
-    verbosities = transformers_logging.get_verbosity(), hub_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
-    hub_logging.set_verbosity(hub_logging.CRITICAL)
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosities[0])
-        hub_logging.set_verbosity(verbosities[1])
-        if bars:
-            transformers_logging.enable_progress_bar()

@@ -103,7 +103,8 @@ class GridEncoder(Grid):
         self.rows, self.channels = parts.rows, parts.channels
         self.global_channels = self.channels
         # Channels last: 1.7 times as fast for MobileNetV2 on a CPU, no slower for ResNet-18.
-        self.network = parts.extractor.to(device, memory_format=torch.channels_last).requires_grad_(False)
+        extractor: Any = parts.extractor
+        self.network = extractor.to(device, memory_format=torch.channels_last).requires_grad_(False)
         inside = self.network.state_dict()
         self._head = {name: value for name, value in parts.network.state_dict().items() if name not in inside}
         preset = _preset(name)

@@ -62,6 +62,9 @@ class WordsEncoder:
         """Return the ids of each caption's words; a caption without words becomes one ``<unk>``."""
         return [[self._ids.get(word, 0) for word in tokenize(text)] or [0] for text in texts]
 
+    def encode(self, ids: Sequence[Sequence[int]]) -> None:
+        """Return nothing: words have no states, a head learns their vectors."""
+
     def unknown_words(self, texts: Iterable[str]) -> list[str]:
         """Return the words that `tokenize` makes ``<unk>``, each once, in their order."""
         return list(dict.fromkeys(word for text in texts for word in tokenize(text) if word not in self._ids))

@@ -27,14 +27,13 @@ from ..cache.layout import (
 from ..cache.verify import broken_shards
 from ..data.manifest import Manifest
 from ..data.samples import Samples, read_samples, tokenize
-from ..encoders import VisualEncoder, load_text, load_visual
+from ..encoders import TextEncoder, VisualEncoder, load_text, load_visual
 from ..encoders.words import WordsEncoder
 from ..errors import CacheError
 from ..progress import Progress
 from .options import Options
 
 if TYPE_CHECKING:
-    from ..encoders.bert import BertEncoder
     from .tasks import Job, Receipt
 
 
@@ -193,7 +192,7 @@ def _image_set(cache: FeatureCache, options: Options, encoder: VisualEncoder, re
     return cache.image_set(facts.name)
 
 
-def load_captions(options: Options, samples: Samples, device: str) -> "WordsEncoder | BertEncoder":
+def load_captions(options: Options, samples: Samples, device: str) -> TextEncoder:
     """Return the caption encoder that the options name; errors as for `encoders.load_text`.
 
     Raises:
@@ -208,7 +207,7 @@ def load_captions(options: Options, samples: Samples, device: str) -> "WordsEnco
 
 
 def _caption_set(
-    cache: FeatureCache, options: Options, encoder: "WordsEncoder | BertEncoder", samples: Samples, recorded: dict
+    cache: FeatureCache, options: Options, encoder: TextEncoder, samples: Samples, recorded: dict
 ) -> CaptionSet:
     facts = SetFacts.of(encoder, options.dtype, recorded, options.asked("captions"))
     features = find_set(cache, "captions", facts.name)
@@ -218,7 +217,7 @@ def _caption_set(
     blocks = Blocks.choose(cache.splits, options.shard_images)
     tokens = []
     counts = {"captions_without_words": 0, "captions_truncated": 0}
-    if isinstance(encoder, WordsEncoder):
+    if encoder.vocabulary is not None:
         counts |= {"words": len(encoder.vocabulary), "unknown_tokens": 0}
     with Progress("tokens", cache.captions, "captions") as progress:
         for shard in range(len(blocks)):
@@ -228,11 +227,11 @@ def _caption_set(
             tokens.append(sum(map(len, ids)))
             counts["captions_without_words"] += sum(not tokenize(text) for text in texts)
             counts["captions_truncated"] += encoder.count_truncated(texts)
-            if isinstance(encoder, WordsEncoder):
+            if encoder.vocabulary is not None:
                 counts["unknown_tokens"] += sum(caption.count(0) for caption in ids)
             progress.update(len(texts))
     extra: dict[str, Any] = {"counts": {**counts, "tokens": sum(tokens)}}
-    if isinstance(encoder, WordsEncoder):
+    if encoder.vocabulary is not None:
         extra["vocabulary"] = list(encoder.vocabulary)
     create_caption_set(cache, facts, blocks, tokens, extra)
     return cache.caption_set(facts.name)

@@ -14,9 +14,7 @@ from ..data.manifest import Manifest
 from ..data.regions import REGION_ARRAYS
 from ..data.samples import Samples, read_samples
 from ..device import pick_device
-from ..encoders import VisualEncoder
-from ..encoders.bert import BertEncoder
-from ..encoders.words import WordsEncoder
+from ..encoders import TextEncoder, VisualEncoder
 from ..errors import SampleError
 from ..wording import counted
 from .extraction import load_captions, load_images
@@ -165,12 +163,12 @@ def _some_texts(samples: Samples) -> list[str]:
     return [image.captions[number % len(image.captions)].text for number, image in enumerate(samples.images[::step])]
 
 
-def _caption_rate(encoder: WordsEncoder | BertEncoder, texts: list[str], batch_size: int) -> float:
+def _caption_rate(encoder: TextEncoder, texts: list[str], batch_size: int) -> float:
     """Return captions a second."""
     began = time.perf_counter()
     ids = encoder.tokenize(texts)
     tokenise = (time.perf_counter() - began) / len(ids)
-    if isinstance(encoder, WordsEncoder):
+    if encoder.channels is None:
         return 1 / max(tokenise, 1e-9)
     by_length = sorted(ids, key=len)  # as in a shard: captions of all lengths, like beside like
     starts = np.linspace(0, max(len(ids) - batch_size, 0), 2 * PROBE + 1).astype(int)

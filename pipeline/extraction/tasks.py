@@ -12,8 +12,7 @@ import torch
 from ..cache.feature_cache import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from ..data.regions import Regions, lay_out, shard_arrays
 from ..device import pick_device
-from ..encoders import encoding, load_text, load_visual
-from ..encoders.bert import BertEncoder
+from ..encoders import TextEncoder, encoding, load_text, load_visual
 from ..encoders.words import WordsEncoder
 from ..errors import CacheError, EncoderError, SampleError
 
@@ -150,7 +149,7 @@ def write_caption_shard(job: Job, shard: int) -> Receipt:
     began = time.perf_counter()
     size, tokens = features.attributes["shard_captions"], features.attributes["shard_tokens"]
     device = str(pick_device(job.device))
-    encoder: WordsEncoder | BertEncoder
+    encoder: TextEncoder
     if features.vocabulary is not None:
         encoder = WordsEncoder(features.vocabulary)
     else:
@@ -170,7 +169,9 @@ def write_caption_shard(job: Job, shard: int) -> Receipt:
     arrays["start"][: len(ids)] = starts + shard * tokens
     arrays["length"][: len(ids)] = lengths
     arrays["status"][: len(ids)] = OK
-    if not isinstance(encoder, WordsEncoder):
+    if encoder.channels is None or encoder.global_channels is None:
+        _tell(job, len(ids))
+    else:
         local = np.full((tokens, encoder.channels), np.nan, dtype=features.dtype)
         global_ = np.full((size, encoder.global_channels), np.nan, dtype=features.dtype)
         by_length = np.argsort(lengths, kind="stable")  # a batch of like lengths carries little padding
@@ -178,15 +179,15 @@ def write_caption_shard(job: Job, shard: int) -> Receipt:
             rows = by_length[start : start + job.batch_size]
             with encoding(device):
                 began = time.perf_counter()
-                states, pooled = encoder.encode([ids[row] for row in rows])
+                encoded = encoder.encode([ids[row] for row in rows])
+                assert encoded is not None, "its states have channels"
                 began = receipt.timed("encode", began)
+            states, pooled = encoded
             _check_range(states[:, None], features, [texts[row] for row in np.repeat(rows, lengths[rows])])
             target = np.concatenate([np.arange(starts[row], starts[row] + lengths[row]) for row in rows])
             local[target], global_[rows] = states, pooled
             _tell(job, len(rows))
         arrays |= {"local": local, "global": global_}
-    else:
-        _tell(job, len(ids))
     _write(features, arrays, shard, receipt)
     return receipt
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -11,18 +11,13 @@ from PIL import Image
 
 from ..cache.feature_cache import FeatureSet, fingerprint
 from ..data.regions import Regions, lay_out, shard_arrays
-from ..encoders import REGION_ENCODERS, VisualEncoder, encoding, load_text, load_visual
-from ..encoders.words import WordsEncoder
+from ..encoders import REGION_ENCODERS, TextEncoder, VisualEncoder, encoding, load_text, load_visual
 from ..errors import EncoderError, SampleError
 from .features import Features, pad, pad_ids
 from .reattachment import grid_side, remembered_weights, text_options
 
-if TYPE_CHECKING:
-    from ..encoders.bert import BertEncoder
-
 BATCH = 32  # samples that go through an encoder at once
 Picture: TypeAlias = str | Path | Image.Image
-TextEncoder: TypeAlias = "WordsEncoder | BertEncoder"
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,7 @@ def image_encoder(origin: Origin, weights: str | None, device: str, trust: bool 
     return encoder
 
 
-def caption_encoder(origin: Origin, weights: str | None, device: str) -> "BertEncoder":
+def caption_encoder(origin: Origin, weights: str | None, device: str) -> TextEncoder:
     """Return the encoder that made a caption set of token states.
 
     Args:
@@ -152,13 +147,13 @@ def encode_captions(encoder: TextEncoder, dtype: str, device: str, texts: Sequen
         ids = encoder.tokenize(list(texts[first : first + BATCH]))
         token, length = pad_ids(ids)
         token = token.to(device)
-        if isinstance(encoder, WordsEncoder):
+        with encoding(device):
+            encoded = encoder.encode(ids)
+        if encoded is None:
             yield Features(length.to(device), token=token)
             continue
-        with encoding(device):
-            states, pooled = encoder.encode(ids)
         with np.errstate(over="ignore"):  # found below
-            states, pooled = states.astype(dtype), pooled.astype(dtype)
+            states, pooled = (array.astype(dtype) for array in encoded)
         if not np.isfinite(states).all():
             raise SampleError("the text", f"its features are beyond {dtype} or no numbers; take other words")
         local = pad(torch.from_numpy(states), length).to(device)

@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torchvision.ops import box_iou
@@ -147,7 +146,7 @@ class RegionEncoder(ABC):
         return [self._choose(self.detect(picture)) for picture in pictures]
 
     def _choose(self, found: Detected) -> Regions:
-        order, classes, scores = self._selection.choose(found.scores, box_iou(found.outlines, found.outlines))
-        parts = (found.features[order], found.boxes[order], classes + self.first_class, scores)
-        arrays: list[np.ndarray] = [part.cpu().numpy() for part in parts]
-        return Regions(*arrays, size=found.size)
+        order, classes, confidences = self._selection.choose(found.scores, box_iou(found.outlines, found.outlines))
+        parts = (found.features[order], found.boxes[order], classes + self.first_class, confidences)
+        local, places, numbers, scores = (part.cpu().numpy() for part in parts)
+        return Regions(local, places, numbers, scores, found.size)

@@ -20,10 +20,10 @@ from xret.heads.retrieval.retriever import Retriever
 from xret.heads.retrieval.serving.pictures import open_upload
 from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import finetune
-from xret.pipeline import encoders
 from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.regions import Regions
+from xret.pipeline.encoders import registry
 from xret.pipeline.encoders.grid import GridEncoder
 from xret.pipeline.errors import CacheError, EncoderError, QueryError, RunError, SampleError
 from xret.pipeline.extraction.extraction import extract
@@ -161,12 +161,12 @@ class Corners:
 
 def test_regions_are_asked_for_in_the_numbers_of_the_set(folder, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(encoders, "_visual", lambda *words: asked.append(words) or Corners())
+    monkeypatch.setattr(registry, "_visual", lambda *words: asked.append(words) or Corners())
     store = make_store(folder / "pictures/pictures.yaml", tmp_path / "s.zarr")
     retriever = open_run(folder, make_run(store, tmp_path / "run", "setdiv"))
     same(retriever.encode_images(files(retriever)), retriever.gallery.images)
     assert len(set(retriever.gallery._batches.image_set.length)) > 1
-    assert asked[-1] == ("butd", "random:0", 0, "cpu", (2, 4), None, False, ())
+    assert asked[-1] == ("butd", "random:0", (2, 4), "cpu", None, False, ())
 
 
 def test_a_tuned_run_encodes_with_its_own_backbones(folder, bert_run, tmp_path):

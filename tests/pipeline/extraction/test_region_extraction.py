@@ -8,12 +8,12 @@ from small_extraction import SMALL
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.training import train
-from xret.pipeline import encoders
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.verify import verify
 from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.regions import Regions
+from xret.pipeline.encoders import registry
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.reading.batches import stored_batches
@@ -47,7 +47,7 @@ class ColourRegions:
 @pytest.fixture
 def colours(monkeypatch):
     encoder = ColourRegions()
-    monkeypatch.setattr(encoders, "_visual", lambda *_: encoder)
+    monkeypatch.setattr(registry, "_visual", lambda *_: encoder)
     return replace(SMALL, visual="butd")
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from xret.pipeline import encoders
 from xret.pipeline.data.regions import Regions
+from xret.pipeline.encoders import registry
 from xret.pipeline.encoders.words import WordsEncoder
 from xret.pipeline.errors import EncoderError, SampleError
 from xret.pipeline.reading.reencoding import (
@@ -31,16 +31,16 @@ def features(identity, asked=None, **more):
 @pytest.mark.parametrize(
     ("identity", "words"),
     [
-        ({"encoder": "resnet18", "preprocessing": {"crop": 96}}, ("resnet18", 96, (36, 36), None)),
-        ({"encoder": "butd-grid", "preprocessing": {"stretch": 448}}, ("butd-grid", 448, (36, 36), None)),
+        ({"encoder": "resnet18", "preprocessing": {"crop": 96}}, ("resnet18", 96, None)),
+        ({"encoder": "butd-grid", "preprocessing": {"stretch": 448}}, ("butd-grid", 448, None)),
         (
             {"encoder": "resnet18-frames", "preprocessing": {"crop": 64}, "frames": {"most": 8}},
-            ("resnet18", 64, (36, 36), 8),
+            ("resnet18", 64, 8),
         ),
-        ({"encoder": "butd", "preprocessing": {"shorter": 600}, "regions": REGIONS}, ("butd", 0, (10, 100), None)),
+        ({"encoder": "butd", "preprocessing": {"shorter": 600}, "regions": REGIONS}, ("butd", (10, 100), None)),
         (
             {"encoder": "fasterrcnn_resnet50_fpn_v2", "preprocessing": {"shorter": 800}, "regions": REGIONS},
-            ("fasterrcnn_resnet50_fpn_v2", 0, (10, 100), None),
+            ("fasterrcnn_resnet50_fpn_v2", (10, 100), None),
         ),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
@@ -52,10 +52,10 @@ def test_every_kind_of_image_encoder_is_asked_for_by_its_own_words(monkeypatch, 
         asked.append(given)
         return SimpleNamespace(identity=identity)
 
-    monkeypatch.setattr(encoders, "_visual", load)
+    monkeypatch.setattr(registry, "_visual", load)
     image_encoder(Origin.of(features(identity)), "w.pth", "cpu", trust=True)
-    name, size, regions, frames = words
-    assert asked == [(name, "w.pth", size, "cpu", regions, frames, True, ())]
+    name, size, frames = words
+    assert asked == [(name, "w.pth", size, "cpu", frames, True, ())]
     changed = {**identity, "weights": "others"}
     with pytest.raises(EncoderError, match=r"'w\.pth' is not what 'set@1' was made with \(its weights differ\)"):
         image_encoder(Origin.of(features(changed)), "w.pth", "cpu")

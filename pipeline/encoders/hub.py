@@ -1,0 +1,121 @@
+"""Text models of the Hugging Face hub: found in a folder, in the hub's cache or on the hub, and complete."""
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.utils.logging as hub_logging
+import torch
+from transformers import MODEL_MAPPING, AutoConfig, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from ..errors import EncoderError
+from .weights import listing
+
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+
+def load_text_model(weights: str) -> tuple[Any, Any]:
+    """Return a model without the pooler on top, in float32, and its tokenizer.
+
+    Args:
+        weights: a folder, or a model id; what lies in the hub's cache is used without asking the hub.
+
+    Raises:
+        EncoderError: there is no such model, or it is incomplete.
+    """
+    is_folder = weights != "" and Path(weights).is_dir()
+    if not is_folder and not _HUB_ID.fullmatch(weights):
+        raise EncoderError(f"text weights '{weights}': there is no such folder; give a folder or a model id of the hub")
+    for offline in [True] if is_folder else [True, False]:
+        if not offline:
+            print(f"Fetching text weights '{weights}' from the Hugging Face hub, into its cache.", file=sys.stderr)
+        try:
+            with quiet():
+                model = _load_model(weights, offline)
+                return model, _load_tokenizer(weights, offline, model)
+        except EncoderError:
+            raise
+        except Exception as error:  # these libraries raise all kinds of errors on damaged or missing files
+            cause = error
+    reason = str(cause).strip().partition("\n")[0].rstrip(".")
+    if is_folder:
+        raise EncoderError(
+            f"the folder '{weights}' is no complete text model ({reason}); it needs config.json, the weights and"
+            " the tokenizer's files"
+        ) from cause
+    raise EncoderError(
+        f"text weights '{weights}' are no folder here, and as a model of the Hugging Face hub they cannot be loaded"
+        f" ({reason}); check the name and the connection, or give a folder"
+    ) from cause
+
+
+def _load_model(weights: str, offline: bool) -> Any:
+    config = AutoConfig.from_pretrained(weights, local_files_only=offline, trust_remote_code=False)
+    if type(config) not in MODEL_MAPPING:
+        raise ValueError(f"there is no plain encoder for a {type(config).__name__}")
+    kind: Any = MODEL_MAPPING[type(config)]
+    kind = kind[0] if isinstance(kind, tuple) else kind
+    without_pooler = {"add_pooling_layer": False} if "add_pooling_layer" in signature(kind).parameters else {}
+    model, info = kind.from_pretrained(
+        weights,
+        config=config,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        ignore_mismatched_sizes=True,  # they are refused below, by name
+        output_loading_info=True,
+        local_files_only=offline,
+        **without_pooler,
+    )
+    if faults := _faults(model, info):
+        raise EncoderError(f"text weights '{weights}' do not fit their config.json: {faults}; get the model again")
+    return model
+
+
+def _faults(model: Any, info: dict[str, Any]) -> str:
+    """Return how many weights are missing, unknown or of another shape, and the first of each; the pooler's may be."""
+    prefix = f"{model.base_model_prefix}."
+    own = dict(model.named_children())
+    inside = [key for key in info["unexpected_keys"] if key.removeprefix(prefix).split(".")[0] in own]
+    kinds = {
+        "missing": [key for key in info["missing_keys"] if "pooler." not in key],
+        "unknown": [key for key in inside if "pooler." not in key],
+        "of another shape": [key[0] for key in info["mismatched_keys"]],
+    }
+    return "; ".join(f"{len(names)} {what} ({listing(sorted(names))})" for what, names in kinds.items() if names)
+
+
+def _load_tokenizer(weights: str, offline: bool, model: Any) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(weights, local_files_only=offline, trust_remote_code=False)
+    # Without its files a tokenizer is made all the same, and knows the special tokens only.
+    vocabulary = tokenizer.get_vocab()
+    if not set(vocabulary) - set(tokenizer.all_special_tokens):
+        raise FileNotFoundError("the vocabulary of its tokenizer is not there: vocab.txt or tokenizer.json")
+    rows = getattr(model.config, "vocab_size", 0)
+    if max(vocabulary.values()) >= rows:
+        raise EncoderError(
+            f"text weights '{weights}': the tokenizer has {len(vocabulary)} tokens and the model knows {rows};"
+            " put the model's own tokenizer beside it"
+        )
+    return tokenizer
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the libraries' logs and bars while they load or save; what matters becomes an error here."""
+    verbosities = transformers_logging.get_verbosity(), hub_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
+    hub_logging.set_verbosity(hub_logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosities[0])
+        hub_logging.set_verbosity(verbosities[1])
+        if bars:
+            transformers_logging.enable_progress_bar()

@@ -20,10 +20,11 @@ from torch.nn import functional
 
 from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.device import pick_device, within_memory
-from ...pipeline.encoders import VisualEncoder
+from ...pipeline.encoders import TextEncoder, VisualEncoder
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, QueryError, RunError
-from ...pipeline.reading.reencoding import Origin, Picture, TextEncoder, encode_captions, encode_images
+from ...pipeline.reading.origin import Origin
+from ...pipeline.reading.reencoding import Picture, encode_captions, encode_images
 from ..evaluation.scoring import embed_all
 from ..model import Model
 from ..modules.embedding import Embedding, each

@@ -10,11 +10,12 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from ...pipeline.cache.feature_cache import FeatureCache, fingerprint
-from ...pipeline.encoders import VisualEncoder, load_text, load_visual
+from ...pipeline.encoders import TextEncoder, VisualEncoder, load_text, load_visual
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, RunError
 from ...pipeline.extraction.options import Options, words_of_run
-from ...pipeline.reading.reencoding import Origin, TextEncoder, caption_encoder, image_encoder
+from ...pipeline.reading.origin import Origin
+from ...pipeline.reading.reencoding import caption_encoder, image_encoder
 from .features import caption_set_of_run, image_set_of_run
 from .run import Run
 

@@ -23,17 +23,13 @@ from torch import nn
 
 from ....pipeline.cache.feature_cache import FeatureCache, fingerprint
 from ....pipeline.device import pick_device, within_memory
+from ....pipeline.encoders.base import TrainableEncoder
 from ....pipeline.errors import OutOfMemory, RecipeError, RunError
 from ....pipeline.files import remove, writing
 from ....pipeline.reading.batches import Batches
 from ....pipeline.reading.end_to_end import end_to_end_batches
-from ....pipeline.reading.reattachment import (
-    Encoder,
-    extraction_words,
-    image_folder,
-    put_back_captions,
-    put_back_images,
-)
+from ....pipeline.reading.origin import extraction_words
+from ....pipeline.reading.reattachment import image_folder, put_back_captions, put_back_images
 from ...model import build_losses
 from ...recipes.recipe import Recipe, load_recipe
 from ...runs.features import open_store, split_of_run
@@ -174,7 +170,7 @@ def _state_of(base: Run, recipe: Recipe, cache: FeatureCache) -> dict[str, Any]:
     return state
 
 
-def _facts_of(base: Run, split: Batches, encoders: dict[str, Encoder], epoch: int) -> RunInfo:
+def _facts_of(base: Run, split: Batches, encoders: dict[str, TrainableEncoder], epoch: int) -> RunInfo:
     """Return what is known of a fine-tuning on `split` before its first epoch, of a head after `epoch` epochs."""
     cache, before = split.image_set.cache, base.info
     sets: dict[str, Any] = {
@@ -258,11 +254,11 @@ def _put_back(
     data_root: Path | None,
     weights: dict[str, str | None],
     target: torch.device,
-) -> dict[str, Encoder]:
+) -> dict[str, TrainableEncoder]:
     """Return the encoders that made the sets of `cached`; a head that was fine-tuned before has weights of its own."""
     own = {name: str(path) for name, file in BACKBONES.items() if (path := base.path / file).exists()}
     visual, text = (weights[name] or own.get(name) for name in ("image", "text"))
-    encoders: dict[str, Encoder] = {}
+    encoders: dict[str, TrainableEncoder] = {}
     if "text" in put_back:
         encoders["text"] = put_back_captions(cached.caption_set, text or "bert-base-uncased", str(target))
     if "image" in put_back:

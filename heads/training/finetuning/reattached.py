@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from ....pipeline.encoders.base import TrainableEncoder
 from ....pipeline.reading.batches import Batch, Features
-from ....pipeline.reading.reattachment import Encoder
 from ...model import Branch, Model
 from ...modules.aggregators import Aggregated
 from ...recipes.blocks import Finetune
@@ -33,7 +33,7 @@ class Backbone(nn.Module):
         learns: whether gradients reach it; if not, it gives what the encoder does, without dropout.
     """
 
-    def __init__(self, encoder: Encoder, checkpointing: bool = False) -> None:
+    def __init__(self, encoder: TrainableEncoder, checkpointing: bool = False) -> None:
         super().__init__()
         self.encoder = encoder
         self.network = encoder.network.requires_grad_(True)
@@ -112,7 +112,7 @@ class EndToEndModel(Model):
         backbones: by ``image`` and ``text``.
     """
 
-    def __init__(self, head: Model, encoders: Mapping[str, Encoder], recipe: Recipe) -> None:
+    def __init__(self, head: Model, encoders: Mapping[str, TrainableEncoder], recipe: Recipe) -> None:
         tuned, augment = recipe.finetune, recipe.augment
         # What masking leaves out of a caption takes the place of rows that are dropped.
         drops = {"image": augment.image, "text": 0.0 if tuned.mask_words else augment.text}

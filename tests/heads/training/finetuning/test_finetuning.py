@@ -345,7 +345,9 @@ def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
         ["image"],
         "schedule.epochs=2",
     )
-    weights = r"'random:1' is not what 'mobilenet_v3_small@\w+' was made with: weights differs; .* --visual-weights"
+    weights = (
+        r"'random:1' is not what 'mobilenet_v3_small@\w+' was made with \(its weights differ\); .* --visual-weights"
+    )
     fail(tune, made, EncoderError, weights, ["image"], visual_weights="random:1")
     fail(
         tune, made, EncoderError, r"weights differs; .* --text-weights", ["text"], text="bert", text_weights=str(other)

@@ -22,8 +22,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ...pipeline.errors import RunError
 from ...pipeline.files import making
-from ..runs.encoders import ORIGINS, Side, origins_text
-from ..runs.info import RunInfo
+from ..runs.encoders import ORIGINS, origins_text
+from ..runs.info import BranchName, RunInfo
 from ..runs.run import Run, write_recipe
 from ..training.finetuning.finetuning import BACKBONES
 from .retriever import Retriever
@@ -84,9 +84,9 @@ def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = 
         raise RunError(f"{folder} exists; take another folder")
     files = [run.path / name for name in _COPIED if (run.path / name).exists()]
     run.model(retriever.device)  # damaged weights are refused here, not where the folder is loaded
-    origins = {side: origin for side in _sides(run) if (origin := retriever.origin(side))}
-    for side in set(_sides(run)) - set(origins):  # likewise, the backbones of a fine-tuned run
-        _ = retriever.image_encoder if side == "image" else retriever.text_encoder
+    origins = {branch: origin for branch in _encoded(run) if (origin := retriever.origin(branch))}
+    for branch in set(_encoded(run)) - set(origins):  # likewise, the backbones of a fine-tuned run
+        _ = retriever.image_encoder if branch == "image" else retriever.text_encoder
     recipe = run.recipe.to_dict()
     if vectors := recipe["adapter"]["words"]["vectors"]:
         recipe["adapter"]["words"]["vectors"] = Path(vectors).name  # a trained model has read it
@@ -145,8 +145,8 @@ def local_folder(name: str | Path) -> Path:
         ) from error
 
 
-def _sides(run: Run) -> tuple[Side, ...]:
-    """Return the sides whose features somebody must make who has the run alone."""
+def _encoded(run: Run) -> tuple[BranchName, ...]:
+    """Return the branches whose features somebody must make who has the run alone."""
     return ("image",) if run.vocabulary is not None else ("image", "text")
 
 
@@ -163,9 +163,9 @@ def _card(retriever: Retriever, repo: str) -> str:
     run = retriever.run
     recipe = run.recipe
     needed = {
-        f"{'visual' if side == 'image' else 'text'}_weights": "…"
-        for side in _sides(run)
-        if (origin := retriever.origin(side)) and origin.weights is None
+        f"{'visual' if branch == 'image' else 'text'}_weights": "…"
+        for branch in _encoded(run)
+        if (origin := retriever.origin(branch)) and origin.weights is None
     }
     return _CARD.format(
         name=repo.rpartition("/")[2],

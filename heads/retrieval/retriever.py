@@ -29,8 +29,9 @@ from ..evaluation.scoring import embed_all
 from ..model import Model
 from ..modules.embedding import Embedding, each
 from ..modules.similarity import in_blocks
-from ..runs.encoders import Side, find_image_encoder, find_text_encoder, origin_of, tuned
+from ..runs.encoders import find_image_encoder, find_text_encoder, origin_of
 from ..runs.features import open_store
+from ..runs.info import BranchName
 from ..runs.run import Run
 from .gallery import Gallery
 from .hits import Hit, Modality, best_rows, hit_of, uncertainty
@@ -95,7 +96,7 @@ class Retriever:
                 " --text-weights, in Python text_weights)"
             )
         self._store, self._data_root = store, None if data_root is None else Path(data_root)
-        self._weights: dict[Side, str | None] = {"image": visual_weights, "text": text_weights}
+        self._weights: dict[BranchName, str | None] = {"image": visual_weights, "text": text_weights}
         self._index = None if index is None else Path(index)
         self._scheduler, self._trust = scheduler, trust
         self._opened: dict[Modality, ShardedSearch] = {}
@@ -278,15 +279,15 @@ class Retriever:
             "weights": weights_digest(self.run),
         }
 
-    def origin(self, side: Side) -> Origin | None:
+    def origin(self, branch: BranchName) -> Origin | None:
         """Return what made the run's features of ``image`` or ``text``; None where the run has its own backbone.
 
         Raises:
             RunError, CacheError: neither run nor store can tell.
         """
-        if tuned(self.run, "visual" if side == "image" else "text"):
+        if self.run.info.tuned(branch):
             return None
-        origin, weights = origin_of(self.run, side, lambda: self.cache), self._weights[side]
+        origin, weights = origin_of(self.run, branch, lambda: self.cache), self._weights[branch]
         if weights is None or Path(weights).exists():  # a path means nothing elsewhere
             return origin
         return replace(origin, weights=weights)

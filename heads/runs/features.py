@@ -7,8 +7,11 @@ from ...pipeline.cache.feature_cache import OK, Blocks, CaptionSet, FeatureCache
 from ...pipeline.data.samples import tokenize
 from ...pipeline.errors import CacheError, RunError
 from ...pipeline.reading.batches import Batches, stored_batches
+from ...pipeline.reading.placement import Placement, Resident
 from ..model import Model
 from .run import Run
+
+Sets = tuple[ImageSet, CaptionSet]
 
 
 def open_store(run: Run, store: str | None) -> FeatureCache:
@@ -35,13 +38,26 @@ def split_of_run(run: Run, cache: FeatureCache, split: str, model: Model, device
         RunError: the store holds no equal sets.
         CacheError: the split is unknown, empty or not complete.
     """
+    return batches_of((image_set_of_run(run, cache), caption_set_of_run(run, cache)), model, split, device)
+
+
+def batches_of(
+    sets: Sets,
+    model: Model,
+    split: str,
+    device: torch.device,
+    placement: Placement = "mapped",
+    resident: Resident | None = None,
+) -> Batches:
+    """Return a split with what `model` reads of it; errors as of `stored_batches`."""
     return stored_batches(
-        image_set_of_run(run, cache),
-        caption_set_of_run(run, cache),
+        *sets,
         split,
         device=device,
         image_fields=model.image_fields,
         caption_fields=model.caption_fields,
+        placement=placement,
+        resident=resident,
     )
 
 
@@ -72,7 +88,7 @@ def caption_set_of_run(run: Run, cache: FeatureCache) -> CaptionSet:
 
 def _refusal(run: Run, cache: FeatureCache, modality: str, name: str) -> RunError:
     there = ", ".join(cache.set_names(modality)) or "none"
-    tuned = (run.info.backbones or {}).get("visual" if modality == "images" else "text")
+    tuned = run.info.tuned("image" if modality == "images" else "text")
     way = f"`xret extract … --from-run {run.path}`" if tuned else "the same encoder, weights and options"
     return RunError(
         f"{run.path} needs the feature set '{name}' of {modality}, and {cache.url} has {there}: extract it there with "

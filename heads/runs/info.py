@@ -4,12 +4,13 @@ import platform
 from dataclasses import dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 FORMAT, VERSION = "xret-run", 1
 AS_A_WHOLE = "as a whole"  # how an epoch's samples are mixed where nothing is streamed
+BranchName = Literal["image", "text"]
 _NULL = ("also", "best_epoch", "best_rsum")  # written down where they are None too
 
 
@@ -77,6 +78,10 @@ class RunInfo:
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "more"}
         told = {key: value for key, value in values.items() if value is not None or key in _NULL}
         return {"format": FORMAT, "version": VERSION, **told, **self.more}
+
+    def tuned(self, branch: BranchName) -> bool:
+        """Return whether the run has a backbone of its own for ``image`` or ``text``."""
+        return (self.backbones or {}).get("visual" if branch == "image" else "text") is not None
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A run: the folder that a training leaves behind, and that evaluation reads.
+"""A run: the folder that a training leaves, and that evaluation reads.
 
     run.json            what was trained on what: {format, version, store, manifest_sha256, image_set, text_set,
                         fingerprints, seed, device, versions, shuffled, also, also_stores (where several are learnt
@@ -7,7 +7,7 @@
     config.json         recipe and feature facts: all that is needed to rebuild the model
     vocabulary.json     where words are used: the words by token id
     model.safetensors   the weights of the best epoch by validation RSUM
-    state.pt            to go on from the last complete epoch, or a step behind it; tensors and plain scalars only
+    state.pt            to go on from the last complete epoch, or a step after it; tensors and plain scalars only
     metrics.jsonl       one line an epoch; `collapsed` where the triplet loss sits at its constant
     tensorboard/        where runtime.log says so
 

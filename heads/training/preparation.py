@@ -11,16 +11,14 @@ import torch
 from ...pipeline.cache.feature_cache import CaptionSet, FeatureCache, ImageSet
 from ...pipeline.encoders.word_vectors import read_word_vectors
 from ...pipeline.errors import CacheError, RecipeError, RunError
-from ...pipeline.reading.batches import Batches, stored_batches
-from ...pipeline.reading.placement import Placement, Resident
+from ...pipeline.reading.batches import Batches
+from ...pipeline.reading.placement import Placement
 from ..model import FeatureFacts, Model
 from ..recipes.recipe import Recipe
-from ..runs.features import RetokenizedCaptions
+from ..runs.features import RetokenizedCaptions, Sets
 from ..runs.info import AS_A_WHOLE, RunInfo, absolute, versions
 from ..runs.run import Run
 from .ranks import ALONE, Ranks
-
-Sets = tuple[ImageSet, CaptionSet]
 
 
 def require_splits(cache: FeatureCache) -> None:
@@ -106,21 +104,6 @@ def _equal_sets(cache: FeatureCache, image_set: ImageSet, caption_set: CaptionSe
                 " same options"
             )
     return same_images[0], same_captions[0]
-
-
-def batches_of(
-    sets: Sets, model: Model, split: str, target: torch.device, placement: Placement, resident: Resident | None = None
-) -> Batches:
-    """Return a split with what `model` reads of it; errors as of `stored_batches`."""
-    return stored_batches(
-        *sets,
-        split,
-        device=target,
-        image_fields=model.image_fields,
-        caption_fields=model.caption_fields,
-        placement=placement,
-        resident=resident,
-    )
 
 
 def facts_of(split: Batches, target: torch.device, seed: int) -> RunInfo:

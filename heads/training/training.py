@@ -22,6 +22,7 @@ from ..evaluation.protocols import recalls
 from ..evaluation.scoring import compare, embed
 from ..model import Model, build_losses, build_model, feature_facts
 from ..recipes.recipe import Recipe
+from ..runs.features import batches_of
 from ..runs.run import Run, require_free
 from .event_log import Record, epoch_tags, event_log, require_log, step_tags
 from .failures import STEPS, CollapseDetector, enough_memory, not_finite
@@ -29,7 +30,6 @@ from .large_batches import require_whole_batches
 from .objective import Objective
 from .optimisation import build_optimizer, drop_frozen, learning_rate, set_rates, weights_of
 from .preparation import (
-    batches_of,
     compile_parts,
     facts_of,
     load_vectors,

@@ -113,7 +113,7 @@ class Batches:
     def epoch(
         self, *, unit: Unit, batch_size: int, seed: int, epoch: int, captions: int | None = None, first: int = 0
     ) -> Iterator[Batch]:
-        """Yield an epoch's batches in an order that depends on seed and epoch alone, and read the next ones meanwhile.
+        """Yield an epoch's batches in an order that depends on seed and epoch alone, reading the next ones ahead.
 
         Every unit comes once. Its place is drawn from all places; in ``stream`` from those of a group of blocks.
         Elsewhere the batches are the same, number by number, wherever the features lie. A last batch of a single unit,
@@ -221,7 +221,7 @@ def stored_batches(
         device: where batches are put.
         image_fields: which of ``local`` and ``global`` to read.
         caption_fields: which of ``local``, ``global`` and ``token`` to read.
-        placement: where the features lie meanwhile, see `placement.choose`. What is read once and in order is best
+        placement: where the features lie, see `placement.choose`. What is read once and in order is best
             left ``mapped``.
         resident: what others have put into memory already, and what is put there now.
 

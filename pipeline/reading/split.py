@@ -77,22 +77,15 @@ class Split:
 
     def require_joinable(self, other: "Split") -> None:
         """Raise CacheError where the features of `other` are not of the same encoders, or its words of other ones."""
-        where = f"{other.image_set.cache.url} cannot be joined to {self.image_set.cache.url}:"
-        if other.image_set.fingerprint != self.image_set.fingerprint:
-            raise CacheError(
-                f"{where} its images '{other.image_set.name}' are not of the encoder of '{self.image_set.name}';"
-                " extract them with the same options"
-            )
-        ours, theirs = self.caption_set, other.caption_set
-        if ours.vocabulary is not None and ours.vocabulary != theirs.vocabulary:
-            raise CacheError(
-                f"{where} its captions '{theirs.name}' have another vocabulary; tokenise them with the first's"
-            )
-        if ours.vocabulary is None and (theirs.vocabulary is not None or ours.fingerprint != theirs.fingerprint):
-            raise CacheError(
-                f"{where} its captions '{theirs.name}' are not of the encoder of '{ours.name}'; extract them with the"
-                " same options"
-            )
+        for ours, theirs, what in (
+            (self.image_set.fingerprint, other.image_set, "images"),
+            (self.caption_set.vocabulary or self.caption_set.fingerprint, other.caption_set, "captions"),
+        ):
+            if ours != (getattr(theirs, "vocabulary", None) or theirs.fingerprint):
+                raise CacheError(
+                    f"{theirs.cache.url} cannot be joined to {self.image_set.cache.url}: its {what} '{theirs.name}' are"
+                    " of another encoder or vocabulary; extract them with the same options"
+                )
 
 
 def _require_complete(features: FeatureSet, split: str) -> None:

@@ -8,7 +8,7 @@ The run that comes of it has, beside what every run has, the weights of its best
                                  folder as `head`, and `backbones`: what ``xret extract --from-run`` needs to know
 
 `image_set`, `text_set` and `fingerprints` of run.json name the sets that such an extraction makes, so that an
-evaluation finds no others. `metrics.jsonl` goes on behind the head's lines.
+evaluation finds no others. `metrics.jsonl` goes on after the head's lines.
 """
 
 import sys
@@ -32,13 +32,13 @@ from ....pipeline.reading.origin import extraction_words
 from ....pipeline.reading.reattachment import image_folder, put_back_captions, put_back_images
 from ...model import build_losses
 from ...recipes.recipe import Recipe, load_recipe
-from ...runs.features import open_store, split_of_run
+from ...runs.features import batches_of, open_store, split_of_run
 from ...runs.info import RunInfo, absolute, versions
 from ...runs.run import Run, require_free
 from ..event_log import require_log
 from ..large_batches import require_whole_batches
 from ..optimisation import build_optimizer, weights_of
-from ..preparation import batches_of, open_run, placement_of, require_splits
+from ..preparation import open_run, placement_of, require_splits
 from ..ranks import require_one_process
 from ..state import TrainingState
 from ..training import Loop, TrainSummary
@@ -64,7 +64,7 @@ def finetune(
 ) -> TrainSummary:
     """Put the backbones of a trained head back and train all of it from images and token ids, leaving a run at `out`.
 
-    It begins with the weights of the head's best epoch, the head's optimiser state and losses, and the epoch behind
+    It begins with the weights of the head's best epoch, the head's optimiser state and losses, and the epoch after
     its last; a moving average of all weights begins anew. What is not put back stays on the cache. Of a head that was
     trained on several stores, the first is taken. The same options give the same numbers on the same device, also
     where it was stopped and resumed.
@@ -79,7 +79,7 @@ def finetune(
         text_weights: folder or hub id of the text backbone; None: ``bert-base-uncased``.
         store: the feature cache; None: the run's own.
         device: ``auto``, ``cpu`` or ``cuda``.
-        resume: go on behind the last complete epoch of `out`. Starts it where there is nothing yet.
+        resume: go on after the last complete epoch of `out`. Starts it where there is nothing yet.
 
     Raises:
         RecipeError: the settings do not fit, or change what the head was trained for.
@@ -139,15 +139,15 @@ class TunedRun(Run):
         """Write the weights of the best epoch, and into `info` the names of the sets that the backbones will make."""
         assert isinstance(model, EndToEndModel) and self.info.backbones, "what is fine-tuned has backbones"
         dtype = self.info.backbones["dtype"]
-        for side, backbone in model.backbones.items():
-            path, encoder = self.path / BACKBONES[side], backbone.encoder
+        for key, backbone in model.backbones.items():
+            path, encoder = self.path / BACKBONES[key], backbone.encoder
             with writing(path, RunError, "make room, or take another --out") as partial:
                 encoder.save(partial)
                 if path.is_dir():  # a folder is not replaced in one step
                     remove(path)
             made = fingerprint({**encoder.identity, "weights": encoder.weights_id()}, dtype)
-            name: dict[str, Any] = {f"{side}_set": f"{encoder.name}@{made[:8]}"}
-            self.info = replace(self.info, fingerprints=self.info.fingerprints | {side: made}, **name)
+            name: dict[str, Any] = {f"{key}_set": f"{encoder.name}@{made[:8]}"}
+            self.info = replace(self.info, fingerprints=self.info.fingerprints | {key: made}, **name)
         super().save_best(model.head)
 
 
@@ -206,8 +206,8 @@ def _optimizer(
     )
     optimizer = build_optimizer(model, losses, recipe.optimizer)
     optimizer.state.update({p: before.state[p] for p in weights_of(model, losses) if p in before.state})
-    for side, backbone in model.backbones.items():
-        factor, frozen = (getattr(recipe.finetune, f"{side}_{what}") for what in ("lr", "frozen"))
+    for name, backbone in model.backbones.items():
+        factor, frozen = (getattr(recipe.finetune, f"{name}_{what}") for what in ("lr", "frozen"))
         matrices = [p for p in backbone.parameters() if p.ndim > 1]
         others = [p for p in backbone.parameters() if p.ndim <= 1]
         for parameters, decay in ((matrices, recipe.optimizer.weight_decay), (others, 0.0)):

@@ -116,19 +116,19 @@ def test_it_stops_when_nothing_gets_better(store, tmp_path):
 
 
 def test_the_average_of_the_weights_is_what_is_kept(store, tmp_path, monkeypatch):
-    """Against the recursion, written out over the weights behind every step."""
-    behind, step = [], torch.optim.AdamW.step
+    """Against the recursion, written out over the weights after every step."""
+    after, step = [], torch.optim.AdamW.step
 
     def noted(self, *arguments, **options):
         done = step(self, *arguments, **options)
-        behind.append([p.detach().clone() for group in self.param_groups for p in group["params"]])
+        after.append([p.detach().clone() for group in self.param_groups for p in group["params"]])
         return done
 
     monkeypatch.setattr(torch.optim.AdamW, "step", noted)
     settings = ["optimizer.ema=0.8", "optimizer.lr=0.05", "schedule.epochs=1"]
     train(store, load_recipe("vsepp", [*SMALL, *settings]), tmp_path / "run", device="cpu")
-    average = [weights.double() for weights in behind[0]]
-    for weights in behind[1:]:
+    average = [weights.double() for weights in after[0]]
+    for weights in after[1:]:
         average = [0.8 * old + 0.2 * new.double() for old, new in zip(average, weights, strict=True)]
     kept = load_file(tmp_path / "run" / "model.safetensors")
     state = torch.load(tmp_path / "run" / "state.pt", weights_only=True)["model"]
@@ -136,7 +136,7 @@ def test_the_average_of_the_weights_is_what_is_kept(store, tmp_path, monkeypatch
     expected = sorted(average, key=lambda t: (t.numel(), t.sum().item()))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.flatten(), other.flatten(), rtol=1e-5, atol=1e-6)
-    assert len(behind) > 3
+    assert len(after) > 3
     assert any(not torch.equal(kept[name], state[name]) for name in kept)
 
 

@@ -237,10 +237,10 @@ def test_similarities_that_are_not_finite_get_the_same_hint(store, tmp_path):
 
 
 def test_a_failure_before_the_first_epoch_is_complete_leaves_nothing(store, tmp_path, monkeypatch):
-    spoilt = recipe_of("setdiv", 2, "optimizer.lr=1e30", "optimizer.clip=null")
+    diverging = recipe_of("setdiv", 2, "optimizer.lr=1e30", "optimizer.clip=null")
     for resume in (False, True):
         with pytest.raises(RunError, match="not finite"):
-            train(store, spoilt, tmp_path / "run", device="cpu", resume=resume)
+            train(store, diverging, tmp_path / "run", device="cpu", resume=resume)
         assert list(tmp_path.iterdir()) == []
     assert train(store, recipe_of("vsepp", 1), tmp_path / "run", device="cpu").trained == 1
 

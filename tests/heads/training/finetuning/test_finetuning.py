@@ -120,7 +120,7 @@ def state_of(run):
     ],
 )
 def test_with_frozen_backbones_the_first_step_is_the_caches(made, tune, text, sides, name, dtype, tolerance):
-    """The third epoch, of one step, from the cache and with the backbones in the loop: loss, and weights behind it."""
+    """The third epoch, of one step, from the cache and with the backbones in the loop: loss, and weights after it."""
     words = {"text": text, "dtype": dtype, "name": name, "visual": "resnet18"}
     base, whole = made.head(epochs=2, **words), made.head(epochs=3, **words)
     if Run(base).info.best_epoch != 2:  # fine-tuning begins with the best weights; here those are to be the last
@@ -302,16 +302,16 @@ def test_stopped_within_an_epoch_and_resumed_it_is_as_if_never_stopped(made, tun
 
 
 def test_the_moving_average_of_head_and_backbone_is_kept(made, tune):
-    """Epochs of one step: behind the first the average is the weights, behind the second it has moved towards them."""
+    """Epochs of one step: after the first the average is the weights, after the second it has moved towards them."""
     words = [made.head("words"), ["image"], "finetune.image_lr=1", "optimizer.ema=0.75"]
     one, two = (state_of(tune(*words, f"schedule.epochs={epochs}", out=str(epochs))) for epochs in (3, 4))
     moved = 0
     for key, before in one["model"].items():
         assert torch.equal(one["average"][f"module.{key}"], before)
-        average, behind = two["average"][f"module.{key}"], two["model"][key]
+        average, after = two["average"][f"module.{key}"], two["model"][key]
         if before.is_floating_point():
-            torch.testing.assert_close(average, 0.75 * before + 0.25 * behind)
-            moved += key.startswith("image.backbone.") and not torch.equal(average, behind)
+            torch.testing.assert_close(average, 0.75 * before + 0.25 * after)
+            moved += key.startswith("image.backbone.") and not torch.equal(average, after)
     assert moved
     run = tune(*words, "schedule.epochs=4", out="4", resume=True)
     kept = {3: one, 4: two}[Run(run).info.best_epoch]["average"]
@@ -350,7 +350,13 @@ def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
     )
     fail(tune, made, EncoderError, weights, ["image"], visual_weights="random:1")
     fail(
-        tune, made, EncoderError, r"weights differs; .* --text-weights", ["text"], text="bert", text_weights=str(other)
+        tune,
+        made,
+        EncoderError,
+        r"its weights differ\); .* --text-weights",
+        ["text"],
+        text="bert",
+        text_weights=str(other),
     )
     fail(tune, made, CacheError, r"give their folder as --data-root DIR", ["image"], data_root=tmp_path)
     fail(tune, made, CacheError, r"it is not known where they are; .*--data-root", ["image"], data_root=None)

@@ -1,7 +1,12 @@
 """xret: cache frozen features once, train image-text retrieval heads in minutes.
 
+What the command line does, Python does with the same names and defaults:
+
     import xret
-    from pathlib import Path
+
+    xret.extract("holiday.yaml", "holiday.zarr", visual="resnet50", text="words")    # stage one: features into a store
+    xret.train("holiday.zarr", recipe="setdiv", out="run", settings={"model.dim": 256})   # stage two: a head from it
+    print(xret.evaluate("run"))                                                      # the table
 
     retriever = xret.load("run", data_root="DIR")
     captions = retriever.encode_text(["two red cubes", "a disc"])   # [2, D]; [2, K, D] where embeddings are sets
@@ -10,26 +15,246 @@
     retriever.search("two red cubes", k=5)                          # five images of the store's test split
     retriever.search(Path("photo.jpg"), k=5)                        # five captions
 
-Nothing heavy is imported before `load` is called.
+Importing xret is cheap: torch, Zarr and Dask are imported by the functions, at their first call. All errors are
+`xret.pipeline.errors.XretError`s, whose message is one sentence: what is wrong, where, and what to do.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from .heads.ablation.ablation import Ablation
+    from .heads.evaluation.evaluation import Evaluation
+    from .heads.evaluation.metrics import Ties
     from .heads.retrieval.retriever import Retriever
+    from .heads.training.training import TrainSummary
+    from .pipeline.cache.feature_cache import FeatureCache
 
-__all__ = ["load"]
+    Settings = Mapping[str, Any] | Sequence[str]  # {"model.dim": 256}, or as on the command line: ["model.dim=256"]
+
+__all__ = ["FeatureCache", "ablate", "evaluate", "extract", "finetune", "load", "train"]
+
+
+def extract(
+    dataset: "str | Path",
+    store: "str | Path",
+    *,
+    data_root: "str | Path | None" = None,
+    from_run: "str | Path | None" = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Encode the images and captions of a data set once, into a feature cache (``xret extract``).
+
+    Stopped at any moment and called again with the same options, it goes on where it was.
+
+    Args:
+        dataset: a manifest's name (``coco``, ``flickr30k``, ``flickr8k``, ``rsicd``) or the path of a manifest.
+        store: the cache: a local path or an fsspec URL.
+        data_root: what the manifest's relative paths are relative to; None: the manifest's folder.
+        from_run: encode with the backbones that `finetune` left in this run, in the place of `visual` and `text`.
+        options: of `pipeline.extraction.options.Options`, with its defaults: ``visual``, ``visual_weights``,
+            ``image_size``, ``regions``, ``frames``, ``text``, ``text_weights``, ``text_layer``, ``special_tokens``,
+            ``max_tokens``, ``splits``, ``batch_size``, ``dtype``, ``shard_images``, ``device``, ``workers``,
+            ``scheduler``, ``on_error``, ``repair``, ``trust``.
+
+    Returns:
+        What was computed, and what was there already, by feature set.
+
+    Raises:
+        ManifestError, SampleError: the data set cannot be read.
+        EncoderError: an encoder is unknown, or its weights cannot be loaded.
+        CacheError: the store holds something else, or cannot be written.
+    """
+    from pathlib import Path
+
+    from .pipeline.data.manifest import load_manifest
+    from .pipeline.extraction.extraction import extract
+    from .pipeline.extraction.options import Options, words_of_run
+
+    if from_run is not None:
+        options |= words_of_run(Path(from_run))
+    manifest = load_manifest(dataset, None if data_root is None else Path(data_root))
+    return extract(manifest, str(store), Options(**options))
+
+
+def train(
+    store: "str | Path",
+    *,
+    recipe: "str | Path",
+    out: "str | Path",
+    settings: "Settings" = (),
+    also: Sequence[str] = (),
+    device: str = "auto",
+    seed: int = 0,
+    resume: bool = False,
+) -> "TrainSummary":
+    """Train a head on the features in a store, and keep its best epoch by validation RSUM (``xret train-head``).
+
+    Args:
+        store: the feature cache; its splits ``train`` and ``val`` are used.
+        recipe: a name that ``xret recipes`` lists, or the path of a YAML file.
+        out: the run folder; must not exist, unless `resume`.
+        settings: changes of the recipe, such as ``{"model.dim": 256}``.
+        also: other stores, whose split ``train`` is learnt as well.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        seed: the same seed gives the same numbers.
+        resume: go on with the same options where it stopped, or begin.
+
+    Raises:
+        RecipeError: the recipe, its settings or the feature sets do not fit.
+        CacheError: the store cannot be used.
+        RunError: `out` exists or does not fit, memory does not suffice, or the loss is not finite.
+    """
+    from .heads.recipes.recipe import load_recipe
+    from .heads.training.training import train
+
+    chosen = load_recipe(str(recipe), _written(settings))
+    return train(str(store), chosen, out, device=device, seed=seed, resume=resume, also=also)
+
+
+def finetune(
+    run: "str | Path",
+    *,
+    out: "str | Path",
+    reattach: Sequence[str] = (),
+    settings: "Settings" = (),
+    data_root: "str | Path | None" = None,
+    visual_weights: str | None = None,
+    text_weights: str | None = None,
+    store: str | None = None,
+    device: str = "auto",
+    resume: bool = False,
+) -> "TrainSummary":
+    """Put the backbones of a trained head back, and train all of it from images and captions (``xret finetune``).
+
+    Args:
+        run: the head's run folder.
+        out: the new run folder; must not exist, unless `resume`.
+        reattach: which of ``image`` and ``text``; none: those that the recipe's `finetune` block trains.
+        settings: changes of the run's recipe, such as ``{"schedule.epochs": 40}``.
+        data_root: the folder of the images, or the one that the manifest's relative paths start from.
+        visual_weights: of the image backbone, where they came from a file.
+        text_weights: of the text backbone, a folder or hub id, if not ``bert-base-uncased``.
+        store: where the feature cache is now, if not where `run` was trained.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        resume: go on with the same options where it stopped, or begin.
+
+    Raises:
+        RecipeError: the settings do not fit, or change what the head was trained for.
+        CacheError, EncoderError, SampleError: a backbone cannot be put back, or images are missing.
+        RunError: a run does not fit, memory does not suffice, or the loss is not finite.
+    """
+    from pathlib import Path
+
+    from .heads.training.finetuning.finetuning import finetune
+
+    return finetune(
+        run,
+        out,
+        settings=_written(settings),
+        reattach=reattach,
+        data_root=None if data_root is None else Path(data_root),
+        visual_weights=visual_weights,
+        text_weights=text_weights,
+        store=store,
+        device=device,
+        resume=resume,
+    )
+
+
+def evaluate(
+    runs: "str | Path | Sequence[str | Path]",
+    *,
+    store: str | None = None,
+    split: str = "test",
+    protocol: str = "auto",
+    ties: "Ties" = "pessimistic",
+    device: str = "auto",
+    annotations: "str | Path | None" = None,
+) -> "Evaluation":
+    """Rank captions by images and images by captions with the best epoch of a run (``xret eval``).
+
+    Args:
+        runs: a run folder; several make an ensemble.
+        store: another feature cache, with features of the same encoders; None: each run's own.
+        split: whose images and captions.
+        protocol: ``auto`` (what the data set's manifest says), ``full``, ``1k-folds``, ``eccv``, ``cxc``, ``pmrp`` or
+            ``rpc2``.
+        ties: where an own item stands among equal scores: ``pessimistic`` (last), ``optimistic`` or ``mean``.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        annotations: COCO's ``instances_val2014.json``, for ``pmrp``.
+
+    Returns:
+        A result a protocol, recalls in percent; ``print`` shows them as tables.
+
+    Raises:
+        RunError: a run, the store's feature sets, the split or the protocol do not fit.
+    """
+    from .heads.evaluation.evaluation import evaluate
+
+    return evaluate(
+        runs, store=store, split=split, protocol=protocol, ties=ties, device=device, annotations=annotations
+    )
+
+
+def ablate(
+    store: "str | Path",
+    *,
+    out: "str | Path",
+    recipe: "str | Path | None" = None,
+    vary: "Mapping[str, Sequence[Any]] | Sequence[str]" = (),
+    grid: str | None = None,
+    settings: "Settings" = (),
+    seeds: int = 1,
+    device: str = "auto",
+    split: str | None = None,
+    jobs: int = 1,
+    scheduler: str | None = None,
+) -> "Ablation":
+    """Train a recipe in many variants and with several seeds, and evaluate each (``xret ablate``).
+
+    What is finished in `out` stays: more values or seeds cost only themselves.
+
+    Args:
+        store: the feature cache.
+        out: the folder of all runs.
+        recipe: a name that ``xret recipes`` lists, or the path of a YAML file.
+        vary: keys of the recipe and their values, such as ``{"similarity": ["mil", "chamfer"]}``: every combination.
+            Keys joined by commas take the same value together.
+        grid: a published ablation in the place of `vary`, on its own recipe or on `recipe`.
+        settings: changes for all cells.
+        seeds: runs of each cell.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        split: what is evaluated; None: ``test``, or what the grid's paper took.
+        jobs: cells at once, in processes of this machine.
+        scheduler: address of a Dask cluster that trains the cells.
+
+    Returns:
+        Every cell's numbers, or why it failed; ``print`` shows the table.
+
+    Raises:
+        RecipeError: a variant does not fit; all faults at once, before anything is trained.
+        CacheError: the store or the cluster cannot be used.
+        RunError: `out` belongs to something else, or is in use.
+    """
+    from .heads.ablation.ablation import ablate
+    from .heads.ablation.plan import make_plan
+
+    if isinstance(vary, Mapping):
+        vary = [f"{key}={','.join(map(str, values))}" for key, values in vary.items()]
+    plan = make_plan(None if recipe is None else str(recipe), vary, grid, _written(settings))
+    return ablate(str(store), plan, out, seeds=seeds, device=device, split=split, jobs=jobs, scheduler=scheduler)
 
 
 def load(run: "str | Path", **options: Any) -> "Retriever":
-    """Open a run, ready to embed and to search.
+    """Open a run, ready to embed and to search (``xret search``, ``xret serve``).
 
     Args:
         run: its folder, or a model of the Hugging Face hub, ``user/name``, that `heads.retrieval.hub.push` put there.
         options: of `heads.retrieval.retriever.Retriever`: ``store``, ``split``, ``device``, ``data_root``,
-            ``visual_weights``, ``text_weights``, ``index``, ``trust``.
+            ``visual_weights``, ``text_weights``, ``index``, ``scheduler``, ``trust``.
 
     Raises:
         RunError: there is no such run, or it is damaged.
@@ -38,3 +263,20 @@ def load(run: "str | Path", **options: Any) -> "Retriever":
     from .heads.retrieval.retriever import Retriever
 
     return Retriever(local_folder(run), **options)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "FeatureCache":
+        from .pipeline.cache.feature_cache import FeatureCache
+
+        return FeatureCache
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _written(settings: "Settings") -> Sequence[str]:
+    """Return settings as the command line writes them."""
+    return [f"{key}={value}" for key, value in settings.items()] if isinstance(settings, Mapping) else settings

@@ -103,10 +103,10 @@ def ablate(
     if scheduler is not None and jobs > 1:
         raise click.UsageError("--jobs is for this machine; with --scheduler the cluster has as many as its workers")
     from ..heads.ablation.ablation import ablate as run
-    from ..heads.ablation.plan import plan_grid, plan_variation
-    from ..heads.ablation.table import as_csv, as_latex, as_text, plot, plotted_key, require_plotting, summarise
+    from ..heads.ablation.plan import make_plan
+    from ..heads.ablation.table import as_csv, as_latex, plot, plotted_key, require_plotting
 
-    plan = plan_grid(grid, recipe, settings) if grid is not None else plan_variation(recipe or "", vary, settings)
+    plan = make_plan(recipe, vary, grid, settings)
     if plot_file is not None:
         if plot_file.suffix not in (".png", ".svg", ".pdf"):
             raise click.UsageError(f"--plot: {plot_file} must end in .png, .svg or .pdf")
@@ -115,22 +115,13 @@ def ablate(
             plotted_key([variant.values for variant in plan.variants])
         except ValueError as error:
             raise click.UsageError(f"--plot: {error}") from error
-    entries = run(store, plan, out, seeds=seeds, device=device, split=split, jobs=jobs, scheduler=scheduler)
-    lines = summarise(entries)
-    if as_json:
-        click.echo(json.dumps(entries))
-    else:
-        if plan.source is not None:
-            click.echo(plan.source)
-        click.echo(as_text(lines))
-        for entry in entries:
-            if entry["status"] == "failed":
-                click.echo(f"failed: {entry['label']}, seed {entry['seed']}: {entry['error']}")
+    ablation = run(store, plan, out, seeds=seeds, device=device, split=split, jobs=jobs, scheduler=scheduler)
+    click.echo(json.dumps(ablation.to_dicts()) if as_json else str(ablation))
     if csv_file is not None:
-        write_text(csv_file, as_csv(lines))
+        write_text(csv_file, as_csv(ablation.lines))
     if latex_file is not None:
-        write_text(latex_file, as_latex(lines))
+        write_text(latex_file, as_latex(ablation.lines))
     if plot_file is not None:
-        plot(lines, plot_file)
-    if any(entry["status"] == "failed" for entry in entries):
+        plot(ablation.lines, plot_file)
+    if ablation.failed:
         raise click.exceptions.Exit(1)

@@ -105,7 +105,7 @@ def run_demo(out: Path, seed: int) -> dict[str, Any]:
     recipes = {}
     for name, settings in SETTINGS.items():
         train(store, load_recipe(name, settings), out / name, seed=seed, resume=True)
-        recipes[name] = evaluate([out / name])
+        recipes[name] = evaluate(out / name).to_dict()
     _draw(out, manifest.images)
     return {"seed": seed, "seconds": round(time.monotonic() - began, 1), "recipes": recipes}
 

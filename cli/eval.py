@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from ..pipeline.wording import counted
 from .diagnostics import format_diagnostics
 from .parsing import Sectioned, view_options
 
@@ -66,15 +65,16 @@ def eval_(
     crops = {"--data-root": data_root, "--visual-weights": visual_weights, "--text-weights": text_weights}
     if not diagnostics and (given := [option for option, value in crops.items() if value is not None]):
         raise click.UsageError(f"{given[0]} is for --diagnostics; add that, or leave it out")
-    from ..heads.evaluation.evaluation import evaluate
+    from .. import evaluate
 
-    result = evaluate(
+    evaluation = evaluate(
         runs, store=store, split=split, protocol=protocol, ties=ties, device=device, annotations=annotations
     )
+    diagnosis = None
     if diagnostics:
         from ..heads.report.diagnostics import diagnose
 
-        result["diagnostics"] = diagnose(
+        diagnosis = diagnose(
             runs[0],
             store=store,
             split=split,
@@ -85,36 +85,9 @@ def eval_(
             text_weights=text_weights,
         )
     if as_json:
-        click.echo(json.dumps(result))
+        found = evaluation.to_dict() | ({} if diagnosis is None else {"diagnostics": diagnosis})
+        click.echo(json.dumps(found))
         return
-    stores = result["store"]
-    click.echo(f"{', '.join(runs)} on {stores if isinstance(stores, str) else ', '.join(stores)}")
-    for table in result["results"]:
-        click.echo(format_table(table))
-    if diagnostics:
-        click.echo(format_diagnostics(result["diagnostics"]))
-
-
-def format_table(result: dict[str, Any]) -> str:
-    """Return one of the results of `evaluate` as lines for a terminal."""
-    names = list(result["image_to_text"])
-    lines = [
-        f"split {result['split']}, protocol {result['protocol']}: {counted(result['images'], 'image')}, "
-        f"{counted(result['captions'], 'caption')} ({result['captions_per_image']:.2f} an image), "
-        f"{result['skipped']:,} skipped, ties {result['ties']}",
-        f"{'':15}" + "".join(f"{name:>9}" for name in names),
-    ]
-    for key in ("image_to_text", "text_to_image"):
-        values = "".join(f"{result[key][name]:9.{1 if name == 'medr' else 2}f}" for name in names)
-        lines.append(f"{key.replace('_', ' '):15}{values}")
-    last = []
-    if result["rsum"] is not None:
-        last += [f"RSUM {result['rsum']:.2f}", f"mean recall {result['mean_recall']:.2f}"]
-    if result["log_circular_variance"] is not None:
-        last.append(f"log circular variance {result['log_circular_variance']:.2f}")
-    if last:
-        lines.append(", ".join(last))
-    if result["paper_rsum"] is not None:
-        paper = result["paper_rsum"]
-        lines.append(f"the paper's RSUM {paper:.2f}, difference {result['rsum'] - paper:+.2f}")
-    return "\n".join(lines)
+    click.echo(str(evaluation))
+    if diagnosis is not None:
+        click.echo(format_diagnostics(diagnosis))

@@ -56,7 +56,7 @@ def finetune(
 ) -> None:
     """Put the backbones of the head in RUN back, and train all of it from images and captions.
 
-    Epochs and schedule go on behind the head's; schedule.epochs says how many there shall be in all. Evaluate the new
+    Epochs and schedule go on after the head's; schedule.epochs says how many there are to be in all. Evaluate the new
     run after `xret extract … --from-run` has made its features.
 
     \b
@@ -64,14 +64,14 @@ def finetune(
     xret extract rsicd --data-root DIR --store rsicd.zarr --from-run tuned
     xret eval tuned
     """
-    from ..heads.training.finetuning import finetuning
+    from .. import finetune as tune
 
     say_if_new(out, resume)
-    summary = finetuning.finetune(
+    summary = tune(
         run,
-        out,
-        settings=settings,
+        out=out,
         reattach=reattach,
+        settings=settings,
         data_root=data_root,
         visual_weights=visual_weights,
         text_weights=text_weights,

@@ -24,10 +24,11 @@ def recipes(context: click.Context, as_json: bool) -> None:
     if context.invoked_subcommand is not None:
         return
     from ..heads.evaluation.paper_rows import ROWS
-    from ..heads.recipes.recipe import load_recipe, recipe_names
+    from ..heads.recipes.names import recipe_names
+    from ..heads.recipes.recipe import load_recipe
 
     # Narrow, so that checking the parts takes no time; nothing that is listed depends on the width.
-    known = [load_recipe(name, ["model.dim=8"]) for name in sorted(recipe_names(), key=lambda name: name.split("/"))]
+    known = [load_recipe(name, ["model.dim=8"]) for name in recipe_names()]
     if as_json:
         keys = ("name", "reaches", "paper", "expected")
         click.echo(json.dumps([{key: recipe.to_dict()[key] for key in keys} for recipe in known]))
@@ -55,13 +56,13 @@ def show(context: click.Context, name: str, as_json: bool) -> None:
     \b
     xret recipes show setdiv
     """
-    from ..heads.recipes.recipe import load_recipe
+    from ..heads.recipes.recipe import lineage, load_recipe
 
     recipe = load_recipe(name).to_dict()
     if as_json or (context.parent is not None and context.parent.params["as_json"]):
         click.echo(json.dumps(recipe))
         return
-    texts = _texts(name)
+    texts = [file.read_text(encoding="utf-8") for file in lineage(name)]
     for line in texts[0].splitlines():
         if not line.startswith("#"):
             break
@@ -73,22 +74,8 @@ def show(context: click.Context, name: str, as_json: bool) -> None:
         click.echo(line)
 
 
-def _texts(name: str) -> list[str]:
-    """Return the text of a recipe's file, then those of the files it is based on."""
-    import yaml
-
-    from ..heads.recipes.recipe import recipe_file
-
-    texts: list[str] = []
-    base: str | None = name
-    while base is not None:
-        texts.append(recipe_file(base).read_text(encoding="utf-8"))
-        base = yaml.safe_load(texts[-1]).get("base")
-    return texts
-
-
 def _sources(text: str) -> dict[str, str]:
-    """Return the comment behind each key of a file that is indented by two spaces, by the key's dotted path."""
+    """Return the comment after each key of a file that is indented by two spaces, by the key's dotted path."""
     sources: dict[str, str] = {}
     path: list[str] = []
     for line in text.splitlines():

@@ -59,14 +59,14 @@ def train_head(
     xret train-head coco.zarr --also f30k.zarr --recipe vse-infty --out run3
     torchrun --nproc-per-node 2 -m xret.cli train-head rsicd.zarr --recipe setdiv --out run4
     """
-    from ..heads.recipes.recipe import load_recipe
+    from .. import train
     from ..heads.training.ranks import speaks
-    from ..heads.training.training import train
 
-    chosen = load_recipe(recipe, settings)
     if speaks():
         say_if_new(out, resume)
-    summary = train(store, chosen, out, device=device, seed=seed, resume=resume, also=also)
+    summary = train(
+        store, recipe=recipe, out=out, settings=settings, also=also, device=device, seed=seed, resume=resume
+    )
     if speaks():
         click.echo(json.dumps(asdict(summary)) if as_json else format_summary(summary))
 

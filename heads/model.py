@@ -1,6 +1,6 @@
 """The head: two branches, adapter and aggregator each, and the similarity that compares what they give."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from .modules.aggregators import AGGREGATORS, Aggregated
 from .modules.embedding import Embedding, Sequence
 from .modules.losses import LOSSES
 from .modules.similarity import SIMILARITIES
-from .recipes.recipe import Recipe, arguments
+from .recipes.blocks import Block, Recipe, arguments
 from .recipes.schema import takes
 
 
@@ -63,9 +63,7 @@ class Branch(nn.Module):
 
     def forward(self, features: Features) -> Aggregated:
         """Return the embeddings of B samples, with the global feature and the word ids for losses that want them."""
-        adapted = self.adapter(
-            local=features.local, length=features.length, global_=features.global_, token=features.token
-        )
+        adapted = self.adapter(features.length, features.local, features.global_, features.token)
         made = self.aggregator(adapted.local, adapted.length, adapted.global_)
         token = None if features.token is None else Sequence(features.token, features.length)
         return made._replace(global_=adapted.global_, token=token)
@@ -163,7 +161,7 @@ def _branch(recipe: Recipe, side: str, facts: FeatureFacts) -> Branch:
     return Branch(adapter, _make(f"aggregator.{side}", AGGREGATORS[block["name"]], block, adapter.local_dim, dim))
 
 
-def _make(path: str, part: Callable[..., Any], block: Mapping[str, Any], *sizes: int | None) -> Any:
+def _make(path: str, part: Callable[..., Any], block: Block, *sizes: int | None) -> Any:
     try:
         return part(*sizes, **arguments(block))
     except ValueError as error:

@@ -53,7 +53,7 @@ def test_a_stopped_training_goes_on(written):
     for line, want in zip(Run("stopped-run").metrics(), expected["metrics"], strict=True):
         assert line["parts"] == pytest.approx(want.pop("parts"), rel=1e-4)
         assert {key: line[key] for key in want} == pytest.approx(want, rel=1e-4)
-    result = evaluate(["stopped-run"], device="cpu")
+    result = evaluate("stopped-run", device="cpu").to_dict()
     for table, want in zip(result["results"], expected["evaluation"]["results"], strict=True):
         for key, value in want.items():
             assert table[key] == (pytest.approx(value, rel=1e-4) if not isinstance(value, str | None) else value), key

@@ -1,7 +1,7 @@
-"""An ablation: every variant of a recipe with every seed is a run, in one folder that can be stopped and gone on with.
+"""An ablation: every variant of a recipe with every seed is a run, in one folder. It can be stopped and continued.
 
 OUT/ablation.json             what is varied, of which data set
-OUT/VARIANT/seed=N/           a run, and its `eval.json`: the result of `evaluate`; with that the cell is finished
+OUT/VARIANT/seed=N/           a run, and its `eval.json`, the result of `evaluate`, with which the cell is finished
 OUT/VARIANT/seed=N.failed     the sentence that a cell ended in; it is tried again by the same command
 OUT/VARIANT/seed=N.log        what a cell of several at once had to say
 """
@@ -9,9 +9,9 @@ OUT/VARIANT/seed=N.log        what a cell of several at once had to say
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import groupby
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from ...pipeline.device import pick_device
 from ...pipeline.errors import CacheError, RecipeError, RunError
 from ...pipeline.files import write_text
 from ...pipeline.reading.placement import Resident
+from ..evaluation.evaluation import Result
+from ..evaluation.metrics import WAYS
 from ..evaluation.paper_rows import row_of
 from ..model import FeatureFacts, build_losses, build_model, feature_facts
 from ..recipes.recipe import Recipe
@@ -32,8 +34,40 @@ from ..training.preparation import on_sets_of
 from ..training.ranks import require_one_process
 from .cells import Cell, Outcome, at_once, in_processes, on_cluster, run_cell
 from .plan import Plan, Variant, read_grid
+from .table import Entry, Line, as_text, summarise
 
 FORMAT, VERSION = "xret-ablation", 1
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """What `ablate` finds; ``str`` shows it as a table.
+
+    Attributes:
+        entries: of each cell, one a protocol; a failed cell has one, without numbers.
+        source: the paper's table, of a grid.
+    """
+
+    entries: tuple[Entry, ...]
+    source: str | None = None
+
+    @property
+    def lines(self) -> list[Line]:
+        """The lines of the table: mean and standard deviation over seeds."""
+        return summarise(self.entries)
+
+    @property
+    def failed(self) -> tuple[Entry, ...]:
+        """The cells that failed."""
+        return tuple(entry for entry in self.entries if entry.status == "failed")
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Return the entries as JSON has them."""
+        return [asdict(entry) for entry in self.entries]
+
+    def __str__(self) -> str:
+        failures = [f"failed: {entry.label}, seed {entry.seed}: {entry.error}" for entry in self.failed]
+        return "\n".join([*([self.source] if self.source else []), as_text(self.lines), *failures])
 
 
 def ablate(
@@ -46,10 +80,10 @@ def ablate(
     split: str | None = None,
     jobs: int = 1,
     scheduler: str | None = None,
-) -> list[dict[str, Any]]:
+) -> Ablation:
     """Train and evaluate every variant of a plan with every seed, but for those that are finished in `out`.
 
-    A cell that is interrupted goes on behind its last complete epoch. One that fails is recorded, does not stop the
+    A cell that is interrupted goes on after its last complete epoch. One that fails is recorded, does not stop the
     others, and is tried again the next time.
 
     Args:
@@ -60,16 +94,10 @@ def ablate(
         device: ``auto``, ``cpu`` or ``cuda``.
         split: what is evaluated; None: as the plan says.
         jobs: cells at once, each in a process of its own, as torch has one generator a process. They share one copy
-            of the features, as cells one after another do. On a CPU there are no more than have cores, see
-            `ablation_cells.at_once`.
-        scheduler: the address of a Dask cluster that trains the cells, in the place of this machine. Its workers
+            of the features, as cells one after another do. On a CPU no more run at once than there are cores for, see
+            `cells.at_once`.
+        scheduler: the address of a Dask cluster that trains the cells in the place of this machine. Its workers
             must reach `store` and `out` by the same names. A worker process trains one cell at a time.
-
-    Returns:
-        For each cell and protocol ``{"cell", "label", "seed", "status", "run", "split", "protocol", "rsum",
-        "image_to_text", "text_to_image", "log_circular_variance", "paper", "error"}``: `cell` is what the variant
-        sets, `status` is ``done`` or ``failed``, `paper` the paper's values with their `row`, or None. A failed cell
-        has one entry, without numbers.
 
     Raises:
         RecipeError: a variant does not fit the feature sets; all of them at once, before anything is trained.
@@ -97,12 +125,9 @@ def ablate(
                     Run(run).refuse_difference(facts[variant.name] | {"seed": seed}, variant.recipe)
                 cells.append((variant, Cell(str(run), absolute(store), variant.recipe, seed, split, device)))
         outcomes = _outcomes([cell for _, cell in cells], jobs, scheduler)
-    # Of another data set a paper's only row may stand beside, with its name; of several none is nearer.
-    rows = {row for variant in plan.variants for row in variant.paper}
-    row = rows.pop() if len(rows) == 1 else None
-    return [
-        entry for variant, cell in cells for entry in _entries(variant, cell, outcomes[cell.run], cache.dataset, row)
-    ]
+    row = _only_row(plan)
+    entries = (_entries(variant, cell, outcomes[cell.run], cache.dataset, row) for variant, cell in cells)
+    return Ablation(tuple(chain.from_iterable(entries)), plan.source)
 
 
 def _outcomes(cells: Sequence[Cell], jobs: int, scheduler: str | None) -> dict[str, Outcome]:
@@ -140,11 +165,11 @@ def _outcomes(cells: Sequence[Cell], jobs: int, scheduler: str | None) -> dict[s
     return outcomes
 
 
-def _in_short(result: Mapping[str, Any]) -> str:
-    """Return a protocol's RSUM, or, where it has none, the first number of both ways."""
-    if result["rsum"] is not None:
-        return f"RSUM {result['rsum']:.2f}"
-    (name, there), (_, back) = (next(iter(result[way].items())) for way in ("image_to_text", "text_to_image"))
+def _in_short(result: Result) -> str:
+    """Return the RSUM of a protocol, or, where it has none, the first number of both directions."""
+    if result.rsum is not None:
+        return f"RSUM {result.rsum:.2f}"
+    (name, there), (_, back) = (next(iter(getattr(result, way).items())) for way in WAYS)
     return f"{name} {there:.2f} / {back:.2f}"
 
 
@@ -238,26 +263,29 @@ def _claim(root: Path, description: dict[str, Any]) -> None:
         raise RunError(f"{root} belongs to another ablation: {'; '.join(differing)}; take another --out")
 
 
-def _entries(variant: Variant, cell: Cell, outcome: Outcome, dataset: str, row: str | None) -> list[dict[str, Any]]:
-    """Return what `ablate` says of a cell; `row` is the paper's where the data set is none of its."""
-    first = {"cell": variant.values, "label": variant.label, "seed": cell.seed}
-    numbers = ("protocol", "rsum", "image_to_text", "text_to_image", "log_circular_variance")
+def _entries(variant: Variant, cell: Cell, outcome: Outcome, dataset: str, row: str | None) -> Iterator[Entry]:
+    """Yield what became of a cell; `row` is the paper's where no row is of the data set."""
+    first = variant.values, variant.label, cell.seed
     if isinstance(outcome, str):
-        rest = {**dict.fromkeys(numbers), "paper": None, "error": outcome}
-        return [{**first, "status": "failed", "run": cell.run, "split": cell.split, **rest}]
-    return [
-        {
-            **first,
-            "status": "done",
-            "run": cell.run,
-            "split": cell.split,
-            **{key: result[key] for key in numbers},
-            "paper": _paper(variant, row_of(dataset, result["protocol"]) or row),
-            "error": None,
-        }
-        for result in outcome
-    ]
+        yield Entry(*first, "failed", cell.run, cell.split, error=outcome)
+        return
+    for result in outcome:
+        own = row_of(dataset, result.protocol) or row
+        yield Entry(
+            *first,
+            "done",
+            cell.run,
+            cell.split,
+            result.protocol,
+            result.rsum,
+            result.image_to_text,
+            result.text_to_image,
+            result.log_circular_variance,
+            paper={"row": own, **variant.paper[own]} if own in variant.paper else None,
+        )
 
 
-def _paper(variant: Variant, row: str | None) -> dict[str, Any] | None:
-    return {"row": row, **variant.paper[row]} if row in variant.paper else None
+def _only_row(plan: Plan) -> str | None:
+    """Return the one row of the paper's; it may stand, with its name, beside numbers of another data set."""
+    rows = {row for variant in plan.variants for row in variant.paper}
+    return rows.pop() if len(rows) == 1 else None

@@ -12,7 +12,7 @@ from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,7 +21,7 @@ from ...pipeline.device import cores, pick_device, within_memory
 from ...pipeline.errors import CacheError, XretError
 from ...pipeline.reading.placement import Resident
 from ...pipeline.wording import counted
-from ..evaluation.evaluation import evaluate
+from ..evaluation.evaluation import Result, evaluate
 from ..model import build_model, feature_facts
 from ..recipes.recipe import Recipe
 from ..runs.features import batches_of
@@ -58,16 +58,17 @@ class Cell:
         """The cell as a line of progress names it."""
         return "/".join(Path(self.run).parts[-2:])
 
-    def results(self) -> list[dict[str, Any]] | None:
-        """Return the tables of a finished cell, or None."""
+    def results(self) -> tuple[Result, ...] | None:
+        """Return the results of a finished cell, or None."""
         try:
-            results = json.loads((Path(self.run) / "eval.json").read_text(encoding="utf-8"))["results"]
+            content = json.loads((Path(self.run) / "eval.json").read_text(encoding="utf-8"))
+            results = tuple(Result(**result) for result in content["results"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return results if results and all(result["split"] == self.split for result in results) else None
+        return results if results and all(result.split == self.split for result in results) else None
 
 
-Outcome = list[dict[str, Any]] | str  # a finished cell's tables, or the sentence that it ended in
+Outcome = tuple[Result, ...] | str  # what a finished cell came to, or the sentence that it ended in
 Record = Callable[[Cell, Outcome], None]
 
 
@@ -84,13 +85,13 @@ def run_cell(cell: Cell, resident: Resident | None = None) -> Outcome:
     with _one_at_a_time:
         try:
             train(cell.store, cell.recipe, run, device=cell.device, seed=cell.seed, resume=True, resident=resident)
-            table = evaluate([run], store=cell.store, split=cell.split, device=cell.device)
-            write_json(run / "eval.json", table)
+            evaluation = evaluate(run, store=cell.store, split=cell.split, device=cell.device)
+            write_json(run / "eval.json", evaluation.to_dict())
         except XretError as error:
             return str(error)
         except Exception as error:  # whatever one cell makes of it, the others are to be trained
             return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    return table["results"]
+    return evaluation.results
 
 
 def at_once(jobs: int, device: torch.device) -> int:
@@ -129,54 +130,64 @@ def load_features(cells: Sequence[Cell]) -> Resident:
     return resident
 
 
+class _Worker(NamedTuple):
+    """A process that trains the cells that come through its connection, and sends back their outcomes."""
+
+    connection: Any
+    process: Any
+
+    @classmethod
+    def start(cls, resident: Resident) -> "_Worker":
+        context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads and the GPU's state
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, torch.get_num_threads(), resident))
+        process.start()
+        theirs.close()  # the end of the process then ends what is received
+        return cls(ours, process)
+
+    def end(self) -> None:
+        self.connection.close()
+        self.process.join()
+
+
 def in_processes(cells: Sequence[Cell], jobs: int, record: Record) -> None:
     """Train the cells in `jobs` processes, which share their features, and hand each outcome to `record` as it comes.
 
-    A process that dies, of memory or by a hand, takes one cell with it, and another takes its place.
+    A process that dies, for lack of memory or because someone killed it, takes one cell with it; another takes its
+    place.
 
     Raises:
         RunError: the memory that processes share does not suffice for the features.
     """
-    context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads and the GPU's state
-    resident, threads = load_features(cells), torch.get_num_threads()
-    waiting, busy = list(reversed(cells)), dict[Any, tuple[Any, Cell]]()
+    resident, waiting = load_features(cells), list(reversed(cells))
+    busy: dict[Any, tuple[_Worker, Cell]] = {}
 
-    def start() -> tuple[Any, Any]:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, threads, resident))
-        process.start()
-        theirs.close()  # the process's end then ends what is received
-        return ours, process
-
-    def give(connection: Any, process: Any) -> None:
+    def give(worker: _Worker) -> None:
         cell = waiting.pop()
-        connection.send(cell)
-        busy[connection] = process, cell
+        worker.connection.send(cell)
+        busy[worker.connection] = worker, cell
 
     try:
         for _ in range(min(jobs, len(waiting))):
-            give(*start())
+            give(_Worker.start(resident))
         while busy:
             ready: Any = wait(list(busy))
             for connection in ready:
-                process, cell = busy.pop(connection)
+                worker, cell = busy.pop(connection)
                 try:
                     record(cell, connection.recv())
                 except (EOFError, ConnectionResetError):
-                    process.join()
-                    record(cell, f"its process ended with exit code {process.exitcode}; look into {cell.run}.log")
-                    if waiting:
-                        give(*start())
-                    continue
+                    worker.process.join()
+                    record(cell, f"its process ended with exit code {worker.process.exitcode}; see {cell.run}.log")
+                    worker = _Worker.start(resident) if waiting else worker
                 if waiting:
-                    give(connection, process)
+                    give(worker)
                 else:
-                    connection.close()
-                    process.join()
+                    worker.end()
     finally:
-        for process, _ in busy.values():
-            process.terminate()
-            process.join()
+        for worker, _ in busy.values():
+            worker.process.terminate()
+            worker.process.join()
 
 
 def _work(cells: Any, threads: int, resident: Resident) -> None:

@@ -13,11 +13,13 @@ from urllib.parse import quote
 import yaml
 
 from ...pipeline.errors import RecipeError, nearest
-from ..recipes.recipe import Recipe, full_key, load_recipe, recipe_file
+from ..recipes.names import recipe_file
+from ..recipes.recipe import Recipe, full_key, load_recipe
 
 FOLDER = Path(__file__).parent / "grids"
 LONGEST = 200  # characters of a folder's name; file systems take 255 bytes
 RECALLS = ("R@1", "R@5", "R@10")
+NEITHER = "give --recipe with one --vary or more, or --grid"
 REFUSAL = " cannot be used: "  # what stands between a recipe's name and its faults
 
 Value = int | float | bool | str | None
@@ -58,6 +60,21 @@ class Plan:
     variants: tuple[Variant, ...]
     split: str = "test"
     source: str | None = None
+
+
+def make_plan(
+    recipe: str | None = None, vary: Sequence[str] = (), grid: str | None = None, settings: Sequence[str] = ()
+) -> Plan:
+    """Plan a grid, or what is varied of a recipe: `plan_grid` or `plan_variation`, whose errors it raises.
+
+    Raises:
+        RecipeError: neither is asked for, or both are.
+    """
+    if grid is not None and not vary:
+        return plan_grid(grid, recipe, settings)
+    if grid is None and vary and recipe is not None:
+        return plan_variation(recipe, vary, settings)
+    raise RecipeError(NEITHER)
 
 
 def plan_variation(recipe: str, vary: Sequence[str], settings: Sequence[str] = ()) -> Plan:

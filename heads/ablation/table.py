@@ -6,20 +6,53 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...pipeline.errors import RunError
 from ...pipeline.files import writing
 from ..evaluation.paper_rows import ROWS
+from .plan import Value
 
 _WAYS = {"image_to_text": "i2t", "text_to_image": "t2i"}
 _OF_A_WAY = ("R@1", "R@5", "R@10", "mAP@R", "R-P", "PMRP", "PMRP 1K", "RPC2", "RPC2 1K")
-# A metric's name is where it stands in an entry.
+# The name of a metric is its place in an entry.
 METRICS = (*(f"{way} {name}" for way in _WAYS for name in _OF_A_WAY), "rsum", "log_circular_variance")
 _TITLES = {"rsum": "RSUM", "log_circular_variance": "log var."}
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
     sign: f"\\{sign}" for sign in "&%$#_{}"
 }
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cell under one protocol.
+
+    Attributes:
+        cell: what the variant sets, by recipe key.
+        label: of the variant.
+        seed: of the run.
+        status: ``done`` or ``failed``.
+        run: the run folder.
+        split: what is evaluated.
+        protocol: of the evaluation; None of a failed cell, as are all numbers.
+        rsum, image_to_text, text_to_image, log_circular_variance: as in `evaluation.Result`.
+        paper: the paper's values by metric, with their `row`; None where it has none.
+        error: the sentence that a failed cell ended in.
+    """
+
+    cell: dict[str, Value]
+    label: str
+    seed: int
+    status: Literal["done", "failed"]
+    run: str
+    split: str
+    protocol: str | None = None
+    rsum: float | None = None
+    image_to_text: dict[str, float] | None = None
+    text_to_image: dict[str, float] | None = None
+    log_circular_variance: float | None = None
+    paper: dict[str, Any] | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -50,26 +83,24 @@ class Line:
     paper: dict[str, float]
 
 
-def summarise(entries: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """Return the lines of what `ablate` returned: protocol by protocol, the variants in their order."""
-    protocols = list(dict.fromkeys(entry["protocol"] for entry in entries if entry["protocol"] is not None)) or [None]
-    labels = list(dict.fromkeys(entry["label"] for entry in entries))
+def summarise(entries: Sequence[Entry]) -> list[Line]:
+    """Return the lines of the entries of an ablation: protocol by protocol, the variants in their order."""
+    protocols: list[str | None] = [*dict.fromkeys(entry.protocol for entry in entries if entry.protocol)] or [None]
+    labels = list(dict.fromkeys(entry.label for entry in entries))
     lines = []
     for protocol in protocols:
         for label in labels:
-            own = [entry for entry in entries if entry["label"] == label]
-            done = [entry for entry in own if entry["status"] == "done" and entry["protocol"] == protocol]
-            failed = sum(entry["status"] == "failed" for entry in own)
-            paper = dict(done[0]["paper"] or {}) if done else {}
+            own = [entry for entry in entries if entry.label == label]
+            done = [entry for entry in own if entry.status == "done" and entry.protocol == protocol]
+            failed = sum(entry.status == "failed" for entry in own)
+            paper = dict(done[0].paper or {}) if done else {}
             row = paper.pop("row", None)
             mean, std = _statistics(done)
-            lines.append(
-                Line(label, own[0]["cell"], own[0]["split"], protocol, len(done), failed, mean, std, row, paper)
-            )
+            lines.append(Line(label, own[0].cell, own[0].split, protocol, len(done), failed, mean, std, row, paper))
     return lines
 
 
-def _statistics(entries: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], dict[str, float]]:
+def _statistics(entries: Sequence[Entry]) -> tuple[dict[str, float], dict[str, float]]:
     mean, std = {}, {}
     for metric in METRICS:
         values = [value for entry in entries if (value := _number(entry, metric)) is not None]
@@ -80,9 +111,10 @@ def _statistics(entries: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float],
     return mean, std
 
 
-def _number(entry: Mapping[str, Any], metric: str) -> float | None:
+def _number(entry: Entry, metric: str) -> float | None:
     block, _, name = metric.partition(" ")
-    return entry[block].get(name) if name else entry[block]
+    found = getattr(entry, block)
+    return found.get(name) if name else found
 
 
 def as_text(lines: Sequence[Line]) -> str:

@@ -2,12 +2,13 @@
 
 The similarities of an ensemble are the mean of its runs' (SetDiv, rows marked with a dagger). Its runs may have been
 trained on different stores, as of regions and of a grid: images and captions are then matched by their ids. `metrics`
-and `precision` say how ties are counted.
+and `r_precision` say how ties are counted.
 """
 
 import sys
 from collections.abc import Hashable
 from collections.abc import Sequence as Several
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,108 @@ import torch
 from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError, nearest
+from ...pipeline.wording import counted
 from ..recipes.recipe import Expected
 from ..runs.features import open_store
 from ..runs.run import Run
-from .metrics import Ties
+from .metrics import WAYS, Ties
 from .paper_rows import ROWS, row_of
-from .protocols import FOLDED, PROTOCOLS, ground_truth, require, table
+from .protocols import FOLDED, PROTOCOLS, GroundTruth, ground_truth, require, table
 from .scoring import Scores, score_run
 
 
+@dataclass(frozen=True)
+class Result:
+    """What a protocol finds on a split; ``str`` shows it as a table.
+
+    Attributes:
+        split: which images and captions.
+        protocol: one of `PROTOCOLS`.
+        images: that were compared, `captions` likewise.
+        captions_per_image: on average.
+        skipped: samples without features, because they could not be read.
+        ties: how equal scores are counted.
+        image_to_text: ``R@1``, ``R@5``, ``R@10`` in percent and ``medr``, the median rank; protocols of R-Precision
+            have other numbers, see `protocols.table`.
+        text_to_image: the same.
+        rsum: the sum of the six recalls; None for protocols of R-Precision.
+        mean_recall: their mean; None likewise.
+        paper_rsum: that of the recipe's paper; None for ensembles, and where the paper has no such row.
+        log_circular_variance: of the embedding sets; None for ensembles, and for embeddings that are no sets.
+    """
+
+    split: str
+    protocol: str
+    images: int
+    captions: int
+    captions_per_image: float
+    skipped: int
+    ties: Ties
+    image_to_text: dict[str, float]
+    text_to_image: dict[str, float]
+    rsum: float | None
+    mean_recall: float | None
+    paper_rsum: float | None
+    log_circular_variance: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """Of the RSUM to the paper's; None where one of them is not known."""
+        return None if self.rsum is None or self.paper_rsum is None else self.rsum - self.paper_rsum
+
+    def __str__(self) -> str:
+        names = list(self.image_to_text)
+        lines = [
+            f"split {self.split}, protocol {self.protocol}: {counted(self.images, 'image')}, "
+            f"{counted(self.captions, 'caption')} ({self.captions_per_image:.2f} an image), "
+            f"{self.skipped:,} skipped, ties {self.ties}",
+            f"{'':15}" + "".join(f"{name:>9}" for name in names),
+        ]
+        for way in WAYS:
+            values = getattr(self, way)
+            cells = "".join(f"{values[name]:9.{1 if name == 'medr' else 2}f}" for name in names)
+            lines.append(f"{way.replace('_', ' '):15}{cells}")
+        last = []
+        if self.rsum is not None:
+            last += [f"RSUM {self.rsum:.2f}", f"mean recall {self.mean_recall:.2f}"]
+        if self.log_circular_variance is not None:
+            last.append(f"log circular variance {self.log_circular_variance:.2f}")
+        if last:
+            lines.append(", ".join(last))
+        if self.difference is not None:
+            lines.append(f"the paper's RSUM {self.paper_rsum:.2f}, difference {self.difference:+.2f}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `evaluate` finds; ``str`` shows it as tables.
+
+    Attributes:
+        runs: the run folders.
+        stores: the feature cache of each.
+        results: one a protocol.
+    """
+
+    runs: tuple[str, ...]
+    stores: tuple[str, ...]
+    results: tuple[Result, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it: ``run`` is a list where there are several, ``store`` where theirs differ."""
+        return {
+            "run": self.runs[0] if len(self.runs) == 1 else list(self.runs),
+            "store": self.stores[0] if len(set(self.stores)) == 1 else list(self.stores),
+            "results": [asdict(result) for result in self.results],
+        }
+
+    def __str__(self) -> str:
+        stores = self.stores[:1] if len(set(self.stores)) == 1 else self.stores
+        return "\n".join([f"{', '.join(self.runs)} on {', '.join(stores)}", *map(str, self.results)])
+
+
 def evaluate(
-    runs: Several[str | Path],
+    runs: str | Path | Several[str | Path],
     *,
     store: str | None = None,
     split: str = "test",
@@ -35,11 +127,11 @@ def evaluate(
     device: str = "auto",
     annotations: str | Path | None = None,
     scores: Scores | None = None,
-) -> dict[str, Any]:
+) -> Evaluation:
     """Evaluate a run, or several as an ensemble.
 
     Args:
-        runs: run folders.
+        runs: a run folder, or several.
         store: the feature cache to evaluate all of them on; None: each on the one that it was trained on.
         split: which images.
         protocol: one of `PROTOCOLS`, or ``auto``: what the data set's manifest says, without those that do not apply
@@ -49,66 +141,22 @@ def evaluate(
         annotations: COCO's ``instances_val2014.json``, for the protocol ``pmrp``.
         scores: of a single run on this store and split, where they are there already; None: they are computed.
 
-    Returns:
-        ``{"run", "store", "results"}`` with one result a protocol: ``{"split", "protocol", "images", "captions",
-        "captions_per_image", "skipped", "ties", "image_to_text": {"R@1", "R@5", "R@10", "medr"}, "text_to_image": the
-        same, "rsum", "mean_recall", "paper_rsum", "log_circular_variance"}``, recalls in percent. ``run`` is a list
-        where there are several, ``store`` where theirs differ. Protocols of precisions have other numbers in both ways
-        (`protocols.table`) and neither RSUM nor mean recall. ``paper_rsum`` is that of the recipe's paper, null for
-        ensembles, and where it has none for this data set and protocol; the circular variance is null for ensembles,
-        and for embeddings that are no sets.
-
     Raises:
         RunError: a run, the store's feature sets, the split or the protocol do not fit, or the runs of an ensemble
             do not see the same images and captions.
     """
     target = pick_device(device)
-    opened = [Run(path) for path in runs]
+    opened = [Run(path) for path in ([runs] if isinstance(runs, str | Path) else runs)]
     caches = _open_stores(opened, store)
-    cache, where = caches[0], f"split '{split}' of {caches[0].url}"
-    protocols = cache.protocols if protocol == "auto" else (protocol,)
-    for name in protocols:
-        if name not in PROTOCOLS:
-            raise RunError(f"there is no protocol '{name}'{nearest(name, list(PROTOCOLS))}: {', '.join(PROTOCOLS)}")
-    if annotations is not None and "pmrp" not in protocols:
-        raise RunError(f"--annotations is for the protocol pmrp, and this is {', '.join(protocols)}; leave it out")
-    truths = {name: ground_truth(name, annotations) for name in protocols}
-    if split in cache.splits:
-        _require_early(truths, cache, split, where)  # embedding takes its time
-
-    scores = scores or score_run(opened[0], cache, split, target)
-    for run, other in zip(opened[1:], caches[1:], strict=True):
-        _add(scores, score_run(run, other, split, target), f"{run.path} and {opened[0].path}")
-    scores.similarity.div_(len(opened))
-
-    if protocol == "auto":
-        protocols = _applicable(protocols, len(scores.ids))
-    names, urls = [str(run.path) for run in opened], [other.url for other in caches]
-    alone = len(opened) == 1
-    results = []
-    for name in protocols:
-        found = table(name, truths[name], scores, ties, where)
-        row = row_of(cache.dataset, name) if alone and split == "test" else None
-        results.append(
-            {
-                "split": split,
-                "protocol": name,
-                "images": len(scores.ids),
-                "captions": len(scores.texts),
-                "captions_per_image": len(scores.texts) / len(scores.ids),
-                "skipped": scores.skipped,
-                "ties": ties,
-                **found,
-                "mean_recall": None if found["rsum"] is None else found["rsum"] / 6,
-                "paper_rsum": _expected(opened[0].recipe.expected, row, len(scores.ids)),
-                "log_circular_variance": scores.log_circular_variance if alone else None,
-            }
-        )
-    return {
-        "run": names[0] if alone else names,
-        "store": urls[0] if len(set(urls)) == 1 else urls,
-        "results": results,
-    }
+    truths = _ground_truths(caches[0], split, protocol, annotations)
+    if scores is None:
+        scores = _score(opened, caches, split, target)
+    names = _applicable(tuple(truths), len(scores.ids)) if protocol == "auto" else tuple(truths)
+    return Evaluation(
+        tuple(str(run.path) for run in opened),
+        tuple(cache.url for cache in caches),
+        tuple(_result(name, truths[name], scores, opened, caches[0], split, ties) for name in names),
+    )
 
 
 def _open_stores(runs: list[Run], store: str | None) -> list[FeatureCache]:
@@ -121,15 +169,61 @@ def _open_stores(runs: list[Run], store: str | None) -> list[FeatureCache]:
     return [opened[store or run.info.store] for run in runs]
 
 
-def _require_early(truths: dict[str, Any], cache: FeatureCache, split: str, where: str) -> None:
-    """Refuse a protocol that is not defined for the split before anything is embedded."""
-    first, last = cache.splits[split]
-    begin = int(cache.caption_start[first])
-    end = begin + int(cache.caption_count[first:last].sum())
-    for name, truth in truths.items():
-        if truth is not None:
-            cocoid = cache.store.read_array("samples/cocoid", first, last)
-            require(name, truth, cocoid, cache.sentids(begin, end), where)
+def _ground_truths(
+    cache: FeatureCache, split: str, protocol: str, annotations: str | Path | None
+) -> dict[str, GroundTruth]:
+    """Return what each protocol compares with; refuse what does not fit the split before anything is embedded."""
+    protocols = cache.protocols if protocol == "auto" else (protocol,)
+    for name in protocols:
+        if name not in PROTOCOLS:
+            raise RunError(f"there is no protocol '{name}'{nearest(name, list(PROTOCOLS))}: {', '.join(PROTOCOLS)}")
+    if annotations is not None and "pmrp" not in protocols:
+        raise RunError(f"--annotations is for the protocol pmrp, and this is {', '.join(protocols)}; leave it out")
+    truths = {name: ground_truth(name, annotations) for name in protocols}
+    if split in cache.splits and any(truth is not None for truth in truths.values()):
+        first, last = cache.splits[split]
+        begin = int(cache.caption_start[first])
+        sentid = cache.sentids(begin, begin + int(cache.caption_count[first:last].sum()))
+        cocoid = cache.store.read_array("samples/cocoid", first, last)
+        for name, truth in truths.items():
+            require(name, truth, cocoid, sentid, _where(cache, split))
+    return truths
+
+
+def _score(runs: list[Run], caches: list[FeatureCache], split: str, device: torch.device) -> Scores:
+    """Return the scores of a run, or the mean of several runs' in the order of the first."""
+    scores = score_run(runs[0], caches[0], split, device)
+    for run, cache in zip(runs[1:], caches[1:], strict=True):
+        _add(scores, score_run(run, cache, split, device), f"{run.path} and {runs[0].path}")
+    scores.similarity.div_(len(runs))
+    return scores
+
+
+def _result(
+    protocol: str, truth: GroundTruth, scores: Scores, runs: list[Run], cache: FeatureCache, split: str, ties: Ties
+) -> Result:
+    found = table(protocol, truth, scores, ties, _where(cache, split))
+    alone = len(runs) == 1
+    row = row_of(cache.dataset, protocol) if alone and split == "test" else None
+    return Result(
+        split=split,
+        protocol=protocol,
+        images=len(scores.ids),
+        captions=len(scores.texts),
+        captions_per_image=len(scores.texts) / len(scores.ids),
+        skipped=scores.skipped,
+        ties=ties,
+        image_to_text=found.image_to_text,
+        text_to_image=found.text_to_image,
+        rsum=found.rsum,
+        mean_recall=None if found.rsum is None else found.rsum / 6,
+        paper_rsum=_expected(runs[0].recipe.expected, row, len(scores.ids)),
+        log_circular_variance=scores.log_circular_variance if alone else None,
+    )
+
+
+def _where(cache: FeatureCache, split: str) -> str:
+    return f"split '{split}' of {cache.url}"
 
 
 def _add(scores: Scores, other: Scores, names: str) -> None:

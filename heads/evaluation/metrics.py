@@ -5,13 +5,15 @@ that of SetDiv (*Improving Cross-Modal Retrieval with Set of Diverse Embeddings*
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 Ties = Literal["pessimistic", "optimistic", "mean"]
+WAYS: tuple[Literal["image_to_text"], Literal["text_to_image"]] = ("image_to_text", "text_to_image")
 BLOCK = 1 << 21  # cells of the similarity matrix looked at in one go
 
 
@@ -27,6 +29,28 @@ class Ranks(NamedTuple):
     better: Tensor
     tied: Tensor
     own: Tensor
+
+
+@dataclass(frozen=True)
+class Table:
+    """What is measured in both directions.
+
+    Attributes:
+        image_to_text: numbers by name.
+        text_to_image: the same.
+        rsum: the sum of the six recalls; None where recalls are not measured.
+    """
+
+    image_to_text: dict[str, float]
+    text_to_image: dict[str, float]
+    rsum: float | None = None
+
+
+@dataclass(frozen=True)
+class Recalls(Table):
+    """``R@1``, ``R@5`` and ``R@10`` in percent and the median rank ``medr`` of both directions."""
+
+    rsum: float
 
 
 def ranks(similarity: Tensor, caption_image: Tensor) -> tuple[Ranks, Ranks]:
@@ -106,20 +130,18 @@ def median_rank(ranks: Ranks, ties: Ties = "pessimistic") -> float:
     return (1 + better + before).double().quantile(0.5).item()
 
 
-def recall_table(image_to_text: Ranks, text_to_image: Ranks, ties: Ties = "pessimistic") -> dict[str, Any]:
-    """Return recall@1, 5, 10 in percent and the median rank, both ways, and the sum of the six recalls.
+def recall_table(image_to_text: Ranks, text_to_image: Ranks, ties: Ties = "pessimistic") -> Recalls:
+    """Return the recalls and median ranks of both directions, and the sum of the six recalls.
 
-    Returns:
-        `{"image_to_text": {"R@1", "R@5", "R@10", "medr"}, "text_to_image": the same, "rsum"}`.
+    Raises:
+        ValueError: there is no such rule for ties.
     """
     if ties not in get_args(Ties):
         raise ValueError(f"ties is '{ties}', but must be one of {', '.join(get_args(Ties))}")
-    table: dict[str, Any] = {}
-    for direction, of in (("image_to_text", image_to_text), ("text_to_image", text_to_image)):
-        recalls = {f"R@{k}": recall(of, k, ties) for k in (1, 5, 10)}
-        table[direction] = recalls | {"medr": median_rank(of, ties)}
-    table["rsum"] = sum(table[d][f"R@{k}"] for d in ("image_to_text", "text_to_image") for k in (1, 5, 10))
-    return table
+    recalls = [{f"R@{k}": recall(way, k, ties) for k in (1, 5, 10)} for way in (image_to_text, text_to_image)]
+    rsum = sum(value for way in recalls for value in way.values())
+    median = [{"medr": median_rank(way, ties)} for way in (image_to_text, text_to_image)]
+    return Recalls(recalls[0] | median[0], recalls[1] | median[1], rsum)
 
 
 def folds(images: int, size: int = 1000, count: int = 5) -> list[range]:
@@ -143,15 +165,17 @@ def fold_ranks(similarity: Tensor, caption_image: Tensor, fold: range) -> tuple[
     return ranks(block, caption_image[inside] - fold.start)
 
 
-def mean_table(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Average tables of `recall_table` entry by entry, RSUM and median rank included."""
-    first = tables[0]
-    return {
-        key: mean_table([table[key] for table in tables])
-        if isinstance(value, dict)
-        else sum(table[key] for table in tables) / len(tables)
-        for key, value in first.items()
-    }
+def mean_table(tables: Sequence[Recalls]) -> Recalls:
+    """Return the mean of each number of some tables, RSUM and median rank included."""
+
+    def mean(numbers: Sequence[dict[str, float]]) -> dict[str, float]:
+        return {name: sum(one[name] for one in numbers) / len(numbers) for name in numbers[0]}
+
+    return Recalls(
+        mean([table.image_to_text for table in tables]),
+        mean([table.text_to_image for table in tables]),
+        sum(table.rsum for table in tables) / len(tables),
+    )
 
 
 def log_circular_variance(embedding: Tensor) -> float | None:

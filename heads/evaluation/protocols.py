@@ -1,4 +1,4 @@
-"""Protocols: which table is made of the scores of a split. Recalls and precisions are in percent.
+"""Protocols: which table is made of the scores of a split. Recalls and R-Precisions are in percent.
 
 - ``full``: all images against all captions (Flickr30K 1K, COCO 5K, any number of captions an image).
 - ``1k-folds``: the mean of five consecutive folds of 1,000 images in the order of Karpathy's file (COCO 1K).
@@ -13,7 +13,6 @@ The last two give, of 5,000 images, the mean of the five folds as well; a fold's
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -22,12 +21,11 @@ from ...pipeline.data.manifest import PROTOCOLS as PROTOCOLS
 from ...pipeline.errors import RunError
 from . import metrics
 from .judgements import Instances, Judgements, Right, load_judgements, relevance, require_test_split
-from .metrics import Ties
+from .metrics import WAYS, Recalls, Table, Ties
 from .r_precision import best_ranks, map_at_r, plausible_matches, r_precision
 from .scoring import Scores
 
 FOLDED = 5000  # images that 1k-folds is defined for
-WAYS = ("image_to_text", "text_to_image")
 ZETAS = (0, 1, 2)
 
 GroundTruth = Judgements | Instances | None
@@ -63,19 +61,19 @@ def require(protocol: str, truth: GroundTruth, cocoid: np.ndarray, sentid: np.nd
         truth.of(cocoid, where)
 
 
-def table(protocol: str, truth: GroundTruth, scores: Scores, ties: Ties, where: str) -> dict[str, Any]:
+def table(protocol: str, truth: GroundTruth, scores: Scores, ties: Ties, where: str) -> Table:
     """Return the table of a protocol.
 
     Args:
         protocol: one of `PROTOCOLS`.
         truth: its `ground_truth`.
         scores: of a split.
-        ties: see `metrics.recall` and `precision`.
+        ties: see `metrics.recall` and `r_precision`.
         where: names the split in messages.
 
     Returns:
-        ``{"image_to_text", "text_to_image", "rsum"}``. ``full``, ``1k-folds``, ``cxc``: as `metrics.recall_table`.
-        Elsewhere ``rsum`` is None and both ways hold ``mAP@R``, ``R-P``, ``R@1`` (``eccv``), ``PMRP``, ``zeta 0``,
+        For ``full``, ``1k-folds`` and ``cxc`` as `metrics.recall_table`.
+        Elsewhere `rsum` is None and both ways hold ``mAP@R``, ``R-P``, ``R@1`` (``eccv``), ``PMRP``, ``zeta 0``,
         ``zeta 1``, ``zeta 2`` (``pmrp``) or ``RPC2`` (``rpc2``); of 5,000 images also ``PMRP 1K`` or ``RPC2 1K``.
 
     Raises:
@@ -94,7 +92,7 @@ def table(protocol: str, truth: GroundTruth, scores: Scores, ties: Ties, where: 
     return _both(*_rpc2(scores, truth.cxc, ties))
 
 
-def recalls(similarity: Tensor, caption_image: Tensor, protocol: str, ties: Ties, where: str) -> dict[str, Any]:
+def recalls(similarity: Tensor, caption_image: Tensor, protocol: str, ties: Ties, where: str) -> Recalls:
     """Return the table of ``full`` or ``1k-folds`` for ``similarity [I, C]``.
 
     Raises:
@@ -113,8 +111,8 @@ def recalls(similarity: Tensor, caption_image: Tensor, protocol: str, ties: Ties
     )
 
 
-def _both(image_to_text: dict[str, float], text_to_image: dict[str, float]) -> dict[str, Any]:
-    return {"image_to_text": image_to_text, "text_to_image": text_to_image, "rsum": None}
+def _both(image_to_text: dict[str, float], text_to_image: dict[str, float]) -> Table:
+    return Table(image_to_text, text_to_image, rsum=None)
 
 
 def _judged(scores: Scores, right: tuple[Right, Right]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

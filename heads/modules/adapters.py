@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .checks import one_of
 from .padding import max_rows, mean_rows, on_valid_rows
+from .parameters import Count, Part
 from .recurrence import run_packed
 
 Pooling = Literal["cached", "mean", "max"]
@@ -37,12 +37,11 @@ class Adapted(NamedTuple):
     global_: Tensor
 
 
-class _Projection(nn.Module):
+class _Projection(Part):
     """One layer over every local row, and over the cached global feature where that is wanted."""
 
     def __init__(self, layer: nn.Module, channels: int, global_channels: int, dim: int, global_: Pooling) -> None:
         super().__init__()
-        one_of("adapter", Pooling, **{"global": global_})
         if global_ == "cached" and global_channels != channels:
             raise ValueError(
                 f"global 'cached' needs a cached global feature as wide as the local ones, "
@@ -59,12 +58,7 @@ class _Projection(nn.Module):
         return {"local"}
 
     def forward(
-        self,
-        *,
-        length: Tensor,
-        local: Tensor | None = None,
-        global_: Tensor | None = None,
-        token: Tensor | None = None,
+        self, length: Tensor, local: Tensor | None = None, global_: Tensor | None = None, token: Tensor | None = None
     ) -> Adapted:
         """Adapt `local [B, N, C]` with `length [B]`, and `global_ [B, C]` where the adapter reads it."""
         dtype = next(self.layer.parameters()).dtype
@@ -79,24 +73,20 @@ class _Projection(nn.Module):
         return self.layer(local)
 
 
-class GridAdapter(_Projection):
-    """A 1x1 convolution over a feature map: one linear layer shared by all places.
+class LinearAdapter(_Projection):
+    """One linear layer shared by all local rows.
+
+    Over a feature map it is a 1x1 convolution. Frames take the place of the cells of an image (VSE-infinity, section
+    5.1.2), and VSE++ averages them.
 
     Args:
         channels: width C of the cached local features.
         global_channels: width of the cached global feature.
         dim: width D.
         global_: `cached`: the layer over the cached global feature; `mean`, `max`: over the adapted rows.
-    """
 
-    def __init__(self, channels: int, global_channels: int, dim: int, *, global_: Pooling = "mean") -> None:
-        super().__init__(_linear(channels, dim), channels, global_channels, dim, global_)
-
-
-class FramesAdapter(_Projection):
-    """One linear layer over the features of a video's frames; parameters as for `GridAdapter`.
-
-    VSE-infinity, section 5.1.2: frames take the place of the cells of an image, and VSE++ averages them.
+    Raises:
+        ValueError: the cached global feature is wanted, but is not as wide as the local features.
     """
 
     def __init__(self, channels: int, global_channels: int, dim: int, *, global_: Pooling = "mean") -> None:
@@ -104,7 +94,7 @@ class FramesAdapter(_Projection):
 
 
 class TokensAdapter(_Projection):
-    """One linear layer over the states of a text encoder's tokens; parameters as for `GridAdapter`."""
+    """One linear layer over the states of a text encoder's tokens; parameters as for `LinearAdapter`."""
 
     def __init__(self, channels: int, global_channels: int, dim: int, *, global_: Pooling = "max") -> None:
         super().__init__(_linear(channels, dim), channels, global_channels, dim, global_)
@@ -117,7 +107,7 @@ class RoiAdapter(_Projection):
         channels: width C of the cached local features.
         global_channels: width of the cached global feature.
         dim: width D.
-        global_: as for `GridAdapter`.
+        global_: as for `LinearAdapter`.
         layers: `linear`, or `mlp`: with two layers of a perceptron beside it, the hidden one of D / 2 normalised
             over the valid rows of a batch, as in VSE-infinity's public code.
     """
@@ -125,7 +115,6 @@ class RoiAdapter(_Projection):
     def __init__(
         self, channels: int, global_channels: int, dim: int, *, global_: Pooling = "max", layers: RoiLayers = "mlp"
     ) -> None:
-        one_of("adapter", RoiLayers, layers=layers)
         layer = _ResidualMlp(channels, dim) if layers == "mlp" else _linear(channels, dim)
         super().__init__(layer, channels, global_channels, dim, global_)
 
@@ -133,7 +122,7 @@ class RoiAdapter(_Projection):
         return on_valid_rows(self.layer, local, length)
 
 
-class WordsAdapter(nn.Module):
+class WordsAdapter(Part):
     """Trainable word embeddings and a GRU over them.
 
     Args:
@@ -156,7 +145,7 @@ class WordsAdapter(nn.Module):
         vocabulary_size: int,
         dim: int,
         *,
-        word_dim: int = 300,
+        word_dim: Count = 300,
         local: WordRows = "embedding",
         global_: WordPooling = "last",
         bidirectional: bool = True,
@@ -164,8 +153,6 @@ class WordsAdapter(nn.Module):
         train_vectors: bool = True,
     ) -> None:
         super().__init__()
-        one_of("adapter", WordRows, local=local)
-        one_of("adapter", WordPooling, **{"global": global_})
         if vectors is None and not train_vectors:
             raise ValueError("train_vectors is false and the embeddings would stay random: name a file as vectors")
         self.vectors = vectors
@@ -200,12 +187,7 @@ class WordsAdapter(nn.Module):
         weight[found.to(weight.device)] = rows
 
     def forward(
-        self,
-        *,
-        length: Tensor,
-        local: Tensor | None = None,
-        global_: Tensor | None = None,
-        token: Tensor | None = None,
+        self, length: Tensor, local: Tensor | None = None, global_: Tensor | None = None, token: Tensor | None = None
     ) -> Adapted:
         """Adapt the ids `token [B, N]`, of which the first `length[b]` (at least one) count."""
         words = self.embedding(token)
@@ -216,9 +198,9 @@ class WordsAdapter(nn.Module):
 
 
 ADAPTERS: dict[str, type[nn.Module]] = {
-    "grid": GridAdapter,
+    "grid": LinearAdapter,
     "roi": RoiAdapter,
-    "frames": FramesAdapter,
+    "frames": LinearAdapter,
     "words": WordsAdapter,
     "tokens": TokensAdapter,
 }

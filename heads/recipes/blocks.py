@@ -1,9 +1,14 @@
 """What a resolved recipe holds: its blocks, with the default of every value that belongs to no part."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
-from .schema import Above, Between, Min
+from ..modules.parameters import Count, Positive, Share, at_least, between
+
+Block = Mapping[str, Any]  # of a part, with its name or its weight
+Factor = Annotated[float, at_least(0)]
+Epochs = Annotated[int, at_least(0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,9 +20,9 @@ class Data:
     image_kind: str | None = None  # refuse features of another kind; null: the adapter follows the kind
     text_kind: str | None = None
     unit: Literal["image", "caption"] = "image"  # image: a batch holds images with all their captions
-    batch_size: Annotated[int, Min(2)] = 128  # in units
-    captions: Annotated[int, Min(1)] | None = None  # unit image: so many of an image's, drawn each epoch; null: all
-    chunk: Annotated[int, Min(1)] | None = None  # units embedded at once, with the gradients of the batch; null: all
+    batch_size: Annotated[int, at_least(2)] = 128  # in units
+    captions: Count | None = None  # unit image: so many of an image's, drawn each epoch; null: all
+    chunk: Count | None = None  # units embedded at once, with the gradients of the batch; null: all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,27 +38,27 @@ class Expected:
 class Size:
     """How large the embedding is."""
 
-    dim: Annotated[int, Min(1)] = 1024
+    dim: Count = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
     """AdamW and gradient clipping."""
 
-    lr: Annotated[float, Min(0)] = 1e-3
-    weight_decay: Annotated[float, Min(0)] = 0.0  # of matrices; biases and normalisations never decay
-    clip: Annotated[float, Above(0)] | None = 2.0  # largest norm of the whole gradient
-    ema: Annotated[float, Min(0)] | None = None  # decay a step of the weights' moving average, which is then evaluated
+    lr: Factor = 1e-3
+    weight_decay: Factor = 0.0  # of matrices; biases and normalisations never decay
+    clip: Positive | None = 2.0  # largest norm of the whole gradient
+    ema: Factor | None = None  # decay a step of the weights' moving average, which is then evaluated
     # Times lr, for the weights of each component:
-    adapter_lr: Annotated[float, Min(0)] = 1.0
-    aggregator_lr: Annotated[float, Min(0)] = 1.0
-    similarity_lr: Annotated[float, Min(0)] = 1.0
-    loss_lr: Annotated[float, Min(0)] = 1.0
+    adapter_lr: Factor = 1.0
+    aggregator_lr: Factor = 1.0
+    similarity_lr: Factor = 1.0
+    loss_lr: Factor = 1.0
     # Epochs at the beginning in which a component does not learn:
-    adapter_frozen: Annotated[int, Min(0)] = 0
-    aggregator_frozen: Annotated[int, Min(0)] = 0
-    similarity_frozen: Annotated[int, Min(0)] = 0
-    loss_frozen: Annotated[int, Min(0)] = 0
+    adapter_frozen: Epochs = 0
+    aggregator_frozen: Epochs = 0
+    similarity_frozen: Epochs = 0
+    loss_frozen: Epochs = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,20 +66,20 @@ class Schedule:
     """The learning rate of an epoch, constant within it but for the warm-up."""
 
     name: Literal["cosine", "step"] = "cosine"  # cosine: from lr to 0 over all epochs
-    epochs: Annotated[int, Min(1)] = 30
-    step: Annotated[int, Min(1)] = 10  # step only: every so many epochs …
-    gamma: Annotated[float, Min(0)] = 0.1  # … lr is multiplied by this
-    warmup_epochs: Annotated[int, Min(0)] = 0  # over so many epochs lr rises linearly from 0, step by step, …
-    warmup_after: Annotated[int, Min(0)] = 0  # … beginning behind this many
-    patience: Annotated[int, Min(1)] | None = None  # stop when so many epochs were no better in validation RSUM
+    epochs: Count = 30
+    step: Count = 10  # step only: every so many epochs …
+    gamma: Factor = 0.1  # … lr is multiplied by this
+    warmup_epochs: Epochs = 0  # over so many epochs lr rises linearly from 0, step by step, …
+    warmup_after: Epochs = 0  # … beginning behind this many
+    patience: Count | None = None  # stop when so many epochs were no better in validation RSUM
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
     """Size augmentation (VSE-infinity): the chance of a row to be left out while training."""
 
-    image: Annotated[float, Between(0, 1)] = 0.0
-    text: Annotated[float, Between(0, 1)] = 0.0
+    image: Share = 0.0
+    text: Share = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +89,13 @@ class Finetune:
     `image_lr` and `text_lr` of 0 leave one on the cache, unless `xret finetune --reattach` names it.
     """
 
-    image_lr: Annotated[float, Min(0)] = 0.0  # times lr
-    text_lr: Annotated[float, Min(0)] = 0.0  # times lr
-    image_frozen: Annotated[int, Min(0)] = 0  # epochs, counted from the head's first, in which it does not learn
-    text_frozen: Annotated[int, Min(0)] = 0
-    image_size: Annotated[int, Between(32, 2048)] | None = None  # pixels a side; null: that of the cache
+    image_lr: Factor = 0.0  # times lr
+    text_lr: Factor = 0.0  # times lr
+    image_frozen: Epochs = 0  # epochs, counted from the head's first, in which it does not learn
+    text_frozen: Epochs = 0
+    image_size: Annotated[int, between(32, 2048)] | None = None  # pixels a side; null: that of the cache
     crop_and_flip: bool = False  # random crops and horizontal flips
-    mask_words: Annotated[float, Between(0, 1)] = 0.0  # share of a caption's words to mask, replace or drop
+    mask_words: Share = 0.0  # share of a caption's words to mask, replace or drop
     checkpointing: bool = False  # compute the backbones' activations again backwards: less memory, a third more time
 
 
@@ -101,7 +106,7 @@ class Runtime:
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     cache: Literal["auto", "device", "pinned", "stream"] = "auto"  # where the features lie while training
     compile: bool = False  # torch.compile for aggregators and similarity
-    checkpoint_steps: Annotated[int, Min(1)] | None = None  # state.pt also every so many steps; null: every epoch
+    checkpoint_steps: Count | None = None  # state.pt also every so many steps; null: every epoch
     log: Literal["none", "tensorboard", "wandb"] = "none"  # beside metrics.jsonl
 
 
@@ -149,3 +154,9 @@ SECTIONS: dict[str, type[Any]] = {
     "finetune": Finetune,
     "runtime": Runtime,
 }
+
+
+def arguments(block: Block) -> dict[str, Any]:
+    """Return a part's block as keyword arguments of its constructor (``global`` becomes ``global_``)."""
+    values = {key: value for key, value in block.items() if key not in ("name", "weight")}
+    return {f"{key}_" if key == "global" else key: value for key, value in values.items()}

@@ -5,31 +5,12 @@ A schema is a nested dictionary of `Field`s. Checking gathers every fault, each 
 
 import inspect
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from ...pipeline.errors import nearest
 
 REQUIRED = object()
-
-
-class Min(NamedTuple):
-    """The smallest value that a parameter may have; stands in an `Annotated` type."""
-
-    value: float
-
-
-class Between(NamedTuple):
-    """The smallest and the largest value that a parameter may have; stands in an `Annotated` type."""
-
-    value: float
-    largest: float
-
-
-class Above(NamedTuple):
-    """What a parameter must be above; stands in an `Annotated` type."""
-
-    value: float
 
 
 class Field(NamedTuple):
@@ -109,8 +90,9 @@ def _check(values: Any, schema: Mapping[str, Any], path: str, faults: list[str],
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """Return `value` as its annotation wants it. Text is read as a number where one is wanted: YAML 1.1 takes 1e-3
-    for text, and a setting is text always.
+    """Return `value` as its annotation wants it.
+
+    Text is read as a number where one is wanted: YAML 1.1 takes 1e-3 for text, and a setting is always text.
 
     Raises:
         ValueError: what the value must be.
@@ -118,46 +100,57 @@ def convert(value: Any, kind: Any) -> Any:
     if get_origin(kind) is Annotated:
         inner, bound = get_args(kind)
         value = convert(value, inner)
-        if isinstance(bound, Above):
-            if not value > bound.value:
-                raise ValueError(f"must be above {bound.value}, not {value!r}")
-        elif isinstance(bound, Between) and not bound.value <= value <= bound.largest:
-            raise ValueError(f"must be between {bound.value} and {bound.largest}, not {value!r}")
-        elif value < bound.value:
-            raise ValueError(f"must be {bound.value} or more, not {value!r}")
+        if not bound.admits(value):
+            raise ValueError(f"must be {bound.text}, not {value!r}")
         return value
     if get_origin(kind) in (Union, types.UnionType):
-        messages = []
-        for option in sorted(get_args(kind), key=lambda option: option is str):  # text last: it takes anything
-            try:
-                return convert(value, option)
-            except ValueError as error:
-                messages.append(str(error).removeprefix("must be ").rpartition(", not ")[0])
-        raise ValueError(f"must be {' or '.join(messages)}, not {value!r}")
+        return _any_of(value, get_args(kind))
     if get_origin(kind) is Literal:
-        choices = get_args(kind)
-        for choice in choices:
-            if value == choice or str(value) == str(choice):
-                return choice
-        names = [str(choice) for choice in choices]
-        raise ValueError(f"must be one of {', '.join(names)}, not {value!r}{nearest(str(value), names)}")
-    if kind is type(None):
-        if value is None or str(value).lower() in ("null", "none"):
-            return None
-        raise ValueError(f"must be null, not {value!r}")
-    if kind is bool:
-        text = str(value).lower()
-        if text in ("true", "false"):
-            return text == "true"
-        raise ValueError(f"must be true or false, not {value!r}")
-    if kind is int or kind is float:
+        choices = {str(choice): choice for choice in get_args(kind)}
+        if str(value) not in choices:
+            hint = nearest(str(value), list(choices))
+            raise ValueError(f"must be one of {', '.join(choices)}, not {value!r}{hint}")
+        return choices[str(value)]
+    wanted, read = _PLAIN[kind]
+    try:
+        return read(value)
+    except (KeyError, ValueError):
+        raise ValueError(f"must be {wanted}, not {value!r}") from None
+
+
+def _any_of(value: Any, options: tuple[Any, ...]) -> Any:
+    """Return `value` as the first of these annotations that it fits; text comes last, since it takes anything."""
+    wanted = []
+    for option in sorted(options, key=lambda option: option is str):
         try:
-            number = kind(value) if isinstance(value, str) or (kind is float and type(value) is int) else value
-        except ValueError:
-            number = None
-        if type(number) is kind and abs(number) < float("inf"):
-            return number
-        raise ValueError(f"must be {'a whole number' if kind is int else 'a number'}, not {value!r}")
-    if kind is str and not isinstance(value, str):
-        raise ValueError(f"must be text, not {value!r}")
+            return convert(value, option)
+        except ValueError as error:
+            wanted.append(str(error).removeprefix("must be ").rpartition(", not ")[0])
+    raise ValueError(f"must be {' or '.join(wanted)}, not {value!r}")
+
+
+def _whole(value: Any) -> int:
+    if type(value) not in (int, str):
+        raise ValueError
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float, str) or not abs(number := float(value)) < float("inf"):
+        raise ValueError
+    return number
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError
     return value
+
+
+_PLAIN: dict[Any, tuple[str, Callable[[Any], Any]]] = {
+    types.NoneType: ("null", lambda value: {"null": None, "none": None}[str(value).lower()]),
+    bool: ("true or false", lambda value: {"true": True, "false": False}[str(value).lower()]),
+    int: ("a whole number", _whole),
+    float: ("a number", _number),
+    str: ("text", _text),
+}

@@ -11,7 +11,7 @@ from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
 from ...pipeline.files import write_text
 from ...pipeline.progress import Progress
-from ..evaluation.evaluation import evaluate
+from ..evaluation.evaluation import Evaluation, evaluate
 from ..evaluation.metrics import Ties
 from ..runs.info import versions
 from .diagnostics import diagnose_embedded
@@ -80,7 +80,7 @@ def write_report(
     results, found = [], []
     with Progress("report", 2 * len(views) + 1, "parts") as progress:
         for view in views:
-            results.append(evaluate([view.run.path], store=store, split=split, ties=ties, scores=view.scores))
+            results.append(evaluate(view.run.path, store=store, split=split, ties=ties, scores=view.scores))
             progress.update(1)
             found.append(diagnose_embedded(view.run, view.model, view.cache, view.embedded, ties=ties, **crops))
             progress.update(1)
@@ -138,7 +138,7 @@ def render(page: dict[str, Any]) -> str:
 
 def _content(
     views: Several[View],
-    results: Several[dict[str, Any]],
+    results: Several[Evaluation],
     found: Several[dict[str, Any]],
     pictures: Pictures,
     ties: Ties,

@@ -7,9 +7,9 @@ Tags are those of VSE++'s code and its descendants: `Le` and `lr` at each step, 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
 
 from ...pipeline.errors import RunError
+from ..evaluation.metrics import Recalls
 from ..runs.run import Run
 
 Record = Callable[[dict[str, float], int], None]
@@ -56,9 +56,9 @@ def step_tags(values: list[float], terms: list[str], lr: float) -> dict[str, flo
     return {"Le": values[0], "lr": lr, **{f"Le/{term}": v for term, v in zip(terms, values[1:], strict=True)}}
 
 
-def epoch_tags(epoch: int, table: dict[str, Any]) -> dict[str, float]:
-    """Return the tags of a validation; `table` is that of `evaluation.recalls`."""
-    tags: dict[str, float] = {"epoch": epoch, "rsum": table["rsum"]}
-    for direction, suffix in (("image_to_text", ""), ("text_to_image", "i")):
-        tags |= {f"{name.lower().replace('@', '')}{suffix}": value for name, value in table[direction].items()}
+def epoch_tags(epoch: int, table: Recalls) -> dict[str, float]:
+    """Return the tags of a validation."""
+    tags: dict[str, float] = {"epoch": epoch, "rsum": table.rsum}
+    for values, suffix in ((table.image_to_text, ""), (table.text_to_image, "i")):
+        tags |= {f"{name.lower().replace('@', '')}{suffix}": value for name, value in values.items()}
     return tags

@@ -18,6 +18,7 @@ from ...pipeline.errors import RunError
 from ...pipeline.progress import Progress
 from ...pipeline.reading.batches import Batch, Batches, joined_batches
 from ...pipeline.reading.placement import Resident
+from ..evaluation.metrics import Recalls
 from ..evaluation.protocols import recalls
 from ..evaluation.scoring import compare, embed
 from ..model import Model, build_losses, build_model, feature_facts
@@ -208,12 +209,12 @@ class Loop:
             count = len(batch.images.length if self.unit == "image" else batch.captions.length)
             self.seen += count
             bar.update(count, f"{title}, {describe(values, self.terms)}")
-        table = self._validate(lr) if ranks.first else {}
-        rsum = ranks.agree(table.get("rsum", 0.0), self.train_split.device)
+        table = self._validate(lr) if ranks.first else None
+        rsum = ranks.agree(0.0 if table is None else table.rsum, self.train_split.device)
         means = (state.sums / state.steps).tolist()  # over the epoch's batches
         line = _line(state, means, self.terms, lr, rsum, time.perf_counter() - began)
         state.close_epoch(rsum)
-        if ranks.first:
+        if table is not None:
             record(epoch_tags(state.epoch, table), state.step)
             if state.best_epoch == state.epoch:
                 self.run.save_best(state.kept)
@@ -271,7 +272,7 @@ class Loop:
             state.average.update_parameters(model)
         return values
 
-    def _validate(self, lr: float) -> dict[str, Any]:
+    def _validate(self, lr: float) -> Recalls:
         """Return the table of the validation split."""
         try:
             return validation(self.state.kept, self.val_split, self.texts, self.caption_image)
@@ -298,7 +299,7 @@ def _line(
     return line | ({"collapsed": True} if state.at_constant >= STEPS else {})
 
 
-def validation(model: Model, batches: Batches, texts: list[str], caption_image: Tensor) -> dict[str, Any]:
+def validation(model: Model, batches: Batches, texts: list[str], caption_image: Tensor) -> Recalls:
     """Return the table of a split: recalls in both directions and their sum, ties pessimistic.
 
     Raises:

@@ -1,6 +1,6 @@
 """What an encoder is: the contract that every backbone keeps, whichever library it comes from."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -105,8 +105,9 @@ class TrainableEncoder(Encoder, Protocol):
         """What is trained; it comes frozen, in evaluation mode."""
         ...
 
-    def features(self, *inputs: "Tensor") -> "tuple[Tensor, Tensor]":
-        """Return local [B,N,C] and global features [B,C] of pixels, or of token ids and lengths."""
+    @property
+    def features(self) -> "Callable[..., tuple[Tensor, Tensor]]":
+        """Takes pixels, or token ids and lengths, to local [B,N,C] and global features [B,C]."""
         ...
 
     def weights_id(self) -> str:

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ..cache.feature_cache import CaptionSet, FeatureCache, ImageSet
 from ..data.manifest import bundled_manifests, load_manifest
-from ..encoders import loading, make_visual
-from ..encoders.base import TrainableEncoder
+from ..encoders import TrainableEncoder, VisualEncoder, loading, make_visual
 from ..errors import CacheError, EncoderError, SampleError
 from .origin import Origin, grid_side, text_settings
 
@@ -20,7 +19,7 @@ _DIFFERENCE = 0.05  # between the features of other files and those of the same;
 
 def put_back_images(
     features: ImageSet, rows: np.ndarray, folder: Path, weights: str | None, device: str, image_size: int | None
-) -> Any:
+) -> TrainableEncoder:
     """Return the encoder that made an image set, of its own, not shared with anybody.
 
     A few images are encoded and compared with the set first: are they the same files?
@@ -85,7 +84,7 @@ def put_back_captions(features: CaptionSet, weights: str, device: str) -> Traina
     from ..encoders.bert import BertEncoder
 
     with loading():
-        encoder: Any = BertEncoder(weights, device, **text_settings(identity))
+        encoder = BertEncoder(weights, device, **text_settings(identity))
     Origin.of(features).require(encoder, weights, "--text-weights")
     return encoder
 
@@ -114,7 +113,7 @@ def image_folder(cache: FeatureCache, data_root: Path | None) -> Path:
     raise CacheError(f"the images of '{cache.dataset}' are wanted, and {where}; give their folder as --data-root DIR")
 
 
-def read_image(encoder: Any, path: Path) -> Tensor:
+def read_image(encoder: VisualEncoder, path: Path) -> Tensor:
     """Return one image's pixels as the network takes them; a `SampleError` says what to do."""
     try:
         return encoder.decode(path)[0]

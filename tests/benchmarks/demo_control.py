@@ -53,8 +53,8 @@ def main(seeds: int) -> None:
                 for recipe, settings in SETTINGS.items():
                     run = Path(folder) / f"{recipe}-{captions}"
                     train(store, load_recipe(recipe, settings), run, seed=seed)
-                    table = evaluate([run])["results"][0]
-                    recalls = table["image_to_text"]["R@1"], table["text_to_image"]["R@1"]
+                    table = evaluate([run]).results[0]
+                    recalls = table.image_to_text["R@1"], table.text_to_image["R@1"]
                     found.setdefault((recipe, captions), []).append(recalls)
                     click.echo(f"seed {seed} {recipe} {captions}: {recalls}", err=True)
     for (recipe, captions), recalls in sorted(found.items()):

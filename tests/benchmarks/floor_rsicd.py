@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from xret.heads.evaluation.metrics import Ties, ranks, recall_table
-from xret.heads.modules.losses import triplet
+from xret.heads.modules.losses.triplet import Triplet
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.reading.features import Features
@@ -68,7 +68,7 @@ def train(images: Tensor, captions: Tensor, caption_image: Tensor, loss: str, se
             positives = torch.arange(len(rows))[:, None] == columns[None]
             if loss == "triplet":
                 negatives = "all" if epoch < 3 else "hardest"
-                value = triplet(similarity, positives, margin=0.2, negatives=negatives, reduction="mean")
+                value = Triplet(margin=0.2, negatives=negatives)(similarity, positives)
             else:
                 targets = positives.float()
                 value = cross_entropy(SCALE * similarity.T, columns)

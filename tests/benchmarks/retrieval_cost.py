@@ -22,7 +22,8 @@ import torch
 from xret.heads.model import FeatureFacts, Model, build_model
 from xret.heads.modules.embedding import Embedding, each
 from xret.heads.modules.similarity import in_blocks
-from xret.heads.recipes.recipe import load_recipe, recipe_names
+from xret.heads.recipes.names import recipe_names
+from xret.heads.recipes.recipe import load_recipe
 from xret.heads.report.diagnostics.cost import cost
 from xret.pipeline.reading.batches import Features
 

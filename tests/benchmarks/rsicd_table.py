@@ -22,6 +22,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -122,7 +123,7 @@ def main(store: str, out: Path, seeds: int, epochs: int, minutes: float | None, 
         click.echo(folder.name, err=True)
         chosen = load_recipe(recipe, settings(recipe, text, exclude, epochs))
         summary = train(store, chosen, folder, seed=seed, resume=True)
-        found = {ties: evaluate([folder], ties=ties)["results"][0] for ties in ("pessimistic", "mean")}
+        found = {ties: asdict(evaluate(folder, ties=ties).results[0]) for ties in ("pessimistic", "mean")}
         (folder / "eval.json").write_text(json.dumps({"seconds": summary.seconds, **found}))
     table(out, seeds)
 

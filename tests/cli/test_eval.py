@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from small_store import make_store
 
 from xret.cli.diagnostics import format_diagnostics
-from xret.cli.eval import eval_, format_table
+from xret.cli.eval import eval_
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.protocols import PROTOCOLS
 from xret.heads.recipes.recipe import load_recipe
@@ -34,19 +34,21 @@ def printed(*arguments):
 
 
 def test_the_command_prints_the_table(run):
-    result = evaluate([run], device="cpu")
+    found = evaluate(run, device="cpu")
     lines = printed(run).splitlines()
-    assert lines[0] == f"{run} on {result['store']}"
-    assert lines[1:] == format_table(result["results"][0]).splitlines()
+    assert lines[0] == f"{run} on {found.stores[0]}"
+    assert lines == str(found).splitlines()
     assert lines[1] == (
         "split test, protocol full: 12 images, 30 captions (2.50 an image), 0 skipped, ties pessimistic"
     )
-    expected = result["results"][0]
+    (expected,) = found.results
     for line, way in zip(lines[3:5], ("image_to_text", "text_to_image"), strict=True):
         numbers = [float(number) for number in line.split()[3:]]
-        assert numbers == pytest.approx([expected[way][name] for name in ("R@1", "R@5", "R@10", "medr")], abs=0.05)
-    assert lines[5] == f"RSUM {expected['rsum']:.2f}, mean recall {expected['rsum'] / 6:.2f}"
-    assert json.loads(printed(run, "--json")) == result
+        assert numbers == pytest.approx(
+            [getattr(expected, way)[name] for name in ("R@1", "R@5", "R@10", "medr")], abs=0.05
+        )
+    assert lines[5] == f"RSUM {expected.rsum:.2f}, mean recall {expected.rsum / 6:.2f}"
+    assert json.loads(printed(run, "--json")) == found.to_dict()
 
 
 def test_plausible_matches_on_a_small_file_in_the_published_form(run, tmp_path):

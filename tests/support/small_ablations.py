@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from safetensors.torch import load_file
 from small_store import make_store
 
+from xret.heads.ablation.ablation import ablate
 from xret.heads.ablation.plan import plan_variation
 
 NARROW = ["model.dim=8", "adapter.words.word_dim=4"]
@@ -34,9 +36,14 @@ def plan_of(*vary, settings=(), recipe="vsepp"):
     return plan_variation(recipe, vary or [MARGIN], [*fixed, *settings])
 
 
+def ablated(store, plan, out, **options):
+    """The entries of an ablation."""
+    return ablate(store, plan, out, **options).entries
+
+
 def numbers(entries):
     """What must repeat: all but where the runs lie."""
-    return [{key: value for key, value in entry.items() if key != "run"} for entry in entries]
+    return [replace(entry, run="") for entry in entries]
 
 
 def weights(run):
@@ -47,6 +54,7 @@ def weights(run):
 KILLED = """
 import sys
 import torch
+from xret.heads.ablation.ablation import ablate
 from xret.heads.ablation.ablation import ablate
 from xret.heads.ablation.plan import plan_variation
 torch.set_num_threads(1)

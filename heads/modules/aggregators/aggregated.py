@@ -1,10 +1,11 @@
-"""What every aggregator returns."""
+"""What every aggregator is, and what it returns."""
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
 from ..embedding import Embedding, Gaussian, Sequence
+from ..parameters import Part
 
 
 class Aggregated(NamedTuple):
@@ -29,3 +30,18 @@ class Aggregated(NamedTuple):
     rows: Sequence | None = None
     global_: Tensor | None = None
     token: Sequence | None = None
+
+
+class Aggregator(Part):
+    """Base of aggregators, which are made by `Class(local_dim, dim, **parameters)`.
+
+    Attributes:
+        uses_local: whether it reads the local rows.
+        embedding: what it gives: `"vector"`, `"set"`, `"gaussian"` or `"sequence"`.
+    """
+
+    uses_local = True
+    embedding: ClassVar[str] = "vector"
+
+    def __init__(self, local_dim: int, dim: int) -> None:
+        super().__init__()

@@ -11,9 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..checks import at_least, one_of
 from ..padding import softmax, valid_rows, zero_padding
-from .aggregated import Aggregated
+from ..parameters import Count
+from .aggregated import Aggregated, Aggregator
 
 Initial = Literal["learned", "gaussian"]
 Update = Literal["residual", "gru"]
@@ -93,12 +93,10 @@ class GaussianSlots(nn.Module):
         return self.mean + self.log_std.exp() * (torch.randn_like(noise) if self.training else noise)
 
 
-class ElementSlots(nn.Module):
+class ElementSlots(Aggregator):
     """T rounds of one shared block over learnable slots, then fusion with the global feature (eq. 1, 5).
 
     Args:
-        local_dim: width C of the local rows.
-        dim: width D of slots, global feature and embedding.
         slots: size K of the set.
         iterations: number of rounds T.
         heads: number of attention heads.
@@ -110,7 +108,6 @@ class ElementSlots(nn.Module):
         normalized_over: the slots, which then compete for the rows (eq. 2), or the inputs, as in a transformer.
     """
 
-    uses_local = True
     embedding = "set"
 
     def __init__(
@@ -118,9 +115,9 @@ class ElementSlots(nn.Module):
         local_dim: int,
         dim: int,
         *,
-        slots: int = 4,
-        iterations: int = 4,
-        heads: int = 1,
+        slots: Count = 4,
+        iterations: Count = 4,
+        heads: Count = 1,
         head_dim: int | None = None,
         positions: bool = False,
         initial: Initial = "learned",
@@ -128,13 +125,9 @@ class ElementSlots(nn.Module):
         global_feature: bool = True,
         normalized_over: NormalizedOver = "slots",
     ) -> None:
-        super().__init__()
-        at_least("element slots", 1, slots=slots, iterations=iterations, heads=heads)
-        one_of("element slots", Initial, initial=initial)
-        one_of("element slots", Update, update=update)
-        one_of("element slots", NormalizedOver, normalized_over=normalized_over)
+        super().__init__(local_dim, dim)
         if head_dim is None and dim % heads:
-            raise ValueError(f"element slots: {heads} heads do not divide dim {dim}: set head_dim")
+            raise ValueError(f"ElementSlots: {heads} heads do not divide dim {dim}: set head_dim")
         head_dim = head_dim or dim // heads
         self.heads = heads
         self.iterations = iterations

@@ -7,7 +7,7 @@ Source: Zhang, Hare, Pruegel-Bennett: *FSPool: Learning Set Representations with
 import torch
 from torch import Tensor, nn
 
-from ..checks import at_least
+from ..parameters import Count
 from .aggregated import Aggregated
 from .pooling import Pooling, sorted_rows
 
@@ -41,16 +41,11 @@ class FSPool(Pooling):
     not add up to one.
 
     Args:
-        local_dim: width of the local rows, which must be `dim`.
-        dim: width D.
         pieces: number of linear pieces of each function; 20 as published.
     """
 
-    name = "fspool"
-
-    def __init__(self, local_dim: int, dim: int, *, pieces: int = 20) -> None:
+    def __init__(self, local_dim: int, dim: int, *, pieces: Count = 20) -> None:
         super().__init__(local_dim, dim)
-        at_least(self.name, 1, pieces=pieces)
         self.weight = nn.Parameter(torch.randn(pieces + 1, dim))
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:

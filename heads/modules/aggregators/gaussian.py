@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from ..checks import above, one_of
 from ..embedding import Gaussian
-from .aggregated import Aggregated
+from ..parameters import Positive
+from .aggregated import Aggregated, Aggregator
 from .gpo import GPO
 from .pooling import Average, Global, Max
 from .region_graph import RegionGraph
@@ -31,15 +31,13 @@ BRANCHES: dict[str, type[Any]] = {
 }
 
 
-class TwinBranches(nn.Module):
+class TwinBranches(Aggregator):
     """Two aggregators of one kind, without common weights.
 
     Where the kind has no weights, a linear layer over what it gives is the variance's own: the adapter's projection is
     the mean's.
 
     Args:
-        local_dim: width C of the local rows.
-        dim: width D of the mean.
         of: the kind of both branches, with its default parameters.
         shape: `ellipsoidal`: a variance for each dimension. `spherical-average`: their average for all.
             `spherical-one-value`: a linear layer makes one value of the second branch (section 6.2).
@@ -47,7 +45,6 @@ class TwinBranches(nn.Module):
         highest: bound of every variance. A variance at a bound has no gradient.
     """
 
-    uses_local = True
     embedding = "gaussian"
 
     def __init__(
@@ -57,15 +54,12 @@ class TwinBranches(nn.Module):
         *,
         of: Of = "global",
         shape: Shape = "ellipsoidal",
-        lowest: float = 0.1,
+        lowest: Positive = 0.1,
         highest: float = 10.0,
     ) -> None:
-        super().__init__()
-        one_of("gaussian", Of, of=of)
-        one_of("gaussian", Shape, shape=shape)
-        above("gaussian", 0, lowest=lowest)
+        super().__init__(local_dim, dim)
         if highest <= lowest:
-            raise ValueError(f"gaussian: highest is {highest}, but must be above lowest, {lowest}")
+            raise ValueError(f"TwinBranches: highest is {highest}, but must be above lowest, {lowest}")
         branch = BRANCHES[of]
         self.uses_local = branch.uses_local
         self.shape = shape

@@ -5,13 +5,14 @@ a baseline of VSE-infinity (section 5.2), which finds the published code unstabl
 """
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..checks import above
 from ..padding import valid_rows
+from ..parameters import above
 from .aggregated import Aggregated
 from .pooling import Pooling
 
@@ -48,16 +49,11 @@ class GeM(Pooling):
     The exponent is 1 + softplus of the weight, so that it stays above 1, where no slope grows without bound.
 
     Args:
-        local_dim: width of the local rows, which must be `dim`.
-        dim: width D.
         p: the exponent to begin with, above 1; 3 as published.
     """
 
-    name = "gem pooling"
-
-    def __init__(self, local_dim: int, dim: int, *, p: float = 3.0) -> None:
+    def __init__(self, local_dim: int, dim: int, *, p: Annotated[float, above(1)] = 3.0) -> None:
         super().__init__(local_dim, dim)
-        above(self.name, 1, p=p)
         self.weight = nn.Parameter(torch.tensor(p - 1 + math.log(-math.expm1(1 - p))))  # the inverse of softplus
 
     @property

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..checks import above, at_least, one_of
 from ..padding import softmax, valid_rows
+from ..parameters import Count, Positive
 from ..recurrence import run_packed
 from .aggregated import Aggregated
 from .fspool import interpolation
@@ -40,8 +40,6 @@ class GPO(Pooling):
     """Generalised pooling operator: a generator turns each rank and the number of rows into a coefficient.
 
     Args:
-        local_dim: width of the local rows, which must be `dim`.
-        dim: width D.
         generator: what scores the ranks (Table 10): a bi-GRU or an MLP over their cosine and sine encodings, a bi-GRU
             over a learned row for each rank, or a learned vector that is interpolated to the number of rows.
         position_dim: width of a rank's encoding (section 5: 32).
@@ -52,26 +50,21 @@ class GPO(Pooling):
             (Table 12); not for `interpolation`, which reads nothing.
     """
 
-    name = "gpo"
-
     def __init__(
         self,
         local_dim: int,
         dim: int,
         *,
         generator: Generator = "cos-sin-bigru",
-        position_dim: int = 32,
-        hidden_dim: int = 32,
-        temperature: float = 0.1,
+        position_dim: Count = 32,
+        hidden_dim: Count = 32,
+        temperature: Positive = 0.1,
         per_dimension: bool = False,
         feature_input: bool = False,
     ) -> None:
         super().__init__(local_dim, dim)
-        one_of(self.name, Generator, generator=generator)
-        at_least(self.name, 1, position_dim=position_dim, hidden_dim=hidden_dim)
-        above(self.name, 0, temperature=temperature)
         if feature_input and generator == "interpolation":
-            raise ValueError("gpo: feature_input is true, but must be false where generator is 'interpolation'")
+            raise ValueError("GPO: feature_input is true, but must be false where generator is 'interpolation'")
         self.generator = generator
         self.position_dim = position_dim
         self.temperature = temperature
@@ -120,7 +113,7 @@ class GPO(Pooling):
         if not self.feature_input:
             rows = None
         elif rows is None:
-            raise ValueError("gpo: with feature_input the coefficients depend on the sample: give its sorted rows")
+            raise ValueError("GPO: with feature_input the coefficients depend on the sample: give its sorted rows")
         length = length.clamp(min=1).cpu()  # where a packed batch wants them
         scores = self._scores(length, int(length.max()), rows)
         weights = softmax(scores / self.temperature, valid_rows(scores, length)[..., None], 1)

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..checks import at_least, one_of
 from ..embedding import Gaussian
 from ..padding import softmax, valid_rows, zero_padding
+from ..parameters import Count, Share
 from ..recurrence import run_packed
-from .aggregated import Aggregated
+from .aggregated import Aggregated, Aggregator
 from .gpo import GPO
 from .pie_net import PIENet
 
 Summary = Literal["linear", "gru"]
 
 
-class Pcme(nn.Module):
+class Pcme(Aggregator):
     """A Gaussian by two attentions over the local rows, and samples drawn from it.
 
     The mean is a PIE-Net's single element, normalised. The logarithm of the standard deviation is a linear layer over
@@ -31,26 +31,21 @@ class Pcme(nn.Module):
     with them, so that scores repeat.
 
     Args:
-        local_dim: width C of the local rows.
-        dim: width D.
         samples: number K of samples.
         summary: what the deviation sees beside the attention: `linear`: a layer over the global feature (the public
             code's images); `gru`: the last states of a bi-GRU of its own over the local rows (its captions).
         dropout: see `PIENet`.
     """
 
-    uses_local = True
     embedding = "set"
     noise: Tensor
 
     def __init__(
-        self, local_dim: int, dim: int, *, samples: int = 7, summary: Summary = "linear", dropout: float = 0.0
+        self, local_dim: int, dim: int, *, samples: Count = 7, summary: Summary = "linear", dropout: Share = 0.0
     ) -> None:
-        super().__init__()
-        at_least("pcme", 1, samples=samples)
-        one_of("pcme", Summary, summary=summary)
+        super().__init__(local_dim, dim)
         if summary == "gru" and dim % 2:
-            raise ValueError(f"pcme: dim is {dim}, but must be even where summary is 'gru': it joins two directions")
+            raise ValueError(f"Pcme: dim is {dim}, but must be even where summary is 'gru': it joins two directions")
         self.samples = samples
         self.mean = PIENet(local_dim, dim, slots=1, dropout=dropout)
         hidden = max(local_dim // 2, 1)
@@ -95,21 +90,18 @@ class Pcme(nn.Module):
         return torch.cat(run_packed(self.summary, rows, length)[1].unbind(0), 1)
 
 
-class PcmePlusPlus(nn.Module):
+class PcmePlusPlus(Aggregator):
     """A Gaussian by two GPOs: of the local rows for the mean, of a projection of them for the log variance.
 
     Args:
-        local_dim: width C of the local rows, which must be `dim`.
-        dim: width D.
         log_variance_bias: what the log variance begins near; the larger, the more the variances outweigh the distance
             of the unit means.
     """
 
-    uses_local = True
     embedding = "gaussian"
 
     def __init__(self, local_dim: int, dim: int, *, log_variance_bias: float = -4.0) -> None:
-        super().__init__()
+        super().__init__(local_dim, dim)
         self.mean = GPO(local_dim, dim)
         self.project = nn.Linear(local_dim, dim)
         nn.init.xavier_uniform_(self.project.weight)

@@ -6,29 +6,25 @@ Source: Song, Soleymani: *Polysemous Visual-Semantic Embedding for Cross-Modal R
 
 from torch import Tensor, nn
 
-from ..checks import at_least
 from ..padding import softmax, valid_rows, zero_padding
-from .aggregated import Aggregated
+from ..parameters import Count, Share
+from .aggregated import Aggregated, Aggregator
 
 
-class PIENet(nn.Module):
+class PIENet(Aggregator):
     """K attention maps over the local rows, each pooled into a residual that is added to the global feature.
 
     The hidden width of the attention is half of the local rows' width, as published.
 
     Args:
-        local_dim: width C of the local rows.
-        dim: width D of global feature and embedding.
         slots: size K of the set; 2 as published for COCO.
         dropout: share of the residual's values that training drops, before it is added.
     """
 
-    uses_local = True
     embedding = "set"
 
-    def __init__(self, local_dim: int, dim: int, *, slots: int = 2, dropout: float = 0.0) -> None:
-        super().__init__()
-        at_least("pie-net", 1, slots=slots)
+    def __init__(self, local_dim: int, dim: int, *, slots: Count = 2, dropout: Share = 0.0) -> None:
+        super().__init__(local_dim, dim)
         hidden = max(local_dim // 2, 1)
         self.hidden = nn.Linear(local_dim, hidden, bias=False)
         self.score = nn.Linear(hidden, slots, bias=False)

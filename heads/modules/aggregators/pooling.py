@@ -4,15 +4,13 @@ Source: *Learning the Best Pooling Strategy for Visual Semantic Embedding* (VSE-
 and 5.2.
 """
 
-from typing import ClassVar
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..checks import at_least
 from ..embedding import Sequence
 from ..padding import last_row, max_rows, mean_rows, valid_rows, zero_padding
-from .aggregated import Aggregated
+from ..parameters import Count
+from .aggregated import Aggregated, Aggregator
 
 
 def k_max_rows(local: Tensor, length: Tensor, k: int) -> Tensor:
@@ -33,40 +31,30 @@ def sorted_rows(local: Tensor, length: Tensor) -> Tensor:
     return zero_padding(ordered.transpose(1, 2), length)
 
 
-class Global(nn.Module):
+class Global(Aggregator):
     """The global feature is the embedding (VSE++: the average-pooled map, the last GRU state)."""
 
     uses_local = False
-    embedding = "vector"
-
-    def __init__(self, local_dim: int, dim: int) -> None:
-        super().__init__()
 
     def forward(self, local: Tensor | None, length: Tensor, global_: Tensor) -> Aggregated:
         """Return `global_ [B, D]` unchanged."""
         return Aggregated(global_)
 
 
-class Pooling(nn.Module):
+class Pooling(Aggregator):
     """An aggregator whose vector is as wide as the local rows; ValueError where that is not `dim`."""
 
-    uses_local = True
-    embedding = "vector"
-    name: ClassVar[str]
-
     def __init__(self, local_dim: int, dim: int) -> None:
-        super().__init__()
+        super().__init__(local_dim, dim)
         if local_dim != dim:
             raise ValueError(
-                f"{self.name} keeps the width of the local rows, "
+                f"{type(self).__name__} keeps the width of the local rows, "
                 f"which is {local_dim} and not {dim}: let the adapter project them (words: local 'gru')"
             )
 
 
 class Average(Pooling):
     """The average of a sample's local rows (AvgPool, VSE-infinity section 3.2)."""
-
-    name = "average pooling"
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Return the mean of the valid rows of `local [B, N, D]`, `[B, D]`."""
@@ -75,8 +63,6 @@ class Average(Pooling):
 
 class Max(Pooling):
     """The maximum of a sample's local rows, one feature at a time (MaxPool, VSE-infinity section 3.2)."""
-
-    name = "max pooling"
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Return the maximum of the valid rows of `local [B, N, D]`, `[B, D]`."""
@@ -94,11 +80,8 @@ class KMax(Pooling):
         k: number K; VSE-infinity's Table 5 finds 2 for regions and bi-GRU, its section 3.1 20 for grids.
     """
 
-    name = "k-max pooling"
-
-    def __init__(self, local_dim: int, dim: int, *, k: int = 2) -> None:
+    def __init__(self, local_dim: int, dim: int, *, k: Count = 2) -> None:
         super().__init__(local_dim, dim)
-        at_least(self.name, 1, k=k)
         self.k = k
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
@@ -109,8 +92,6 @@ class KMax(Pooling):
 class First(Pooling):
     """The first local row: the state of BERT's [CLS] token (CLS, VSE-infinity section 5.2)."""
 
-    name = "cls pooling"
-
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Return the first row of `local [B, N, D]`, `[B, D]`; zeros where a sample has none."""
         return Aggregated(zero_padding(local[:, :1], length)[:, 0])
@@ -119,21 +100,15 @@ class First(Pooling):
 class Last(Pooling):
     """The last valid local row: the last state of a GRU where the rows are its outputs."""
 
-    name = "last pooling"
-
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Return the last valid row of `local [B, N, D]`, `[B, D]`; zeros where a sample has none."""
         return Aggregated(last_row(local, length))
 
 
-class Rows(nn.Module):
+class Rows(Aggregator):
     """The local rows themselves, for similarities that compare them one by one (SCAN)."""
 
-    uses_local = True
     embedding = "sequence"
-
-    def __init__(self, local_dim: int, dim: int) -> None:
-        super().__init__()
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Return `local [B, N, C]` with its lengths."""

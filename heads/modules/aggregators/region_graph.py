@@ -10,10 +10,10 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..checks import at_least, one_of
 from ..embedding import Sequence
 from ..padding import mean_rows, on_valid_rows, valid_rows, zero_padding
-from .aggregated import Aggregated
+from ..parameters import Count
+from .aggregated import Aggregated, Aggregator
 from .sequence_pooling import Seq2Seq
 
 Then = Literal["gru", "average"]
@@ -57,12 +57,10 @@ class RegionGraphLayer(nn.Module):
         return zero_padding(rows + change, length)
 
 
-class RegionGraph(nn.Module):
+class RegionGraph(Aggregator):
     """Graph convolutions over the local rows, then a GRU's last state or their average.
 
     Args:
-        local_dim: width C of the local rows, which they keep.
-        dim: width D of the GRU's state.
         layers: number of graph convolutions.
         inner_dim: width inside a layer; None: that of the rows.
         batch_norm: see `RegionGraphLayer`.
@@ -72,29 +70,22 @@ class RegionGraph(nn.Module):
             `local_dim` must be `dim`.
     """
 
-    uses_local = True
-    embedding = "vector"
-
     def __init__(
         self,
         local_dim: int,
         dim: int,
         *,
-        layers: int = 4,
-        inner_dim: int | None = None,
+        layers: Count = 4,
+        inner_dim: Count | None = None,
         batch_norm: bool = True,
         divide: bool = True,
         normalise: bool = True,
         then: Then = "gru",
     ) -> None:
-        super().__init__()
-        at_least("region-graph", 1, layers=layers)
-        if inner_dim is not None:
-            at_least("region-graph", 1, inner_dim=inner_dim)
-        one_of("region-graph", Then, then=then)
+        super().__init__(local_dim, dim)
         if then == "average" and local_dim != dim:
             raise ValueError(
-                "region-graph: then is 'average', which keeps the width of the local rows, but that is "
+                "RegionGraph: then is 'average', which keeps the width of the local rows, but that is "
                 f"{local_dim} and not {dim}: take 'gru', or let the adapter project them (words: local 'gru')"
             )
         self.normalise = normalise

@@ -9,14 +9,12 @@ from torch import Tensor, nn
 from ..embedding import Sequence
 from ..padding import last_row, mean_rows, softmax, valid_rows, zero_padding
 from ..recurrence import run_gru
-from .aggregated import Aggregated
+from .aggregated import Aggregated, Aggregator
 from .pooling import Pooling
 
 
 class SelfAttention(Pooling):
     """One head of self-attention with a residual over the local rows, then their average (SelfAttn, Table 1)."""
-
-    name = "self-attention"
 
     def __init__(self, local_dim: int, dim: int) -> None:
         super().__init__(local_dim, dim)
@@ -33,19 +31,14 @@ class SelfAttention(Pooling):
         return Aggregated(mean_rows(rows, length), rows=Sequence(rows, length))
 
 
-class Seq2Seq(nn.Module):
+class Seq2Seq(Aggregator):
     """A GRU reads the local rows in their order; its last state is the embedding (Seq2Seq, Table 1).
 
     Args:
-        local_dim: width C of the local rows.
-        dim: width D of the GRU's state.
     """
 
-    uses_local = True
-    embedding = "vector"
-
     def __init__(self, local_dim: int, dim: int) -> None:
-        super().__init__()
+        super().__init__(local_dim, dim)
         self.gru = nn.GRU(local_dim, dim, batch_first=True)
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:

@@ -12,18 +12,17 @@ Attributes:
     LOSSES: the loss of each name that a recipe may use.
 """
 
-from torch import nn
-
 from .caption_generation import CaptionGeneration
-from .diversity import Diversity, diversity, gram_diversity
-from .gaussians import InformationBottleneck, Uniformity, information_bottleneck, uniformity
-from .infonce import InfoNce, infonce
-from .matching import MatchingBce, SoftContrastive, matching_bce, soft_contrastive
-from .mmd import Mmd, mmd
-from .set_regularisers import GlobalDiscriminative, IntraSetDivergence, global_discriminative, intra_set_divergence
-from .triplet import Triplet, triplet
+from .common import Loss
+from .diversity import Diversity
+from .gaussians import InformationBottleneck, Uniformity
+from .infonce import InfoNce
+from .matching import MatchingBce, SoftContrastive
+from .mmd import Mmd
+from .set_regularisers import GlobalDiscriminative, IntraSetDivergence
+from .triplet import Triplet
 
-LOSSES: dict[str, type[nn.Module]] = {
+LOSSES: dict[str, type[Loss]] = {
     "triplet": Triplet,
     "mmd": Mmd,
     "diversity": Diversity,
@@ -37,28 +36,4 @@ LOSSES: dict[str, type[nn.Module]] = {
     "caption-generation": CaptionGeneration,
 }
 
-__all__ = [
-    "LOSSES",
-    "CaptionGeneration",
-    "Diversity",
-    "GlobalDiscriminative",
-    "InfoNce",
-    "InformationBottleneck",
-    "IntraSetDivergence",
-    "MatchingBce",
-    "Mmd",
-    "SoftContrastive",
-    "Triplet",
-    "Uniformity",
-    "diversity",
-    "global_discriminative",
-    "gram_diversity",
-    "infonce",
-    "information_bottleneck",
-    "intra_set_divergence",
-    "matching_bce",
-    "mmd",
-    "soft_contrastive",
-    "triplet",
-    "uniformity",
-]
+__all__ = ["LOSSES", "Diversity", "Triplet"]

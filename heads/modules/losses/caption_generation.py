@@ -9,14 +9,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..aggregators.aggregated import Aggregated
-from ..checks import at_least
 from ..embedding import Sequence
 from ..padding import last_row, softmax, valid_rows, zero_padding
+from ..parameters import Count, Share
+from .common import Loss
 
 NOTHING = -1  # where a caption is over, no word is written
 
 
-class CaptionGeneration(nn.Module):
+class CaptionGeneration(Loss):
     """The cross-entropy of a caption's words, given the words before and the rows of its image.
 
     The sum over a caption's words and its end, the mean over all (image, own caption) pairs.
@@ -30,10 +31,9 @@ class CaptionGeneration(nn.Module):
     """
 
     def __init__(
-        self, dim: int, vocabulary_size: int, *, hidden: int = 512, word_dim: int = 300, dropout: float = 0.2
+        self, dim: int, vocabulary_size: int, *, hidden: Count = 512, word_dim: Count = 300, dropout: Share = 0.2
     ) -> None:
         super().__init__()
-        at_least("caption-generation", 1, hidden=hidden, word_dim=word_dim)
         self.boundary = vocabulary_size
         self.project = nn.Linear(dim, hidden)
         self.read = nn.GRU(hidden, hidden, batch_first=True)
@@ -51,31 +51,23 @@ class CaptionGeneration(nn.Module):
         Raises:
             ValueError: the images have no rows, or the captions no word ids.
         """
-        if images.rows is None:
-            raise ValueError(
-                "the caption-generation loss needs the image's rows, but the image aggregator has none: "
-                "choose region-graph or leave the loss out"
-            )
-        if captions.token is None:
-            raise ValueError(
-                "the caption-generation loss needs word ids, but the captions have none: "
-                "choose a feature set of words or leave the loss out"
-            )
+        rows = self.needed(images.rows, "local rows", "image", "region-graph")
+        token = self.needed(captions.token, "word ids", "text", "a feature set of words")
         image, caption = positives.nonzero(as_tuple=True)
         if not len(image):
-            return 0 * zero_padding(*images.rows).sum()
+            return 0 * zero_padding(*rows).sum()
         # The longest captions first, so that at every word the pairs that still write stand in front.
-        order = captions.token.length.to(caption.device)[caption].argsort(descending=True, stable=True)
+        order = token.length.to(caption.device)[caption].argsort(descending=True, stable=True)
         image, caption = image[order], caption[order]
-        with torch.autocast(images.rows.rows.device.type, enabled=False):
-            sources, states = self._read(images.rows)
-            inputs, targets = self._teach(captions.token)
+        with torch.autocast(rows.rows.device.type, enabled=False):
+            sources, states = self._read(rows)
+            inputs, targets = self._teach(token)
             inputs, targets = inputs[caption].T, targets[caption].T
             written = targets != NOTHING
             logits = self._write(
                 sources[image],
                 self.attend_rows(sources)[image],
-                valid_rows(*images.rows)[image],
+                valid_rows(*rows)[image],
                 states[image],
                 inputs,
                 written.sum(1).tolist(),

@@ -1,12 +1,51 @@
 """What several losses need."""
 
-from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
+from ..parameters import Part
 from ..similarity.shared import unit
+
+T = TypeVar("T")
+
+
+class Loss(Part):
+    """Base of losses, which are called as `loss(similarity [I, C], positives [I, C], images, captions)`."""
+
+    def needed(self, value: T | None, what: str, side: str, choose: str) -> T:
+        """Return `value`; ValueError where it is None, because the `side` aggregator does not give it."""
+        if value is None:
+            raise ValueError(
+                f"{type(self).__name__} needs {what}, which the {side} side does not give: "
+                f"choose {choose}, or leave the loss out"
+            )
+        return value
+
+    def vectors_or_sets(self, side: str, aggregated: Aggregated) -> Tensor:
+        """Return an embedding `[B, D]` or `[B, K, D]`; ValueError where it is a Gaussian or a sequence."""
+        embedding = aggregated.embedding if isinstance(aggregated.embedding, Tensor) else None
+        return self.needed(embedding, "vectors or sets", side, "another aggregator")
+
+
+class SideLoss(Loss):
+    """Base of losses that look at each side by itself: the sum of the image side's term and the text side's."""
+
+    def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
+        """Return the loss of both sides, a scalar; ValueError where a side does not give what it needs."""
+        return self.of("image", images) + self.of("text", captions)
+
+    def of(self, side: str, aggregated: Aggregated) -> Tensor:
+        """Return the term of one side, ``image`` or ``text``."""
+        raise NotImplementedError
+
+
+def set_of(aggregated: Aggregated) -> Tensor | None:
+    """Return an embedding set `[B, K, D]`; None where it is anything else."""
+    embedding = aggregated.embedding
+    return embedding if isinstance(embedding, Tensor) and embedding.ndim == 3 else None
 
 
 def element_cosines(elements: Tensor) -> Tensor:
@@ -16,38 +55,6 @@ def element_cosines(elements: Tensor) -> Tensor:
     return (rows @ rows.transpose(1, 2))[:, first, second]
 
 
-def tensor_embedding(loss: str, side: str, aggregated: Aggregated) -> Tensor:
-    """Return an embedding vector or set; ValueError where it is a Gaussian or a sequence."""
-    if not isinstance(aggregated.embedding, Tensor):
-        kind = type(aggregated.embedding).__name__.lower()
-        raise ValueError(
-            f"the {loss} loss needs vectors or sets, but the {side} aggregator gives a {kind}: "
-            "choose another aggregator or leave the loss out"
-        )
-    return aggregated.embedding
-
-
-def set_embedding(loss: str, side: str, aggregated: Aggregated) -> Tensor:
-    """Return an embedding set `[B, K, D]`; ValueError where it is anything else."""
-    embedding = aggregated.embedding
-    if not isinstance(embedding, Tensor) or embedding.ndim != 3:
-        raise ValueError(
-            f"the {loss} loss needs embedding sets, but the {side} aggregator gives none: "
-            "choose element-slots or leave the loss out"
-        )
-    return embedding
-
-
-def slots_of(loss: str, side: str, aggregated: Aggregated) -> Tensor:
-    """Return the slots `[B, K, D]`; ValueError where an aggregator has none."""
-    if aggregated.slots is None:
-        raise ValueError(
-            f"the {loss} loss needs slots, but the {side} aggregator has none: "
-            "choose element-slots or leave the loss out"
-        )
-    return aggregated.slots
-
-
-def both(of: Callable[[str, Aggregated], Tensor], images: Aggregated, captions: Aggregated) -> Tensor:
-    """Return the sum of a term of the image side and the same of the caption side."""
-    return of("image", images) + of("text", captions)
+def mean_exponential(cosines: Tensor, scale: float, margin: float) -> Tensor:
+    """Return the mean of exp(scale (cosine - margin)), a scalar; zero where there is no cosine."""
+    return (scale * (cosines - margin)).exp().sum() / max(cosines.numel(), 1)

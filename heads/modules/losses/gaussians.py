@@ -8,13 +8,12 @@ import math
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
-from ..checks import one_of
 from ..embedding import Gaussian
 from ..similarity.shared import precise
-from .common import both, tensor_embedding
+from .common import Loss, SideLoss, set_of
 
 Reduction = Literal["mean", "sum"]
 Mean = Literal["gaussian", "samples"]
@@ -54,7 +53,7 @@ def uniformity(vectors: Tensor) -> Tensor:
         return exponents.masked_fill(itself, -torch.inf).flatten().logsumexp(0) - math.log(pairs)
 
 
-class InformationBottleneck(nn.Module):
+class InformationBottleneck(SideLoss):
     """`information_bottleneck` of the image side plus that of the caption side.
 
     It takes the Gaussian that an embedding is, or that a set was drawn from.
@@ -67,42 +66,26 @@ class InformationBottleneck(nn.Module):
 
     def __init__(self, *, reduction: Reduction = "mean", mean: Mean = "gaussian", spread: Spread = "variance") -> None:
         super().__init__()
-        one_of("information-bottleneck", Reduction, reduction=reduction)
-        one_of("information-bottleneck", Mean, mean=mean)
-        one_of("information-bottleneck", Spread, spread=spread)
         self.reduction = reduction
         self.mean = mean
         self.spread = spread
 
-    def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
-        """Return the loss of both sides; ValueError where there is no Gaussian, or no samples but they are wanted."""
-        return both(self._of, images, captions)
-
-    def _of(self, side: str, aggregated: Aggregated) -> Tensor:
+    def of(self, side: str, aggregated: Aggregated) -> Tensor:
+        """Return a side's loss; ValueError where there is no Gaussian, or no samples but they are wanted."""
         embedding = aggregated.embedding
         gaussian = embedding if isinstance(embedding, Gaussian) else aggregated.gaussian
-        if gaussian is None:
-            raise ValueError(
-                f"the information-bottleneck loss needs a Gaussian, but the {side} aggregator has none: "
-                "choose gaussian, pcme or pcmepp, or leave the loss out"
-            )
-        mean, spread = gaussian
+        mean, spread = self.needed(gaussian, "a Gaussian", side, "gaussian, pcme or pcmepp")
         if self.mean == "samples":
-            if not isinstance(embedding, Tensor) or embedding.ndim != 3:
-                raise ValueError(
-                    f"information-bottleneck: mean is 'samples', but the {side} aggregator draws none: "
-                    "choose pcme, or mean 'gaussian'"
-                )
-            mean = embedding.mean(1)
+            mean = self.needed(set_of(aggregated), "samples", side, "pcme, or mean 'gaussian'").mean(1)
         if self.spread == "deviation":
             spread = spread / 2
         return information_bottleneck(mean, spread, self.reduction)
 
 
-class Uniformity(nn.Module):
+class Uniformity(Loss):
     """`uniformity` of all elements of all images and captions together."""
 
     def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
         """Return the loss of both embeddings; ValueError unless they are vectors or sets."""
-        sides = tensor_embedding("uniformity", "image", images), tensor_embedding("uniformity", "text", captions)
-        return uniformity(torch.cat([side.flatten(0, -2) for side in sides]))
+        both = self.vectors_or_sets("image", images), self.vectors_or_sets("text", captions)
+        return uniformity(torch.cat([embeddings.flatten(0, -2) for embeddings in both]))

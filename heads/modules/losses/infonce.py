@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..aggregators.aggregated import Aggregated
-from ..checks import above
+from ..parameters import Positive
+from .common import Loss
 
 
 def infonce(similarity: Tensor, positives: Tensor, scale: float | Tensor = 1.0) -> Tensor:
@@ -31,7 +32,7 @@ def infonce(similarity: Tensor, positives: Tensor, scale: float | Tensor = 1.0) 
     return (_one_way(logits, positives, ignored) + _one_way(logits.T, positives.T, ignored.T)) / 2
 
 
-class InfoNce(nn.Module):
+class InfoNce(Loss):
     """`infonce` with a learned scale.
 
     Args:
@@ -39,12 +40,11 @@ class InfoNce(nn.Module):
         learned: train the scale.
     """
 
-    def __init__(self, *, scale: float = 1.0, learned: bool = True) -> None:
+    def __init__(self, *, scale: Positive = 1.0, learned: bool = True) -> None:
         super().__init__()
-        above("infonce", 0, scale=scale)
         self.scale = nn.Parameter(torch.tensor(float(scale))) if learned else scale
 
-    def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
+    def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:
         """Return the loss of `similarity [I, C]` under `positives [I, C]`."""
         return infonce(similarity, positives, self.scale)
 

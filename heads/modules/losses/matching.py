@@ -4,12 +4,15 @@ Sources: Chun et al., *Probabilistic Embeddings for Cross-Modal Retrieval* (PCME
 Probabilistic Image-Text Representations* (PCME++), section 3.2. Sums and means are those of their public code.
 """
 
+from typing import Annotated
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ..aggregators.aggregated import Aggregated
-from ..checks import above, at_least
+from ..parameters import Positive, at_least
+from .common import Loss
 
 
 def soft_contrastive(similarity: Tensor, positives: Tensor) -> Tensor:
@@ -61,17 +64,17 @@ def matching_bce(
     return loss
 
 
-class SoftContrastive(nn.Module):
+class SoftContrastive(Loss):
     """`soft_contrastive` of a similarity that gives log-odds."""
 
     log_odds = True
 
-    def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
+    def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:
         """Return the loss of `similarity [I, C]` under `positives [I, C]`."""
         return soft_contrastive(similarity, positives)
 
 
-class MatchingBce(nn.Module):
+class MatchingBce(Loss):
     """`matching_bce` with learned scale and shift.
 
     Args:
@@ -80,15 +83,19 @@ class MatchingBce(nn.Module):
         pseudo_positives: see `matching_bce`.
     """
 
-    def __init__(self, *, scale: float = 5.0, shift: float = 5.0, pseudo_positives: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        scale: Positive = 5.0,
+        shift: float = 5.0,
+        pseudo_positives: Annotated[float, at_least(0)] = 0.0,
+    ) -> None:
         super().__init__()
-        above("matching-bce", 0, scale=scale)
-        at_least("matching-bce", 0, pseudo_positives=pseudo_positives)
         self.scale = nn.Parameter(torch.tensor(float(scale)))
         self.shift = nn.Parameter(torch.tensor(float(shift)))
         self.pseudo_positives = pseudo_positives
 
-    def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
+    def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:
         """Return the loss of `similarity [I, C]` under `positives [I, C]`."""
         return matching_bce(similarity, positives, self.scale, self.shift, pseudo_positives=self.pseudo_positives)
 

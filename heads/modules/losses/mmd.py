@@ -3,49 +3,38 @@
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
-from ..checks import one_of
 from ..similarity.shared import unit
-from .common import tensor_embedding
+from .common import Loss
 
 Kernel = Literal["exponential", "gaussian"]
 
 
-def mmd(images: Tensor, captions: Tensor, kernel: Kernel = "exponential") -> Tensor:
-    """Return the squared maximum mean discrepancy between all image and all caption elements, normalised.
+class Mmd(Loss):
+    """The squared maximum mean discrepancy between all image and all caption elements, normalised.
 
-    mean k(x, x') - 2 mean k(x, y) + mean k(y, y'), pairs of an element with itself included.
+    mean k(x, x') - 2 mean k(x, y) + mean k(y, y'), pairs of an element with itself included; a vector is a set of one.
 
     Args:
-        images: `[I, K1, D]`, or `[I, D]` as sets of one.
-        captions: `[C, K2, D]` or `[C, D]`.
         kernel: `exponential` is exp(-|x - y| / 2), as public code has it, `gaussian` exp(-|x - y|^2 / 2).
-
-    Returns:
-        A scalar. Elements that coincide have distance 0 and gradient 0.
-    """
-    with torch.autocast(images.device.type, enabled=False):
-        x, y = unit(images).flatten(0, -2), unit(captions).flatten(0, -2)
-        return _mean_kernel(x, x, kernel) - 2 * _mean_kernel(x, y, kernel) + _mean_kernel(y, y, kernel)
-
-
-class Mmd(nn.Module):
-    """`mmd` between the embeddings of both sides.
-
-    Args:
-        kernel: see `mmd`.
     """
 
     def __init__(self, *, kernel: Kernel = "exponential") -> None:
         super().__init__()
-        one_of("mmd", Kernel, kernel=kernel)
         self.kernel = kernel
 
     def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
-        """Return the discrepancy of both embeddings; ValueError unless they are vectors or sets."""
-        return mmd(tensor_embedding("mmd", "image", images), tensor_embedding("mmd", "text", captions), self.kernel)
+        """Return the discrepancy of both sides' vectors or sets, a scalar; ValueError where they are neither.
+
+        Elements that coincide have distance 0 and gradient 0.
+        """
+        sides = self.vectors_or_sets("image", images), self.vectors_or_sets("text", captions)
+        with torch.autocast(sides[0].device.type, enabled=False):
+            x, y = (unit(side).flatten(0, -2) for side in sides)
+            own = _mean_kernel(x, x, self.kernel) + _mean_kernel(y, y, self.kernel)
+            return own - 2 * _mean_kernel(x, y, self.kernel)
 
 
 def _mean_kernel(x: Tensor, y: Tensor, kernel: str) -> Tensor:

@@ -7,103 +7,60 @@ mean over the elements of a set (eq. 7) and over samples (eq. 8).
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
-from ..checks import one_of
 from ..similarity.shared import unit
-from .common import both, element_cosines, set_embedding, slots_of
+from .common import SideLoss, element_cosines, mean_exponential, set_of
 
 Elements = Literal["set", "slots"]
 
 
-def global_discriminative(elements: Tensor, global_: Tensor, *, scale: float = 0.5, margin: float = 0.6) -> Tensor:
-    """Return the mean of exp(scale (cos(element, global feature) - margin)) over samples and elements (eq. 7).
+class SetRegulariser(SideLoss):
+    """A loss of the elements of both sides' sets.
 
     Args:
-        elements: `[B, K, D]`.
-        global_: the global feature of each sample, `[B, D]`.
-        scale: the paper's s.
-        margin: the paper's delta 2.
-
-    Returns:
-        A scalar.
-    """
-    with torch.autocast(elements.device.type, enabled=False):
-        cosines = (unit(elements) * unit(global_)[:, None]).sum(2)
-        return (scale * (cosines - margin)).exp().mean()
-
-
-def intra_set_divergence(elements: Tensor, *, scale: float = 0.5, margin: float = 0.6) -> Tensor:
-    """Return the mean of exp(scale (cos(x, x') - margin)) over samples and pairs of their elements (eq. 8).
-
-    Args:
-        elements: `[B, K, D]`.
-        scale: the paper's s.
-        margin: the paper's delta 3.
-
-    Returns:
-        A scalar; zero where K is 1.
-    """
-    with torch.autocast(elements.device.type, enabled=False):
-        cosines = element_cosines(elements)
-        return (scale * (cosines - margin)).exp().sum() / max(cosines.numel(), 1)
-
-
-class GlobalDiscriminative(nn.Module):
-    """`global_discriminative`, the mean of both sides (eq. 7).
-
-    Args:
-        scale: see `global_discriminative`.
-        margin: see `global_discriminative`.
+        scale: the paper's s, in the exponential of the cosines.
+        margin: what is subtracted from the cosines first.
         elements: take the final `set`, or the `slots` before the global feature is added to them.
     """
 
     def __init__(self, *, scale: float = 0.5, margin: float = 0.6, elements: Elements = "set") -> None:
         super().__init__()
-        one_of("global-discriminative", Elements, elements=elements)
         self.scale = scale
         self.margin = margin
         self.elements = elements
 
-    def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
-        """Return the loss of both sides; ValueError where there is no set, or no global feature."""
-        return both(self._of, images, captions) / 2
-
-    def _of(self, side: str, aggregated: Aggregated) -> Tensor:
-        elements = _elements("global-discriminative", self.elements, side, aggregated)
-        if aggregated.global_ is None:
-            raise ValueError(
-                f"the global-discriminative loss needs the {side} side's global feature, but the model gives none: "
-                "choose element-slots or leave the loss out"
-            )
-        return global_discriminative(elements, aggregated.global_, scale=self.scale, margin=self.margin)
+    def elements_of(self, side: str, aggregated: Aggregated) -> Tensor:
+        """Return a side's elements `[B, K, D]`; ValueError where it has none."""
+        if self.elements == "set":
+            return self.needed(set_of(aggregated), "embedding sets", side, "element-slots")
+        return self.needed(aggregated.slots, "slots", side, "element-slots")
 
 
-class IntraSetDivergence(nn.Module):
-    """`intra_set_divergence`, the sum of both sides (eq. 8).
+class GlobalDiscriminative(SetRegulariser):
+    """The mean of exp(scale (cos(element, global feature) - margin)) over samples and elements (eq. 7).
 
-    Args:
-        scale: see `intra_set_divergence`.
-        margin: see `intra_set_divergence`.
-        elements: take the final `set`, or the `slots` before the global feature is added to them.
+    The mean of both sides. Parameters as for `SetRegulariser`; the margin is the paper's delta 2.
     """
 
-    def __init__(self, *, scale: float = 0.5, margin: float = 0.6, elements: Elements = "set") -> None:
-        super().__init__()
-        one_of("intra-set-divergence", Elements, elements=elements)
-        self.scale = scale
-        self.margin = margin
-        self.elements = elements
-
-    def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
-        """Return the loss of both sides; ValueError where there is no set."""
-        return both(self._of, images, captions)
-
-    def _of(self, side: str, aggregated: Aggregated) -> Tensor:
-        elements = _elements("intra-set-divergence", self.elements, side, aggregated)
-        return intra_set_divergence(elements, scale=self.scale, margin=self.margin)
+    def of(self, side: str, aggregated: Aggregated) -> Tensor:
+        """Return half of a side's loss; ValueError where there is no set, or no global feature."""
+        elements = self.elements_of(side, aggregated)
+        global_ = self.needed(aggregated.global_, "the global feature", side, "element-slots")
+        with torch.autocast(elements.device.type, enabled=False):
+            cosines = (unit(elements) * unit(global_)[:, None]).sum(2)
+            return mean_exponential(cosines, self.scale, self.margin) / 2
 
 
-def _elements(loss: str, which: str, side: str, aggregated: Aggregated) -> Tensor:
-    return (set_embedding if which == "set" else slots_of)(loss, side, aggregated)
+class IntraSetDivergence(SetRegulariser):
+    """The mean of exp(scale (cos(x, x') - margin)) over samples and pairs of their elements (eq. 8).
+
+    The sum of both sides; zero for sets of one. Parameters as for `SetRegulariser`; the margin is the paper's delta 3.
+    """
+
+    def of(self, side: str, aggregated: Aggregated) -> Tensor:
+        """Return a side's loss; ValueError where there is no set."""
+        elements = self.elements_of(side, aggregated)
+        with torch.autocast(elements.device.type, enabled=False):
+            return mean_exponential(element_cosines(elements), self.scale, self.margin)

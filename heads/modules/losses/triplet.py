@@ -4,56 +4,32 @@ Sources: hardest negatives from VSE++ and SetDiv eq. 9, VSE-infinity eq. 1; all 
 appendix (training details).
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
-from ..checks import at_least, one_of
+from ..parameters import at_least
+from .common import Loss
 
 Negatives = Literal["hardest", "all", "semi-hard"]
 Reduction = Literal["mean", "sum"]
 Warmup = Literal["step", "linear"]
 
 
-def triplet(
-    similarity: Tensor,
-    positives: Tensor,
-    *,
-    margin: float = 0.2,
-    negatives: Negatives = "hardest",
-    reduction: Reduction = "mean",
-) -> Tensor:
-    """Return the triplet loss, image to text plus text to image.
+class Triplet(Loss):
+    """The triplet loss, image to text plus text to image, with all negatives at first if asked (VSE-infinity).
 
     Every (image, own caption) pair is an anchor in both directions; whatever is not positive is negative, unless its
     similarity is -inf.
 
     Args:
-        similarity: `[I, C]`, larger is closer.
-        positives: `[I, C]`, True where caption and image belong together; any number a row or column.
         margin: by how much a positive must be closer than a negative.
         negatives: `hardest`: the closest one of each anchor (SetDiv eq. 9). `all`: every one. `semi-hard`:
             every one, each term clipped at the margin: only negatives farther than the positive have a gradient.
         reduction: `mean` over the terms of each direction (`semi-hard`: those above zero), or their `sum`.
-
-    Returns:
-        A scalar.
-    """
-    one_way = {"hardest": _hardest, "all": _every, "semi-hard": _semi_hard}[negatives]
-    image_to_text = one_way(similarity, positives, margin, reduction)
-    return image_to_text + one_way(similarity.T, positives.T, margin, reduction)
-
-
-class Triplet(nn.Module):
-    """`triplet`, with all negatives during the first epochs if asked (VSE-infinity's warm-up).
-
-    Args:
-        margin: see `triplet`.
-        negatives: see `triplet`.
-        reduction: see `triplet`.
-        warmup_epochs: during so many first epochs all negatives count.
+        warmup_epochs: during this many first epochs all negatives count.
         warmup: how they give way. `step`: at once, when these epochs are over (VSE-infinity). `linear`: within them
             the weight moves evenly, step by step, from all negatives to `negatives`.
 
@@ -67,14 +43,10 @@ class Triplet(nn.Module):
         margin: float = 0.2,
         negatives: Negatives = "hardest",
         reduction: Reduction = "mean",
-        warmup_epochs: int = 0,
+        warmup_epochs: Annotated[int, at_least(0)] = 0,
         warmup: Warmup = "step",
     ) -> None:
         super().__init__()
-        one_of("triplet", Negatives, negatives=negatives)
-        one_of("triplet", Reduction, reduction=reduction)
-        one_of("triplet", Warmup, warmup=warmup)
-        at_least("triplet", 0, warmup_epochs=warmup_epochs)
         self.margin = margin
         self.negatives = negatives
         self.reduction = reduction
@@ -82,17 +54,20 @@ class Triplet(nn.Module):
         self.warmup = warmup
         self.epoch: float = 0
 
-    def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
-        """Return the loss of `similarity [I, C]` under `positives [I, C]`."""
+    def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:
+        """Return the loss of `similarity [I, C]` under `positives [I, C]`, any number a row or column; a scalar."""
         if self.epoch >= self.warmup_epochs:
-            return self._of(similarity, positives, self.negatives)
-        everything = self._of(similarity, positives, "all")
+            return self._both(similarity, positives, self.negatives)
+        everything = self._both(similarity, positives, "all")
         if self.warmup == "step" or self.epoch == 0:
             return everything
-        return torch.lerp(everything, self._of(similarity, positives, self.negatives), self.epoch / self.warmup_epochs)
+        chosen = self._both(similarity, positives, self.negatives)
+        return torch.lerp(everything, chosen, self.epoch / self.warmup_epochs)
 
-    def _of(self, similarity: Tensor, positives: Tensor, negatives: Negatives) -> Tensor:
-        return triplet(similarity, positives, margin=self.margin, negatives=negatives, reduction=self.reduction)
+    def _both(self, similarity: Tensor, positives: Tensor, negatives: Negatives) -> Tensor:
+        one_way = {"hardest": _hardest, "all": _every, "semi-hard": _semi_hard}[negatives]
+        image_to_text = one_way(similarity, positives, self.margin, self.reduction)
+        return image_to_text + one_way(similarity.T, positives.T, self.margin, self.reduction)
 
 
 def _hardest(similarity: Tensor, positives: Tensor, margin: float, reduction: str) -> Tensor:

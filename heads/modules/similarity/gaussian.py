@@ -11,133 +11,97 @@ are far larger than the differences between near-by Gaussians.
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from ..checks import one_of
 from ..embedding import Gaussian
+from ..parameters import Part
 from .shared import check_gaussians, precise, squared_distances
 
 Direction = Literal["image-caption", "caption-image"]
 Form = Literal["closed", "printed"]
 
 
-def negative_kl(images: Gaussian, captions: Gaussian, direction: Direction = "image-caption") -> Tensor:
-    """Return the negative Kullback-Leibler divergence of every pair (eq. 4-5).
+class Kl(Part):
+    """The negative Kullback-Leibler divergence of Gaussians, at most 0 (eq. 4-5).
 
     Args:
-        images: I Gaussians of D dimensions.
-        captions: C Gaussians.
         direction: `image-caption` is -KL(image || caption), the paper's; `caption-image` -KL(caption || image).
-
-    Returns:
-        `[I, C]`, at most 0.
     """
-    check_gaussians(images, captions)
-    if direction == "caption-image":
-        return _negative_kl(captions, images).T.to(precise(images.mean))
-    return _negative_kl(images, captions).to(precise(images.mean))
-
-
-def negative_min_kl(images: Gaussian, captions: Gaussian) -> Tensor:
-    """Return the negative of the smaller of both divergences, `[I, C]` (eq. 6); arguments as for `negative_kl`."""
-    check_gaussians(images, captions)
-    return torch.maximum(_negative_kl(images, captions), _negative_kl(captions, images).T).to(precise(images.mean))
-
-
-def negative_wasserstein(
-    images: Gaussian, captions: Gaussian, *, form: Form = "closed", squared: bool = False
-) -> Tensor:
-    """Return the negative 2-Wasserstein distance of every pair (eq. 7).
-
-    Args:
-        images: I Gaussians of D dimensions.
-        captions: C Gaussians.
-        form: `closed` is what eq. 7 comes to for diagonal Gaussians, sqrt(|m1 - m2|^2 + |s1 - s2|^2) with standard
-            deviations s; `printed` has variances in their place, as the paper prints it (eq. 8).
-        squared: leave the root out.
-
-    Returns:
-        `[I, C]`, at most 0. Where two Gaussians coincide the gradient is 0.
-    """
-    check_gaussians(images, captions)
-    exponent = 0.5 if form == "closed" else 1.0
-    points = [torch.cat([g.mean.double(), (exponent * g.log_variance.double()).exp()], 1) for g in (images, captions)]
-    with torch.autocast(images.mean.device.type, enabled=False):
-        distances = squared_distances(*points)
-    if not squared:
-        apart = distances > 0
-        distances = torch.where(apart, distances, 1).sqrt() * apart
-    return -distances.to(precise(images.mean))
-
-
-def negative_sampled_distance(images: Gaussian, captions: Gaussian) -> Tensor:
-    """Return the negative expected squared distance of samples of both, |m1 - m2|^2 + sum(s1^2 + s2^2) (PCME++).
-
-    Args:
-        images: I Gaussians of D dimensions; their means are normalised here, as the paper's are.
-        captions: C Gaussians, likewise.
-
-    Returns:
-        `[I, C]`, at most 0.
-    """
-    check_gaussians(images, captions)
-    means = [functional.normalize(g.mean.double(), dim=1) for g in (images, captions)]
-    spread = [g.log_variance.double().exp().sum(1) for g in (images, captions)]
-    with torch.autocast(images.mean.device.type, enabled=False):
-        distances = squared_distances(*means) + spread[0][:, None] + spread[1]
-    return -distances.to(precise(images.mean))
-
-
-class Kl(nn.Module):
-    """`negative_kl` of Gaussians."""
 
     embedding = "gaussian"
 
     def __init__(self, direction: Direction = "image-caption") -> None:
         super().__init__()
-        one_of("kl", Direction, direction=direction)
-        self.direction: Direction = direction
+        self.direction = direction
 
     def forward(self, images: Gaussian, captions: Gaussian) -> Tensor:
-        """Compare I with C Gaussians: `[I, C]`."""
-        return negative_kl(images, captions, self.direction)
+        """Compare I with C Gaussians of D dimensions: `[I, C]`."""
+        check_gaussians(images, captions)
+        if self.direction == "caption-image":
+            return _negative_kl(captions, images).T.to(precise(images.mean))
+        return _negative_kl(images, captions).to(precise(images.mean))
 
 
-class MinKl(nn.Module):
-    """`negative_min_kl` of Gaussians."""
+class MinKl(Part):
+    """The negative of the smaller of both Kullback-Leibler divergences, at most 0 (eq. 6)."""
 
     embedding = "gaussian"
 
     def forward(self, images: Gaussian, captions: Gaussian) -> Tensor:
-        """Compare I with C Gaussians: `[I, C]`."""
-        return negative_min_kl(images, captions)
+        """Compare I with C Gaussians of D dimensions: `[I, C]`."""
+        check_gaussians(images, captions)
+        return torch.maximum(_negative_kl(images, captions), _negative_kl(captions, images).T).to(precise(images.mean))
 
 
-class Wasserstein(nn.Module):
-    """`negative_wasserstein` of Gaussians."""
+class Wasserstein(Part):
+    """The negative 2-Wasserstein distance of Gaussians, at most 0 (eq. 7).
+
+    Where two Gaussians coincide the gradient is 0.
+
+    Args:
+        form: `closed` is what eq. 7 comes to for diagonal Gaussians, sqrt(|m1 - m2|^2 + |s1 - s2|^2) with standard
+            deviations s; `printed` has variances in their place, as the paper prints it (eq. 8).
+        squared: leave the root out.
+    """
 
     embedding = "gaussian"
 
     def __init__(self, form: Form = "closed", squared: bool = False) -> None:
         super().__init__()
-        one_of("wasserstein", Form, form=form)
-        self.form: Form = form
+        self.form = form
         self.squared = squared
 
     def forward(self, images: Gaussian, captions: Gaussian) -> Tensor:
-        """Compare I with C Gaussians: `[I, C]`."""
-        return negative_wasserstein(images, captions, form=self.form, squared=self.squared)
+        """Compare I with C Gaussians of D dimensions: `[I, C]`."""
+        check_gaussians(images, captions)
+        distances = squared_distances(self._point(images), self._point(captions))
+        if not self.squared:
+            apart = distances > 0
+            distances = torch.where(apart, distances, 1).sqrt() * apart
+        return -distances.to(precise(images.mean))
+
+    def _point(self, gaussian: Gaussian) -> Tensor:
+        """Return mean and deviations (`printed`: variances) side by side, float64 `[B, 2 D]`."""
+        exponent = 0.5 if self.form == "closed" else 1.0
+        return torch.cat([gaussian.mean.double(), (exponent * gaussian.log_variance.double()).exp()], 1)
 
 
-class SampledDistance(nn.Module):
-    """`negative_sampled_distance` of Gaussians."""
+class SampledDistance(Part):
+    """The negative expected squared distance of samples of both, |m1 - m2|^2 + sum(s1^2 + s2^2) (PCME++).
+
+    The means are normalised here, as the paper's are. At most 0.
+    """
 
     embedding = "gaussian"
 
     def forward(self, images: Gaussian, captions: Gaussian) -> Tensor:
-        """Compare I with C Gaussians: `[I, C]`."""
-        return negative_sampled_distance(images, captions)
+        """Compare I with C Gaussians of D dimensions: `[I, C]`."""
+        check_gaussians(images, captions)
+        means = [functional.normalize(g.mean.double(), dim=1) for g in (images, captions)]
+        spread = [g.log_variance.double().exp().sum(1) for g in (images, captions)]
+        distances = squared_distances(*means) + spread[0][:, None] + spread[1]
+        return -distances.to(precise(images.mean))
 
 
 def _negative_kl(first: Gaussian, second: Gaussian) -> Tensor:

@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..checks import at_least, one_of
+from ..parameters import Count, Part
 from .shared import element_cosines
 
 Over = Literal["min", "max"]
@@ -24,26 +24,26 @@ SUMS = 1024
 PAIRS = 1 << 16  # of sets, matched at a time: what the programme holds of them stays near a CPU's caches
 
 
-def assignment(images: Tensor, captions: Tensor) -> Tensor:
-    """Return which element of the caption each element of the image is matched with (MaxMatch eq. 2).
+@torch.no_grad()
+def match(cosines: Tensor) -> Tensor:
+    """Match elements one to one so that their cosines sum to the most (MaxMatch eq. 2).
 
-    The smaller set is matched into the larger. Of equally good matchings always the same one is taken.
+    Of equally good matchings always the same one is taken.
 
     Args:
-        images: `[I, K1, D]`.
-        captions: `[C, K2, D]`.
+        cosines: of the elements of every pair of sets, `[I, K1, K2, C]`, with K1 <= K2.
 
     Returns:
-        Elements of the captions, int64 `[I, C, K1]`; -1 for an image's element that is left over.
+        The column of each row, all different, int64 `[I, K1, C]`.
     """
-    cosines = element_cosines(images, captions)
-    k1, k2 = cosines.shape[1:3]
-    if k1 <= k2:
-        return _match(cosines).transpose(1, 2)
-    image_element = _match(cosines.transpose(1, 2))  # [I, K2, C]
-    left_over = torch.full_like(cosines[:, :, 0], -1, dtype=torch.int64)
-    own = torch.arange(k2, device=cosines.device)[:, None].expand_as(image_element)
-    return left_over.scatter(1, image_element, own).transpose(1, 2)
+    count, k1, k2, width = cosines.shape
+    if _sums(k1, k2) > SUMS:
+        return _match_by_scipy(cosines)
+    step = max(1, PAIRS // max(width, 1))
+    found = cosines.new_empty((count, k1, width), dtype=torch.int64)
+    for begin in range(0, count, step):
+        found[begin : begin + step] = _match_by_subsets(cosines[begin : begin + step])
+    return found
 
 
 def matched(images: Tensor, captions: Tensor, over: Over = "min") -> Tensor:
@@ -62,7 +62,7 @@ def matched(images: Tensor, captions: Tensor, over: Over = "min") -> Tensor:
     sizes = cosines.shape[1:3]
     if sizes[0] > sizes[1]:
         cosines = cosines.transpose(1, 2)
-    pairs = cosines.gather(2, _match(cosines)[:, :, None]).squeeze(2)
+    pairs = cosines.gather(2, match(cosines)[:, :, None]).squeeze(2)
     return (pairs.exp() - 1).sum(1) / (min(sizes) if over == "min" else max(sizes))
 
 
@@ -82,7 +82,7 @@ def most_similar(images: Tensor, captions: Tensor, top: int = 1) -> Tensor:
     return best.expm1().mean(1)
 
 
-class Assignment(nn.Module):
+class Assignment(Part):
     """`matched` in training; in evaluation mode the same, or MaxMatch's inference without matching.
 
     Args:
@@ -93,12 +93,9 @@ class Assignment(nn.Module):
 
     embedding = "set"
 
-    def __init__(self, over: Over = "min", inference: Inference = "assignment", top: int = 1) -> None:
+    def __init__(self, over: Over = "min", inference: Inference = "assignment", top: Count = 1) -> None:
         super().__init__()
-        one_of("assignment", Over, over=over)
-        one_of("assignment", Inference, inference=inference)
-        at_least("assignment", 1, top=top)
-        self.over: Over = over
+        self.over = over
         self.inference = inference
         self.top = top
 
@@ -107,19 +104,6 @@ class Assignment(nn.Module):
         if self.training or self.inference == "assignment":
             return matched(images, captions, self.over)
         return most_similar(images, captions, self.top)
-
-
-@torch.no_grad()
-def _match(cosines: Tensor) -> Tensor:
-    """Match the rows of `cosines [I, K1, K2, C]`, K1 <= K2, with different columns: int64 `[I, K1, C]`."""
-    count, k1, k2, width = cosines.shape
-    if _sums(k1, k2) > SUMS:
-        return _match_by_scipy(cosines)
-    step = max(1, PAIRS // max(width, 1))
-    found = cosines.new_empty((count, k1, width), dtype=torch.int64)
-    for begin in range(0, count, step):
-        found[begin : begin + step] = _match_by_subsets(cosines[begin : begin + step])
-    return found
 
 
 def _sums(k1: int, k2: int) -> int:

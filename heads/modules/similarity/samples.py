@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..checks import above, one_of
+from ..parameters import Part, Positive
 from .shared import check_sets, element_cosines, precise, squared_distances
 
 Link = Literal["symmetric", "logistic"]
@@ -32,45 +32,42 @@ def match_probability(images: Tensor, captions: Tensor, scale: Tensor | float, s
     return element_cosines(images, captions, scale).add_(shift).sigmoid_().mean((1, 2))
 
 
-def monte_carlo_match(
+def monte_carlo_log_odds(
     images: Tensor, captions: Tensor, scale: Tensor | float, shift: Tensor | float, link: Link = "symmetric"
 ) -> Tensor:
-    """Return the match probability of every pair, estimated from samples (PCME).
+    """Return the log-odds log(p / (1 - p)) of the match probability p of every pair, estimated from samples (PCME).
+
+    Finite and exact where p itself is rounded to 0 or 1, so that -log p = softplus(-x) and -log(1 - p) = softplus(x)
+    train, and pairs that are far apart are still ranked.
 
     Args:
         images: samples `[I, K1, D]`, taken as they are, not normalised.
         captions: `[C, K2, D]`.
         scale: above 0; a scalar.
         shift: a scalar.
-        link: from a logit l = shift - scale * distance to a probability: `symmetric` is the published code's
-            exp(l) / (exp(l) + exp(-l)), `logistic` the paper's 1 / (1 + exp(-l)).
+        link: from a logit l = shift - scale * distance to a probability, whose mean over all pairs of samples is p:
+            `symmetric` is the published code's exp(l) / (exp(l) + exp(-l)), `logistic` the paper's 1 / (1 + exp(-l)).
 
     Returns:
-        `[I, C]`, between 0 and 1: the mean over all pairs of samples.
+        `[I, C]`.
     """
-    return _sample_logits(images, captions, scale, shift, link).sigmoid().mean((1, 2))
-
-
-def monte_carlo_log_odds(
-    images: Tensor, captions: Tensor, scale: Tensor | float, shift: Tensor | float, link: Link = "symmetric"
-) -> Tensor:
-    """Return log(p / (1 - p)) of the p of `monte_carlo_match`, `[I, C]`; arguments as there.
-
-    Finite and exact where p itself is rounded to 0 or 1, so that -log p = softplus(-x) and -log(1 - p) = softplus(x)
-    train and far-away pairs are still ranked.
-    """
-    logits = _sample_logits(images, captions, scale, shift, link)
+    check_sets(images, captions)
+    squares = squared_distances(images.flatten(0, 1), captions.transpose(0, 1).flatten(0, 1))
+    # 1e-6 under the root, as the published code has it: the gradient of two equal samples is finite.
+    distances = (squares + 1e-6).sqrt().to(precise(images))
+    logits = (shift - scale * distances).view(*images.shape[:2], captions.shape[1], len(captions))
+    if link == "symmetric":
+        logits = 2 * logits
     return functional.logsigmoid(logits).logsumexp((1, 2)) - functional.logsigmoid(-logits).logsumexp((1, 2))
 
 
-class _Learned(nn.Module):
+class _Learned(Part):
     """Holds a learned scale, positive because its logarithm is what is learned, and a learned shift."""
 
     embedding = "set"
 
-    def __init__(self, part: str, scale: float, shift: float) -> None:
+    def __init__(self, scale: Positive, shift: float) -> None:
         super().__init__()
-        above(part, 0, scale=scale)
         self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
         self.shift = nn.Parameter(torch.tensor(float(shift)))
 
@@ -88,8 +85,8 @@ class MatchProbability(_Learned):
         shift: where the learned shift begins.
     """
 
-    def __init__(self, scale: float = 5.0, shift: float = 0.0) -> None:
-        super().__init__("match-probability", scale, shift)
+    def __init__(self, scale: Positive = 5.0, shift: float = 0.0) -> None:
+        super().__init__(scale, shift)
 
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:
         """Compare `images [I, K1, D]` with `captions [C, K2, D]`: `[I, C]`."""
@@ -102,29 +99,15 @@ class MonteCarloMatch(_Learned):
     Args:
         scale: where the learned scale begins.
         shift: where the learned shift begins.
-        link: see `monte_carlo_match`.
+        link: see `monte_carlo_log_odds`.
     """
 
     log_odds = True
 
-    def __init__(self, scale: float = 15.0, shift: float = 15.0, link: Link = "symmetric") -> None:
-        super().__init__("monte-carlo-match", scale, shift)
-        one_of("monte-carlo-match", Link, link=link)
-        self.link: Link = link
+    def __init__(self, scale: Positive = 15.0, shift: float = 15.0, link: Link = "symmetric") -> None:
+        super().__init__(scale, shift)
+        self.link = link
 
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:
         """Compare `images [I, K1, D]` with `captions [C, K2, D]`: `[I, C]`."""
         return monte_carlo_log_odds(images, captions, self.scale, self.shift, self.link)
-
-
-def _sample_logits(
-    images: Tensor, captions: Tensor, scale: Tensor | float, shift: Tensor | float, link: Link
-) -> Tensor:
-    """Return the log-odds of every pair of samples, `[I, K1, K2, C]`."""
-    check_sets(images, captions)
-    with torch.autocast(images.device.type, enabled=False):
-        squares = squared_distances(images.flatten(0, 1), captions.transpose(0, 1).flatten(0, 1))
-        # 1e-6 under the root, as the published code has it: the gradient of two equal samples is finite.
-        distances = (squares + 1e-6).sqrt().to(precise(images))
-    logits = (shift - scale * distances).view(*images.shape[:2], captions.shape[1], len(captions))
-    return 2 * logits if link == "symmetric" else logits

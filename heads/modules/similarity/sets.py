@@ -5,9 +5,9 @@ Sources: VSE++ (cosine), PVSE (MIL), and *Improving Cross-Modal Retrieval with S
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..checks import above
+from ..parameters import Part, Positive
 from .shared import check_vectors, element_cosines, unit
 
 
@@ -18,46 +18,7 @@ def cosine(images: Tensor, captions: Tensor) -> Tensor:
         return unit(images) @ unit(captions).T
 
 
-def mil(images: Tensor, captions: Tensor) -> Tensor:
-    """Return the largest cosine between elements of `images [I, K1, D]` and `captions [C, K2, D]`, `[I, C]`."""
-    return element_cosines(images, captions).amax((1, 2))
-
-
-def chamfer(images: Tensor, captions: Tensor) -> Tensor:
-    """Return the mean cosine of the elements of either set with their nearest in the other, both ways averaged.
-
-    Args:
-        images: `[I, K1, D]`.
-        captions: `[C, K2, D]`.
-
-    Returns:
-        `[I, C]` (SetDiv section 3.3: eq. 7 with max in place of log-sum-exp).
-    """
-    cosines = element_cosines(images, captions)
-    return (cosines.amax(2).mean(1) + cosines.amax(1).mean(1)) / 2
-
-
-def smooth_chamfer(images: Tensor, captions: Tensor, alpha: float = 16.0) -> Tensor:
-    """Return the smooth-Chamfer similarity (SetDiv eq. 6).
-
-    Args:
-        images: `[I, K1, D]`.
-        captions: `[C, K2, D]`.
-        alpha: scale of the cosines; the larger, the nearer to `chamfer`.
-
-    Returns:
-        `[I, C]`. Its range grows as log(K) / alpha beyond [-1, 1].
-    """
-    scaled = element_cosines(images, captions, alpha)
-    if alpha > 32:
-        return (scaled.logsumexp(2).mean(1) + scaled.logsumexp(1).mean(1)) / (2 * alpha)
-    # Both directions share one exponential: cosines lie in [-1, 1], so that it neither over- nor underflows. Not in
-    # place: the cosines are a view, of which autograd would copy the gradient once more.
-    powers = scaled.exp()
-    return (powers.sum(2).log().mean(1) + powers.sum(1).log().mean(1)) / (2 * alpha)
-
-
-class Cosine(nn.Module):
+class Cosine(Part):
     """`cosine` of embedding vectors."""
 
     embedding = "vector"
@@ -67,36 +28,53 @@ class Cosine(nn.Module):
         return cosine(images, captions)
 
 
-class Mil(nn.Module):
-    """`mil` of embedding sets."""
+class Mil(Part):
+    """The largest cosine between elements of two sets."""
 
     embedding = "set"
 
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:
         """Compare `images [I, K1, D]` with `captions [C, K2, D]`: `[I, C]`."""
-        return mil(images, captions)
+        return element_cosines(images, captions).amax((1, 2))
 
 
-class Chamfer(nn.Module):
-    """`chamfer` of embedding sets."""
+class Chamfer(Part):
+    """The mean cosine of the elements of either set with their nearest in the other, both ways averaged.
+
+    SetDiv section 3.3: eq. 7 with max in place of log-sum-exp.
+    """
 
     embedding = "set"
 
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:
         """Compare `images [I, K1, D]` with `captions [C, K2, D]`: `[I, C]`."""
-        return chamfer(images, captions)
+        cosines = element_cosines(images, captions)
+        return (cosines.amax(2).mean(1) + cosines.amax(1).mean(1)) / 2
 
 
-class SmoothChamfer(nn.Module):
-    """`smooth_chamfer` of embedding sets, with the paper's alpha of 16."""
+class SmoothChamfer(Part):
+    """The smooth-Chamfer similarity of embedding sets (SetDiv eq. 6).
+
+    Args:
+        alpha: scale of the cosines, 16 in the paper; the larger, the nearer to `Chamfer`.
+    """
 
     embedding = "set"
 
-    def __init__(self, alpha: float = 16.0) -> None:
+    def __init__(self, alpha: Positive = 16.0) -> None:
         super().__init__()
-        above("smooth-chamfer", 0, alpha=alpha)
         self.alpha = alpha
 
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:
-        """Compare `images [I, K1, D]` with `captions [C, K2, D]`: `[I, C]`."""
-        return smooth_chamfer(images, captions, self.alpha)
+        """Compare `images [I, K1, D]` with `captions [C, K2, D]`.
+
+        Returns:
+            `[I, C]`. Its range grows as log(K) / alpha beyond [-1, 1].
+        """
+        scaled = element_cosines(images, captions, self.alpha)
+        if self.alpha > 32:
+            return (scaled.logsumexp(2).mean(1) + scaled.logsumexp(1).mean(1)) / (2 * self.alpha)
+        # Both directions share one exponential: cosines lie in [-1, 1], so that it neither over- nor underflows. Not
+        # in place: the cosines are a view, of which autograd would copy the gradient once more.
+        powers = scaled.exp()
+        return (powers.sum(2).log().mean(1) + powers.sum(1).log().mean(1)) / (2 * self.alpha)

@@ -37,7 +37,8 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """
     x, y = x.double(), y.double()
     squares = x.square().sum(1)[:, None] + y.square().sum(1)
-    return torch.addmm(squares, x, y.T, alpha=-2).clamp(min=0)
+    with torch.autocast(x.device.type, enabled=False):
+        return torch.addmm(squares, x, y.T, alpha=-2).clamp(min=0)
 
 
 def check_vectors(images: Tensor, captions: Tensor) -> None:

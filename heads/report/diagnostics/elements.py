@@ -58,7 +58,7 @@ def ablated_rsum(
     with Progress("elements", tables, "tables") as progress:
 
         def rsum(some: Tensor, others: Tensor) -> float:
-            found = recall_table(*ranks(compare(some, others), caption_image), ties)["rsum"]
+            found = recall_table(*ranks(compare(some, others), caption_image), ties).rsum
             progress.update(1)
             return found
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from ...evaluation.metrics import Ties, ranks, recall_table
+from ...evaluation.evaluation import Evaluation, Result
+from ...evaluation.metrics import Recalls, Ties, ranks, recall_table
 from ...modules.similarity import SIMILARITIES, in_blocks
 from ..figures import Plot, Table, number
 from ..plots import bars, curves
@@ -17,61 +18,62 @@ SETS = ("mil", "chamfer", "smooth-chamfer", "assignment")  # similarities of set
 SOME = 1000  # images on which they are compared
 
 
-def evaluation_tables(names: Several[str], results: Several[dict[str, Any]]) -> list[Table]:
-    """Return a table a protocol, with a row a run; `results` is what `evaluate` returns for each.
+def evaluation_tables(names: Several[str], results: Several[Evaluation]) -> list[Table]:
+    """Return a table a protocol, with a row a run; `results` has the evaluation of each.
 
     Runs that see other numbers of images or captions, as where samples failed, have a table of their own.
     """
-    alike: dict[tuple[str, int, int, int], list[tuple[str, dict[str, Any]]]] = {}
+    alike: dict[tuple[str, int, int, int], list[tuple[str, Result]]] = {}
     for name, result in zip(names, results, strict=True):
-        for table in result["results"]:
+        for table in result.results:
             alike.setdefault(_measured_on(table), []).append((name, table))
     order = list(dict.fromkeys(protocol for protocol, *_ in alike))
     return [_protocol(*alike[key]) for key in sorted(alike, key=lambda key: order.index(key[0]))]
 
 
-def _measured_on(table: dict[str, Any]) -> tuple[str, int, int, int]:
-    return table["protocol"], table["images"], table["captions"], table["skipped"]
+def _measured_on(result: Result) -> tuple[str, int, int, int]:
+    return result.protocol, result.images, result.captions, result.skipped
 
 
-def _protocol(*found: tuple[str, dict[str, Any]]) -> Table:
+def _recalls(found: Result | Recalls) -> list[float]:
+    """Return the six recalls."""
+    return [getattr(found, way)[f"R@{k}"] for way in WAYS for k in (1, 5, 10)]
+
+
+def _protocol(*found: tuple[str, Result]) -> Table:
     first = found[0][1]
-    measures = list(first["image_to_text"])
+    measures = list(first.image_to_text)
     header = ["run", *(f"{short} {measure}" for short in ("i→t", "t→i") for measure in measures)]
-    recalls = first["rsum"] is not None
-    paper = any(table["paper_rsum"] is not None for _, table in found)
+    recalls = first.rsum is not None
+    paper = any(result.paper_rsum is not None for _, result in found)
     header += ["RSUM", "mean recall"] * recalls + ["paper's RSUM", "difference"] * paper
     rows = []
-    for name, table in found:
-        cells = [number(table[way][measure], 1 if measure == "medr" else 2) for way in WAYS for measure in measures]
+    for name, one in found:
+        values = [(measure, getattr(one, way)[measure]) for way in WAYS for measure in measures]
+        cells = [number(value, 1 if measure == "medr" else 2) for measure, value in values]
         if recalls:
-            cells += [number(table["rsum"]), number(table["mean_recall"])]
+            cells += [number(one.rsum), number(one.mean_recall)]
         if paper:
-            row = table["paper_rsum"]
-            cells += [number(row), number(None if row is None else table["rsum"] - row)]
+            cells += [number(one.paper_rsum), number(one.difference)]
         rows.append([name, *cells])
     unit = "recall in percent, medr: median rank from 1" if recalls else "in percent"
     caption = (
-        f"Protocol {first['protocol']}, split {first['split']}: {first['images']:,} images, "
-        f"{first['captions']:,} captions ({first['captions_per_image']:.2f} an image), {first['skipped']:,} skipped, "
-        f"ties {first['ties']}. i→t is image to text, t→i text to image; {unit}."
+        f"Protocol {first.protocol}, split {first.split}: {first.images:,} images, {first.captions:,} captions "
+        f"({first.captions_per_image:.2f} an image), {first.skipped:,} skipped, ties "
+        f"{first.ties}. i→t is image to text, t→i text to image; {unit}."
     )
     return Table(caption, header, rows)
 
 
-def rsum_plot(names: Several[str], results: Several[dict[str, Any]]) -> Plot | None:
+def rsum_plot(names: Several[str], results: Several[Evaluation]) -> Plot | None:
     """Draw the recalls of all runs by the first protocol that all have on as many samples; None without one."""
-    for table in results[0]["results"]:
-        same = [[t for t in result["results"] if _measured_on(t) == _measured_on(table)] for result in results]
-        if table["rsum"] is None or not all(same):
+    for first in results[0].results:
+        same = [[one for one in found.results if _measured_on(one) == _measured_on(first)] for found in results]
+        if first.rsum is None or not all(same):
             continue
         labels = [f"{short}\nR@{k}" for short in ("i→t", "t→i") for k in (1, 5, 10)]
-        series = [
-            (name, [found[0][way][f"R@{k}"] for way in WAYS for k in (1, 5, 10)])
-            for name, found in zip(names, same, strict=True)
-        ]
-        svg = bars(labels, series, "recall (%)")
-        return Plot(svg, "Bar chart", f"Recalls, protocol {table['protocol']}.")
+        series = [(name, _recalls(found[0])) for name, found in zip(names, same, strict=True)]
+        return Plot(bars(labels, series, "recall (%)"), "Bar chart", f"Recalls, protocol {first.protocol}.")
     return None
 
 
@@ -150,8 +152,7 @@ def similarity_table(view: View, ties: Ties) -> Table | None:
     rows = []
     for name, similarity in scored.items():
         table = recall_table(*ranks(similarity, owner), ties)
-        recalls = [table[way][f"R@{k}"] for way in WAYS for k in (1, 5, 10)]
-        rows.append([name, *(number(value) for value in (*recalls, table["rsum"]))])
+        rows.append([name, *(number(value) for value in (*_recalls(table), table.rsum))])
     caption = (
         f"{view.name}: the same embedding sets compared by its own similarity and by others, which it was "
         f"not trained with; the first {min(SOME, len(images)):,} images and their {len(owner):,} captions, recall in "

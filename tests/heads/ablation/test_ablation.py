@@ -4,14 +4,14 @@ import json
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_ablations import MARGIN, NARROW, SMALL, TOO_LARGE, Stores, numbers, plan_of, started
+from small_ablations import MARGIN, NARROW, SMALL, TOO_LARGE, Stores, ablated, numbers, plan_of, started
 from small_store import make_store
 
 from xret.heads.ablation import cells as ablation_cells
-from xret.heads.ablation.ablation import ablate
 from xret.heads.ablation.plan import plan_grid, plan_variation
 from xret.heads.ablation.table import as_text, summarise
 from xret.heads.evaluation.evaluation import evaluate
@@ -34,49 +34,49 @@ def stores(tmp_path_factory):
 def whole(stores, tmp_path_factory):
     """An ablation that nobody disturbed: its folder and what it returned."""
     out = tmp_path_factory.mktemp("whole") / "out"
-    return out, ablate(stores(), plan_of(), out, seeds=2, device="cpu")
+    return out, ablated(stores(), plan_of(), out, seeds=2, device="cpu")
 
 
 def test_a_cell_is_a_run_and_its_table(whole):
     out, entries = whole
-    assert [(entry["cell"]["loss.triplet.margin"], entry["seed"]) for entry in entries] == [
+    assert [(entry.cell["loss.triplet.margin"], entry.seed) for entry in entries] == [
         (0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1),
     ]  # fmt: skip
     for entry in entries:
-        run = Path(entry["run"])
-        assert run == out / f"loss.triplet.margin={entry['cell']['loss.triplet.margin']}" / f"seed={entry['seed']}"
-        assert Run(run).info.seed == entry["seed"]
-        assert Run(run).recipe.loss["triplet"]["margin"] == entry["cell"]["loss.triplet.margin"]
+        run = Path(entry.run)
+        assert run == out / f"loss.triplet.margin={entry.cell['loss.triplet.margin']}" / f"seed={entry.seed}"
+        assert Run(run).info.seed == entry.seed
+        assert Run(run).recipe.loss["triplet"]["margin"] == entry.cell["loss.triplet.margin"]
         (result,) = json.loads((run / "eval.json").read_text())["results"]
         assert (
-            entry["rsum"]
+            entry.rsum
             == result["rsum"]
             == pytest.approx(
                 sum(result[side][f"R@{k}"] for side in ("image_to_text", "text_to_image") for k in (1, 5, 10))
             )
         )
-        assert (entry["status"], entry["error"], entry["paper"]) == ("done", None, None)
-        assert (entry["split"], entry["protocol"], result["images"]) == ("test", "full", 4)
+        assert (entry.status, entry.error, entry.paper) == ("done", None, None)
+        assert (entry.split, entry.protocol, result["images"]) == ("test", "full", 4)
 
 
 def test_a_set_that_came_meanwhile_stops_no_ablation(stores, whole, tmp_path):
     out, store = shutil.copytree(whole[0], tmp_path / "out"), shutil.copytree(stores(), tmp_path / "s.zarr")
     (own,) = FeatureCache.open(str(store)).set_names("images")
     shutil.copytree(store / "images" / own, store / "images" / "other@00000000")
-    more = ablate(str(store), plan_of(), out, seeds=3, device="cpu")
-    assert {Run(entry["run"]).info.image_set for entry in more} == {own}
+    more = ablated(str(store), plan_of(), out, seeds=3, device="cpu")
+    assert {Run(entry.run).info.image_set for entry in more} == {own}
     assert len(more) == 6
     with pytest.raises(CacheError, match="several feature sets"):
-        ablate(str(store), plan_of(), tmp_path / "new", device="cpu")
+        ablated(str(store), plan_of(), tmp_path / "new", device="cpu")
 
 
 def test_finished_cells_are_kept_and_values_and_seeds_may_be_added(stores, whole, capsys):
     out, entries = whole
     written = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    more = ablate(stores(), plan_of("loss.triplet.margin=0.2,0.1,0.3"), out, seeds=2, device="cpu")
+    more = ablated(stores(), plan_of("loss.triplet.margin=0.2,0.1,0.3"), out, seeds=2, device="cpu")
     assert "cells finished already: 4 of 6\n" in capsys.readouterr().err
-    assert more[:4] == [*entries[2:], *entries[:2]]
-    assert [entry["cell"] for entry in more[4:]] == [{"loss.triplet.margin": 0.3}] * 2
+    assert more[:4] == (*entries[2:], *entries[:2])
+    assert [entry.cell for entry in more[4:]] == [{"loss.triplet.margin": 0.3}] * 2
     assert {path: path.stat().st_mtime_ns for path in written} == written
 
 
@@ -85,17 +85,17 @@ def test_a_run_that_was_learnt_from_other_stores_as_well_is_no_cell(stores, whol
     file = next(out.glob("*/seed=0/run.json"))
     file.write_text(json.dumps({**json.loads(file.read_text()), "also": ["other 01234567"]}))
     with pytest.raises(RunError, match=r"begun otherwise: also is \['other 01234567'\] there and None now"):
-        ablate(stores(), plan_of(), out, seeds=2, device="cpu")
+        ablated(stores(), plan_of(), out, seeds=2, device="cpu")
 
 
 def test_another_split_is_evaluated_without_training(stores, whole, monkeypatch):
     out, entries = whole
-    other = ablate(stores(), plan_of(), out, seeds=1, device="cpu", split="val")
+    other = ablated(stores(), plan_of(), out, seeds=1, device="cpu", split="val")
     for entry in other:
-        run = Run(entry["run"])
-        assert entry["rsum"] == pytest.approx(run.info.best_rsum)
+        run = Run(entry.run)
+        assert entry.rsum == pytest.approx(run.info.best_rsum)
         assert len(run.metrics()) == 2
-    assert numbers(ablate(stores(), plan_of(), out, seeds=2, device="cpu")) == numbers(entries)
+    assert numbers(ablated(stores(), plan_of(), out, seeds=2, device="cpu")) == numbers(entries)
 
 
 def test_killed_in_the_middle_of_a_cell_and_run_again_equals_uninterrupted(stores, tmp_path):
@@ -112,8 +112,8 @@ def test_killed_in_the_middle_of_a_cell_and_run_again_equals_uninterrupted(store
     assert not (second / "eval.json").exists(), "the kill came too late"
     complete = len(Run(second).metrics())
     assert 1 <= complete < 12
-    resumed = ablate(stores(), plan, out, seeds=2, device="cpu")
-    undisturbed = ablate(stores(), plan, tmp_path / "whole", seeds=2, device="cpu")
+    resumed = ablated(stores(), plan, out, seeds=2, device="cpu")
+    undisturbed = ablated(stores(), plan, tmp_path / "whole", seeds=2, device="cpu")
     assert numbers(resumed) == numbers(undisturbed)
     assert as_text(summarise(resumed)) == as_text(summarise(undisturbed))
     assert len(Run(second).metrics()) == 12
@@ -121,41 +121,39 @@ def test_killed_in_the_middle_of_a_cell_and_run_again_equals_uninterrupted(store
 
 def test_a_cell_that_fails_stops_no_other_and_is_tried_again(stores, tmp_path, monkeypatch, capsys):
     out, plan = tmp_path / "out", plan_of(TOO_LARGE)
-    entries = ablate(stores(), plan, out, seeds=2, device="cpu")
-    assert [entry["status"] for entry in entries] == ["failed", "failed", "done", "done"]
-    assert "does not fit in the memory" in entries[0]["error"]
-    assert entries[0]["rsum"] is None
+    entries = ablated(stores(), plan, out, seeds=2, device="cpu")
+    assert [entry.status for entry in entries] == ["failed", "failed", "done", "done"]
+    assert "does not fit in the memory" in entries[0].error
+    assert entries[0].rsum is None
     record = out / plan.variants[0].name / "seed=0.failed"
-    assert record.read_text().strip() == entries[0]["error"]
+    assert record.read_text().strip() == entries[0].error
     assert capsys.readouterr().err.count("failed: ") == 2
 
     def broken(*_, **__):
         raise TypeError("not for users\nsecond line")
 
     monkeypatch.setattr("xret.heads.ablation.cells.train", broken)
-    again = ablate(stores(), plan, out, seeds=2, device="cpu")
-    assert [entry["error"] for entry in again] == ["TypeError: not for users"] * 2 + [None] * 2
+    again = ablated(stores(), plan, out, seeds=2, device="cpu")
+    assert [entry.error for entry in again] == ["TypeError: not for users"] * 2 + [None] * 2
     assert again[2:] == entries[2:]
     monkeypatch.undo()
     monkeypatch.setattr("xret.heads.ablation.cells.train", lambda *_, **__: None)
-    monkeypatch.setattr(
-        "xret.heads.ablation.cells.evaluate", lambda runs, **_: (runs[0].mkdir(), json.loads(finished))[1]
-    )
-    finished = (Path(entries[2]["run"]) / "eval.json").read_text()
-    assert [entry["status"] for entry in ablate(stores(), plan, out, seeds=2, device="cpu")] == ["done"] * 4
+    finished = evaluate(entries[2].run, device="cpu")
+    monkeypatch.setattr("xret.heads.ablation.cells.evaluate", lambda run, **_: (run.mkdir(), finished)[1])
+    assert [entry.status for entry in ablated(stores(), plan, out, seeds=2, device="cpu")] == ["done"] * 4
     assert not record.exists()
 
 
 def test_a_cell_whose_first_protocol_has_no_rsum_is_told_of(stores, tmp_path, monkeypatch, capsys):
-    def judged(runs, **options):
-        tables = evaluate(runs, **options)
-        (full,) = tables["results"]
+    def judged(run, **options):
+        found = evaluate(run, **options)
+        (full,) = found.results
         ways = {way: {"mAP@R": 12.5} for way in ("image_to_text", "text_to_image")}
-        return tables | {"results": [full | ways | {"protocol": "eccv", "rsum": None, "mean_recall": None}, full]}
+        return replace(found, results=(replace(full, protocol="eccv", rsum=None, mean_recall=None, **ways), full))
 
     monkeypatch.setattr(ablation_cells, "evaluate", judged)
-    entries = ablate(stores(), plan_of(), tmp_path / "out", device="cpu")
-    assert {entry["status"] for entry in entries} == {"done"}
+    entries = ablated(stores(), plan_of(), tmp_path / "out", device="cpu")
+    assert {entry.status for entry in entries} == {"done"}
     assert "mAP@R 12.50 / 12.50, RSUM " in capsys.readouterr().err
 
 
@@ -172,18 +170,18 @@ def test_a_folder_belongs_to_one_ablation(stores, whole, tmp_path):
     ):
         url = stores("frames") if plan.source else stores()
         with pytest.raises(RunError, match=f"belongs to another ablation: .*{sentence}.*; take another --out"):
-            ablate(url, plan, out, device="cpu")
+            ablated(url, plan, out, device="cpu")
     other = make_store(tmp_path / "other.zarr", train=10, val=4, test=4)
     with pytest.raises(RunError, match="belongs to another ablation: manifest_sha256 is"):
-        ablate(other, plan_of(), out, device="cpu")
+        ablated(other, plan_of(), out, device="cpu")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
     with pytest.raises(RunError, match="is not empty and no ablation"):
-        ablate(stores(), plan_of(), tmp_path / "full", device="cpu")
+        ablated(stores(), plan_of(), tmp_path / "full", device="cpu")
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match="cannot be made: File exists"):
-        ablate(stores(), plan_of(), tmp_path / "file", device="cpu")
-    assert numbers(ablate(stores(), plan_of(), out, seeds=2, device="cpu")) == numbers(entries)
+        ablated(stores(), plan_of(), tmp_path / "file", device="cpu")
+    assert numbers(ablated(stores(), plan_of(), out, seeds=2, device="cpu")) == numbers(entries)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +205,7 @@ def test_features_of_another_kind_are_told_once_for_all_cells(stores, tmp_path, 
     wanted = plan.variants[0].recipe.data.image_kind
     url = stores("frames")
     with pytest.raises(RecipeError) as caught:
-        ablate(url, plan, tmp_path / "out", device="cpu")
+        ablated(url, plan, tmp_path / "out", device="cpu")
     assert str(caught.value) == (
         f"{owner} holds its paper's values for image features of kind '{wanted}', and those of {url} are of kind "
         f"'frames'; {way}--set data.image_kind=frames"
@@ -218,27 +216,27 @@ def test_features_of_another_kind_are_told_once_for_all_cells(stores, tmp_path, 
 def test_a_recipe_file_that_changed_is_refused_though_its_name_is_the_same(stores, tmp_path):
     file = tmp_path / "own.yaml"
     file.write_text("base: vsepp\nname: own\n")
-    ablate(stores(), plan_of(recipe=str(file)), tmp_path / "out", device="cpu")
+    ablated(stores(), plan_of(recipe=str(file)), tmp_path / "out", device="cpu")
     file.write_text("base: vsepp\nname: own\noptimizer: {clip: 1.0}\n")
     with pytest.raises(RunError, match=r"optimizer\.clip is 2\.0 there and 1\.0 now"):
-        ablate(stores(), plan_of(recipe=str(file)), tmp_path / "out", device="cpu")
+        ablated(stores(), plan_of(recipe=str(file)), tmp_path / "out", device="cpu")
 
 
 def test_two_at_work_in_a_folder(stores, tmp_path, monkeypatch):
     def nested(*_):
         with pytest.raises(RunError, match="another ablation is at work in"):
-            ablate(stores(), plan_of(), tmp_path / "out", device="cpu")
+            ablated(stores(), plan_of(), tmp_path / "out", device="cpu")
         return "not trained"
 
     monkeypatch.setattr("xret.heads.ablation.ablation.run_cell", nested)
-    assert len(ablate(stores(), plan_of(), tmp_path / "out", device="cpu")) == 2
+    assert len(ablated(stores(), plan_of(), tmp_path / "out", device="cpu")) == 2
 
 
 def test_what_does_not_fit_the_store_is_refused_for_all_cells_at_once(stores, tmp_path):
     out = tmp_path / "out"
     unfit = plan_of("aggregator.text=global,average,max", MARGIN, settings=["adapter.words.local=embedding"])
     with pytest.raises(RecipeError) as caught:
-        ablate(stores(), unfit, out, device="cpu")
+        ablated(stores(), unfit, out, device="cpu")
     first, second = str(caught.value).split("; ")
     assert first.startswith(
         "aggregator.text=average, loss.triplet.margin=0.1 and aggregator.text=average, loss.triplet.margin=0.2: aggreg"
@@ -246,11 +244,11 @@ def test_what_does_not_fit_the_store_is_refused_for_all_cells_at_once(stores, tm
     for sentence in (first, second):
         assert sentence.count("keeps the width of the local rows") == 1
     with pytest.raises(CacheError, match="has no split 'dev'; it has train, val, test"):
-        ablate(stores(), plan_of(), out, device="cpu", split="dev")
+        ablated(stores(), plan_of(), out, device="cpu", split="dev")
     with pytest.raises(CacheError, match="no feature set"):
-        ablate(stores(), plan_of(settings=["data.image=resnet"]), out, device="cpu")
+        ablated(stores(), plan_of(settings=["data.image=resnet"]), out, device="cpu")
     with pytest.raises(CacheError, match="no feature cache is there"):
-        ablate(str(tmp_path / "none"), plan_of(), out, device="cpu")
+        ablated(str(tmp_path / "none"), plan_of(), out, device="cpu")
     with pytest.raises(DeviceError):
-        ablate(stores(), plan_of(), out, device="cuda:77")
+        ablated(stores(), plan_of(), out, device="cuda:77")
     assert not out.exists()

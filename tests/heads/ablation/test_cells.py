@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from distributed import LocalCluster
-from small_ablations import MARGIN, SMALL, TOO_LARGE, Stores, numbers, plan_of, started, weights
+from small_ablations import MARGIN, SMALL, TOO_LARGE, Stores, ablated, numbers, plan_of, started, weights
 
-from xret.heads.ablation.ablation import ablate
 from xret.heads.ablation.cells import Cell, at_once, load_features
 from xret.heads.ablation.plan import plan_variation
+from xret.heads.evaluation.evaluation import Result
 from xret.heads.training.training import train
 from xret.pipeline.cache.rows import Rows
 from xret.pipeline.errors import CacheError, RunError
@@ -39,7 +39,7 @@ def stores(tmp_path_factory):
 def whole(stores, tmp_path_factory):
     """An ablation that nobody disturbed: its folder and what it returned."""
     out = tmp_path_factory.mktemp("whole") / "out"
-    return out, ablate(stores(), plan_of(), out, seeds=2, device="cpu")
+    return out, ablated(stores(), plan_of(), out, seeds=2, device="cpu")
 
 
 @pytest.mark.parametrize("place", ["auto", "pinned", "stream"])
@@ -49,13 +49,13 @@ def test_cells_read_the_features_once_and_equal_a_run_alone(stores, tmp_path, mo
     monkeypatch.setattr(Rows, "_open", lambda self, shard: read.append((self._folder, shard)) or original(self, shard))
     settings = [*SMALL[:-1], "schedule.epochs=1", f"runtime.cache={place}"]
     plan = plan_variation("vsepp", ["aggregator.image=average,gpo"], settings)
-    entries = ablate(stores(), plan, tmp_path / "out", device="cpu")
+    entries = ablated(stores(), plan, tmp_path / "out", device="cpu")
     of_train = [one for one in read if "images" in one[0] and one[1] < 2]  # evaluation opens what it reads
     assert sorted(of_train) == sorted(set(of_train))
     assert {shard for _, shard in of_train} == {0, 1}
     train(stores(), plan.variants[-1].recipe, tmp_path / "alone", device="cpu", seed=0)
     for name, value in weights(tmp_path / "alone").items():
-        assert torch.equal(weights(entries[-1]["run"])[name], value)
+        assert torch.equal(weights(entries[-1].run)[name], value)
 
 
 def test_cells_of_other_features_begin_without_those_before_in_memory(stores, tmp_path, monkeypatch):
@@ -69,10 +69,10 @@ def test_cells_of_other_features_begin_without_those_before_in_memory(stores, tm
         return "not trained"
 
     monkeypatch.setattr("xret.heads.ablation.ablation.run_cell", note)
-    entries = ablate(stores(), plan_of(MARGIN, "data.image=auto,grid"), tmp_path / "out", seeds=2, device="cpu")
+    entries = ablated(stores(), plan_of(MARGIN, "data.image=auto,grid"), tmp_path / "out", seeds=2, device="cpu")
     assert [image for image, _, _ in seen] == ["auto"] * 4 + ["grid"] * 4
     assert [rest for _, _, rest in seen] == ([(False, False)] + [(True, True)] * 3) * 2
-    assert [entry["cell"]["data.image"] for entry in entries] == ["auto", "auto", "grid", "grid"] * 2
+    assert [entry.cell["data.image"] for entry in entries] == ["auto", "auto", "grid", "grid"] * 2
 
 
 def test_what_only_one_cell_stumbles_over_is_left_to_it(stores, tmp_path, monkeypatch):
@@ -101,7 +101,7 @@ def test_too_little_shared_memory_is_a_sentence(stores, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
     settings = ["runtime.cache=pinned"]
     with pytest.raises(RunError, match=r"the features take .* has 0\.0 kB free; set runtime\.cache to stream, or"):
-        ablate(stores(), plan_of(settings=settings), tmp_path / "out", device="cpu", jobs=2)
+        ablated(stores(), plan_of(settings=settings), tmp_path / "out", device="cpu", jobs=2)
 
 
 def test_on_a_cpu_cells_beside_each_other_need_cores(monkeypatch, capsys):
@@ -124,7 +124,7 @@ def test_processes_give_the_same_numbers(stores, whole, tmp_path, monkeypatch, s
     """As many processes as seeds: each takes seconds to begin."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2))
     plan = plan_of("loss.triplet.margin=0.1", settings=["runtime.cache=pinned"])
-    entries = ablate(stores(), plan, tmp_path / "out", seeds=seeds, device="cpu", jobs=2)
+    entries = ablated(stores(), plan, tmp_path / "out", seeds=seeds, device="cpu", jobs=2)
     assert numbers(entries) == numbers(whole[1][:seeds])
     logs = sorted((tmp_path / "out").rglob("*.log"))
     assert len(logs) == seeds
@@ -135,11 +135,11 @@ def test_processes_give_the_same_numbers(stores, whole, tmp_path, monkeypatch, s
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 def test_processes_that_share_the_tables_of_a_gpu_give_the_numbers_of_a_run_alone(stores, tmp_path):
     plan = plan_of(settings=["runtime.cache=device"])
-    entries = ablate(stores(), plan, tmp_path / "out", device="cuda", jobs=2)
+    entries = ablated(stores(), plan, tmp_path / "out", device="cuda", jobs=2)
     for entry, variant in zip(entries, plan.variants, strict=True):
         train(stores(), variant.recipe, tmp_path / variant.name, device="cuda", seed=0)
         for name, value in weights(tmp_path / variant.name).items():
-            assert torch.equal(weights(entry["run"])[name], value)
+            assert torch.equal(weights(entry.run)[name], value)
 
 
 @pytest.mark.slow
@@ -148,9 +148,9 @@ def test_a_process_that_dies_takes_one_cell_with_it(stores, tmp_path, monkeypatc
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2))
     victim = str(out / plan.variants[0].name / "seed=0")
     monkeypatch.setattr("xret.heads.ablation.cells._work", DiesIn(victim))
-    entries = ablate(stores(), plan, out, device="cpu", jobs=2)
-    assert [entry["status"] for entry in entries] == ["failed", "done", "done"]
-    assert "its process ended with exit code -9" in entries[0]["error"]
+    entries = ablated(stores(), plan, out, device="cpu", jobs=2)
+    assert [entry.status for entry in entries] == ["failed", "done", "done"]
+    assert "its process ended with exit code -9" in entries[0].error
 
 
 @pytest.mark.slow
@@ -177,7 +177,7 @@ def running(pid):
         return False
 
 
-RESULT = {"protocol": "full", "rsum": 5.0, "image_to_text": {}, "text_to_image": {}, "log_circular_variance": None}
+RESULT = Result("test", "full", 4, 8, 2.0, 0, "pessimistic", {}, {}, 5.0, 5 / 6, None, None)
 
 
 class DiesIn:
@@ -191,7 +191,7 @@ class DiesIn:
             while True:
                 if cells.recv().run == self.run:
                     os.kill(os.getpid(), signal.SIGKILL)
-                cells.send([RESULT])
+                cells.send((RESULT,))
         except EOFError:
             pass
 
@@ -200,17 +200,17 @@ def test_a_cluster_trains_the_same_cells(stores, whole, tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     with LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=":0") as cluster:
         address = cluster.scheduler_address
-        entries = ablate(stores(), plan_of(), "out", seeds=2, device="cpu", scheduler=address)
+        entries = ablated(stores(), plan_of(), "out", seeds=2, device="cpu", scheduler=address)
         assert numbers(entries) == numbers(whole[1])
         assert "Dask dashboard: http://" in capsys.readouterr().err
-        failing = ablate(stores(), plan_of(TOO_LARGE), "other", device="cpu", scheduler=address)
-    assert [entry["status"] for entry in failing] == ["failed", "done"]
-    assert [entry["run"] for entry in entries] == [
-        str(tmp_path / "out" / Path(entry["run"]).relative_to(whole[0])) for entry in whole[1]
+        failing = ablated(stores(), plan_of(TOO_LARGE), "other", device="cpu", scheduler=address)
+    assert [entry.status for entry in failing] == ["failed", "done"]
+    assert [entry.run for entry in entries] == [
+        str(tmp_path / "out" / Path(entry.run).relative_to(whole[0])) for entry in whole[1]
     ]
 
 
 def test_no_scheduler(stores, tmp_path, monkeypatch):
     monkeypatch.setattr("xret.pipeline.extraction.schedule.PATIENCE", 1.0)
     with pytest.raises(CacheError, match="no Dask scheduler answers"):
-        ablate(stores(), plan_of(), tmp_path / "out", scheduler="tcp://127.0.0.1:9")
+        ablated(stores(), plan_of(), tmp_path / "out", scheduler="tcp://127.0.0.1:9")

@@ -1,9 +1,8 @@
 """What ablations plan, by ``--vary`` and by the papers' grids, and what they refuse to plan."""
 
 import pytest
-from small_ablations import MARGIN, NARROW, SMALL, Stores, plan_of
+from small_ablations import MARGIN, NARROW, SMALL, Stores, ablated, plan_of
 
-from xret.heads.ablation.ablation import ablate
 from xret.heads.ablation.plan import grid_names, plan_grid, plan_variation, read_grid
 from xret.heads.ablation.table import METRICS, as_text, summarise
 from xret.heads.evaluation.paper_rows import ROWS
@@ -128,8 +127,8 @@ def test_every_grid_resolves_and_fits_features_of_its_kinds(name, stores, tmp_pa
     assert any(variant.paper for variant in plan.variants)
     data = plan.variants[0].recipe.data
     monkeypatch.setattr("xret.heads.ablation.ablation.run_cell", lambda *_: "not trained")
-    entries = ablate(stores(data.image_kind, data.text_kind), plan, tmp_path / "out", device="cpu")
-    assert [entry["error"] for entry in entries] == ["not trained"] * len(plan.variants)
+    entries = ablated(stores(data.image_kind, data.text_kind), plan, tmp_path / "out", device="cpu")
+    assert [entry.error for entry in entries] == ["not trained"] * len(plan.variants)
 
 
 @pytest.mark.parametrize("name", grid_names())
@@ -156,7 +155,7 @@ def test_another_recipe_in_a_grid_has_no_paper_and_keeps_the_settings():
 @pytest.mark.slow
 def test_a_grid_is_trained(stores, tmp_path):
     plan = plan_grid("setdiv-table3", settings=SMALL)
-    lines = summarise(ablate(stores("roi"), plan, tmp_path / "out", device="cpu"))
+    lines = summarise(ablated(stores("roi"), plan, tmp_path / "out", device="cpu"))
     assert [line.seeds for line in lines] == [1] * 6
     assert [line.paper["rsum"] for line in lines] == [491.7, 490.5, 499.6, 483.3, 496.1, 500.8]
     assert "paper: F30K" in as_text(lines)

@@ -4,26 +4,22 @@ import csv
 import io
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 
-from xret.heads.ablation.table import as_csv, as_latex, as_text, plot, plotted_key, summarise
+from xret.heads.ablation.table import Entry, as_csv, as_latex, as_text, plot, plotted_key, summarise
 from xret.pipeline.errors import RunError
 
 
 def entry(label, seed, rsum, *, protocol="full", paper=None, variance=None):
     recalls = {"R@1": rsum / 10, "R@5": rsum / 5, "R@10": rsum / 5}
-    return {
-        "cell": {"k": int(label)}, "label": label, "seed": seed, "status": "done", "run": "r", "split": "test",
-        "protocol": protocol, "rsum": rsum, "image_to_text": recalls, "text_to_image": recalls,
-        "log_circular_variance": variance, "paper": paper, "error": None,
-    }  # fmt: skip
+    first = {"k": int(label)}, label, seed, "done", "r", "test"
+    return Entry(*first, protocol, rsum, recalls, recalls, variance, paper)
 
 
 def failed(label, seed):
-    numbers = dict.fromkeys(("protocol", "rsum", "image_to_text", "text_to_image", "log_circular_variance", "paper"))
-    return {"cell": {"k": int(label)}, "label": label, "seed": seed, "status": "failed", "run": "r", "split": "test",
-            **numbers, "error": "too large"}  # fmt: skip
+    return Entry({"k": int(label)}, label, seed, "failed", "r", "test", error="too large")
 
 
 ENTRIES = [
@@ -86,7 +82,7 @@ def test_csv_reads_back():
 
 
 def test_latex_reads_back_and_is_escaped():
-    odd = dict(entry("7", 0, 60.0), label=r"50% a_b & {c} #1 $x \y ~z^2")
+    odd = replace(entry("7", 0, 60.0), label=r"50% a_b & {c} #1 $x \y ~z^2")
     text = as_latex(summarise([*ENTRIES, odd]))
     body = text[text.index("\\toprule") : text.index("\\bottomrule")]
     rows = [line.removesuffix(r" \\").replace(r"\&", "AND").split(" & ") for line in body.splitlines() if "&" in line]
@@ -126,10 +122,12 @@ def test_a_plot_without_matplotlib_is_a_sentence(tmp_path, monkeypatch):
         plot(summarise(ENTRIES), tmp_path / "k.png")
 
 
-def test_protocols_of_precisions_have_their_own_columns(tmp_path):
-    precise = entry("1", 0, 0.0, protocol="eccv") | {"rsum": None}
-    for way, value in (("image_to_text", 31.0), ("text_to_image", 33.0)):
-        precise[way] = {"mAP@R": value, "R-P": value + 10, "R@1": value + 30}
+def test_protocols_of_r_precision_have_their_own_columns(tmp_path):
+    ways = {
+        way: {"mAP@R": value, "R-P": value + 10, "R@1": value + 30}
+        for way, value in (("image_to_text", 31.0), ("text_to_image", 33.0))
+    }
+    precise = replace(entry("1", 0, 0.0, protocol="eccv"), rsum=None, **ways)
     (line,) = summarise([precise])
     assert line.mean["text_to_image R-P"] == 43
     assert "rsum" not in line.mean

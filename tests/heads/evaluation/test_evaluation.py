@@ -11,7 +11,6 @@ from captioned_store import make_captioned_store
 from safetensors.torch import load_file, save_file
 from small_store import make_store
 
-from xret.cli.eval import format_table
 from xret.heads.evaluation import evaluation, protocols, scoring
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.judgements import Judgements
@@ -101,14 +100,16 @@ def plain_rsum(similarity, owner):
 def test_the_table_is_that_of_a_plain_count(request, store, name):
     run = request.getfixturevalue(name)
     result = evaluate([run], device="cpu")
-    assert (result["run"], result["store"]) == (str(run), store)
-    (table,) = result["results"]
+    assert (result.runs, result.stores) == ((str(run),), (store,))
+    (table,) = result.results
     similarity, owner = plain_similarity(run, store)
-    assert table["rsum"] == pytest.approx(plain_rsum(similarity, owner))
-    assert (table["images"], table["captions"], table["skipped"]) == (12, 30, 0)
-    assert (table["split"], table["protocol"], table["ties"]) == ("test", "full", "pessimistic")
-    assert (table["log_circular_variance"] is None) == (name == "vsepp")
-    json.dumps(result)
+    assert table.rsum == pytest.approx(plain_rsum(similarity, owner))
+    assert (table.images, table.captions, table.skipped) == (12, 30, 0)
+    assert (table.split, table.protocol, table.ties) == ("test", "full", "pessimistic")
+    assert (table.log_circular_variance is None) == (name == "vsepp")
+    written = json.loads(json.dumps(result.to_dict()))
+    assert (written["run"], written["store"]) == (str(run), store)
+    assert written["results"] == [asdict(table)]
 
 
 def test_scores_belong_to_their_files_and_texts(setdiv, folder):
@@ -125,10 +126,10 @@ def test_scores_belong_to_their_files_and_texts(setdiv, folder):
 
 def test_ties_are_counted_as_asked(vsepp):
     tables = {
-        ties: evaluate([vsepp], ties=ties, device="cpu")["results"][0] for ties in ("pessimistic", "mean", "optimistic")
+        ties: evaluate([vsepp], ties=ties, device="cpu").results[0] for ties in ("pessimistic", "mean", "optimistic")
     }
-    assert [table["ties"] for table in tables.values()] == list(tables)
-    rsums = [table["rsum"] for table in tables.values()]
+    assert [table.ties for table in tables.values()] == list(tables)
+    rsums = [table.rsum for table in tables.values()]
     assert rsums == sorted(rsums)
 
 
@@ -139,20 +140,20 @@ def test_constant_embeddings_score_chance(store, vsepp, folder):
     save_file(
         {k: torch.full_like(v, 0.01) if "layer" in k else v for k, v in weights.items()}, run / "model.safetensors"
     )
-    (table,) = evaluate([run], ties="mean", device="cpu")["results"]
+    (table,) = evaluate([run], ties="mean", device="cpu").results
     weights["image.adapter.layer.weight"] *= 0
     save_file(weights, run / "model.safetensors")
-    (table,) = evaluate([run], ties="mean", device="cpu")["results"]
-    assert table["text_to_image"]["R@1"] == pytest.approx(100 / 12)
-    (table,) = evaluate([run], device="cpu")["results"]
-    assert table["text_to_image"]["R@10"] == 0
+    (table,) = evaluate([run], ties="mean", device="cpu").results
+    assert table.text_to_image["R@1"] == pytest.approx(100 / 12)
+    (table,) = evaluate([run], device="cpu").results
+    assert table.text_to_image["R@10"] == 0
 
 
 def test_blocks_change_nothing(setdiv, monkeypatch):
     whole = evaluate([setdiv], device="cpu")
     monkeypatch.setattr(blocks, "side", lambda *_: 7)
     monkeypatch.setattr(scoring, "BATCH", 5)
-    assert evaluate([setdiv], device="cpu")["results"][0]["rsum"] == whole["results"][0]["rsum"]
+    assert evaluate([setdiv], device="cpu").results[0].rsum == whole.results[0].rsum
 
 
 def test_captions_of_one_text_and_one_embedding_are_one():
@@ -180,23 +181,23 @@ def test_ties_of_equal_captions_are_exact(setdiv):
 
 def test_an_ensemble_is_the_mean_of_its_similarities(store, setdiv, vsepp):
     result = evaluate([setdiv, vsepp], device="cpu")
-    assert result["run"] == [str(setdiv), str(vsepp)]
+    assert result.to_dict()["run"] == [str(setdiv), str(vsepp)]
     first, owner = plain_similarity(setdiv, store)
     second, _ = plain_similarity(vsepp, store)
-    assert result["results"][0]["rsum"] == pytest.approx(plain_rsum((first + second) / 2, owner))
-    assert result["results"][0]["log_circular_variance"] is None
+    assert result.results[0].rsum == pytest.approx(plain_rsum((first + second) / 2, owner))
+    assert result.results[0].log_circular_variance is None
     alone, twice = evaluate([vsepp], device="cpu"), evaluate([vsepp, vsepp], device="cpu")
-    assert twice["results"][0]["rsum"] == alone["results"][0]["rsum"]
+    assert twice.results[0].rsum == alone.results[0].rsum
 
 
 def test_runs_of_two_stores_are_one_ensemble_by_default(vsepp, folder, store):
     regions = make_store(folder / "regions.zarr", image="roi")
     train(regions, recipe_of("vsepp"), folder / "regions", device="cpu")
     result = evaluate([vsepp, folder / "regions"], device="cpu")
-    assert result["store"] == [store, regions]
+    assert result.to_dict()["store"] == [store, regions]
     first, owner = plain_similarity(vsepp, store)
     second, _ = plain_similarity(folder / "regions", regions)
-    assert result["results"][0]["rsum"] == pytest.approx(plain_rsum((first + second) / 2, owner))
+    assert result.results[0].rsum == pytest.approx(plain_rsum((first + second) / 2, owner))
     with pytest.raises(RunError, match=r"regions needs the feature set 'roi@.*' of images, and .*small\.zarr has grid"):
         evaluate([vsepp, folder / "regions"], store=store, device="cpu")
 
@@ -213,7 +214,7 @@ def test_an_ensemble_goes_by_ids_not_by_order(setdiv, vsepp, tmp_path):
     there = make_captioned_store(tmp_path / "there.zarr", captions=3)
     turned = make_captioned_store(tmp_path / "turned.zarr", captions=3, order=[7, *range(7), *range(11, 7, -1)])
     runs = [run_on(setdiv, there, tmp_path / "one"), run_on(vsepp, turned, tmp_path / "two")]
-    (table,) = evaluate(runs, device="cpu")["results"]
+    (table,) = evaluate(runs, device="cpu").results
     first, second = (score(run, device="cpu") for run in runs)
     mean = torch.empty(12, 36)
     for i, image in enumerate(first.ids):
@@ -221,7 +222,7 @@ def test_an_ensemble_goes_by_ids_not_by_order(setdiv, vsepp, tmp_path):
             at = second.ids.index(image), second.sentid.tolist().index(caption)
             mean[i, c] = (first.similarity[i, c] + second.similarity[at]) / 2
     expected = recall_table(*ranks(mean, first.caption_image))
-    assert {key: table[key] for key in expected} == expected
+    assert {key: getattr(table, key) for key in asdict(expected)} == asdict(expected)
     assert second.caption_image.tolist() != [second.ids.index(first.ids[row]) for row in first.caption_image]
 
 
@@ -238,24 +239,24 @@ def test_stores_that_differ_make_no_ensemble(setdiv, vsepp, tmp_path, change, co
 @pytest.mark.parametrize("captions", [20, 10])  # MSR-VTT, VATEX
 def test_many_captions_an_image(vsepp, tmp_path, captions):
     store = make_captioned_store(tmp_path / "videos.zarr", captions=captions, order=range(6))
-    (table,) = evaluate([vsepp], store=store, device="cpu")["results"]
-    assert (table["images"], table["captions"], table["captions_per_image"]) == (6, 6 * captions, captions)
+    (table,) = evaluate([vsepp], store=store, device="cpu").results
+    assert (table.images, table.captions, table.captions_per_image) == (6, 6 * captions, captions)
     similarity, owner = plain_similarity(vsepp, store)
     assert owner == [row // captions for row in range(6 * captions)]
-    assert table["rsum"] == pytest.approx(plain_rsum(similarity, owner))
-    assert table["mean_recall"] == pytest.approx(table["rsum"] / 6)
-    assert f"6 images, {6 * captions} captions ({captions}.00 an image)" in format_table(table)
+    assert table.rsum == pytest.approx(plain_rsum(similarity, owner))
+    assert table.mean_recall == pytest.approx(table.rsum / 6)
+    assert f"6 images, {6 * captions} captions ({captions}.00 an image)" in str(table)
 
 
 def test_the_papers_number_stands_beside_ours(vsepp, tmp_path):
     flickr = make_captioned_store(tmp_path / "flickr.zarr", order=range(1000), captions=1, dataset="flickr30k")
-    (table,) = evaluate([vsepp], store=flickr, device="cpu")["results"]
-    assert table["paper_rsum"] == Run(vsepp).recipe.expected.f30k == 409.8
-    assert format_table(table).splitlines()[-1] == (f"the paper's RSUM 409.80, difference {table['rsum'] - 409.8:+.2f}")
-    assert evaluate([vsepp, vsepp], store=flickr, device="cpu")["results"][0]["paper_rsum"] is None
-    assert evaluate([vsepp], device="cpu")["results"][0]["paper_rsum"] is None
+    (table,) = evaluate([vsepp], store=flickr, device="cpu").results
+    assert table.paper_rsum == Run(vsepp).recipe.expected.f30k == 409.8
+    assert str(table).splitlines()[-1] == (f"the paper's RSUM 409.80, difference {table.rsum - 409.8:+.2f}")
+    assert evaluate([vsepp, vsepp], store=flickr, device="cpu").results[0].paper_rsum is None
+    assert evaluate([vsepp], device="cpu").results[0].paper_rsum is None
     fewer = make_captioned_store(tmp_path / "fewer.zarr", order=range(999), captions=1, dataset="flickr30k")
-    assert evaluate([vsepp], store=fewer, device="cpu")["results"][0]["paper_rsum"] is None
+    assert evaluate([vsepp], store=fewer, device="cpu").results[0].paper_rsum is None
 
 
 def test_recipes_expect_values_of_the_rows_whose_number_of_images_is_known():
@@ -287,22 +288,22 @@ def test_judged_protocols_read_the_numbers_of_the_store(setdiv, tmp_path, monkey
     truth = judgements_of(scores)
     monkeypatch.setattr(protocols, "load_judgements", lambda protocol: truth)
     tables = {
-        name: evaluate([setdiv], store=store, protocol=name, device="cpu")["results"][0]
+        name: evaluate([setdiv], store=store, protocol=name, device="cpu").results[0]
         for name in ("full", "eccv", "cxc", "rpc2")
     }
     # With nothing but the own captions, these are the ordinary recalls.
     for key in ("image_to_text", "text_to_image", "rsum", "mean_recall"):
-        assert tables["cxc"][key] == tables["full"][key]
+        assert getattr(tables["cxc"], key) == getattr(tables["full"], key)
     for way in protocols.WAYS:
-        assert tables["eccv"][way]["R@1"] == tables["full"][way]["R@1"]
-        assert tables["eccv"][way]["R-P"] == tables["rpc2"][way]["RPC2"]
+        assert getattr(tables["eccv"], way)["R@1"] == getattr(tables["full"], way)["R@1"]
+        assert getattr(tables["eccv"], way)["R-P"] == getattr(tables["rpc2"], way)["RPC2"]
     # One right image each: R is 1.
-    assert set(tables["eccv"]["text_to_image"].values()) == {tables["full"]["text_to_image"]["R@1"]}
-    assert tables["eccv"]["rsum"] is tables["eccv"]["mean_recall"] is tables["eccv"]["paper_rsum"] is None
-    printed = format_table(tables["eccv"]).splitlines()
+    assert set(tables["eccv"].text_to_image.values()) == {tables["full"].text_to_image["R@1"]}
+    assert tables["eccv"].rsum is tables["eccv"].mean_recall is tables["eccv"].paper_rsum is None
+    printed = str(tables["eccv"]).splitlines()
     assert printed[1].split() == ["mAP@R", "R-P", "R@1"]
     assert [float(v) for v in printed[2].split()[3:]] == pytest.approx(
-        list(tables["eccv"]["image_to_text"].values()), abs=0.005
+        list(tables["eccv"].image_to_text.values()), abs=0.005
     )
     assert not any("RSUM" in line for line in printed)
 
@@ -342,9 +343,9 @@ def test_words_of_another_store_are_read_with_the_vocabulary_of_the_run(setdiv, 
     assert cache.caption_set().fingerprint != run.info.fingerprints["text"]
     result = evaluate([setdiv], store=other, device="cpu")
     similarity, owner = plain_similarity(setdiv, other)
-    assert result["store"] == other
-    assert result["results"][0]["images"] == 20
-    assert result["results"][0]["rsum"] == pytest.approx(plain_rsum(similarity, owner))
+    assert result.stores == (other,)
+    assert result.results[0].images == 20
+    assert result.results[0].rsum == pytest.approx(plain_rsum(similarity, owner))
 
 
 def test_features_that_are_not_those_of_the_run_are_refused(setdiv, store, folder):
@@ -361,10 +362,10 @@ def test_features_that_are_not_those_of_the_run_are_refused(setdiv, store, folde
 
 def test_failed_samples_are_left_out_and_counted(setdiv, folder):
     other = make_store(folder / "broken.zarr", broken=(61, 64))
-    (table,) = evaluate([setdiv], store=other, device="cpu")["results"]
-    assert (table["images"], table["captions"], table["skipped"]) == (10, 25, 2)
+    (table,) = evaluate([setdiv], store=other, device="cpu").results
+    assert (table.images, table.captions, table.skipped) == (10, 25, 2)
     similarity, owner = plain_similarity(setdiv, other)
-    assert table["rsum"] == pytest.approx(plain_rsum(similarity, owner))
+    assert table.rsum == pytest.approx(plain_rsum(similarity, owner))
 
 
 def test_an_ensemble_must_see_the_same_samples(store, setdiv, folder, monkeypatch):
@@ -391,9 +392,9 @@ def test_folds_are_averaged():
     table = recalls(similarity, owner, "1k-folds", "pessimistic", "here")
     blocks = [similarity[a : a + 1000, a : a + 1000] for a in range(0, 5000, 1000)]
     folds = [recall_table(*ranks(block, torch.arange(1000))) for block in blocks]
-    assert table["rsum"] == pytest.approx(sum(fold["rsum"] for fold in folds) / 5)
+    assert table.rsum == pytest.approx(sum(fold.rsum for fold in folds) / 5)
     by_hand = sum(float((block >= 0.99).sum(1).eq(1).float().mean()) for block in blocks) * 20
-    assert table["image_to_text"]["R@1"] == pytest.approx(by_hand, abs=0.01)
+    assert table.image_to_text["R@1"] == pytest.approx(by_hand, abs=0.01)
 
 
 def test_protocols(setdiv, store, folder):
@@ -406,13 +407,13 @@ def test_protocols(setdiv, store, folder):
     coco = make_store(folder / "coco.zarr", protocols=("1k-folds", "full"))
     with pytest.raises(RunError, match="1k-folds needs"):
         evaluate([setdiv], store=coco, protocol="1k-folds", device="cpu")
-    assert evaluate([setdiv], store=coco, protocol="full", device="cpu")["results"][0]["protocol"] == "full"
+    assert evaluate([setdiv], store=coco, protocol="full", device="cpu").results[0].protocol == "full"
 
 
 def test_what_the_manifest_names_and_does_not_apply_is_left_out_with_a_line(setdiv, folder, capsys):
     both = make_store(folder / "both.zarr", protocols=("1k-folds", "full"))
-    results = evaluate([setdiv], store=both, device="cpu")["results"]
-    assert [table["protocol"] for table in results] == ["full"]
+    results = evaluate([setdiv], store=both, device="cpu").results
+    assert [table.protocol for table in results] == ["full"]
     (line,) = capsys.readouterr().err.splitlines()
     assert line == "protocol 1k-folds is left out: it needs exactly 5,000 images, not 12"
     alone = make_store(folder / "alone.zarr", protocols=("1k-folds",))
@@ -432,7 +433,7 @@ def test_a_store_that_was_moved_is_asked_for(folder, tmp_path):
         evaluate([tmp_path / "run"], device="cpu")
     with pytest.raises(RunError, match=sentence):
         score(tmp_path / "run", device="cpu")
-    assert evaluate([tmp_path / "run"], store=str(tmp_path / "after.zarr"), device="cpu")["results"]
+    assert evaluate([tmp_path / "run"], store=str(tmp_path / "after.zarr"), device="cpu").results
     with pytest.raises(CacheError, match="no feature cache is there"):
         evaluate([tmp_path / "run"], store=url, device="cpu")
 
@@ -440,7 +441,7 @@ def test_a_store_that_was_moved_is_asked_for(folder, tmp_path):
 def test_splits(setdiv):
     with pytest.raises(CacheError, match="no split 'tset'"):
         evaluate([setdiv], split="tset", device="cpu")
-    assert evaluate([setdiv], split="val", device="cpu")["results"][0]["split"] == "val"
+    assert evaluate([setdiv], split="val", device="cpu").results[0].split == "val"
 
 
 def test_a_folder_that_is_no_run(tmp_path, setdiv):

@@ -32,14 +32,14 @@ def as_recorded(table):
     """Rename a table's entries to the recorded file's names."""
     names = {"R@1": "r1", "R@5": "r5", "R@10": "r10", "medr": "medr"}
     directions = {"i2t": "image_to_text", "t2i": "text_to_image"}
-    return {d: {new: table[long][old] for old, new in names.items()} for d, long in directions.items()}
+    return {d: {new: getattr(table, long)[old] for old, new in names.items()} for d, long in directions.items()}
 
 
 def assert_recorded(table, expected):
     for direction, values in as_recorded(table).items():
         for name, value in values.items():
             assert value == pytest.approx(expected[direction][name], rel=1e-12), (direction, name)
-    assert table["rsum"] == pytest.approx(expected["rsum"], rel=1e-12)
+    assert table.rsum == pytest.approx(expected["rsum"], rel=1e-12)
 
 
 @pytest.fixture
@@ -158,22 +158,22 @@ def test_constant_embeddings_score_exactly_chance(dtype):
     table = recall_table(*counted, ties="mean")
     for k in (1, 5, 10):
         chance = 100 * (1 - math.comb(5 * n - 5, k) / math.comb(5 * n, k))
-        assert table["image_to_text"][f"R@{k}"] == pytest.approx(chance, rel=1e-12)
-        assert table["text_to_image"][f"R@{k}"] == pytest.approx(100 * k / n, rel=1e-12)
+        assert table.image_to_text[f"R@{k}"] == pytest.approx(chance, rel=1e-12)
+        assert table.text_to_image[f"R@{k}"] == pytest.approx(100 * k / n, rel=1e-12)
     # The first of 5 own captions among 200 stands on average at 201 / 6, the one own image at 41 / 2.
-    assert table["image_to_text"]["medr"] == pytest.approx(201 / 6)
-    assert table["text_to_image"]["medr"] == pytest.approx(41 / 2)
+    assert table.image_to_text["medr"] == pytest.approx(201 / 6)
+    assert table.text_to_image["medr"] == pytest.approx(41 / 2)
     worst, best = (recall_table(*counted, ties=ties) for ties in ("pessimistic", "optimistic"))
-    assert worst["rsum"] == 0
-    assert best["rsum"] == 600
-    assert (worst["image_to_text"]["medr"], worst["text_to_image"]["medr"]) == (196, 40)
+    assert worst.rsum == 0
+    assert best.rsum == 600
+    assert (worst.image_to_text["medr"], worst.text_to_image["medr"]) == (196, 40)
 
 
 def test_a_gallery_smaller_than_k_is_always_hit():
     for ties in TIES:
         table = recall_table(*ranks(torch.zeros(3, 3), torch.arange(3)), ties)
-        assert table["image_to_text"]["R@5"] == 100
-        assert table["text_to_image"]["R@10"] == 100
+        assert table.image_to_text["R@5"] == 100
+        assert table.text_to_image["R@10"] == 100
 
 
 @pytest.mark.parametrize("score", [math.inf, -math.inf])
@@ -214,8 +214,8 @@ def test_folds_are_consecutive_and_see_only_themselves():
     tables = [recall_table(*fold_ranks(similarity, caption_image, fold)) for fold in folds(6, size=3, count=2)]
     assert tables == [first, second]
     mean = mean_table(tables)
-    assert mean["rsum"] == (first["rsum"] + second["rsum"]) / 2
-    assert mean["text_to_image"]["R@1"] == (first["text_to_image"]["R@1"] + second["text_to_image"]["R@1"]) / 2
+    assert mean.rsum == (first.rsum + second.rsum) / 2
+    assert mean.text_to_image["R@1"] == (first.text_to_image["R@1"] + second.text_to_image["R@1"]) / 2
 
 
 def test_recorded_circular_variance(golden):

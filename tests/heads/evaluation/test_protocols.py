@@ -79,13 +79,13 @@ def test_the_package_gives_the_same_tables(small):
     for way, ranked, eccv, cxc in zip(protocols.WAYS, full_rankings(scores), truth.eccv, truth.cxc, strict=True):
         expected = package.compute_eccv_metrics(ranked, eccv)
         names = {"mAP@R": "eccv_map_at_r", "R-P": "eccv_rprecision", "R@1": "eccv_r1"}
-        assert tables["eccv"][way] == pytest.approx({new: 100 * expected[old] for new, old in names.items()})
+        assert getattr(tables["eccv"], way) == pytest.approx({new: 100 * expected[old] for new, old in names.items()})
         for k in (1, 5, 10):
-            assert tables["cxc"][way][f"R@{k}"] == pytest.approx(100 * package.compute_r_at_k(ranked, cxc, k))
-        assert tables["rpc2"][way] == pytest.approx({"RPC2": 100 * package.compute_rprecision(ranked, cxc)})
-    assert tables["eccv"]["rsum"] is tables["rpc2"]["rsum"] is None
-    recalls_ = [tables["cxc"][way][f"R@{k}"] for way in protocols.WAYS for k in (1, 5, 10)]
-    assert tables["cxc"]["rsum"] == pytest.approx(sum(recalls_))
+            assert getattr(tables["cxc"], way)[f"R@{k}"] == pytest.approx(100 * package.compute_r_at_k(ranked, cxc, k))
+        assert getattr(tables["rpc2"], way) == pytest.approx({"RPC2": 100 * package.compute_rprecision(ranked, cxc)})
+    assert tables["eccv"].rsum is tables["rpc2"].rsum is None
+    recalls_ = [getattr(tables["cxc"], way)[f"R@{k}"] for way in protocols.WAYS for k in (1, 5, 10)]
+    assert tables["cxc"].rsum == pytest.approx(sum(recalls_))
 
 
 def test_ties_are_counted_as_asked(small):
@@ -93,16 +93,20 @@ def test_ties_are_counted_as_asked(small):
     constant = scores_of(torch.zeros(10, 20), scores.cocoid, scores.sentid, scores.caption_image)
     for name in ("eccv", "rpc2"):
         values = [
-            [value for way in protocols.WAYS for value in table(name, truth, constant, ties, "here")[way].values()]
+            [
+                value
+                for way in protocols.WAYS
+                for value in getattr(table(name, truth, constant, ties, "here"), way).values()
+            ]
             for ties in ("pessimistic", "mean", "optimistic")
         ]
         assert all(worst < mean < best for worst, mean, best in zip(*values, strict=True))
-    rsums = [table("cxc", truth, constant, ties, "here")["rsum"] for ties in ("pessimistic", "mean", "optimistic")]
+    rsums = [table("cxc", truth, constant, ties, "here").rsum for ties in ("pessimistic", "mean", "optimistic")]
     assert rsums == sorted(set(rsums))
     # By chance, each of the first R captions is right with probability R / 20.
     relevant, count = relevance(truth.cxc[0], scores.cocoid, scores.sentid)
     assert (relevant.sum(1) == count).all()
-    mean = table("rpc2", truth, constant, "mean", "here")["image_to_text"]["RPC2"]
+    mean = table("rpc2", truth, constant, "mean", "here").image_to_text["RPC2"]
     assert mean == pytest.approx(100 * float((count / 20).mean()))
 
 
@@ -139,8 +143,8 @@ def test_folds_judge_what_lies_inside(small, monkeypatch):
                 ]
                 right = {q: [p[1 - place] for p in pairs if p[place] == q and p[1 - place] in gallery] for q in queries}
                 plausibly.append(package.compute_rprecision(ranked, right))
-        assert found["RPC2 1K"][way]["RPC2 1K"] == pytest.approx(100 * np.mean(judged))
-        assert found["PMRP 1K"][way]["PMRP 1K"] == pytest.approx(100 * np.mean(plausibly))
+        assert getattr(found["RPC2 1K"], way)["RPC2 1K"] == pytest.approx(100 * np.mean(judged))
+        assert getattr(found["PMRP 1K"], way)["PMRP 1K"] == pytest.approx(100 * np.mean(plausibly))
 
 
 def test_other_images_or_captions_are_refused(small):
@@ -219,12 +223,14 @@ def test_plausible_matches_come_from_the_annotations(tmp_path):
             np.mean([right[c][i] for i in similarity[:, c].argsort(descending=True)[: sum(right[c])]])
             for c in range(10)
         ]
-        assert found["image_to_text"][f"zeta {zeta}"] == pytest.approx(100 * np.mean(to_text))
-        assert found["text_to_image"][f"zeta {zeta}"] == pytest.approx(100 * np.mean(to_image))
+        assert found.image_to_text[f"zeta {zeta}"] == pytest.approx(100 * np.mean(to_text))
+        assert found.text_to_image[f"zeta {zeta}"] == pytest.approx(100 * np.mean(to_image))
     for way in protocols.WAYS:
-        assert list(found[way]) == ["PMRP", "zeta 0", "zeta 1", "zeta 2"]
-        assert found[way]["PMRP"] == pytest.approx(np.mean([found[way][f"zeta {zeta}"] for zeta in (0, 1, 2)]))
-    assert found["rsum"] is None
+        assert list(getattr(found, way)) == ["PMRP", "zeta 0", "zeta 1", "zeta 2"]
+        assert getattr(found, way)["PMRP"] == pytest.approx(
+            np.mean([getattr(found, way)[f"zeta {zeta}"] for zeta in (0, 1, 2)])
+        )
+    assert found.rsum is None
 
 
 def test_recorded_plausible_matches(golden):
@@ -232,8 +238,8 @@ def test_recorded_plausible_matches(golden):
     codes = dict(enumerate(data["in_class_codes"]))
     scores = scores_of(torch.tensor(data["in_sim"]), np.arange(60), np.arange(300), np.arange(300) // 5)
     found = table("pmrp", Instances("file", codes), scores, "pessimistic", "here")
-    assert found["image_to_text"]["PMRP"] == pytest.approx(float(data["out_i2t_pmrp"]), rel=1e-12)
-    assert found["text_to_image"]["PMRP"] == pytest.approx(float(data["out_t2i_pmrp"]), rel=1e-12)
+    assert found.image_to_text["PMRP"] == pytest.approx(float(data["out_i2t_pmrp"]), rel=1e-12)
+    assert found.text_to_image["PMRP"] == pytest.approx(float(data["out_t2i_pmrp"]), rel=1e-12)
 
 
 def test_annotations_that_do_not_fit(tmp_path):
@@ -294,18 +300,18 @@ def test_recorded_coco_test_split():
     plain = {name: recalls(similarity, scores.caption_image, name, "pessimistic", "") for name in ("full", "1k-folds")}
     for way, short in zip(protocols.WAYS, ("i2t", "t2i"), strict=True):
         values = {
-            "eccv_map_at_r": found["eccv"][way]["mAP@R"],
-            "eccv_rprecision": found["eccv"][way]["R-P"],
-            "eccv_r1": found["eccv"][way]["R@1"],
-            "cxc_rprecision": found["rpc2"][way]["RPC2"],
+            "eccv_map_at_r": getattr(found["eccv"], way)["mAP@R"],
+            "eccv_rprecision": getattr(found["eccv"], way)["R-P"],
+            "eccv_r1": getattr(found["eccv"], way)["R@1"],
+            "cxc_rprecision": getattr(found["rpc2"], way)["RPC2"],
         }
         for k in (1, 5, 10):
-            values[f"cxc_r{k}"] = found["cxc"][way][f"R@{k}"]
-            values[f"coco_5k_r{k}"] = plain["full"][way][f"R@{k}"]
-            values[f"coco_1k_r{k}"] = plain["1k-folds"][way][f"R@{k}"]
+            values[f"cxc_r{k}"] = getattr(found["cxc"], way)[f"R@{k}"]
+            values[f"coco_5k_r{k}"] = getattr(plain["full"], way)[f"R@{k}"]
+            values[f"coco_1k_r{k}"] = getattr(plain["1k-folds"], way)[f"R@{k}"]
         for name, value in values.items():
             assert value == pytest.approx(100 * expected[name][short], rel=1e-12), (name, short)
-        assert 0 < found["rpc2"][way]["RPC2 1K"] < 100
+        assert 0 < getattr(found["rpc2"], way)["RPC2 1K"] < 100
 
     # The package itself; more of a ranking than any query has right items changes none of these numbers.
     ranked = {
@@ -317,9 +323,9 @@ def test_recorded_coco_test_split():
     )
     for way, short in zip(protocols.WAYS, ("i2t", "t2i"), strict=True):
         for name, value in (("mAP@R", "eccv_map_at_r"), ("R-P", "eccv_rprecision"), ("R@1", "eccv_r1")):
-            assert found["eccv"][way][name] == pytest.approx(100 * theirs[value][short], rel=1e-12)
+            assert getattr(found["eccv"], way)[name] == pytest.approx(100 * theirs[value][short], rel=1e-12)
         for k in (1, 5, 10):
-            assert found["cxc"][way][f"R@{k}"] == pytest.approx(100 * theirs[f"cxc_r{k}"][short], rel=1e-12)
+            assert getattr(found["cxc"], way)[f"R@{k}"] == pytest.approx(100 * theirs[f"cxc_r{k}"][short], rel=1e-12)
 
 
 def test_folds_and_full_are_the_tables_of_metrics():

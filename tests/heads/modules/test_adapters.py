@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from xret.heads.modules.adapters import ADAPTERS, FramesAdapter, GridAdapter, RoiAdapter, TokensAdapter, WordsAdapter
+from xret.heads.modules.adapters import ADAPTERS, LinearAdapter, RoiAdapter, TokensAdapter, WordsAdapter
 
-ROWS = [GridAdapter, RoiAdapter, FramesAdapter, TokensAdapter]
+ROWS = [LinearAdapter, RoiAdapter, TokensAdapter]
 LENGTH = torch.tensor([5, 1, 3])
 TOKEN = torch.tensor([[3, 1, 4, 1, 5], [2, 0, 0, 0, 0], [6, 0, 5, 0, 0]])
 
@@ -118,7 +118,7 @@ def test_regions_by_one_linear_layer():
 
 
 def test_frames_are_a_linear_layer():
-    adapter = FramesAdapter(6, 6, 8).double()
+    adapter = LinearAdapter(6, 6, 8).double()
     expected = rows() @ adapter.layer.weight.T + adapter.layer.bias
     torch.testing.assert_close(adapter(local=rows(), length=LENGTH).local, expected)
 
@@ -205,7 +205,7 @@ def test_the_unknown_word_is_trained():
 
 @pytest.mark.parametrize("kind", ["grid", "words"])
 def test_autocast_stays_near(kind):
-    adapter = words(torch.float32, local="gru") if kind == "words" else GridAdapter(6, 6, 8)
+    adapter = words(torch.float32, local="gru") if kind == "words" else LinearAdapter(6, 6, 8)
     given = {"local": rows(torch.float32), "length": LENGTH, "token": TOKEN}
     expected = adapter(**given).global_
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from xret.cli.recipes import recipes as recipes_command
 from xret.heads.model import FeatureFacts, build_losses, build_model
 from xret.heads.modules.aggregators import AGGREGATORS
-from xret.heads.recipes.recipe import load_recipe, recipe_file, recipe_names, resolve
+from xret.heads.recipes import names
+from xret.heads.recipes.names import recipe_file, recipe_names
+from xret.heads.recipes.recipe import load_recipe, resolve
 from xret.heads.recipes.schema import convert
 from xret.pipeline.errors import RecipeError
 from xret.pipeline.reading.batches import Features
@@ -189,9 +191,19 @@ def test_a_loss_of_log_odds_wants_a_similarity_that_gives_them():
 
 
 def test_values_that_a_part_itself_refuses_are_named():
-    message = faults("setdiv", "similarity.alpha=-1", "aggregator.text.slots=0")
-    assert "similarity: " in message
-    assert "aggregator.text: " in message
+    heads = [f"aggregator.{side}.{setting}" for side in ("image", "text") for setting in ("heads=3", "head_dim=null")]
+    message = faults("setdiv", *heads)
+    for side in ("image", "text"):
+        assert f"aggregator.{side}: ElementSlots: 3 heads do not divide dim 1024: set head_dim" in message
+
+
+def test_bounds_of_parts_are_found_together_with_all_other_faults():
+    settings = ["similarity.alpha=-1", "aggregator.text.slots=0", "aggregator.image.update=lstm", "optimizer.lr=fast"]
+    assert faults("setdiv", *settings) == (
+        "recipe 'setdiv' cannot be used: aggregator.image.update must be one of residual, gru, not 'lstm'; "
+        "aggregator.text.slots must be at least 1, not 0; similarity.alpha must be above 0, not -1.0; "
+        "optimizer.lr must be a number, not 'fast'"
+    )
 
 
 def test_more_weights_than_torch_can_count_are_a_fault():
@@ -207,7 +219,7 @@ def test_json_is_taken_before_and_behind_show():
 def test_the_list_groups_variants_below_their_system():
     lines = CliRunner().invoke(recipes_command, [], catch_exceptions=False).stdout.splitlines()
     names = [line.split()[0] for line in lines[1:]]
-    assert sorted(names) == recipe_names()
+    assert names == recipe_names()
     assert [name for name in names if "/" not in name] == SYSTEMS
     for above, name in itertools.pairwise(names):
         assert "/" not in name or name.split("/")[0] == above.split("/")[0]
@@ -339,6 +351,23 @@ def test_values_that_mean_nothing_are_refused(setting, fault):
     assert fault in str(caught.value)
     for fitting in ("optimizer.clip=null", "augment.image=0", "finetune.mask_words=1"):
         load_recipe("vsepp", [fitting])
+
+
+def test_a_folder_of_a_system_holds_its_variants_and_any_other_folder_only_groups(tmp_path, monkeypatch):
+    for name in ("vsepp", "vsepp/coco", "baselines/linear", "baselines/linear/coco", "baselines/mlp"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.yaml").write_text(f"base: {recipe_file('vsepp')}\npaper: {name}\n")
+    monkeypatch.setattr(names, "FOLDER", tmp_path)
+    assert recipe_names() == ["linear", "linear/coco", "mlp", "vsepp", "vsepp/coco"]
+    assert load_recipe("linear").paper == "baselines/linear"
+    assert load_recipe("linear/coco").paper == "baselines/linear/coco"
+    assert "there is no recipe 'baselines/linear'" in faults("baselines/linear")
+
+
+def test_recipes_that_are_based_on_each_other(tmp_path):
+    (tmp_path / "one.yaml").write_text("base: two.yaml\n")
+    (tmp_path / "two.yaml").write_text("base: one.yaml\n")
+    assert "base must be the name or path of another recipe, not " in faults(tmp_path / "one.yaml")
 
 
 def test_a_base_beside_the_file_is_found_from_anywhere(tmp_path, monkeypatch):

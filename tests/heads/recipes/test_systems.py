@@ -8,7 +8,8 @@ from small_store import make_store
 
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.model import FeatureFacts, build_model
-from xret.heads.recipes.recipe import FOLDER, load_recipe, recipe_names
+from xret.heads.recipes.names import FOLDER, recipe_file, recipe_names
+from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training.training import train
 from xret.pipeline.errors import RecipeError
@@ -16,7 +17,7 @@ from xret.pipeline.errors import RecipeError
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 FILES = sorted(FOLDER.rglob("*.yaml"))
-NAMES = [file.relative_to(FOLDER).with_suffix("").as_posix() for file in FILES]
+NAMES = recipe_names()
 SYSTEMS = [name for name in NAMES if "/" not in name]
 VARIANTS = [name for name in NAMES if "/" in name]
 SOURCE = re.compile(r"section|appendix|Table|eq\.|footnote|published code|not in the paper|not used", re.IGNORECASE)
@@ -56,13 +57,13 @@ def store(tmp_path_factory):
 
 def test_there_are_so_many_recipes():
     assert (len(FILES), len(SYSTEMS)) == (61, 11)
-    assert sorted(NAMES) == recipe_names()
+    assert {recipe_file(name) for name in NAMES} == set(FILES)
     assert {name.split("/")[0] for name in VARIANTS} == set(SYSTEMS) - {"pcmepp"}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_value_has_its_source(name):
-    for line in (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
+    for line in recipe_file(name).read_text(encoding="utf-8").splitlines():
         assert len(line) <= 120
         assert re.fullmatch(r'(#.*|((  )*"?[\w-]+"?:.*)?)', line), f"not indented by two spaces: {line}"
         value, _, comment = line.partition("#")
@@ -102,10 +103,10 @@ def test_a_recipe_trains_two_steps_and_is_evaluated(name, store, tmp_path):
     assert line["step"] == 2
     assert set(line["parts"]) == set(recipe.terms)
     assert all(math.isfinite(part) for part in line["parts"].values())
-    (result,) = evaluate([summary.run], device="cpu")["results"]
-    assert 0 <= result["rsum"] <= 600
+    (result,) = evaluate([summary.run], device="cpu").results
+    assert 0 <= result.rsum <= 600
     sets = recipe.aggregator["image"]["name"] in ("element-slots", "pie-net", "pcme")
-    assert (result["log_circular_variance"] is not None) == sets
+    assert (result.log_circular_variance is not None) == sets
 
 
 def small(name):

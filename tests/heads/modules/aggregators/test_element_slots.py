@@ -287,5 +287,5 @@ def test_attention_over_inputs_is_that_of_a_transformer():
 
 @pytest.mark.parametrize("parameter", ["initial", "update", "normalized_over"])
 def test_refuses_unknown_ablations(parameter):
-    with pytest.raises(ValueError, match=f"element slots: {parameter} is 'nothing', but must be one of"):
+    with pytest.raises(ValueError, match=f"ElementSlots: {parameter} is 'nothing', but must be one of"):
         make(**{parameter: "nothing"})

@@ -90,7 +90,7 @@ def test_other_width_of_local_rows():
     # Probabilistic VSE++'s text: twin GRUs over word embeddings.
     twin = TwinBranches(3, 6, of="seq2seq", shape="spherical-one-value")
     assert twin(torch.randn(2, 4, 3), torch.tensor([4, 1]), None).embedding.mean.shape == (2, 6)
-    with pytest.raises(ValueError, match="average pooling keeps the width"):
+    with pytest.raises(ValueError, match="Average keeps the width"):
         TwinBranches(3, 6, of="average")
 
 
@@ -102,11 +102,11 @@ def test_meta_device():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="gaussian: of is 'cls', but must be one of global, average"):
+    with pytest.raises(ValueError, match="TwinBranches: of is 'cls', but must be one of global, average"):
         TwinBranches(4, 4, of="cls")
-    with pytest.raises(ValueError, match="gaussian: shape is 'full', but must be one of ellipsoidal"):
+    with pytest.raises(ValueError, match="TwinBranches: shape is 'full', but must be one of ellipsoidal"):
         TwinBranches(4, 4, shape="full")
-    with pytest.raises(ValueError, match=r"gaussian: lowest is 0\.0, but must be above 0"):
+    with pytest.raises(ValueError, match=r"TwinBranches: lowest is 0\.0, but must be above 0"):
         TwinBranches(4, 4, lowest=0.0)
-    with pytest.raises(ValueError, match=r"gaussian: highest is 0\.1, but must be above lowest, 0\.1"):
+    with pytest.raises(ValueError, match=r"TwinBranches: highest is 0\.1, but must be above lowest, 0\.1"):
         TwinBranches(4, 4, highest=0.1)

@@ -61,5 +61,5 @@ def test_exponent_is_learned_from_where_it_begins():
     module(local, torch.tensor([2]), None).embedding.sum().backward()
     assert module.weight.grad > 0  # a larger exponent comes nearer to the maximum
     assert list(module.state_dict()) == ["weight"]
-    with pytest.raises(ValueError, match=r"gem pooling: p is 1\.0, but must be above 1"):
+    with pytest.raises(ValueError, match=r"GeM: p is 1\.0, but must be above 1"):
         GeM(2, 2, p=1.0)

@@ -113,11 +113,11 @@ def test_meta_device(part):
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="pcme: samples is 0, but must be at least 1"):
+    with pytest.raises(ValueError, match="Pcme: samples is 0, but must be at least 1"):
         Pcme(4, 4, samples=0)
-    with pytest.raises(ValueError, match="pcme: summary is 'lstm', but must be one of linear, gru"):
+    with pytest.raises(ValueError, match="Pcme: summary is 'lstm', but must be one of linear, gru"):
         Pcme(4, 4, summary="lstm")
-    with pytest.raises(ValueError, match="pcme: dim is 5, but must be even where summary is 'gru'"):
+    with pytest.raises(ValueError, match="Pcme: dim is 5, but must be even where summary is 'gru'"):
         Pcme(4, 5, summary="gru")
-    with pytest.raises(ValueError, match="gpo keeps the width of the local rows, which is 3 and not 4"):
+    with pytest.raises(ValueError, match="GPO keeps the width of the local rows, which is 3 and not 4"):
         PcmePlusPlus(3, 4)

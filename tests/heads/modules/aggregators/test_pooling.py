@@ -97,7 +97,7 @@ def test_k_max_lies_between_maximum_and_average():
     local, length = torch.randn(3, 5, 4), torch.tensor([5, 2, 1])
     torch.testing.assert_close(k_max_rows(local, length, 1), max_rows(local, length))
     torch.testing.assert_close(k_max_rows(local, length, 5), mean_rows(local, length))
-    with pytest.raises(ValueError, match="k-max pooling: k is 0, but must be at least 1"):
+    with pytest.raises(ValueError, match="KMax: k is 0, but must be at least 1"):
         KMax(4, 4, k=0)
 
 
@@ -109,7 +109,5 @@ def test_registry_says_what_each_needs():
 
 
 def test_width_is_not_changed():
-    with pytest.raises(
-        ValueError, match="average pooling keeps the width of the local rows, which is 300 and not 1024"
-    ):
+    with pytest.raises(ValueError, match="Average keeps the width of the local rows, which is 300 and not 1024"):
         Average(300, 1024)

@@ -8,7 +8,7 @@ from torch.nn.functional import log_softmax
 
 from xret.heads.modules.aggregators import Aggregated
 from xret.heads.modules.embedding import Sequence
-from xret.heads.modules.losses import CaptionGeneration
+from xret.heads.modules.losses.caption_generation import CaptionGeneration
 
 WORDS = 7
 IMAGES, CAPTIONS = torch.tensor([3, 1, 2]), torch.tensor([4, 1, 2, 3])
@@ -140,9 +140,9 @@ def test_image_without_rows(batch):
 
 def test_what_is_missing_is_named(batch):
     images, captions = batch
-    with pytest.raises(ValueError, match="needs the image's rows, but the image aggregator has none"):
+    with pytest.raises(ValueError, match="needs local rows, which the image side does not give"):
         made()(None, POSITIVES, captions, captions)
-    with pytest.raises(ValueError, match="needs word ids, but the captions have none"):
+    with pytest.raises(ValueError, match="needs word ids, which the text side does not give"):
         made()(None, POSITIVES, images, images)
-    with pytest.raises(ValueError, match="caption-generation: hidden is 0, but must be at least 1"):
+    with pytest.raises(ValueError, match="CaptionGeneration: hidden is 0, but must be at least 1"):
         CaptionGeneration(5, WORDS, hidden=0)

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 from xret.heads.modules.aggregators import Aggregated
 from xret.heads.modules.embedding import Gaussian
-from xret.heads.modules.losses import InformationBottleneck, Uniformity, information_bottleneck, uniformity
+from xret.heads.modules.losses.gaussians import InformationBottleneck, Uniformity, information_bottleneck, uniformity
 
 CODE = {"reduction": "sum", "mean": "samples"}  # what PCME's public code does
 
@@ -115,12 +115,12 @@ def test_vectors_and_sets_count_alike():
 def test_what_is_missing_is_named():
     gaussian = Gaussian(torch.ones(2, 4), torch.ones(2, 4))
     both, alone, vector = Aggregated(torch.ones(2, 3, 4), gaussian=gaussian), Aggregated(gaussian), torch.ones(2, 4)
-    with pytest.raises(ValueError, match="needs a Gaussian, but the image aggregator has none"):
+    with pytest.raises(ValueError, match="needs a Gaussian, which the image side does not give"):
         InformationBottleneck()(None, None, Aggregated(vector), both)
-    with pytest.raises(ValueError, match="mean is 'samples', but the text aggregator draws none"):
+    with pytest.raises(ValueError, match="needs samples, which the text side does not give"):
         InformationBottleneck(mean="samples")(None, None, both, alone)
-    with pytest.raises(ValueError, match="the uniformity loss needs vectors or sets, but the text aggregator gives a"):
+    with pytest.raises(ValueError, match="Uniformity needs vectors or sets, which the text side does not give"):
         Uniformity()(None, None, both, alone)
     for name in ("reduction", "mean", "spread"):
-        with pytest.raises(ValueError, match=f"information-bottleneck: {name} is 'x', but must be one of"):
+        with pytest.raises(ValueError, match=f"InformationBottleneck: {name} is 'x', but must be one of"):
             InformationBottleneck(**{name: "x"})

@@ -10,11 +10,26 @@ from recorded import DTYPES, assert_near, bits, leaf, near, own
 
 from xret.heads.modules.aggregators import Aggregated
 from xret.heads.modules.embedding import Gaussian
-from xret.heads.modules.losses import LOSSES, Diversity, Mmd, Triplet, diversity, gram_diversity, mmd, triplet
-from xret.heads.modules.similarity import chamfer, cosine, mil, smooth_chamfer
+from xret.heads.modules.losses import LOSSES
+from xret.heads.modules.losses.diversity import Diversity
+from xret.heads.modules.losses.mmd import Mmd
+from xret.heads.modules.losses.triplet import Triplet
+from xret.heads.modules.similarity.sets import Chamfer, Mil, SmoothChamfer, cosine
 
-SIMILARITIES = {"smooth_chamfer_a16": smooth_chamfer, "mil": mil, "chamfer": chamfer}
+SIMILARITIES = {"smooth_chamfer_a16": SmoothChamfer(), "mil": Mil(), "chamfer": Chamfer()}
 NEGATIVES = {"hard": "hardest", "all": "all", "semi": "semi-hard"}
+
+
+def triplet(similarity, positives, **parameters):
+    return Triplet(**parameters)(similarity, positives)
+
+
+def mmd(images, captions, kernel="exponential"):
+    return Mmd(kernel=kernel)(None, None, Aggregated(images), Aggregated(captions))
+
+
+def diversity(slots, form="exponential"):
+    return Diversity(form=form).of("image", Aggregated(None, slots))
 
 
 # ---- triplet
@@ -53,9 +68,9 @@ def test_recorded_triplet_of_sets(golden, kind, name, dtype):
     [
         ("hard_sum", cosine, "", "hardest", "sum", 1),
         ("all_sum", cosine, "", "all", "sum", 1),
-        ("hard_mil_mean", mil, "_set", "hardest", "mean", 1),
+        ("hard_mil_mean", Mil(), "_set", "hardest", "mean", 1),
         # That code divides by all 64 cells of the matrix; 56 of them are triplets.
-        ("all_mil_mean", mil, "_set", "all", "mean", 56 / 64),
+        ("all_mil_mean", Mil(), "_set", "all", "mean", 56 / 64),
     ],
 )
 def test_recorded_triplet_with_one_caption(golden, key, compare, inputs, negatives, reduction, factor, dtype):
@@ -296,9 +311,9 @@ def test_diversity_of_a_single_slot_is_an_attached_zero():
 
 def test_diversity_without_slots_names_the_side():
     with_slots, without = Aggregated(torch.ones(2, 3, 4), torch.ones(2, 3, 4)), Aggregated(torch.ones(2, 4))
-    with pytest.raises(ValueError, match="the image aggregator has none"):
+    with pytest.raises(ValueError, match="slots, which the image side does not give"):
         Diversity()(None, None, without, with_slots)
-    with pytest.raises(ValueError, match="the text aggregator has none"):
+    with pytest.raises(ValueError, match="slots, which the text side does not give"):
         Diversity()(None, None, with_slots, without)
 
 
@@ -319,17 +334,17 @@ def test_recorded_gram_diversity(golden, dtype):
 def test_gram_diversity_by_hand_and_gradcheck():
     # Equal slots: the Gram matrix without its diagonal has two ones; orthogonal slots: none.
     slots = torch.tensor([[[1, 1], [2, 2]], [[1, 0], [0, 5]]], dtype=torch.float64)
-    assert gram_diversity(slots).item() == pytest.approx((math.sqrt(2) + 0) / 2 / 4, rel=1e-12)
-    assert gram_diversity(slots, squared=True).item() == pytest.approx((2 + 0) / 2 / 4, rel=1e-12)
+    assert diversity(slots, "gram").item() == pytest.approx((math.sqrt(2) + 0) / 2 / 4, rel=1e-12)
+    assert diversity(slots, "gram-squared").item() == pytest.approx((2 + 0) / 2 / 4, rel=1e-12)
     slots = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(gram_diversity, slots)
+    assert torch.autograd.gradcheck(lambda x: diversity(x, "gram"), slots)
 
 
-@pytest.mark.parametrize("squared", [True, False])
-def test_gram_diversity_where_nothing_is_alike_has_no_gradient(squared):
+@pytest.mark.parametrize("form", ["gram", "gram-squared"])
+def test_gram_diversity_where_nothing_is_alike_has_no_gradient(form):
     for slots in (torch.randn(2, 1, 4), torch.eye(4)[None, :3].clone()):
         slots.requires_grad_()
-        loss = gram_diversity(slots, squared=squared)
+        loss = diversity(slots, form)
         loss.backward()
         assert loss.item() == 0
         assert (slots.grad == 0).all()
@@ -344,7 +359,7 @@ def test_recorded_total_of_setdiv(golden):
     leaves = {name: leaf(data, f"in_{name}", torch.float64) for name in ("img", "txt", "img_slots", "txt_slots")}
     images = Aggregated(leaves["img"], leaves["img_slots"])
     captions = Aggregated(leaves["txt"], leaves["txt_slots"])
-    similarity = smooth_chamfer(images.embedding, captions.embedding)
+    similarity = SmoothChamfer()(images.embedding, captions.embedding)
     weights = {"triplet": 1, "mmd": 0.01, "diversity": 0.01}
     total = sum(weight * LOSSES[name]()(similarity, own(6, 5), images, captions) for name, weight in weights.items())
     total.backward()
@@ -357,9 +372,9 @@ def test_recorded_total_of_setdiv(golden):
 def test_half_embeddings_are_regularised_in_float32(dtype):
     images, captions = torch.randn(4, 3, 16).to(dtype), torch.randn(6, 3, 16).to(dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        losses = mmd(images, captions), diversity(images), gram_diversity(images)
+        losses = mmd(images, captions), diversity(images), diversity(images, "gram")
     whole = images.double()
-    expected = mmd(whole, captions.double()), diversity(whole), gram_diversity(whole)
+    expected = mmd(whole, captions.double()), diversity(whole), diversity(whole, "gram")
     for loss, reference in zip(losses, expected, strict=True):
         assert loss.dtype == torch.float32
         assert loss.item() == pytest.approx(reference.item(), rel=1e-5, abs=1e-6)
@@ -382,7 +397,7 @@ def test_unknown_choices_are_refused():
 
 def test_mmd_of_a_gaussian_is_refused():
     vector, gaussian = Aggregated(torch.ones(2, 4)), Aggregated(Gaussian(torch.ones(2, 4), torch.ones(2, 4)))
-    with pytest.raises(ValueError, match="needs vectors or sets, but the text aggregator gives a gaussian"):
+    with pytest.raises(ValueError, match="needs vectors or sets, which the text side does not give"):
         Mmd()(None, None, vector, gaussian)
 
 

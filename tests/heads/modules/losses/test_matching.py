@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from recorded import DTYPES, assert_near, bits, leaf, near, own
 from torch.nn.functional import logsigmoid, normalize
 
-from xret.heads.modules.losses import InfoNce, MatchingBce, SoftContrastive, infonce, matching_bce, soft_contrastive
-from xret.heads.modules.similarity import cosine
+from xret.heads.modules.losses.infonce import InfoNce, infonce
+from xret.heads.modules.losses.matching import MatchingBce, SoftContrastive, matching_bce, soft_contrastive
+from xret.heads.modules.similarity.sets import cosine
 
 LOSSES = [infonce, matching_bce, lambda s, p: matching_bce(s, p, pseudo_positives=0.3)]
 
@@ -257,9 +258,9 @@ def test_infonce_without_positives_or_negatives_is_an_attached_zero():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="infonce: scale is 0, but must be above 0"):
+    with pytest.raises(ValueError, match="InfoNce: scale is 0, but must be above 0"):
         InfoNce(scale=0)
-    with pytest.raises(ValueError, match="matching-bce: scale is -1, but must be above 0"):
+    with pytest.raises(ValueError, match="MatchingBce: scale is -1, but must be above 0"):
         MatchingBce(scale=-1)
     with pytest.raises(ValueError, match="pseudo_positives is -1, but must be at least 0"):
         MatchingBce(pseudo_positives=-1)

@@ -7,14 +7,19 @@ import torch
 from recorded import DTYPES, assert_near, bits, leaf, near
 
 from xret.heads.modules.aggregators import Aggregated
-from xret.heads.modules.losses import (
-    GlobalDiscriminative,
-    IntraSetDivergence,
-    global_discriminative,
-    intra_set_divergence,
-)
+from xret.heads.modules.losses.set_regularisers import GlobalDiscriminative, IntraSetDivergence
 
 CASES = [(1, 0), (4, 0.2), (16, 0.5)]
+
+
+def global_discriminative(elements, global_, **parameters):
+    """Eq. 7 of one side."""
+    return 2 * GlobalDiscriminative(**parameters).of("image", Aggregated(elements, global_=global_))
+
+
+def intra_set_divergence(elements, **parameters):
+    """Eq. 8 of one side."""
+    return IntraSetDivergence(**parameters).of("image", Aggregated(elements))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -85,13 +90,13 @@ def test_what_is_missing_is_named():
     whole = Aggregated(torch.ones(2, 3, 4), slots=torch.ones(2, 3, 4), global_=torch.ones(2, 4))
     vector = Aggregated(torch.ones(2, 4), global_=torch.ones(2, 4))
     for loss in (GlobalDiscriminative, IntraSetDivergence):
-        with pytest.raises(ValueError, match="needs embedding sets, but the text aggregator gives none"):
+        with pytest.raises(ValueError, match="needs embedding sets, which the text side does not give"):
             loss()(None, None, whole, vector)
-        with pytest.raises(ValueError, match="needs slots, but the image aggregator has none"):
+        with pytest.raises(ValueError, match="needs slots, which the image side does not give"):
             loss(elements="slots")(None, None, vector, whole)
         with pytest.raises(ValueError, match="elements is 'both', but must be one of set, slots"):
             loss(elements="both")
-    with pytest.raises(ValueError, match="needs the text side's global feature"):
+    with pytest.raises(ValueError, match="needs the global feature, which the text side does not give"):
         GlobalDiscriminative()(None, None, whole, whole._replace(global_=None))
 
 

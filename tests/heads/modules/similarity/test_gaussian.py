@@ -7,26 +7,17 @@ from hypothesis import strategies as st
 from torch.distributions import Independent, Normal, kl_divergence
 
 from xret.heads.modules.embedding import Gaussian
-from xret.heads.modules.similarity import (
-    Kl,
-    MinKl,
-    SampledDistance,
-    Wasserstein,
-    negative_kl,
-    negative_min_kl,
-    negative_sampled_distance,
-    negative_wasserstein,
-)
+from xret.heads.modules.similarity.gaussian import Kl, MinKl, SampledDistance, Wasserstein
 
 RECORDED = {
-    "neg_kl_img_cap": negative_kl,
-    "neg_kl_cap_img": lambda x, y: negative_kl(x, y, "caption-image"),
-    "neg_min_kl": negative_min_kl,
-    "neg_w2": negative_wasserstein,
-    "neg_w2_squared": lambda x, y: negative_wasserstein(x, y, squared=True),
-    "neg_w2_printed_variance": lambda x, y: negative_wasserstein(x, y, form="printed"),
+    "neg_kl_img_cap": Kl(),
+    "neg_kl_cap_img": Kl("caption-image"),
+    "neg_min_kl": MinKl(),
+    "neg_w2": Wasserstein(),
+    "neg_w2_squared": Wasserstein(squared=True),
+    "neg_w2_printed_variance": Wasserstein(form="printed"),
 }
-ALL = {**RECORDED, "sampled": negative_sampled_distance}
+ALL = {**RECORDED, "sampled": SampledDistance()}
 
 
 def gaussians(count, width, seed=0):
@@ -92,7 +83,7 @@ def test_recorded_sampled_distance_and_the_gradients_of_its_loss(golden, dtype):
     images, captions = recorded(data, "csd/", dtype)
     for tensor in (*images, *captions):
         tensor.requires_grad_()
-    similarity = negative_sampled_distance(images, captions)
+    similarity = SampledDistance()(images, captions)
     bits, tolerance = ("64", 1e-9) if dtype is torch.float64 else ("32", 1e-5)
     assert_near(-similarity, data[f"csd/out{bits}_distance"], tolerance)
     match = torch.tensor(data["csd/in_match"]).to(dtype)
@@ -123,7 +114,7 @@ def test_sampled_distance_is_the_mean_over_samples():
         for g in (images, captions)
     ]
     expected = (drawn[0] - drawn[1]).square().sum(1).mean()
-    assert -negative_sampled_distance(images, captions).item() == pytest.approx(expected.item(), rel=0.02)
+    assert -SampledDistance()(images, captions).item() == pytest.approx(expected.item(), rel=0.02)
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0, 100.0])
@@ -147,15 +138,13 @@ def test_near_gaussians_are_told_apart_in_float32(name, offset):
 @given(seed=st.integers(0, 1000), width=st.integers(1, 6))
 def test_what_must_hold_for_any_gaussians(seed, width):
     images, captions = gaussians(3, width, seed=seed), gaussians(2, width, seed=seed + 1)
-    one_way, other_way = negative_kl(images, captions), negative_kl(images, captions, "caption-image")
+    one_way, other_way = Kl()(images, captions), Kl("caption-image")(images, captions)
     assert (one_way <= 0).all()
-    assert (negative_min_kl(images, captions) >= torch.maximum(one_way, other_way) - 1e-12).all()
-    torch.testing.assert_close(negative_kl(captions, images).T, other_way)
+    assert (MinKl()(images, captions) >= torch.maximum(one_way, other_way) - 1e-12).all()
+    torch.testing.assert_close(Kl()(captions, images).T, other_way)
     for name in ("neg_min_kl", "neg_w2", "neg_w2_squared", "neg_w2_printed_variance", "sampled"):
         torch.testing.assert_close(ALL[name](captions, images), ALL[name](images, captions).T)
-    torch.testing.assert_close(
-        negative_wasserstein(images, captions).square(), -negative_wasserstein(images, captions, squared=True)
-    )
+    torch.testing.assert_close(Wasserstein()(images, captions).square(), -Wasserstein(squared=True)(images, captions))
     order = torch.randperm(width, generator=torch.Generator().manual_seed(seed))
     for compare in ALL.values():
         shuffled = [Gaussian(*(part[:, order] for part in side)) for side in (images, captions)]
@@ -202,11 +191,11 @@ def test_modules_use_their_parameters():
 
 
 def test_wrong_values_are_refused():
-    with pytest.raises(ValueError, match="kl: direction is 'forward', but must be one of image-caption, caption-image"):
+    with pytest.raises(ValueError, match="Kl: direction is 'forward', but must be one of image-caption, caption-image"):
         Kl(direction="forward")
-    with pytest.raises(ValueError, match="wasserstein: form is 'open'"):
+    with pytest.raises(ValueError, match="Wasserstein: form is 'open'"):
         Wasserstein(form="open")
     with pytest.raises(ValueError, match="compares Gaussians, not Tensor with Gaussian"):
-        negative_kl(torch.ones(2, 3), gaussians(2, 3))
+        Kl()(torch.ones(2, 3), gaussians(2, 3))
     with pytest.raises(ValueError, match=r"one width, not \[2, 3\] with \[2, 4\]"):
-        negative_wasserstein(gaussians(2, 3), gaussians(2, 4))
+        Wasserstein()(gaussians(2, 3), gaussians(2, 4))

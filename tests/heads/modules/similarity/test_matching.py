@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
-from xret.heads.modules.similarity import Assignment, assignment, cosine, matched, mil, most_similar
+from xret.heads.modules.similarity.matching import Assignment, match, matched, most_similar
+from xret.heads.modules.similarity.sets import Mil, cosine
+from xret.heads.modules.similarity.shared import element_cosines
 
 matching = importlib.import_module("xret.heads.modules.similarity.matching")
 SQUARE = ("main", "K2", "K3", "K5")
@@ -44,6 +46,17 @@ def tried_out(cosines):
     totals = {way: sum(cosines[row, way[row]].item() for row in range(k1)) for way in permutations(range(k2), k1)}
     best = max(totals, key=totals.get)
     return list(best), totals[best]
+
+
+def assignment(images, captions):
+    """Return which element of the caption each of the image's is matched with, `[I, C, K1]`; -1: none."""
+    cosines = element_cosines(images, captions)
+    k1, k2 = cosines.shape[1:3]
+    if k1 <= k2:
+        return match(cosines).transpose(1, 2)
+    own = match(cosines.transpose(1, 2))
+    left_over = torch.full_like(cosines[:, :, 0], -1, dtype=torch.int64)
+    return left_over.scatter(1, own, torch.arange(k2)[:, None].expand_as(own)).transpose(1, 2)
 
 
 def total_of(cosines, found):
@@ -180,7 +193,7 @@ def test_inference_takes_the_most_similar_pairs(top, k):
             best = pair.flatten().sort(descending=True).values[:top]
             torch.testing.assert_close(score[i, c], (best.exp() - 1).mean())
     if top == 1:
-        torch.testing.assert_close(score, mil(images, captions).expm1())
+        torch.testing.assert_close(score, Mil()(images, captions).expm1())
 
 
 def test_inference_begins_with_evaluation_mode():

@@ -10,19 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xret.heads.modules.embedding import Gaussian, Sequence, each
-from xret.heads.modules.similarity import (
-    SIMILARITIES,
-    SmoothChamfer,
-    blocks,
-    chamfer,
-    cosine,
-    in_blocks,
-    match_probability,
-    mil,
-    smooth_chamfer,
-)
+from xret.heads.modules.similarity import SIMILARITIES, Chamfer, SmoothChamfer, blocks, in_blocks
+from xret.heads.modules.similarity.samples import match_probability
+from xret.heads.modules.similarity.sets import Mil, cosine
 
-SETS = {"mil": mil, "chamfer": chamfer, "smooth-chamfer": smooth_chamfer}
+mil, chamfer = Mil(), Chamfer()
+SETS = {"mil": mil, "chamfer": chamfer, "smooth-chamfer": SmoothChamfer()}
 CASES = ("main", "K2", "K3", "K5", "rect3x5", "rect5x3")
 # Relative to the largest magnitude, as the reference values' own notes say.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
@@ -89,7 +82,7 @@ def test_recorded_values(golden, case, dtype):
         if kind in ("mil", "chamfer"):
             actual = SETS[kind](images, captions)
         elif kind.startswith("smooth_chamfer_a"):
-            actual = smooth_chamfer(images, captions, alpha=float(kind.removeprefix("smooth_chamfer_a")))
+            actual = SmoothChamfer(float(kind.removeprefix("smooth_chamfer_a")))(images, captions)
         elif kind.startswith("mp_a"):
             scale, shift = map(float, kind.removeprefix("mp_a").split("_b"))
             actual = match_probability(images, captions, scale, shift)
@@ -105,7 +98,7 @@ def test_recorded_gradients(golden, case, dtype):
     data = golden("similarity")
     images = torch.tensor(data[f"{case}/in_img"]).to(dtype).requires_grad_()
     captions = torch.tensor(data[f"{case}/in_txt"]).to(dtype).requires_grad_()
-    (smooth_chamfer(images, captions) * torch.tensor(data[f"{case}/in_cotangent"])).sum().backward()
+    (SmoothChamfer()(images, captions) * torch.tensor(data[f"{case}/in_cotangent"])).sum().backward()
     bits = "64" if dtype is torch.float64 else "32"
     for side, embedding in (("img", images), ("txt", captions)):
         assert_near(embedding.grad, data[f"{case}/grad{bits}_smooth_chamfer_a16_{side}"], TOLERANCE[dtype])
@@ -149,7 +142,7 @@ def test_gradient_is_equation_8(alpha):
     k1, k2 = 3, 4
     element = torch.nn.functional.normalize(sets(k1, k2), dim=-1)
     images = element[None].clone().requires_grad_()
-    smooth_chamfer(images, torch.eye(k2, dtype=torch.float64)[None], alpha).sum().backward()
+    SmoothChamfer(alpha)(images, torch.eye(k2, dtype=torch.float64)[None]).sum().backward()
     weight = (alpha * element).exp()
     by_cosine = weight / weight.sum(1, keepdim=True) / (2 * k1) + weight / weight.sum(0) / (2 * k2)
     across = by_cosine - (by_cosine * element).sum(1, keepdim=True) * element
@@ -175,7 +168,7 @@ def test_order_scale_and_side_change_nothing(seed, k1, k2, alpha):
     shuffle = torch.Generator().manual_seed(seed)
     other = 3.5 * images[:, torch.randperm(k1, generator=shuffle)]
     others = 0.01 * captions[:, torch.randperm(k2, generator=shuffle)]
-    for compare in (mil, chamfer, lambda x, y: smooth_chamfer(x, y, alpha)):
+    for compare in (mil, chamfer, SmoothChamfer(alpha)):
         similarity = compare(images, captions)
         torch.testing.assert_close(compare(other, others), similarity, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(compare(captions, images), similarity.T, rtol=1e-9, atol=1e-9)
@@ -184,7 +177,7 @@ def test_order_scale_and_side_change_nothing(seed, k1, k2, alpha):
 @given(seed=st.integers(0, 1000), alpha=st.floats(0.1, 1e4))
 def test_smooth_chamfer_lies_within_its_bound_above_chamfer(seed, alpha):
     images, captions = sets(2, 3, 4, seed=seed), sets(2, 5, 4, seed=seed + 1)
-    gap = smooth_chamfer(images, captions, alpha) - chamfer(images, captions)
+    gap = SmoothChamfer(alpha)(images, captions) - chamfer(images, captions)
     assert (gap >= -1e-9).all()
     assert (gap <= math.log(5) / alpha + 1e-9).all()
 
@@ -193,7 +186,7 @@ def test_smooth_chamfer_lies_within_its_bound_above_chamfer(seed, alpha):
 def test_opposite_sets_are_finite_at_any_alpha(alpha):
     images = sets(1, 1, 8, dtype=torch.float32).expand(2, 3, 8).clone().requires_grad_()
     captions = torch.stack([images[0].detach(), -images[0].detach()])
-    similarity = smooth_chamfer(images, captions, alpha)
+    similarity = SmoothChamfer(alpha)(images, captions)
     similarity.sum().backward()
     assert similarity.isfinite().all()
     assert images.grad.isfinite().all()
@@ -286,5 +279,4 @@ def test_wrong_shapes_are_named():
 
 def test_module_uses_its_alpha():
     images, captions = sets(2, 3, 4), sets(2, 3, 4, seed=1)
-    assert np.allclose(SmoothChamfer(alpha=4)(images, captions), smooth_chamfer(images, captions, 4))
-    assert not np.allclose(SmoothChamfer()(images, captions), smooth_chamfer(images, captions, 4))
+    assert not np.allclose(SmoothChamfer()(images, captions), SmoothChamfer(4)(images, captions))

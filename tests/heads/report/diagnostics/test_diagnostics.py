@@ -90,9 +90,9 @@ def test_sets_of_one_element_have_no_variance_to_read(store, folder):
 def test_all_elements_have_the_rsum_and_the_variance_of_the_table(run_of, ties):
     run = run_of("setdiv")
     found = diagnose(run, device="cpu", ties=ties)
-    (table,) = evaluate([run], device="cpu", ties=ties)["results"]
-    assert found["elements"]["rsum"]["all"] == table["rsum"]
-    assert found["circular_variance"]["log"]["both"] == pytest.approx(table["log_circular_variance"])
+    (table,) = evaluate([run], device="cpu", ties=ties).results
+    assert found["elements"]["rsum"]["all"] == table.rsum
+    assert found["circular_variance"]["log"]["both"] == pytest.approx(table.log_circular_variance)
     assert sum(found["elements"]["wins"]["image"]) == pytest.approx(1)
 
 
@@ -101,8 +101,8 @@ def test_another_split_and_another_store(run_of, folder):
     whole = diagnose(run, device="cpu")
     assert diagnose(run, device="cpu", split="val")["elements"] != whole["elements"]
     found = diagnose(run, device="cpu", store=other)
-    (table,) = evaluate([run], device="cpu", store=other)["results"]
-    assert (table["images"], found["elements"]["rsum"]["all"]) == (11, table["rsum"])
+    (table,) = evaluate([run], device="cpu", store=other).results
+    assert (table.images, found["elements"]["rsum"]["all"]) == (11, table.rsum)
 
 
 def test_uncertainty_by_hand():

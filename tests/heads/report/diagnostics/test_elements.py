@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xret.heads.evaluation.metrics import log_circular_variance
-from xret.heads.modules.similarity import chamfer, matched, mil, smooth_chamfer
+from xret.heads.modules.similarity.matching import matched
+from xret.heads.modules.similarity.sets import Chamfer, Mil, SmoothChamfer
 from xret.heads.report.diagnostics.circular_variance import circular_variance
 from xret.heads.report.diagnostics.elements import ablated_rsum, mean_cosines, wins
 
@@ -65,7 +66,7 @@ def test_circular_variance_is_the_metric_and_bounded_for_collapsed_sets():
     assert all(value < -30 for form in circular_variance(same, same).values() for value in form.values())
 
 
-@pytest.mark.parametrize("compare", [mil, chamfer, smooth_chamfer, matched])
+@pytest.mark.parametrize("compare", [Mil(), Chamfer(), SmoothChamfer(), matched])
 def test_rsum_of_some_elements_is_a_plain_count_over_what_is_left(compare):
     images, captions = random_sets(3, 4, 3), random_sets(4, 6, 2)
     found = ablated_rsum(images, captions, OWNER, compare, "pessimistic")
@@ -84,7 +85,7 @@ def test_rsum_of_some_elements_is_a_plain_count_over_what_is_left(compare):
 
 def test_sets_of_one_lack_nothing_that_could_be_left_out():
     images, captions = random_sets(5, 4, 1), random_sets(6, 6, 2)
-    found = ablated_rsum(images, captions, OWNER, mil, "pessimistic")
+    found = ablated_rsum(images, captions, OWNER, Mil(), "pessimistic")
     assert found["image"]["without"] is None
     assert found["image"]["only"] == [found["all"]]
     assert len(found["text"]["without"]) == 2
@@ -92,7 +93,7 @@ def test_sets_of_one_lack_nothing_that_could_be_left_out():
 
 def test_ties_are_counted_as_asked():
     same = torch.ones(4, 2, 3), torch.ones(6, 2, 3)
-    rsum = {ties: ablated_rsum(*same, OWNER, mil, ties)["all"] for ties in ("pessimistic", "mean", "optimistic")}
+    rsum = {ties: ablated_rsum(*same, OWNER, Mil(), ties)["all"] for ties in ("pessimistic", "mean", "optimistic")}
     assert rsum["pessimistic"] < rsum["mean"] < rsum["optimistic"] == 600
 
 

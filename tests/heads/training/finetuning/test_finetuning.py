@@ -249,8 +249,8 @@ def test_the_result_is_a_run_that_is_extracted_and_evaluated(made, tune):
         ("text", cache.caption_set(info.text_set)),
     ):
         assert features.fingerprint == info.fingerprints[side] != info.finetuned["fingerprints"][side]
-    result = evaluate([tuned], split="val", device="cpu")["results"][0]
-    assert result["rsum"] == pytest.approx(info.best_rsum)
+    result = evaluate([tuned], split="val", device="cpu").results[0]
+    assert result.rsum == pytest.approx(info.best_rsum)
     # And once more: a tuned run is tuned further, with its own weights.
     again = tune(tuned, [], "schedule.epochs=4", out="again", text_weights=None)
     assert Run(again).info.finetuned["image_set"] == info.image_set

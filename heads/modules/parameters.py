@@ -1,0 +1,84 @@
+"""What a parameter of a part may be, declared in the signature of the part's constructor and nowhere else.
+
+    class KMax(Part):
+        def __init__(self, local_dim: int, dim: int, *, k: Count = 2) -> None: ...
+
+`KMax(8, 8, k=0)` raises ValueError: "KMax: k is 0, but must be at least 1". Recipes read the same annotations, so that
+all faults of a file are found at once.
+"""
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from torch import nn
+
+
+class Bound(NamedTuple):
+    """Which numbers a parameter may be; stands in an `Annotated` type.
+
+    Attributes:
+        text: what stands after "must be".
+        admits: whether a number may be the parameter's.
+    """
+
+    text: str
+    admits: Callable[[float], bool]
+
+
+def at_least(smallest: float) -> Bound:
+    """Bound a parameter from below, inclusively."""
+    return Bound(f"at least {smallest}", lambda value: value >= smallest)
+
+
+def above(bound: float) -> Bound:
+    """Bound a parameter from below, exclusively."""
+    return Bound(f"above {bound}", lambda value: value > bound)
+
+
+def between(smallest: float, largest: float) -> Bound:
+    """Bound a parameter from both sides, inclusively."""
+    return Bound(f"between {smallest} and {largest}", lambda value: smallest <= value <= largest)
+
+
+Count = Annotated[int, at_least(1)]
+Positive = Annotated[float, above(0)]
+Share = Annotated[float, between(0, 1)]
+
+
+class Part(nn.Module):
+    """A part of a head: its constructor raises ValueError for a value that its annotations do not admit."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "__init__" in vars(cls):
+            cls.__init__ = _checking(cls.__init__)  # type: ignore[method-assign]
+
+
+def _checking(init: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor that checks its arguments first."""
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def checking(part: Part, *positional: Any, **named: Any) -> None:
+        kinds = get_type_hints(init, include_extras=True)
+        for name, value in signature.bind(part, *positional, **named).arguments.items():
+            if wanted := _wanted(value, kinds.get(name)):
+                raise ValueError(f"{type(part).__name__}: {name.rstrip('_')} is {value!r}, but must be {wanted}")
+        init(part, *positional, **named)
+
+    return checking
+
+
+def _wanted(value: Any, kind: Any) -> str:
+    """Return what a value must be where its annotation does not admit it; an empty text where it does."""
+    if get_origin(kind) is Literal:
+        return "" if value in get_args(kind) else f"one of {', '.join(map(str, get_args(kind)))}"
+    if get_origin(kind) is Annotated:
+        (bound,) = kind.__metadata__
+        return "" if bound.admits(value) else bound.text
+    if get_origin(kind) in (Union, types.UnionType) and value is not None:
+        return " or ".join(filter(None, (_wanted(value, option) for option in get_args(kind))))
+    return ""

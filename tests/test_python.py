@@ -1,0 +1,121 @@
+"""What the command line does, Python does with the same names and defaults, from `xret.extract` to `xret.load`."""
+
+import inspect
+import pydoc
+import subprocess
+import sys
+
+import click
+import pytest
+from small_store import make_store
+
+import xret
+from xret.cli import main
+from xret.heads.report.diagnostics import diagnose
+from xret.heads.retrieval.retriever import Retriever
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.data.scenes.generate import generate_scenes
+from xret.pipeline.errors import RecipeError
+from xret.pipeline.extraction.options import Options
+
+EXAMPLE = """
+import xret
+
+pictures, store = "xret-demo/scenes", "example.zarr"
+xret.extract(f"{pictures}/scenes.yaml", store, visual="resnet18", visual_weights="random:0", text="words")
+settings = {"model.dim": 256, "schedule.epochs": 4}
+xret.train(store, recipe="setdiv", out="example", settings=settings)
+print(xret.evaluate("example"))
+
+retriever = xret.load("example", data_root=pictures)
+for hit in retriever.search("a red square", k=3):
+    print(hit.rank, hit.score, hit.file_name)
+
+print(xret.ablate(store, recipe="setdiv", vary={"similarity": ["mil", "chamfer"]}, settings=settings, out="ablation"))
+
+xret.finetune("example", out="tuned", reattach=["image"], data_root=pictures, settings={"schedule.epochs": 5})
+xret.extract(f"{pictures}/scenes.yaml", store, from_run="tuned")
+print(xret.evaluate("tuned"))
+"""
+
+COMMANDS = {
+    "extract": (xret.extract, Options),
+    "train-head": (xret.train,),
+    "finetune": (xret.finetune,),
+    "eval": (xret.evaluate, diagnose),
+    "ablate": (xret.ablate,),
+    "search": (xret.load, Retriever),
+}
+# Of the terminal alone; `plan` and `diagnostics` are functions of their own.
+PRINTED = {"as_json", "csv_file", "latex_file", "plot_file", "html", "k", "image", "plan", "diagnostics"}
+
+
+def test_the_loop_of_the_readme_runs_as_it_stands(tmp_path, monkeypatch, capsys, one_thread):
+    generate_scenes(tmp_path / "xret-demo" / "scenes", train=12, val=4, test=4)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(EXAMPLE, names)
+    printed = capsys.readouterr().out
+    assert printed.count("split test, protocol full: 4 images, 20 captions") == 2
+    assert "similarity=chamfer " in printed
+    assert printed.count("\n1 ") == 1
+    assert xret.FeatureCache.open("example.zarr").images == 20
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options_and_arguments_have_the_same_names_and_defaults(command):
+    arguments = {}
+    for function in COMMANDS[command]:
+        arguments |= inspect.signature(function).parameters
+    for option in main.commands[command].params:
+        if not isinstance(option, click.Option) or option.name in PRINTED:
+            continue
+        default = arguments[option.name].default
+        given = option.to_info_dict()["default"]
+        if option.multiple or option.name == "reattach":
+            assert default == ()
+        elif option.required:
+            assert default is inspect.Parameter.empty
+        else:
+            assert default == (tuple(given.split(",")) if option.name == "splits" else given), option.name
+
+
+def test_help_lists_what_there_is():
+    text = pydoc.render_doc(xret, renderer=pydoc.plaintext)
+    for name in xret.__all__:
+        assert f"\n    {name}(" in text or f"\n    class {name}(" in text, name
+        assert len(getattr(xret, name).__doc__) > 100 or name == "FeatureCache"
+    assert xret.FeatureCache is FeatureCache
+    assert set(xret.__all__) <= set(dir(xret))
+    with pytest.raises(AttributeError, match="module 'xret' has no attribute 'exctract'"):
+        _ = xret.exctract
+
+
+def test_the_import_is_cheap():
+    code = "import sys, xret; print(sorted({'torch', 'dask', 'zarr', 'numpy', 'transformers'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+
+
+def test_settings_and_varied_values_are_those_of_the_command_line(tmp_path, one_thread):
+    store = make_store(tmp_path / "s.zarr", train=8, val=4, test=4)
+    settings = {"model.dim": 8, "adapter.words.word_dim": 4, "schedule.epochs": 1, "loss.exclude_same_text": True}
+    written = [f"{key}={value}" for key, value in settings.items()]
+    found = [
+        xret.train(store, recipe="vsepp", out=tmp_path / name, settings=chosen, device="cpu")
+        for name, chosen in (("mapping", settings), ("list", written))
+    ]
+    assert found[0].best_rsum == found[1].best_rsum
+    recipes = [(tmp_path / name / "recipe.yaml").read_text() for name in ("mapping", "list")]
+    assert recipes[0] == recipes[1]
+    ablation = xret.ablate(
+        store, recipe="vsepp", vary={"loss.triplet.margin": [0.1, 0.2]}, settings=settings, out=tmp_path / "a",
+        device="cpu",
+    )  # fmt: skip
+    assert [entry.cell for entry in ablation.entries] == [{"loss.triplet.margin": 0.1}, {"loss.triplet.margin": 0.2}]
+    assert str(ablation).startswith("split test, protocol full")
+    with pytest.raises(RecipeError, match="give --recipe with one --vary or more, or --grid"):
+        xret.ablate(store, recipe="vsepp", out=tmp_path / "b")
+    manifest = generate_scenes(tmp_path / "scenes", train=1, val=1, test=1)
+    with pytest.raises(TypeError, match="visul"):
+        xret.extract(manifest, tmp_path / "new.zarr", visul="resnet18")

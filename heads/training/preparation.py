@@ -13,7 +13,7 @@ from ...pipeline.encoders.word_vectors import read_word_vectors
 from ...pipeline.errors import CacheError, RecipeError, RunError
 from ...pipeline.reading.batches import Batches
 from ...pipeline.reading.placement import Placement
-from ..model import FeatureFacts, Model
+from ..model import Model, feature_facts
 from ..recipes.recipe import Recipe
 from ..runs.features import RetokenizedCaptions, Sets
 from ..runs.info import AS_A_WHOLE, RunInfo, absolute, versions
@@ -134,8 +134,6 @@ def open_run(
     out: str | Path,
     info: RunInfo,
     recipe: Recipe,
-    facts: tuple[FeatureFacts, FeatureFacts],
-    vocabulary: tuple[str, ...] | None,
     split: Batches,
     ranks: Ranks = ALONE,
     *,
@@ -152,19 +150,20 @@ def open_run(
     created = not (resume and Path(out).exists())
     ranks.wait()  # all have looked, before the first makes it
     if created and ranks.first:
-        kind.create(out, info, recipe, *facts, vocabulary)
+        images, captions = split.image_set, split.caption_set
+        kind.create(out, info, recipe, feature_facts(images), feature_facts(captions), captions.vocabulary)
     ranks.wait()
     run = kind(out)
     if not created:
         run.refuse_difference(info.facts, recipe)
-        refuse_other_order(run, split, recipe)
+        _refuse_other_order(run, split, recipe)
         moved = (info.store, info.also_stores) != (run.info.store, run.info.also_stores)
         if moved and ranks.first:
             run.record(store=info.store, also_stores=info.also_stores)
     return run, created
 
 
-def refuse_other_order(run: Run, split: Batches, recipe: Recipe) -> None:
+def _refuse_other_order(run: Run, split: Batches, recipe: Recipe) -> None:
     """Raise RunError where an epoch of `split` mixes its samples otherwise than those of the run before."""
     then, now = run.info.shuffled, split.shuffled
     if then == now:

@@ -21,7 +21,7 @@ from ...pipeline.reading.placement import Resident
 from ..evaluation.metrics import Recalls
 from ..evaluation.protocols import recalls
 from ..evaluation.scoring import compare, embed
-from ..model import Model, build_losses, build_model, feature_facts
+from ..model import build_losses, build_model, feature_facts
 from ..recipes.recipe import Recipe
 from ..runs.features import batches_of
 from ..runs.run import Run, require_free
@@ -127,34 +127,33 @@ def train(
         if train_split.images < 2:
             raise RunError(f"split 'train' of {cache.url} has a single usable image, which has no negative: add images")
 
-        vocabulary = sets[1].vocabulary
         info = facts_of(train_split, target, seed)
-        run, created = open_run(Run, out, info, recipe, facts, vocabulary, train_split, ranks, resume=resume)
+        run, created = open_run(Run, out, info, recipe, train_split, ranks, resume=resume)
         begun = state.resume(run)
         path = getattr(model.text.adapter, "vectors", None)
         with run.held(created) if ranks.first else nullcontext(), enough_memory(target, recipe):
             if path is not None and not begun:
-                load_vectors(model, path, vocabulary or ())
+                load_vectors(model, path, sets[1].vocabulary or ())
             objective = Objective.of(recipe, model, losses, train_split, ranks)
-            return Loop(run, objective, state, train_split, val_split, seed).go_on()
+            return Loop(run, objective, state, train_split, val_split).go_on()
 
 
 class Loop:
     """A training from a state to the recipe's last epoch, or until `schedule.patience` is at its end.
 
     Args:
-        run: where weights, state and metrics are written, by the first rank.
+        run: where weights, state and metrics are written, by the first rank. Its seed is that of the samples' order
+            and of what a step draws.
         objective: of a model, from a batch to its loss.
         state: of that model; it is changed.
         train_split: learnt from.
         val_split: decides which epoch is the best.
-        seed: of the samples' order, and of what a step draws.
     """
 
     def __init__(
-        self, run: Run, objective: Objective, state: TrainingState, train_split: Batches, val_split: Batches, seed: int
+        self, run: Run, objective: Objective, state: TrainingState, train_split: Batches, val_split: Batches
     ) -> None:
-        self.run, self.objective, self.state, self.seed = run, objective, state, seed
+        self.run, self.objective, self.state, self.seed = run, objective, state, run.info.seed
         self.train_split, self.val_split = train_split, val_split
         self.recipe, self.ranks, self.terms = objective.recipe, objective.ranks, list(state.losses)
         self.unit, self.batch_size = self.recipe.data.unit, self.recipe.data.batch_size
@@ -273,12 +272,14 @@ class Loop:
         return values
 
     def _validate(self, lr: float) -> Recalls:
-        """Return the table of the validation split."""
+        """Return the recalls of the validation split, ties pessimistic."""
+        model, split = self.state.kept, self.val_split
         try:
-            return validation(self.state.kept, self.val_split, self.texts, self.caption_image)
+            similarity = compare(model, *embed(model, split), self.texts)
+            return recalls(similarity, self.caption_image, "full", "pessimistic", "")
         except RunError as error:
             what = f"the similarities are not finite in the validation of epoch {self.state.epoch + 1}"
-            read = chain(self.val_split.image_features(_AT_ONCE), self.val_split.caption_features(_AT_ONCE))
+            read = chain(split.image_features(_AT_ONCE), split.caption_features(_AT_ONCE))
             raise RunError(not_finite(what, self.run, lr, self.objective.precision, read)) from error
 
 
@@ -297,17 +298,6 @@ def _line(
         "seconds": round(seconds, 3),
     }
     return line | ({"collapsed": True} if state.at_constant >= STEPS else {})
-
-
-def validation(model: Model, batches: Batches, texts: list[str], caption_image: Tensor) -> Recalls:
-    """Return the table of a split: recalls in both directions and their sum, ties pessimistic.
-
-    Raises:
-        RunError: a similarity is not finite.
-    """
-    images, captions = embed(model, batches)
-    similarity = compare(model, images, captions, texts)
-    return recalls(similarity, caption_image, "full", "pessimistic", "")
 
 
 def describe(values: Tensor | list[float], terms: list[str]) -> str:

@@ -30,9 +30,10 @@ from ....pipeline.reading.batches import Batches
 from ....pipeline.reading.end_to_end import end_to_end_batches
 from ....pipeline.reading.origin import extraction_words
 from ....pipeline.reading.reattachment import image_folder, put_back_captions, put_back_images
+from ....pipeline.reading.split import Split
 from ...model import build_losses
 from ...recipes.recipe import Recipe, load_recipe
-from ...runs.features import batches_of, open_store, split_of_run
+from ...runs.features import batches_of, caption_set_of_run, image_set_of_run, open_store
 from ...runs.info import RunInfo, absolute, versions
 from ...runs.run import Run, require_free
 from ..event_log import require_log
@@ -102,9 +103,10 @@ def finetune(
     with _enough_memory(target):
         head = base.model(target)
     before = _state_of(base, recipe, cache)
-    cached = split_of_run(base, cache, "train", head, target)  # for its feature sets
+    cached = Split.of(image_set_of_run(base, cache), caption_set_of_run(base, cache), "train")
+    folder = image_folder(cache, data_root) if "image" in put_back else None
     with _enough_memory(target):
-        encoders = _put_back(base, recipe, put_back, cached, data_root, weights, target)
+        encoders = _put_back(base, recipe, put_back, cached, folder, weights, target)
         model = EndToEndModel(head, encoders, recipe)
         if recipe.data.chunk is not None:
             require_whole_batches(head, "data.chunk")
@@ -112,7 +114,6 @@ def finetune(
         losses.load_state_dict(before["losses"])
         state = TrainingState.new(model, losses, _optimizer(base, before, recipe, model, losses), recipe, target)
         state.epoch, state.step, state.best_epoch = before["epoch"], before["step"], before["epoch"]
-    folder = image_folder(cache, data_root) if "image" in put_back else None
     train_split, val_split = (
         end_to_end_batches(
             batches_of((cached.image_set, cached.caption_set), model, split, target, placement),
@@ -123,13 +124,13 @@ def finetune(
         )
         for split, placement in (("train", placement_of(out, recipe, resume)), ("val", "mapped"))
     )
-    info, facts = _facts_of(base, train_split, encoders, state.epoch), (base.image_facts, base.text_facts)
-    new, created = open_run(TunedRun, out, info, recipe, facts, base.vocabulary, train_split, resume=resume)
+    info = _facts_of(base, train_split, encoders, state.epoch)
+    new, created = open_run(TunedRun, out, info, recipe, train_split, resume=resume)
     if not state.resume(new):
         new.save_metrics(base.metrics()[: state.epoch])
     with new.held(created), _enough_memory(target):
         objective = EndToEndObjective.of(recipe, model, losses, train_split)
-        return Loop(new, objective, state, train_split, val_split, base.info.seed).go_on()
+        return Loop(new, objective, state, train_split, val_split).go_on()
 
 
 class TunedRun(Run):
@@ -250,8 +251,8 @@ def _put_back(
     base: Run,
     recipe: Recipe,
     put_back: Sequence[str],
-    cached: Batches,
-    data_root: Path | None,
+    cached: Split,
+    folder: Path | None,
     weights: dict[str, str | None],
     target: torch.device,
 ) -> dict[str, TrainableEncoder]:
@@ -261,8 +262,8 @@ def _put_back(
     encoders: dict[str, TrainableEncoder] = {}
     if "text" in put_back:
         encoders["text"] = put_back_captions(cached.caption_set, text or "bert-base-uncased", str(target))
-    if "image" in put_back:
-        folder, size = image_folder(cached.image_set.cache, data_root), recipe.finetune.image_size
+    if folder is not None:
+        size = recipe.finetune.image_size
         encoders["image"] = put_back_images(cached.image_set, cached.image_rows, folder, visual, str(target), size)
     return encoders
 

@@ -246,18 +246,18 @@ def test_a_failure_before_the_first_epoch_is_complete_leaves_nothing(store, tmp_
 
 
 def test_a_failure_after_an_epoch_or_of_a_resumed_run_removes_nothing(store, tmp_path, monkeypatch):
-    from xret.heads.training import training
+    from xret.heads.training.training import Loop
 
-    original, left = training.validation, []
+    original, left = Loop._validate, []
 
-    def validation(*arguments):
+    def validate(*arguments):
         if not left:
             raise KeyError
         if left.pop() == "interrupt":
             raise KeyboardInterrupt
         return original(*arguments)
 
-    monkeypatch.setattr(training, "validation", validation)
+    monkeypatch.setattr(Loop, "_validate", validate)
     left[:] = ["interrupt"]
     with pytest.raises(KeyboardInterrupt):
         train(store, recipe_of(), tmp_path / "run", device="cpu")

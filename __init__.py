@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .heads.retrieval.retriever import Retriever
     from .heads.training.training import TrainSummary
     from .pipeline.cache.feature_cache import FeatureCache
+    from .pipeline.extraction.summary import Extraction
 
     Settings = Mapping[str, Any] | Sequence[str]  # {"model.dim": 256}, or as on the command line: ["model.dim=256"]
 
@@ -44,7 +45,7 @@ def extract(
     data_root: "str | Path | None" = None,
     from_run: "str | Path | None" = None,
     **options: Any,
-) -> dict[str, Any]:
+) -> "Extraction":
     """Encode the images and captions of a data set once, into a feature cache (``xret extract``).
 
     Stopped at any moment and called again with the same options, it goes on where it was.

@@ -2,28 +2,32 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ..pipeline.wording import counted, in_bytes
 from .parsing import comma_list
 
+if TYPE_CHECKING:
+    from ..pipeline.cache.contents import SetContents
+
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 
 
-def _shape(features: dict[str, Any]) -> str:
-    return " x ".join(str(number) for number in features["shape"]) or "token ids"
+def _shape(features: "SetContents") -> str:
+    return " x ".join(map(str, features.shape)) or "token ids"
 
 
-def _spent(features: dict[str, Any]) -> str:
+def _spent(features: "SetContents") -> str:
     """Tell what a stored value takes, and how many are stored in vain."""
-    if features["bytes_per_value"] is None:
+    if features.bytes_per_value is None or features.padding is None:
         return ""
     return (
-        f", {features['bytes_per_value']:.2f} bytes a stored value where raw are {features['raw_bytes_per_value']};"
-        f" {100 * features['padding']:.1f}% of the values are padding, as all shards are of one length"
+        f", {features.bytes_per_value:.2f} bytes a stored value where raw are {features.raw_bytes_per_value};"
+        f" {100 * features.padding:.1f}% of the values are padding, as all shards have one length"
     )
 
 
@@ -50,24 +54,24 @@ def info(store: str, as_json: bool) -> None:
     \b
     xret cache info rsicd.zarr
     """
-    from ..pipeline.cache.describe import describe
+    from ..pipeline.cache.contents import describe
 
     facts = describe(store)
     if as_json:
-        click.echo(json.dumps(facts))
+        click.echo(json.dumps(asdict(facts)))
         return
     click.echo(
-        f"{facts['dataset']} ({facts['manifest_sha256'][:8]}): {counted(facts['images'], 'image')},"
-        f" {counted(facts['captions'], 'caption')}, {in_bytes(facts['bytes'])}"
+        f"{facts.dataset} ({facts.manifest_sha256[:8]}): {counted(facts.images, 'image')},"
+        f" {counted(facts.captions, 'caption')}, {in_bytes(facts.bytes)}"
     )
-    click.echo("splits: " + ", ".join(f"{name} {count:,}" for name, count in facts["splits"].items()))
-    for features in facts["sets"]:
+    click.echo("splits: " + ", ".join(f"{name} {count:,}" for name, count in facts.splits.items()))
+    for features in facts.sets:
         click.echo(
-            f"{features['modality']}/{features['name']}: {features['kind']}, {_shape(features)}, {features['dtype']},"
-            f" {in_bytes(features['bytes'])}, {features['failed']} failed"
+            f"{features.modality}/{features.name}: {features.kind}, {_shape(features)}, {features.dtype},"
+            f" {in_bytes(features.bytes)}, {features.failed} failed"
         )
-        click.echo(f"  compression: {features['codec']}{_spent(features)}")
-        click.echo("  shards done: " + ", ".join(f"{s} {a}/{b}" for s, (a, b) in features["done"].items()))
+        click.echo(f"  compression: {features.codec}{_spent(features)}")
+        click.echo("  shards done: " + ", ".join(f"{s} {a}/{b}" for s, (a, b) in features.done.items()))
 
 
 @cache.command()
@@ -80,23 +84,24 @@ def verify(store: str, as_json: bool) -> None:
     xret cache verify rsicd.zarr
     """
     from ..pipeline.cache import verify as checking
-    from ..pipeline.exchange.remedies import remedies
+    from ..pipeline.extraction.repair import remedies
 
-    report = checking.verify(store)
+    found = checking.verify(store)
     if as_json:
-        click.echo(json.dumps(report))
+        click.echo(json.dumps(found.to_json()))
     else:
-        for damage in report["damaged"]:
-            where = "metadata" if damage["shard"] is None else f"shard {damage['shard']}, samples {damage['samples']}"
-            click.echo(f"damaged: {damage['array']}, {where}")
-        for failed in report["failed_samples"]:
-            click.echo(f"failed sample {failed['id']}: {failed['reason']}")
-        state = "sound" if report["ok"] else counted(len(report["damaged"]), "damaged part")
-        failed = f", {counted(len(report['failed_samples']), 'failed sample')}" if report["failed_samples"] else ""
-        click.echo(f"{store}: {counted(report['shards'], 'shard')} read, {state}{failed}")
-        for line in remedies(store, report):
+        for damage in found.damaged:
+            samples = list(damage.samples) if damage.samples else None
+            where = "metadata" if damage.shard is None else f"shard {damage.shard}, samples {samples}"
+            click.echo(f"damaged: {damage.array}, {where}")
+        for sample in found.failed_samples:
+            click.echo(f"failed sample {sample.id}: {sample.reason}")
+        state = "sound" if found.ok else counted(len(found.damaged), "damaged part")
+        failed = f", {counted(len(found.failed_samples), 'failed sample')}" if found.failed_samples else ""
+        click.echo(f"{store}: {counted(found.shards, 'shard')} read, {state}{failed}")
+        for line in remedies(store, found):
             click.echo(f"To mend: {line}.")
-    if not report["ok"]:
+    if not found.ok:
         sys.exit(1)
 
 
@@ -110,35 +115,37 @@ def ls(place: str, as_json: bool) -> None:
     xret cache ls rsicd.zarr
     xret cache ls s3://bucket/caches --json
     """
-    from ..pipeline.cache.describe import describe, stores_at
+    from ..pipeline.cache.contents import describe, stores_at
     from ..pipeline.errors import CacheError
 
-    stores = stores_at(place)
-    if stores == [place]:
-        facts = [describe(place)]
-        rows = [
-            [f"{features['modality']}/{features['name']}", features["kind"], _shape(features), features["dtype"],
-             in_bytes(features["bytes"]), f"{features['percent']:.0f}% done"]
-            for features in facts[0]["sets"]
-        ]  # fmt: skip
-    else:
-        facts, rows = [], []
-        for store in stores:
-            try:
-                facts.append(describe(store))
-            except CacheError as error:  # one that is damaged hides no other
-                facts.append({"store": store, "error": str(error)})
-                rows.append([str(error)])
-            else:
-                names = ", ".join(f"{features['modality']}/{features['name']}" for features in facts[-1]["sets"])
-                rows.append([store, facts[-1]["dataset"], in_bytes(facts[-1]["bytes"]), names or "no feature set"])
+    stores, rows, found = stores_at(place), [], []
+    for store in stores:
+        try:
+            facts = describe(store)
+        except CacheError as error:
+            if stores == [place]:
+                raise
+            found.append({"store": store, "error": str(error)})  # one that is damaged hides no other
+            rows.append([str(error)])
+            continue
+        found.append(asdict(facts))
+        if stores == [place]:
+            rows += [_row(features) for features in facts.sets]
+        else:
+            names = ", ".join(features.path for features in facts.sets)
+            rows.append([store, facts.dataset, in_bytes(facts.bytes), names or "no feature set"])
     if as_json:
-        click.echo(json.dumps(facts))
+        click.echo(json.dumps(found))
         return
     widths = [max(map(len, column)) for column in zip(*(row for row in rows if len(row) > 1), strict=True)]
     for row in rows:
         padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)] if len(row) > 1 else row
         click.echo("  ".join(padded).rstrip())
+
+
+def _row(features: "SetContents") -> list[str]:
+    done = f"{features.percent:.0f}% done"
+    return [features.path, features.kind, _shape(features), features.dtype, in_bytes(features.bytes), done]
 
 
 @cache.command()
@@ -153,21 +160,22 @@ def rm(store: str, features: str, yes: bool, as_json: bool) -> None:
     xret cache rm rsicd.zarr resnet18
     xret cache rm rsicd.zarr images/resnet18@1f2e --yes
     """
-    from ..pipeline.cache.upkeep import remove_set, set_to_remove
+    from ..pipeline.cache.contents import remove_set, set_to_remove
 
     if as_json and not yes:
         raise click.UsageError("with --json nothing is asked; give --yes as well")
-    path, size = set_to_remove(store, features)
+    path = (removal := set_to_remove(store, features)).removed
     if not yes:
         try:
-            agreed = click.confirm(f"Remove {path} ({in_bytes(size)}) from {store}?", err=True)
+            agreed = click.confirm(f"Remove {path} ({in_bytes(removal.bytes)}) from {store}?", err=True)
         except click.Abort:  # nobody is there to answer
             click.echo(err=True)
             agreed = False
         if not agreed:
             raise click.ClickException(f"{path} was not removed; agree, or give --yes to remove it without being asked")
-    path, size = remove_set(store, path)
-    click.echo(json.dumps({"removed": path, "bytes": size}) if as_json else f"{path}: removed, {in_bytes(size)} freed")
+    removal = remove_set(store, path)
+    freed = f"{removal.removed}: removed, {in_bytes(removal.bytes)} freed"
+    click.echo(json.dumps(asdict(removal)) if as_json else freed)
 
 
 @cache.command()
@@ -187,14 +195,14 @@ def merge(store: str, sources: tuple[str, ...], as_json: bool) -> None:
 
     summary = merge_stores(store, sources)
     if as_json:
-        click.echo(json.dumps(summary))
+        click.echo(json.dumps(asdict(summary)))
         return
-    for features in summary["sets"]:
-        finished = features["shards"] + features["shards_before"]
+    for features in summary.sets:
+        finished = features.shards + features.shards_before
         click.echo(
-            f"{features['modality']}/{features['name']}: {counted(features['shards'], 'shard')} copied,"
-            f" {features['shards_before']} there before, {finished}/{features['shards_in_all']} done,"
-            f" {features['failed']} failed"
+            f"{features.modality}/{features.name}: {counted(features.shards, 'shard')} copied,"
+            f" {features.shards_before} there before, {finished}/{features.shards_in_all} done,"
+            f" {features.failed} failed"
         )
 
 
@@ -222,11 +230,9 @@ def export(store: str, to: str, out: Path, sets: tuple[str, ...], splits: tuple[
         raise click.UsageError("there is no split to export; give at least one as --splits")
     summary = write(store, to, out, sets, splits)
     if as_json:
-        click.echo(json.dumps(summary))
+        click.echo(json.dumps(asdict(summary)))
         return
-    click.echo(f"{out}: {', '.join(summary['sets'])}, {in_bytes(summary['bytes'])}")
-    for split, counts in summary["splits"].items():
-        left_out = f", {counted(counts['left_out'], 'failed image')} left out" if counts["left_out"] else ""
-        click.echo(
-            f"  {split}: {counted(counts['images'], 'image')}, {counted(counts['captions'], 'caption')}{left_out}"
-        )
+    click.echo(f"{out}: {', '.join(summary.sets)}, {in_bytes(summary.bytes)}")
+    for split, counts in summary.splits.items():
+        left_out = f", {counted(counts.left_out, 'failed image')} left out" if counts.left_out else ""
+        click.echo(f"  {split}: {counted(counts.images, 'image')}, {counted(counts.captions, 'caption')}{left_out}")

@@ -2,13 +2,32 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..pipeline.wording import counted, in_bytes, in_time, some_of
 from .parsing import FOLDER, Sectioned, comma_list
+
+if TYPE_CHECKING:
+    from ..pipeline.extraction.plan import Plan
+    from ..pipeline.extraction.summary import Extraction
+
+
+# Options of every command that fills a store.
+STORE = click.option("--store", required=True, help="The feature cache: a local path or an fsspec URL.")
+DATA_ROOT = click.option(
+    "--data-root",
+    type=FOLDER,
+    help="What the manifest's relative paths are relative to; without it, the manifest's folder.",
+)
+DTYPE = click.option("--dtype", default="float16", show_default=True, type=click.Choice(["float16", "float32"]))
+WORKERS = click.option("--workers", type=click.IntRange(1), help="Threads that read and write; by default one a core.")
+SCHEDULER = click.option(
+    "--scheduler", metavar="ADDRESS", help="Run on this Dask cluster (tcp://…) instead of this process."
+)
 
 
 def _rate(number: float) -> str:
@@ -52,12 +71,8 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     },
 )
 @click.argument("dataset")
-@click.option("--store", required=True, help="The feature cache: a local path or an fsspec URL.")
-@click.option(
-    "--data-root",
-    type=FOLDER,
-    help="What the manifest's relative paths are relative to; without it, the manifest's folder.",
-)
+@STORE
+@DATA_ROOT
 @click.option(
     "--visual",
     default="resnet152",
@@ -90,11 +105,11 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     "--splits", default="train,val,test", show_default=True, callback=comma_list, help="Which to compute now."
 )
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(1), help="Samples encoded at once.")
-@click.option("--dtype", default="float16", show_default=True, type=click.Choice(["float16", "float32"]))
+@DTYPE
 @click.option("--shard-images", type=click.IntRange(1), help="Images in a shard; by default 16 shards, at most 512.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-@click.option("--scheduler", metavar="ADDRESS", help="Run on this Dask cluster (tcp://…) instead of this process.")
-@click.option("--workers", type=click.IntRange(1), help="Threads beside the encoder; by default one a core.")
+@SCHEDULER
+@WORKERS
 @click.option(
     "--on-error",
     default="fail",
@@ -156,51 +171,66 @@ def extract(
 
         _print_plan(make_plan(manifest, store, chosen, plan or None), as_json)
         return
-    summary = extraction.extract(manifest, store, chosen)
+    print_summary(extraction.extract(manifest, store, chosen), as_json, repair_of=dataset)
+
+
+def print_summary(summary: "Extraction", as_json: bool, repair_of: str | None = None) -> None:
+    """Print what an extraction of the data set `repair_of`, or without it an import, has done."""
     if as_json:
-        click.echo(json.dumps(summary))
+        click.echo(json.dumps(summary.to_json()))
         return
-    click.echo(heading(summary))
-    for features in summary["sets"]:
-        shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in features["shares"].items())
+    counts = f"{counted(summary.images, 'image')}, {counted(summary.captions, 'caption')}"
+    click.echo(f"{summary.dataset}: {counts} in {summary.store}")
+    for features in summary.sets:
+        shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in features.shares.items())
+        done = "imported" if summary.matched_by else "encoded"
+        matched = f", matched by {summary.matched_by}" if summary.matched_by else ""
         click.echo(
-            f"  {features['name']}: {features['samples']:,} encoded in {features['seconds']:.1f} s"
-            f" ({_rate(features['per_second'])}/s; {shares}), {counted(features['shards'], 'shard')} written,"
-            f" {features['shards_before']:,} there before, {features['failed']:,} failed"
+            f"  {features.name}: {features.samples:,} {done} in {features.seconds:.1f} s"
+            f" ({_rate(features.per_second)}/s; {shares}){matched}, {counted(features.shards, 'shard')} written,"
+            f" {features.shards_before:,} there before, {features.failed:,} failed"
         )
-        print_failures(features)
-    if summary.get("words"):
-        unknown = 100 * summary["unknown_tokens"] / max(summary["tokens"], 1)
-        click.echo(f"  vocabulary: {counted(summary['words'], 'word')}, {unknown:.1f}% of the tokens are unknown")
-    for key in ("captions_without_words", "captions_truncated"):
-        if summary.get(key):
-            click.echo(f"  {key.replace('_', ' ')}: {summary[key]:,}")
-    if any(features["failed"] for features in summary["sets"]):
-        from ..pipeline.exchange.remedies import repair_command
-
-        again = repair_command(dataset, store)
-        click.echo(
-            f"`xret cache verify {store}` lists all that failed; mend those files and run `{again}`, with the other"
-            " options of this command."
-        )
+        for line in some_of([f"failed: {reason}" for reason in features.reasons]):
+            click.echo(f"    {line}")
+    _print_counts(summary)
+    if any(features.failed for features in summary.sets):
+        _print_way_out(summary.store, repair_of)
 
 
-def heading(summary: dict[str, Any]) -> str:
-    """Return the line above the feature sets that an extraction or an import has filled."""
-    counts = f"{counted(summary['images'], 'image')}, {counted(summary['captions'], 'caption')}"
-    return f"{summary['dataset']}: {counts} in {summary['store']}"
+def _print_counts(summary: "Extraction") -> None:
+    counts = summary.counts
+    if counts and counts.words and counts.unknown_tokens is not None:
+        unknown = 100 * counts.unknown_tokens / max(counts.tokens, 1)
+        click.echo(f"  vocabulary: {counted(counts.words, 'word')}, {unknown:.1f}% of the tokens are unknown")
+    if counts and counts.captions_without_words:
+        click.echo(f"  captions without words: {counts.captions_without_words:,}")
+    if counts and counts.captions_truncated:
+        click.echo(f"  captions truncated: {counts.captions_truncated:,}")
+    if summary.unmatched:
+        click.echo(f"  entries of the source that are not in the data set: {summary.unmatched:,}")
 
 
-def print_failures(features: dict[str, Any]) -> None:
-    """Name the first few samples of a set that failed, each with its reason."""
-    for line in some_of([f"failed: {reason}" for reason in features["reasons"]]):
-        click.echo(f"    {line}")
+def _print_way_out(store: str, repair_of: str | None) -> None:
+    from ..pipeline.extraction.repair import repair_command
+
+    way = "a mended source is imported beside this one"
+    if repair_of is not None:
+        way = f"mend those files and run `{repair_command(repair_of, store)}`, with the other options of this command"
+    click.echo(f"`xret cache verify {store}` lists all that failed; {way}.")
 
 
 def _given(ctx: click.Context, keys: Iterable[str]) -> str:
     """Return those of these options that stand on the command line, as they are written there."""
     given = [key for key in keys if ctx.get_parameter_source(key) == click.core.ParameterSource.COMMANDLINE]
     return ", ".join(f"--{key.replace('_', '-')}" for key in given)
+
+
+def refuse_workers_of_a_cluster(options: dict[str, Any]) -> None:
+    """Refuse --workers beside --scheduler."""
+    if options["scheduler"] and options["workers"]:
+        raise click.UsageError(
+            "--workers has no effect beside --scheduler, whose workers have threads of their own; leave it out"
+        )
 
 
 def _refuse_without_effect(ctx: click.Context, options: dict[str, Any]) -> None:
@@ -215,10 +245,7 @@ def _refuse_without_effect(ctx: click.Context, options: dict[str, Any]) -> None:
     of_images = ("visual_weights", "image_size", "regions", "frames", "trust")
     if options["visual"] == "none" and (names := _given(ctx, of_images)):
         raise click.UsageError(f"{names} has no effect on --visual none; leave it out, or choose an encoder")
-    if options["scheduler"] and _given(ctx, ["workers"]):
-        raise click.UsageError(
-            "--workers has no effect beside --scheduler, whose workers have threads of their own; leave it out"
-        )
+    refuse_workers_of_a_cluster(options)
     if options["visual"] in REGION_ENCODERS and _given(ctx, ["image_size"]):
         raise click.UsageError(
             f"--image-size has no effect on {options['visual']}, whose sizes are its own; leave it out"
@@ -235,17 +262,17 @@ def _words_of(run: Path, ctx: click.Context) -> dict[str, Any]:
     return words
 
 
-def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
+def _print_plan(plan: "Plan", as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(plan))
+        click.echo(json.dumps(asdict(plan)))
         return
-    counts = f"{counted(plan['images'], 'image')}, {counted(plan['captions'], 'caption')}"
-    click.echo(f"{plan['dataset']}: {counts}, computed by {plan['by']}")
-    for features in plan["sets"]:
-        tasks = f"{counted(features['tasks'], 'task')} of {counted(features['shard_images'], 'image')}"
-        left = f"{in_time(3600 * features['hours'])} left" if features["done"] < features["tasks"] else "nothing left"
-        files = f"{in_bytes(features['bytes'])} in {counted(features['files'], 'file')}"
+    counts = f"{counted(plan.images, 'image')}, {counted(plan.captions, 'caption')}"
+    click.echo(f"{plan.dataset}: {counts}, computed by {plan.by}")
+    for features in plan.sets:
+        tasks = f"{counted(features.tasks, 'task')} of {counted(features.shard_images, 'image')}"
+        left = f"{in_time(3600 * features.hours)} left" if features.done < features.tasks else "nothing left"
+        files = f"{in_bytes(features.bytes)} in {counted(features.files, 'file')}"
         click.echo(
-            f"  {features['name']}: {tasks}, {features['done']:,} of them done; {files};"
-            f" {left} at {_rate(features['per_second'])} {features['modality']}/s"
+            f"  {features.name}: {tasks}, {features.done:,} of them done; {files};"
+            f" {left} at {_rate(features.per_second)} {features.modality}/s"
         )

@@ -1,15 +1,13 @@
 """``xret import``: stage one, with features that others extracted."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ..pipeline.exchange.importers import FORMATS
-from ..pipeline.wording import counted
-from .extract import heading, print_failures
-from .parsing import FOLDER, comma_list
+from .extract import DATA_ROOT, DTYPE, SCHEDULER, STORE, WORKERS, print_summary, refuse_workers_of_a_cluster
+from .parsing import comma_list
 
 
 def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict[str, str]:
@@ -24,19 +22,15 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict
 
 @click.command("import")
 @click.argument("dataset")
-@click.option("--store", required=True, help="The feature cache: a local path or an fsspec URL.")
+@STORE
 @click.option("--from", "format_", required=True, type=click.Choice(FORMATS), help="How the features are stored.")
 @click.option("--source", required=True, type=click.Path(path_type=Path), help="The file or folder of the features.")
 @click.option(
     "--arrays", default="", callback=_names, metavar="ROLE=NAME,…",
     help="For hdf5: which array is local, id, and where they are there length, boxes, classes, scores, size.",
 )  # fmt: skip
-@click.option(
-    "--data-root",
-    type=FOLDER,
-    help="What the manifest's relative paths are relative to; without it, the manifest's folder.",
-)
-@click.option("--dtype", default="float16", show_default=True, type=click.Choice(["float16", "float32"]))
+@DATA_ROOT
+@DTYPE
 @click.option("--splits", default="train,val,test", show_default=True, callback=comma_list, help="Which to write now.")
 @click.option(
     "--on-error",
@@ -45,12 +39,15 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict
     type=click.Choice(["fail", "skip"]),
     help="What an image that the source lacks or has damaged does: stop, or be recorded with its reason.",
 )
+@WORKERS
+@SCHEDULER
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def import_(dataset: str, store: str, data_root: Path | None, as_json: bool, **options: Any) -> None:
     """Write region features that others extracted for DATASET into the feature cache STORE.
 
     DATASET is a manifest's name or path, as for extract. The source's ids may be the data set's ids (Karpathy's
-    imgid), COCO ids or file names. Pickles are never opened. Stopped and started again, it goes on where it was.
+    imgid), COCO ids or file names. Pickles are never opened. Stopped and started again, it goes on where it
+    was. With --scheduler every worker reads STORE and the source under the same paths.
 
     \b
     scan           folder of {train,dev,test,testall}_{ims.npy,caps.txt,ids.txt}
@@ -70,21 +67,5 @@ def import_(dataset: str, store: str, data_root: Path | None, as_json: bool, **o
 
     if not options["splits"]:
         raise click.UsageError("nothing to import: give at least one of --splits")
-    summary = import_features(load_manifest(dataset, data_root), store, ImportOptions(**options))
-    if as_json:
-        click.echo(json.dumps(summary))
-        return
-    click.echo(heading(summary))
-    for features in summary["sets"]:
-        click.echo(
-            f"  {features['name']}: {features['samples']:,} imported in {features['seconds']:.1f} s, matched by"
-            f" {summary['matched_by']}; {counted(features['shards'], 'shard')} written,"
-            f" {features['shards_before']:,} there before, {features['failed']:,} failed"
-        )
-        print_failures(features)
-        if features["failed"]:
-            click.echo(
-                f"  `xret cache verify {store}` lists all that failed; a mended source is imported beside this one"
-            )
-    if summary["unmatched"]:
-        click.echo(f"  entries of the source that are not in the data set: {summary['unmatched']:,}")
+    refuse_workers_of_a_cluster(options)
+    print_summary(import_features(load_manifest(dataset, data_root), store, ImportOptions(**options)), as_json)

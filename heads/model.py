@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..pipeline.cache.feature_cache import CaptionSet, ImageSet
+from ..pipeline.cache import CaptionSet, ImageSet
 from ..pipeline.errors import RecipeError
 from ..pipeline.reading.batches import Features
 from .modules.adapters import ADAPTERS

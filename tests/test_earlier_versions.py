@@ -30,15 +30,15 @@ def written(tmp_path, monkeypatch):
 def test_a_finished_store_is_finished_and_sound(written):
     before = files("pictures.zarr")
     summary = extract(written, "pictures.zarr", replace(SMALL, visual=NETWORK))
-    assert [(features["shards"], features["shards_before"]) for features in summary["sets"]] == [(0, 4), (0, 4)]
+    assert [(features.shards, features.shards_before) for features in summary.sets] == [(0, 4), (0, 4)]
     assert files("pictures.zarr") == before
-    assert verify("pictures.zarr")["ok"]
+    assert verify("pictures.zarr").ok
 
 
 def test_a_stopped_extraction_goes_on(written):
     before = files("stopped.zarr")
     summary = extract(written, "stopped.zarr", replace(SMALL, visual=NETWORK))
-    assert [(features["shards"], features["shards_before"]) for features in summary["sets"]] == [(2, 2), (2, 2)]
+    assert [(features.shards, features.shards_before) for features in summary.sets] == [(2, 2), (2, 2)]
     after = files("stopped.zarr")
     assert {name: after[name] for name in before} == before
     # Features that another processor computed may differ in the last bit, so that only their names are compared.

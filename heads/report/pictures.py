@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ...pipeline.cache.feature_cache import FeatureCache, ImageSet
+from ...pipeline.cache import FeatureCache, ImageSet
 from ...pipeline.data.images import open_image, thumbnail
 from ...pipeline.errors import CacheError, ManifestError, SampleError
 from ...pipeline.reading.reattachment import image_folder

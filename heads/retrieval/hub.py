@@ -22,7 +22,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ...pipeline.errors import RunError
 from ...pipeline.files import making
-from ..runs.encoders import ORIGINS, origins_text
+from ...pipeline.reading.origin import Origin
+from ..runs.encoders import ORIGINS, origin_of, origins_text
 from ..runs.info import BranchName, RunInfo
 from ..runs.run import Run, write_recipe
 from ..training.finetuning.finetuning import BACKBONES
@@ -84,7 +85,7 @@ def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = 
         raise RunError(f"{folder} exists; take another folder")
     files = [run.path / name for name in _COPIED if (run.path / name).exists()]
     run.model(retriever.device)  # damaged weights are refused here, not where the folder is loaded
-    origins = {branch: origin for branch in _encoded(run) if (origin := retriever.origin(branch))}
+    origins = {branch: origin for branch in _encoded(run) if (origin := _origin(retriever, branch))}
     for branch in set(_encoded(run)) - set(origins):  # likewise, the backbones of a fine-tuned run
         _ = retriever.image_encoder if branch == "image" else retriever.text_encoder
     recipe = run.recipe.to_dict()
@@ -150,6 +151,16 @@ def _encoded(run: Run) -> tuple[BranchName, ...]:
     return ("image",) if run.vocabulary is not None else ("image", "text")
 
 
+def _origin(retriever: Retriever, branch: BranchName) -> Origin | None:
+    """Return what made the run's features of ``image`` or ``text``; None where the run has its own backbone."""
+    if retriever.run.info.tuned(branch):
+        return None
+    origin, weights = origin_of(retriever.run, branch, lambda: retriever.cache), retriever.weights[branch]
+    if weights is None or Path(weights).exists():  # a path means nothing elsewhere
+        return origin
+    return replace(origin, weights=weights)
+
+
 def _without_paths(info: RunInfo) -> RunInfo:
     return replace(
         info,
@@ -165,7 +176,7 @@ def _card(retriever: Retriever, repo: str) -> str:
     needed = {
         f"{'visual' if branch == 'image' else 'text'}_weights": "…"
         for branch in _encoded(run)
-        if (origin := retriever.origin(branch)) and origin.weights is None
+        if (origin := _origin(retriever, branch)) and origin.weights is None
     }
     return _CARD.format(
         name=repo.rpartition("/")[2],

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ...pipeline.cache.feature_cache import FeatureCache, fingerprint
+from ...pipeline.cache import FeatureCache, fingerprint
 from ...pipeline.encoders import TextEncoder, VisualEncoder, load_text, load_visual
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, RunError

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from ...pipeline.cache.feature_cache import OK, Blocks, CaptionSet, FeatureCache, ImageSet
+from ...pipeline.cache import OK, Blocks, CaptionSet, FeatureCache, ImageSet
 from ...pipeline.data.samples import tokenize
 from ...pipeline.errors import CacheError, RunError
 from ...pipeline.reading.batches import Batches, stored_batches

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...pipeline.cache.feature_cache import CaptionSet, FeatureCache, ImageSet
+from ...pipeline.cache import CaptionSet, FeatureCache, ImageSet
 from ...pipeline.encoders.word_vectors import read_word_vectors
 from ...pipeline.errors import CacheError, RecipeError, RunError
 from ...pipeline.reading.batches import Batches

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...pipeline.cache.feature_cache import FeatureCache
+from ...pipeline.cache import FeatureCache
 from ...pipeline.device import deterministic, start_reading
 from ...pipeline.errors import RunError
 from ...pipeline.progress import Progress

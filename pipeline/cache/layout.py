@@ -1,11 +1,11 @@
 """Creating caches and feature sets: every array at its full shape, before anything is computed."""
 
 import math
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,17 +13,9 @@ from ..data.regions import REGION_ARRAYS
 from ..data.samples import SPLITS, Samples
 from ..errors import CacheError, OutputError
 from ..files import partials_in, remove, require_writable
-from .feature_cache import (
-    FORMAT,
-    NOT_DONE,
-    VERSION,
-    Blocks,
-    CaptionSet,
-    FeatureCache,
-    FeatureSet,
-    ImageSet,
-    fingerprint,
-)
+from .blocks import Blocks
+from .feature_cache import FORMAT, VERSION, FeatureCache
+from .feature_sets import NOT_DONE, CaptionSet, FeatureSet, ImageSet, SetFacts
 from .lease import alone
 from .store import Store
 
@@ -169,110 +161,75 @@ def _write_samples(store: Store, samples: Samples) -> None:
         store.seal_group(modality, {}, [])
 
 
-@dataclass(frozen=True)
-class SetFacts:
-    """What an encoder tells of the set it fills.
-
-    Attributes:
-        encoder: its name, the set's name before ``@``.
-        kind: ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``.
-        identity: what decides the features; goes into the fingerprint.
-        dtype: ``float16`` or ``float32``; ``int32`` for words.
-        channels: width of a local row, None for words.
-        global_channels: width of the global feature, None for words.
-        recorded: versions, device, batch size: written down, and compared with a warning only.
-        asked: the options that led to this set, where they decide it without loading the encoder; see `asked`.
-    """
-
-    encoder: str
-    kind: str
-    identity: dict[str, Any]
-    dtype: str
-    channels: int | None
-    global_channels: int | None
-    recorded: dict[str, Any]
-    asked: dict[str, Any] | None = None
-
-    @classmethod
-    def of(cls, encoder: Any, dtype: str, recorded: dict[str, Any], asked: dict[str, Any] | None = None) -> "SetFacts":
-        """Return the facts of an encoder; its versions are recorded beside `recorded`. Token ids alone are int32."""
-        return cls(
-            encoder.name,
-            encoder.kind,
-            encoder.identity,
-            "int32" if encoder.channels is None else dtype,
-            encoder.channels,
-            encoder.global_channels,
-            {**encoder.versions, **recorded},
-            asked,
-        )
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of identity and dtype."""
-        return fingerprint(self.identity, self.dtype)
-
-    @property
-    def name(self) -> str:
-        """The set's name in a cache."""
-        return f"{self.encoder}@{self.fingerprint[:8]}"
-
-    def attributes(self, blocks: Blocks) -> dict[str, Any]:
-        """Return the attributes that the set's group begins with."""
-        return {
-            "encoder": self.encoder,
-            "kind": self.kind,
-            "fingerprint": self.fingerprint,
-            "identity": self.identity,
-            "dtype": self.dtype,
-            "channels": self.channels,
-            "global_channels": self.global_channels,
-            "shard_images": blocks.length,
-            "recorded": self.recorded,
-            "asked": self.asked,
-            "failed": {},
-        }
-
-
-def find_set(cache: FeatureCache, modality: str, name: str) -> FeatureSet | None:
-    """Return the finished set of that name, or None; a set whose creation was interrupted is removed.
+def find_set(cache: FeatureCache, path: str) -> ImageSet | CaptionSet | None:
+    """Return the set at ``images/NAME`` or ``captions/NAME``, or None; one whose creation was interrupted is removed.
 
     Raises:
         CacheError: the set's metadata is damaged or missing; its features stay.
     """
-    path = f"{modality}/{name}"
     if not cache.store.exists(path):
         return None
     if cache.store.is_unfinished(path) or not cache.store.names(path):
         cache.store.remove(path)
         return None
-    return ImageSet(cache, name) if modality == "images" else CaptionSet(cache, name)
+    return cache.set_at(path)
+
+
+def image_set_to_fill(
+    cache: FeatureCache, facts: SetFacts, rows: int, shard_images: int | None = None, extras: tuple[str, ...] = ()
+) -> ImageSet:
+    """Return the image set of these facts, or a new one whose shards have `shard_images`; see `create_image_set`."""
+    if not _is_there(cache, "images", facts, shard_images):
+        create_image_set(cache, facts, rows, Blocks.choose(cache.splits, shard_images), extras)
+    return cache.image_set(facts.name)
+
+
+def caption_set_to_fill(
+    cache: FeatureCache,
+    facts: SetFacts,
+    shard_images: int | None,
+    count: Callable[[Blocks], tuple[list[int], dict[str, Any]]],
+) -> CaptionSet:
+    """Return the caption set of these facts, or a new one whose shards have the captions of `shard_images`.
+
+    `count` gives the last two arguments of `create_caption_set`; it is called for a new set only.
+    """
+    if not _is_there(cache, "captions", facts, shard_images):
+        blocks = Blocks.choose(cache.splits, shard_images)
+        create_caption_set(cache, facts, blocks, *count(blocks))
+    return cache.caption_set(facts.name)
+
+
+def _is_there(cache: FeatureCache, modality: str, facts: SetFacts, shard_images: int | None) -> bool:
+    """Return whether there is a set of these facts, and note where it was begun in another way."""
+    features = find_set(cache, f"{modality}/{facts.name}")
+    if features is None:
+        return False
+    length = features.blocks.length
+    before = {**features.attributes["recorded"], "shard_images": length}
+    now = {**facts.recorded, "shard_images": shard_images or length}
+    changed = [f"{key} {before.get(key)} (now {value})" for key, value in now.items() if before.get(key) != value]
+    if changed:
+        print(f"Note: '{features.name}' was begun with {', '.join(changed)}.", file=sys.stderr)
+    return True
 
 
 def create_image_set(
     cache: FeatureCache, facts: SetFacts, rows: int, blocks: Blocks, extras: tuple[str, ...] = ()
 ) -> None:
     """Create an empty image set of `rows` local rows an image; `extras` are names in `REGION_ARRAYS`."""
-    store, path = cache.store, f"images/{facts.name}"
-    images, shard = len(blocks) * blocks.length, blocks.length
-    store.start_group(path)
-    store.create_array(
-        f"{path}/local",
-        (images, rows, facts.channels or 0),
-        shard,
-        facts.dtype,
-        inner=math.gcd(shard, _BLOCK),
-        fill=np.nan,
-    )
-    store.create_array(f"{path}/global", (images, facts.global_channels or 0), shard, facts.dtype, fill=np.nan)
-    store.create_array(f"{path}/length", (images,), shard, "int32")
-    store.create_array(f"{path}/size", (images, 2), shard, "int32")
-    store.create_array(f"{path}/status", (images,), shard, "uint8", fill=NOT_DONE)
+    shard, dtype = blocks.length, facts.dtype
+    arrays = {
+        "local": _Array((rows, facts.channels or 0), dtype, shard, math.gcd(shard, _BLOCK), fill=np.nan),
+        "global": _Array((facts.global_channels or 0,), dtype, shard, fill=np.nan),
+        "length": _Array((), "int32", shard),
+        "size": _Array((2,), "int32", shard),
+        "status": _Array((), "uint8", shard, fill=NOT_DONE),
+    }
     for name in extras:
-        shape, dtype, fill = REGION_ARRAYS[name]
-        store.create_array(f"{path}/{name}", (images, rows, *shape), shard, dtype, fill=fill)
-    arrays = ["local", "global", "length", "size", "status", *extras]
-    _finish(store, path, {**facts.attributes(blocks), "rows": rows}, arrays, blocks)
+        shape, kind, fill = REGION_ARRAYS[name]
+        arrays[name] = _Array((rows, *shape), kind, shard, fill=fill)
+    _create_set(cache, f"images/{facts.name}", {**facts.attributes(blocks), "rows": rows}, arrays, blocks)
 
 
 def create_caption_set(
@@ -287,30 +244,40 @@ def create_caption_set(
         tokens: how many tokens the captions of each shard have.
         extra: further attributes: the vocabulary, counts for the summary.
     """
-    store, path = cache.store, f"captions/{facts.name}"
-    captions = [int(cache.caption_count[slice(*blocks.images(s))].sum()) for s in range(len(blocks))]
-    shard = max(captions)
+    shard = max(int(cache.caption_count[slice(*blocks.images(number))].sum()) for number in range(len(blocks)))
     inner = min(_TOKEN_BLOCK, -(-max(tokens) // 8) * 8)
     token_shard = -(-max(tokens) // inner) * inner
-    store.start_group(path)
-    total, total_tokens = len(blocks) * shard, len(blocks) * token_shard
-    store.create_array(f"{path}/start", (total,), shard, "int64")
-    store.create_array(f"{path}/length", (total,), shard, "int32")
-    store.create_array(f"{path}/status", (total,), shard, "uint8", fill=NOT_DONE)
-    store.create_array(f"{path}/token", (total_tokens,), token_shard, "int32", inner=inner)
-    arrays = ["start", "length", "status", "token"]
+    arrays = {
+        "start": _Array((), "int64", shard),
+        "length": _Array((), "int32", shard),
+        "status": _Array((), "uint8", shard, fill=NOT_DONE),
+        "token": _Array((), "int32", token_shard, inner),
+    }
     if facts.channels is not None and facts.global_channels is not None:
-        shape = (total_tokens, facts.channels)
-        store.create_array(f"{path}/local", shape, token_shard, facts.dtype, inner=inner, fill=np.nan)
-        store.create_array(f"{path}/global", (total, facts.global_channels), shard, facts.dtype, fill=np.nan)
-        arrays += ["local", "global"]
+        arrays["local"] = _Array((facts.channels,), facts.dtype, token_shard, inner, fill=np.nan)
+        arrays["global"] = _Array((facts.global_channels,), facts.dtype, shard, fill=np.nan)
     attributes = {**facts.attributes(blocks), "shard_captions": shard, "shard_tokens": token_shard, **extra}
-    _finish(store, path, attributes, arrays, blocks)
+    _create_set(cache, f"captions/{facts.name}", attributes, arrays, blocks)
 
 
-def _finish(store: Store, path: str, attributes: dict[str, Any], arrays: list[str], blocks: Blocks) -> None:
-    store.create_array(f"{path}/done", (len(blocks),), 1, "uint8")
-    store.seal_group(path, attributes, [*arrays, "done"])
+class _Array(NamedTuple):
+    """An array of a set: shape and dtype of a row, rows in a shard and in a checked block, what unwritten rows hold."""
+
+    row: tuple[int, ...]
+    dtype: str
+    shard: int
+    inner: int | None = None
+    fill: float = 0
+
+
+def _create_set(
+    cache: FeatureCache, path: str, attributes: dict[str, Any], arrays: dict[str, _Array], blocks: Blocks
+) -> None:
+    cache.store.start_group(path)
+    for name, array in (arrays | {"done": _Array((), "uint8", 1)}).items():
+        shape = (len(blocks) * array.shard, *array.row)
+        cache.store.create_array(f"{path}/{name}", shape, array.shard, array.dtype, inner=array.inner, fill=array.fill)
+    cache.store.seal_group(path, attributes, [*arrays, "done"])
 
 
 def record_failures(features: FeatureSet, ids: list[str], failed: dict[str, str]) -> None:

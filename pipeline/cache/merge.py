@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 from ..data.samples import Caption, ImageSample, Samples
 from ..errors import CacheError
 from ..progress import Progress
-from .feature_cache import CaptionSet, FeatureCache, FeatureSet, ImageSet
+from .feature_cache import FeatureCache
+from .feature_sets import FeatureSet
 from .layout import find_set, open_for_writing, record_failures, require_place
 from .store import Store
 from .verify import CheckedSet, file_of
@@ -18,17 +20,34 @@ from .verify import CheckedSet, file_of
 _OF_ONE_MACHINE = {"failed", "recorded", "asked"}  # attributes that may differ between parts of one set
 
 
-def merge(url: str, sources: Sequence[str]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class MergedSet:
+    """A feature set after a merge: shards copied now, there before and in all, and samples that failed."""
+
+    modality: str
+    name: str
+    shards: int
+    shards_before: int
+    shards_in_all: int
+    failed: int
+
+
+@dataclass(frozen=True)
+class Merge:
+    """What a merge has done: the store, its data set, and its feature sets."""
+
+    store: str
+    dataset: str
+    sets: tuple[MergedSet, ...]
+
+
+def merge(url: str, sources: Sequence[str]) -> Merge:
     """Copy the finished shards of `sources` into the cache at `url`, which is made if it is not there.
 
     All stores must hold the same samples. Sets of one name become one set; each shard is checked at its source, copied
     whole and then marked, so that a merge that was stopped goes on where it was. The result is bit for bit what an
     extraction in one place would have written. What several stores have finished must be equal in every byte.
     Everything that can be refused without reading the features is refused before anything is written.
-
-    Returns:
-        store, data set, and ``sets``: modality, name, shards copied now, shards there before, shards of the whole set
-        and failed samples of each.
 
     Raises:
         CacheError: a store is missing or damaged, holds other samples or another set of the same name, a finished
@@ -61,8 +80,8 @@ def merge(url: str, sources: Sequence[str]) -> dict[str, Any]:
                 _copy_shard(part, shard, sets[part])
                 progress.update(1)
         before = {part.path: len(part.done) for part in held}
-        merged = [_summary(part, before.get(part.path, 0)) for part in _parts(cache)]
-        return {"store": str(url), "dataset": cache.dataset, "sets": merged}
+        merged = tuple(_summary(part, before.get(part.path, 0)) for part in _parts(cache))
+        return Merge(url, cache.dataset, merged)
 
 
 class _Part:
@@ -74,8 +93,7 @@ class _Part:
     def __init__(self, cache: FeatureCache, path: str) -> None:
         self.cache, self.store, self.path = cache, cache.store, path
         self.done: list[int] = np.flatnonzero(cache.store.read_array(f"{path}/done") == 1).tolist()
-        modality, _, name = path.partition("/")
-        self.features: FeatureSet = ImageSet(cache, name) if modality == "images" else CaptionSet(cache, name)
+        self.features = cache.set_at(path)
         self.checked = CheckedSet(cache, path)
         self.digests: dict[str, str] = cache.store.inspect_group(path)[0]["arrays"]
 
@@ -97,9 +115,7 @@ class _Part:
 
 
 def _parts(cache: FeatureCache) -> list[_Part]:
-    return [
-        _Part(cache, f"{modality}/{name}") for modality in ("images", "captions") for name in cache.set_names(modality)
-    ]
+    return [_Part(cache, path) for path in cache.set_paths()]
 
 
 def _samples(cache: FeatureCache) -> Samples:
@@ -196,19 +212,22 @@ def _check_equal(first: _Part, second: _Part, shard: int) -> None:
 
 def _set_like(part: _Part, cache: FeatureCache) -> FeatureSet:
     """Return the set of that name in `cache`, made with the part's own metadata if it is not there yet."""
-    store, (modality, _, name) = cache.store, part.path.partition("/")
-    if features := find_set(cache, modality, name):
+    store = cache.store
+    if features := find_set(cache, part.path):
         begun, here = features.attributes["recorded"], part.features.attributes["recorded"]
         changed = [f"{key} {begun.get(key)} (there {here.get(key)})" for key in _differing(begun, here)]
         if changed:
-            print(f"Note: unlike {part.cache.url}, '{name}' was begun with {', '.join(changed)}.", file=sys.stderr)
+            print(
+                f"Note: unlike {part.cache.url}, '{features.name}' was begun with {', '.join(changed)}.",
+                file=sys.stderr,
+            )
         return features
     store.start_group(part.path)
     for array in part.digests:
         metadata = f"{part.path}/{array}/zarr.json"
         store.write_bytes(metadata, part.store.read_bytes(metadata))
     store.seal_group(part.path, {**part.features.attributes, "failed": {}}, list(part.digests))
-    return cache.image_set(name) if modality == "images" else cache.caption_set(name)
+    return cache.set_at(part.path)
 
 
 def _copy_shard(part: _Part, shard: int, features: FeatureSet) -> None:
@@ -216,7 +235,7 @@ def _copy_shard(part: _Part, shard: int, features: FeatureSet) -> None:
     damage = part.checked.damage(shard)
     if damage:
         raise CacheError(
-            f"{part.cache.url}: shard {shard} of '{damage[0]['array']}' is damaged; mend that store and merge again,"
+            f"{part.cache.url}: shard {shard} of '{damage[0].array}' is damaged; mend that store and merge again,"
             " which goes on from here"
         )
     for name in part.files(shard):
@@ -226,12 +245,7 @@ def _copy_shard(part: _Part, shard: int, features: FeatureSet) -> None:
     cache.store.open_array(f"{part.path}/done", writable=True)[shard] = 1
 
 
-def _summary(part: _Part, before: int) -> dict[str, Any]:
-    return {
-        "modality": part.features.modality,
-        "name": part.features.name,
-        "shards": len(part.done) - before,
-        "shards_before": before,
-        "shards_in_all": len(part.features.blocks),
-        "failed": len(part.features.failed),
-    }
+def _summary(part: _Part, before: int) -> MergedSet:
+    features = part.features
+    in_all, failed = len(features.blocks), len(features.failed)
+    return MergedSet(features.modality, features.name, len(part.done) - before, before, in_all, failed)

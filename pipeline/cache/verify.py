@@ -1,5 +1,6 @@
 """Checks a cache from end to end: metadata, checksums, missing files, counts and values."""
 
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -7,20 +8,62 @@ import zarr
 
 from ..errors import StoreError
 from ..progress import Progress
-from .feature_cache import FAILED, OK, Blocks, FeatureCache, FeatureSet
+from .blocks import Blocks
+from .feature_cache import MODALITIES, FeatureCache
+from .feature_sets import FAILED, OK, FeatureSet
 from .layout import TEXTS
 from .store import Store
 
-Damage = dict[str, Any]
+
+@dataclass(frozen=True)
+class Damage:
+    """A part of a cache that is damaged.
+
+    Attributes:
+        array: path of the array or group.
+        shard: which of its files; None: its metadata.
+        samples: rows [first, last) of images or captions that are affected; None where that is not known.
+    """
+
+    array: str
+    shard: int | None = None
+    samples: tuple[int, int] | None = None
 
 
-def verify(url: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class FailedSample:
+    """A sample that could not be read, which is no damage."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify` found.
+
+    Attributes:
+        shards: finished ones that were read.
+        failed_samples: of all sets.
+        damaged: all damage.
+    """
+
+    shards: int
+    failed_samples: tuple[FailedSample, ...]
+    damaged: tuple[Damage, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.damaged
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields, and ``ok``."""
+        return {"ok": self.ok, **asdict(self)}
+
+
+def verify(url: str) -> Verification:
     """Read every file of the cache at `url`.
-
-    Returns:
-        ``ok``; ``shards``, how many finished ones were read; ``failed_samples`` [{id, reason}], which are no damage;
-        ``damaged`` [{array, shard, samples}], samples being the rows [first, last) of images or captions that are
-        affected; shard and samples are None where it is metadata that is damaged.
 
     Raises:
         CacheError: no cache is there.
@@ -28,23 +71,20 @@ def verify(url: str) -> dict[str, Any]:
     store = Store(url)
     if not store.exists("zarr.json"):
         FeatureCache.open(url)  # says what is wrong
-    damaged = [_damage(node) for node in ("", "samples", "images", "captions") for node in _nodes(store, node)]
+    damaged = [Damage(node or "/") for group in ("", "samples", *MODALITIES) for node in _nodes(store, group)]
     damaged += [] if damaged else _samples(store)
-    report: dict[str, Any] = {"ok": False, "shards": 0, "failed_samples": [], "damaged": damaged}
     if damaged:  # without its samples nothing else in the cache can be judged
-        return report
+        return Verification(0, (), tuple(damaged))
     cache = FeatureCache.open(url)
-    paths = [f"{modality}/{name}" for modality in ("images", "captions") for name in cache.set_names(modality)]
-    sets = [CheckedSet(cache, path) for path in paths]
+    sets = [CheckedSet(cache, path) for path in cache.set_paths()]
     with Progress("verify", sum(checked.shards for checked in sets), "shards") as progress:
         for checked in sets:
             damaged += checked.metadata
             for shard in range(checked.shards):
                 damaged += checked.damage(shard)
                 progress.update(1)
-            report["failed_samples"] += [{"id": key, "reason": why} for key, why in checked.failed.items()]
-            report["shards"] += checked.done
-    return {**report, "ok": not damaged}
+    failed = (FailedSample(key, why) for checked in sets for key, why in checked.failed.items())
+    return Verification(sum(checked.done for checked in sets), tuple(failed), tuple(damaged))
 
 
 def broken_shards(features: FeatureSet) -> list[int]:
@@ -62,7 +102,7 @@ class CheckedSet:
     def __init__(self, cache: FeatureCache, path: str) -> None:
         self.cache, self.store, self.path = cache, cache.store, path
         attributes, damage = self.store.inspect_group(self.path)
-        self.metadata = [_damage(node) for node in damage]
+        self.metadata = [Damage(node) for node in damage]
         self.failed: dict[str, str] = {}
         self.shards = self.done = 0
         if not damage:
@@ -114,11 +154,10 @@ class CheckedSet:
         first, last = self.blocks.images(shard)
         if self.path.startswith("images"):
             return first, last
-        start = int(self.cache.caption_start[first])
-        return start, start + int(self.cache.caption_count[first:last].sum())
+        return self.cache.captions_of(first, last)
 
     def _damage(self, name: str, shard: int) -> Damage:
-        return _damage(f"{self.path}/{name}", shard, self._samples(shard))
+        return Damage(f"{self.path}/{name}", shard, self._samples(shard))
 
 
 def _nodes(store: Store, group: str) -> list[str]:
@@ -136,7 +175,7 @@ def _samples(store: Store) -> list[Damage]:
             if not _read(store, array, chunk)[1]:
                 rows = (chunk * array.chunks[0], min((chunk + 1) * array.chunks[0], array.shape[0]))
                 # Of a byte array, which rows are affected is not known.
-                damaged.append(_damage(f"samples/{name}", chunk, None if name in TEXTS else rows))
+                damaged.append(Damage(f"samples/{name}", chunk, None if name in TEXTS else rows))
     return damaged
 
 
@@ -155,7 +194,3 @@ def _read(store: Store, array: zarr.Array, shard: int) -> tuple[np.ndarray, bool
 def file_of(array: zarr.Array, shard: int) -> str:
     """Return the path, below the store, of the file that holds one shard of an array."""
     return f"{array.path}/c/" + "/".join([str(shard)] + ["0"] * (array.ndim - 1))
-
-
-def _damage(array: str, shard: int | None = None, samples: tuple[int, int] | None = None) -> Damage:
-    return {"array": array or "/", "shard": shard, "samples": list(samples) if samples else None}

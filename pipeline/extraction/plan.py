@@ -3,12 +3,12 @@
 import math
 import os
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
-from ..cache.feature_cache import Blocks, FeatureCache, FeatureSet
+from ..cache import Blocks
 from ..cache.layout import SetFacts, choose_splits, find_cache
 from ..data.manifest import Manifest
 from ..data.regions import REGION_ARRAYS
@@ -20,12 +20,61 @@ from ..wording import counted
 from .extraction import load_captions, load_images
 from .options import Options
 from .schedule import count_workers
+from .tasks import encode
 
-PROBE = 2  # batches timed, behind one to warm up
+PROBE = 2  # batches timed, after one to warm up
 _TEXTS = 20_000  # captions looked at for their length
 
 
-def plan(manifest: Manifest, url: str, options: Options, images: int | None = None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class SetPlan:
+    """What one feature set would take.
+
+    Attributes:
+        name: the set.
+        modality: ``images`` or ``captions``.
+        samples: of the splits that are wanted.
+        tasks: one a shard.
+        done: tasks that are done already.
+        shard_images: images of a shard.
+        bytes: of the set when it is finished.
+        files: of the set when it is finished.
+        per_second: samples that are encoded in a second.
+        hours: left.
+    """
+
+    name: str
+    modality: str
+    samples: int
+    tasks: int
+    done: int
+    shard_images: int
+    bytes: int
+    files: int
+    per_second: float
+    hours: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an extraction would take.
+
+    Attributes:
+        dataset: the manifest's name.
+        images: of the data set, or as many as it is planned for.
+        captions: likewise.
+        by: what computes.
+        sets: the feature sets.
+    """
+
+    dataset: str
+    images: int
+    captions: int
+    by: str
+    sets: tuple[SetPlan, ...]
+
+
+def plan(manifest: Manifest, url: str, options: Options, images: int | None = None) -> Plan:
     """Return what extracting a data set would take. Rates are of a few batches that are encoded here and thrown away.
 
     Args:
@@ -34,10 +83,6 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
         options: as for `extraction.extract`.
         images: plan for a data set of so many images with the same share of splits and captions; None: for this one.
 
-    Returns:
-        data set, images, captions, ``by`` (what computes), and for each set name, modality, samples, tasks (one a
-        shard), tasks done, images of a shard, bytes and files when finished, samples a second, and hours left.
-
     Raises:
         ManifestError: the data set cannot be read.
         EncoderError: an encoder cannot be made.
@@ -45,69 +90,69 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
         CacheError: no scheduler answers.
     """
     samples = read_samples(manifest)
-    splits = choose_splits(samples, options.splits)
+    wanted = choose_splits(samples, options.splits)
     device = str(pick_device(options.device))
     workers = count_workers(options.scheduler) if options.scheduler else 1
     ratio = images / len(samples.images) if images else 1.0
-    rows = _scaled(samples.splits, ratio)
-    blocks = Blocks.choose(rows, options.shard_images)
+    splits = _scaled(samples.splits, ratio)
+    total = max(last for _, last in splits.values())
     captions = round(ratio * sum(len(image.captions) for image in samples.images))
     cache = None if images else find_cache(url, samples)
-    sets: list[tuple[str, str, int, float, int, float]] = []
+    sets = []
+    for cost in _costs(manifest, samples, options, device, captions / max(total, 1)):
+        there = cache.set_at(cost.path) if cache and cost.path in cache.set_paths() else None
+        blocks = there.blocks if there else Blocks.choose(splits, options.shard_images)  # a set keeps its own shards
+        shards = [shard for split in wanted for shard in blocks.of_split(split)]
+        tasks, done = len(shards), int(there.done()[shards].sum()) if there else 0
+        count = round(cost.of_image * sum(splits[split][1] - splits[split][0] for split in wanted))
+        rate, (modality, name) = workers * cost.rate, cost.path.split("/")
+        sets.append(
+            SetPlan(
+                name=name,
+                modality=modality,
+                samples=count,
+                tasks=tasks,
+                done=done,
+                shard_images=blocks.length,
+                bytes=round(cost.bytes * blocks.length * tasks),
+                files=cost.arrays * tasks,
+                per_second=rate,
+                hours=count * (1 - done / tasks) / rate / 3600,
+            )
+        )
+    by = f"{counted(workers, 'worker')} of {options.scheduler}" if options.scheduler else device
+    return Plan(samples.dataset, total, captions, by, tuple(sets))
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What one feature set costs: its path, samples and bytes an image, arrays, and samples a second of one worker."""
+
+    path: str
+    of_image: float
+    bytes: float
+    arrays: int
+    rate: float
+
+
+def _costs(manifest: Manifest, samples: Samples, options: Options, device: str, captions: float) -> list[_Cost]:
+    """Load the encoders and measure each; `captions` is how many an image has."""
+    costs = []
+    width = np.dtype(options.dtype).itemsize
     if options.visual:
         encoder = load_images(options, device)
-        facts = SetFacts.of(encoder, options.dtype, {})
-        size: float = _image_bytes(encoder, np.dtype(options.dtype).itemsize)
-        rate = workers * _image_rate(encoder, manifest, samples, options)
-        wanted = sum(last - first for name, (first, last) in rows.items() if name in splits)
-        arrays = 6 + len(encoder.extras)
-        sets.append(("images", facts.name, wanted, size, arrays, rate))
+        path = f"images/{SetFacts.of(encoder, options.dtype, {}).name}"
+        rate = _image_rate(encoder, manifest, samples, options)
+        costs.append(_Cost(path, 1, _image_bytes(encoder, width), 6 + len(encoder.extras), rate))
     if options.text:
         text = load_captions(options, samples, device)
-        facts = SetFacts.of(text, options.dtype, {})
-        texts, share = _some_texts(samples), captions / max(rows[next(reversed(rows))][1], 1)
+        path = f"captions/{SetFacts.of(text, options.dtype, {}).name}"
+        texts, item = _some_texts(samples), width * (text.channels or 0)
         tokens = sum(map(len, text.tokenize(texts))) / len(texts)
-        width = np.dtype(options.dtype).itemsize * (text.channels or 0)
-        size = share * (tokens * (4 + width) + 17 + width)
-        rate = workers * _caption_rate(text, texts, options.batch_size)
-        wanted = round(share * sum(last - first for name, (first, last) in rows.items() if name in splits))
-        sets.append(("captions", facts.name, wanted, size, 7 if text.channels else 5, rate))
-    return {
-        "dataset": samples.dataset,
-        "images": rows[next(reversed(rows))][1],
-        "captions": captions,
-        "by": f"{counted(workers, 'worker')} of {options.scheduler}" if options.scheduler else device,
-        "sets": [_summary(*parts, splits, _find(cache, *parts[:2]), blocks) for parts in sets],
-    }
-
-
-def _summary(
-    modality: str,
-    name: str,
-    samples: int,
-    image_bytes: float,
-    arrays: int,
-    rate: float,
-    splits: list[str],
-    there: FeatureSet | None,
-    blocks: Blocks,
-) -> dict[str, Any]:
-    """Return the plan of one set; one that is there keeps its own shards, of another length than `blocks` perhaps."""
-    blocks = there.blocks if there else blocks
-    shards = [shard for split in splits for shard in blocks.of_split(split)]
-    tasks, done = len(shards), int(there.done()[shards].sum()) if there else 0
-    return {
-        "name": name,
-        "modality": modality,
-        "samples": samples,
-        "tasks": tasks,
-        "done": done,
-        "shard_images": blocks.length,
-        "bytes": round(image_bytes * blocks.length * tasks),
-        "files": arrays * tasks,
-        "per_second": rate,
-        "hours": samples * (1 - done / tasks) / rate / 3600,
-    }
+        size = captions * (tokens * (4 + item) + 17 + item)
+        rate = _caption_rate(text, texts, options.batch_size)
+        costs.append(_Cost(path, captions, size, 7 if text.channels else 5, rate))
+    return costs
 
 
 def _scaled(splits: dict[str, tuple[int, int]], ratio: float) -> dict[str, tuple[int, int]]:
@@ -117,12 +162,6 @@ def _scaled(splits: dict[str, tuple[int, int]], ratio: float) -> dict[str, tuple
         scaled[name] = (first, max(last, first + 1))
         first = scaled[name][1]
     return scaled
-
-
-def _find(cache: FeatureCache | None, modality: str, name: str) -> FeatureSet | None:
-    if cache is None or name not in cache.set_names(modality):
-        return None
-    return cache.image_set(name) if modality == "images" else cache.caption_set(name)
 
 
 def _image_bytes(encoder: VisualEncoder, item: int) -> int:
@@ -150,12 +189,12 @@ def _image_rate(encoder: VisualEncoder, manifest: Manifest, samples: Samples, op
     read = (time.perf_counter() - began) / len(decoded)
     batches = [decoded[start : start + options.batch_size] for start in range(0, len(decoded), options.batch_size)]
     timed = batches[1:] or batches
-    encoder.encode(torch.stack(batches[0]) if encoder.kind == "grid" else batches[0])
+    encode(encoder, batches[0])
     began = time.perf_counter()
     for batch in timed:
-        encoder.encode(torch.stack(batch) if encoder.kind == "grid" else batch)
-    encode = (time.perf_counter() - began) / sum(map(len, timed))
-    return 1 / max(encode, read / (options.workers or os.cpu_count() or 1))
+        encode(encoder, batch)
+    seconds = (time.perf_counter() - began) / sum(map(len, timed))
+    return 1 / max(seconds, read / (options.workers or os.cpu_count() or 1))
 
 
 def _some_texts(samples: Samples) -> list[str]:

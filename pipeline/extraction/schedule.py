@@ -13,19 +13,21 @@ from dask.callbacks import Callback
 from dask.delayed import Delayed
 
 from ..errors import CacheError
-from .tasks import Job, Receipt
+from .shards import Receipt
 
 PATIENCE = 10.0  # seconds that a scheduler may take to answer
 WAVE = 1024  # tasks under way at once: a data set of any size needs no larger graph
 
-Record = Callable[[Receipt], None]
+Record = Callable[[Receipt], object]
 
 
-def shard_tasks(work: Callable[[Job, int], Receipt], job: Job, shards: Iterable[int]) -> Iterator[Delayed]:
-    """Yield one Dask task a shard."""
+def shard_tasks(
+    work: Callable[[Any, int], Receipt], job_of: Callable[[int], Any], set_name: str, shards: Iterable[int]
+) -> Iterator[Delayed]:
+    """Yield one Dask task a shard; `job_of` gives what the task of a shard is told."""
     task = dask.delayed(work, pure=False)
     for shard in shards:
-        yield task(job, shard, dask_key_name=f"{job.set_name}-shard-{shard}")
+        yield task(job_of(shard), shard, dask_key_name=f"{set_name}-shard-{shard}")
 
 
 def run_here(tasks: Iterable[Delayed], workers: int, record: Record) -> None:

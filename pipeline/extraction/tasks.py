@@ -1,7 +1,7 @@
-"""The work of one task: one shard, read, encoded and written once. Runs on any Dask worker."""
+"""The tasks that encode: one shard, read, encoded and written once. They run on any Dask worker."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..cache.feature_cache import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
+from ..cache import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
+from ..cache.feature_sets import NOT_DONE
+from ..cache.rows import ranges
 from ..data.regions import Regions, lay_out, shard_arrays
 from ..device import pick_device
-from ..encoders import TextEncoder, encoding, load_text, load_visual
+from ..encoders import TextEncoder, VisualEncoder, encoding, load_text, load_visual
 from ..encoders.words import WordsEncoder
 from ..errors import CacheError, EncoderError, SampleError
-
-# Whom to tell of encoded samples, by feature set: a shard takes long. Only tasks in the same process are heard.
-METERS: dict[str, Callable[[int], None]] = {}
+from .shards import Receipt, tell, write_shard
 
 
 @dataclass(frozen=True)
@@ -49,37 +49,20 @@ class Job:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass
-class Receipt:
-    """What a finished task tells: the shard, its samples, those that failed, and where the time went."""
-
-    shard: int
-    samples: int
-    failed: dict[str, str] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=lambda: {"read": 0.0, "encode": 0.0, "write": 0.0})
-
-    def timed(self, share: str, began: float) -> float:
-        """Add the time since `began` to a share of the work; return the time now."""
-        now = time.perf_counter()
-        self.seconds[share] += now - began
-        return now
-
-
 def write_image_shard(job: Job, shard: int) -> Receipt:
     """Encode the images of one shard and write it.
 
     Raises:
         SampleError: an image cannot be read, and the job does not skip.
-        CacheError: a value does not fit the set's dtype, or the weights are no longer the set's.
+        CacheError: a value does not fit the set's dtype.
+        EncoderError: the weights are no longer the set's.
     """
-    cache = FeatureCache.open(job.url)
-    features = cache.image_set(job.set_name)
+    features = FeatureCache.open(job.url).image_set(job.set_name)
     device = str(pick_device(job.device))
     encoder = load_visual(job.encoder, job.weights, job.image_size, device, **job.settings)
     _check_identity(features, encoder.identity)
-    first, last = features.blocks.images(shard)
-    names, ids = cache.file_names(first, last), cache.ids(first, last)
-    receipt = Receipt(shard, last - first)
+    first, last = features.rows_in(shard)
+    names, ids = features.cache.file_names(first, last), features.cache.ids(first, last)
     arrays = shard_arrays(
         features.blocks.length,
         features.rows,
@@ -88,30 +71,42 @@ def write_image_shard(job: Job, shard: int) -> Receipt:
         features.dtype,
         encoder.extras,
     )
+    receipt = Receipt(shard, last - first)
     for start in range(0, last - first, job.batch_size):
         began = time.perf_counter()
-        rows, decoded = [], []
-        for row in range(start, min(start + job.batch_size, last - first)):
+        batch = range(start, min(start + job.batch_size, last - first))
+        decoded = {}
+        for row in batch:
             try:
-                image, arrays["size"][row] = encoder.decode(Path(job.folder, names[row]))
+                decoded[row], arrays["size"][row] = _decode(job, encoder, names[row])
             except SampleError as error:
                 if not job.skip:
-                    advice = "mend or remove it, or go on with --on-error skip"
-                    raise SampleError(error.sample, f"{error.reason}; {advice}") from error
+                    raise
                 arrays["status"][row], receipt.failed[ids[row]] = FAILED, f"{names[row]}: {error.reason}"
-            else:
-                rows.append(row)
-                decoded.append(image)
-        began = receipt.timed("read", began)
-        if rows:
+        receipt.timed("read", began)
+        if decoded:
             with encoding(device):
                 began = time.perf_counter()  # waiting for the device is nobody's work
-                encoded = encoder.encode(torch.stack(decoded) if encoder.kind == "grid" else decoded)
+                encoded = encode(encoder, list(decoded.values()))
                 receipt.timed("encode", began)
-            _put(arrays, rows, encoded, features, [names[row] for row in rows])
-        _tell(job, min(job.batch_size, last - first - start))
-    _write(features, arrays, shard, receipt)
+            _put(arrays, list(decoded), encoded, features, [names[row] for row in decoded])
+        tell(job.set_name, len(batch))
+    write_shard(features, shard, arrays, receipt)
     return receipt
+
+
+def encode(encoder: VisualEncoder, decoded: list[Any]) -> "tuple[np.ndarray, np.ndarray] | list[Regions]":
+    """Encode images as `VisualEncoder.decode` returned them."""
+    return encoder.encode(torch.stack(decoded) if encoder.kind == "grid" else decoded)
+
+
+def _decode(job: Job, encoder: VisualEncoder, name: str) -> tuple[Any, tuple[int, int]]:
+    try:
+        return encoder.decode(Path(job.folder, name))
+    except SampleError as error:
+        if job.skip:
+            raise
+        raise SampleError(error.sample, f"{error.reason}; mend or remove it, or go on with --on-error skip") from error
 
 
 def _put(
@@ -137,72 +132,76 @@ def write_caption_shard(job: Job, shard: int) -> Receipt:
     """Tokenise, and where the encoder has states encode, the captions of one shard and write it.
 
     Raises:
-        CacheError: a value does not fit the set's dtype, or the weights are no longer the set's.
+        CacheError: a value does not fit the set's dtype.
+        EncoderError: the weights are no longer the set's.
     """
-    cache = FeatureCache.open(job.url)
-    features = cache.caption_set(job.set_name)
-    images = features.blocks.images(shard)
-    first = int(cache.caption_start[images[0]])
-    last = first + int(cache.caption_count[slice(*images)].sum())
-    texts = cache.caption_texts(first, last)
+    features = FeatureCache.open(job.url).caption_set(job.set_name)
+    first, last = features.rows_in(shard)
+    texts = features.cache.caption_texts(first, last)
     receipt = Receipt(shard, last - first)
     began = time.perf_counter()
-    size, tokens = features.attributes["shard_captions"], features.attributes["shard_tokens"]
-    device = str(pick_device(job.device))
     encoder: TextEncoder
     if features.vocabulary is not None:
         encoder = WordsEncoder(features.vocabulary)
     else:
-        encoder = load_text(job.weights, device, **job.settings)
+        encoder = load_text(job.weights, str(pick_device(job.device)), **job.settings)
     _check_identity(features, encoder.identity)
     ids = encoder.tokenize(texts)
-    lengths = np.array([len(caption) for caption in ids], dtype=np.int64)
-    starts = np.cumsum(lengths) - lengths
-    began = receipt.timed("read", began)
-    arrays = {
-        "token": np.zeros(tokens, dtype=np.int32),
-        "start": np.zeros(size, dtype=np.int64),
-        "length": np.zeros(size, dtype=np.int32),
-        "status": np.full(size, 255, dtype=np.uint8),
-    }
-    arrays["token"][: lengths.sum()] = np.concatenate([np.asarray(caption, dtype=np.int32) for caption in ids])
-    arrays["start"][: len(ids)] = starts + shard * tokens
-    arrays["length"][: len(ids)] = lengths
-    arrays["status"][: len(ids)] = OK
-    if encoder.channels is None or encoder.global_channels is None:
-        _tell(job, len(ids))
+    receipt.timed("read", began)
+    arrays = _packed(features, shard, ids)
+    if features.channels is None:
+        tell(job.set_name, len(ids))
     else:
-        local = np.full((tokens, encoder.channels), np.nan, dtype=features.dtype)
-        global_ = np.full((size, encoder.global_channels), np.nan, dtype=features.dtype)
-        by_length = np.argsort(lengths, kind="stable")  # a batch of like lengths carries little padding
-        for start in range(0, len(ids), job.batch_size):
-            rows = by_length[start : start + job.batch_size]
-            with encoding(device):
-                began = time.perf_counter()
-                encoded = encoder.encode([ids[row] for row in rows])
-                assert encoded is not None, "its states have channels"
-                began = receipt.timed("encode", began)
-            states, pooled = encoded
-            _check_range(states[:, None], features, [texts[row] for row in np.repeat(rows, lengths[rows])])
-            target = np.concatenate([np.arange(starts[row], starts[row] + lengths[row]) for row in rows])
-            local[target], global_[rows] = states, pooled
-            _tell(job, len(rows))
-        arrays |= {"local": local, "global": global_}
-    _write(features, arrays, shard, receipt)
+        arrays["local"], arrays["global"] = _encode_captions(job, features, encoder, texts, ids, receipt)
+    write_shard(features, shard, arrays, receipt)
     return receipt
 
 
-def _tell(job: Job, samples: int) -> None:
-    meter = METERS.get(job.set_name)
-    if meter is not None:
-        meter(samples)
+def _packed(features: CaptionSet, shard: int, ids: list[list[int]]) -> dict[str, np.ndarray]:
+    """Return the arrays of a shard that holds these token ids, one caption after the other."""
+    captions, tokens = features.attributes["shard_captions"], features.attributes["shard_tokens"]
+    lengths = np.array([len(caption) for caption in ids], dtype=np.int64)
+    return {
+        "token": _padded(np.concatenate(ids), tokens, "int32"),
+        "start": _padded(np.cumsum(lengths) - lengths + shard * tokens, captions, "int64"),
+        "length": _padded(lengths, captions, "int32"),
+        "status": _padded(np.full(len(ids), OK), captions, "uint8", NOT_DONE),
+    }
 
 
-def _write(features: FeatureSet, arrays: dict[str, np.ndarray], shard: int, receipt: Receipt) -> None:
-    began = time.perf_counter()
-    for name, values in arrays.items():
-        features.cache.store.write_shard(f"{features.path}/{name}", shard, values)
-    receipt.timed("write", began)
+def _padded(values: np.ndarray, size: int, dtype: str, fill: int = 0) -> np.ndarray:
+    padded = np.full(size, fill, dtype=dtype)
+    padded[: len(values)] = values
+    return padded
+
+
+def _encode_captions(
+    job: Job,
+    features: CaptionSet,
+    encoder: TextEncoder,
+    texts: list[str],
+    ids: list[list[int]],
+    receipt: Receipt,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the local features [tokens,C] and the global features [captions,C] of a shard."""
+    captions, tokens = features.attributes["shard_captions"], features.attributes["shard_tokens"]
+    local = np.full((tokens, features.channels or 0), np.nan, dtype=features.dtype)
+    global_ = np.full((captions, features.global_channels or 0), np.nan, dtype=features.dtype)
+    lengths = np.array([len(caption) for caption in ids], dtype=np.int64)
+    starts = np.cumsum(lengths) - lengths
+    by_length = np.argsort(lengths, kind="stable")  # a batch of captions of like length carries little padding
+    for first in range(0, len(ids), job.batch_size):
+        rows = by_length[first : first + job.batch_size]
+        with encoding(str(pick_device(job.device))):
+            began = time.perf_counter()
+            encoded = encoder.encode([ids[row] for row in rows])
+            receipt.timed("encode", began)
+        assert encoded is not None, "its states have channels"
+        states, pooled = encoded
+        _check_range(states[:, None], features, [texts[row] for row in np.repeat(rows, lengths[rows])])
+        local[ranges(starts[rows], lengths[rows])], global_[rows] = states, pooled
+        tell(job.set_name, len(rows))
+    return local, global_
 
 
 def _check_identity(features: ImageSet | CaptionSet, identity: dict) -> None:

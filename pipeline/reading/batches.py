@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cache.feature_cache import CaptionSet, ImageSet
+from ..cache import CaptionSet, ImageSet
 from ..cache.rows import ranges
 from ..wording import counted
 from .features import Draws, Features, Joined, Source, Stored, arrays_of

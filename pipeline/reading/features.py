@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_after
 
-from ..cache.feature_cache import CaptionSet, ImageSet
+from ..cache import CaptionSet, ImageSet
 from .placement import Array, Placement, Resident
 
 Draws = tuple[int, int]  # seed and epoch, from which every random choice about a sample follows

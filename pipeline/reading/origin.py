@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..cache.feature_cache import FeatureSet, fingerprint
+from ..cache import FeatureSet, fingerprint
 from ..encoders.base import Encoder
 from ..errors import EncoderError
 

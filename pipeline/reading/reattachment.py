@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cache.feature_cache import CaptionSet, FeatureCache, ImageSet
+from ..cache import CaptionSet, FeatureCache, ImageSet
 from ..data.manifest import bundled_manifests, load_manifest
 from ..encoders import TrainableEncoder, VisualEncoder, loading, make_visual
 from ..errors import CacheError, EncoderError, SampleError

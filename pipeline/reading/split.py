@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..cache.feature_cache import OK, CaptionSet, FeatureSet, ImageSet
+from ..cache import OK, CaptionSet, FeatureSet, ImageSet
 from ..errors import CacheError
 from ..wording import counted
 from .placement import Placement

@@ -26,6 +26,7 @@ from PIL import Image
 
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.extraction.extraction import Options, extract
+from xret.pipeline.extraction.summary import SetSummary
 
 common = [
     click.argument("dataset"),
@@ -148,23 +149,23 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _timed(manifest: Any, options: Options) -> dict[str, Any]:
+def _timed(manifest: Any, options: Options) -> SetSummary:
     with tempfile.TemporaryDirectory() as folder:
-        return extract(manifest, f"{folder}/s.zarr", options)["sets"][0]
+        return extract(manifest, f"{folder}/s.zarr", options).sets[0]
 
 
-def _report(facts: dict[str, Any], bare: float, device: str) -> None:
-    work = sum(facts["shares"].values())
+def _report(facts: SetSummary, bare: float, device: str) -> None:
+    work = sum(facts.shares.values())
     click.echo(
         json.dumps(
             {
-                "set": facts["name"],
+                "set": facts.name,
                 "device": device,
-                "samples": facts["samples"],
-                "per_second": round(facts["per_second"], 1),
+                "samples": facts.samples,
+                "per_second": round(facts.per_second, 1),
                 "bare_per_second": round(1 / bare, 1),
-                "ratio": round(facts["per_second"] * bare, 3),
-                "shares": {name: round(seconds / work, 3) for name, seconds in facts["shares"].items()},
+                "ratio": round(facts.per_second * bare, 3),
+                "shares": {name: round(seconds / work, 3) for name, seconds in facts.shares.items()},
             }
         )
     )

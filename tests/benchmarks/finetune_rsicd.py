@@ -89,7 +89,7 @@ def main(
     options: dict[str, Any] = {"visual": "mobilenet_v2", "visual_weights": visual_weights, "text": "bert"}
     began = time.perf_counter()
     made = extract(manifest, store, Options(**options, text_weights=text_weights, device=device))
-    sets = [f"data.{side}={found['name']}" for side, found in zip(("image", "text"), made["sets"], strict=True)]
+    sets = [f"data.{side}={found.name}" for side, found in zip(("image", "text"), made.sets, strict=True)]
     click.echo(f"extraction: {time.perf_counter() - began:.0f} s", err=True)
 
     def head(name: str, count: int) -> Path:

@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests/support python tests/benchmarks/kill_rounds.py tiny.yaml EMPTY_FOLDER --rounds 200
 
-The encoder takes a millisecond, all else is as ever. The processes are forked from one that has imported everything
-and started no thread, so that a start costs nothing.
+With ``--from`` and ``--source`` an import is killed instead. The encoder takes a millisecond, all else is as ever. The
+processes are forked from one that has imported everything and started no thread, so that a start costs nothing.
 """
 
 import argparse
@@ -12,12 +12,14 @@ import random
 import shutil
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import small_encoder
 from small_extraction import SMALL, files
 
 from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.exchange.importers.importing import ImportOptions, import_features
 from xret.pipeline.extraction import schedule as engine  # noqa: F401  (torch and Dask are imported once, here)
 from xret.pipeline.extraction.extraction import extract
 
@@ -28,11 +30,17 @@ def main():
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--from", dest="format_")
+    parser.add_argument("--source", type=Path)
     given = parser.parse_args()
     small_encoder.use()
     manifest, dice = load_manifest(given.manifest), random.Random(given.seed)
+    work = partial(extract, manifest, options=SMALL)
+    if given.format_:
+        options = ImportOptions(given.format_, given.source, on_error="skip")
+        work = partial(import_features, manifest, options=options)
     began = time.monotonic()
-    if not finishes(manifest, given.folder / "whole.zarr"):
+    if not finishes(work, given.folder / "whole.zarr"):
         raise SystemExit("the undisturbed extraction failed")
     seconds = time.monotonic() - began
     whole = files(given.folder / "whole.zarr")
@@ -40,7 +48,7 @@ def main():
     for number in range(given.rounds):
         url = given.folder / "killed.zarr"
         shutil.rmtree(url, ignore_errors=True)
-        while not finishes(manifest, url, dice.uniform(0, seconds)):
+        while not finishes(work, url, dice.uniform(0, seconds)):
             kills += 1
             check_marks(files(url), whole)
         if files(url) != whole:
@@ -48,13 +56,13 @@ def main():
     print(f"{given.rounds} rounds, {kills} kills, no file differs")
 
 
-def finishes(manifest, url, kill_after=None):
-    """Return whether an extraction ended by itself before it was killed."""
+def finishes(work, url, kill_after=None):
+    """Return whether the work ended by itself before it was killed."""
     child = os.fork()
     if not child:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         try:
-            extract(manifest, str(url), SMALL)
+            work(url=str(url))
         except BaseException as error:
             print(f"the extraction failed: {error!r}", flush=True)
             os._exit(1)

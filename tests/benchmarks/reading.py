@@ -34,7 +34,7 @@ import torch
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.training import train
-from xret.pipeline.cache.feature_cache import Blocks, FeatureCache
+from xret.pipeline.cache import Blocks, FeatureCache
 from xret.pipeline.cache.layout import SetFacts, create_caption_set, create_image_set, open_for_writing
 from xret.pipeline.data.samples import Caption, ImageSample, Samples
 from xret.pipeline.reading.batches import Batches, stored_batches

@@ -54,8 +54,7 @@ def test_info_tells_of_compression(store):
     assert lines[at].startswith(f"images/{facts['name']}: grid, 4 x 16, float16, ")
     spent = f"{facts['bytes_per_value']:.2f} bytes a stored value where raw are 2"
     assert (
-        lines[at + 1]
-        == f"  compression: none, {spent}; 43.8% of the values are padding, as all shards are of one length"
+        lines[at + 1] == f"  compression: none, {spent}; 43.8% of the values are padding, as all shards have one length"
     )
     assert lines[at + 2] == "  shards done: train 2/2, val 1/1, test 1/1"
     assert "  compression: none" in run("info", part_of(f"{store}2", **SIZES)).stdout.splitlines()

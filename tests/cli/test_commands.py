@@ -185,12 +185,12 @@ def test_an_error_as_json(tmp_path):
 
 
 def test_a_full_disk_is_a_sentence(tiny_dataset, tmp_path, monkeypatch):
-    from xret.pipeline.extraction import tasks
+    from xret.pipeline.cache.store import Store
 
     def full(*_):
         raise OSError(28, "No space left on device", "s.zarr/images/local/c/0")
 
-    monkeypatch.setattr(tasks, "_write", full)
+    monkeypatch.setattr(Store, "write_shard", full)
     sentence = refused("extract", tiny_dataset(), "--store", tmp_path / "s.zarr", *EXTRACT)
     assert sentence.startswith("No space left on device (s.zarr/images/local/c/0)")
     monkeypatch.undo()

@@ -57,7 +57,7 @@ def test_regions_of_varying_number_train_a_head(world, tmp_path):
     words = ["import", world.manifest, "--store", store, "--from", "butd-tsv", "--source", source]
     printed = run(*words, "--on-error", "skip")
     assert "32 images, 160 captions" in printed.stdout
-    assert "matched by COCO id; 5 shards written, 0 there before, 1 failed" in printed.stdout
+    assert "matched by COCO id, 5 shards written, 0 there before, 1 failed" in printed.stdout
     failed = f"{world.images[0]['filepath']}/{world.images[0]['filename']}"
     assert f"\n    failed: {failed}: the source has no features of it\n" in printed.stdout
     assert "32/32 images" in printed.stderr
@@ -82,6 +82,8 @@ def test_mistakes(world, tmp_path):
     assert "'tsv' is not one of 'scan'" in run(*words, "--from", "tsv", code=2).stderr
     assert "Missing option '--from'" in run(*words, code=2).stderr
     assert "nothing to import" in run(*words, "--from", "butd-tsv", "--splits", "", code=2).stderr
+    both = ["--scheduler", "tcp://127.0.0.1:9", "--workers", "2"]
+    assert "--workers has no effect beside --scheduler" in run(*words, "--from", "butd-tsv", *both, code=2).stderr
     error = run(*words, "--from", "lxmert-tsv", code=1).stderr.splitlines()[-1]
     assert error.startswith("Error: ")
     assert error.endswith("try --from butd-tsv")
@@ -102,5 +104,5 @@ def test_help_has_an_example_and_names_every_format():
 def test_the_command_imports_nothing_heavy():
     source = Path(import_.callback.__code__.co_filename).read_text()
     tops = [line.split()[1] for line in source.splitlines() if line.startswith(("import ", "from "))]
-    ours = ["..pipeline.exchange.importers", "..pipeline.wording", ".extract", ".parsing"]
-    assert tops == ["json", "pathlib", "typing", "click", *ours]
+    ours = ["..pipeline.exchange.importers", ".extract", ".parsing"]
+    assert tops == ["pathlib", "typing", "click", *ours]

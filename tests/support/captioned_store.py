@@ -4,7 +4,7 @@ import numpy as np
 import small_store
 from small_store import COLOURS, THINGS
 
-from xret.pipeline.cache.feature_cache import Blocks
+from xret.pipeline.cache import Blocks
 from xret.pipeline.cache.layout import open_for_writing
 from xret.pipeline.data.samples import Caption, ImageSample, Samples
 from xret.pipeline.encoders.words import WordsEncoder

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ....pipeline.cache.feature_cache import FeatureCache, fingerprint
+from ....pipeline.cache import FeatureCache, fingerprint
 from ....pipeline.device import pick_device, within_memory
-from ....pipeline.encoders.base import TrainableEncoder
+from ....pipeline.encoders import TrainableEncoder
 from ....pipeline.errors import OutOfMemory, RecipeError, RunError
 from ....pipeline.files import remove, writing
 from ....pipeline.reading.batches import Batches

@@ -18,88 +18,77 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ...cache.feature_cache import CaptionSet, ImageSet, caption_array_rows
+from ...cache import CaptionSet, ImageSet
+from ...cache.feature_sets import caption_array_rows
 from ...cache.rows import ranges
 from ...progress import Progress
-from .export import Selection, caption_texts, image_texts
+from .selection import Selection
 
 _TEXT = h5py.string_dtype()
 _ROWS = 1024  # rows in a chunk of an array of small rows
 
 
-def write_hdf5(selection: Selection, path: Path) -> None:
-    """Write the selection to a new file at `path`.
+def write(selection: Selection, out: Path) -> None:
+    """Write the selection to a new file.
 
     Raises:
         OSError: the file cannot be written.
         CacheError: something in the cache is damaged.
     """
-    with _Disk(path, "w+") as disk:
-        with h5py.File(disk, "w") as file:
-            _write(selection, file, disk)
-        disk.check()
+    disk = _Disk(out, "w+")
+    with disk, h5py.File(disk, "w") as file:
+        cache, splits = selection.cache, {}
+        images, captions = file.create_group("images"), file.create_group("captions")
+        for group, features in ((images, selection.images), (captions, selection.captions)):
+            _describe(group, features)
+        totals, at = _totals(selection), dict.fromkeys(("image", "caption", "token"), 0)
+        with Progress("export", totals["image"], "images") as progress:
+            for split in selection.rows:
+                first = at["image"]
+                for rows in selection.batches(split):
+                    if disk.failure:
+                        break
+                    of_images = _image_arrays(selection, rows, split, at["caption"])
+                    of_captions, of_tokens = _caption_arrays(selection, rows, at["image"], at["token"])
+                    for kind, group, arrays in (
+                        ("image", images, of_images),
+                        ("caption", captions, of_captions),
+                        ("token", captions, of_tokens),
+                    ):
+                        for name, values in arrays.items():
+                            _append(group, name, values, at[kind], totals[kind])
+                        at[kind] += len(next(iter(arrays.values()), ()))
+                    progress.update(len(rows))
+                splits[split] = [first, at["image"]]
+        file.attrs.update(dataset=cache.dataset, manifest_sha256=cache.manifest_sha256, splits=json.dumps(splits))
+    if disk.failure:
+        raise disk.failure
 
 
 class _Disk(io.FileIO):
-    """A file whose first failure of writing is kept for `check`, and behind which nothing more is written.
+    """A file that keeps the first error of writing: HDF5 crashes the process if it cannot write what it closes."""
 
-    HDF5 writes when it likes, even when it closes a file, and an error there could not be handled.
-    """
-
-    _error: OSError | None = None
+    failure: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Write all of `data`, or keep the error."""
-        left = memoryview(data).cast("B")
+        left = memoryview(data)
         try:
-            while len(left) and self._error is None:
+            while len(left) and not self.failure:
                 left = left[super().write(left) :]
         except OSError as error:
-            self._error = OSError(error.errno, error.strerror, str(self.name))
-        return memoryview(data).nbytes
+            self.failure = OSError(error.errno, error.strerror, str(self.name))
+        return len(data)
 
     def truncate(self, size: int | None = None) -> int:
-        """Set the length, or keep the error."""
-        try:
-            return super().truncate(size)
-        except OSError as error:
-            self._error = self._error or OSError(error.errno, error.strerror, str(self.name))
-            return self.tell() if size is None else size
-
-    def check(self) -> None:
-        """Raise the error that was kept, if there is one."""
-        if self._error is not None:
-            raise self._error
+        return super().truncate(None if self.failure else size)
 
 
-def _write(selection: Selection, file: h5py.File, disk: _Disk) -> None:
-    cache = selection.cache
+def _totals(selection: Selection) -> dict[str, int]:
+    """Return how many images, captions and tokens the file will hold."""
     every = np.concatenate(list(selection.rows.values()))
-    lengths = selection.captions.length[selection.caption_rows(every)] if selection.captions else np.zeros(0)
-    totals = {"image": len(every), "caption": int(cache.caption_count[every].sum()), "token": int(lengths.sum())}
-    images, captions = file.create_group("images"), file.create_group("captions")
-    for group, features in ((images, selection.images), (captions, selection.captions)):
-        _describe(group, features)
-    at, splits = dict.fromkeys(totals, 0), {}
-    with Progress("export", len(every), "images") as progress:
-        for split in selection.rows:
-            first = at["image"]
-            for rows in selection.batches(split):
-                of_images = _image_arrays(selection, rows, split, at["caption"])
-                of_captions, of_tokens = _caption_arrays(selection, rows, at["image"], at["token"])
-                parts = {
-                    "image": (images, of_images),
-                    "caption": (captions, of_captions),
-                    "token": (captions, of_tokens),
-                }
-                for kind, (group, arrays) in parts.items():
-                    for name, values in arrays.items():
-                        _append(group, name, values, at[kind], totals[kind])
-                    at[kind] += len(next(iter(arrays.values()), ()))
-                disk.check()
-                progress.update(len(rows))
-            splits[split] = [first, at["image"]]
-    file.attrs.update(dataset=cache.dataset, manifest_sha256=cache.manifest_sha256, splits=json.dumps(splits))
+    captions = selection.caption_rows(every)
+    lengths = selection.captions.length[captions] if selection.captions else np.zeros(0)
+    return {"image": len(every), "caption": len(captions), "token": int(lengths.sum())}
 
 
 def _describe(group: h5py.Group, features: ImageSet | CaptionSet | None) -> None:
@@ -123,8 +112,8 @@ def _image_arrays(selection: Selection, rows: np.ndarray, split: str, first_capt
     """Return what the file holds of these image rows."""
     counts = selection.cache.caption_count[rows]
     arrays = {
-        "id": _texts(image_texts(selection, "id", rows)),
-        "file_name": _texts(image_texts(selection, "file_name", rows)),
+        "id": _texts(selection.ids(rows)),
+        "file_name": _texts(selection.file_names(rows)),
         "split": _texts([split] * len(rows)),
         "cocoid": selection.take("samples/cocoid", rows),
         "caption_start": first_caption + np.cumsum(counts, dtype=np.int64) - counts,
@@ -140,7 +129,7 @@ def _caption_arrays(
     """Return what the file holds of the captions of these image rows: a row a caption, and a row a token."""
     cache, features, captions = selection.cache, selection.captions, selection.caption_rows(rows)
     arrays = {
-        "text": _texts(caption_texts(selection, rows)),
+        "text": _texts(selection.caption_texts(rows)),
         "sentid": selection.take("samples/sentid", captions),
         "image": first_image + np.repeat(np.arange(len(rows)), cache.caption_count[rows]),
     }

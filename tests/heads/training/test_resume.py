@@ -16,7 +16,7 @@ from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training.objective import Objective
 from xret.heads.training.training import train
-from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache import FeatureCache
 from xret.pipeline.cache.lease import locked
 from xret.pipeline.errors import CacheError, RunError
 

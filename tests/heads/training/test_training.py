@@ -29,7 +29,7 @@ from xret.heads.runs.run import Run
 from xret.heads.training.objective import same_text, same_texts
 from xret.heads.training.optimisation import build_optimizer, drop_frozen, learning_rate, warmup
 from xret.heads.training.training import train
-from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache import FeatureCache
 from xret.pipeline.errors import CacheError, RecipeError, RunError, VectorsError
 from xret.pipeline.reading.batches import Batches, stored_batches
 
@@ -373,7 +373,7 @@ def test_a_recipe_that_does_not_fit_leaves_nothing_behind(store, tmp_path):
         train(
             store, recipe_of("setdiv", 1, "aggregator.image.heads=3", "aggregator.image.head_dim=null"), tmp_path / "r"
         )
-    with pytest.raises(CacheError, match="no feature set of images fits 'resnet18'"):
+    with pytest.raises(CacheError, match="no feature set fits 'resnet18'"):
         train(store, recipe_of("setdiv", 1, "data.image=resnet18"), tmp_path / "r")
     assert list(tmp_path.iterdir()) == []
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xret.pipeline.cache.feature_cache import Blocks, FeatureCache, fingerprint
+from xret.pipeline.cache import Blocks, FeatureCache, fingerprint
 from xret.pipeline.cache.layout import open_for_writing
 from xret.pipeline.cache.store import Store
 from xret.pipeline.data.manifest import load_manifest

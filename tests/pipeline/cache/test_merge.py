@@ -13,7 +13,7 @@ import small_store
 from parts import part_of, sound_store
 from small_extraction import SMALL, files
 
-from xret.pipeline.cache.feature_cache import Blocks, FeatureCache
+from xret.pipeline.cache import Blocks, FeatureCache
 from xret.pipeline.cache.layout import alone, record_failures
 from xret.pipeline.cache.merge import merge
 from xret.pipeline.cache.store import Store
@@ -36,9 +36,7 @@ def test_splits_extracted_apart_become_the_store_extracted_at_once(tiny_dataset,
     extract(manifest, d, options)
     summary = merge(c, [a, b])
     assert files(c) == files(d)
-    assert [
-        (s["modality"], s["shards"], s["shards_before"], s["shards_in_all"], s["failed"]) for s in summary["sets"]
-    ] == [
+    assert [(s.modality, s.shards, s.shards_before, s.shards_in_all, s.failed) for s in summary.sets] == [
         ("images", 4, 0, 4, 2),
         ("captions", 4, 0, 4, 0),
     ]
@@ -64,12 +62,12 @@ def apart(made, tmp_path):
 
 def test_any_order_and_any_number_of_times(apart, tmp_path):
     a, b, whole = apart
-    assert verify(a)["ok"]
+    assert verify(a).ok
     before = files(a), files(b)
     c = str(tmp_path / "c")
     merge(c, [b, a, whole])
     assert files(c) == files(whole)
-    assert [s["shards"] for s in merge(c, [a, b])["sets"]] == [0, 0]
+    assert [s.shards for s in merge(c, [a, b]).sets] == [0, 0]
     assert files(c) == files(whole)
     assert (files(a), files(b)) == before
 
@@ -100,7 +98,7 @@ def test_stopped_at_any_write_it_goes_on(apart, tmp_path, monkeypatch):
         except KeyboardInterrupt:
             monkeypatch.undo()
             if (Path(c) / "zarr.json").exists() and not Store(c).is_unfinished(""):
-                assert verify(c)["damaged"] == []
+                assert verify(c).damaged == ()
             merge(c, [a, b])
         assert files(c) == files(whole), f"stopped at write {9 * rounds}"
         shutil.rmtree(c)
@@ -126,7 +124,7 @@ def test_killed_in_mid_write_it_goes_on(apart, tmp_path):
     killed = subprocess.run([sys.executable, "-c", code, c, a, b], capture_output=True, env=os.environ)
     assert killed.returncode == -signal.SIGKILL
     assert [name for name in files(c) if name.endswith(".partial")]
-    assert verify(c)["damaged"] == []
+    assert verify(c).damaged == ()
     merge(c, [a, b])
     assert files(c) == files(whole)
 
@@ -137,7 +135,7 @@ def test_sets_of_other_encoders_stand_side_by_side(tmp_path):
     merge(a, [b])
     assert len(FeatureCache.open(a).set_names("images")) == 2
     assert len(FeatureCache.open(a).set_names("captions")) == 1
-    assert verify(a)["ok"]
+    assert verify(a).ok
 
 
 def test_an_object_store(apart, tmp_path):
@@ -146,7 +144,7 @@ def test_an_object_store(apart, tmp_path):
     try:
         merge(url, [a])
         merge(url, [b])
-        assert verify(url)["ok"]
+        assert verify(url).ok
         merge(str(tmp_path / "back"), [url])
         assert files(tmp_path / "back") == files(whole)
     finally:
@@ -168,7 +166,7 @@ def test_a_failure_that_was_recorded_and_never_finished_is_forgotten(apart):
     a, b, whole = apart
     record_failures(FeatureCache.open(a).image_set(), [], {"13": "13.jpg: busy", "15": "15.jpg: busy"})
     merge(a, [b])
-    assert verify(a)["failed_samples"] == verify(whole)["failed_samples"]
+    assert verify(a).failed_samples == verify(whole).failed_samples
 
 
 # Refusals: nothing is written
@@ -271,8 +269,8 @@ def test_a_damaged_source_is_named_and_what_is_whole_stays(apart, tmp_path, dama
     with pytest.raises(CacheError, match=f"{b}: shard 3 of '.*/local' is damaged; mend that store and merge again"):
         merge(c, [a, b])
     report = verify(c)
-    assert report["ok"]
-    assert report["shards"] == 2 + 2 + 1  # train of images and captions, and the first shard of val
+    assert report.ok
+    assert report.shards == 2 + 2 + 1  # train of images and captions, and the first shard of val
     path.write_bytes(data)
     merge(c, [a, b])
     assert files(c) == files(whole)

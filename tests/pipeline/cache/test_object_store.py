@@ -22,7 +22,7 @@ from xret.pipeline.cache import lease
 from xret.pipeline.cache import store as store_module
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.store import Store
-from xret.pipeline.cache.verify import verify
+from xret.pipeline.cache.verify import Damage, Verification, verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError, StoreError
 from xret.pipeline.extraction.extraction import extract
@@ -118,14 +118,14 @@ def test_the_bytes_are_those_of_a_local_store(bucket, manifest, whole, options):
     extract(manifest, bucket.url, replace(options, splits=("val",)))
     assert describe(bucket.url)["sets"][0]["done"] == {"train": [0, 2], "val": [1, 1]}
     summary = extract(manifest, bucket.url, options)
-    assert [s["shards"] for s in summary["sets"]] == [2] * len(summary["sets"])
+    assert [s.shards for s in summary.sets] == [2] * len(summary.sets)
     assert bucket.files() == (whole if options.text else images_of(whole))
-    assert [s["shards"] for s in extract(manifest, bucket.url, options)["sets"]] == [0] * len(summary["sets"])
+    assert [s.shards for s in extract(manifest, bucket.url, options).sets] == [0] * len(summary.sets)
 
 
 def test_whoever_reads_it_reads_the_same(bucket, whole, tmp_path):
     bucket.fill(whole)
-    assert verify(bucket.url) == {"ok": True, "shards": 6, "failed_samples": [], "damaged": []}
+    assert verify(bucket.url) == Verification(6, (), ())
     assert describe(bucket.url)["bytes"] == sum(map(len, whole.values()))
     fields = {"image_fields": {"local", "global"}, "caption_fields": {"token"}}
     epochs = []
@@ -167,9 +167,9 @@ def test_damage_is_found_and_repaired(bucket, manifest, whole):
         bucket.put(name, bytes(data))
     lost = next(name for name in whole if "/local/c/2" in name)
     bucket.delete(lost)
-    damaged = verify(bucket.url)["damaged"]
-    assert {damage["array"] for damage in damaged} == {name.split("/c/")[0] for name in [*names, lost]}
-    assert {"array": lost.split("/c/")[0], "shard": 2, "samples": [10, 12]} in damaged
+    damaged = verify(bucket.url).damaged
+    assert {damage.array for damage in damaged} == {name.split("/c/")[0] for name in [*names, lost]}
+    assert Damage(lost.split("/c/")[0], 2, (10, 12)) in damaged
     extract(manifest, bucket.url, replace(SMALL, repair=True))
     assert bucket.files() == whole
 
@@ -276,7 +276,7 @@ def test_a_server_that_fails_is_no_damage(bucket, manifest, whole):
             pytest.raises(StoreError, match="does not answer"),
         ):
             attempt(bucket.url)
-    assert verify(bucket.url)["ok"]
+    assert verify(bucket.url).ok
 
 
 # --- Two writers

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from small_extraction import SMALL, files
 
-from xret.pipeline.cache.describe import describe
+from xret.pipeline.cache.contents import describe
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.layout import record_failures
-from xret.pipeline.cache.verify import verify
+from xret.pipeline.cache.verify import Damage, FailedSample, Verification, verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import extract
@@ -25,11 +25,11 @@ def store(tiny_dataset, tmp_path) -> Path:
 
 def test_a_sound_store(store):
     # train takes two shards of eight images, val and test one each; twice, for images and captions
-    assert verify(str(store)) == {"ok": True, "shards": 8, "failed_samples": [], "damaged": []}
+    assert verify(str(store)) == Verification(8, (), ())
     facts = describe(str(store))
-    assert facts["splits"] == {"train": 12, "val": 3, "test": 3}
-    assert facts["sets"][0]["done"] == {"train": [2, 2], "val": [1, 1], "test": [1, 1]}
-    assert facts["bytes"] == sum(p.stat().st_size for p in store.rglob("*") if p.is_file())
+    assert facts.splits == {"train": 12, "val": 3, "test": 3}
+    assert facts.sets[0].done == {"train": (2, 2), "val": (1, 1), "test": (1, 1)}
+    assert facts.bytes == sum(p.stat().st_size for p in store.rglob("*") if p.is_file())
 
 
 def test_a_flipped_byte_in_any_file_is_found(store):
@@ -41,12 +41,12 @@ def test_a_flipped_byte_in_any_file_is_found(store):
         at = dice.randrange(len(data))
         path.write_bytes(data[:at] + bytes([data[at] ^ (1 << dice.randrange(8))]) + data[at + 1 :])
         report = verify(str(store))
-        assert not report["ok"], f"byte {at} of {path}"
-        named = [damage["array"] for damage in report["damaged"]]
+        assert not report.ok, f"byte {at} of {path}"
+        named = [damage.array for damage in report.damaged]
         parent = str(path.relative_to(store)).split("/c/")[0].removesuffix("/zarr.json")
         assert parent in named or path.name == "zarr.json", (parent, named)
         path.write_bytes(data)
-    assert verify(str(store))["ok"]
+    assert verify(str(store)).ok
 
 
 def test_no_byte_of_a_sets_metadata_can_be_flipped_unnoticed_nor_costs_the_set(store, tiny_dataset):
@@ -55,7 +55,7 @@ def test_no_byte_of_a_sets_metadata_can_be_flipped_unnoticed_nor_costs_the_set(s
     data = path.read_bytes()
     for at in range(0, len(data), 41):
         path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-        assert not verify(str(store))["ok"], at
+        assert not verify(str(store)).ok, at
         if at % 246 == 0:
             with pytest.raises(CacheError, match="damaged"):
                 extract(manifest, str(store), SMALL)
@@ -63,7 +63,7 @@ def test_no_byte_of_a_sets_metadata_can_be_flipped_unnoticed_nor_costs_the_set(s
     with pytest.raises(CacheError, match="damaged or missing"):
         extract(manifest, str(store), SMALL)
     path.write_bytes(data)
-    assert verify(str(store))["ok"]
+    assert verify(str(store)).ok
 
 
 def test_repair_computes_again_what_is_damaged_or_failed(store):
@@ -84,20 +84,20 @@ def test_repair_computes_again_what_is_damaged_or_failed(store):
 def test_a_missing_file_is_found_and_names_its_samples(store):
     name = FeatureCache.open(str(store)).image_set().name
     (store / "images" / name / "local" / "c" / "1" / "0" / "0").unlink()
-    assert verify(str(store))["damaged"] == [{"array": f"images/{name}/local", "shard": 1, "samples": [8, 12]}]
+    assert verify(str(store)).damaged == (Damage(f"images/{name}/local", 1, (8, 12)),)
     words = FeatureCache.open(str(store)).caption_set().name
     (store / "captions" / words / "token" / "c" / "2").unlink()
     first = int(FeatureCache.open(str(store)).caption_start[12])
     last = int(FeatureCache.open(str(store)).caption_start[15])
-    damage = {"array": f"captions/{words}/token", "shard": 2, "samples": [first, last]}
-    assert damage in verify(str(store))["damaged"]
+    damage = Damage(f"captions/{words}/token", 2, (first, last))
+    assert damage in verify(str(store)).damaged
 
 
 def test_an_unmarked_shard_is_incomplete_and_not_damaged(store):
     name = FeatureCache.open(str(store)).image_set().name
     (store / "images" / name / "done" / "c" / "0").unlink()
-    assert verify(str(store)) == {"ok": True, "shards": 7, "failed_samples": [], "damaged": []}
-    assert describe(str(store))["sets"][0]["done"]["train"] == [1, 2]
+    assert verify(str(store)) == Verification(7, (), ())
+    assert describe(str(store)).sets[0].done["train"] == (1, 2)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -108,18 +108,18 @@ def test_values_that_are_no_numbers_are_found(store, array, value):
     row = opened[9:10]
     row[..., 3] = value
     opened[9:10] = row
-    damage = {"array": f"{features.path}/{array}", "shard": 1, "samples": [8, 12]}
-    assert verify(str(store))["damaged"] == [damage]
+    damage = Damage(f"{features.path}/{array}", 1, (8, 12))
+    assert verify(str(store)).damaged == (damage,)
 
 
 def test_a_status_that_contradicts_the_record_is_found(store):
     features = FeatureCache.open(str(store)).image_set()
     features.cache.store.open_array(f"{features.path}/status", writable=True)[2] = 1
-    assert [d["array"] for d in verify(str(store))["damaged"]] == [f"{features.path}/status"]
+    assert [d.array for d in verify(str(store)).damaged] == [f"{features.path}/status"]
     record_failures(features, [], {"2": "2.jpg: truncated"})
     report = verify(str(store))
-    assert report["ok"]
-    assert report["failed_samples"] == [{"id": "2", "reason": "2.jpg: truncated"}]
+    assert report.ok
+    assert report.failed_samples == (FailedSample("2", "2.jpg: truncated"),)
 
 
 def test_no_cache(tmp_path):

@@ -15,7 +15,7 @@ from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.store import Store
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import XretError
-from xret.pipeline.exchange.exporters.export import export
+from xret.pipeline.exchange.exporters.export import ExportedSplit, export
 from xret.pipeline.exchange.importers.importing import ImportOptions, import_features
 
 HDF5 = {
@@ -71,8 +71,8 @@ def test_scans_arrays(tmp_path, captions):
         assert (out / f"{name}_caps.txt").read_text().splitlines() == texts
         ids = [str(image["imgid"]) for image in images for _ in range(repeat)]
         assert (out / f"{name}_ids.txt").read_text().split("\n") == [*ids, ""]
-        assert summary["splits"][split] == {"images": len(images), "captions": len(texts), "left_out": 0}
-    assert summary["bytes"] == sum(p.stat().st_size for p in out.iterdir())
+        assert summary.splits[split] == ExportedSplit(len(images), len(texts), 0)
+    assert summary.bytes == sum(p.stat().st_size for p in out.iterdir())
     back = imported(world, tmp_path / "back", format_="scan", source=out, dtype="float32")
     equal_sets(store, back, ["local"])
 
@@ -105,8 +105,8 @@ def test_hdf5_of_captions(tmp_path):
     summary = export(url, "hdf5", tmp_path / "out.h5", splits=("val", "test"))
     cache = FeatureCache.open(url)
     images, captions = cache.image_set(), cache.caption_set()
-    assert summary["sets"] == [images.name, captions.name]
-    assert summary["splits"]["val"]["images"] == 9
+    assert summary.sets == (images.name, captions.name)
+    assert summary.splits["val"].images == 9
     with h5py.File(tmp_path / "out.h5") as file:
         assert json.loads(file.attrs["splits"]) == {"val": [0, 9], "test": [9, 12]}
         of_images, of_captions = file["images"], file["captions"]
@@ -146,7 +146,7 @@ def test_images_that_failed_are_left_out_with_their_captions(tmp_path):
     url = sound_store(tmp_path / "s", failed={0: "x", 5: "x", 13: "x"}, train=12, val=3, test=3)
     cache = FeatureCache.open(url)
     summary = export(url, "npy", tmp_path / "npy")
-    assert [counts["left_out"] for counts in summary["splits"].values()] == [2, 1, 0]
+    assert [counts.left_out for counts in summary.splits.values()] == [2, 1, 0]
     rows = [row for row in range(12) if row not in (0, 5)]
     texts = [
         text for row in rows for text in cache.caption_texts(cache.caption_start[row], cache.caption_start[row + 1])
@@ -255,8 +255,8 @@ def test_the_sets_are_chosen(tmp_path):
     assert "only one set of images" in refused(url, "hdf5", tmp_path / "o", [first, second])
     assert "several feature sets fit 'grid'" in refused(url, "hdf5", tmp_path / "o", ["grid"])
     assert "use --to hdf5" in refused(url, "npy", tmp_path / "o", [first, "states"])
-    assert export(url, "hdf5", tmp_path / "o", [second, "states"])["sets"][0] == second
-    assert export(url, "npy", tmp_path / "npy", [first])["sets"] == [first]
+    assert export(url, "hdf5", tmp_path / "o", [second, "states"]).sets[0] == second
+    assert export(url, "npy", tmp_path / "npy", [first]).sets == (first,)
 
 
 def test_no_set_and_no_image(tmp_path):

@@ -40,11 +40,11 @@ def test_a_cluster_writes_the_same_bytes(cluster, tiny_dataset, tmp_path, capsys
     extract(manifest, here, SMALL)
     monkeypatch.chdir(tmp_path)
     summary = extract(manifest, "there.zarr", on(cluster.scheduler_address))
-    assert [s["samples"] for s in summary["sets"]] == [32, 80]
+    assert [s.samples for s in summary.sets] == [32, 80]
     assert files(there) == files(here)
     assert "Dask dashboard: http://" in capsys.readouterr().err
     again = extract(manifest, there, on(cluster.scheduler_address))
-    assert [s["samples"] for s in again["sets"]] == [0, 0]
+    assert [s.samples for s in again.sets] == [0, 0]
 
 
 def test_a_broken_image_is_the_same_sentence(cluster, tiny_dataset, tmp_path):
@@ -53,7 +53,7 @@ def test_a_broken_image_is_the_same_sentence(cluster, tiny_dataset, tmp_path):
     with pytest.raises(SampleError, match=r"4\.jpg"):
         extract(manifest, url, on(cluster.scheduler_address))
     summary = extract(manifest, url, on(cluster.scheduler_address, on_error="skip"))
-    assert summary["sets"][0]["failed"] == 1
+    assert summary.sets[0].failed == 1
     assert set(FeatureCache.open(url).image_set().failed) == {"4"}
 
 
@@ -64,7 +64,7 @@ def test_only_workers_with_a_gpu_get_tasks_where_some_declare_one(cluster, tiny_
         n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0", resources={"GPU": 1}
     ) as gpu:
         summary = extract(load_manifest(tiny_dataset()), url, on(gpu.scheduler_address))
-    assert summary["sets"][0]["samples"] == 32
+    assert summary.sets[0].samples == 32
 
 
 def test_no_scheduler_and_no_worker(tiny_dataset, tmp_path, monkeypatch):
@@ -117,5 +117,5 @@ def test_a_worker_killed_in_mid_shard_loses_nothing(tiny_dataset, tmp_path):
         killer.start()
         summary = extract(manifest, url, on(cluster.scheduler_address))
         killer.join()
-    assert summary["sets"][0]["shards"] == 22
+    assert summary.sets[0].shards == 22
     assert files(url) == files(whole)

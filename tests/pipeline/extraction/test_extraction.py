@@ -51,7 +51,7 @@ def test_features_are_the_encoders_own(store):
         text = cache.caption_texts(row, row + 1)[0].split()
         expected = [vocabulary.index(word) if word in vocabulary else 0 for word in text]
         assert words.token(np.array([row])).tolist() == expected
-    assert {s["name"].split("@")[0]: (s["samples"], s["failed"]) for s in summary["sets"]} == {
+    assert {s.name.split("@")[0]: (s.samples, s.failed) for s in summary.sets} == {
         "resnet18": (32, 0),
         "words": (cache.captions, 0),
     }
@@ -89,19 +89,19 @@ def test_a_second_run_computes_nothing_and_another_encoder_stands_beside(store):
     manifest, url, _ = store
     before = files(url)
     again = extract(manifest, url, SMALL)
-    assert [s["samples"] for s in again["sets"]] == [0, 0]
+    assert [s.samples for s in again.sets] == [0, 0]
     assert files(url) == before
     extract(manifest, url, Options(**{**vars(SMALL), "visual_weights": "random:1", "text": None}))
     assert len(FeatureCache.open(url).set_names("images")) == 2
     assert before.items() <= files(url).items()
-    with pytest.raises(CacheError, match="several feature sets of images fit 'resnet18'"):
+    with pytest.raises(CacheError, match=r"several feature sets fit 'resnet18': .*; name one of them with data\.image"):
         FeatureCache.open(url).image_set("resnet18")
 
 
 def test_what_is_finished_needs_no_place_to_write(store, monkeypatch):
     manifest, url, _ = store
     monkeypatch.setattr(os, "access", lambda *_: False)  # as root, everything may be written
-    assert all(features["samples"] == 0 for features in extract(manifest, url, SMALL)["sets"])
+    assert all(features.samples == 0 for features in extract(manifest, url, SMALL).sets)
     with pytest.raises(OutputError, match="you may not write to"):
         extract(manifest, url, replace(SMALL, image_size=96))
 
@@ -129,7 +129,7 @@ def test_a_broken_image_stops_or_is_recorded(tiny_dataset, tmp_path):
     with pytest.raises(SampleError, match=r"5\.jpg|21\.jpg"):
         extract(manifest, url, SMALL)
     summary = extract(manifest, url, Options(**{**vars(SMALL), "on_error": "skip"}))
-    assert summary["sets"][0]["failed"] == 2
+    assert summary.sets[0].failed == 2
     images = FeatureCache.open(url).image_set()
     assert np.flatnonzero(images.status).tolist() == [5, 21]
     assert set(images.failed) == {"5", "21"}
@@ -145,12 +145,12 @@ def test_a_split_of_broken_images_is_an_error(tiny_dataset, tmp_path):
     manifest = load_manifest(tiny_dataset(train=9, val=2))
     for name in ("9.jpg", "10.jpg"):
         (manifest.images / name).write_bytes(b"no image")
-    with pytest.raises(CacheError, match=r"no sample of split 'val' could be read; for example (9|10)\.jpg"):
+    with pytest.raises(CacheError, match=r"no image of split 'val' could be read; for example (9|10)\.jpg"):
         extract(manifest, str(tmp_path / "s.zarr"), Options(**{**vars(SMALL), "on_error": "skip"}))
     for name in ("9.jpg", "10.jpg"):  # as when the folder was not mounted: once it is there, all is well
         (manifest.images / name).write_bytes((manifest.images / "0.jpg").read_bytes())
     summary = extract(manifest, str(tmp_path / "s.zarr"), SMALL)
-    assert summary["sets"][0]["failed"] == 0
+    assert summary.sets[0].failed == 0
     assert FeatureCache.open(str(tmp_path / "s.zarr")).image_set().failed == {}
 
 
@@ -160,9 +160,9 @@ def test_a_repaired_image_is_no_longer_listed(tiny_dataset, tmp_path):
     (manifest.images / "5.jpg").write_bytes(b"")
     extract(manifest, url, Options(**{**vars(SMALL), "on_error": "skip"}))
     (manifest.images / "5.jpg").write_bytes(whole)
-    assert extract(manifest, url, SMALL)["sets"][0]["failed"] == 1  # what is done is done
+    assert extract(manifest, url, SMALL).sets[0].failed == 1  # what is done is done
     summary = extract(manifest, url, Options(**{**vars(SMALL), "repair": True}))
-    assert (summary["sets"][0]["shards"], summary["sets"][0]["failed"]) == (1, 0)
+    assert (summary.sets[0].shards, summary.sets[0].failed) == (1, 0)
     assert FeatureCache.open(url).image_set().failed == {}
 
 
@@ -183,8 +183,8 @@ def test_a_killed_repair_is_healed_by_the_same_command_without_it(store):
     Store(url).start_group("samples")  # where a kill left it
     with pytest.raises(CacheError, match="'samples' was never finished; run the same `xret extract` again"):
         FeatureCache.open(url)
-    assert [s["done"] for s in plan(manifest, url, SMALL)["sets"]] == [0, 0]
-    assert [s["shards_before"] for s in extract(manifest, url, SMALL)["sets"]] == [5, 5]
+    assert [s.done for s in plan(manifest, url, SMALL).sets] == [0, 0]
+    assert [s.shards_before for s in extract(manifest, url, SMALL).sets] == [5, 5]
     assert files(url) == before
 
 
@@ -200,7 +200,7 @@ def test_a_folder_that_is_named_imagenet_is_not_taken_for_the_weights(tmp_path, 
 def test_words_are_the_same_set_whatever_the_dtype(store):
     manifest, url, _ = store
     summary = extract(manifest, url, Options(**{**vars(SMALL), "visual": None, "dtype": "float32"}))
-    assert summary["sets"][0]["samples"] == 0
+    assert summary.sets[0].samples == 0
     assert FeatureCache.open(url).caption_set().dtype == "int32"
 
 
@@ -236,7 +236,7 @@ def test_activations_beyond_float16_stop_and_name_the_sample(tiny_dataset, tmp_p
     with pytest.raises(CacheError, match=r"'\d+\.jpg': an activation of 1e\+05 is beyond float16.*--dtype float32"):
         extract(manifest, url, Options(**options))
     summary = extract(manifest, url, Options(**{**options, "dtype": "float32"}))
-    assert summary["sets"][0]["samples"] == 32
+    assert summary.sets[0].samples == 32
 
 
 def test_captions_without_words_are_one_unknown_token(tiny_dataset, tmp_path):
@@ -245,7 +245,7 @@ def test_captions_without_words_are_one_unknown_token(tiny_dataset, tmp_path):
     captions.write_text(captions.read_text().replace("a picture of thing 3 number 0", " . "))
     url = str(tmp_path / "s.zarr")
     summary = extract(load_manifest(path), url, Options(**{**vars(SMALL), "visual": None}))
-    assert summary["captions_without_words"] == 1
+    assert summary.counts.captions_without_words == 1
     cache = FeatureCache.open(url)
     row = np.array([cache.caption_start[3]])
     assert cache.caption_set().length[row].tolist() == [1]
@@ -262,8 +262,8 @@ def test_a_failing_task_leaves_the_finished_ones_marked(tiny_dataset, tmp_path):
     assert done.sum() == 2
     assert not done[2]
     (manifest.images / "17.jpg").write_bytes(whole)
-    summary = extract(manifest, url, SMALL)["sets"][0]
-    assert (summary["shards"], summary["shards_before"]) == (3, 2)
+    summary = extract(manifest, url, SMALL).sets[0]
+    assert (summary.shards, summary.shards_before) == (3, 2)
 
 
 def test_nothing_left_is_told_without_torch(tiny_dataset, tmp_path):
@@ -279,9 +279,9 @@ from xret.pipeline.extraction.extraction import Options, extract
 from xret.pipeline.data.manifest import load_manifest
 options = {options!r}
 summary = extract(load_manifest({str(manifest)!r}), {url!r}, options)
-print([(s["samples"], s["shards_before"]) for s in summary["sets"]], summary["words"], "torch" in sys.modules)
+print([(s.samples, s.shards_before) for s in summary.sets], summary.counts.words, "torch" in sys.modules)
 other = extract(load_manifest({str(manifest)!r}), {url!r}, replace(options, image_size=96))
-print(other["sets"][0]["samples"], "torch" in sys.modules)
+print(other.sets[0].samples, "torch" in sys.modules)
 """
     lines = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.splitlines()
     words = len(FeatureCache.open(url).caption_set().vocabulary)
@@ -295,7 +295,7 @@ def test_other_weights_under_the_same_name_are_extracted(tiny_dataset, tmp_path)
         torch.manual_seed(seed)
         torch.save(torchvision.models.resnet18().state_dict(), weights)
         load_visual.__globals__["_visual"].cache_clear()  # as in another process
-        assert extract(manifest, url, replace(SMALL, visual_weights=str(weights)))["sets"][0]["samples"] == 32
+        assert extract(manifest, url, replace(SMALL, visual_weights=str(weights))).sets[0].samples == 32
 
 
 def test_a_set_that_could_not_be_filled_is_in_nobodys_way(store):

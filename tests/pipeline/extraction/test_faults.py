@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from small_extraction import SMALL, files
 
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.verify import verify
+from xret.pipeline.cache.verify import Damage, verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction import schedule as engine
@@ -102,7 +102,7 @@ def test_a_scheduler_killed_in_the_middle_is_a_sentence_and_another_goes_on(dask
     marks = len(list(url.glob("images/*/done/c/*")))
     assert 3 <= marks < 52
     summary = extract(manifest, str(url), replace(SMALL, scheduler=dask()[1]))
-    assert summary["sets"][0]["shards_before"] == marks
+    assert summary.sets[0].shards_before == marks
     assert files(url) == files(whole)
 
 
@@ -222,7 +222,7 @@ def test_damage_anywhere_is_found_and_repaired_or_explained(sound, images, examp
     def check(name, kind):
         node = name.split("/c/")[0].removesuffix("zarr.json").rstrip("/")
         if kind is delete and "/done/c/" in name:  # it says that the shard is to be computed, which is no damage
-            assert verify(str(store))["shards"] == 5
+            assert verify(str(store)).shards == 5
         else:
             named = named_by_verify(store)
             assert named & {node or "/", node.rpartition("/")[0] or "/"}, (name, named)
@@ -243,8 +243,8 @@ def named_by_verify(store):
     except CacheError as error:  # of the root there is nothing to go on from
         assert "no feature cache is there" in str(error)
         return {"/"}
-    assert not report["ok"]
-    return {damage["array"] for damage in report["damaged"]}
+    assert not report.ok
+    return {damage.array for damage in report.damaged}
 
 
 def test_damage_names_the_samples(sound):
@@ -257,6 +257,6 @@ def test_damage_names_the_samples(sound):
         array, _, rest = name.partition("/c/")
         shard = int(rest.split("/")[0])
         (store / name).write_bytes(flip(whole[name], random.Random(name)))
-        samples = list(spans[array.split("/")[0]][shard])
-        assert verify(str(store))["damaged"] == [{"array": array, "shard": shard, "samples": samples}]
+        samples = spans[array.split("/")[0]][shard]
+        assert verify(str(store)).damaged == (Damage(array, shard, samples),)
         (store / name).write_bytes(whole[name])

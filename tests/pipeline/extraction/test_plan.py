@@ -22,40 +22,40 @@ def test_a_plan_names_what_the_extraction_then_writes(tiny_dataset, tmp_path):
     assert not (tmp_path / "s.zarr").exists()
     summary = extract(manifest, url, options)
     store = Store(url)
-    for features, made in zip(announced["sets"], summary["sets"], strict=True):
-        assert features["name"] == made["name"]
-        assert features["samples"] == made["samples"]
-        assert features["tasks"] == made["shards"]
-        path = f"{features['modality']}/{features['name']}"
+    for features, made in zip(announced.sets, summary.sets, strict=True):
+        assert features.name == made.name
+        assert features.samples == made.samples
+        assert features.tasks == made.shards
+        path = f"{features.modality}/{features.name}"
         chunks = [file for file in store.fs.find(store.path(path)) if "/c/" in file]
-        assert features["files"] == len(chunks)
-    assert announced["sets"][0]["bytes"] == pytest.approx(store.size(path_of(announced, 0)), rel=0.05)
-    assert announced["sets"][0]["hours"] * announced["sets"][0]["per_second"] * 3600 == pytest.approx(76)
+        assert features.files == len(chunks)
+    assert announced.sets[0].bytes == pytest.approx(store.size(path_of(announced, 0)), rel=0.05)
+    assert announced.sets[0].hours * announced.sets[0].per_second * 3600 == pytest.approx(76)
 
 
 def path_of(announced, number):
-    features = announced["sets"][number]
-    return f"{features['modality']}/{features['name']}"
+    features = announced.sets[number]
+    return f"{features.modality}/{features.name}"
 
 
 def test_a_plan_counts_what_is_done(tiny_dataset, tmp_path):
     manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
     extract(manifest, url, replace(SMALL, splits=("val",)))
-    images = plan(manifest, url, SMALL)["sets"][0]
-    assert (images["tasks"], images["done"]) == (5, 1)
-    assert images["hours"] * images["per_second"] * 3600 == pytest.approx(32 * 4 / 5)
+    images = plan(manifest, url, SMALL).sets[0]
+    assert (images.tasks, images.done) == (5, 1)
+    assert images.hours * images.per_second * 3600 == pytest.approx(32 * 4 / 5)
 
 
 def test_a_plan_takes_the_shards_of_the_sets_that_are_there(tiny_dataset, tmp_path):
     manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
     extract(manifest, url, replace(SMALL, shard_images=2, text=None))
-    images, words = plan(manifest, url, SMALL)["sets"]
-    assert (images["tasks"], images["done"], images["shard_images"], images["hours"]) == (16, 16, 2, 0)
-    assert (words["tasks"], words["done"], words["shard_images"]) == (5, 0, 8)
-    more, _ = plan(manifest, url, SMALL, images=64)["sets"]
-    assert (more["tasks"], more["done"], more["shard_images"]) == (9, 0, 8)
-    (other,) = plan(load_manifest(tiny_dataset("other", train=9)), url, replace(SMALL, text=None))["sets"]
-    assert other["done"] == 0
+    images, words = plan(manifest, url, SMALL).sets
+    assert (images.tasks, images.done, images.shard_images, images.hours) == (16, 16, 2, 0)
+    assert (words.tasks, words.done, words.shard_images) == (5, 0, 8)
+    more, _ = plan(manifest, url, SMALL, images=64).sets
+    assert (more.tasks, more.done, more.shard_images) == (9, 0, 8)
+    (other,) = plan(load_manifest(tiny_dataset("other", train=9)), url, replace(SMALL, text=None)).sets
+    assert other.done == 0
 
 
 def test_a_plan_for_a_billion_images(tiny_dataset, tmp_path):

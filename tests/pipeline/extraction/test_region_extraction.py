@@ -69,7 +69,7 @@ def test_regions_lie_in_the_store_as_the_encoder_gave_them(colours, tiny_dataset
         assert features.array("classes", at)[0].tolist() == [*range(count), *[-1] * (5 - count)]
         assert features.array("size", at)[0].tolist() == list(image.size)
         assert features.global_(at)[0] == pytest.approx(expected.local.mean(0), rel=1e-3)
-    assert verify(url)["ok"]
+    assert verify(url).ok
 
 
 def test_a_head_learns_from_ragged_regions(colours, tiny_dataset, tmp_path):
@@ -106,5 +106,5 @@ def test_a_real_detector_fills_a_store(name, tiny_dataset, tmp_path):
     assert (boxes[inside] >= 0).all()
     assert (boxes[inside][:, [0, 2]] <= 48).all()  # the pictures are 48 x 40
     assert (boxes[inside][:, [1, 3]] <= 40).all()
-    assert verify(url)["ok"]
-    assert extract(manifest, url, options)["sets"][0]["samples"] == 0
+    assert verify(url).ok
+    assert extract(manifest, url, options).sets[0].samples == 0

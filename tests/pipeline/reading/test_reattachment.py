@@ -7,7 +7,7 @@ import pytest
 import torch
 from small_bert import save_bert
 
-from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache import FeatureCache
 from xret.pipeline.cache.layout import open_for_writing
 from xret.pipeline.data.samples import Caption, ImageSample, Samples
 from xret.pipeline.encoders.bert import BertEncoder

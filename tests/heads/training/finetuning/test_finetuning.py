@@ -20,7 +20,7 @@ from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import finetune
 from xret.heads.training.finetuning.reattached import Backbone
 from xret.heads.training.training import train
-from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache import FeatureCache
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.encoders.bert import BertEncoder
 from xret.pipeline.encoders.grid import GridEncoder

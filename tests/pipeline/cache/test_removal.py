@@ -4,11 +4,11 @@ import pytest
 from parts import sound_store
 from small_extraction import files
 
-from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.contents import Removal, remove_set, set_to_remove
+from xret.pipeline.cache.feature_cache import FeatureCache, choose_set
 from xret.pipeline.cache.layout import alone, find_set
 from xret.pipeline.cache.store import Store
-from xret.pipeline.cache.upkeep import choose_set, remove_set, set_to_remove
-from xret.pipeline.cache.verify import verify
+from xret.pipeline.cache.verify import Verification, verify
 from xret.pipeline.errors import CacheError
 
 PATHS = ["images/resnet18@aaaa1111", "images/resnet18@aaaa2222", "images/resnet18_wsl@bbbb", "captions/bert@cccc"]
@@ -65,15 +65,15 @@ def grids(url):
 def test_only_the_set_is_removed(store):
     before = files(store)
     first, second = grids(store)
-    path, size = remove_set(store, first)
-    assert path == f"images/{first}"
-    assert size == sum(len(data) for name, data in before.items() if name.startswith(f"{path}/"))
+    path = f"images/{first}"
+    size = sum(len(data) for name, data in before.items() if name.startswith(f"{path}/"))
+    assert remove_set(store, first) == Removal(path, size)
     assert files(store) == {name: data for name, data in before.items() if not name.startswith(f"{path}/")}
     assert grids(store) == [second]
-    assert verify(store)["ok"]
+    assert verify(store).ok
     remove_set(store, "captions/states")
     remove_set(store, "grid")
-    assert verify(store) == {"ok": True, "shards": 0, "failed_samples": [], "damaged": []}
+    assert verify(store) == Verification(0, (), ())
 
 
 def test_stopped_anywhere_nothing_half_is_left(store, monkeypatch):
@@ -94,13 +94,13 @@ def test_stopped_anywhere_nothing_half_is_left(store, monkeypatch):
             finished = True
         except KeyboardInterrupt:
             assert grids(store) == [second]
-            assert verify(store)["ok"]
-            assert set_to_remove(store, first)[0] == f"images/{first}"  # it can be removed for good
+            assert verify(store).ok
+            assert set_to_remove(store, first).removed == f"images/{first}"  # it can be removed for good
             rounds += 1
         finally:
             monkeypatch.undo()
     assert rounds == 4  # six arrays: none, one, two and three more of them were gone
-    assert find_set(FeatureCache.open(store), "images", first) is None
+    assert find_set(FeatureCache.open(store), f"images/{first}") is None
 
 
 def test_what_a_stopped_removal_left_is_cleared_by_an_extraction(store, monkeypatch):
@@ -109,25 +109,25 @@ def test_what_a_stopped_removal_left_is_cleared_by_an_extraction(store, monkeypa
     with pytest.raises(ZeroDivisionError):
         remove_set(store, first)
     monkeypatch.undo()
-    assert find_set(FeatureCache.open(store), "images", first) is None
+    assert find_set(FeatureCache.open(store), f"images/{first}") is None
     assert not Store(store).exists(f"images/{first}")
 
 
 def test_an_empty_folder_is_no_set(store):
     (Store(store).fs).makedirs(f"{store}/images/begun@1234")
     assert len(grids(store)) == 2
-    assert verify(store)["ok"]
-    assert remove_set(store, "begun") == ("images/begun@1234", 0)
+    assert verify(store).ok
+    assert remove_set(store, "begun") == Removal("images/begun@1234", 0)
 
 
 def test_a_damaged_set_can_be_removed(store):
     first, second = grids(store)
     Store(store).fs.rm(f"{store}/images/{first}/zarr.json")
-    assert not verify(store)["ok"]
+    assert not verify(store).ok
     with pytest.raises(CacheError, match=rf"or remove the set with `xret cache rm {store} images/{first}` and extract"):
         FeatureCache.open(store).image_set(first)
     remove_set(store, first)
-    assert verify(store)["ok"]
+    assert verify(store).ok
     assert grids(store) == [second]
 
 
@@ -151,6 +151,6 @@ def test_an_object_store(store):
         merge(url, [store])
         remove_set(url, grids(store)[0])
         assert grids(url) == grids(store)[1:]
-        assert verify(url)["ok"]
+        assert verify(url).ok
     finally:
         Store(url).remove("")

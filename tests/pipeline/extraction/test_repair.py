@@ -12,8 +12,8 @@ from xret.cli import main
 from xret.pipeline.cache.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.exchange.importers.importing import ImportOptions, import_features
-from xret.pipeline.exchange.remedies import remedies, repair_command
 from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.extraction.repair import remedies, repair_command
 
 
 def damage(path):
@@ -71,7 +71,7 @@ def test_failed_samples_are_tried_again(manifest, tmp_path):
     (line,) = remedies(url, verify(url))
     assert line.startswith("mend the files of the failed samples and run `xret extract tiny.yaml ")
     picture.write_bytes(whole)
-    assert extract(manifest, url, replace(SMALL, repair=True))["sets"][0]["reasons"] == []
+    assert extract(manifest, url, replace(SMALL, repair=True)).sets[0].reasons == ()
     assert remedies(url, verify(url)) == []
 
 
@@ -80,7 +80,7 @@ def test_an_import_is_not_repaired_by_an_extraction(tmp_path):
     source = world.tsv(images=world.images[1:])
     import_features(load_manifest(world.manifest), url, ImportOptions("butd-tsv", source, on_error="skip"))
     report = verify(url)
-    assert len(report["failed_samples"]) == 1 and remedies(url, report) == []
+    assert len(report.failed_samples) == 1 and remedies(url, report) == []
     (path,) = (tmp_path / "s").glob("images/butd-tsv*")
     damage(path / "global" / "c" / "0" / "0")
     (line,) = remedies(url, verify(url))

@@ -1,0 +1,211 @@
+"""What a cache holds, of each feature set its shape, its size and what is finished; and the removal of a set."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.abc.codec import BytesBytesCodec
+
+from ..errors import CacheError
+from .feature_cache import MODALITIES, FeatureCache, choose_set
+from .feature_sets import OK, CaptionSet, ImageSet
+from .lease import alone
+from .store import Store
+
+
+@dataclass(frozen=True)
+class SetContents:
+    """What is known of a feature set.
+
+    Attributes:
+        modality: ``images`` or ``captions``.
+        name: its name.
+        kind: ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``.
+        dtype: ``float16``, ``float32``, or ``int32`` of token ids.
+        shape: of the local features of a sample: rows and channels, channels alone of captions, nothing of words.
+        fingerprint: SHA-256 of what decides the features.
+        identity: the same, readable.
+        recorded: what was written down when the set was begun.
+        shard_images: images in a shard.
+        done: shards done and shards in all, by split.
+        percent: of the samples whose shards are done.
+        failed: samples that could not be read.
+        bytes: of all its files.
+        codec: what compresses its values, or ``none``.
+        bytes_per_value: `bytes` for each feature value that is stored; None before the first.
+        raw_bytes_per_value: the same uncompressed and without checksums, marks or the smaller arrays.
+        padding: the share of the stored values that belong to no sample: all shards of a set have one length, also a
+            split's last one, and all images one number of rows.
+    """
+
+    modality: str
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    fingerprint: str
+    identity: Mapping[str, Any]
+    recorded: Mapping[str, Any]
+    shard_images: int
+    done: Mapping[str, tuple[int, int]]
+    percent: float
+    failed: int
+    bytes: int
+    codec: str
+    bytes_per_value: float | None
+    raw_bytes_per_value: int
+    padding: float | None
+
+    @property
+    def path(self) -> str:
+        """``images/NAME`` or ``captions/NAME``."""
+        return f"{self.modality}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a cache holds.
+
+    Attributes:
+        store: where it lies.
+        dataset: the manifest's name.
+        manifest_sha256: of the samples.
+        images: of the data set.
+        captions: of the data set.
+        splits: images of each split.
+        bytes: of all files.
+        sets: the feature sets.
+    """
+
+    store: str
+    dataset: str
+    manifest_sha256: str
+    images: int
+    captions: int
+    splits: Mapping[str, int]
+    bytes: int
+    sets: tuple[SetContents, ...]
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A feature set that is removed: its path, ``images/NAME`` or ``captions/NAME``, and the bytes of its files."""
+
+    removed: str
+    bytes: int
+
+
+def describe(url: str) -> Contents:
+    """Return what the cache at `url` holds.
+
+    Raises:
+        CacheError: no cache is there, or it is damaged.
+    """
+    cache = FeatureCache.open(url)
+    return Contents(
+        store=url,
+        dataset=cache.dataset,
+        manifest_sha256=cache.manifest_sha256,
+        images=cache.images,
+        captions=cache.captions,
+        splits={name: last - first for name, (first, last) in cache.splits.items()},
+        bytes=cache.store.size(""),
+        sets=tuple(_describe_set(cache.set_at(path)) for path in cache.set_paths()),
+    )
+
+
+def stores_at(url: str) -> list[str]:
+    """Return the stores at `url`: itself if it is one, else those directly in that folder.
+
+    Raises:
+        CacheError: neither a store nor a folder that holds one is there.
+    """
+    folder = Store(url)
+    if folder.exists("zarr.json"):
+        return [url]
+    stores = [f"{url.rstrip('/')}/{name}" for name in folder.names("") if folder.exists(f"{name}/zarr.json")]
+    if not stores:
+        raise CacheError(f"{url}: there is neither a feature cache nor a folder that holds one; name another place")
+    return stores
+
+
+def set_to_remove(url: str, prefix: str) -> Removal:
+    """Return which feature set `prefix` means, even if it is damaged or half removed.
+
+    Raises:
+        CacheError: no cache is there, or none or several of its sets fit.
+    """
+    cache = FeatureCache.open(url)
+    paths = [f"{modality}/{name}" for modality in MODALITIES for name in cache.store.names(modality)]
+    path = choose_set(url, prefix, [path for path in paths if not path.endswith("/zarr.json")])
+    return Removal(path, cache.store.size(path))
+
+
+def remove_set(url: str, prefix: str) -> Removal:
+    """Delete the feature set that `prefix` means.
+
+    Stopped in between, what is left counts as unfinished: nobody reads it, and an extraction or another removal
+    clears it away.
+
+    Raises:
+        CacheError: no cache is there, none or several of its sets fit, or another process is writing to it.
+    """
+    store = FeatureCache.open(url).store
+    with alone(store):
+        removal = set_to_remove(url, prefix)
+        path = removal.removed
+        store.start_group(path)
+        for name in store.names(path):
+            if name != "zarr.json":  # it says that the set is unfinished, and goes last
+                store.remove(f"{path}/{name}")
+        store.remove(path)
+    return removal
+
+
+def _describe_set(features: ImageSet | CaptionSet) -> SetContents:
+    done = features.done()
+    marks = {split: done[features.blocks.of_split(split)] for split in features.cache.splits}
+    finished = sum(features.samples_in(shard) for shard in np.flatnonzero(done).tolist())
+    size = features.cache.store.size(features.path)
+    array = features.cache.store.open_array(f"{features.path}/{'local' if features.channels else 'token'}")
+    stored = int(done.sum()) * _shard_values(features, array)
+    # The checksum stands among the codecs, but makes nothing smaller.
+    codecs = [codec.to_dict()["name"] for codec in array.compressors if isinstance(codec, BytesBytesCodec)]
+    rows = [features.rows] if isinstance(features, ImageSet) else []
+    return SetContents(
+        modality=features.modality,
+        name=features.name,
+        kind=features.kind,
+        dtype=features.dtype,
+        shape=(*rows, features.channels) if features.channels else (),
+        fingerprint=features.fingerprint,
+        identity=features.identity,
+        recorded=features.attributes["recorded"],
+        shard_images=features.blocks.length,
+        done={split: (int(shards.sum()), len(shards)) for split, shards in marks.items()},
+        percent=100 * finished / len(features.status),
+        failed=len(features.failed),
+        bytes=size,
+        codec=" ".join(str(name) for name in codecs if name != "crc32c") or "none",
+        bytes_per_value=size / stored if stored else None,
+        raw_bytes_per_value=np.dtype(array.dtype).itemsize,
+        padding=1 - _sample_values(features) / stored if stored else None,
+    )
+
+
+def _shard_values(features: ImageSet | CaptionSet, array: zarr.Array) -> int:
+    """Count the feature values that a file of `array`, local or token, and one of the global features hold."""
+    local = math.prod(array.shards or array.chunks)
+    if features.global_channels is None:
+        return local
+    return local + features.attributes.get("shard_captions", features.blocks.length) * features.global_channels
+
+
+def _sample_values(features: ImageSet | CaptionSet) -> int:
+    """Count the feature values of the samples that are there; of token ids, the ids."""
+    good = features.status == OK
+    local = int(features.length[good].sum(dtype=np.int64)) * (features.channels or 1)
+    return local + int(good.sum()) * (features.global_channels or 0)

@@ -1,0 +1,260 @@
+"""Feature sets of a cache, opened for reading: one encoder's features of the images or of the captions."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import CacheError
+from .blocks import Blocks
+from .rows import Rows
+
+if TYPE_CHECKING:
+    from .feature_cache import FeatureCache
+
+OK, FAILED, NOT_DONE = 0, 1, 255  # the status of a sample
+
+
+class FeatureSet:
+    """What image and caption sets share: one encoder's features of one modality.
+
+    Attributes:
+        name: the encoder's name, ``@`` and the first 8 digits of the fingerprint.
+        kind: ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``.
+        fingerprint: SHA-256 of what decides the features.
+        identity: the same, readable.
+        dtype: ``float16`` or ``float32``.
+        channels: width of a local row; None for words.
+        global_channels: width of the global feature; None for words.
+        failed: {id: reason} of the samples that could not be read.
+        blocks: which images each shard holds.
+    """
+
+    modality: str
+    _at: Any  # row in this set's arrays of each row of the samples
+
+    def __init__(self, cache: "FeatureCache", name: str) -> None:
+        self.cache, self.name = cache, name
+        self.path = f"{self.modality}/{name}"
+        self.attributes = cache.store.read_group(self.path)
+        self.kind: str = self.attributes["kind"]
+        self.fingerprint: str = self.attributes["fingerprint"]
+        self.identity: dict[str, Any] = self.attributes["identity"]
+        self.dtype: str = self.attributes["dtype"]
+        self.channels: int | None = self.attributes["channels"]
+        self.global_channels: int | None = self.attributes["global_channels"]
+        self.failed: dict[str, str] = self.attributes["failed"]
+        self.blocks = Blocks(self.attributes["shard_images"], cache.splits)
+        self._rows: dict[str, Rows] = {}
+
+    @cached_property
+    def status(self) -> np.ndarray:
+        """Of each sample, u8: 0 ok, 1 failed, 255 not done."""
+        return self._whole("status")[self._at]
+
+    @cached_property
+    def length(self) -> np.ndarray:
+        """Valid local rows, or tokens, of each sample, i32."""
+        return self._whole("length")[self._at]
+
+    def done(self) -> np.ndarray:
+        """Return which shards are finished, bool [shards]."""
+        return self.cache.store.read_array(f"{self.path}/done") == 1
+
+    def complete(self, split: str) -> bool:
+        """Return whether every shard of `split` is finished."""
+        return bool(self.done()[self.blocks.of_split(split)].all())
+
+    def rows_in(self, shard: int) -> tuple[int, int]:
+        """Return the rows of samples [first, last) of a shard."""
+        raise NotImplementedError
+
+    def samples_in(self, shard: int) -> int:
+        """Return how many samples the shard holds."""
+        first, last = self.rows_in(shard)
+        return last - first
+
+    def array_names(self) -> list[str]:
+        """Return the names of this set's arrays, `done` apart."""
+        return [name for name in self.cache.store.names(self.path) if name not in ("done", "zarr.json")]
+
+    def _whole(self, name: str) -> np.ndarray:
+        """Return an array that has a value a sample; of a file that was lost Zarr would make up the values."""
+        marked, there = (self.cache.store.names(f"{self.path}/{array}/c") for array in ("done", name))
+        if lost := set(marked) - set(there):
+            raise CacheError(
+                f"{self.cache.url}: '{self.path}/{name}' has lost shard {min(map(int, lost))}; run `xret cache verify`,"
+                " then the extraction again with --repair"
+            )
+        return self.cache.store.read_array(f"{self.path}/{name}")
+
+    def _gather(self, name: str, first: np.ndarray, count: np.ndarray | int = 1) -> np.ndarray:
+        if name not in self._rows:
+            self._rows[name] = Rows(self.cache.store, f"{self.path}/{name}")
+        return self._rows[name].gather(first, count)
+
+
+class ImageSet(FeatureSet):
+    """Image features of one encoder. Rows are image rows of the samples.
+
+    Attributes:
+        rows: local rows of an image, N (the longest, where it varies).
+    """
+
+    modality = "images"
+
+    def __init__(self, cache: "FeatureCache", name: str) -> None:
+        super().__init__(cache, name)
+        self.rows: int = self.attributes["rows"]
+
+    @cached_property
+    def _at(self) -> np.ndarray:
+        return self.blocks.array_rows(np.arange(self.cache.images))
+
+    def rows_in(self, shard: int) -> tuple[int, int]:
+        """Return the image rows [first, last) of a shard."""
+        return self.blocks.images(shard)
+
+    def rows_of(self, split: str) -> slice:
+        """Return the image rows of a split."""
+        return slice(*self.cache.splits[split])
+
+    def local(self, rows: np.ndarray) -> np.ndarray:
+        """Return the local features [B,N,C] of these image rows."""
+        return self._gather("local", self._at[rows])
+
+    def global_(self, rows: np.ndarray) -> np.ndarray:
+        """Return the global features [B,C] of these image rows."""
+        return self._gather("global", self._at[rows])
+
+    def array(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Return ``size`` [B,2] of these image rows, or of regions ``boxes`` [B,N,4], ``classes`` or ``scores`` [B,N].
+
+        Raises:
+            CacheError: the set has no such array.
+        """
+        return self._gather(name, self._at[rows])
+
+
+class CaptionSet(FeatureSet):
+    """Caption features of one encoder, packed. Rows are caption rows of the samples.
+
+    Attributes:
+        vocabulary: the words of a ``words`` set by token id; None for other kinds.
+    """
+
+    modality = "captions"
+
+    def __init__(self, cache: "FeatureCache", name: str) -> None:
+        super().__init__(cache, name)
+        words = self.attributes.get("vocabulary")
+        self.vocabulary: tuple[str, ...] | None = None if words is None else tuple(words)
+
+    @cached_property
+    def _at(self) -> np.ndarray:
+        return caption_array_rows(self.cache, self.blocks, self.attributes["shard_captions"])
+
+    @cached_property
+    def _start(self) -> np.ndarray:
+        return self._whole("start")[self._at]
+
+    def rows_in(self, shard: int) -> tuple[int, int]:
+        """Return the caption rows [first, last) of a shard."""
+        return self.cache.captions_of(*self.blocks.images(shard))
+
+    def rows_of(self, split: str) -> slice:
+        """Return the caption rows of a split."""
+        return slice(*self.cache.captions_of(*self.cache.splits[split]))
+
+    def local(self, rows: np.ndarray) -> np.ndarray:
+        """Return the token features of these caption rows, packed [sum of lengths, C]."""
+        return self._gather("local", self._start[rows], self.length[rows])
+
+    def global_(self, rows: np.ndarray) -> np.ndarray:
+        """Return the global features [B,C] of these caption rows."""
+        return self._gather("global", self._at[rows])
+
+    def token(self, rows: np.ndarray) -> np.ndarray:
+        """Return the token ids of these caption rows, packed int32 [sum of lengths]."""
+        return self._gather("token", self._start[rows], self.length[rows])
+
+
+def caption_array_rows(cache: "FeatureCache", blocks: Blocks, shard_captions: int) -> np.ndarray:
+    """Return the row in a caption set's arrays of every caption row, int64 [M]."""
+    shards = blocks.shard_of(cache.caption_image)
+    first = np.array([cache.caption_start[blocks.images(s)[0]] for s in range(len(blocks))], dtype=np.int64)
+    return shards * shard_captions + np.arange(cache.captions) - first[shards]
+
+
+def fingerprint(identity: dict[str, Any], dtype: str) -> str:
+    """Return the SHA-256 of what decides a set's features: encoder, weights, preprocessing, layer, dtype."""
+    text = json.dumps({**identity, "dtype": dtype}, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class SetFacts:
+    """What an encoder tells of the set it fills.
+
+    Attributes:
+        encoder: its name, the set's name before ``@``.
+        kind: ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``.
+        identity: what decides the features; goes into the fingerprint.
+        dtype: ``float16`` or ``float32``; ``int32`` for words.
+        channels: width of a local row, None for words.
+        global_channels: width of the global feature, None for words.
+        recorded: versions, device, batch size: written down, and compared with a warning only.
+        asked: the options that led to this set, where they decide it without loading the encoder; see `asked`.
+    """
+
+    encoder: str
+    kind: str
+    identity: dict[str, Any]
+    dtype: str
+    channels: int | None
+    global_channels: int | None
+    recorded: dict[str, Any]
+    asked: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, encoder: Any, dtype: str, recorded: dict[str, Any], asked: dict[str, Any] | None = None) -> "SetFacts":
+        """Return the facts of an encoder; its versions are recorded beside `recorded`. Token ids alone are int32."""
+        return cls(
+            encoder.name,
+            encoder.kind,
+            encoder.identity,
+            "int32" if encoder.channels is None else dtype,
+            encoder.channels,
+            encoder.global_channels,
+            {**encoder.versions, **recorded},
+            asked,
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of identity and dtype."""
+        return fingerprint(self.identity, self.dtype)
+
+    @property
+    def name(self) -> str:
+        """The set's name in a cache."""
+        return f"{self.encoder}@{self.fingerprint[:8]}"
+
+    def attributes(self, blocks: Blocks) -> dict[str, Any]:
+        """Return the attributes that the set's group begins with."""
+        return {
+            "encoder": self.encoder,
+            "kind": self.kind,
+            "fingerprint": self.fingerprint,
+            "identity": self.identity,
+            "dtype": self.dtype,
+            "channels": self.channels,
+            "global_channels": self.global_channels,
+            "shard_images": blocks.length,
+            "recorded": self.recorded,
+            "asked": self.asked,
+            "failed": {},
+        }

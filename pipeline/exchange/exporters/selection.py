@@ -1,0 +1,120 @@
+"""What an export takes from a cache: at most one set of images and one of captions, and the samples of some splits."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...cache import OK, CaptionSet, FeatureCache, ImageSet
+from ...cache.feature_cache import choose_set
+from ...cache.layout import DEFAULT_SPLITS
+from ...cache.rows import ranges
+from ...errors import CacheError
+from ...wording import counted
+
+_IMAGES = 64  # read and written at once
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is exported.
+
+    Attributes:
+        cache: from where.
+        images: the image set, if one is exported.
+        captions: the caption set, if one is exported.
+        rows: the image rows of each split, without those that failed.
+    """
+
+    cache: FeatureCache
+    images: ImageSet | None
+    captions: CaptionSet | None
+    rows: dict[str, np.ndarray]
+
+    def batches(self, split: str) -> Iterator[np.ndarray]:
+        """Yield the image rows of a split, some at a time."""
+        rows = self.rows[split]
+        for first in range(0, len(rows), _IMAGES):
+            yield rows[first : first + _IMAGES]
+
+    def image_array(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Read one array of the image set at these image rows."""
+        assert self.images is not None
+        return self.take(f"{self.images.path}/{name}", self.images.blocks.array_rows(rows))
+
+    def take(self, path: str, at: np.ndarray) -> np.ndarray:
+        """Read the rows `at` of an array, some that ascend and lie close together; checksums are checked."""
+        return self.cache.store.read_array(path, int(at[0]), int(at[-1]) + 1)[at - at[0]]
+
+    def caption_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Return the caption rows of these image rows."""
+        return ranges(self.cache.caption_start[rows], self.cache.caption_count[rows])
+
+    def ids(self, rows: np.ndarray) -> list[str]:
+        """Return the ids of these image rows."""
+        return _at(self.cache.ids(int(rows[0]), int(rows[-1]) + 1), rows)
+
+    def file_names(self, rows: np.ndarray) -> list[str]:
+        """Return the file names of these image rows."""
+        return _at(self.cache.file_names(int(rows[0]), int(rows[-1]) + 1), rows)
+
+    def caption_texts(self, rows: np.ndarray) -> list[str]:
+        """Return the captions of these image rows."""
+        captions = self.caption_rows(rows)
+        return _at(self.cache.caption_texts(int(captions[0]), int(captions[-1]) + 1), captions)
+
+
+def select(cache: FeatureCache, prefixes: Sequence[str], splits: Sequence[str], modalities: Sequence[str]) -> Selection:
+    """Choose the sets that `prefixes` mean, without any the only ones of `modalities`, and the samples of `splits`.
+
+    Raises:
+        CacheError: a set or split is not there or not complete, sets are too many, or every image of a split failed.
+    """
+    sets = [cache.set_at(path) for path in _choose(cache, prefixes, modalities)]
+    images = next((features for features in sets if isinstance(features, ImageSet)), None)
+    captions = next((features for features in sets if isinstance(features, CaptionSet)), None)
+    unknown = [split for split in splits if split not in cache.splits]
+    wanted = [split for split in cache.splits if split in splits]
+    if not wanted or (unknown and tuple(splits) != DEFAULT_SPLITS):
+        there = ", ".join(cache.splits)
+        raise CacheError(f"{cache.url} has no split {', '.join(unknown)}; it has {there}: choose with --splits")
+    for features in sets:
+        for split in wanted:
+            marks = features.done()[features.blocks.of_split(split)]
+            if not marks.all():
+                raise CacheError(
+                    f"'{features.path}' of {cache.url} has {marks.sum()} of {counted(len(marks), 'shard')} of split"
+                    f" '{split}'; extract it completely, or choose others with --splits"
+                )
+    rows = {split: np.arange(*cache.splits[split]) for split in wanted}
+    if images is not None:
+        rows = {split: every[images.status[every] == OK] for split, every in rows.items()}
+    if empty := [split for split, kept in rows.items() if not len(kept)]:
+        raise CacheError(f"{cache.url}: every image of split '{empty[0]}' failed; choose others with --splits")
+    return Selection(cache, images, captions, rows)
+
+
+def _choose(cache: FeatureCache, prefixes: Sequence[str], modalities: Sequence[str]) -> list[str]:
+    """Return the paths of the sets to export, at most one of each modality and one at least."""
+    there = cache.set_paths()
+    chosen = {choose_set(cache.url, prefix, there, by=" with --set") for prefix in prefixes}
+    if not prefixes:
+        chosen = set(cache.set_paths(*modalities))
+    for modality in ("images", "captions"):
+        several = sorted(path for path in chosen if path.startswith(f"{modality}/"))
+        if len(several) > 1:
+            raise CacheError(
+                f"{cache.url}: only one set of {modality} fits in an export; choose with --set: {', '.join(several)}"
+            )
+    if "captions" not in modalities and (not chosen or any(path.startswith("captions/") for path in chosen)):
+        raise CacheError(
+            f"{cache.url}: SCAN's layout holds the features of one set of images and the captions' texts, but"
+            f" {', '.join(sorted(chosen)) or 'no set of images'} is there to export; use --to hdf5 or another --set"
+        )
+    if not chosen:
+        raise CacheError(f"{cache.url}: there is no feature set to export; run `xret extract`")
+    return sorted(chosen)
+
+
+def _at(texts: list[str], rows: np.ndarray) -> list[str]:
+    return [texts[row - rows[0]] for row in rows]

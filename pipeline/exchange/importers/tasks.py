@@ -1,0 +1,143 @@
+"""The task that imports: one shard, read from the source, checked and written once. It runs on any Dask worker."""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from ...cache import FAILED, FeatureCache, ImageSet
+from ...data.regions import REGION_ARRAYS, Regions, lay_out, shard_arrays
+from ...errors import CacheError, SampleError
+from ...extraction.shards import Receipt, tell, write_shard
+from . import open_source
+from .source import Source, SourceError
+
+_KINDS = {"f": "floats", "iu": "whole numbers", "fiu": "numbers"}  # of NumPy's dtypes
+
+
+_opening = threading.Lock()
+
+
+@dataclass(frozen=True)
+class ImportJob:
+    """What the task of a shard is told.
+
+    Attributes:
+        format_: one of `FORMATS`.
+        source: file or folder of the features, absolute.
+        arrays: for ``hdf5``, the name in the file of each role.
+        dataset: the data set's name.
+        skip: record an image whose features cannot be read and go on, instead of stopping.
+        url: the cache.
+        set_name: the feature set.
+        entries: the source's entry of each image of the shard; -1 for an image that it lacks.
+    """
+
+    format_: str
+    source: str
+    arrays: Mapping[str, str]
+    dataset: str
+    skip: bool
+    url: str = ""
+    set_name: str = ""
+    entries: tuple[int, ...] = ()
+
+
+@contextmanager
+def looked_through(job: ImportJob) -> Iterator[Source]:
+    """Look through the source of a job, for this block and for the tasks that run here meanwhile.
+
+    Raises:
+        SourceError: there is nothing, or it is not of the format.
+    """
+    try:
+        yield _source(job)
+    finally:
+        _open.cache_clear()  # its files may change from now on
+
+
+def _source(job: ImportJob) -> Source:
+    with _opening:
+        return _open(job.format_, job.source, tuple(job.arrays.items()), job.dataset)
+
+
+@lru_cache(maxsize=4)
+def _open(format_: str, source: str, arrays: tuple[tuple[str, str], ...], dataset: str) -> Source:
+    return open_source(format_, Path(source), dataset, dict(arrays))
+
+
+def _source_of(features: ImageSet, job: ImportJob) -> Source:
+    """Return the source that a set was begun with; a worker looks through it once, and again if it was replaced."""
+    for _ in range(2):
+        source = _source(job)
+        if features.identity == {"encoder": job.format_, **source.identity}:
+            return source
+        _open.cache_clear()
+    raise SourceError(
+        f"{job.source} is not what '{features.name}' was begun with; give every worker the same files, and import again"
+    )
+
+
+def write_imported_shard(job: ImportJob, shard: int) -> Receipt:
+    """Read the features of the images of one shard and write it.
+
+    Raises:
+        SourceError: the source is not what it was when the import began.
+        SampleError: the features of an image are damaged, and the job does not skip.
+        CacheError: a value does not fit the set's dtype.
+    """
+    features = FeatureCache.open(job.url).image_set(job.set_name)
+    receipt = Receipt(shard, len(job.entries))
+    began = time.perf_counter()
+    source = _source_of(features, job)
+    first, last = features.rows_in(shard)
+    names, ids = features.cache.file_names(first, last), features.cache.ids(first, last)
+    arrays = shard_arrays(
+        features.blocks.length, features.rows, source.channels, source.channels, features.dtype, source.extras
+    )
+    for row in np.argsort(job.entries, kind="stable").tolist():  # in the source's order: a disk likes that
+        try:
+            lay_out(arrays, row, _read(source, job.entries[row], features, names[row]))
+        except SampleError as error:
+            if not job.skip:
+                advice = "mend the source, or record such images with --on-error skip"
+                raise SampleError(names[row], f"{error.reason}; {advice}") from error
+            receipt.failed[ids[row]] = f"{names[row]}: {error.reason}"
+            arrays["status"][row] = FAILED
+        tell(job.set_name, 1)
+    receipt.timed("read", began)
+    write_shard(features, shard, arrays, receipt)
+    return receipt
+
+
+def _read(source: Source, entry: int, features: ImageSet, name: str) -> Regions:
+    if entry < 0:
+        raise SampleError(name, "the source has no features of it")
+    return _checked(source.read(entry), features, source, name)
+
+
+def _checked(regions: Regions, features: ImageSet, source: Source, name: str) -> Regions:
+    """Return the regions if they fit the set; refuse them otherwise."""
+    local = regions.local
+    if local.ndim != 2 or local.shape[1] != source.channels or not 1 <= len(local) <= features.rows:
+        found = " x ".join(map(str, local.shape))
+        expected = f"1 to {features.rows} regions x {source.channels} channels"
+        raise SampleError(name, f"its features are {found}, not {expected}")
+    shapes: dict[str, tuple[int, ...]] = {key: (len(local), *REGION_ARRAYS[key][0]) for key in source.extras}
+    for key, shape in {"local": local.shape, **shapes}.items():
+        values, kinds = getattr(regions, key), {"local": "f", "classes": "iu"}.get(key, "fiu")
+        if values is None or values.shape != shape or values.dtype.kind not in kinds:
+            found = "missing" if values is None else f"{values.dtype} {' x '.join(map(str, values.shape))}"
+            expected = f"{' x '.join(map(str, shape))} {_KINDS[kinds]}"
+            raise SampleError(name, f"its {key} are {found}, not {expected}")
+        if not np.isfinite(values).all():
+            raise SampleError(name, f"its {key} hold NaN or infinity")
+    peak = float(np.abs(local).max())
+    if peak > float(np.finfo(features.dtype).max):
+        raise CacheError(f"'{name}': a value of {peak:.3g} is beyond {features.dtype}; import with --dtype float32")
+    return regions

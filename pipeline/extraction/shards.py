@@ -1,0 +1,53 @@
+"""What every task that fills a shard does besides its own work: it tells how far it is, writes, leaves a receipt."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..cache import FeatureSet
+
+# Whom to tell of finished samples, by feature set: a shard takes long. Only tasks in the same process are heard.
+_METERS: dict[str, Callable[[int], None]] = {}
+
+
+@dataclass
+class Receipt:
+    """What a finished task tells: the shard, its samples, those that failed, and where the time went."""
+
+    shard: int
+    samples: int
+    failed: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def timed(self, share: str, began: float) -> float:
+        """Add the time since `began` to a share of the work; return the time now."""
+        now = time.perf_counter()
+        self.seconds[share] = self.seconds.get(share, 0.0) + now - began
+        return now
+
+
+@contextmanager
+def metered(set_name: str, meter: Callable[[int], None]) -> Iterator[None]:
+    """Let `meter` hear of the samples that tasks of this process finish."""
+    _METERS[set_name] = meter
+    try:
+        yield
+    finally:
+        del _METERS[set_name]
+
+
+def tell(set_name: str, samples: int) -> None:
+    """Report samples of a shard as finished."""
+    if (meter := _METERS.get(set_name)) is not None:
+        meter(samples)
+
+
+def write_shard(features: FeatureSet, shard: int, arrays: dict[str, np.ndarray], receipt: Receipt) -> None:
+    """Write all arrays of a shard."""
+    began = time.perf_counter()
+    for name, values in arrays.items():
+        features.cache.store.write_shard(f"{features.path}/{name}", shard, values)
+    receipt.timed("write", began)

@@ -76,7 +76,8 @@ class RunInfo:
     def to_json(self) -> dict[str, Any]:
         """Return the content of `run.json`."""
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "more"}
-        told = {key: value for key, value in values.items() if value is not None or key in _NULL}
+        null = _NULL if self.finetuned is None else _NULL[1:]  # a fine-tuning reads one store
+        told = {key: value for key, value in values.items() if value is not None or key in null}
         return {"format": FORMAT, "version": VERSION, **told, **self.more}
 
     def tuned(self, branch: BranchName) -> bool:

@@ -38,3 +38,4 @@ def test_a_fine_tuning_agrees_on_its_head_and_a_training_on_its_feature_sets():
     tuned = RunInfo(**LEAST, finetuned={"epoch": 2}, backbones={"visual": "resnet18", "text": None})
     assert set(tuned.facts) == {"manifest_sha256", "seed", "finetuned"}
     assert tuned.tuned("image") and not tuned.tuned("text")
+    assert "also" not in tuned.to_json() and "also" in RunInfo(**LEAST).to_json()

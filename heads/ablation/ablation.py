@@ -28,7 +28,8 @@ from ..evaluation.metrics import WAYS
 from ..evaluation.paper_rows import row_of
 from ..model import FeatureFacts, build_losses, build_model, feature_facts
 from ..recipes.recipe import Recipe
-from ..runs.run import Run, absolute, write_json
+from ..runs.info import absolute
+from ..runs.run import Run, write_json
 from ..training.preparation import on_sets_of
 from ..training.ranks import require_one_process
 from .cells import Cell, Outcome, at_once, in_processes, on_cluster, run_cell

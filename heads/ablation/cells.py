@@ -24,8 +24,9 @@ from ...pipeline.wording import counted
 from ..evaluation.evaluation import Result, evaluate
 from ..model import build_model, feature_facts
 from ..recipes.recipe import Recipe
+from ..runs.features import batches_of
 from ..runs.run import write_json
-from ..training.preparation import batches_of, placement_of
+from ..training.preparation import placement_of
 from ..training.training import train
 
 # Weights and batches are drawn from torch's global generator, which two cells in one process would share.

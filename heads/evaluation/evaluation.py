@@ -163,10 +163,10 @@ def _open_stores(runs: list[Run], store: str | None) -> list[FeatureCache]:
     """Return the store of each run, opened once where several have the same."""
     opened: dict[str, FeatureCache] = {}
     for run in runs:
-        url = store or run.info["store"]
+        url = store or run.info.store
         if url not in opened:
             opened[url] = open_store(run, store)
-    return [opened[store or run.info["store"]] for run in runs]
+    return [opened[store or run.info.store] for run in runs]
 
 
 def _ground_truths(

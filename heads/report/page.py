@@ -14,7 +14,7 @@ from ...pipeline.files import write_text
 from ...pipeline.progress import Progress
 from ..evaluation.evaluation import Evaluation, evaluate
 from ..evaluation.metrics import Ties
-from ..runs.run import versions
+from ..runs.info import versions
 from .diagnostics import Diagnosis, diagnose_view
 from .figures import number
 from .pictures import Pictures
@@ -181,14 +181,14 @@ def _spread(view: View, way: Direction, seed: int) -> str:
 def _facts(view: View) -> list[tuple[str, str]]:
     """Return what the page says of a run before anything else."""
     recipe, info = view.run.recipe, view.run.info
-    best = info.get("best_rsum")
+    best = info.best_rsum
     return [
         ("recipe", f"{recipe.name} ({recipe.paper})"),
         ("aggregators", f"{recipe.aggregator['image']['name']} / {recipe.aggregator['text']['name']}"),
         ("similarity", recipe.similarity["name"]),
         ("losses", ", ".join(recipe.terms)),
-        ("features", f"{info['image_set']} / {info['text_set']}"),
-        ("seed", str(info.get("seed", "–"))),
-        ("best epoch", f"{info.get('best_epoch', '–')} (validation RSUM {number(best)})"),
+        ("features", f"{info.image_set} / {info.text_set}"),
+        ("seed", str(info.seed)),
+        ("best epoch", f"{info.best_epoch or '–'} (validation RSUM {number(best)})"),
         ("store", view.cache.url),
     ]

@@ -70,7 +70,7 @@ class View:
     @cached_property
     def image_set(self) -> ImageSet:
         """The image features that the run reads."""
-        return self.cache.image_set(self.run.info["image_set"])
+        return self.cache.image_set(self.run.info.image_set)
 
     @cached_property
     def caption_set(self) -> CaptionSet:

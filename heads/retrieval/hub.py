@@ -22,8 +22,9 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ...pipeline.errors import RunError
 from ...pipeline.files import making
-from ...pipeline.reading.reencoding import Origin
-from ..runs.encoders import ORIGINS, Side, origin_of, origins_text, tuned
+from ...pipeline.reading.origin import Origin
+from ..runs.encoders import ORIGINS, origin_of, origins_text
+from ..runs.info import BranchName, RunInfo
 from ..runs.run import Run, write_recipe
 from ..training.finetuning.finetuning import BACKBONES
 from .retriever import Retriever
@@ -84,9 +85,9 @@ def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = 
         raise RunError(f"{folder} exists; take another folder")
     files = [run.path / name for name in _COPIED if (run.path / name).exists()]
     run.model(retriever.device)  # damaged weights are refused here, not where the folder is loaded
-    origins = {side: origin for side in _sides(run) if (origin := _origin(retriever, side))}
-    for side in set(_sides(run)) - set(origins):  # likewise, the backbones of a fine-tuned run
-        _ = retriever.image_encoder if side == "image" else retriever.text_encoder
+    origins = {branch: origin for branch in _encoded(run) if (origin := _origin(retriever, branch))}
+    for branch in set(_encoded(run)) - set(origins):  # likewise, the backbones of a fine-tuned run
+        _ = retriever.image_encoder if branch == "image" else retriever.text_encoder
     recipe = run.recipe.to_dict()
     if vectors := recipe["adapter"]["words"]["vectors"]:
         recipe["adapter"]["words"]["vectors"] = Path(vectors).name  # a trained model has read it
@@ -95,7 +96,9 @@ def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = 
             (shutil.copytree if file.is_dir() else shutil.copyfile)(file, partial / file.name)
         write_recipe(partial, recipe, run.image_facts, run.text_facts)
         (partial / ORIGINS).write_text(origins_text(origins), encoding="utf-8")
-        (partial / "run.json").write_text(json.dumps(_without_paths(run.info), indent=1) + "\n", encoding="utf-8")
+        (partial / "run.json").write_text(
+            json.dumps(_without_paths(run.info).to_json(), indent=1) + "\n", encoding="utf-8"
+        )
         (partial / "README.md").write_text(_card(retriever, repo or str(folder)), encoding="utf-8")
     return folder
 
@@ -143,43 +146,47 @@ def local_folder(name: str | Path) -> Path:
         ) from error
 
 
-def _sides(run: Run) -> tuple[Side, ...]:
-    """Return the sides whose features somebody must make who has the run alone."""
+def _encoded(run: Run) -> tuple[BranchName, ...]:
+    """Return the branches whose features somebody must make who has the run alone."""
     return ("image",) if run.vocabulary is not None else ("image", "text")
 
 
-def _origin(retriever: Retriever, side: Side) -> Origin | None:
-    """Return what made the run's features of a side; None where the run has its own backbone."""
-    if tuned(retriever.run, "visual" if side == "image" else "text"):
+def _origin(retriever: Retriever, branch: BranchName) -> Origin | None:
+    """Return what made the run's features of ``image`` or ``text``; None where the run has its own backbone."""
+    if retriever.run.info.tuned(branch):
         return None
-    origin, weights = origin_of(retriever.run, side, lambda: retriever.cache), retriever.weights[side]
+    origin, weights = origin_of(retriever.run, branch, lambda: retriever.cache), retriever.weights[branch]
     if weights is None or Path(weights).exists():  # a path means nothing elsewhere
         return origin
     return replace(origin, weights=weights)
 
 
-def _without_paths(info: dict[str, Any]) -> dict[str, Any]:
-    stores = {"also_stores": [Path(store).name for store in info["also_stores"]]} if "also_stores" in info else {}
-    return info | {key: Path(info[key]).name for key in ("store", "head") if key in info} | stores
+def _without_paths(info: RunInfo) -> RunInfo:
+    return replace(
+        info,
+        store=Path(info.store).name,
+        also_stores=info.also_stores and [Path(store).name for store in info.also_stores],
+        head=info.head and Path(info.head).name,
+    )
 
 
 def _card(retriever: Retriever, repo: str) -> str:
     run = retriever.run
     recipe = run.recipe
     needed = {
-        f"{'visual' if side == 'image' else 'text'}_weights": "…"
-        for side in _sides(run)
-        if (origin := _origin(retriever, side)) and origin.weights is None
+        f"{'visual' if branch == 'image' else 'text'}_weights": "…"
+        for branch in _encoded(run)
+        if (origin := _origin(retriever, branch)) and origin.weights is None
     }
     return _CARD.format(
         name=repo.rpartition("/")[2],
         repo=repo,
         recipe=recipe.name,
-        dataset=Path(run.info["store"]).name,
-        epoch=run.info["best_epoch"],
-        rsum=run.info["best_rsum"],
-        image=run.info["image_set"],
-        text=run.info["text_set"],
+        dataset=Path(run.info.store).name,
+        epoch=run.info.best_epoch,
+        rsum=run.info.best_rsum,
+        image=run.info.image_set,
+        text=run.info.text_set,
         image_aggregator=recipe.aggregator["image"]["name"],
         text_aggregator=recipe.aggregator["text"]["name"],
         similarity=recipe.similarity["name"],

@@ -15,7 +15,7 @@ from ..evaluation.scoring import BATCH
 from ..modules.aggregators.aggregated import Aggregated
 from ..modules.embedding import Embedding, each
 from ..runs.features import split_of_run
-from ..runs.run import absolute
+from ..runs.info import absolute
 from .hits import Modality
 from .index import Index, IndexOptions, IndexReport, Items, form_of, write_candidates, write_items
 from .index.build import DEFAULTS

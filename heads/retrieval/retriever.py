@@ -16,15 +16,16 @@ from torch import Tensor
 
 from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.device import pick_device, within_memory
-from ...pipeline.encoders import VisualEncoder
+from ...pipeline.encoders import TextEncoder, VisualEncoder
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, QueryError
-from ...pipeline.reading.reencoding import Picture, TextEncoder, encode_captions, encode_images
+from ...pipeline.reading.reencoding import Picture, encode_captions, encode_images
 from ..evaluation.scoring import embed_all
 from ..model import Model
 from ..modules.embedding import Embedding
-from ..runs.encoders import Side, find_image_encoder, find_text_encoder
+from ..runs.encoders import find_image_encoder, find_text_encoder
 from ..runs.features import open_store
+from ..runs.info import BranchName
 from ..runs.run import Run
 from .gallery import Gallery
 from .hits import Hit, Modality, hits_of
@@ -89,7 +90,7 @@ class Retriever:
                 " --text-weights, in Python text_weights)"
             )
         self._store, self._data_root = store, None if data_root is None else Path(data_root)
-        self.weights: dict[Side, str | None] = {"image": visual_weights, "text": text_weights}
+        self.weights: dict[BranchName, str | None] = {"image": visual_weights, "text": text_weights}
         self._index = None if index is None else Path(index)
         self._scheduler, self._trust = scheduler, trust
         self._opened: dict[Modality, ShardedSearch] = {}

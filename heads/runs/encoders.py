@@ -7,19 +7,20 @@ made its features (`hub.save_to_folder` writes it), else its store does.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any
 
 from ...pipeline.cache import FeatureCache, fingerprint
-from ...pipeline.encoders import VisualEncoder, load_text, load_visual
+from ...pipeline.encoders import TextEncoder, VisualEncoder, load_text, load_visual
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, RunError
 from ...pipeline.extraction.options import Options, words_of_run
-from ...pipeline.reading.reencoding import Origin, TextEncoder, caption_encoder, image_encoder
+from ...pipeline.reading.origin import Origin
+from ...pipeline.reading.reencoding import caption_encoder, image_encoder
 from .features import caption_set_of_run, image_set_of_run
+from .info import BranchName
 from .run import Run
 
 ORIGINS = "encoders.json"
-Side = Literal["image", "text"]
 Opener = Callable[[], FeatureCache]
 
 
@@ -39,7 +40,7 @@ def find_image_encoder(
         EncoderError: the weights are not named, or are others than the run's; or the features were imported.
         RunError, CacheError: run or store are damaged, or do not fit each other.
     """
-    options = tuned(run, "visual")
+    options = own_backbone(run, "image")
     if options is not None and weights is None:
         encoder = load_visual(str(options.visual), options.visual_weights, options.image_size, device)
         _require(run, "image", encoder.identity, options.dtype)
@@ -62,7 +63,7 @@ def find_text_encoder(run: Run, open_cache: Opener, weights: str | None, device:
     """
     if run.vocabulary is not None:
         return WordsEncoder(run.vocabulary), "int32"
-    options = tuned(run, "text")
+    options = own_backbone(run, "text")
     if options is not None and weights is None:
         encoder = load_text(options.text_weights, device, **options.text_settings)
         _require(run, "text", encoder.identity, options.dtype)
@@ -71,22 +72,20 @@ def find_text_encoder(run: Run, open_cache: Opener, weights: str | None, device:
     return caption_encoder(origin, weights, device), origin.dtype
 
 
-def tuned(run: Run, side: Literal["visual", "text"]) -> Options | None:
-    """Return the options that name a run's own backbone of a side; None where it has none."""
-    if (run.info.get("backbones") or {}).get(side) is None:
-        return None
-    return Options(**words_of_run(run.path))
+def own_backbone(run: Run, branch: BranchName) -> Options | None:
+    """Return the options that name a run's own backbone of ``image`` or ``text``; None where it has none."""
+    return Options(**words_of_run(run.path)) if run.info.tuned(branch) else None
 
 
-def origin_of(run: Run, side: Side, open_cache: Opener) -> Origin:
-    """Return what made the run's features of a side; errors as for `find_image_encoder`."""
+def origin_of(run: Run, branch: BranchName, open_cache: Opener) -> Origin:
+    """Return what made the run's features of ``image`` or ``text``; errors as for `find_image_encoder`."""
     file = run.path / ORIGINS
     if not file.is_file():
         cache = open_cache()
-        return Origin.of(image_set_of_run(run, cache) if side == "image" else caption_set_of_run(run, cache))
+        return Origin.of(image_set_of_run(run, cache) if branch == "image" else caption_set_of_run(run, cache))
     try:
-        origin = Origin(**json.loads(file.read_text(encoding="utf-8"))[side])
-        damaged = origin.fingerprint != run.info["fingerprints"][side]
+        origin = Origin(**json.loads(file.read_text(encoding="utf-8"))[branch])
+        damaged = origin.fingerprint != run.info.fingerprints[branch]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{file} is damaged; remove it and name the store with --store, or get the run again") from error
     if damaged:
@@ -94,14 +93,14 @@ def origin_of(run: Run, side: Side, open_cache: Opener) -> Origin:
     return origin
 
 
-def origins_text(origins: Mapping[Side, Origin]) -> str:
+def origins_text(origins: Mapping[BranchName, Origin]) -> str:
     """Return `encoders.json`, by ``image`` and ``text``."""
-    return json.dumps({side: asdict(origin) for side, origin in origins.items()}, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps({name: asdict(origin) for name, origin in origins.items()}, indent=1, ensure_ascii=False) + "\n"
 
 
-def _require(run: Run, side: Side, identity: dict[str, Any], dtype: str) -> None:
-    if fingerprint(identity, dtype) != run.info["fingerprints"][side]:
+def _require(run: Run, branch: BranchName, identity: dict[str, Any], dtype: str) -> None:
+    if fingerprint(identity, dtype) != run.info.fingerprints[branch]:
         raise EncoderError(
-            f"the {side} backbone in {run.path} is not the one that run.json speaks of: it is damaged or was"
+            f"the {branch} backbone in {run.path} is not the one that run.json speaks of: it is damaged or was"
             " exchanged; get the run again"
         )

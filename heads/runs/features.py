@@ -7,8 +7,11 @@ from ...pipeline.cache import OK, Blocks, CaptionSet, FeatureCache, ImageSet
 from ...pipeline.data.samples import tokenize
 from ...pipeline.errors import CacheError, RunError
 from ...pipeline.reading.batches import Batches, stored_batches
+from ...pipeline.reading.placement import Placement, Resident
 from ..model import Model
 from .run import Run
+
+Sets = tuple[ImageSet, CaptionSet]
 
 
 def open_store(run: Run, store: str | None) -> FeatureCache:
@@ -19,7 +22,7 @@ def open_store(run: Run, store: str | None) -> FeatureCache:
         RunError: there is none where the run's own was, or it cannot be used.
     """
     try:
-        return FeatureCache.open(store or run.info["store"])
+        return FeatureCache.open(store or run.info.store)
     except CacheError as error:
         if store is not None:
             raise
@@ -35,22 +38,35 @@ def split_of_run(run: Run, cache: FeatureCache, split: str, model: Model, device
         RunError: the store holds no equal sets.
         CacheError: the split is unknown, empty or not complete.
     """
+    return batches_of((image_set_of_run(run, cache), caption_set_of_run(run, cache)), model, split, device)
+
+
+def batches_of(
+    sets: Sets,
+    model: Model,
+    split: str,
+    device: torch.device,
+    placement: Placement = "mapped",
+    resident: Resident | None = None,
+) -> Batches:
+    """Return a split with what `model` reads of it; errors as of `stored_batches`."""
     return stored_batches(
-        image_set_of_run(run, cache),
-        caption_set_of_run(run, cache),
+        *sets,
         split,
         device=device,
         image_fields=model.image_fields,
         caption_fields=model.caption_fields,
+        placement=placement,
+        resident=resident,
     )
 
 
 def image_set_of_run(run: Run, cache: FeatureCache) -> ImageSet:
     """Return the image features of `cache` that `run` was trained on, or equal ones; RunError if there are none."""
-    name = run.info["image_set"]
+    name = run.info.image_set
     if name in cache.set_names("images"):
         found = cache.image_set(name)
-        if found.fingerprint == run.info["fingerprints"]["image"]:
+        if found.fingerprint == run.info.fingerprints["image"]:
             return found
     raise _refusal(run, cache, "images", name)
 
@@ -60,10 +76,10 @@ def caption_set_of_run(run: Run, cache: FeatureCache) -> CaptionSet:
 
     Where the run knows words it has a vocabulary, and reads those of any store.
     """
-    name = run.info["text_set"]
+    name = run.info.text_set
     if name in cache.set_names("captions"):
         found = cache.caption_set(name)
-        if found.fingerprint == run.info["fingerprints"]["text"]:
+        if found.fingerprint == run.info.fingerprints["text"]:
             return found
     if run.vocabulary is not None:
         return RetokenizedCaptions(cache, run.vocabulary)
@@ -72,7 +88,7 @@ def caption_set_of_run(run: Run, cache: FeatureCache) -> CaptionSet:
 
 def _refusal(run: Run, cache: FeatureCache, modality: str, name: str) -> RunError:
     there = ", ".join(cache.set_names(modality)) or "none"
-    tuned = (run.info.get("backbones") or {}).get("visual" if modality == "images" else "text")
+    tuned = run.info.tuned("image" if modality == "images" else "text")
     way = f"`xret extract … --from-run {run.path}`" if tuned else "the same encoder, weights and options"
     return RunError(
         f"{run.path} needs the feature set '{name}' of {modality}, and {cache.url} has {there}: extract it there with "

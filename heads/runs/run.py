@@ -1,4 +1,4 @@
-"""A run: the folder that a training leaves behind, and that evaluation reads.
+"""A run: the folder that a training leaves, and that evaluation reads.
 
     run.json            what was trained on what: {format, version, store, manifest_sha256, image_set, text_set,
                         fingerprints, seed, device, versions, shuffled, also, also_stores (where several are learnt
@@ -7,7 +7,7 @@
     config.json         recipe and feature facts: all that is needed to rebuild the model
     vocabulary.json     where words are used: the words by token id
     model.safetensors   the weights of the best epoch by validation RSUM
-    state.pt            to go on from the last complete epoch, or a step behind it; tensors and plain scalars only
+    state.pt            to go on from the last complete epoch, or a step after it; tensors and plain scalars only
     metrics.jsonl       one line an epoch; `collapsed` where the triplet loss sits at its constant
     tensorboard/        where runtime.log says so
 
@@ -15,12 +15,10 @@ Every file is replaced in one step, and the folder appears in one step, so that 
 """
 
 import json
-import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +33,12 @@ from ...pipeline.errors import RunError
 from ...pipeline.files import making, partials_in, remove, write_text, writing
 from ..model import FeatureFacts, Model, build_model
 from ..recipes.recipe import Recipe, resolve
+from .info import FORMAT, VERSION, RunInfo
 
-FORMAT, VERSION = "xret-run", 1
 # When a run is resumed; the sets that data.image and data.text stand for are compared themselves.
 MAY_CHANGE = ("data.image", "data.text", "runtime.cache", "runtime.checkpoint_steps", "runtime.log")
 _NAMED = 5  # of what differs
 _REMEDY = "make room, or take another --out"  # where a file cannot be written
-TEXTS = ("store", "image_set", "text_set", "fingerprints.image", "fingerprints.text")  # that run.json must have
 
 
 class Run:
@@ -67,14 +64,15 @@ class Run:
             if self.path.exists():
                 way = "name another folder, or remove it"
             raise RunError(f"{path} is no run: it has no run.json; {way}")
-        self.info: dict[str, Any] = self._read_json("run.json")
-        if not isinstance(self.info, dict):
+        info = self._read_json("run.json")
+        if not isinstance(info, dict):
             raise self._damaged("run.json")
-        if (self.info.get("format"), self.info.get("version")) != (FORMAT, VERSION):
+        if (info.get("format"), info.get("version")) != (FORMAT, VERSION):
             raise RunError(f"{path}/run.json is not of format {FORMAT}, version {VERSION}; train it again")
-        facts = _flat(self.info)
-        if not all(isinstance(facts.get(key), str) for key in TEXTS):
-            raise self._damaged("run.json")
+        try:
+            self.info = RunInfo.from_json(info)
+        except (TypeError, AttributeError) as error:
+            raise self._damaged("run.json") from error
         config = self._read_json("config.json")
         try:
             self.recipe = resolve(config["recipe"], title=f"{path}/config.json")
@@ -87,7 +85,7 @@ class Run:
     def create(
         cls,
         path: str | Path,
-        info: dict[str, Any],
+        info: RunInfo,
         recipe: Recipe,
         image: FeatureFacts,
         text: FeatureFacts,
@@ -101,7 +99,7 @@ class Run:
         path = Path(path)
         require_free(path)
         with making(path, RunError, _REMEDY) as partial:
-            (partial / "run.json").write_text(_json({"format": FORMAT, "version": VERSION, **info}), encoding="utf-8")
+            (partial / "run.json").write_text(_json(info.to_json()), encoding="utf-8")
             write_recipe(partial, recipe.to_dict(), image, text)
             if vocabulary is not None:
                 (partial / "vocabulary.json").write_text(_json(vocabulary), encoding="utf-8")
@@ -113,7 +111,7 @@ class Run:
         Keys of the recipe that no number depends on may differ.
         """
         then, now = _flat(self.recipe.to_dict()), _flat(recipe.to_dict())
-        then |= _flat({key: self.info.get(key) for key in facts})
+        then |= _flat({key: getattr(self.info, key) for key in facts})
         now |= _flat(facts)
         differing = [
             f"{key} is {then.get(key)} there and {now.get(key)} now"
@@ -125,12 +123,10 @@ class Run:
             said = "; ".join([*differing[:_NAMED], *rest])
             raise RunError(f"{self.path} cannot be resumed, it was begun otherwise: {said}")
 
-    def record_store(self, url: str, also: Sequence[str] = ()) -> None:
-        """Write down where the store and those learnt as well lie now; they may have been moved since."""
-        now = {"store": url} | ({"also_stores": list(also)} if also else {})
-        if self.info | now != self.info:
-            self.info |= now
-            write_json(self.path / "run.json", self.info)
+    def record(self, **values: Any) -> None:
+        """Write down other values of fields of `info`."""
+        self.info = replace(self.info, **values)
+        write_json(self.path / "run.json", self.info.to_json())
 
     def model(self, device: torch.device) -> Model:
         """Return the model with the weights of the best epoch, ready to embed.
@@ -156,9 +152,9 @@ class Run:
         """Raise RunError where there are no weights of a best epoch, and say what to do."""
         if self.has_weights:
             return
-        if self.info.get("best_epoch") is not None:
+        if self.info.best_epoch is not None:
             raise RunError(f"{self.path} has lost its model.safetensors; restore it, or train with another --out")
-        command = "xret finetune" if "finetuned" in self.info else "xret train-head"
+        command = "xret finetune" if self.info.finetuned else "xret train-head"
         raise RunError(f"{self.path} has no finished epoch yet; continue it with `{command} … --resume`")
 
     def save_best(self, model: nn.Module) -> None:
@@ -177,8 +173,7 @@ class Run:
             best_rsum: its validation RSUM.
         """
         self.save_metrics([*self.metrics()[: state["epoch"] - 1], line])
-        self.info.update(best_epoch=best_epoch, best_rsum=best_rsum)
-        write_json(self.path / "run.json", self.info)
+        self.record(best_epoch=best_epoch, best_rsum=best_rsum)
         self.save_state(state)
 
     def save_state(self, state: dict[str, Any]) -> None:
@@ -200,24 +195,24 @@ class Run:
         return (self.path / "state.pt").exists()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Lock the folder for whoever trains in it; RunError if another process does already."""
+    def held(self, created: bool) -> Iterator[None]:
+        """Lock the folder for whoever trains in it.
+
+        A folder that was just `created` is removed where training fails before it has `begun`: the corrected command
+        may then take the same --out. What is interrupted or killed stays, to be resumed.
+
+        Raises:
+            RunError: another process trains in it.
+        """
         with locked(self.path, RunError(f"another process is training in {self.path}; wait until it has ended")):
             for left in partials_in(self.path):
                 remove(left)
-            yield
-
-    @contextmanager
-    def removed_unless_begun(self, created: bool) -> Iterator[None]:
-        """Remove a folder that was just `created` where training fails before it has `begun`: the corrected
-        command may then take the same --out. What is interrupted or killed stays, to be resumed.
-        """
-        try:
-            yield
-        except Exception:
-            if created and not self.begun:
-                shutil.rmtree(self.path, ignore_errors=True)
-            raise
+            try:
+                yield
+            except Exception:
+                if created and not self.begun:
+                    shutil.rmtree(self.path, ignore_errors=True)
+                raise
 
     def load_state(self) -> dict[str, Any] | None:
         """Return where to go on from, in the host's memory, or None where nothing has `begun`.
@@ -254,9 +249,8 @@ class Run:
 
     def _vocabulary(self) -> tuple[str, ...]:
         words = self._read_json("vocabulary.json")
-        if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
-            raise self._damaged("vocabulary.json")
-        if len(words) != self.text_facts.vocabulary_size:
+        texts = isinstance(words, list) and all(isinstance(word, str) for word in words)
+        if not texts or len(words) != self.text_facts.vocabulary_size:
             raise self._damaged("vocabulary.json")
         return tuple(words)
 
@@ -274,20 +268,6 @@ def require_free(path: str | Path) -> None:
     """Raise RunError if a run cannot be made at `path`, because something is there."""
     if Path(path).exists():
         raise RunError(f"{path} exists; take another --out, or continue that run with --resume")
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that numbers may depend on."""
-    try:
-        own = version("xret")
-    except PackageNotFoundError:
-        own = "unknown"
-    return {"xret": own, "torch": torch.__version__, "python": platform.python_version()}
-
-
-def absolute(url: str) -> str:
-    """Return a store's URL so that it can be opened from any folder."""
-    return url if "://" in url else str(Path(url).resolve())
 
 
 def _flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:

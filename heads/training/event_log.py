@@ -28,7 +28,7 @@ def event_log(kind: str, run: Run, step: int) -> Iterator[Record]:
     Args:
         kind: ``none``, ``tensorboard`` (in the run's folder) or ``wandb`` (project ``xret``, named as the folder).
         run: the run.
-        step: how many steps are done; what a killed training recorded behind them is taken back.
+        step: how many steps are done; what a killed training recorded after them is taken back.
     """
     if kind == "tensorboard":
         from torch.utils.tensorboard import SummaryWriter
@@ -52,7 +52,7 @@ def event_log(kind: str, run: Run, step: int) -> Iterator[Record]:
 
 
 def step_tags(values: list[float], terms: list[str], lr: float) -> dict[str, float]:
-    """Return the tags of a step: the loss, behind it its terms."""
+    """Return the tags of a step: the loss, followed by its terms."""
     return {"Le": values[0], "lr": lr, **{f"Le/{term}": v for term, v in zip(terms, values[1:], strict=True)}}
 
 

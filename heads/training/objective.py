@@ -1,5 +1,7 @@
 """From a batch to its loss."""
 
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
@@ -8,6 +10,7 @@ from ..model import Model
 from ..recipes.recipe import Recipe
 from .augmentation import drop_rows
 from .large_batches import embed_in_parts
+from .optimisation import autocast_dtype
 from .ranks import ALONE, Ranks
 
 
@@ -37,8 +40,20 @@ class Objective:
         self.text_number, self.precision, self.ranks = text_number, precision, ranks
         self.weights = torch.tensor([block["weight"] for block in recipe.terms.values()])
 
+    @classmethod
+    def of(cls, recipe: Recipe, model: Model, losses: nn.ModuleDict, split: Batches, ranks: Ranks = ALONE) -> Self:
+        """Return the objective of a training on `split`."""
+        return cls(
+            recipe,
+            model,
+            losses,
+            text_number=same_texts(split) if recipe.loss["exclude_same_text"] else None,
+            precision=autocast_dtype(recipe.runtime.precision, split.device),
+            ranks=ranks,
+        )
+
     def __call__(self, batch: Batch, now: float) -> Tensor:
-        """Return the loss of a batch and behind it its terms, unweighted, ``[1 + T]``, after `now` epochs."""
+        """Return the loss of a batch followed by its terms, unweighted, ``[1 + T]``, after `now` epochs."""
         device, augment = batch.caption_image.device, self.recipe.augment
         for term in self.losses.values():
             term.epoch = now  # type: ignore[assignment]

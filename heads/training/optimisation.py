@@ -72,7 +72,7 @@ def learning_rate(schedule: Schedule, lr: float, epoch: int) -> float:
 def warmup(schedule: Schedule, now: float) -> float:
     """Return by what the learning rate is multiplied after `now` epochs, of which the last may be a part.
 
-    It rises from 0 to 1 over the warm-up's epochs (VSE-infinity, appendix A.1); before and behind them it is 1.
+    It rises from 0 to 1 over the warm-up's epochs (VSE-infinity, appendix A.1); before and after them it is 1.
     """
     done = now - schedule.warmup_after
     if schedule.warmup_epochs == 0 or not 0 <= done < schedule.warmup_epochs:
@@ -98,7 +98,7 @@ def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
 def moving_average(model: nn.Module, decay: float | None) -> AveragedModel | None:
     """Return the exponential moving average of a model's weights, or None where `decay` is None.
 
-    After each step ``average = decay * average + (1 - decay) * weights``; it begins as the weights behind the first
+    After each step ``average = decay * average + (1 - decay) * weights``; it begins as the weights after the first
     step. Buffers, such as the statistics of a batch normalisation, are those of the model.
 
     Raises:

@@ -4,25 +4,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ...pipeline.cache import CaptionSet, FeatureCache, ImageSet
 from ...pipeline.encoders.word_vectors import read_word_vectors
 from ...pipeline.errors import CacheError, RecipeError, RunError
-from ...pipeline.reading.batches import Batches, stored_batches
-from ...pipeline.reading.placement import Placement, Resident
+from ...pipeline.reading.batches import Batches
+from ...pipeline.reading.placement import Placement
 from ..model import Model, feature_facts
 from ..recipes.recipe import Recipe
-from ..runs.features import RetokenizedCaptions
-from ..runs.run import Run, absolute, versions
-from .ranks import Ranks
-
-Sets = tuple[ImageSet, CaptionSet]
-
-
-_WHOLE = "as a whole"  # how an epoch's samples are mixed where nothing is streamed
+from ..runs.features import RetokenizedCaptions, Sets
+from ..runs.info import AS_A_WHOLE, RunInfo, absolute, versions
+from ..runs.run import Run
+from .ranks import ALONE, Ranks
 
 
 def require_splits(cache: FeatureCache) -> None:
@@ -49,8 +45,8 @@ def sets_of(cache: FeatureCache, recipe: Recipe, out: str | Path, resume: bool) 
 
 def on_sets_of(run: Run, recipe: Recipe, cache: FeatureCache) -> Recipe:
     """Return the recipe with the feature sets of a run, where they are there, in the place of ``auto``."""
-    own = {"image": ("images", run.info["image_set"]), "text": ("captions", run.info["text_set"])}
-    auto = {
+    own = {"image": ("images", run.info.image_set), "text": ("captions", run.info.text_set)}
+    auto: dict[str, Any] = {
         key: name
         for key, (modality, name) in own.items()
         if getattr(recipe.data, key) == "auto" and name in cache.set_names(modality)
@@ -61,7 +57,7 @@ def on_sets_of(run: Run, recipe: Recipe, cache: FeatureCache) -> Recipe:
 def placement_of(out: str | Path, recipe: Recipe, resume: bool) -> Placement:
     """Return where the features shall lie; a run that was begun in the order of ``stream`` goes on in it."""
     goes_on = recipe.runtime.cache == "auto" and resume and Path(out).exists()
-    streamed = goes_on and Run(out).info.get("shuffled", _WHOLE) != _WHOLE
+    streamed = goes_on and Run(out).info.shuffled != AS_A_WHOLE
     return "stream" if streamed else recipe.runtime.cache
 
 
@@ -110,78 +106,77 @@ def _equal_sets(cache: FeatureCache, image_set: ImageSet, caption_set: CaptionSe
     return same_images[0], same_captions[0]
 
 
-def batches_of(
-    sets: Sets, model: Model, split: str, target: torch.device, placement: Placement, resident: Resident | None = None
-) -> Batches:
-    """Return a split with what `model` reads of it; errors as of `stored_batches`."""
-    return stored_batches(
-        *sets,
-        split,
-        device=target,
-        image_fields=model.image_fields,
-        caption_fields=model.caption_fields,
-        placement=placement,
-        resident=resident,
+def facts_of(split: Batches, target: torch.device, seed: int) -> RunInfo:
+    """Return what is known of a training on `split` before its first epoch."""
+    image_set, caption_set = split.image_set, split.caption_set
+    cache, others = image_set.cache, [part.image_set.cache for part in split.parts[1:]]
+    return RunInfo(
+        store=absolute(cache.url),
+        also_stores=[absolute(other.url) for other in others],
+        manifest_sha256=cache.manifest_sha256,
+        image_set=image_set.name,
+        text_set=caption_set.name,
+        fingerprints={"image": image_set.fingerprint, "text": caption_set.fingerprint},
+        seed=seed,
+        # What a joined data set is known by where its store may be moved.
+        also=[f"{other.dataset} {other.manifest_sha256[:8]}" for other in others] or None,
+        device=str(target),
+        versions=versions(),
+        shuffled=split.shuffled,
     )
 
 
+R = TypeVar("R", bound=Run)
+
+
 def open_run(
-    out: str | Path, recipe: Recipe, split: Batches, target: torch.device, ranks: Ranks, *, seed: int, resume: bool
-) -> tuple[Run, bool]:
+    kind: type[R],
+    out: str | Path,
+    info: RunInfo,
+    recipe: Recipe,
+    split: Batches,
+    ranks: Ranks = ALONE,
+    *,
+    resume: bool,
+) -> tuple[R, bool]:
     """Make the run folder of a training on `split`, or open it to go on; return whether it was made.
 
     Raises:
         RunError: it is there and shall not be resumed, or was begun otherwise.
     """
-    cache, image_set, caption_set = split.image_set.cache, split.image_set, split.caption_set
-    facts = {
-        "manifest_sha256": cache.manifest_sha256,
-        "image_set": image_set.name,
-        "text_set": caption_set.name,
-        "fingerprints": {"image": image_set.fingerprint, "text": caption_set.fingerprint},
-        "seed": seed,
-        "also": [_named(part.image_set.cache) for part in split.parts[1:]] or None,
-    }
-    others = [absolute(part.image_set.cache.url) for part in split.parts[1:]]
     streamed = split.placement == "stream"
-    if ranks.agree(streamed, target) != streamed:
+    if ranks.agree(streamed, split.device) != streamed:
         raise RunError("the features fit the memory of some ranks and not of others; set runtime.cache=stream")
     created = not (resume and Path(out).exists())
     ranks.wait()  # all have looked, before the first makes it
     if created and ranks.first:
-        info = {"store": absolute(cache.url), "also_stores": others, **facts}
-        info |= {"device": str(target), "versions": versions()}
-        info |= {"shuffled": split.shuffled, "best_epoch": None, "best_rsum": None}
-        Run.create(out, info, recipe, feature_facts(image_set), feature_facts(caption_set), caption_set.vocabulary)
+        images, captions = split.image_set, split.caption_set
+        kind.create(out, info, recipe, feature_facts(images), feature_facts(captions), captions.vocabulary)
     ranks.wait()
-    run = Run(out)
+    run = kind(out)
     if not created:
-        run.refuse_difference(facts, recipe)
-        refuse_other_order(run, split, recipe)
-        if ranks.first:
-            run.record_store(absolute(cache.url), others)
+        run.refuse_difference(info.facts, recipe)
+        _refuse_other_order(run, split, recipe)
+        moved = (info.store, info.also_stores) != (run.info.store, run.info.also_stores)
+        if moved and ranks.first:
+            run.record(store=info.store, also_stores=info.also_stores)
     return run, created
 
 
-def refuse_other_order(run: Run, split: Batches, recipe: Recipe) -> None:
+def _refuse_other_order(run: Run, split: Batches, recipe: Recipe) -> None:
     """Raise RunError where an epoch of `split` mixes its samples otherwise than those of the run before."""
-    then, now = run.info.get("shuffled", _WHOLE), split.shuffled
+    then, now = run.info.shuffled, split.shuffled
     if then == now:
         return
     way = "set runtime.cache=stream"
-    if then == _WHOLE:
+    if then == AS_A_WHOLE:
         way = "set runtime.cache=pinned, or free memory"
-    elif now != _WHOLE:
+    elif now != AS_A_WHOLE:
         way = "read the features from where they were, on a local disk or in an object store"
     raise RunError(
         f"{run.path} cannot be resumed: its samples were shuffled {then}, and with runtime.cache="
         f"{recipe.runtime.cache} they now are {now}; {way}"
     )
-
-
-def _named(cache: FeatureCache) -> str:
-    """Return what a joined data set is known by where its store may be moved."""
-    return f"{cache.dataset} {cache.manifest_sha256[:8]}"
 
 
 def load_vectors(model: Model, path: str, vocabulary: tuple[str, ...]) -> None:
@@ -199,3 +194,23 @@ def load_vectors(model: Model, path: str, vocabulary: tuple[str, ...]) -> None:
         raise RecipeError(f"adapter.words: {error}") from error
     passed = f"; undecodable lines, passed over: {read.undecodable}" if read.undecodable else ""
     print(f"words without a vector in {path}: {len(read.missing)} of {len(read.found)}{passed}", file=sys.stderr)
+
+
+def compile_parts(model: Model, device: torch.device) -> bool:
+    """Compile both aggregators and the similarity in place; where there is no compiler, say so.
+
+    The adapters are one matrix product or one GRU, which gain nothing. Shapes differ from batch to batch, so that the
+    parts are compiled for any.
+
+    Returns:
+        Whether they are compiled.
+    """
+    try:
+        torch.compile(lambda x: x + 1)(torch.zeros(2, device=device))
+    except Exception as error:  # whatever a compiler that is missing or broken raises
+        reason = str(error).strip().partition("\n")[0]
+        print(f"runtime.compile is left out: there is no compiler for {device} that works ({reason}).", file=sys.stderr)
+        return False
+    for part in (model.image.aggregator, model.text.aggregator, model.compare):
+        part.compile(dynamic=True)
+    return True

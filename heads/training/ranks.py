@@ -42,7 +42,7 @@ class Ranks:
         return self.number == 0
 
     def share(self, items: int) -> tuple[int, int]:
-        """Return which of so many items are this rank's, first and behind the last; a few more or less than others."""
+        """Return which of so many items are this rank's, from first to before last; ranks differ by one."""
         return items * self.number // self.count, items * (self.number + 1) // self.count
 
     def gather(self, mine: Tensor, items: int) -> Tensor:
@@ -54,7 +54,7 @@ class Ranks:
 
     @contextmanager
     def own_draws(self, device: torch.device) -> Iterator[None]:
-        """Let each rank draw other numbers, and all of them the same again behind it."""
+        """Let each rank draw other numbers, and all of them the same again afterwards."""
         if self.count == 1:
             yield
             return

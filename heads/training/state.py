@@ -14,6 +14,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from ...pipeline.errors import RunError
 from ..model import Model
+from ..recipes.recipe import Recipe
+from ..runs.run import Run
+from .optimisation import autocast_dtype, moving_average
 
 _PARTS = ("model", "losses", "optimizer", "scaler", "average")
 _COUNTS = ("epoch", "steps", "step", "best_epoch", "best_rsum", "at_constant")
@@ -31,7 +34,7 @@ class TrainingState:
         step: all steps together.
         best_epoch: counted from 1; 0 before the first.
         best_rsum: its validation RSUM.
-        at_constant: for how many steps the loss has sat at its constant; see `watch.CollapseWatch`.
+        at_constant: for how many steps the loss has sat at its constant; see `failures.CollapseDetector`.
         sums: of the loss and its terms over `steps`, float64 ``[1 + T]``.
     """
 
@@ -47,6 +50,25 @@ class TrainingState:
     best_rsum: float = -math.inf
     at_constant: int = 0
     sums: Tensor = field(init=False)
+
+    @classmethod
+    def new(
+        cls,
+        model: Model,
+        losses: nn.ModuleDict,
+        optimizer: torch.optim.Optimizer,
+        recipe: Recipe,
+        target: torch.device,
+    ) -> "TrainingState":
+        """Return the state before the first step on `target`.
+
+        Raises:
+            RecipeError, RunError: a moving average would never move, or the device has no such precision.
+        """
+        # float16 loses small gradients without scaling; bfloat16 has float32's range.
+        scaled = autocast_dtype(recipe.runtime.precision, target) is torch.float16
+        scaler = torch.amp.GradScaler(target.type, enabled=scaled)
+        return cls(model, losses, optimizer, scaler, moving_average(model, recipe.optimizer.ema))
 
     def __post_init__(self) -> None:
         self.sums = torch.zeros(1 + len(self.losses), dtype=torch.float64)
@@ -80,12 +102,17 @@ class TrainingState:
         parts = {name: getattr(self, name).state_dict() for name in _PARTS if getattr(self, name) is not None}
         return {name: getattr(self, name) for name in _COUNTS} | parts | {"sums": self.sums}
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over what `to_dict` gave; a state of complete epochs may lack what is new within one.
+    def resume(self, run: Run) -> bool:
+        """Go on where `run` is; return False where nothing has begun there.
+
+        A state of complete epochs may lack what is new within one.
 
         Raises:
-            RunError: one of both scales the loss, as float16 needs it, and the other does not.
+            RunError: the state is damaged; or one of both scales the loss, as float16 needs it, and the other does not.
         """
+        state = run.load_state()
+        if state is None:
+            return False
         if bool(state["scaler"]) != self.scaler.is_enabled():
             then = "float16" if state["scaler"] else "another precision than float16"
             raise RunError(f"it was trained in {then}; to go on, set runtime.precision to what it was")
@@ -95,3 +122,4 @@ class TrainingState:
         for name in _COUNTS:
             setattr(self, name, state.get(name, 0))
         self.sums = state["sums"] if "sums" in state else torch.zeros_like(self.sums)
+        return True

@@ -82,9 +82,9 @@ class Batches:
         self.image_source, self.caption_source = image_source, caption_source
         self.image_set, self.caption_set = first.image_set, first.caption_set
         self.image_rows, self.caption_rows = first.image_rows, first.caption_rows
-        self.images, self.captions = sum(part.images for part in parts), sum(part.captions for part in parts)
-        self.skipped = sum(part.skipped for part in parts)
-        self.caption_image = _counted_on([part.caption_image for part in parts], [part.images for part in parts])
+        images, captions = [len(part.image_rows) for part in parts], [len(part.caption_rows) for part in parts]
+        self.images, self.captions, self.skipped = sum(images), sum(captions), sum(part.skipped for part in parts)
+        self.caption_image = _counted_on([part.caption_image for part in parts], images)
         self.placement = "stream" if any(part.placement == "stream" for part in parts) else first.placement
         self.shuffled = " and ".join(dict.fromkeys(part.shuffled for part in parts))
         self.waited = 0.0
@@ -92,22 +92,19 @@ class Batches:
         self._block = _counted_on(blocks, [int(block.max()) + 1 for block in blocks])
         self._by_shard = any(part.by_shard for part in parts)
         self._first_caption = np.searchsorted(self.caption_image, np.arange(self.images + 1))
-        self._part_starts = {
-            "image": np.cumsum([0] + [part.images for part in parts]),
-            "caption": np.cumsum([0] + [part.captions for part in parts]),
-        }
+        self._part_ends = {"image": np.cumsum(images), "caption": np.cumsum(captions)}
 
     def ids(self) -> list[str]:
         """Return the ids of the images."""
-        return [found for part in self.parts for found in part.ids()]
+        return [found for part in self.parts for found in _some(part.image_set.cache.ids, part.image_rows)]
 
     def file_names(self) -> list[str]:
         """Return the images' file names, below their manifest's folder."""
-        return [found for part in self.parts for found in part.file_names()]
+        return [found for part in self.parts for found in _some(part.image_set.cache.file_names, part.image_rows)]
 
     def texts(self) -> list[str]:
         """Return the texts of the captions."""
-        return [found for part in self.parts for found in part.texts()]
+        return [found for part in self.parts for found in _some(part.image_set.cache.caption_texts, part.caption_rows)]
 
     def steps(self, unit: Unit, batch_size: int) -> int:
         """Return how many batches an epoch has."""
@@ -116,7 +113,7 @@ class Batches:
     def epoch(
         self, *, unit: Unit, batch_size: int, seed: int, epoch: int, captions: int | None = None, first: int = 0
     ) -> Iterator[Batch]:
-        """Yield an epoch's batches in an order that depends on seed and epoch alone, and read the next ones meanwhile.
+        """Yield an epoch's batches in an order that depends on seed and epoch alone, reading the next ones ahead.
 
         Every unit comes once. Its place is drawn from all places; in ``stream`` from those of a group of blocks.
         Elsewhere the batches are the same, number by number, wherever the features lie. A last batch of a single unit,
@@ -171,7 +168,7 @@ class Batches:
     ) -> Iterator[_Plan]:
         first = self._first_caption
         for drawn in _cut(order, batch_size):
-            part = np.searchsorted(self._part_starts[unit], drawn, side="right")
+            part = np.searchsorted(self._part_ends[unit], drawn, side="right")
             units = drawn[np.argsort(part, kind="stable")]  # joined data sets one after the other
             if unit == "caption":
                 images, caption_image = np.unique(self.caption_image[units], return_inverse=True)
@@ -224,7 +221,7 @@ def stored_batches(
         device: where batches are put.
         image_fields: which of ``local`` and ``global`` to read.
         caption_fields: which of ``local``, ``global`` and ``token`` to read.
-        placement: where the features lie meanwhile, see `placement.choose`. What is read once and in order is best
+        placement: where the features lie, see `placement.choose`. What is read once and in order is best
             left ``mapped``.
         resident: what others have put into memory already, and what is put there now.
 
@@ -239,7 +236,7 @@ def stored_batches(
     arrays = [*images.values(), *captions.values()]
     if not arrays:
         placement = "mapped"
-    counts = f"{counted(samples.images, 'image')} and {counted(samples.captions, 'caption')}"
+    counts = f"{counted(len(samples.image_rows), 'image')} and {counted(len(samples.caption_rows), 'caption')}"
     what = f"the features of {counts} ({cache.dataset}, {split})"
     place = choose(placement, arrays, device, cache.store.is_local, what, resident)
     return Batches(
@@ -267,6 +264,13 @@ def joined_batches(batches: Sequence[Batches]) -> Batches:
     images = Joined([one.image_source for one in batches], [one.images for one in batches])
     captions = Joined([one.caption_source for one in batches], [one.captions for one in batches])
     return Batches(parts, images, captions, batches[0].device)
+
+
+def _some(read: Callable[[int, int], list[str]], rows: np.ndarray) -> list[str]:
+    """Return what `read` has for some ascending rows; it reads from a first row to a last."""
+    first = int(rows[0])
+    found = read(first, int(rows[-1]) + 1)
+    return [found[row - first] for row in rows.tolist()]
 
 
 def _counted_on(numbers: Sequence[np.ndarray], sizes: Sequence[int]) -> np.ndarray:

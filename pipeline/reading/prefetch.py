@@ -84,7 +84,7 @@ def opened_ahead(
 
 
 def read_ahead(read: Callable[[T], Callable[[], R]], items: Iterable[T], device: torch.device) -> Iterator[R]:
-    """Yield ``read(item)()`` of each item, in order; a thread works on the next ones meanwhile.
+    """Yield ``read(item)()`` of each item, in order; while a thread works on the next ones.
 
     On a GPU the thread does both, on a stream of its own. On a CPU it only reads: torch would start as many threads
     for the rest as there are cores, beside those that compute.

@@ -1,9 +1,5 @@
-"""Putting the backbone of a feature set back: the same network, weights and preprocessing, found again or named.
+"""Putting the backbone of a feature set back: the same network, weights and preprocessing, found again or named."""
 
-A set's identity says what its features were made with; weights count by their digest, wherever they come from.
-"""
-
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cache import CaptionSet, FeatureCache, FeatureSet, ImageSet
+from ..cache import CaptionSet, FeatureCache, ImageSet
 from ..data.manifest import bundled_manifests, load_manifest
 from ..encoders import TrainableEncoder, VisualEncoder, loading, make_visual
 from ..errors import CacheError, EncoderError, SampleError
+from .origin import Origin, grid_side, text_settings
 
 _PROBED = 4  # images whose features are compared with the cache
 _DIFFERENCE = 0.05  # between the features of other files and those of the same; other libraries stay far below
@@ -46,18 +43,16 @@ def put_back_images(
             f"'{features.name}' in {features.cache.url} holds no grid that xret extracted, so its backbone cannot be"
             " put back; leave its images on the cache with --reattach text"
         )
-    weights = weights or remembered_weights(features)
-    if weights is None:
-        raise EncoderError(
-            f"'{features.name}' was made with weights from a file; give that file as --visual-weights FILE"
-        )
-    name = features.identity["encoder"]
-    encoder = _load_images(name, weights, size, device)
-    _check(encoder.identity, features, weights, "--visual-weights")
+    origin, name = Origin.of(features), str(features.identity["encoder"])
+    weights = origin.weights_named(weights, "--visual-weights")
+    with loading():
+        encoder = make_visual(name, weights, size, device)
+    origin.require(encoder, weights, "--visual-weights")
     _check_images(encoder, features, rows, folder)
     if image_size is None or image_size == size:
         return encoder
-    other = _load_images(name, weights, image_size, device)
+    with loading():
+        other = make_visual(name, weights, image_size, device)
     try:
         other.network.load_state_dict(encoder.network.state_dict())
     except RuntimeError as error:
@@ -88,23 +83,10 @@ def put_back_captions(features: CaptionSet, weights: str, device: str) -> Traina
         )
     from ..encoders.bert import BertEncoder
 
-    layer, special_tokens, max_tokens = text_options(identity).values()
     with loading():
-        encoder = BertEncoder(weights, device, layer, special_tokens, max_tokens)
-    _check(encoder.identity, features, weights, "--text-weights")
+        encoder = BertEncoder(weights, device, **text_settings(identity))
+    Origin.of(features).require(encoder, weights, "--text-weights")
     return encoder
-
-
-def extraction_words(encoders: Iterable[TrainableEncoder]) -> dict[str, Any]:
-    """Return how an extraction names these encoders, weights apart, in the words of `options.Options`."""
-    words: dict[str, Any] = {"visual": None, "text": None}
-    for encoder in encoders:
-        identity = encoder.identity
-        if identity["encoder"] == "bert":
-            words |= {"text": "bert", **text_options(identity)}
-        else:
-            words |= {"visual": identity["encoder"], "image_size": grid_side(identity)}
-    return words
 
 
 def image_folder(cache: FeatureCache, data_root: Path | None) -> Path:
@@ -142,47 +124,6 @@ def read_image(encoder: VisualEncoder, path: Path) -> Tensor:
 def unreadable(error: SampleError) -> SampleError:
     """Return the error of an image that the cache has and that is not there now, with what to do."""
     return SampleError(error.sample, f"{error.reason}; put the file back that was extracted, or check --data-root")
-
-
-def grid_side(identity: dict[str, Any]) -> int | None:
-    """Return the side of a grid encoder's input, pixels; None for what is no such encoder's."""
-    preprocessing = identity.get("preprocessing")
-    if not isinstance(preprocessing, dict):
-        return None
-    return preprocessing.get("crop", preprocessing.get("stretch"))
-
-
-def text_options(identity: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of an extraction with which a text encoder of this identity was made, weights apart."""
-    preprocessing, layer = identity["preprocessing"], identity["layer"]
-    return {
-        "text_layer": -1 if layer == "last_hidden_state" else int(layer.rpartition(".")[2]),
-        "special_tokens": preprocessing.get("special_tokens", True),
-        "max_tokens": preprocessing["max_length"],
-    }
-
-
-def remembered_weights(features: FeatureSet) -> str | None:
-    """Return ``imagenet`` or ``random:SEED`` if a set was made with these weights."""
-    weights = str(features.identity.get("weights", ""))
-    if weights.startswith("random:"):
-        return weights
-    asked = features.attributes.get("asked") or {}
-    return "imagenet" if asked.get("weights") == "imagenet" else None
-
-
-def _load_images(name: str, weights: str, size: int, device: str) -> Any:
-    with loading():
-        return make_visual(name, weights, size, device)
-
-
-def _check(identity: dict[str, Any], features: FeatureSet, weights: str, option: str) -> None:
-    differing = sorted(key for key in features.identity if identity.get(key) != features.identity[key])
-    if differing:
-        raise EncoderError(
-            f"'{weights}' is not what '{features.name}' was made with: {', '.join(differing)} differ"
-            f"{'s' if len(differing) == 1 else ''}; give those very weights as {option}"
-        )
 
 
 def _check_images(encoder: Any, features: ImageSet, rows: np.ndarray, folder: Path) -> None:

@@ -1,7 +1,6 @@
 """New pictures and captions, encoded as those of a feature set were: by the same network, weights and preprocessing."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -9,48 +8,14 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..cache import FeatureSet, fingerprint
 from ..data.regions import Regions, lay_out, shard_arrays
 from ..encoders import REGION_ENCODERS, TextEncoder, VisualEncoder, encoding, load_text, load_visual
 from ..errors import EncoderError, SampleError
 from .features import Features, pad, pad_ids
-from .reattachment import grid_side, remembered_weights, text_options
+from .origin import Origin, grid_side, text_settings
 
 BATCH = 32  # samples that go through an encoder at once
 Picture: TypeAlias = str | Path | Image.Image
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What made a feature set.
-
-    Attributes:
-        name: the set's.
-        kind: of the features.
-        identity: of the encoder, with all that decides the features.
-        dtype: that the features were rounded to.
-        weights: how the weights were named, where that is known and means the same everywhere.
-    """
-
-    name: str
-    kind: str
-    identity: dict[str, Any]
-    dtype: str
-    weights: str | None
-
-    @classmethod
-    def of(cls, features: FeatureSet) -> "Origin":
-        """Return the origin of a cached set."""
-        weights = remembered_weights(features)
-        asked = (features.attributes.get("asked") or {}).get("weights")
-        if features.identity.get("encoder") == "bert" and not str(asked).startswith("sha256:"):
-            weights = "bert-base-uncased"  # of the hub's models only the revision is written down; this is the default
-        return cls(features.name, features.kind, features.identity, features.dtype, weights)
-
-    @property
-    def fingerprint(self) -> str:
-        """The set's fingerprint."""
-        return fingerprint(self.identity, self.dtype)
 
 
 def image_encoder(origin: Origin, weights: str | None, device: str, trust: bool = False) -> VisualEncoder:
@@ -68,18 +33,14 @@ def image_encoder(origin: Origin, weights: str | None, device: str, trust: bool 
     identity = origin.identity
     if "preprocessing" not in identity:
         raise _imported(origin, "pictures")
-    weights = weights or origin.weights
-    if weights is None:
-        raise EncoderError(
-            f"'{origin.name}' was made with weights from a file; give that file as --visual-weights FILE"
-        )
+    weights = origin.weights_named(weights, "--visual-weights")
     name, frames, regions = str(identity["encoder"]), None, None
     if "frames" in identity:
         name, frames = name.removesuffix("-frames"), identity["frames"]["most"]
     if name in REGION_ENCODERS:
         regions = identity["regions"]["fewest"], identity["regions"]["most"]
     encoder = load_visual(name, weights, grid_side(identity) or 0, device, regions=regions, frames=frames, trust=trust)
-    _check(encoder.identity, origin, weights, "--visual-weights")
+    origin.require(encoder, weights, "--visual-weights")
     return encoder
 
 
@@ -96,15 +57,9 @@ def caption_encoder(origin: Origin, weights: str | None, device: str) -> TextEnc
     """
     if origin.identity.get("encoder") != "bert" or "preprocessing" not in origin.identity:
         raise _imported(origin, "captions")
-    weights = weights or origin.weights
-    if weights is None:
-        raise EncoderError(
-            f"'{origin.name}' was made with weights from a folder; give that folder, or the model's hub id, as"
-            " --text-weights HUB_ID|DIR"
-        )
-    options = {key.removeprefix("text_"): value for key, value in text_options(origin.identity).items()}
-    encoder = load_text(weights, device, **options)
-    _check(encoder.identity, origin, weights, "--text-weights")
+    weights = origin.weights_named(weights, "--text-weights")
+    encoder = load_text(weights, device, **text_settings(origin.identity))
+    origin.require(encoder, weights, "--text-weights")
     return encoder
 
 
@@ -185,15 +140,6 @@ def _laid_out(
     local, global_ = encoded
     length = np.full(len(local), local.shape[1])
     return {"local": local.astype(dtype), "global": global_.astype(dtype), "length": length}
-
-
-def _check(identity: dict[str, Any], origin: Origin, weights: str, option: str) -> None:
-    differing = sorted(key for key in origin.identity if identity.get(key) != origin.identity[key])
-    if differing or identity.keys() - origin.identity.keys():
-        raise EncoderError(
-            f"'{weights}' is not what '{origin.name}' was made with (its {', '.join(differing) or 'options'} differ);"
-            f" give those very weights as {option}"
-        )
 
 
 def _imported(origin: Origin, what: str) -> EncoderError:

@@ -1,6 +1,5 @@
 """The samples of a split that can be used: images and captions that could be read when they were extracted."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,23 +57,15 @@ class Split:
         return cls(image_set, caption_set, image_rows, caption_rows, owner, skipped)
 
     @property
-    def images(self) -> int:
-        """How many images are usable."""
-        return len(self.image_rows)
-
-    @property
-    def captions(self) -> int:
-        """How many captions are usable."""
-        return len(self.caption_rows)
-
-    @property
     def by_shard(self) -> bool:
         """Whether shards are read whole, as those of an object store, so that each is best finished with."""
         return not self.image_set.cache.store.is_local
 
     def blocks(self) -> np.ndarray:
         """Return the block of each image, int64: what a stream reads at once."""
-        return self.image_set.blocks.shard_of(self.image_rows) if self.by_shard else np.arange(self.images) // RUN
+        return (
+            self.image_set.blocks.shard_of(self.image_rows) if self.by_shard else np.arange(len(self.image_rows)) // RUN
+        )
 
     @property
     def shuffled(self) -> str:
@@ -84,43 +75,17 @@ class Split:
         length = self.image_set.blocks.length
         return f"in groups of {f'shards of {length} images' if self.by_shard else f'runs of {RUN} neighbours'}"
 
-    def ids(self) -> list[str]:
-        """Return the ids of the images."""
-        return _some(self.image_set.cache.ids, self.image_rows)
-
-    def file_names(self) -> list[str]:
-        """Return the images' file names, below their manifest's folder."""
-        return _some(self.image_set.cache.file_names, self.image_rows)
-
-    def texts(self) -> list[str]:
-        """Return the texts of the captions."""
-        return _some(self.image_set.cache.caption_texts, self.caption_rows)
-
     def require_joinable(self, other: "Split") -> None:
         """Raise CacheError where the features of `other` are not of the same encoders, or its words of other ones."""
-        where = f"{other.image_set.cache.url} cannot be joined to {self.image_set.cache.url}:"
-        if other.image_set.fingerprint != self.image_set.fingerprint:
-            raise CacheError(
-                f"{where} its images '{other.image_set.name}' are not of the encoder of '{self.image_set.name}';"
-                " extract them with the same options"
-            )
-        ours, theirs = self.caption_set, other.caption_set
-        if ours.vocabulary is not None and ours.vocabulary != theirs.vocabulary:
-            raise CacheError(
-                f"{where} its captions '{theirs.name}' have another vocabulary; tokenise them with the first's"
-            )
-        if ours.vocabulary is None and (theirs.vocabulary is not None or ours.fingerprint != theirs.fingerprint):
-            raise CacheError(
-                f"{where} its captions '{theirs.name}' are not of the encoder of '{ours.name}'; extract them with the"
-                " same options"
-            )
-
-
-def _some(read: Callable[[int, int], list[str]], rows: np.ndarray) -> list[str]:
-    """Return what `read` has for some ascending rows; it reads from a first row to a last."""
-    first = int(rows[0])
-    found = read(first, int(rows[-1]) + 1)
-    return [found[row - first] for row in rows.tolist()]
+        for ours, theirs, what in (
+            (self.image_set.fingerprint, other.image_set, "images"),
+            (self.caption_set.vocabulary or self.caption_set.fingerprint, other.caption_set, "captions"),
+        ):
+            if ours != (getattr(theirs, "vocabulary", None) or theirs.fingerprint):
+                raise CacheError(
+                    f"{theirs.cache.url} cannot be joined to {self.image_set.cache.url}: its {what} '{theirs.name}' are"
+                    " of another encoder or vocabulary; extract them with the same options"
+                )
 
 
 def _require_complete(features: FeatureSet, split: str) -> None:

@@ -130,7 +130,7 @@ def main(
         ways = " / ".join(f"{getattr(result, way)['R@1']:.2f}" for way in ("image_to_text", "text_to_image"))
         found = Run(run)
         click.echo(
-            f"| {run.name} | {len(found.metrics())} | {seconds.get(run.name, 0):.0f} | {found.info['best_epoch']} |"
+            f"| {run.name} | {len(found.metrics())} | {seconds.get(run.name, 0):.0f} | {found.info.best_epoch} |"
             f" {result.rsum:.2f} | {ways} |"
         )
     click.echo(f"tuned / longer: {totals['tuned'] / totals['longer']:.3f} of the RSUM, ties counted on average")

@@ -22,7 +22,7 @@ from training_reference import REFERENCES, OneByOne, on_device
 
 from xret.heads.model import FeatureFacts, feature_facts
 from xret.heads.recipes.recipe import Recipe, load_recipe
-from xret.heads.training.compilation import compile_parts
+from xret.heads.training.preparation import compile_parts
 from xret.pipeline.device import deterministic, pick_device
 from xret.pipeline.encoders import load_visual
 from xret.pipeline.errors import XretError

@@ -8,11 +8,10 @@ The run that comes of it has, beside what every run has, the weights of its best
                                  folder as `head`, and `backbones`: what ``xret extract --from-run`` needs to know
 
 `image_set`, `text_set` and `fingerprints` of run.json name the sets that such an extraction makes, so that an
-evaluation finds no others. `metrics.jsonl` goes on behind the head's lines.
+evaluation finds no others. `metrics.jsonl` goes on after the head's lines.
 """
 
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,37 +21,31 @@ from typing import Any
 import torch
 from torch import nn
 
-from ....pipeline.cache import fingerprint
-from ....pipeline.device import deterministic, pick_device, within_memory
+from ....pipeline.cache import FeatureCache, fingerprint
+from ....pipeline.device import pick_device, within_memory
 from ....pipeline.encoders import TrainableEncoder
 from ....pipeline.errors import OutOfMemory, RecipeError, RunError
 from ....pipeline.files import remove, writing
 from ....pipeline.reading.batches import Batches
 from ....pipeline.reading.end_to_end import end_to_end_batches
-from ....pipeline.reading.reattachment import (
-    extraction_words,
-    image_folder,
-    put_back_captions,
-    put_back_images,
-)
+from ....pipeline.reading.origin import extraction_words
+from ....pipeline.reading.reattachment import image_folder, put_back_captions, put_back_images
+from ....pipeline.reading.split import Split
 from ...model import build_losses
 from ...recipes.recipe import Recipe, load_recipe
-from ...runs.features import open_store, split_of_run
-from ...runs.run import Run, absolute, require_free, versions
-from ..compilation import compile_parts
+from ...runs.features import batches_of, caption_set_of_run, image_set_of_run, open_store
+from ...runs.info import RunInfo, absolute, versions
+from ...runs.run import Run, require_free
 from ..event_log import require_log
 from ..large_batches import require_whole_batches
-from ..objective import same_texts
-from ..optimisation import autocast_dtype, build_optimizer, moving_average, weights_of
-from ..preparation import batches_of, placement_of, refuse_other_order, require_splits
+from ..optimisation import build_optimizer, weights_of
+from ..preparation import open_run, placement_of, require_splits
 from ..ranks import require_one_process
 from ..state import TrainingState
-from ..training import TrainSummary, fit
+from ..training import Loop, TrainSummary
 from .reattached import EndToEndModel, EndToEndObjective
 
 BACKBONES = {"image": "image_backbone.safetensors", "text": "text_backbone"}  # in the run's folder
-SIDES = tuple(BACKBONES)
-_SETS = ("image_set", "text_set", "fingerprints")  # of run.json
 _FACTOR = 0.1  # of the learning rate, for a backbone whose recipe names none (VSE-infinity, appendix A.1)
 _FIXED = ("model", "adapter", "aggregator", "similarity")  # what the head's weights were trained for
 
@@ -72,7 +65,7 @@ def finetune(
 ) -> TrainSummary:
     """Put the backbones of a trained head back and train all of it from images and token ids, leaving a run at `out`.
 
-    It begins with the weights of the head's best epoch, the head's optimiser state and losses, and the epoch behind
+    It begins with the weights of the head's best epoch, the head's optimiser state and losses, and the epoch after
     its last; a moving average of all weights begins anew. What is not put back stays on the cache. Of a head that was
     trained on several stores, the first is taken. The same options give the same numbers on the same device, also
     where it was stopped and resumed.
@@ -87,7 +80,7 @@ def finetune(
         text_weights: folder or hub id of the text backbone; None: ``bert-base-uncased``.
         store: the feature cache; None: the run's own.
         device: ``auto``, ``cpu`` or ``cuda``.
-        resume: go on behind the last complete epoch of `out`. Starts it where there is nothing yet.
+        resume: go on after the last complete epoch of `out`. Starts it where there is nothing yet.
 
     Raises:
         RecipeError: the settings do not fit, or change what the head was trained for.
@@ -99,34 +92,28 @@ def finetune(
     if not resume:
         require_free(out)
     base = Run(run)
-    recipe, sides = _recipe(base, settings, reattach)
-    for side, given in (("image", visual_weights), ("text", text_weights)):
-        if given is not None and side not in sides:
-            raise RecipeError(f"the {side} backbone is not put back, so that its weights {given} have no effect")
+    recipe, put_back = _recipe(base, settings, reattach)
+    weights = {"image": visual_weights, "text": text_weights}
+    for name, given in weights.items():
+        if given is not None and name not in put_back:
+            raise RecipeError(f"the {name} backbone is not put back, so that its weights {given} have no effect")
     require_log(recipe.runtime.log)
     cache = open_store(base, store)
     require_splits(cache)
-    with _within_memory(target):
+    with _enough_memory(target):
         head = base.model(target)
-    before = base.load_state()
-    if before is None:
-        raise RunError(f"{run} has no state.pt to go on from; train the head with another --out")
-    if base.info.get("also"):
-        print(f"{run} was trained on several stores; {cache.url} alone is trained on from here.", file=sys.stderr)
-    first = before["epoch"]
-    if first >= recipe.schedule.epochs:
-        raise RunError(
-            f"{run} has trained to the end of its schedule, epoch {first}; say how many there shall be in all, for "
-            f"example --set schedule.epochs={first + 10}"
-        )
-    cached = split_of_run(base, cache, "train", head, target)  # for its feature sets
-    with _within_memory(target):
-        encoders = _put_back(base, recipe, sides, cached, data_root, (visual_weights, text_weights), target)
+    before = _state_of(base, recipe, cache)
+    cached = Split.of(image_set_of_run(base, cache), caption_set_of_run(base, cache), "train")
+    folder = image_folder(cache, data_root) if "image" in put_back else None
+    with _enough_memory(target):
+        encoders = _put_back(base, recipe, put_back, cached, folder, weights, target)
         model = EndToEndModel(head, encoders, recipe)
-        average = moving_average(model, recipe.optimizer.ema)
-    if recipe.data.chunk is not None:
-        require_whole_batches(head, "data.chunk")
-    folder = image_folder(cache, data_root) if "image" in sides else None
+        if recipe.data.chunk is not None:
+            require_whole_batches(head, "data.chunk")
+        losses = build_losses(recipe, base.text_facts).to(target)
+        losses.load_state_dict(before["losses"])
+        state = TrainingState.new(model, losses, _optimizer(base, before, recipe, model, losses), recipe, target)
+        state.epoch, state.step, state.best_epoch = before["epoch"], before["step"], before["epoch"]
     train_split, val_split = (
         end_to_end_batches(
             batches_of((cached.image_set, cached.caption_set), model, split, target, placement),
@@ -137,46 +124,13 @@ def finetune(
         )
         for split, placement in (("train", placement_of(out, recipe, resume)), ("val", "mapped"))
     )
-    losses = build_losses(recipe, base.text_facts).to(target)
-    losses.load_state_dict(before["losses"])
-    precision = autocast_dtype(recipe.runtime.precision, target)
-    scaler = torch.amp.GradScaler(target.type, enabled=precision is torch.float16)
-    state = TrainingState(model, losses, _optimizer(base, before, recipe, model, losses), scaler, average)
-    state.epoch, state.step, state.best_epoch = first, before["step"], first
-
-    facts = {
-        "manifest_sha256": cache.manifest_sha256,
-        "seed": base.info["seed"],
-        "finetuned": {"epoch": first, "reattach": list(sides), **{key: base.info[key] for key in _SETS}},
-    }
-    created = not (resume and Path(out).exists())
-    if created:
-        sets = {key: base.info[key] for key in _SETS}
-        info = {"store": absolute(cache.url), **facts, **sets, "head": absolute(str(base.path))}
-        dtype = cached.image_set.dtype if "image" in sides else cached.caption_set.dtype
-        info |= {"backbones": extraction_words(encoders.values()) | {"dtype": dtype}}
-        info |= {"device": str(target), "versions": versions(), "shuffled": train_split.shuffled}
-        info |= {"best_epoch": None, "best_rsum": None}
-        new = TunedRun.create(out, info, recipe, base.image_facts, base.text_facts, base.vocabulary)
-    else:
-        new = TunedRun(out)
-        new.refuse_difference(facts, recipe)
-        refuse_other_order(new, train_split, recipe)
-        new.record_store(absolute(cache.url))
-    saved = new.load_state()
-    if saved is not None:
-        state.load(saved)
-    else:
-        new.save_metrics(base.metrics()[:first])
-    epochs, started = state.epoch, time.perf_counter()
-    with new.alone(), new.removed_unless_begun(created), _within_memory(target), deterministic(target):
-        if recipe.runtime.compile:
-            compile_parts(model, target)
-        text_number = same_texts(train_split) if recipe.loss["exclude_same_text"] else None
-        objective = EndToEndObjective(recipe, model, losses, text_number=text_number, precision=precision)
-        fit(new, recipe, objective, state, train_split, val_split, base.info["seed"])
-    seconds = time.perf_counter() - started
-    return TrainSummary(str(out), state.epoch, state.epoch - epochs, state.best_epoch, state.best_rsum, seconds)
+    info = _facts_of(base, train_split, encoders, state.epoch)
+    new, created = open_run(TunedRun, out, info, recipe, train_split, resume=resume)
+    if not state.resume(new):
+        new.save_metrics(base.metrics()[: state.epoch])
+    with new.held(created), _enough_memory(target):
+        objective = EndToEndObjective.of(recipe, model, losses, train_split)
+        return Loop(new, objective, state, train_split, val_split).go_on()
 
 
 class TunedRun(Run):
@@ -184,18 +138,60 @@ class TunedRun(Run):
 
     def save_best(self, model: nn.Module) -> None:
         """Write the weights of the best epoch, and into `info` the names of the sets that the backbones will make."""
-        assert isinstance(model, EndToEndModel), "what is fine-tuned has backbones"
-        for side, backbone in model.backbones.items():
-            path, encoder = self.path / BACKBONES[side], backbone.encoder
+        assert isinstance(model, EndToEndModel) and self.info.backbones, "what is fine-tuned has backbones"
+        dtype = self.info.backbones["dtype"]
+        for key, backbone in model.backbones.items():
+            path, encoder = self.path / BACKBONES[key], backbone.encoder
             with writing(path, RunError, "make room, or take another --out") as partial:
                 encoder.save(partial)
                 if path.is_dir():  # a folder is not replaced in one step
                     remove(path)
-            identity = {**encoder.identity, "weights": encoder.weights_id()}
-            made = fingerprint(identity, self.info["backbones"]["dtype"])
-            self.info[f"{side}_set"] = f"{encoder.name}@{made[:8]}"
-            self.info["fingerprints"][side] = made
+            made = fingerprint({**encoder.identity, "weights": encoder.weights_id()}, dtype)
+            name: dict[str, Any] = {f"{key}_set": f"{encoder.name}@{made[:8]}"}
+            self.info = replace(self.info, fingerprints=self.info.fingerprints | {key: made}, **name)
         super().save_best(model.head)
+
+
+def _state_of(base: Run, recipe: Recipe, cache: FeatureCache) -> dict[str, Any]:
+    """Return the state that a head was left in, which its fine-tuning goes on from.
+
+    Raises:
+        RunError: it has none, or has trained to the end of the recipe's schedule.
+    """
+    state = base.load_state()
+    if state is None:
+        raise RunError(f"{base.path} has no state.pt to go on from; train the head with another --out")
+    if base.info.also:
+        print(f"{base.path} was trained on several stores; {cache.url} alone is trained on from here.", file=sys.stderr)
+    if state["epoch"] >= recipe.schedule.epochs:
+        raise RunError(
+            f"{base.path} has trained to the end of its schedule, epoch {state['epoch']}; say how many there shall be"
+            f" in all, for example --set schedule.epochs={state['epoch'] + 10}"
+        )
+    return state
+
+
+def _facts_of(base: Run, split: Batches, encoders: dict[str, TrainableEncoder], epoch: int) -> RunInfo:
+    """Return what is known of a fine-tuning on `split` before its first epoch, of a head after `epoch` epochs."""
+    cache, before = split.image_set.cache, base.info
+    sets: dict[str, Any] = {
+        "image_set": before.image_set,
+        "text_set": before.text_set,
+        "fingerprints": before.fingerprints,
+    }
+    dtype = (split.image_set if "image" in encoders else split.caption_set).dtype
+    return RunInfo(
+        store=absolute(cache.url),
+        manifest_sha256=cache.manifest_sha256,
+        seed=before.seed,
+        finetuned={"epoch": epoch, "reattach": [name for name in BACKBONES if name in encoders], **sets},
+        head=absolute(str(base.path)),
+        backbones=extraction_words(encoders.values()) | {"dtype": dtype},
+        device=str(split.device),
+        versions=versions(),
+        shuffled=split.shuffled,
+        **sets,
+    )
 
 
 def _optimizer(
@@ -204,15 +200,15 @@ def _optimizer(
     """Return the head's optimiser with the state that its training left, and groups for the backbones."""
     before = build_optimizer(model, losses, base.recipe.optimizer)
     saved = state["optimizer"]
-    groups = saved["param_groups"][: len(before.param_groups)]  # behind them come a fine-tuned run's backbones
+    groups = saved["param_groups"][: len(before.param_groups)]  # after them come a fine-tuned run's backbones
     ours = {number for group in groups for number in group["params"]}
     before.load_state_dict(
         {"param_groups": groups, "state": {number: s for number, s in saved["state"].items() if number in ours}}
     )
     optimizer = build_optimizer(model, losses, recipe.optimizer)
     optimizer.state.update({p: before.state[p] for p in weights_of(model, losses) if p in before.state})
-    for side, backbone in model.backbones.items():
-        factor, frozen = (getattr(recipe.finetune, f"{side}_{what}") for what in ("lr", "frozen"))
+    for name, backbone in model.backbones.items():
+        factor, frozen = (getattr(recipe.finetune, f"{name}_{what}") for what in ("lr", "frozen"))
         matrices = [p for p in backbone.parameters() if p.ndim > 1]
         others = [p for p in backbone.parameters() if p.ndim <= 1]
         for parameters, decay in ((matrices, recipe.optimizer.weight_decay), (others, 0.0)):
@@ -221,7 +217,7 @@ def _optimizer(
 
 
 def _recipe(base: Run, settings: Sequence[str], reattach: Sequence[str]) -> tuple[Recipe, tuple[str, ...]]:
-    """Return the run's recipe, changed, and which sides are put back.
+    """Return the run's recipe, changed, and which backbones are put back.
 
     Raises:
         RecipeError: the settings do not fit, change what the head was trained for, or nothing would be put back.
@@ -235,45 +231,45 @@ def _recipe(base: Run, settings: Sequence[str], reattach: Sequence[str]) -> tupl
         raise RecipeError(
             f"the head of {base.path} is trained, so that {' and '.join(changed)} cannot change; train another head"
         )
-    unknown = [side for side in reattach if side not in SIDES]
-    if unknown:
+    if set(reattach) - set(BACKBONES):
         raise RecipeError(f"--reattach takes image, text or image,text, not '{','.join(reattach)}'")
-    sides = tuple(side for side in SIDES if side in reattach or (not reattach and now["finetune"][f"{side}_lr"] > 0))
-    if not sides:
+    learns = {name: now["finetune"][f"{name}_lr"] > 0 for name in BACKBONES}
+    put_back = tuple(name for name in BACKBONES if name in reattach or (not reattach and learns[name]))
+    if not put_back:
         raise RecipeError(
             f"the recipe of {base.path} says of no backbone that it learns; say which to put back with --reattach"
             " image, text or image,text"
         )
-    missing: dict[str, Any] = {f"{side}_lr": _FACTOR for side in sides if now["finetune"][f"{side}_lr"] == 0}
+    missing: dict[str, Any] = {f"{name}_lr": _FACTOR for name in put_back if not learns[name]}
     if missing:
         names = " and ".join(f"finetune.{key}" for key in missing)
         print(f"{names}: the recipe has none; {_FACTOR} times the head's learning rate is taken.", file=sys.stderr)
-    return replace(recipe, finetune=replace(recipe.finetune, **missing)), sides
+    return replace(recipe, finetune=replace(recipe.finetune, **missing)), put_back
 
 
 def _put_back(
     base: Run,
     recipe: Recipe,
-    sides: Sequence[str],
-    cached: Batches,
-    data_root: Path | None,
-    weights: tuple[str | None, str | None],
+    put_back: Sequence[str],
+    cached: Split,
+    folder: Path | None,
+    weights: dict[str, str | None],
     target: torch.device,
 ) -> dict[str, TrainableEncoder]:
     """Return the encoders that made the sets of `cached`; a head that was fine-tuned before has weights of its own."""
-    own = [str(base.path / name) if (base.path / name).exists() else None for name in BACKBONES.values()]
-    visual, text = (given or found for given, found in zip(weights, own, strict=True))
+    own = {name: str(path) for name, file in BACKBONES.items() if (path := base.path / file).exists()}
+    visual, text = (weights[name] or own.get(name) for name in ("image", "text"))
     encoders: dict[str, TrainableEncoder] = {}
-    if "text" in sides:
+    if "text" in put_back:
         encoders["text"] = put_back_captions(cached.caption_set, text or "bert-base-uncased", str(target))
-    if "image" in sides:
-        folder, size = image_folder(cached.image_set.cache, data_root), recipe.finetune.image_size
+    if folder is not None:
+        size = recipe.finetune.image_size
         encoders["image"] = put_back_images(cached.image_set, cached.image_rows, folder, visual, str(target), size)
     return encoders
 
 
 @contextmanager
-def _within_memory(target: torch.device) -> Iterator[None]:
+def _enough_memory(target: torch.device) -> Iterator[None]:
     try:
         with within_memory(target):
             yield

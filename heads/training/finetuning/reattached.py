@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from ....pipeline.encoders import TrainableEncoder
+from ....pipeline.encoders.base import TrainableEncoder
 from ....pipeline.reading.batches import Batch, Features
 from ...model import Branch, Model
 from ...modules.aggregators import Aggregated
@@ -116,10 +116,10 @@ class EndToEndModel(Model):
         tuned, augment = recipe.finetune, recipe.augment
         # What masking leaves out of a caption takes the place of rows that are dropped.
         drops = {"image": augment.image, "text": 0.0 if tuned.mask_words else augment.text}
-        backbones = {side: Backbone(encoder, tuned.checkpointing) for side, encoder in encoders.items()}
+        backbones = {name: Backbone(encoder, tuned.checkpointing) for name, encoder in encoders.items()}
         branches = {"image": head.image, "text": head.text}
-        for side, backbone in backbones.items():
-            branches[side] = Reattached(branches[side], backbone, drops[side])
+        for name, backbone in backbones.items():
+            branches[name] = Reattached(branches[name], backbone, drops[name])
         super().__init__(branches["image"], branches["text"], head.compare)
         self.backbones = backbones
         self._head = (head,)  # in a tuple it is no module of this one, whose weights would have two names
@@ -141,15 +141,15 @@ class EndToEndModel(Model):
 
     def freeze(self, tuned: Finetune, epoch: int) -> None:
         """Let each backbone learn in `epoch`, counted from 0, or not, as the recipe says."""
-        for side, backbone in self.backbones.items():
-            learns = epoch >= getattr(tuned, f"{side}_frozen")
+        for name, backbone in self.backbones.items():
+            learns = epoch >= getattr(tuned, f"{name}_frozen")
             if learns != backbone.learns:
                 backbone.learns = learns
                 backbone.train(self.training)
 
 
 class EndToEndObjective(Objective):
-    """The loss of a recipe with backbones in the loop: some are frozen at first, and each drops rows behind itself."""
+    """The loss of a recipe with backbones in the loop: some are frozen at first, each drops rows of its own."""
 
     def __init__(self, recipe: Recipe, model: EndToEndModel, losses: nn.ModuleDict, **how: Any) -> None:
         put_back = dict.fromkeys(model.backbones, 0.0)
@@ -157,6 +157,6 @@ class EndToEndObjective(Objective):
         self.end_to_end = model
 
     def __call__(self, batch: Batch, now: float) -> Tensor:
-        """Return the loss of a batch and behind it its terms, as `Objective` does."""
+        """Return the loss of a batch followed by its terms, as `Objective` does."""
         self.end_to_end.freeze(self.recipe.finetune, int(now))
         return super().__call__(batch, now)

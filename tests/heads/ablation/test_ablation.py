@@ -45,7 +45,7 @@ def test_a_cell_is_a_run_and_its_table(whole):
     for entry in entries:
         run = Path(entry.run)
         assert run == out / f"loss.triplet.margin={entry.cell['loss.triplet.margin']}" / f"seed={entry.seed}"
-        assert Run(run).info["seed"] == entry.seed
+        assert Run(run).info.seed == entry.seed
         assert Run(run).recipe.loss["triplet"]["margin"] == entry.cell["loss.triplet.margin"]
         (result,) = json.loads((run / "eval.json").read_text())["results"]
         assert (
@@ -64,7 +64,7 @@ def test_a_set_that_came_meanwhile_stops_no_ablation(stores, whole, tmp_path):
     (own,) = FeatureCache.open(str(store)).set_names("images")
     shutil.copytree(store / "images" / own, store / "images" / "other@00000000")
     more = ablated(str(store), plan_of(), out, seeds=3, device="cpu")
-    assert {Run(entry.run).info["image_set"] for entry in more} == {own}
+    assert {Run(entry.run).info.image_set for entry in more} == {own}
     assert len(more) == 6
     with pytest.raises(CacheError, match="several feature sets"):
         ablated(str(store), plan_of(), tmp_path / "new", device="cpu")
@@ -93,7 +93,7 @@ def test_another_split_is_evaluated_without_training(stores, whole, monkeypatch)
     other = ablated(stores(), plan_of(), out, seeds=1, device="cpu", split="val")
     for entry in other:
         run = Run(entry.run)
-        assert entry.rsum == pytest.approx(run.info["best_rsum"])
+        assert entry.rsum == pytest.approx(run.info.best_rsum)
         assert len(run.metrics()) == 2
     assert numbers(ablated(stores(), plan_of(), out, seeds=2, device="cpu")) == numbers(entries)
 

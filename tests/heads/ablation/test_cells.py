@@ -93,7 +93,7 @@ def test_processes_that_are_started_share_the_memory_of_the_features(stores, tmp
     for key, column in ours._columns.items():
         column.table[0] = 7
         assert (theirs._columns[key].table[0] == 7).all()
-        assert torch.equal(column.fetch(np.array([2, 1])), theirs._columns[key].fetch(np.array([2, 1])))
+        assert torch.equal(column.fetch(np.array([2, 1]))(), theirs._columns[key].fetch(np.array([2, 1]))())
 
 
 def test_too_little_shared_memory_is_a_sentence(stores, tmp_path, monkeypatch):

@@ -341,7 +341,7 @@ def test_what_is_not_judged_is_refused_before_it_is_embedded(setdiv, store, tmp_
 def test_words_of_another_store_are_read_with_the_vocabulary_of_the_run(setdiv, folder):
     other = make_store(folder / "other.zarr", test=20, words="unheard")
     cache, run = FeatureCache.open(other), Run(setdiv)
-    assert cache.caption_set().fingerprint != run.info["fingerprints"]["text"]
+    assert cache.caption_set().fingerprint != run.info.fingerprints["text"]
     result = evaluate([setdiv], store=other, device="cpu")
     similarity, owner = plain_similarity(setdiv, other)
     assert result.stores == (other,)
@@ -353,7 +353,7 @@ def test_features_that_are_not_those_of_the_run_are_refused(setdiv, store, folde
     other = make_store(folder / "weights.zarr", weights="b")
     with pytest.raises(RunError) as caught:
         evaluate([setdiv], store=other, device="cpu")
-    needed, there = Run(setdiv).info["image_set"], FeatureCache.open(other).image_set().name
+    needed, there = Run(setdiv).info.image_set, FeatureCache.open(other).image_set().name
     assert f"needs the feature set '{needed}' of images, and {other} has {there}" in str(caught.value)
     states = make_store(folder / "states.zarr", text="tokens")
     train(states, recipe_of("vsepp"), folder / "states", device="cpu")

@@ -169,7 +169,7 @@ def test_a_page_of_two_runs(two, run):
     assert "Comparison of the runs" in outline.text
     assert "no pictures" not in outline.text
     assert "12 images, 30 captions (2.50 an image), 0 skipped, ties pessimistic" in outline.text
-    best = Run(run("setdiv")).info["best_rsum"]
+    best = Run(run("setdiv")).info.best_rsum
     assert f"validation RSUM {best:.2f}" in outline.text
 
 

@@ -44,7 +44,7 @@ def test_failed_images_and_their_captions_are_left_out(run, tmp_path):
 
 
 def test_embeddings_are_made_when_they_are_asked_for(run):
-    gallery = open_gallery(run, run.info["store"], "val")
+    gallery = open_gallery(run, run.info.store, "val")
     assert not {"images", "captions"} & vars(gallery).keys()
     assert gallery.images is gallery.images
     assert "captions" not in vars(gallery)
@@ -53,15 +53,15 @@ def test_embeddings_are_made_when_they_are_asked_for(run):
 def test_files_are_found_below_the_folder_of_the_images(run, tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images/0.jpg").touch()
-    gallery = open_gallery(run, run.info["store"], data_root=tmp_path)
+    gallery = open_gallery(run, run.info.store, data_root=tmp_path)
     assert gallery.image_path(3) == tmp_path / "images/63.jpg"
     with pytest.raises(CacheError, match="give their folder as --data-root"):
-        open_gallery(run, run.info["store"]).image_path(0)
+        open_gallery(run, run.info.store).image_path(0)
 
 
 @pytest.mark.parametrize("name", ["../72.jpg", "/etc/passwd", "a/../../b.jpg"])
 def test_no_file_outside_the_folder_is_named(run, tmp_path, monkeypatch, name):
-    gallery = open_gallery(run, run.info["store"], data_root=tmp_path)
+    gallery = open_gallery(run, run.info.store, data_root=tmp_path)
     gallery.file_names[0] = name
     with pytest.raises(CacheError, match="lies outside its folder"):
         gallery.image_path(0)
@@ -69,12 +69,12 @@ def test_no_file_outside_the_folder_is_named(run, tmp_path, monkeypatch, name):
 
 def test_a_split_that_is_not_there_is_refused(run):
     with pytest.raises(CacheError, match=r"no split 'tset'; it has train, val, test"):
-        open_gallery(run, run.info["store"], "tset")
+        open_gallery(run, run.info.store, "tset")
 
 
 def test_ids_belong_to_the_rows_of_the_store(run):
-    gallery = open_gallery(run, run.info["store"], "val")
-    cache = FeatureCache.open(run.info["store"])
+    gallery = open_gallery(run, run.info.store, "val")
+    cache = FeatureCache.open(run.info.store)
     first, last = cache.splits["val"]
     assert gallery.image_ids == cache.ids(first, last)
     rows = np.arange(cache.captions)[cache.caption_set().rows_of("val")]

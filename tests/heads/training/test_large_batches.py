@@ -15,7 +15,7 @@ from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.large_batches import embed_in_parts
 from xret.heads.training.objective import Objective
 from xret.heads.training.training import train
-from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache import FeatureCache
 from xret.pipeline.errors import RecipeError
 from xret.pipeline.reading.batches import stored_batches
 

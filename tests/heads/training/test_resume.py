@@ -16,7 +16,7 @@ from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training.objective import Objective
 from xret.heads.training.training import train
-from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache import FeatureCache
 from xret.pipeline.cache.lease import locked
 from xret.pipeline.errors import CacheError, RunError
 
@@ -49,7 +49,7 @@ def store(tmp_path_factory):
 def outcome(run):
     """All that must repeat: metrics without times, best epoch, weights, state."""
     lines = [{key: value for key, value in line.items() if key != "seconds"} for line in Run(run).metrics()]
-    best = {key: value for key, value in Run(run).info.items() if key.startswith("best")}
+    best = Run(run).info.best_epoch, Run(run).info.best_rsum
     return lines, best, load_file(run / "model.safetensors"), torch.load(run / "state.pt", weights_only=True)
 
 
@@ -235,7 +235,7 @@ def test_a_set_that_came_meanwhile_stops_no_run(store, tmp_path):
     with pytest.raises(CacheError, match="several feature sets"):
         train(store, recipe, tmp_path / "new", device="cpu")
     assert train(store, recipe, tmp_path / "run", device="cpu", resume=True).trained == 0
-    named = recipe_of("setdiv", STEADY, f"data.image={Run(tmp_path / 'run').info['image_set']}")
+    named = recipe_of("setdiv", STEADY, f"data.image={Run(tmp_path / 'run').info.image_set}")
     assert train(store, named, tmp_path / "run", device="cpu", resume=True).trained == 0
     with pytest.raises(RunError, match=r"begun otherwise: .*image_set is grid.* there and other@00000000 now"):
         train(store, recipe_of("setdiv", STEADY, "data.image=other"), tmp_path / "run", device="cpu", resume=True)

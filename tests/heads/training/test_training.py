@@ -29,7 +29,7 @@ from xret.heads.runs.run import Run
 from xret.heads.training.objective import same_text, same_texts
 from xret.heads.training.optimisation import build_optimizer, drop_frozen, learning_rate, warmup
 from xret.heads.training.training import train
-from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache import FeatureCache
 from xret.pipeline.errors import CacheError, RecipeError, RunError, VectorsError
 from xret.pipeline.reading.batches import Batches, stored_batches
 
@@ -53,7 +53,7 @@ def store(tmp_path_factory):
 def numbers(run):
     """All that must repeat: metrics without times, weights, state, best epoch."""
     lines = [{k: v for k, v in line.items() if k != "seconds"} for line in Run(run).metrics()]
-    info = {k: v for k, v in Run(run).info.items() if k.startswith("best")}
+    info = Run(run).info.best_epoch, Run(run).info.best_rsum
     state = torch.load(run / "state.pt", weights_only=True)
     return lines, info, load_file(run / "model.safetensors"), state
 
@@ -114,7 +114,7 @@ def test_the_run_folder(uninterrupted, store):
 
 def test_the_best_epoch_is_what_is_evaluated(uninterrupted):
     result = evaluate([uninterrupted], split="val", device="cpu").results[0]
-    assert result.rsum == pytest.approx(Run(uninterrupted).info["best_rsum"])
+    assert result.rsum == pytest.approx(Run(uninterrupted).info.best_rsum)
 
 
 def test_the_loss_of_the_first_batch_is_that_of_the_recipe(store, tmp_path):
@@ -190,7 +190,7 @@ def test_a_complete_run_is_left_alone(store, uninterrupted):
     before = numbers(uninterrupted)
     summary = train(store, recipe_of(), uninterrupted, device="cpu", seed=3, resume=True)
     assert (summary.epochs, summary.trained) == (3, 0)
-    assert summary.best_rsum == Run(uninterrupted).info["best_rsum"]
+    assert summary.best_rsum == Run(uninterrupted).info.best_rsum
     assert_equal(numbers(uninterrupted), before)
 
 
@@ -237,27 +237,27 @@ def test_similarities_that_are_not_finite_get_the_same_hint(store, tmp_path):
 
 
 def test_a_failure_before_the_first_epoch_is_complete_leaves_nothing(store, tmp_path, monkeypatch):
-    spoilt = recipe_of("setdiv", 2, "optimizer.lr=1e30", "optimizer.clip=null")
+    diverging = recipe_of("setdiv", 2, "optimizer.lr=1e30", "optimizer.clip=null")
     for resume in (False, True):
         with pytest.raises(RunError, match="not finite"):
-            train(store, spoilt, tmp_path / "run", device="cpu", resume=resume)
+            train(store, diverging, tmp_path / "run", device="cpu", resume=resume)
         assert list(tmp_path.iterdir()) == []
     assert train(store, recipe_of("vsepp", 1), tmp_path / "run", device="cpu").trained == 1
 
 
 def test_a_failure_after_an_epoch_or_of_a_resumed_run_removes_nothing(store, tmp_path, monkeypatch):
-    from xret.heads.training import training
+    from xret.heads.training.training import Loop
 
-    original, left = training.validation, []
+    original, left = Loop._validate, []
 
-    def validation(*arguments):
+    def validate(*arguments):
         if not left:
             raise KeyError
         if left.pop() == "interrupt":
             raise KeyboardInterrupt
         return original(*arguments)
 
-    monkeypatch.setattr(training, "validation", validation)
+    monkeypatch.setattr(Loop, "_validate", validate)
     left[:] = ["interrupt"]
     with pytest.raises(KeyboardInterrupt):
         train(store, recipe_of(), tmp_path / "run", device="cpu")

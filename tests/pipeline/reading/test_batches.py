@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache import FeatureCache
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import Options, extract

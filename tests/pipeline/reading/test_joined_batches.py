@@ -7,7 +7,7 @@ from small_batches import assert_equal, batches_of
 from small_store import make_store
 
 from xret.heads.runs.features import RetokenizedCaptions
-from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache import FeatureCache
 from xret.pipeline.errors import CacheError
 from xret.pipeline.reading.batches import joined_batches, stored_batches
 from xret.pipeline.reading.features import Features, concatenate
@@ -84,10 +84,10 @@ def test_features_of_different_lengths_are_padded_to_the_longest():
 
 def test_what_differs_is_not_joined(two, tmp_path):
     first, second = (batches_of(cache, "mapped", WORDS) for cache in two)
-    with pytest.raises(CacheError, match=r"b\.zarr cannot be joined .* another vocabulary"):
+    with pytest.raises(CacheError, match=r"b\.zarr cannot be joined .* its captions .* another encoder or vocabulary"):
         joined_batches([first, second])
     other = FeatureCache.open(make_store(tmp_path / "c.zarr", train=20, weights="b"))
-    with pytest.raises(CacheError, match=r"c\.zarr cannot be joined to .*a\.zarr: its images .* not of the encoder"):
+    with pytest.raises(CacheError, match=r"c\.zarr cannot be joined to .*a\.zarr: its images .* of another encoder"):
         joined_batches([first, batches_of(other, "mapped", WORDS)])
     tokens = FeatureCache.open(make_store(tmp_path / "d.zarr", train=20, text="tokens"))
     with pytest.raises(CacheError, match="its captions 'words@"):

@@ -7,14 +7,15 @@ import pytest
 import torch
 from small_bert import save_bert
 
-from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache import FeatureCache
 from xret.pipeline.cache.layout import open_for_writing
 from xret.pipeline.data.samples import Caption, ImageSample, Samples
 from xret.pipeline.encoders.bert import BertEncoder
 from xret.pipeline.encoders.detectors.butd import ButdGridEncoder
 from xret.pipeline.encoders.grid import GridEncoder
 from xret.pipeline.errors import CacheError, EncoderError, ManifestError
-from xret.pipeline.reading.reattachment import extraction_words, image_folder, put_back_images
+from xret.pipeline.reading.origin import extraction_words
+from xret.pipeline.reading.reattachment import image_folder, put_back_images
 
 TEXTS = ["a picture of thing 1 2", "", "number 30"]
 
@@ -115,6 +116,7 @@ def test_what_cannot_be_put_back_says_why(kind, identity, error, match, tmp_path
     features = SimpleNamespace(
         kind=kind,
         identity=identity,
+        dtype="float16",
         name="set@1",
         cache=SimpleNamespace(url="s.zarr"),
         attributes={"asked": {"weights": "sha256:1"}},

@@ -11,9 +11,9 @@ from xret.pipeline.data.regions import Regions
 from xret.pipeline.encoders import registry
 from xret.pipeline.encoders.words import WordsEncoder
 from xret.pipeline.errors import EncoderError, SampleError
+from xret.pipeline.reading.origin import Origin
 from xret.pipeline.reading.reencoding import (
     BATCH,
-    Origin,
     caption_encoder,
     encode_captions,
     encode_images,

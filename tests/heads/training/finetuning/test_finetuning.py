@@ -20,7 +20,7 @@ from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import finetune
 from xret.heads.training.finetuning.reattached import Backbone
 from xret.heads.training.training import train
-from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache import FeatureCache
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.encoders.bert import BertEncoder
 from xret.pipeline.encoders.grid import GridEncoder
@@ -120,10 +120,10 @@ def state_of(run):
     ],
 )
 def test_with_frozen_backbones_the_first_step_is_the_caches(made, tune, text, sides, name, dtype, tolerance):
-    """The third epoch, of one step, from the cache and with the backbones in the loop: loss, and weights behind it."""
+    """The third epoch, of one step, from the cache and with the backbones in the loop: loss, and weights after it."""
     words = {"text": text, "dtype": dtype, "name": name, "visual": "resnet18"}
     base, whole = made.head(epochs=2, **words), made.head(epochs=3, **words)
-    if Run(base).info["best_epoch"] != 2:  # fine-tuning begins with the best weights; here those are to be the last
+    if Run(base).info.best_epoch != 2:  # fine-tuning begins with the best weights; here those are to be the last
         base = with_last_weights(base)
     tuned = tune(base, sides, *FROZEN)
     expected, found = Run(whole).metrics()[2], Run(tuned).metrics()[2]
@@ -245,22 +245,22 @@ def test_the_result_is_a_run_that_is_extracted_and_evaluated(made, tune):
     extract(load_manifest(made.manifest), store, options)
     cache = FeatureCache.open(store)
     for side, features in (
-        ("image", cache.image_set(info["image_set"])),
-        ("text", cache.caption_set(info["text_set"])),
+        ("image", cache.image_set(info.image_set)),
+        ("text", cache.caption_set(info.text_set)),
     ):
-        assert features.fingerprint == info["fingerprints"][side] != info["finetuned"]["fingerprints"][side]
+        assert features.fingerprint == info.fingerprints[side] != info.finetuned["fingerprints"][side]
     result = evaluate([tuned], split="val", device="cpu").results[0]
-    assert result.rsum == pytest.approx(info["best_rsum"])
+    assert result.rsum == pytest.approx(info.best_rsum)
     # And once more: a tuned run is tuned further, with its own weights.
     again = tune(tuned, [], "schedule.epochs=4", out="again", text_weights=None)
-    assert Run(again).info["finetuned"]["image_set"] == info["image_set"]
-    assert Run(again).info["best_epoch"] == 4
+    assert Run(again).info.finetuned["image_set"] == info.image_set
+    assert Run(again).info.best_epoch == 4
 
 
 def test_images_on_the_cache_beside_a_text_backbone(made, tune):
     tuned = tune(made.head(), ["text"], data_root=None)
     assert words_of_run(tuned)["visual"] is None
-    assert Run(tuned).info["image_set"] == Run(made.head()).info["image_set"]
+    assert Run(tuned).info.image_set == Run(made.head()).info.image_set
     assert not (tuned / "image_backbone.safetensors").exists()
 
 
@@ -269,7 +269,7 @@ def test_another_resolution(made, tune):
     assert words_of_run(tuned)["image_size"] == 96
     encoder = GridEncoder(SMALLEST, str(tuned / "image_backbone.safetensors"), 96, "cpu")
     assert encoder.rows == 9
-    assert Run(tuned).info["best_epoch"] == 3
+    assert Run(tuned).info.best_epoch == 3
 
 
 def test_stopped_within_an_epoch_and_resumed_it_is_as_if_never_stopped(made, tune, monkeypatch):
@@ -302,19 +302,19 @@ def test_stopped_within_an_epoch_and_resumed_it_is_as_if_never_stopped(made, tun
 
 
 def test_the_moving_average_of_head_and_backbone_is_kept(made, tune):
-    """Epochs of one step: behind the first the average is the weights, behind the second it has moved towards them."""
+    """Epochs of one step: after the first the average is the weights, after the second it has moved towards them."""
     words = [made.head("words"), ["image"], "finetune.image_lr=1", "optimizer.ema=0.75"]
     one, two = (state_of(tune(*words, f"schedule.epochs={epochs}", out=str(epochs))) for epochs in (3, 4))
     moved = 0
     for key, before in one["model"].items():
         assert torch.equal(one["average"][f"module.{key}"], before)
-        average, behind = two["average"][f"module.{key}"], two["model"][key]
+        average, after = two["average"][f"module.{key}"], two["model"][key]
         if before.is_floating_point():
-            torch.testing.assert_close(average, 0.75 * before + 0.25 * behind)
-            moved += key.startswith("image.backbone.") and not torch.equal(average, behind)
+            torch.testing.assert_close(average, 0.75 * before + 0.25 * after)
+            moved += key.startswith("image.backbone.") and not torch.equal(average, after)
     assert moved
     run = tune(*words, "schedule.epochs=4", out="4", resume=True)
-    kept = {3: one, 4: two}[Run(run).info["best_epoch"]]["average"]
+    kept = {3: one, 4: two}[Run(run).info.best_epoch]["average"]
     backbone, head = (load_file(run / name) for name in ("image_backbone.safetensors", "model.safetensors"))
     for key, value in kept.items():
         name = key.removeprefix("module.")
@@ -345,10 +345,18 @@ def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
         ["image"],
         "schedule.epochs=2",
     )
-    weights = r"'random:1' is not what 'mobilenet_v3_small@\w+' was made with: weights differs; .* --visual-weights"
+    weights = (
+        r"'random:1' is not what 'mobilenet_v3_small@\w+' was made with \(its weights differ\); .* --visual-weights"
+    )
     fail(tune, made, EncoderError, weights, ["image"], visual_weights="random:1")
     fail(
-        tune, made, EncoderError, r"weights differs; .* --text-weights", ["text"], text="bert", text_weights=str(other)
+        tune,
+        made,
+        EncoderError,
+        r"its weights differ\); .* --text-weights",
+        ["text"],
+        text="bert",
+        text_weights=str(other),
     )
     fail(tune, made, CacheError, r"give their folder as --data-root DIR", ["image"], data_root=tmp_path)
     fail(tune, made, CacheError, r"it is not known where they are; .*--data-root", ["image"], data_root=None)

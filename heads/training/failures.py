@@ -19,14 +19,14 @@ STEPS = 100  # as long must the loss sit there
 NEAR = 0.01  # of the constant
 
 
-class CollapseWatch:
+class CollapseDetector:
     """Sees whether a triplet loss with hardest negatives sits at its constant: all similarities of a batch are equal.
 
     The hinge of every pair is then the margin, in both directions: 2 x margin in the mean, as many times as there are
     pairs in the sum (known of VSE++'s, PVSE's and DivE's public code).
 
     Args:
-        losses: the terms; without such a triplet loss nothing is watched.
+        losses: the terms; without such a triplet loss nothing is looked for.
     """
 
     def __init__(self, losses: nn.ModuleDict) -> None:
@@ -35,7 +35,7 @@ class CollapseWatch:
         self.warned = False
 
     def constant(self, pairs: int) -> float | None:
-        """Return the loss of a batch with so many positive pairs if all similarities are equal; None: not watched."""
+        """Return the loss of a batch with so many positive pairs if all similarities are equal; None: it has none."""
         loss = self.triplet
         # While all negatives count, an untrained head is near that constant too, and gets away from it.
         if loss is None or loss.negatives != "hardest" or loss.epoch < loss.warmup_epochs or not loss.margin:

@@ -12,8 +12,8 @@ from torch import nn
 from xret.heads.modules.losses import Diversity, Triplet
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
+from xret.heads.training.failures import STEPS, CollapseDetector, enough_memory
 from xret.heads.training.training import train
-from xret.heads.training.watching import STEPS, CollapseWatch, enough_memory
 from xret.pipeline.cache import ImageSet
 from xret.pipeline.errors import OutOfMemory, RunError
 
@@ -34,23 +34,23 @@ def positives(images, captions):
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_the_constant_is_the_loss_of_equal_similarities(reduction):
     loss = Triplet(margin=0.3, reduction=reduction)
-    watch = CollapseWatch(nn.ModuleDict({"diversity": Diversity(), "triplet": loss}))
+    detector = CollapseDetector(nn.ModuleDict({"diversity": Diversity(), "triplet": loss}))
     value = loss(torch.full((4, 12), 0.7), positives(4, 3), None, None)
-    assert watch.constant(pairs=12) == pytest.approx(value.item())
+    assert detector.constant(pairs=12) == pytest.approx(value.item())
     values = torch.tensor([9.0, 9.0, value])
-    assert watch.steps_at_constant(values, 12, before=4) == 5
-    assert watch.steps_at_constant(values * 1.005, 12, before=4) == 5  # hardest negatives lie a little above
-    assert watch.steps_at_constant(values * 1.02, 12, before=4) == 0
-    assert watch.steps_at_constant(values * 0.98, 12, before=4) == 0
+    assert detector.steps_at_constant(values, 12, before=4) == 5
+    assert detector.steps_at_constant(values * 1.005, 12, before=4) == 5  # hardest negatives lie a little above
+    assert detector.steps_at_constant(values * 1.02, 12, before=4) == 0
+    assert detector.steps_at_constant(values * 0.98, 12, before=4) == 0
 
 
 def test_all_negatives_are_not_watched():
     warming = Triplet(warmup_epochs=2)
     for loss, watched in ((Triplet(negatives="all"), False), (Triplet(margin=0.0), False), (warming, False)):
-        assert (CollapseWatch(nn.ModuleDict({"triplet": loss})).constant(3) is not None) is watched
+        assert (CollapseDetector(nn.ModuleDict({"triplet": loss})).constant(3) is not None) is watched
     warming.epoch = 2
-    assert CollapseWatch(nn.ModuleDict({"triplet": warming})).constant(3) == 0.4
-    assert CollapseWatch(nn.ModuleDict({"diversity": Diversity()})).constant(3) is None
+    assert CollapseDetector(nn.ModuleDict({"triplet": warming})).constant(3) == 0.4
+    assert CollapseDetector(nn.ModuleDict({"diversity": Diversity()})).constant(3) is None
 
 
 def test_a_collapse_is_told_once_and_written_down(store, tmp_path, capsys):
@@ -116,19 +116,19 @@ def test_it_stops_when_nothing_gets_better(store, tmp_path):
 
 
 def test_the_average_of_the_weights_is_what_is_kept(store, tmp_path, monkeypatch):
-    """Against the recursion, written out over the weights behind every step."""
-    behind, step = [], torch.optim.AdamW.step
+    """Against the recursion, written out over the weights after every step."""
+    after, step = [], torch.optim.AdamW.step
 
     def noted(self, *arguments, **options):
         done = step(self, *arguments, **options)
-        behind.append([p.detach().clone() for group in self.param_groups for p in group["params"]])
+        after.append([p.detach().clone() for group in self.param_groups for p in group["params"]])
         return done
 
     monkeypatch.setattr(torch.optim.AdamW, "step", noted)
     settings = ["optimizer.ema=0.8", "optimizer.lr=0.05", "schedule.epochs=1"]
     train(store, load_recipe("vsepp", [*SMALL, *settings]), tmp_path / "run", device="cpu")
-    average = [weights.double() for weights in behind[0]]
-    for weights in behind[1:]:
+    average = [weights.double() for weights in after[0]]
+    for weights in after[1:]:
         average = [0.8 * old + 0.2 * new.double() for old, new in zip(average, weights, strict=True)]
     kept = load_file(tmp_path / "run" / "model.safetensors")
     state = torch.load(tmp_path / "run" / "state.pt", weights_only=True)["model"]
@@ -136,7 +136,7 @@ def test_the_average_of_the_weights_is_what_is_kept(store, tmp_path, monkeypatch
     expected = sorted(average, key=lambda t: (t.numel(), t.sum().item()))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.flatten(), other.flatten(), rtol=1e-5, atol=1e-6)
-    assert len(behind) > 3
+    assert len(after) > 3
     assert any(not torch.equal(kept[name], state[name]) for name in kept)
 
 
@@ -167,4 +167,4 @@ def test_an_early_end_is_told(store, tmp_path, capsys):
     recipe = load_recipe("vsepp", [*SMALL, "optimizer.lr=0", "schedule.epochs=9", "schedule.patience=2"])
     train(store, recipe, tmp_path / "run", device="cpu")
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "train: stopped behind epoch 3 of 9, for none of the last 2 was better in validation RSUM."
+    assert last == "train: stopped after epoch 3 of 9, for none of the last 2 was better in validation RSUM."

@@ -1,0 +1,106 @@
+"""What `run.json` says of a run: what was trained on what, and how far it is."""
+
+import platform
+from dataclasses import dataclass, field, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+FORMAT, VERSION = "xret-run", 1
+AS_A_WHOLE = "as a whole"  # how an epoch's samples are mixed where nothing is streamed
+BranchName = Literal["image", "text"]
+_NULL = ("also", "best_epoch", "best_rsum")  # written down where they are None too
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What `run.json` says; the fields are its keys.
+
+    Attributes:
+        store: the feature cache, named so that it can be opened from any folder.
+        also_stores: other stores that are learnt from, likewise.
+        manifest_sha256: of the samples in `store`.
+        image_set, text_set: the feature sets.
+        fingerprints: of both, by ``image`` and ``text``.
+        seed: of the first weights and the order of samples.
+        also: names of the other data sets that do not change when a store is moved; None: there are none.
+        finetuned: of the head that was fine-tuned: epoch, image_set, text_set, fingerprints; and what was put back, as
+            reattach.
+        head: the folder of that head.
+        backbones: what ``xret extract --from-run`` must know of the run's own backbones.
+        device: where it began.
+        versions: of xret, torch and Python, with which it began.
+        shuffled: how an epoch mixes its samples, in words.
+        best_epoch: counted from 1; None before the first.
+        best_rsum: its validation RSUM, of 600.
+        more: what a later version wrote; it is kept.
+    """
+
+    store: str
+    image_set: str
+    text_set: str
+    fingerprints: dict[str, str]
+    also_stores: list[str] | None = None
+    manifest_sha256: str | None = None
+    seed: int = 0
+    also: list[str] | None = None
+    finetuned: dict[str, Any] | None = None
+    head: str | None = None
+    backbones: dict[str, Any] | None = None
+    device: str | None = None
+    versions: dict[str, str] | None = None
+    shuffled: str = AS_A_WHOLE
+    best_epoch: int | None = None
+    best_rsum: float | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "RunInfo":
+        """Return what `to_json` gave.
+
+        Raises:
+            TypeError: what every run has is missing or no text.
+        """
+        known = {one.name for one in fields(cls)} - {"more"}
+        info = cls(
+            **{key: value for key, value in values.items() if key in known},
+            more={key: value for key, value in values.items() if key not in {*known, "format", "version"}},
+        )
+        prints = info.fingerprints.get("image"), info.fingerprints.get("text")
+        if not all(isinstance(text, str) for text in (info.store, info.image_set, info.text_set, *prints)):
+            raise TypeError("a name is no text")
+        return info
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of `run.json`."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "more"}
+        null = _NULL if self.finetuned is None else _NULL[1:]  # a fine-tuning reads one store
+        told = {key: value for key, value in values.items() if value is not None or key in null}
+        return {"format": FORMAT, "version": VERSION, **told, **self.more}
+
+    def tuned(self, branch: BranchName) -> bool:
+        """Return whether the run has a backbone of its own for ``image`` or ``text``."""
+        return (self.backbones or {}).get("visual" if branch == "image" else "text") is not None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the same training has whenever it goes on; a fine-tuning names other sets with each best epoch."""
+        sets = ("image_set", "text_set", "fingerprints", "also")
+        keys = ("manifest_sha256", "seed", *(sets if self.finetuned is None else ("finetuned",)))
+        return {key: getattr(self, key) for key in keys}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that numbers may depend on."""
+    try:
+        own = version("xret")
+    except PackageNotFoundError:
+        own = "unknown"
+    return {"xret": own, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def absolute(url: str) -> str:
+    """Return a store's URL so that it can be opened from any folder."""
+    return url if "://" in url else str(Path(url).resolve())

@@ -213,9 +213,9 @@ def _print_counts(summary: "Extraction") -> None:
 def _print_way_out(store: str, repair_of: str | None) -> None:
     from ..pipeline.extraction.repair import repair_command
 
-    way = "a mended source is imported beside this one"
+    way = "a repaired source is imported beside this one"
     if repair_of is not None:
-        way = f"mend those files and run `{repair_command(repair_of, store)}`, with the other options of this command"
+        way = f"repair those files and run `{repair_command(repair_of, store)}`, with the other options of this command"
     click.echo(f"`xret cache verify {store}` lists all that failed; {way}.")
 
 

@@ -57,7 +57,7 @@ def open_for_writing(
 
 
 def find_cache(url: str, samples: Samples) -> FeatureCache | None:
-    """Return the cache of these samples at `url`; None where there is none, or one that a killed process left behind.
+    """Return the cache of these samples at `url`; None where there is none, or only what a killed process left.
 
     Raises:
         CacheError: something else is there, or it is damaged.
@@ -107,7 +107,7 @@ def _open_or_create(store: Store, samples: Samples, protocols: list[str], repair
     else:
         _create(store, samples, protocols)
     cache = FeatureCache.open(store.url)
-    if store.is_local:  # what a killed writer left behind is never read
+    if store.is_local:  # what a killed writer left is never read
         for partial in partials_in(Path(store.root)):
             remove(partial)
     return cache

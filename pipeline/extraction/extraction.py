@@ -57,7 +57,7 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     from .tasks import Job, write_caption_shard, write_image_shard
 
     device = str(pick_device(options.device))
-    # Made before the store, so that a wrong name or file leaves nothing behind.
+    # Made before the store, so that a wrong name or file leaves nothing.
     visual = load_images(options, device) if options.visual else None
     text = load_captions(options, samples, device) if options.text else None
     how: dict[str, Any] = {"workers": options.workers, "scheduler": options.scheduler, "repair": options.repair}

@@ -17,8 +17,6 @@ from ..encoders import REGION_ENCODERS
 from ..encoders.words import MIN_COUNT, TOKENIZER
 from ..errors import RunError
 
-_CHUNK = 1 << 20
-
 
 @dataclass(frozen=True)
 class Options:
@@ -71,12 +69,12 @@ class Options:
 
     @property
     def visual_settings(self) -> dict[str, Any]:
-        """Arguments of `encoders.load_visual` behind the device."""
+        """Arguments of `encoders.load_visual` after the device."""
         return {"regions": self.regions, "frames": self.frames, "trust": self.trust}
 
     @property
     def text_settings(self) -> dict[str, Any]:
-        """Arguments of `encoders.load_text` behind the device; words have none."""
+        """Arguments of `encoders.load_text` after the device; words have none."""
         if self.text == "words":
             return {}
         return {"layer": self.text_layer, "special_tokens": self.special_tokens, "max_tokens": self.max_tokens}
@@ -149,6 +147,5 @@ def _sha256(files: list[Path]) -> str:
         if len(files) > 1:
             digest.update(f"{file.name} {file.stat().st_size}\n".encode())
         with file.open("rb") as stream:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
+            hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()

@@ -106,7 +106,9 @@ def _decode(job: Job, encoder: VisualEncoder, name: str) -> tuple[Any, tuple[int
     except SampleError as error:
         if job.skip:
             raise
-        raise SampleError(error.sample, f"{error.reason}; mend or remove it, or go on with --on-error skip") from error
+        raise SampleError(
+            error.sample, f"{error.reason}; repair or remove it, or go on with --on-error skip"
+        ) from error
 
 
 def _put(

@@ -26,23 +26,14 @@ class ExportedSplit:
 
 @dataclass(frozen=True)
 class Export:
-    """What was exported.
+    """What was exported."""
 
-    Attributes:
-        store: from where.
-        out: the folder or file.
-        format: one of `FORMATS`.
-        sets: names of the feature sets.
-        splits: what was written of each split.
-        bytes: of all files.
-    """
-
-    store: str
-    out: str
-    format: str
-    sets: tuple[str, ...]
-    splits: Mapping[str, ExportedSplit]
-    bytes: int
+    store: str  # from where
+    out: str  # the folder or file
+    format: str  # one of `FORMATS`
+    sets: tuple[str, ...]  # names of the feature sets
+    splits: Mapping[str, ExportedSplit]  # what was written of each split
+    bytes: int  # of all files
 
 
 def export(url: str, to: str, out: Path, sets: Sequence[str] = (), splits: Sequence[str] = DEFAULT_SPLITS) -> Export:

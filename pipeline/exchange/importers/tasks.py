@@ -105,7 +105,7 @@ def write_imported_shard(job: ImportJob, shard: int) -> Receipt:
             lay_out(arrays, row, _read(source, job.entries[row], features, names[row]))
         except SampleError as error:
             if not job.skip:
-                advice = "mend the source, or record such images with --on-error skip"
+                advice = "repair the source, or record such images with --on-error skip"
                 raise SampleError(names[row], f"{error.reason}; {advice}") from error
             receipt.failed[ids[row]] = f"{names[row]}: {error.reason}"
             arrays["status"][row] = FAILED

@@ -2,12 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..pipeline.files import write_text
 from ..pipeline.wording import counted
 from .parsing import NEW_FILE, NEW_FOLDER, Sectioned
+
+if TYPE_CHECKING:
+    from ..heads.ablation.plan import Plan
 
 
 def list_grids(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
@@ -76,17 +80,13 @@ def ablate(
     recipe: str | None,
     vary: tuple[str, ...],
     grid: str | None,
-    seeds: int,
     settings: tuple[str, ...],
     out: Path,
-    device: str,
-    split: str | None,
-    jobs: int,
-    scheduler: str | None,
     csv_file: Path | None,
     latex_file: Path | None,
     plot_file: Path | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Train a recipe on STORE in many variants and with several seeds, and print their table.
 
@@ -100,22 +100,16 @@ def ablate(
     """
     if (grid is None) == (not vary) or (grid is None and recipe is None):
         raise click.UsageError("give --recipe with one --vary or more, or --grid")
-    if scheduler is not None and jobs > 1:
+    if options["scheduler"] is not None and options["jobs"] > 1:
         raise click.UsageError("--jobs is for this machine; with --scheduler the cluster has as many as its workers")
     from ..heads.ablation.ablation import ablate as run
     from ..heads.ablation.plan import make_plan
-    from ..heads.ablation.table import as_csv, as_latex, plot, plotted_key, require_plotting
+    from ..heads.ablation.table import as_csv, as_latex, plot
 
     plan = make_plan(recipe, vary, grid, settings)
     if plot_file is not None:
-        if plot_file.suffix not in (".png", ".svg", ".pdf"):
-            raise click.UsageError(f"--plot: {plot_file} must end in .png, .svg or .pdf")
-        require_plotting()
-        try:
-            plotted_key([variant.values for variant in plan.variants])
-        except ValueError as error:
-            raise click.UsageError(f"--plot: {error}") from error
-    ablation = run(store, plan, out, seeds=seeds, device=device, split=split, jobs=jobs, scheduler=scheduler)
+        _require_plot(plot_file, plan)
+    ablation = run(store, plan, out, **options)
     click.echo(json.dumps(ablation.to_dicts()) if as_json else str(ablation))
     if csv_file is not None:
         write_text(csv_file, as_csv(ablation.lines))
@@ -125,3 +119,16 @@ def ablate(
         plot(ablation.lines, plot_file)
     if ablation.failed:
         raise click.exceptions.Exit(1)
+
+
+def _require_plot(file: Path, plan: "Plan") -> None:
+    """Refuse before any work begins what cannot be drawn at its end."""
+    from ..heads.ablation.table import plotted_key, require_plotting
+
+    if file.suffix not in (".png", ".svg", ".pdf"):
+        raise click.UsageError(f"--plot: {file} must end in .png, .svg or .pdf")
+    require_plotting()
+    try:
+        plotted_key([variant.values for variant in plan.variants])
+    except ValueError as error:
+        raise click.UsageError(f"--plot: {error}") from error

@@ -1,13 +1,17 @@
 """``xret demo``: the whole loop on generated pictures."""
 
 import json
+import shlex
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from .parsing import NEW_FOLDER
+
+if TYPE_CHECKING:
+    from ..heads.evaluation.evaluation import Evaluation
 
 # What 800 pictures on two cores ask for; the recipes' own values are the papers', for COCO on a GPU. Captions here fit
 # several pictures, so that the hardest negative is often no negative: all negatives count in every epoch.
@@ -54,21 +58,34 @@ def demo(out: Path, seed: int, as_json: bool) -> None:
     xret demo --out xret-demo
     """
     _refuse_others(out, seed)
-    result = run_demo(out, seed)
+    began = time.monotonic()
+    found = run_demo(out, seed)
+    seconds = time.monotonic() - began
     if as_json:
-        click.echo(json.dumps(result))
+        recipes = {name: evaluation.to_dict() for name, evaluation in found.items()}
+        click.echo(json.dumps({"seed": seed, "seconds": round(seconds, 1), "recipes": recipes}))
         return
     click.echo(
         f"{'':8}{'image to text':>24}{'text to image':>24}\n{'':8}" + 2 * "     R@1     R@5    R@10" + "    RSUM"
     )
-    for recipe, evaluated in result["recipes"].items():
-        table = evaluated["results"][0]
-        recalls = [table[way][f"R@{k}"] for way in ("image_to_text", "text_to_image") for k in (1, 5, 10)]
-        click.echo(f"{recipe:8}" + "".join(f"{value:8.1f}" for value in recalls) + f"{table['rsum']:8.1f}")
-    click.echo(
-        f"{table['images']} test pictures, {table['captions']} captions, ties {table['ties']}; chance R@1 is 1.0"
-    )
-    click.echo(f"{result['seconds']:.0f} s; what the heads found: {out / 'contact-sheet.png'}")
+    for name, evaluation in found.items():
+        (table,) = evaluation.results
+        values = [way[f"R@{k}"] for way in (table.image_to_text, table.text_to_image) for k in (1, 5, 10)]
+        click.echo(f"{name:8}" + "".join(f"{value:8.1f}" for value in (*values, table.rsum)))
+    click.echo(f"{table.images} test pictures, {table.captions} captions, ties {table.ties}; chance R@1 is 1.0")
+    click.echo(f"{seconds:.0f} s; go on with")
+    for command in next_commands(out):
+        click.echo(f"  {command}")
+
+
+def next_commands(out: Path) -> list[str]:
+    """Return what to type after a demo in `out`."""
+    run, scenes = shlex.quote(str(out / "setdiv")), shlex.quote(str(out / "scenes"))
+    return [
+        f'xret search {run} "a red square"',
+        f"xret eval {run} --diagnostics --data-root {scenes}",
+        f"xret serve {run} --data-root {scenes}  # needs pip install 'xret[serve]'",
+    ]
 
 
 def _refuse_others(out: Path, seed: int) -> None:
@@ -84,42 +101,19 @@ def _refuse_others(out: Path, seed: int) -> None:
         raise click.ClickException(f"{out} holds no demo of seed {seed}; choose another --out, or remove it")
 
 
-def run_demo(out: Path, seed: int) -> dict[str, Any]:
-    """Run the loop below the folder `out`; of what is done there already, only the evaluation is repeated.
+def run_demo(out: Path, seed: int) -> "dict[str, Evaluation]":
+    """Run the loop below the folder `out`, and return the evaluation of each recipe.
 
-    Returns:
-        ``{"seed", "seconds", "recipes": {name: what `evaluate` returns}}``
+    Of what is done there already, only the evaluation is repeated.
     """
-    from ..heads.evaluation.evaluation import evaluate
-    from ..heads.recipes.recipe import load_recipe
-    from ..heads.training.training import train
-    from ..pipeline.data.manifest import load_manifest
+    from .. import evaluate, extract, train
     from ..pipeline.data.scenes.generate import generate_scenes
-    from ..pipeline.extraction import extraction
 
-    began = time.monotonic()
-    manifest = load_manifest(generate_scenes(out / "scenes", seed=seed))
-    store = str(out / "scenes.zarr")
-    options = extraction.Options(visual="resnet18", visual_weights="random:0", text="words")
-    extraction.extract(manifest, store, options)
-    recipes = {}
+    store = out / "scenes.zarr"
+    manifest = generate_scenes(out / "scenes", seed=seed)
+    extract(manifest, store, visual="resnet18", visual_weights="random:0", text="words")
+    found = {}
     for name, settings in SETTINGS.items():
-        train(store, load_recipe(name, settings), out / name, seed=seed, resume=True)
-        recipes[name] = evaluate(out / name).to_dict()
-    _draw(out, manifest.images)
-    return {"seed": seed, "seconds": round(time.monotonic() - began, 1), "recipes": recipes}
-
-
-def _draw(out: Path, images: Path) -> None:
-    from ..heads.evaluation.scoring import score
-    from ..heads.report.contact_sheet import contact_sheet
-
-    scores = score(out / "setdiv", split="test")
-    sheet = contact_sheet(
-        scores.similarity.cpu().numpy(),
-        scores.caption_image.cpu().numpy(),
-        [images / name for name in scores.file_names],
-        scores.texts,
-        title="setdiv on the test pictures of the demo",
-    )
-    sheet.save(out / "contact-sheet.png")
+        train(store, recipe=name, out=out / name, settings=settings, seed=seed, resume=True)
+        found[name] = evaluate(out / name)
+    return found

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from .diagnostics import format_diagnostics
 from .parsing import Sectioned, view_options
+
+if TYPE_CHECKING:
+    from ..heads.report.diagnostics import Diagnosis
 
 
 @click.command(
@@ -40,17 +42,14 @@ from .parsing import Sectioned, view_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def eval_(
     runs: tuple[str, ...],
-    store: str | None,
-    split: str,
     protocol: str,
     annotations: str | None,
-    ties: Any,
     diagnostics: bool,
+    as_json: bool,
     data_root: Path | None,
     visual_weights: str | None,
     text_weights: str | None,
-    device: str,
-    as_json: bool,
+    **options: Any,
 ) -> None:
     """Rank captions by images and images by captions with the best epoch of RUN; several runs make an ensemble.
 
@@ -62,32 +61,33 @@ def eval_(
     """
     if diagnostics and len(runs) > 1:
         raise click.UsageError(f"--diagnostics looks into one run, and here are {len(runs)}; name one of them")
-    crops = {"--data-root": data_root, "--visual-weights": visual_weights, "--text-weights": text_weights}
-    if not diagnostics and (given := [option for option, value in crops.items() if value is not None]):
-        raise click.UsageError(f"{given[0]} is for --diagnostics; add that, or leave it out")
+    crops: dict[str, Any] = {"data_root": data_root, "visual_weights": visual_weights, "text_weights": text_weights}
+    if not diagnostics and (given := [name for name, value in crops.items() if value is not None]):
+        raise click.UsageError(f"--{given[0].replace('_', '-')} is for --diagnostics; add that, or leave it out")
     from .. import evaluate
 
-    evaluation = evaluate(
-        runs, store=store, split=split, protocol=protocol, ties=ties, device=device, annotations=annotations
-    )
-    diagnosis = None
+    evaluation, diagnosis = evaluate(runs, protocol=protocol, annotations=annotations, **options), None
     if diagnostics:
         from ..heads.report.diagnostics import diagnose
 
-        diagnosis = diagnose(
-            runs[0],
-            store=store,
-            split=split,
-            ties=ties,
-            device=device,
-            data_root=data_root,
-            visual_weights=visual_weights,
-            text_weights=text_weights,
-        )
+        diagnosis = diagnose(runs[0], **options, **crops)
     if as_json:
-        found = evaluation.to_dict() | ({} if diagnosis is None else {"diagnostics": diagnosis})
+        found = evaluation.to_dict() | ({} if diagnosis is None else {"diagnostics": diagnosis.to_dict()})
         click.echo(json.dumps(found))
         return
     click.echo(str(evaluation))
     if diagnosis is not None:
-        click.echo(format_diagnostics(diagnosis))
+        click.echo(f"\n{format_diagnostics(runs[0], diagnosis)}")
+
+
+def format_diagnostics(run: str, found: "Diagnosis") -> str:
+    """Return a diagnosis for a terminal: the tables of the report, the samples at both ends, and what is missing."""
+    from ..heads.report.sections.diagnoses import diagnosis
+
+    page = diagnosis(run, found, None)
+    tables = [*page.tables, *page.heat_maps, *(plot.table for plot in page.plots)]
+    parts = ["\n".join(f"{name}: {value}" for name, value in page.facts), *map(str, tables)]
+    for title, items in page.uncertain.items():
+        parts.append("\n".join([title, *(f"{item.note:>9}  {f'{item.name}  {item.text}'.strip()}" for item in items)]))
+    parts.append("\n".join(f"not shown: {reason}" for reason in page.reasons))
+    return "\n\n".join(parts)

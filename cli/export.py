@@ -35,10 +35,10 @@ def export(run: str, out: Path, store: str | None, split: str, device: str, as_j
 
     summary = export_embeddings(Retriever(run, store=store, split=split, device=device), out)
     if as_json:
-        click.echo(json.dumps(summary))
+        click.echo(json.dumps(summary.to_dict()))
         return
-    shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in summary["shapes"].items())
+    shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in summary.shapes.items())
     click.echo(
-        f"{out}: {counted(summary['images'], 'image')} and {counted(summary['captions'], 'caption')} as"
-        f" {summary['kind']}s ({shapes}), {in_bytes(summary['bytes'])}"
+        f"{out}: {counted(summary.images, 'image')} and {counted(summary.captions, 'caption')} as"
+        f" {summary.kind}s ({shapes}), {in_bytes(summary.bytes)}"
     )

@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -41,19 +42,7 @@ from .train_head import format_summary, say_if_new
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option("--resume", is_flag=True, help="Go on with the same options where it stopped, or begin.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-def finetune(
-    run: str,
-    out: Path,
-    data_root: Path | None,
-    reattach: tuple[str, ...],
-    visual_weights: str | None,
-    text_weights: str | None,
-    settings: tuple[str, ...],
-    store: str | None,
-    device: str,
-    resume: bool,
-    as_json: bool,
-) -> None:
+def finetune(run: str, out: Path, resume: bool, as_json: bool, **options: Any) -> None:
     """Put the backbones of the head in RUN back, and train all of it from images and captions.
 
     Epochs and schedule go on after the head's; schedule.epochs says how many there are to be in all. Evaluate the new
@@ -67,16 +56,5 @@ def finetune(
     from .. import finetune as tune
 
     say_if_new(out, resume)
-    summary = tune(
-        run,
-        out=out,
-        reattach=reattach,
-        settings=settings,
-        data_root=data_root,
-        visual_weights=visual_weights,
-        text_weights=text_weights,
-        store=store,
-        device=device,
-        resume=resume,
-    )
+    summary = tune(run, out=out, resume=resume, **options)
     click.echo(json.dumps(asdict(summary)) if as_json else format_summary(summary))

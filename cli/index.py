@@ -1,12 +1,17 @@
 """``xret index``: candidates for the search in a large gallery."""
 
 import json
-from typing import Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..pipeline.wording import counted, in_bytes
 from .parsing import NEW_FOLDER
+
+if TYPE_CHECKING:
+    from ..heads.retrieval.indexing import RunIndex
 
 
 @click.command("index")
@@ -58,6 +63,9 @@ def index(
     ctx: click.Context,
     run: str,
     stores: tuple[str, ...],
+    out: Path,
+    split: str,
+    device: str,
     effort: tuple[int, int] | None,
     add: bool,
     scheduler: str | None,
@@ -75,26 +83,32 @@ def index(
     xret index run --out shards --store a.zarr --store b.zarr --scheduler tcp://host:8786
     xret search run "a red square beside a blue circle" --index run.index
     """
+    from ..heads.retrieval.index import Effort, IndexOptions
+    from ..heads.retrieval.indexing import add_to_index, index_run, index_shards
+
     sharded = len(stores) > 1 or scheduler is not None
-    if add:
-        _require_addition(ctx, sharded)
-        from ..heads.retrieval.index.of_run import add_to_index
-
-        kept = {name: options[name] for name in ("out", "split", "device")}
-        report = add_to_index(run, store=stores[0] if stores else None, **kept)
+    place: dict[str, Any] = {"split": split, "device": device}
+    how = IndexOptions(**options, effort=Effort(*effort) if effort else None)
+    if sharded and not add:
+        built = index_shards(run, stores or (None,), out, **place, options=how, scheduler=scheduler)
     else:
-        from ..heads.retrieval.index import Effort
-
-        options["effort"] = Effort(*effort) if effort else None
-        if sharded:
-            from ..heads.retrieval.index.sharded import index_shards
-
-            report = index_shards(run, stores or (None,), scheduler=scheduler, **options)
+        place["store"] = stores[0] if stores else None
+        if add:
+            _require_addition(ctx, sharded)
+            built = [add_to_index(run, out, **place)]
         else:
-            from ..heads.retrieval.index.of_run import index_run
+            built = [index_run(run, out, **place, options=how)]
+    if not as_json:
+        click.echo("\n".join(map(format_report, built)))
+    elif sharded:
+        click.echo(json.dumps({"run": run, "out": str(out), "shards": [as_dict(one) for one in built]}))
+    else:
+        click.echo(json.dumps(as_dict(built[0])))
 
-            report = index_run(run, store=stores[0] if stores else None, **options)
-    click.echo(json.dumps(report) if as_json else "\n".join(map(format_report, report.get("shards", [report]))))
+
+def as_dict(built: "RunIndex") -> dict[str, Any]:
+    """Return what was built, ready for JSON."""
+    return {key: value for key, value in asdict(built).items() if value is not None}
 
 
 def _require_addition(ctx: click.Context, sharded: bool) -> None:
@@ -107,22 +121,20 @@ def _require_addition(ctx: click.Context, sharded: bool) -> None:
             raise click.UsageError(f"--{name} was settled when the index was built; leave it out with --add.")
 
 
-def format_report(report: dict[str, Any]) -> str:
+def format_report(built: "RunIndex") -> str:
     """Return what was built as lines for a terminal."""
-    lines = [f"{report['out']}: index of {report['run']}"]
-    for side in ("images", "captions"):
-        if side not in report:
+    lines = [f"{built.out}: index of {built.run}"]
+    for name, found in (("images", built.images), ("captions", built.captions)):
+        if found is None:
             continue
-        found = report[side]
-        effort = found["effort"]
         lines.append(
-            f"{side:9}{found['samples']:,} with {counted(found['elements'], 'element')}, {found['kind']}, "
-            f"{counted(found['lists'], 'list')}, {in_bytes(found['bytes'])}; recall of the exact top 10 "
-            f"{found['recall']:.3f} with {counted(effort['probes'], 'probe')} and"
-            f" {counted(effort['candidates'], 'candidate')} an element"
+            f"{name:9}{found.samples:,} with {counted(found.elements, 'element')}, {found.kind}, "
+            f"{counted(found.lists, 'list')}, {in_bytes(found.bytes)}; recall of the exact top 10 "
+            f"{found.recall:.3f} with {counted(found.effort.probes, 'probe')} and"
+            f" {counted(found.effort.candidates, 'candidate')} an element"
         )
-        if found["recall"] < found["wanted_recall"]:
+        if found.recall < found.wanted_recall:
             lines.append(
-                f"{'':9}which is below the {found['wanted_recall']} that was wanted: try another --kind, or accept it"
+                f"{'':9}which is below the {found.wanted_recall} that was wanted: try another --kind, or accept it"
             )
     return "\n".join(lines)

@@ -14,7 +14,7 @@ import click
 def recipes(context: click.Context, as_json: bool) -> None:
     """List the bundled recipes with the RSUM of their paper's row.
 
-    A variant, named SYSTEM/DATA-BACKBONE, stands below its system and holds the paper's values for that backbone.
+    A variant, named SYSTEM/DATA-BACKBONE, is listed below its system and holds the paper's values for that backbone.
     "cache": frozen features can reach the row; "finetune": its backbones are trained as well.
 
     \b
@@ -68,7 +68,7 @@ def show(context: click.Context, name: str, as_json: bool) -> None:
             break
         click.echo(line)
     sources: dict[str, str] = {}
-    for text in reversed(texts):  # what a variant says stands over what its base says
+    for text in reversed(texts):  # what a variant says overrides what its base says
         sources |= _sources(text)
     for line in _lines(recipe, sources):
         click.echo(line)

@@ -28,18 +28,7 @@ from .parsing import Sectioned, view_options
 )
 @view_options
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Picks what is shown.")
-def report(
-    runs: tuple[str, ...],
-    out: Path,
-    store: str | None,
-    split: str,
-    data_root: Path | None,
-    visual_weights: str | None,
-    text_weights: str | None,
-    ties: Any,
-    seed: int,
-    device: str,
-) -> None:
+def report(runs: tuple[str, ...], out: Path, **options: Any) -> None:
     """Write one self-contained HTML page about RUN, or about several side by side. It needs no network.
 
     Tables, training curves, diagnostics, a map of the embedding space, attention, what each element finds, and
@@ -52,16 +41,5 @@ def report(
     from ..heads.report import write_report
 
     began = time.monotonic()
-    size = write_report(
-        runs,
-        out,
-        store=store,
-        split=split,
-        ties=ties,
-        device=device,
-        data_root=data_root,
-        visual_weights=visual_weights,
-        text_weights=text_weights,
-        seed=seed,
-    )
+    size = write_report(runs, out, **options)
     click.echo(f"{out}: {in_bytes(size)}, {time.monotonic() - began:.0f} s")

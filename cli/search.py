@@ -65,7 +65,7 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
     xret search run "a red square beside a blue circle"
     xret search run --image photo.jpg -k 5 --json
     """
-    from ..heads.retrieval.hits import uncertainty
+    from ..heads.retrieval.hits import deviation
     from ..heads.retrieval.queries import unknown_sentence
     from ..heads.retrieval.retriever import Retriever
 
@@ -97,19 +97,19 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
         searched = counted(retriever.searched(answers), answers.removesuffix("s"))
         click.echo(f"{run} on {retriever.cache.url}, split {retriever.split}: {searched}{way}")
     click.echo(format_hits(hits))
-    spread = uncertainty(embedding)
+    spread = deviation(embedding)
     if spread is not None:
-        click.echo(f"the query's uncertainty {float(spread):.4f}")
+        click.echo(f"the query's deviation {float(spread):.4f}")
 
 
 def format_hits(hits: "list[Hit]") -> str:
     """Return hits as lines for a terminal."""
     width = max(len("id"), *(len(hit.id) for hit in hits))
-    certain = all(hit.uncertainty is None for hit in hits)
+    certain = all(hit.deviation is None for hit in hits)
     last = "caption" if hits[0].file_name is None else "file"
-    lines = [f"{'rank':>4}{'score':>11}{'' if certain else '  uncertainty'}  {'id':{width}}  {last}"]
+    lines = [f"{'rank':>4}{'score':>11}{'' if certain else '    deviation'}  {'id':{width}}  {last}"]
     for hit in hits:
-        spread = "" if hit.uncertainty is None else f"{hit.uncertainty:13.4f}"
+        spread = "" if hit.deviation is None else f"{hit.deviation:13.4f}"
         what = hit.caption if hit.file_name is None else hit.file_name
         lines.append(f"{hit.rank:4}{hit.score:11.4f}{spread}  {hit.id:{width}}  {' '.join((what or '').split())}")
     return "\n".join(lines)

@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -40,17 +40,7 @@ if TYPE_CHECKING:
 )
 @click.option("--resume", is_flag=True, help="Go on with the same options where it stopped, or begin.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-def train_head(
-    store: str,
-    recipe: str,
-    settings: tuple[str, ...],
-    also: tuple[str, ...],
-    out: Path,
-    device: str,
-    seed: int,
-    resume: bool,
-    as_json: bool,
-) -> None:
+def train_head(store: str, out: Path, resume: bool, as_json: bool, **options: Any) -> None:
     """Train a head on the features in STORE, and keep its best epoch by validation RSUM.
 
     \b
@@ -64,9 +54,7 @@ def train_head(
 
     if speaks():
         say_if_new(out, resume)
-    summary = train(
-        store, recipe=recipe, out=out, settings=settings, also=also, device=device, seed=seed, resume=resume
-    )
+    summary = train(store, out=out, resume=resume, **options)
     if speaks():
         click.echo(json.dumps(asdict(summary)) if as_json else format_summary(summary))
 

@@ -1,4 +1,4 @@
-"""Where to compute: the one reading of ``--device``, and what to say where its memory does not suffice."""
+"""Where to compute: the one reading of ``--device``, and what to say when its memory is too small."""
 
 import os
 import re
@@ -19,7 +19,7 @@ def pick_device(name: str) -> torch.device:
     """Return the device for ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:1``.
 
     Raises:
-        DeviceError: no such device is here, or it is of another type.
+        DeviceError: there is no such device, or it is of another type.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -44,10 +44,10 @@ def cores() -> int:
 
 @contextmanager
 def within_memory(device: torch.device) -> Iterator[None]:
-    """Turn a lack of memory, of `device` or of the host, into a sentence.
+    """Turn a shortage of memory, on `device` or on the host, into a sentence.
 
     Raises:
-        OutOfMemory: it does not suffice.
+        OutOfMemory: it is too small.
     """
     try:
         yield

@@ -38,7 +38,7 @@ class StoreError(CacheError):
 
 
 class OutputError(XretError):
-    """What a command shall write cannot be written where it shall be."""
+    """The output of a command cannot be written to the place that was named."""
 
 
 class DeviceError(XretError, ValueError):

@@ -19,20 +19,20 @@ from .errors import OutputError, XretError
 def writing(
     path: Path, failure: type[XretError] | None = None, remedy: str = "", *, durable: bool = False
 ) -> Iterator[Path]:
-    """Give a name beside `path` to write a file under, or make a folder; it becomes `path` when the block ends.
+    """Give a temporary path beside `path`; the file or folder made there becomes `path` when the block ends.
 
-    Folders above are made, a file at `path` is replaced in one step, and a link is followed. After an error nothing
-    is left of what was written, and `path` is as it was. A device or pipe is written as it stands.
+    Missing folders above are made, a file at `path` is replaced in one step, and a link is followed. After an error
+    nothing is left of what was written, and `path` is as it was. A device or a pipe is written in place.
 
     Args:
         path: of the file or folder.
-        failure: raised where the disk refuses; None: the OSError is.
-        remedy: what to do then, the end of the sentence.
-        durable: bring a file to the disk before it is renamed, so that it outlives a loss of power.
+        failure: raised when the disk refuses to write; None: its OSError is.
+        remedy: what to do then; it ends the sentence.
+        durable: bring a file to the disk before it is renamed, so that it survives a power failure.
 
     Raises:
-        XretError: a `failure`.
-        OSError: without `failure`, `path` cannot be written, or is a folder that is not empty.
+        XretError: the `failure`: `path` cannot be written, or is a folder that is not empty.
+        OSError: the same without a `failure`.
     """
     place = path.resolve()
     partial = place.with_name(f".{place.name}.{os.urandom(4).hex()}.partial")
@@ -58,25 +58,25 @@ def writing(
 
 @contextmanager
 def making(folder: Path, failure: type[XretError] | None = None, remedy: str = "") -> Iterator[Path]:
-    """Give a new folder that becomes `folder`, which must be absent or empty, when the block ends; as `writing`."""
+    """Give a new folder that becomes `folder`, which must be absent or empty, when the block ends; like `writing`."""
     with writing(folder, failure, remedy) as partial:
         partial.mkdir()
         yield partial
 
 
 def write_bytes(path: Path, data: bytes, failure: type[XretError] | None = None, remedy: str = "") -> None:
-    """Write a file in one step; as `writing`."""
+    """Write a file in one step; arguments and errors of `writing`."""
     with writing(path, failure, remedy) as partial:
         partial.write_bytes(data)
 
 
 def write_text(path: Path, text: str, failure: type[XretError] | None = None, remedy: str = "") -> None:
-    """Write a text as UTF-8 in one step; as `writing`."""
+    """Write a text as UTF-8 in one step; arguments and errors of `writing`."""
     write_bytes(path, text.encode(), failure, remedy)
 
 
 def partials(path: Path) -> list[Path]:
-    """Return what killed writers left beside `path` of the file or folder that was to be there."""
+    """Return what killed writers of the file or folder `path` left beside it."""
     place = path.resolve()
     return list(place.parent.glob(f".{glob.escape(place.name)}.????????.partial"))
 
@@ -105,14 +105,14 @@ def _to_disk(path: Path) -> None:
 
 
 def require_writable(path: Path, option: str) -> None:
-    """Refuse a path at which nothing can be written; folders above it may be missing, they are made when it is.
+    """Refuse a path at which nothing can be written; missing folders above it are no hindrance.
 
     Args:
-        path: of the file or folder to write.
-        option: that names it, for the message.
+        path: the file or folder to write.
+        option: the option that names it, for the message.
 
     Raises:
-        OutputError: a file or a broken link is in its way, or the nearest folder that is there may not be written.
+        OutputError: a file or a broken link is in the way, or the nearest existing folder may not be written to.
     """
     # Not `Path.exists`, which raises where a folder above may not be searched.
     there = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
@@ -125,14 +125,14 @@ def require_writable(path: Path, option: str) -> None:
 
 
 def require_new(path: Path, *, folder: bool) -> None:
-    """Refuse an ``--out`` that is there already, or cannot be written.
+    """Refuse an ``--out`` that exists already or cannot be written.
 
     Args:
-        path: of what shall be made.
-        folder: whether that is a folder, or a file.
+        path: what will be made.
+        folder: whether that is a folder or a file.
 
     Raises:
-        OutputError: something is there, or nothing can be written there.
+        OutputError: something exists there, or nothing can be written there.
     """
     if path.is_dir() and not folder:
         raise OutputError(f"{path} is a folder, and a file is written; name a new file in it as --out")

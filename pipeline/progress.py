@@ -14,8 +14,8 @@ class Progress:
         title: what is being done, in a word or two.
         total: how many items there are in all.
         unit: what an item is, in the plural (``images``).
-        done: how many of them were there before, and take no part in the rate.
-        seconds: how often a line is written when standard error is no terminal.
+        done: how many of them were done before; they do not count in the rate.
+        seconds: how often a line is written when standard error is not a terminal.
     """
 
     def __init__(self, title: str, total: int, unit: str, done: int = 0, seconds: float = 5.0) -> None:
@@ -34,7 +34,7 @@ class Progress:
         return self
 
     def update(self, items: int, note: str = "") -> None:
-        """Count `items` more as done, from any thread; `note` is shown behind the rate."""
+        """Count `items` more as done, from any thread; `note` is shown after the rate."""
         with self._lock:
             self.count += items
             self.note = note

@@ -1,5 +1,7 @@
 """Numbers in messages, as people read them."""
 
+from collections.abc import Sequence
+
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _TIMES = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 
@@ -25,6 +27,17 @@ def _in_units(number: float, units: tuple[tuple[float, str], ...]) -> str:
     return f"{number / unit:,.1f} {name}"
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table for a terminal: the first column to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        ).rstrip()
+        for row in rows
+    ]
+
+
 def some_of(lines: list[str], most: int = 3) -> list[str]:
-    """Return the first few lines, and in place of the rest how many more there are."""
+    """Return the first few lines, and how many more there are instead of the rest."""
     return lines if len(lines) <= most else [*lines[:most], f"and {len(lines) - most:,} more"]

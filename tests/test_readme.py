@@ -2,16 +2,26 @@
 
 import ast
 import importlib.util
+import inspect
+import json
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
+from small_store import make_store
 
+import xret
 from xret.cli import main
 from xret.heads.recipes.recipe import load_recipe
+from xret.heads.training.training import train
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.data.scenes.generate import generate_scenes
+from xret.pipeline.extraction.extraction import Options, extract
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("pipeline/README.md", "heads/README.md", "tests/benchmarks/README.md")
@@ -163,6 +173,53 @@ def test_python_blocks_are_python(document):
         ast.parse(block)
 
 
+def test_the_example_calls_what_is_there():
+    (example,) = blocks("README.md", "python")
+    called = [node for node in ast.walk(ast.parse(example)) if isinstance(node, ast.Call)]
+    methods = [node for node in called if isinstance(node.func, ast.Attribute)]
+    calls = [(node.func.attr, node) for node in methods if ast.unparse(node.func.value) == "xret"]
+    assert {name for name, _ in calls} | {"FeatureCache"} == set(xret.__all__)
+    for name, call in calls:
+        words = {keyword.arg: None for keyword in call.keywords}
+        inspect.signature(getattr(xret, name)).bind(*call.args, **words)  # TypeError: it takes no such argument
+
+
+def test_a_cache_is_read_as_the_pipeline_readme_says(tmp_path, monkeypatch, capsys):
+    make_store(tmp_path / "holiday.zarr")
+    assert run_block("pipeline/README.md", tmp_path, monkeypatch, capsys).endswith("(12, 4, 16) (12, 16)\n")
+
+
+@pytest.fixture
+def drawn(tmp_path):
+    """A folder with what `make demo` draws, but fewer pictures."""
+    return generate_scenes(tmp_path / "xret-demo" / "scenes", train=48, val=12, test=12)
+
+
+@pytest.mark.slow
+def test_the_example_runs_as_it_stands(drawn, tmp_path, monkeypatch, capsys):
+    printed = run_block("README.md", tmp_path, monkeypatch, capsys)
+    assert printed.count("RSUM") >= 3
+    assert len(re.findall(r"^\d -?[\d.]+ scene_\d+\.jpg$", printed, re.MULTILINE)) == 3
+
+
+@pytest.mark.slow
+def test_a_search_in_python_runs_as_it_stands(drawn, tmp_path, monkeypatch, capsys):
+    store = str(tmp_path / "scenes.zarr")
+    extract(load_manifest(drawn), store, Options(visual="resnet18", visual_weights="random:0", text="words"))
+    settings = ["model.dim=256", "schedule.epochs=1", "data.batch_size=24"]
+    train(store, load_recipe("setdiv", settings), tmp_path / "xret-demo" / "setdiv")
+    printed = run_block("heads/README.md", tmp_path, monkeypatch, capsys)
+    assert printed.startswith("torch.Size([4, 2])\n")
+    assert [line[:6] for line in printed.splitlines()[-4:]] == [f"slot {slot}" for slot in range(4)]
+
+
+def run_block(document, folder, monkeypatch, capsys):
+    """Run the first Python block of a document in a folder, and return what it prints."""
+    monkeypatch.chdir(folder)
+    exec(compile(blocks(document, "python")[0], document, "exec"), {})
+    return capsys.readouterr().out
+
+
 @pytest.mark.parametrize("target", ["demo", "test", "check", "format"])
 def test_a_target_of_make(target):
     assert re.search(rf"^{target}:", text_of("Makefile"), re.MULTILINE)
@@ -171,3 +228,54 @@ def test_a_target_of_make(target):
 def test_the_makefile_runs_what_ci_runs():
     assert "make test" in text_of(".ci/run")
     assert "make test" in text_of("README.md")
+
+
+def documented_keys(document, command):
+    """Return the keys that a document lists for the JSON of a command, and those of the elements of its list."""
+    (row,) = re.findall(rf"^\| (?:.*, )?`{command}`(?:, .*)? \| (.*) \|$", text_of(document), re.MULTILINE)
+    inner = re.search(r"`(\w+)` \[(.*?)\]", row)
+    keys = set(re.findall(r"`(\w+)`", re.sub(r"\[.*?\]", "", row)))
+    return keys, ({inner[1]: set(re.findall(r"`(\w+)`", inner[2]))} if inner else {})
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory):
+    """A folder with a small store and a run of one epoch, and the JSON that the training printed."""
+    folder = tmp_path_factory.mktemp("json")
+    make_store(folder / "s.zarr")
+    settings = ["model.dim=16", "schedule.epochs=1", "data.batch_size=8"]
+    words = ["--recipe", "vsepp", *(word for setting in settings for word in ("--set", setting))]
+    train = ["train-head", str(folder / "s.zarr"), "--out", str(folder / "run"), *words, "--json"]
+    ablate = ["ablate", str(folder / "s.zarr"), "--out", str(folder / "cells"), *words, "--json"]
+    return folder, {"xret train-head": printed(train), "xret ablate": printed([*ablate, "--vary", "optimizer.lr=1e-3"])}
+
+
+def printed(words):
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_keys_of_json_are_those_documented(small_run):
+    folder, made = small_run
+    run, store, merged = (str(folder / name) for name in ("run", "pictures.zarr", "merged.zarr"))
+    shutil.copytree(ROOT / "tests" / "golden" / "version-0.1.0" / "pictures.zarr", store)
+    made |= {
+        "xret eval": printed(["eval", run, "--json"]),
+        "xret recipes": printed(["recipes", "--json"]),
+        "xret export": printed(["export", run, "--out", str(folder / "e.safetensors"), "--json"]),
+        "xret cache info": printed(["cache", "info", store, "--json"]),
+        "xret cache verify": printed(["cache", "verify", store, "--json"]),
+        "xret cache merge": printed(["cache", "merge", merged, store, "--json"]),
+        "xret cache export": printed(
+            ["cache", "export", store, "--to", "hdf5", "--out", str(folder / "e.h5"), "--json"]
+        ),
+        "xret cache rm": printed(["cache", "rm", merged, "images/mobilenet", "--yes", "--json"]),
+    }
+    for command, value in made.items():
+        document = "pipeline/README.md" if command.startswith("xret cache") else "heads/README.md"
+        keys, inner = documented_keys(document, command)
+        first = value[0] if isinstance(value, list) else value
+        assert set(first) == keys, command
+        for key, names in inner.items():
+            assert set(first[key][0]) == names, f"{command}: {key}"

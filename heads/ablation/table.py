@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from ...pipeline.errors import RunError
 from ...pipeline.files import writing
+from ...pipeline.wording import aligned
 from ..evaluation.paper_rows import ROWS
 from .plan import Value
 
@@ -123,14 +124,7 @@ def as_text(lines: Sequence[Line]) -> str:
     for protocol in dict.fromkeys(line.protocol for line in lines):
         chosen = [line for line in lines if line.protocol == protocol]
         table = [_head(chosen), *(_cells(line, chosen) for line in chosen)]
-        widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-        rows = [
-            "  ".join(
-                [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
-            ).rstrip()
-            for row in table
-        ]
-        parts.append("\n".join([_title(chosen), *rows]))
+        parts.append("\n".join([_title(chosen), *aligned(table)]))
     return "\n\n".join(parts)
 
 

@@ -18,7 +18,7 @@ from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError, nearest
 from ...pipeline.wording import counted
-from ..recipes.recipe import Expected
+from ..recipes.blocks import Expected
 from ..runs.features import open_store
 from ..runs.run import Run
 from .metrics import WAYS, Ties

@@ -1,4 +1,4 @@
-"""From cached features to the head: one adapter a kind of feature set.
+"""From cached features to the head: one adapter for each kind of feature set.
 
 An adapter projects the local features `[B, N, C]` to rows `[B, N, local_dim]` and gives a global feature
 `[B, D]`. Cached features may be float16; an adapter casts them to its weights' dtype. Rows at or after `length`
@@ -27,7 +27,7 @@ class Adapted(NamedTuple):
     """Features as aggregators want them.
 
     Attributes:
-        local: `[B, N, local_dim]`; None where the cached local features were not given.
+        local: `[B, N, local_dim]`; None without cached local features.
         length: valid rows of each sample, `[B]`.
         global_: `[B, D]`.
     """
@@ -132,9 +132,9 @@ class WordsAdapter(Part):
         local: what the local rows are: the word embeddings (SetDiv) or the GRU's outputs (VSE-infinity).
         global_: `last`: the last valid state (backwards: the first); `mean`, `max`: over the GRU's outputs.
         bidirectional: run the GRU in both directions.
-        vectors: a text file of word vectors that the embeddings begin with; whoever begins a training reads it and
-            calls `load_vectors`. A trained model has its embeddings, and needs the file no more.
-        train_vectors: let the embeddings learn; false: all of them stay as the file, or chance, made them.
+        vectors: a text file of word vectors that the embeddings begin with. The training reads it once and calls
+            `load_vectors`; a trained model does not need the file any more.
+        train_vectors: let the embeddings learn; if false, all of them stay as the file, or chance, made them.
 
     Raises:
         ValueError: a choice is unknown, or `train_vectors` is false without `vectors`.
@@ -172,11 +172,10 @@ class WordsAdapter(Part):
     def load_vectors(self, vectors: Tensor, found: Tensor) -> None:
         """Let the embeddings be `vectors [V, word_dim]` where `found [V]` is true.
 
-        The others stay random, scaled to the standard deviation of those found: no word begins much louder or quieter
-        than the rest.
+        The others stay random, scaled to the standard deviation of those found, so that no word outweighs the rest.
 
         Raises:
-            ValueError: the vectors are not as wide as the embeddings, or not as many.
+            ValueError: the vectors differ from the embeddings in width or number.
         """
         weight = self.embedding.weight
         if vectors.shape != weight.shape:

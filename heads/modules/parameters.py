@@ -20,7 +20,7 @@ class Bound(NamedTuple):
     """Which numbers a parameter may be; stands in an `Annotated` type.
 
     Attributes:
-        text: what stands after "must be".
+        text: follows "must be" in a message.
         admits: whether a number may be the parameter's.
     """
 

@@ -28,7 +28,7 @@ def run_gru(gru: nn.GRU, rows: Tensor | PackedSequence) -> tuple[Tensor | Packed
 
 
 def run_packed(gru: nn.GRU, rows: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """Run a GRU over the valid rows of each sample alone, so that its backward direction begins at the last of them.
+    """Run a GRU over the valid rows of each sample alone, so that its backward direction begins at the last one.
 
     Args:
         gru: batch first.
@@ -36,10 +36,10 @@ def run_packed(gru: nn.GRU, rows: Tensor, length: Tensor) -> tuple[Tensor, Tenso
         length: valid rows of each sample, `[B]`, on any device; 0 counts as 1.
 
     Returns:
-        The states `[B, N, directions x H]`, zero behind a sample's length, and the last ones `[directions, B, H]`.
+        The states `[B, N, directions x H]`, zero after a sample's length, and the last ones `[directions, B, H]`.
     """
-    # The lengths of a packed batch live on the CPU. It is sorted here, because torch, to bring the samples back into
-    # their order, would let the CPU wait for a GPU.
+    # The lengths of a packed batch live on the CPU. It is sorted here, because torch, to restore the order of the
+    # samples, would make the CPU wait for a GPU.
     length, order = length.cpu().clamp(min=1).sort(descending=True)
     back = order.argsort().to(rows.device, non_blocking=True)
     rows = rows.index_select(0, order.to(rows.device, non_blocking=True))

@@ -1,8 +1,8 @@
 """What a resolved recipe holds: its blocks, with the default of every value that belongs to no part."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Annotated, Any, Literal, get_type_hints
 
 from ..modules.parameters import Count, Positive, Share, at_least, between
 
@@ -21,7 +21,7 @@ class Data:
     text_kind: str | None = None
     unit: Literal["image", "caption"] = "image"  # image: a batch holds images with all their captions
     batch_size: Annotated[int, at_least(2)] = 128  # in units
-    captions: Count | None = None  # unit image: so many of an image's, drawn each epoch; null: all
+    captions: Count | None = None  # unit image: this many of each image, drawn every epoch; null: all
     chunk: Count | None = None  # units embedded at once, with the gradients of the batch; null: all
 
 
@@ -67,11 +67,11 @@ class Schedule:
 
     name: Literal["cosine", "step"] = "cosine"  # cosine: from lr to 0 over all epochs
     epochs: Count = 30
-    step: Count = 10  # step only: every so many epochs …
+    step: Count = 10  # epochs; step only: after each of them …
     gamma: Factor = 0.1  # … lr is multiplied by this
-    warmup_epochs: Epochs = 0  # over so many epochs lr rises linearly from 0, step by step, …
-    warmup_after: Epochs = 0  # … beginning behind this many
-    patience: Count | None = None  # stop when so many epochs were no better in validation RSUM
+    warmup_epochs: Epochs = 0  # over this many epochs lr rises linearly from 0, step by step, …
+    warmup_after: Epochs = 0  # … which begin after this many
+    patience: Count | None = None  # stop after this many epochs without a better validation RSUM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class Runtime:
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     cache: Literal["auto", "device", "pinned", "stream"] = "auto"  # where the features lie while training
     compile: bool = False  # torch.compile for aggregators and similarity
-    checkpoint_steps: Count | None = None  # state.pt also every so many steps; null: every epoch
+    checkpoint_steps: Count | None = None  # between two writes of state.pt; null: an epoch
     log: Literal["none", "tensorboard", "wandb"] = "none"  # beside metrics.jsonl
 
 
@@ -145,14 +145,7 @@ class Recipe:
 
 
 SECTIONS: dict[str, type[Any]] = {
-    "expected": Expected,
-    "data": Data,
-    "model": Size,
-    "optimizer": Optimizer,
-    "schedule": Schedule,
-    "augment": Augmentation,
-    "finetune": Finetune,
-    "runtime": Runtime,
+    name: kind for name, kind in get_type_hints(Recipe).items() if isinstance(kind, type) and is_dataclass(kind)
 }
 
 

@@ -1,9 +1,4 @@
-"""The bundled recipes and their names.
-
-A folder that bears a system's name, beside the system's own file, holds its variants: `setdiv.yaml` is `setdiv` and
-`setdiv/f30k-butd-bigru.yaml` is `setdiv/f30k-butd-bigru`. Any other folder only groups: `baselines/linear.yaml` is
-`linear`.
-"""
+"""The names and files of the bundled recipes; the package's docstring has the rule."""
 
 import difflib
 from pathlib import Path

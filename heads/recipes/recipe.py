@@ -17,7 +17,7 @@ from ..modules.aggregators import AGGREGATORS
 from ..modules.losses import LOSSES
 from ..modules.parameters import at_least
 from ..modules.similarity import SIMILARITIES
-from .blocks import SECTIONS, Data, Expected, Recipe, Size
+from .blocks import SECTIONS, Recipe
 from .names import recipe_file
 from .schema import REQUIRED, Field, check, fields, get
 from .trial import refusals
@@ -129,9 +129,7 @@ def _schema(values: Mapping[str, Any]) -> dict[str, Any]:
         "name": Field(str, REQUIRED),
         "paper": Field(str, ""),
         "reaches": Field(Literal["cache", "finetune"], "cache"),
-        "expected": fields(Expected),
-        "data": fields(Data),
-        "model": fields(Size),
+        **{key: fields(section) for key, section in SECTIONS.items()},
         "adapter": {kind: fields(adapter) for kind, adapter in ADAPTERS.items()},
         "aggregator": {side: _part(values, f"aggregator.{side}") for side in ("image", "text")},
         "similarity": _part(values, "similarity"),
@@ -142,7 +140,6 @@ def _schema(values: Mapping[str, Any]) -> dict[str, Any]:
                 for term, loss in LOSSES.items()
             },
         },
-        **{key: fields(section) for key, section in SECTIONS.items() if key not in ("expected", "data", "model")},
     }
 
 

@@ -48,7 +48,7 @@ def check(values: Any, schema: Mapping[str, Any], faults: list[str]) -> dict[str
     Args:
         values: nested.
         schema: nested dictionaries of `Field`s. A block that knows its `name` alone is that of a part whose name is
-            wrong: what else may stand there is not known and not complained of.
+            wrong: what else it may hold is unknown and not complained of.
         faults: what does not fit is appended here, with the nearest right key or value.
     """
     return _check(values, schema, "", faults, _paths(schema))

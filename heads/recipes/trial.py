@@ -67,7 +67,7 @@ def _try(
         for values in (*made.parameters(), *made.buffers()):
             values.zero_()  # whatever the memory held, scipy's matching refuses what is not finite
         return made(*inputs)
-    except (ValueError, RuntimeError) as error:  # RuntimeError: torch cannot count so many weights
+    except (ValueError, RuntimeError) as error:  # RuntimeError: more weights than torch can count
         faults.append(f"{path}: {str(error).partition(chr(10))[0]}")
         return None
 

@@ -1,18 +1,20 @@
-"""Tables and plots as the page's template takes them."""
+"""Tables and plots as the page's template takes them; a terminal takes the tables."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from ...pipeline.wording import aligned
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table; the first cell of every row names it.
+    """A table; the first cell of every row names it. ``str`` shows it in a terminal.
 
     Attributes:
         caption: what it shows, with units.
         header: names of the columns, that of the first included.
         rows: text of the cells.
-        heat: how strongly each cell behind the first is shaded, from 0 to 1; None: not at all.
+        heat: how strongly each cell after the first is shaded, from 0 to 1; None: not at all.
     """
 
     caption: str
@@ -20,22 +22,30 @@ class Table:
     rows: Sequence[Sequence[str]]
     heat: Sequence[Sequence[float]] | None = None
 
+    def __str__(self) -> str:
+        return "\n".join([self.caption, *aligned([self.header, *self.rows])])
+
 
 @dataclass(frozen=True)
 class Plot:
     """A drawing.
 
     Attributes:
-        svg: from `plots`.
+        draw: returns it as SVG, by one of `plots`, which need matplotlib.
         kind: what kind of drawing, for those who do not see it.
         caption: below it.
         table: its numbers; None where they are of no use one by one.
     """
 
-    svg: str
+    draw: Callable[[], str]
     kind: str
     caption: str
     table: Table | None = None
+
+    @property
+    def svg(self) -> str:
+        """The drawing."""
+        return self.draw()
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -52,7 +62,7 @@ def heat_map(caption: str, corner: str, columns: Sequence[str], rows: Sequence[s
         corner: what rows and columns are.
         columns: their names; `rows` likewise.
         values: of each row.
-        digits: behind the decimal point.
+        digits: after the decimal point.
         full: the value that is shaded most strongly; 0 and less are not shaded.
     """
     cells = [[name, *(number(value, digits) for value in line)] for name, line in zip(rows, values, strict=True)]

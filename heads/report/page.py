@@ -7,14 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
 from ...pipeline.files import write_text
 from ...pipeline.progress import Progress
 from ..evaluation.evaluation import Evaluation, evaluate
 from ..evaluation.metrics import Ties
 from ..runs.run import versions
-from .diagnostics import diagnose_embedded
+from .diagnostics import Diagnosis, diagnose_view
 from .figures import number
 from .pictures import Pictures
 from .sections.attention import attended_images
@@ -70,19 +69,17 @@ def write_report(
     """
     require_packages()
     require_place(Path(out))
-    target = pick_device(device)
-    views = open_views(runs, store, split, target)
+    views = open_views(runs, store, split, device)
     require_one_data_set(views)
     pictures = Pictures(views[0].cache, None if data_root is None else Path(data_root))
     if pictures.why_not:
         print(f"the page will have no pictures: {pictures.why_not}", file=sys.stderr)
-    crops: dict[str, Any] = {"data_root": data_root, "visual_weights": visual_weights, "text_weights": text_weights}
     results, found = [], []
     with Progress("report", 2 * len(views) + 1, "parts") as progress:
         for view in views:
             results.append(evaluate(view.run.path, store=store, split=split, ties=ties, scores=view.scores))
             progress.update(1)
-            found.append(diagnose_embedded(view.run, view.model, view.cache, view.embedded, ties=ties, **crops))
+            found.append(diagnose_view(view, ties, data_root, visual_weights, text_weights))
             progress.update(1)
         page = _content(views, results, found, pictures, ties, seed)
         progress.update(1)
@@ -139,7 +136,7 @@ def render(page: dict[str, Any]) -> str:
 def _content(
     views: Several[View],
     results: Several[Evaluation],
-    found: Several[dict[str, Any]],
+    found: Several[Diagnosis],
     pictures: Pictures,
     ties: Ties,
     seed: int,

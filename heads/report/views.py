@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...pipeline.cache import CaptionSet, FeatureCache, ImageSet
-from ...pipeline.device import within_memory
+from ...pipeline.device import pick_device, within_memory
 from ..evaluation.scoring import Scores, score_embedded
 from ..model import Model
 from ..modules.embedding import Embedding, Gaussian, Sequence
 from ..modules.padding import zero_padding
 from ..runs.features import caption_set_of_run, open_store, split_of_run
 from ..runs.run import Run
-from .diagnostics.embedded import Embedded, embed_split
+from .embedded import Embedded, embed_split
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,11 @@ class View:
     split: str
     embedded: Embedded
     scores: Scores
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
 
     @property
     def similarity(self) -> Tensor:
@@ -98,20 +103,27 @@ class View:
         return self.embedded.texts[int(own[0])] if len(own) else ""
 
 
-def open_views(paths: Several[str | Path], store: str | None, split: str, device: torch.device) -> list[View]:
+def open_views(paths: Several[str | Path], store: str | None, split: str, device: str) -> list[View]:
     """Open runs, embed the split with each and compare its images and captions.
+
+    Args:
+        paths: the run folders.
+        store: the feature cache to look at all of them on; None: each on the one that it was trained on.
+        split: which images and captions.
+        device: ``auto``, ``cpu`` or ``cuda``.
 
     Raises:
         RunError: a run, a store's feature sets or the split do not fit.
         CacheError: there is no store, or it cannot be used.
     """
+    target = pick_device(device)
     runs = [Run(path) for path in paths]
     caches = [open_store(run, store) for run in runs]  # before anything takes its time
     views = []
     for run, cache, name in zip(runs, caches, names([run.path for run in runs]), strict=True):
-        with within_memory(device):
-            model = run.model(device)
-            batches = split_of_run(run, cache, split, model, device)
+        with within_memory(target):
+            model = run.model(target)
+            batches = split_of_run(run, cache, split, model, target)
             embedded = embed_split(model, batches)
             scores = score_embedded(model, batches, embedded.image.embedding, embedded.text.embedding)
         views.append(View(name, run, cache, model, split, embedded, scores))

@@ -14,6 +14,7 @@ split, and the kind of the embeddings. Their arrays are called ``images`` and ``
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,53 @@ if TYPE_CHECKING:
 _HEADER = 100_000_000  # bytes of metadata that readers of safetensors take
 
 
-def export_embeddings(retriever: Retriever, out: str | Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class About:
+    """What every file says of itself.
+
+    Attributes:
+        format, version: of these files.
+        run: the name of the run's folder.
+        recipe: its name.
+        similarity: by which the embeddings are compared, with its arguments.
+        dataset, manifest_sha256, split: what was embedded.
+        kind: of the embeddings, by `kind_of`.
+    """
+
+    format: str
+    version: int
+    run: str
+    recipe: str
+    similarity: dict[str, Any]
+    dataset: str
+    manifest_sha256: str
+    split: str
+    kind: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields, ready for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Exported(About):
+    """What was written.
+
+    Attributes:
+        out: where.
+        images, captions: how many.
+        shapes: of the arrays, by name.
+        bytes: of all files.
+    """
+
+    out: str
+    images: int
+    captions: int
+    shapes: dict[str, list[int]]
+    bytes: int
+
+
+def export_embeddings(retriever: Retriever, out: str | Path) -> Exported:
     """Write the embeddings of a gallery's images and captions, and what they belong to; whole, or not at all.
 
     Args:
@@ -41,16 +88,12 @@ def export_embeddings(retriever: Retriever, out: str | Path) -> dict[str, Any]:
         out: a ``.parquet`` or ``.safetensors`` file, or a folder (without a suffix, or ending in ``.npy``); it must
             not be there yet.
 
-    Returns:
-        What is written beside the arrays, with ``out``, ``images``, ``captions``, the shape of the arrays and
-        ``bytes``.
-
     Raises:
-        RunError: `out` is there already, ends in something else or cannot be written; or the run is none or spoilt.
+        RunError: `out` is there already, ends in something else or cannot be written; or the run is none or damaged.
         CacheError: store or split do not fit.
     """
     out = Path(out)
-    writers: dict[str, Callable[[Path, Gallery, dict[str, Any]], None]] = {
+    writers: dict[str, Callable[[Path, Gallery, About], None]] = {
         ".parquet": _write_parquet,
         ".safetensors": _write_safetensors,
         ".npy": _write_folder,
@@ -63,30 +106,31 @@ def export_embeddings(retriever: Retriever, out: str | Path) -> dict[str, Any]:
     if out.suffix == ".parquet":
         _pyarrow()
     gallery, run = retriever.gallery, retriever.run
-    about = {
-        "format": "xret-embeddings",
-        "version": 1,
-        "run": run.path.resolve().name,
-        "recipe": run.recipe.name,
-        "similarity": dict(run.recipe.similarity),
-        "dataset": gallery.dataset,
-        "manifest_sha256": retriever.cache.manifest_sha256,
-        "split": gallery.split,
-        "kind": kind_of(gallery.images),
-    }
-    if not all(np.isfinite(array).all() for array in arrays_of(gallery).values()):
-        raise RunError(f"{run.path} gives embeddings that are not finite: it is spoilt, train it again")
+    about = About(
+        format="xret-embeddings",
+        version=1,
+        run=run.path.resolve().name,
+        recipe=run.recipe.name,
+        similarity=dict(run.recipe.similarity),
+        dataset=gallery.dataset,
+        manifest_sha256=retriever.cache.manifest_sha256,
+        split=gallery.split,
+        kind=kind_of(gallery.images),
+    )
+    arrays = arrays_of(gallery)
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise RunError(f"{run.path} gives embeddings that are not finite: it is damaged, train it again")
     with writing(out, RunError, "choose another --out") as partial:
         writers[out.suffix](partial, gallery, about)
     files = [out] if out.is_file() else list(out.iterdir())
-    return {
-        **about,
-        "out": str(out),
-        "images": len(gallery.image_ids),
-        "captions": len(gallery.texts),
-        "shapes": {name: list(array.shape) for name, array in arrays_of(gallery).items()},
-        "bytes": sum(file.stat().st_size for file in files),
-    }
+    return Exported(
+        **about.to_dict(),
+        out=str(out),
+        images=len(gallery.image_ids),
+        captions=len(gallery.texts),
+        shapes={name: list(array.shape) for name, array in arrays.items()},
+        bytes=sum(file.stat().st_size for file in files),
+    )
 
 
 def arrays_of(gallery: Gallery) -> dict[str, np.ndarray]:
@@ -102,7 +146,7 @@ def arrays_of(gallery: Gallery) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _write_folder(folder: Path, gallery: Gallery, about: dict[str, Any]) -> None:
+def _write_folder(folder: Path, gallery: Gallery, about: About) -> None:
     folder.mkdir()
     for name, array in arrays_of(gallery).items():
         np.save(folder / f"{name}.npy", array)
@@ -111,7 +155,7 @@ def _write_folder(folder: Path, gallery: Gallery, about: dict[str, Any]) -> None
     rows = zip(gallery.caption_ids, gallery.caption_image.tolist(), gallery.texts, strict=True)
     captions = ({"id": id_, "image_id": gallery.image_ids[row], "caption": text} for id_, row, text in rows)
     _write_lines(folder / "captions.jsonl", captions)
-    (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    (folder / "about.json").write_text(json.dumps(about.to_dict(), indent=1) + "\n", encoding="utf-8")
 
 
 def _write_lines(path: Path, values: Any) -> None:
@@ -119,21 +163,24 @@ def _write_lines(path: Path, values: Any) -> None:
         file.writelines(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
 
 
-def _write_safetensors(path: Path, gallery: Gallery, about: dict[str, Any]) -> None:
+def _write_safetensors(path: Path, gallery: Gallery, about: About) -> None:
     lists = {
         "image_ids": gallery.image_ids,
         "file_names": gallery.file_names,
         "caption_ids": gallery.caption_ids,
         "captions": gallery.texts,
     }
-    metadata = {name: value if isinstance(value, str) else json.dumps(value) for name, value in (about | lists).items()}
+    metadata = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in (about.to_dict() | lists).items()
+    }
     if len(json.dumps(metadata)) > 0.9 * _HEADER:
         raise RunError(f"{gallery.split} has too many captions for the header of a safetensors file; take .parquet")
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays_of(gallery).items()}
     save_file(arrays | {"caption_image": gallery.caption_image.astype(np.int64)}, path, metadata=metadata)
 
 
-def _write_parquet(path: Path, gallery: Gallery, about: dict[str, Any]) -> None:
+def _write_parquet(path: Path, gallery: Gallery, about: About) -> None:
     pa, parquet = _pyarrow()
     images, captions = len(gallery.image_ids), len(gallery.texts)
     owners = gallery.caption_image.tolist()
@@ -147,7 +194,7 @@ def _write_parquet(path: Path, gallery: Gallery, about: dict[str, Any]) -> None:
     table = {name: pa.array(values, pa.string()) for name, values in columns.items()}
     sides = [_columns(pa, embedding) for embedding in (gallery.images, gallery.captions)]
     table |= {name: pa.chunked_array([side[name] for side in sides]) for name in sides[0]}
-    parquet.write_table(pa.table(table).replace_schema_metadata({"xret": json.dumps(about)}), path)
+    parquet.write_table(pa.table(table).replace_schema_metadata({"xret": json.dumps(about.to_dict())}), path)
 
 
 def _columns(pa: Any, embedding: Embedding) -> "dict[str, pyarrow.Array]":

@@ -5,15 +5,18 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from ...pipeline.cache.feature_cache import FeatureCache
-from ...pipeline.errors import CacheError
+from ...pipeline.errors import CacheError, RunError
 from ...pipeline.reading.reattachment import image_folder
 from ..evaluation.scoring import BATCH, embed_all
 from ..model import Model
-from ..modules.embedding import Embedding
+from ..modules.embedding import Embedding, each
 from ..runs.features import split_of_run
 from ..runs.run import Run
+from .hits import Answer, Modality, answers_at, best_rows
 
 
 class Gallery:
@@ -45,7 +48,7 @@ class Gallery:
     def __init__(
         self, run: Run, model: Model, cache: FeatureCache, split: str, device: torch.device, data_root: Path | None
     ) -> None:
-        self._model, self._cache, self._data_root = model, cache, data_root
+        self._run, self._model, self._cache, self._data_root = run, model, cache, data_root
         self._batches = batches = split_of_run(run, cache, split, model, device)
         self.url, self.dataset, self.split = cache.url, cache.dataset, split
         self.image_ids, self.file_names = batches.ids(), batches.file_names()
@@ -63,6 +66,34 @@ class Gallery:
     def captions(self) -> Embedding:
         """The captions' embeddings, float32: [C, D], [C, K, D], or a Gaussian or Sequence of C."""
         return embed_all(self._model.embed_captions, self._batches.caption_features(BATCH))
+
+    def of(self, modality: Modality) -> Embedding:
+        """Return the embeddings of a modality."""
+        return self.images if modality == "images" else self.captions
+
+    def best(self, modality: Modality, scores: Tensor, k: int) -> list[Answer]:
+        """Return the k samples of a modality with the largest `scores` [N], best first, equal ones by row.
+
+        Raises:
+            RunError: a score is not finite.
+        """
+        if not scores.isfinite().all():
+            raise RunError(f"{self._run.path} gives similarities that are not finite: it is damaged, train it again")
+        rows, of_images = best_rows(scores, k), modality == "images"
+        ids, labels = (self.image_ids, self.file_names) if of_images else (self.caption_ids, self.texts)
+        items = each(lambda t: t[rows], self.of(modality))
+        return answers_at(rows.tolist(), scores[rows].tolist(), items, ids, labels)
+
+    def best_of_elements(self, modality: Modality, elements: Tensor, k: int) -> list[list[Answer]]:
+        """Return for each of K elements [K, D] the samples, which are sets, that have the element nearest to it.
+
+        The score is the largest cosine of the element with those of the sample.
+        """
+        items, elements = self.of(modality), functional.normalize(elements, dim=-1)
+        assert isinstance(items, Tensor)
+        slots = functional.normalize(items, dim=-1).unbind(1)
+        scores = torch.stack([torch.einsum("kd,nd->nk", elements, slot) for slot in slots]).amax(0)
+        return [self.best(modality, column, k) for column in scores.unbind(1)]
 
     @cached_property
     def folder(self) -> Path:

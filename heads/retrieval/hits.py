@@ -1,7 +1,9 @@
 """The answers of a search: which are the best, and what is told of each."""
 
+from collections.abc import Iterable
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -20,7 +22,7 @@ class Hit:
         score: the run's similarity; larger is closer.
         file_name: of an image, below the image folder; None for a caption.
         caption: the text; None for an image.
-        uncertainty: of its Gaussian, see `uncertainty`; None for other embeddings.
+        deviation: of its Gaussian, see `Gaussian.deviation`; None for other embeddings. JSON calls it `uncertainty`.
     """
 
     rank: int
@@ -28,18 +30,63 @@ class Hit:
     score: float
     file_name: str | None = None
     caption: str | None = None
-    uncertainty: float | None = None
+    deviation: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return what is known, ready for JSON."""
-        return {key: value for key, value in vars(self).items() if value is not None}
+        known = {key: value for key, value in vars(self).items() if value is not None}
+        return {"uncertainty" if key == "deviation" else key: value for key, value in known.items()}
 
 
-def hit_of(answers: Modality, rank: int, id_: str, label: str, score: float, uncertain: float | None) -> Hit:
-    """Return a hit; its label is an image's file name or a caption's text."""
-    if answers == "images":
-        return Hit(rank, id_, score, file_name=label, uncertainty=uncertain)
-    return Hit(rank, id_, score, caption=label, uncertainty=uncertain)
+class Answer(NamedTuple):
+    """A hit before it is ranked among those of other shards.
+
+    Attributes:
+        row: in the gallery, or of several shards in all of them.
+        score: the similarity.
+        id: of the sample.
+        label: its image's file name, or its caption.
+        deviation: of a Gaussian; None for other embeddings.
+    """
+
+    row: int
+    score: float
+    id: str
+    label: str
+    deviation: float | None = None
+
+
+class Texts(Protocol):
+    """Texts by row: a list, or the file of an index."""
+
+    def __getitem__(self, row: int, /) -> str:
+        """Return the text of a row."""
+        ...
+
+
+def answers_at(rows: Several[int], scores: Several[float], items: Embedding, ids: Texts, labels: Texts) -> list[Answer]:
+    """Return answers in the order of their `rows`, each with a score; `items` are the embeddings of these rows."""
+    spread = deviation(items)
+    spreads = [None] * len(rows) if spread is None else spread.tolist()
+    return [
+        Answer(row, score, ids[row], labels[row], own) for row, score, own in zip(rows, scores, spreads, strict=True)
+    ]
+
+
+def hits_of(modality: Modality, answers: Iterable[Answer]) -> list[Hit]:
+    """Return answers, best first, as hits of a modality."""
+    images = modality == "images"
+    return [
+        Hit(
+            rank,
+            found.id,
+            found.score,
+            file_name=found.label if images else None,
+            caption=None if images else found.label,
+            deviation=found.deviation,
+        )
+        for rank, found in enumerate(answers, 1)
+    ]
 
 
 def best_rows(scores: Tensor, k: int) -> Tensor:
@@ -49,11 +96,6 @@ def best_rows(scores: Tensor, k: int) -> Tensor:
     return rows[scores[rows].argsort(descending=True, stable=True)[:k]]
 
 
-def uncertainty(embedding: Embedding) -> Tensor | None:
-    """Return how uncertain B Gaussians are, [B]: the geometric mean of their standard deviations.
-
-    PCME (Chun et al., CVPR 2021) measures a sample's uncertainty so. None for embeddings that are no Gaussians.
-    """
-    if not isinstance(embedding, Gaussian):
-        return None
-    return embedding.log_variance.mean(1).div(2).exp()
+def deviation(embedding: Embedding) -> Tensor | None:
+    """Return the deviation of B Gaussians, `[B]`, see `Gaussian.deviation`; None for other embeddings."""
+    return embedding.deviation() if isinstance(embedding, Gaussian) else None

@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ...pipeline.errors import RunError
 from ...pipeline.files import making
-from ..runs.encoders import ORIGINS, Side, origins_text
+from ...pipeline.reading.reencoding import Origin
+from ..runs.encoders import ORIGINS, Side, origin_of, origins_text, tuned
 from ..runs.run import Run, write_recipe
 from ..training.finetuning.finetuning import BACKBONES
 from .retriever import Retriever
@@ -82,7 +84,7 @@ def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = 
         raise RunError(f"{folder} exists; take another folder")
     files = [run.path / name for name in _COPIED if (run.path / name).exists()]
     run.model(retriever.device)  # damaged weights are refused here, not where the folder is loaded
-    origins = {side: origin for side in _sides(run) if (origin := retriever.origin(side))}
+    origins = {side: origin for side in _sides(run) if (origin := _origin(retriever, side))}
     for side in set(_sides(run)) - set(origins):  # likewise, the backbones of a fine-tuned run
         _ = retriever.image_encoder if side == "image" else retriever.text_encoder
     recipe = run.recipe.to_dict()
@@ -146,6 +148,16 @@ def _sides(run: Run) -> tuple[Side, ...]:
     return ("image",) if run.vocabulary is not None else ("image", "text")
 
 
+def _origin(retriever: Retriever, side: Side) -> Origin | None:
+    """Return what made the run's features of a side; None where the run has its own backbone."""
+    if tuned(retriever.run, "visual" if side == "image" else "text"):
+        return None
+    origin, weights = origin_of(retriever.run, side, lambda: retriever.cache), retriever.weights[side]
+    if weights is None or Path(weights).exists():  # a path means nothing elsewhere
+        return origin
+    return replace(origin, weights=weights)
+
+
 def _without_paths(info: dict[str, Any]) -> dict[str, Any]:
     stores = {"also_stores": [Path(store).name for store in info["also_stores"]]} if "also_stores" in info else {}
     return info | {key: Path(info[key]).name for key in ("store", "head") if key in info} | stores
@@ -157,7 +169,7 @@ def _card(retriever: Retriever, repo: str) -> str:
     needed = {
         f"{'visual' if side == 'image' else 'text'}_weights": "…"
         for side in _sides(run)
-        if (origin := retriever.origin(side)) and origin.weights is None
+        if (origin := _origin(retriever, side)) and origin.weights is None
     }
     return _CARD.format(
         name=repo.rpartition("/")[2],

@@ -19,7 +19,7 @@ import torch
 from ...pipeline.errors import QueryError, RunError
 from ..modules.embedding import Embedding, concatenate, each
 from .hits import Modality, best_rows
-from .retriever import Retriever, weights_digest
+from .retriever import Retriever
 
 if TYPE_CHECKING:
     from mteb.models import ModelMeta
@@ -77,7 +77,7 @@ class MtebModel:
         """
         assert self._items is not None, "mteb gives the corpus first"
         asked = _asked(task_metadata)
-        compare = self.retriever.scorer(asked)
+        compare = self.retriever.comparison(asked)
         row_of = {document: row for row, document in enumerate(self._ids)}
         embedded, ids = self._encode(queries, images=asked == "captions"), list(queries["id"])
         found = {}
@@ -125,6 +125,6 @@ def _meta(retriever: Retriever, name: str) -> "ModelMeta":
     sizes = {
         "n_parameters": sum(weight.numel() for weight in model.parameters()),
         "embed_dim": run.recipe.model.dim,
-        "revision": weights_digest(run)[:40],
+        "revision": retriever.weights_digest[:40],
     }
     return ModelMeta.create_empty({"name": name, "modalities": ["text", "image"], "framework": ["PyTorch"], **sizes})

@@ -7,32 +7,29 @@ for hit in retriever.search("a red square beside a blue circle", k=5):
 
 import hashlib
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn import functional
 
 from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.device import pick_device, within_memory
 from ...pipeline.encoders import VisualEncoder
 from ...pipeline.encoders.words import WordsEncoder
-from ...pipeline.errors import EncoderError, QueryError, RunError
-from ...pipeline.reading.reencoding import Origin, Picture, TextEncoder, encode_captions, encode_images
+from ...pipeline.errors import EncoderError, QueryError
+from ...pipeline.reading.reencoding import Picture, TextEncoder, encode_captions, encode_images
 from ..evaluation.scoring import embed_all
 from ..model import Model
-from ..modules.embedding import Embedding, each
-from ..modules.similarity import in_blocks
-from ..runs.encoders import Side, find_image_encoder, find_text_encoder, origin_of, tuned
+from ..modules.embedding import Embedding
+from ..runs.encoders import Side, find_image_encoder, find_text_encoder
 from ..runs.features import open_store
 from ..runs.run import Run
 from .gallery import Gallery
-from .hits import Hit, Modality, best_rows, hit_of, uncertainty
+from .hits import Hit, Modality, hits_of
+from .index import RunCompare
+from .index.sharded import ShardedSearch, shards_of
 from .queries import (
     UnknownWordsWarning,
     require_known_word,
@@ -41,9 +38,6 @@ from .queries import (
     require_texts,
     unknown_sentence,
 )
-
-if TYPE_CHECKING:
-    from .index.sharded import ShardedSearch
 
 
 class Retriever:
@@ -66,6 +60,7 @@ class Retriever:
         run: the opened run.
         split: as given.
         device: where all happens.
+        weights: that were named, by ``image`` and ``text``.
 
     Raises:
         RunError: the run is none, or damaged.
@@ -94,7 +89,7 @@ class Retriever:
                 " --text-weights, in Python text_weights)"
             )
         self._store, self._data_root = store, None if data_root is None else Path(data_root)
-        self._weights: dict[Side, str | None] = {"image": visual_weights, "text": text_weights}
+        self.weights: dict[Side, str | None] = {"image": visual_weights, "text": text_weights}
         self._index = None if index is None else Path(index)
         self._scheduler, self._trust = scheduler, trust
         self._opened: dict[Modality, ShardedSearch] = {}
@@ -118,7 +113,7 @@ class Retriever:
     def encode_text(self, texts: Sequence[str]) -> Embedding:
         """Embed B texts; a text of the store gets the embedding that it has there, up to rounding.
 
-        Words outside of a run's vocabulary are its `<unk>`; an `UnknownWordsWarning` names them.
+        Words outside a run's vocabulary are its `<unk>`; an `UnknownWordsWarning` names them.
 
         Returns:
             float32, by the kind of the run's embeddings: [B, D], [B, K, D], or a Gaussian or Sequence of B.
@@ -134,8 +129,7 @@ class Retriever:
     def encode_captions(self, texts: Sequence[str]) -> Embedding:
         """Embed B captions of a data set: as `encode_text`, but unknown words are nothing to warn of."""
         require_texts(texts)
-        encoder, dtype = self.text_encoder
-        features = encode_captions(encoder, dtype, str(self.device), texts)
+        features = encode_captions(*self.text_encoder, str(self.device), texts)
         with within_memory(self.device):
             return embed_all(self.model.embed_captions, features)
 
@@ -152,11 +146,9 @@ class Retriever:
             EncoderError: the encoder's weights are not named, or are others.
             SampleError: a picture cannot be read.
         """
-        require_samples(
-            images, str | Path | Image.Image, "picture", "a list of files or PIL images such as ['photo.jpg']"
-        )
-        encoder, dtype = self.image_encoder
-        features = encode_images(encoder, dtype, str(self.device), images)
+        wanted = "a list of files or PIL images such as ['photo.jpg']"
+        require_samples(images, str | Path | Image.Image, "picture", wanted)
+        features = encode_images(*self.image_encoder, str(self.device), images)
         with within_memory(self.device):
             return embed_all(self.model.embed_images, features)
 
@@ -166,13 +158,12 @@ class Retriever:
         Returns:
             float32 [I, C]; larger is closer.
         """
-        with within_memory(self.device):
-            return in_blocks(self.model.similarity, self._here(images), self._here(captions))
+        return self.comparison("captions")(images, captions)
 
     def search(self, query: Picture, k: int = 10) -> list[Hit]:
         """Return the k best answers of the gallery, or all if it has fewer: images to a text, captions to a picture.
 
-        Equal scores keep the gallery's order. An `UnknownWordsWarning` names words outside of the run's vocabulary.
+        Equal scores keep the gallery's order. An `UnknownWordsWarning` names words outside the run's vocabulary.
 
         Args:
             query: a text (str), or a picture: a Path, or a decoded one.
@@ -182,9 +173,7 @@ class Retriever:
             QueryError: the text is empty, a picture's name, or without a word that the run knows; or k is below 1.
             Others: as for `encode_text`, `encode_images` and `Gallery`.
         """
-        embedding, answers = self.encode_query(query, k)
-        if isinstance(query, str):
-            self._warn_of_unknown([query])
+        embedding, answers = self._embed_query(query, k)
         return self.nearest(embedding, answers, k)
 
     def search_elements(self, query: Picture, k: int = 10) -> list[list[Hit]]:
@@ -202,22 +191,17 @@ class Retriever:
         Raises:
             QueryError: the run's embeddings are no sets; else as for `search`.
         """
-        embedding, answers = self.encode_query(query, k)
-        if isinstance(query, str):
-            self._warn_of_unknown([query])
+        embedding, answers = self._embed_query(query, k)
         return self.nearest_to_elements(embedding, answers, k)
 
     def nearest_to_elements(self, query: Embedding, answers: Modality, k: int = 10) -> list[list[Hit]]:
         """Return what each element of the embedding of one query looks for, as `search_elements`."""
         if not isinstance(query, Tensor) or query.ndim != 3:
             raise QueryError(
-                f"the embeddings of {self.run.path} are no sets, so that there are no elements to search with one by"
-                " one; take a run of a recipe such as setdiv"
+                f"the embeddings of {self.run.path} are no sets, so there are no elements to search with one by one;"
+                " take a run of a recipe such as setdiv"
             )
-        items = functional.normalize(getattr(self.gallery, answers), dim=-1)
-        elements = functional.normalize(query[0], dim=-1)
-        scores = torch.stack([torch.einsum("kd,nd->nk", elements, slot) for slot in items.unbind(1)]).amax(0)
-        return [self._hits(column, k, answers) for column in scores.unbind(1)]
+        return [hits_of(answers, found) for found in self.gallery.best_of_elements(answers, query[0], k)]
 
     def encode_query(self, query: Picture, k: int = 1) -> tuple[Embedding, Modality]:
         """Embed a query of `search`, without its warning; return the embedding, of one sample, and what to search."""
@@ -241,14 +225,13 @@ class Retriever:
     def nearest(self, query: Embedding, answers: Modality, k: int = 10) -> list[Hit]:
         """Return the k best ``images`` or ``captions`` of the gallery for the embedding of one query, as `search`."""
         if self._index is not None:
-            return self._indexed_hits(query, answers, k)
-        return self._hits(self.scorer(answers)(query, getattr(self.gallery, answers))[0], k, answers)
+            return hits_of(answers, self._index_of(answers).answers(query, k))
+        scores = self.comparison(answers)(query, self.gallery.of(answers))[0]
+        return hits_of(answers, self.gallery.best(answers, scores, k))
 
-    def scorer(self, answers: Modality) -> Callable[[Embedding, Embedding], Tensor]:
-        """Return the function that takes Q queries and N answers of a modality to ``[Q, N]``, as an index wants it."""
-        if answers == "captions":
-            return self.similarity
-        return lambda queries, items: self.similarity(items, queries).T
+    def comparison(self, answers: Modality) -> RunCompare:
+        """Return what takes Q queries and N answers of a modality to ``[Q, N]``, by the run's similarity."""
+        return RunCompare(self.model.compare, answers, str(self.device))
 
     def searched(self, answers: Modality) -> int:
         """Return how many ``images`` or ``captions`` a search looks through."""
@@ -274,80 +257,42 @@ class Retriever:
             "store": self.cache.manifest_sha256,
             "split": self.split,
             "modality": answers,
-            "weights": weights_digest(self.run),
+            "weights": self.weights_digest,
         }
 
-    def origin(self, side: Side) -> Origin | None:
-        """Return what made the run's features of ``image`` or ``text``; None where the run has its own backbone.
-
-        Raises:
-            RunError, CacheError: neither run nor store can tell.
-        """
-        if tuned(self.run, "visual" if side == "image" else "text"):
-            return None
-        origin, weights = origin_of(self.run, side, lambda: self.cache), self._weights[side]
-        if weights is None or Path(weights).exists():  # a path means nothing elsewhere
-            return origin
-        return replace(origin, weights=weights)
+    @cached_property
+    def weights_digest(self) -> str:
+        """The SHA-256 of the run's weights, in hexadecimal; RunError where it has none yet."""
+        self.run.require_weights()
+        return hashlib.sha256((self.run.path / "model.safetensors").read_bytes()).hexdigest()
 
     @cached_property
     def text_encoder(self) -> tuple[TextEncoder, str]:
         """The encoder of captions, and the dtype of its features; loaded when it is first asked for."""
-        return find_text_encoder(self.run, lambda: self.cache, self._weights["text"], str(self.device))
+        return find_text_encoder(self.run, lambda: self.cache, self.weights["text"], str(self.device))
 
     @cached_property
     def image_encoder(self) -> tuple[VisualEncoder, str]:
         """The encoder of images, and the dtype of its features; loaded when it is first asked for."""
-        return find_image_encoder(self.run, lambda: self.cache, self._weights["image"], str(self.device), self._trust)
+        return find_image_encoder(self.run, lambda: self.cache, self.weights["image"], str(self.device), self._trust)
 
-    def _warn_of_unknown(self, texts: Sequence[str]) -> None:
-        """Warn, where the caller's caller is, of words that are not in the vocabulary."""
+    def _embed_query(self, query: Picture, k: int) -> tuple[Embedding, Modality]:
+        found = self.encode_query(query, k)
+        if isinstance(query, str):
+            self._warn_of_unknown([query], 4)
+        return found
+
+    def _warn_of_unknown(self, texts: Sequence[str], calls: int = 3) -> None:
+        """Warn of words that are not in the vocabulary, where so many `calls` began."""
         if unknown := self.unknown_words(texts):
-            warnings.warn(unknown_sentence(unknown), UnknownWordsWarning, stacklevel=3)
+            warnings.warn(unknown_sentence(unknown), UnknownWordsWarning, stacklevel=calls)
 
-    def _index_of(self, answers: Modality) -> "ShardedSearch":
-        from .index.of_run import compare_of
-        from .index.sharded import ShardedSearch, shards_of
-
+    def _index_of(self, answers: Modality) -> ShardedSearch:
         assert self._index is not None
         if answers not in self._opened:
             shards, facts = shards_of(self._index), self.index_facts(answers)
             if len(shards) > 1:  # each is of a store of its own
                 del facts["store"]
-            folders = [folder / answers for folder in shards or [self._index]]
-            self._opened[answers] = ShardedSearch(folders, facts, compare_of(self, answers), self._scheduler)
+            folders, compare = [folder / answers for folder in shards or [self._index]], self.comparison(answers)
+            self._opened[answers] = ShardedSearch(folders, facts, compare, self._scheduler)
         return self._opened[answers]
-
-    def _indexed_hits(self, query: Embedding, answers: Modality, k: int) -> list[Hit]:
-        found = self._index_of(answers).answers(query, k)
-        return [
-            hit_of(answers, rank, answer.id, answer.label, answer.score, answer.uncertainty)
-            for rank, answer in enumerate(found, 1)
-        ]
-
-    def _hits(self, scores: Tensor, k: int, answers: Modality) -> list[Hit]:
-        if not scores.isfinite().all():
-            raise RunError(f"{self.run.path} gives similarities that are not finite: it is spoilt, train it again")
-        rows, gallery = best_rows(scores, k), self.gallery
-        ids, labels = (
-            (gallery.image_ids, gallery.file_names) if answers == "images" else (gallery.caption_ids, gallery.texts)
-        )
-        spread = uncertainty(each(lambda t: t[rows], getattr(gallery, answers)))
-        spreads = [None] * len(rows) if spread is None else spread.tolist()
-        return [
-            hit_of(answers, rank, ids[row], labels[row], float(scores[row]), own)
-            for rank, (row, own) in enumerate(zip(rows.tolist(), spreads, strict=True), 1)
-        ]
-
-    def _here(self, embedding: Embedding) -> Embedding:
-        return each(lambda t: t.to(self.device), embedding)
-
-
-def weights_digest(run: Run) -> str:
-    """Return the SHA-256 of a run's weights, in hexadecimal.
-
-    Raises:
-        RunError: it has none yet.
-    """
-    run.require_weights()
-    return hashlib.sha256((run.path / "model.safetensors").read_bytes()).hexdigest()

@@ -55,7 +55,7 @@ def _read_karpathy(path: Path) -> list[Entry]:
         raise ManifestError(f"{path}: this is not valid JSON ({error}); correct it.") from error
     images = document.get("images") if isinstance(document, dict) else None
     if not isinstance(images, list):
-        raise ManifestError(f"{path}: this is no Karpathy JSON, it has no list 'images'; convert it.")
+        raise ManifestError(f"{path}: this is not a Karpathy JSON, it has no list 'images'; convert it.")
     entries = []
     named: dict[str, int] = {}
     known: dict[str, int] = {}
@@ -71,12 +71,12 @@ def _read_karpathy(path: Path) -> list[Entry]:
 
 
 def _karpathy_entry(image: Any, where: str) -> Entry:
-    """Check one element of ``images``; `regions` and whatever else it carries is left alone."""
+    """Check one element of ``images``; `regions` and whatever else it has is left alone."""
     if not isinstance(image, dict):
-        raise ManifestError(f"{where} is no mapping with 'filename' and 'sentences'; correct it.")
+        raise ManifestError(f"{where} is not a mapping with 'filename' and 'sentences'; correct it.")
     folder = image.get("filepath", "")
     if not isinstance(folder, str):
-        raise ManifestError(f"{where}: 'filepath' is no text; correct it.")
+        raise ManifestError(f"{where}: 'filepath' is not a text; correct it.")
     name = _file_name(image.get("filename"), where, folder)
     where = f"{where} ('{name}')"
     sentences = image.get("sentences")
@@ -124,7 +124,7 @@ def _split(mapping: dict[str, Any], where: str) -> str | None:
         return None
     split = mapping["split"]
     if not isinstance(split, str) or not split:
-        raise ManifestError(f"{where}: the split is empty or no text; name one of {', '.join(SPLITS)}.")
+        raise ManifestError(f"{where}: the split is empty or not a text; name one of {', '.join(SPLITS)}.")
     return split
 
 
@@ -133,7 +133,7 @@ def _file_name(name: Any, where: str, folder: str = "") -> str:
     if not isinstance(name, str) or not name.strip():
         raise ManifestError(f"{where}: the file name is missing; name the image of these captions.")
     if "\\" in name + folder or "\0" in name + folder:
-        raise ManifestError(f"{where}: '{folder}{name}' is no path with forward slashes; correct it.")
+        raise ManifestError(f"{where}: '{folder}{name}' is not a path with forward slashes; correct it.")
     joined = posixpath.normpath(posixpath.join(folder, name))
     if joined in (".", "..") or joined.startswith(("/", "../")):
         raise ManifestError(f"{where}: '{joined}' leaves the image folder; name a file inside it.")
@@ -150,7 +150,7 @@ def _read_rows(path: Path) -> list[Entry]:
             raise ManifestError(f"{where}: unknown key '{unknown[0]}'{hint}; allowed are {', '.join(ROW_KEYS)}.")
         name = _file_name(row.get("file_name"), where)
         if not isinstance(row.get("caption"), str):
-            raise ManifestError(f"{where} ('{name}'): the caption is missing or no text; give it.")
+            raise ManifestError(f"{where} ('{name}'): the caption is missing or not a text; give it.")
         split = _split(row, where)
         entry = entries.setdefault(name, Entry(name, split, []))
         if entry.split != split:
@@ -197,5 +197,5 @@ def _jsonl_rows(file: TextIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"{path}: line {line}: not valid JSON ({error}); correct it.") from error
         if not isinstance(row, dict):
-            raise ManifestError(f"{path}: line {line}: no mapping of file_name and caption; correct it.")
+            raise ManifestError(f"{path}: line {line}: not a mapping of file_name and caption; correct it.")
         yield line, row

@@ -68,7 +68,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, UnidentifiedImageError):
-        return "this is no image that Pillow can read"
+        return "this is not an image that Pillow can read"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
@@ -82,10 +82,10 @@ def frame_names(folder: Path) -> list[str]:
         raise SampleError(str(folder), "there is no such folder of frames") from error
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise SampleError(str(folder), f"a folder of frames is wanted here ({reason})") from error
+        raise SampleError(str(folder), f"a folder of frames is expected here ({reason})") from error
     frames = [name for name in names if name.lower().endswith(_SUFFIXES) and not name.startswith(".")]
     if not frames:
-        raise SampleError(str(folder), f"no frame is in this folder; frames end in {', '.join(_SUFFIXES)}")
+        raise SampleError(str(folder), f"there is no frame in this folder; frames end in {', '.join(_SUFFIXES)}")
     return sorted(frames, key=_natural)
 
 

@@ -3,7 +3,7 @@
 import re
 import reprlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -26,25 +26,25 @@ class Manifest:
         name: the data set's name, ``[a-z0-9_-]+``.
         images: folder of the images.
         captions: file of the captions, one of `CAPTION_FORMATS`.
+        path: the YAML itself.
+        protocols: what ``--protocol auto`` evaluates.
         merge_splits: split name of the source to the split that its images join.
         captions_per_image: keep the first so many captions of each image; None keeps all.
         counts: images by split, after merging; None where nothing is promised.
-        protocols: what ``--protocol auto`` evaluates.
         licence: under which terms the data may be used.
         homepage: where the data comes from.
-        path: the YAML itself.
     """
 
     name: str
     images: Path
     captions: Path
-    merge_splits: dict[str, str]
-    captions_per_image: int | None
-    counts: dict[str, int] | None
-    protocols: tuple[str, ...]
-    licence: str | None
-    homepage: str | None
     path: Path
+    protocols: tuple[str, ...] = ("full",)
+    merge_splits: dict[str, str] = field(default_factory=dict)
+    captions_per_image: int | None = None
+    counts: dict[str, int] | None = None
+    licence: str | None = None
+    homepage: str | None = None
 
 
 def bundled_manifests() -> dict[str, Path]:
@@ -79,18 +79,8 @@ def load_manifest(dataset: str | Path, data_root: Path | None = None) -> Manifes
     if missing:
         advice = "correct the manifest, or give the folder that its relative paths start from as --data-root"
         raise ManifestError(f"{path}: {' and '.join(missing)}; {advice}.")
-    return Manifest(
-        name=values["name"],
-        images=images,
-        captions=captions,
-        merge_splits=values.get("merge_splits", {}),
-        captions_per_image=values.get("captions_per_image"),
-        counts=values.get("counts"),
-        protocols=tuple(values.get("protocols", ["full"])),
-        licence=values.get("licence"),
-        homepage=values.get("homepage"),
-        path=path,
-    )
+    protocols = tuple(values.get("protocols", ["full"]))
+    return Manifest(**{**values, "images": images, "captions": captions, "protocols": protocols}, path=path)
 
 
 def _find(dataset: str | Path) -> Path:
@@ -111,7 +101,7 @@ def _find(dataset: str | Path) -> Path:
 
 
 def _holds(test: Callable[[], bool]) -> bool:
-    """Ask the file system, where a path that cannot even be asked about is not there."""
+    """Ask the file system, where a path that cannot even be looked up counts as absent."""
     try:
         return test()
     except (OSError, ValueError):
@@ -139,10 +129,8 @@ def _faults(values: dict[Any, Any]) -> list[str]:
     """Return what is wrong with the keys and values of a manifest, a phrase each."""
     faults = [f"unknown key '{key}'{nearest(str(key), list(KEYS))}" for key in values if key not in KEYS]
     faults += [f"'{key}' is missing" for key in REQUIRED if key not in values]
-    for key, check in KEYS.items():
-        if key in values and (expected := check(values[key])):
-            faults.append(f"'{key}' must be {expected}, not {_shown(values[key])}")
-    return faults
+    wrong = [(key, expected) for key, (expected, fits) in KEYS.items() if key in values and not fits(values[key])]
+    return faults + [f"'{key}' must be {expected}, not {_shown(values[key])}" for key, expected in wrong]
 
 
 def _shown(value: Any) -> str:
@@ -151,55 +139,43 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-# One check a key: it returns None for a good value, else what the value must be.
-
-
-def _name(value: Any) -> str | None:
-    good = isinstance(value, str) and re.fullmatch(r"[a-z0-9_-]+", value)
-    return None if good else "a text made of a-z, 0-9, _ and -"
-
-
-def _text(value: Any) -> str | None:
-    return None if isinstance(value, str) and value else "a text"
-
-
-def _caption_file(value: Any) -> str | None:
-    good = isinstance(value, str) and Path(value).suffix in CAPTION_FORMATS
-    return None if good else f"a file that ends in {', '.join(CAPTION_FORMATS)}"
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
 
 
 def _is_count(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _positive(value: Any) -> str | None:
-    return None if _is_count(value, 1) else "a whole number of at least 1"
-
-
-def _merge_splits(value: Any) -> str | None:
-    good = isinstance(value, dict) and all(isinstance(k, str) and v in SPLITS for k, v in value.items())
-    return None if good else f"a mapping from the source's split names to {', '.join(SPLITS)}"
-
-
-def _counts(value: Any) -> str | None:
-    good = isinstance(value, dict) and all(k in SPLITS and _is_count(v, 0) for k, v in value.items())
-    return None if good else f"a mapping from {', '.join(SPLITS)} to numbers of images"
-
-
-def _protocols(value: Any) -> str | None:
-    good = isinstance(value, list) and value and all(v in PROTOCOLS for v in value)
-    return None if good else f"a list of {', '.join(PROTOCOLS)}"
+def _is_mapping(value: Any, key: Callable[[Any], bool], inside: Callable[[Any], bool]) -> bool:
+    return isinstance(value, dict) and all(key(k) and inside(v) for k, v in value.items())
 
 
 REQUIRED = ("name", "images", "captions")
-KEYS: dict[str, Callable[[Any], str | None]] = {
-    "name": _name,
-    "images": _text,
-    "captions": _caption_file,
-    "merge_splits": _merge_splits,
-    "captions_per_image": _positive,
-    "counts": _counts,
-    "protocols": _protocols,
-    "licence": _text,
-    "homepage": _text,
+# Of each key what its value must be, and the test of that.
+KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "name": (
+        "a text made of a-z, 0-9, _ and -",
+        lambda value: isinstance(value, str) and re.fullmatch(r"[a-z0-9_-]+", value) is not None,
+    ),
+    "images": ("a text", _is_text),
+    "captions": (
+        f"a file that ends in {', '.join(CAPTION_FORMATS)}",
+        lambda value: isinstance(value, str) and Path(value).suffix in CAPTION_FORMATS,
+    ),
+    "merge_splits": (
+        f"a mapping from the source's split names to {', '.join(SPLITS)}",
+        lambda value: _is_mapping(value, lambda name: isinstance(name, str), lambda split: split in SPLITS),
+    ),
+    "captions_per_image": ("a whole number of at least 1", lambda value: _is_count(value, 1)),
+    "counts": (
+        f"a mapping from {', '.join(SPLITS)} to numbers of images",
+        lambda value: _is_mapping(value, lambda split: split in SPLITS, lambda count: _is_count(count, 0)),
+    ),
+    "protocols": (
+        f"a list of {', '.join(PROTOCOLS)}",
+        lambda value: isinstance(value, list) and value != [] and all(name in PROTOCOLS for name in value),
+    ),
+    "licence": ("a text", _is_text),
+    "homepage": ("a text", _is_text),
 }

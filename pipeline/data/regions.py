@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# What a set may hold beside its features, a row a region: shape of a row, dtype, and fill.
+# What a set may hold besides its features, one row per region: shape of a row, dtype, and fill.
 REGION_ARRAYS: dict[str, tuple[tuple[int, ...], str, float]] = {
     "boxes": ((4,), "float32", np.nan),
     "classes": ((), "int32", -1),
@@ -18,7 +18,7 @@ class Regions:
     """The features of one image.
 
     Attributes:
-        local: floating point [n,C], a row a region.
+        local: floating point [n,C], one row per region.
         boxes: [n,4], x1, y1, x2, y2 in pixels; None where there are none.
         classes: whole numbers [n], the detector's own; None where there are none.
         scores: [n], the detector's confidence; None where there is none.
@@ -50,7 +50,7 @@ def shard_arrays(
 
 
 def lay_out(arrays: dict[str, np.ndarray], row: int, regions: Regions) -> None:
-    """Put one image into a shard: zeros behind its regions, so that nothing but numbers ever reaches training.
+    """Put one image into a shard: zeros after its regions, so that only numbers ever reach training.
 
     Its global feature is the mean of its regions.
     """

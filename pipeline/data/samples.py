@@ -97,7 +97,7 @@ def _build(entries: list[Entry], manifest: Manifest) -> Samples:
     return Samples(manifest.name, tuple(images), _ranges(images), _digest(manifest, images))
 
 
-# Vowel signs and accents are no letters to `re`, yet belong to the word around them.
+# Vowel signs and accents are not letters to `re`, yet they belong to the word around them.
 _MARKS = "".join(chr(c) for c in range(0x300, 0x10000) if unicodedata.category(chr(c)).startswith("M"))
 _WORD = re.compile(rf"[^\W_](?:[^\W_]|[{_MARKS}])*(?:['’-][^\W_](?:[^\W_]|[{_MARKS}])*)*")
 
@@ -138,7 +138,7 @@ def _splits(entries: list[Entry], manifest: Manifest) -> list[str]:
 
 
 def _hashed_split(file_name: str) -> str:
-    """Return train, val or test for 80, 10 or 10 of a hundred file names, the same in any company."""
+    """Return train, val or test for 80, 10 or 10 of a hundred file names, whatever the other files are."""
     share = int.from_bytes(hashlib.sha256(file_name.encode("utf-8", "replace")).digest()[:8], "big") % 100
     return "train" if share < 80 else "val" if share < 90 else "test"
 

@@ -58,22 +58,17 @@ class VisualEncoder(Encoder, Protocol):
 
 
 class TextEncoder(Encoder, Protocol):
-    """What every caption encoder offers."""
+    """What every caption encoder offers.
 
-    @property
-    def vocabulary(self) -> tuple[str, ...] | None:
-        """The words by token id, where they come from the training captions; None where a model brings its own."""
-        ...
+    Attributes:
+        vocabulary: the words by token id, where they come from the training captions; None where a model has its own.
+        channels: width of a token's state, C; None where there are only ids.
+        global_channels: width of the global feature; None where there are only ids.
+    """
 
-    @property
-    def channels(self) -> int | None:
-        """Width of a token's state, C; None where there are only ids."""
-        ...
-
-    @property
-    def global_channels(self) -> int | None:
-        """Width of the global feature; None where there are only ids."""
-        ...
+    vocabulary: tuple[str, ...] | None
+    channels: int | None
+    global_channels: int | None
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each caption, at least one."""
@@ -94,7 +89,7 @@ class TextEncoder(Encoder, Protocol):
 
 
 class TrainableEncoder(Encoder, Protocol):
-    """What an encoder offers whose network can be trained, beside its other methods.
+    """What an encoder offers besides where its network can be trained.
 
     Attributes:
         network: what is trained; it comes frozen, in evaluation mode.
@@ -120,5 +115,5 @@ class TrainableEncoder(Encoder, Protocol):
 
 
 def library_versions(*modules: str) -> dict[str, str]:
-    """Return the versions of imported libraries, which are recorded beside the features."""
+    """Return the versions of imported libraries, which are recorded with the features."""
     return {"pillow" if name == "PIL" else name: str(import_module(name).__version__) for name in modules}

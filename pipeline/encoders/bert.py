@@ -17,7 +17,7 @@ from .base import library_versions
 from .hub import load_text_model, quiet
 from .weights import digest
 
-# Dask's tasks already run beside each other; the tokenizers' own threads warn when a process forks.
+# Dask's tasks already run in parallel; the tokenizers' own threads warn when a process forks.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # Settings that change the features of equal weights.
@@ -30,13 +30,13 @@ class BertEncoder:
     Attributes:
         channels: width of a state, C; the maximum has the same.
         max_length: tokens of a caption that the network sees, special tokens included.
-        identity: what decides the features.
-        versions: of the libraries; they do not.
     """
 
     name = "bert"
     kind = "tokens"
-    vocabulary = None  # of words from the captions
+    vocabulary: tuple[str, ...] | None = None
+    channels: int | None
+    global_channels: int | None
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class BertEncoder:
 
         Raises:
             EncoderError: there is no such model, it is incomplete, it does not encode tokens, or it has no such
-                layer or not so many positions.
+                layer or too few positions.
         """
         self.device, self._special_tokens = device, special_tokens
         self._model, self._tokenizer = load_text_model(weights)
@@ -247,7 +247,7 @@ def _specials(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def _max_length(weights: str, model: Any, tokenizer: Any, max_tokens: int | None, specials: int) -> int:
-    """Return `max_tokens` if the model takes so many, and if they are more than the special tokens."""
+    """Return `max_tokens`, which must be more than the special tokens and no more than the model takes."""
     most = min(tokenizer.model_max_length, _positions(model))
     if max_tokens is not None and not specials < max_tokens <= most:
         raise EncoderError(

@@ -16,14 +16,13 @@ _AT_ONCE = 64  # frames that go through the network together
 
 
 class FramesEncoder:
-    """Encode videos as the pooled features of evenly spaced frames (VSE-infinity, section 5.1.2).
+    """Encode videos as the pooled features of evenly spaced frames (VSE∞, section 5.1.2).
 
     Attributes:
         name: the network's, then ``-frames``.
         rows: the most frames that are taken of a video, N; a shorter one has fewer rows.
         channels: width of a frame's feature, C; the mean over the frames has the same.
-        identity: what decides the features: the grid encoder's, and which frames are taken.
-        versions: of the libraries; they do not.
+        identity: the grid encoder's, and which frames are taken.
     """
 
     kind = "frames"
@@ -40,7 +39,7 @@ class FramesEncoder:
             EncoderError: none would be taken.
         """
         if frames < 1:
-            raise EncoderError(f"of a video at least one frame is taken, not {frames}; choose another --frames")
+            raise EncoderError(f"at least one frame of a video is taken, not {frames}; choose another --frames")
         self._grid = grid
         self.name = f"{grid.name}-frames"
         self.rows = frames
@@ -53,7 +52,7 @@ class FramesEncoder:
         self.versions = grid.versions
 
     def decode(self, path: str | Path) -> tuple[Tensor, tuple[int, int]]:
-        """Read evenly spaced frames of a video: the files of a folder in natural order, ``10.jpg`` behind ``9.jpg``.
+        """Read evenly spaced frames of a video: the files of a folder in natural order, ``10.jpg`` after ``9.jpg``.
 
         The video is cut into as many equal parts as frames are wanted, and the frame in the middle of each is taken;
         a video with no more frames than that gives all.

@@ -1,4 +1,4 @@
-"""Grid features: the last feature map of a torchvision classification network, one row a cell."""
+"""Grid features: the last feature map of a torchvision classification network, one row per cell."""
 
 from abc import ABC, abstractmethod
 from functools import partial
@@ -80,8 +80,6 @@ class GridEncoder(Grid):
         name: torchvision's name of the network.
         rows: cells of the map, N.
         channels: width of a cell, C; the mean has the same.
-        identity: what decides the features.
-        versions: of the libraries; they do not.
     """
 
     def __init__(self, name: str, weights: str, image_size: int, device: str, trust: bool = False) -> None:

@@ -14,7 +14,7 @@ from transformers import MODEL_MAPPING, AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from ..errors import EncoderError
-from .weights import listing
+from .weights import misfit
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -45,11 +45,11 @@ def load_text_model(weights: str) -> tuple[Any, Any]:
     reason = str(cause).strip().partition("\n")[0].rstrip(".")
     if is_folder:
         raise EncoderError(
-            f"the folder '{weights}' is no complete text model ({reason}); it needs config.json, the weights and"
+            f"the folder '{weights}' is not a complete text model ({reason}); it needs config.json, the weights and"
             " the tokenizer's files"
         ) from cause
     raise EncoderError(
-        f"text weights '{weights}' are no folder here, and as a model of the Hugging Face hub they cannot be loaded"
+        f"text weights '{weights}' are not a folder here, and cannot be loaded as a model of the Hugging Face hub"
         f" ({reason}); check the name and the connection, or give a folder"
     ) from cause
 
@@ -81,12 +81,10 @@ def _faults(model: Any, info: dict[str, Any]) -> str:
     prefix = f"{model.base_model_prefix}."
     own = dict(model.named_children())
     inside = [key for key in info["unexpected_keys"] if key.removeprefix(prefix).split(".")[0] in own]
-    kinds = {
-        "missing": [key for key in info["missing_keys"] if "pooler." not in key],
-        "unknown": [key for key in inside if "pooler." not in key],
-        "of another shape": [key[0] for key in info["mismatched_keys"]],
-    }
-    return "; ".join(f"{len(names)} {what} ({listing(sorted(names))})" for what, names in kinds.items() if names)
+    missing, unknown = (
+        [key for key in sorted(keys) if "pooler." not in key] for keys in (info["missing_keys"], inside)
+    )
+    return misfit(missing, unknown, sorted(key[0] for key in info["mismatched_keys"]))
 
 
 def _load_tokenizer(weights: str, offline: bool, model: Any) -> Any:
@@ -99,7 +97,7 @@ def _load_tokenizer(weights: str, offline: bool, model: Any) -> Any:
     if max(vocabulary.values()) >= rows:
         raise EncoderError(
             f"text weights '{weights}': the tokenizer has {len(vocabulary)} tokens and the model knows {rows};"
-            " put the model's own tokenizer beside it"
+            " put the model's own tokenizer next to it"
         )
     return tokenizer
 

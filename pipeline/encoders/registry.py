@@ -36,7 +36,7 @@ def load_visual(
         image_size: side of the square input, pixels; regions have sizes of their own.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         regions: fewest and most boxes of an image, for region encoders; None: 36.
-        frames: an image is a folder of frames, of which so many are taken; None: it is a picture.
+        frames: an image is a folder of frames, of which this many are taken; None: it is a picture.
         trust: let a file of weights run code while it is read.
 
     Raises:
@@ -74,7 +74,7 @@ def load_text(
 
 
 def make_visual(name: str, weights: str, size: int | tuple[int, int], device: str, trust: bool = False) -> Any:
-    """Return a new image encoder that nobody shares; whoever calls this is alone with torch (`threads.loading`).
+    """Return a new image encoder that is not shared; the caller is alone with torch (`threads.loading`).
 
     Args:
         name, weights, device, trust: as for `load_visual`.
@@ -92,15 +92,7 @@ def make_visual(name: str, weights: str, size: int | tuple[int, int], device: st
 
 
 @cache
-def _visual(
-    name: str,
-    weights: str,
-    size: int | tuple[int, int],
-    device: str,
-    frames: int | None,
-    trust: bool,
-    _state: tuple[object, ...],
-) -> VisualEncoder:
+def _visual(name: str, weights: str, size: Any, device: str, frames: int | None, trust: bool, _state: Any) -> Any:
     encoder = make_visual(name, weights, size, device, trust)
     if frames is None:
         return encoder
@@ -110,25 +102,18 @@ def _visual(
 
 
 @cache
-def _text(
-    weights: str,
-    device: str,
-    layer: int,
-    special_tokens: bool,
-    max_tokens: int | None,
-    _state: tuple[object, ...],
-) -> TextEncoder:
+def _text(weights: str, device: str, layer: int, special_tokens: bool, max_tokens: int | None, _state: Any) -> Any:
     from .bert import BertEncoder
 
     return BertEncoder(weights, device, layer, special_tokens, max_tokens)
 
 
 def _state(weights: str) -> tuple[object, ...]:
-    """Return what tells that a file, or a file of a folder, was replaced since; nothing for a name that is no path."""
+    """Return what changes when a file, or a file of a folder, is replaced; nothing for a name that is not a path."""
     path = Path(weights)
     try:
         files = sorted(path.iterdir()) if path.is_dir() else [path]
         stats = [(file.name, file.stat()) for file in files if file.is_file()]
     except OSError:
-        return ()  # whoever reads them says why they cannot be read
+        return ()  # reading them will say why they cannot be read
     return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)

@@ -2,8 +2,8 @@
 
 Loading traces the network, which patches torch for the whole process while it lasts, and draws random numbers:
 `loading` keeps that apart from any other use of a network. `encoding` lets the threads of a process encode: on a GPU
-one after the other, on a CPU beside each other with a core each, which is faster than all cores on one batch (1.2 times
-for MiniLM on two) and makes the features independent of how many cores there are.
+one after the other, on a CPU at the same time, each on one core. That is faster than all cores on one batch (1.2 times
+for MiniLM on two), and the features do not depend on the number of cores.
 """
 
 import threading
@@ -24,7 +24,7 @@ def loading() -> Iterator[None]:
 
 @contextmanager
 def encoding(device: str) -> Iterator[None]:
-    """Encode on `device`: alone on a GPU, beside others on a CPU."""
+    """Encode on `device`: alone on a GPU, at the same time as others on a CPU."""
     import torch
 
     if not device.startswith("cpu"):

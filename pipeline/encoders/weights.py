@@ -46,7 +46,7 @@ def load_network(
         What the identity of an encoder says of the weights, and the network.
 
     Raises:
-        EncoderError: the weights cannot be had, or do not fit.
+        EncoderError: the weights cannot be obtained, or do not fit.
     """
     if weights == "imagenet":
         if published is None:
@@ -59,7 +59,7 @@ def load_network(
         return f"random:{source}", network
     else:
         origin, state = weights, read_weights(source, trust)
-    with torch.random.fork_rng(devices=[]):  # its own weights are drawn first, for nothing
+    with torch.random.fork_rng(devices=[]):  # the constructor draws weights, which are replaced
         network = build()
     load_strictly(network, state, origin)
     return digest(network.state_dict()), network
@@ -121,7 +121,7 @@ def _flat(content: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _read(path: Path, trust: bool) -> Any:
-    damaged = f"{path}: this is no file of weights (.pth, .pt, .safetensors), or it is damaged; get it again"
+    damaged = f"{path}: this is not a file of weights (.pth, .pt, .safetensors), or it is damaged; get it again"
     try:
         with path.open("rb") as file:
             start = file.read(1)
@@ -226,16 +226,17 @@ def misfits(
         for name, shape in expected.items()
         if name in weights and _shape(weights[name]) != shape
     ]
+    return misfit(missing, unknown, misshapen, most)
+
+
+def misfit(missing: list[str], unknown: list[str], misshapen: list[str], most: int = 3) -> str:
+    """Return how many weights do not fit, and the first names of each kind, with an ellipsis for the rest."""
+    kinds = {"missing": missing, "unknown": unknown, "of another shape": misshapen}
     return "; ".join(
-        f"{len(names)} {what} ({listing(names, most)})"
-        for what, names in (("missing", missing), ("unknown", unknown), ("of another shape", misshapen))
+        f"{len(names)} {what} ({', '.join([*names[:most], *(['…'] if len(names) > most else [])])})"
+        for what, names in kinds.items()
         if names
     )
-
-
-def listing(names: list[str], most: int = 3) -> str:
-    """Return the first few names, with an ellipsis for the rest."""
-    return ", ".join([*names[:most], "…"] if len(names) > most else names)
 
 
 def _shape(value: Any) -> list[int] | None:
@@ -265,7 +266,7 @@ def digest(weights: Mapping[str, Tensor]) -> str:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Let torch's chance on the CPU follow from a seed, and go on afterwards as if nothing had been drawn."""
+    """Let torch's random numbers on the CPU follow from a seed; afterwards they go on as if none had been drawn."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -274,7 +275,7 @@ def seeded(seed: int) -> Iterator[None]:
 def settle_norms(network: nn.Module, run: Callable[[], Any]) -> None:
     """Give the batch norms of a network the statistics that they see while `run` runs it; it stays in eval mode.
 
-    With random weights, a network behaves only so.
+    Without that, the features of random weights grow or vanish from layer to layer.
     """
     norms = [module for module in network.eval().modules() if isinstance(module, nn.BatchNorm2d)]
     momenta = [norm.momentum for norm in norms]

@@ -22,10 +22,10 @@ class WordVectors:
     """The vectors of a vocabulary.
 
     Attributes:
-        vectors: float32 [V,dim], a row a word of the vocabulary; zeros where the file has none.
+        vectors: float32 [V,dim], one row per word of the vocabulary; zeros where the file has none.
         found: bool [V], whether the file has one.
         missing: the words without one, in the order of the vocabulary.
-        undecodable: lines that were passed over because their word is no UTF-8.
+        undecodable: lines that were skipped because their word is not UTF-8.
     """
 
     vectors: np.ndarray
@@ -49,7 +49,7 @@ def read_word_vectors(path: str | Path, vocabulary: Sequence[str]) -> WordVector
         vocabulary: V distinct words.
 
     Raises:
-        VectorsError: the file cannot be read, a line is no word with its numbers, lines are missing at the end, or
+        VectorsError: the file cannot be read, a line is not a word with its numbers, lines are missing at the end, or
             the file has no word of the vocabulary.
     """
     path = Path(path)
@@ -86,7 +86,7 @@ def _read(lines: Iterator[bytes], path: Path, vocabulary: Sequence[str]) -> Word
         where = f"{path}: line {read + bool(header)}"
         name, *numbers = line.rsplit(b" ", dim)
         if dim == 0 or len(numbers) < dim:
-            raise VectorsError(f"{where} is no word with {dim or 'its'} numbers; take a text file of word vectors")
+            raise VectorsError(f"{where} is not a word with {dim or 'its'} numbers; take a text file of word vectors")
         try:
             word = name.decode()
         except UnicodeDecodeError:
@@ -107,7 +107,7 @@ def _vector(numbers: list[bytes], where: str) -> np.ndarray:
     try:
         vector = np.array([float(number) for number in numbers])
     except ValueError as error:
-        raise VectorsError(f"{where} has something else than numbers behind its word; get the file again") from error
+        raise VectorsError(f"{where} has something other than numbers after its word; get the file again") from error
     if not np.abs(vector).max() <= np.finfo(np.float32).max:  # also false for NaN
         raise VectorsError(f"{where} has a number that is not finite; get the file again")
     return vector

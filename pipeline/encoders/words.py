@@ -17,15 +17,12 @@ TOKENIZER = "lower-case words"  # `samples.tokenize`; a change of its result nee
 class WordsEncoder:
     """Turn captions into ids of a vocabulary.
 
-    Attributes:
-        vocabulary: words by id; id 0 is ``<unk>``, which stands for every other word.
-        identity: what decides the ids.
+    Id 0 of the vocabulary is ``<unk>``, which stands for every other word.
     """
 
-    name = "words"
-    kind = "words"
-    channels = None
-    global_channels = None
+    name = kind = "words"
+    channels: int | None = None
+    global_channels: int | None = None
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
         """Take a vocabulary as `build` makes it.
@@ -35,10 +32,10 @@ class WordsEncoder:
         """
         if not vocabulary or vocabulary[0] != UNK:
             raise EncoderError(f"the vocabulary does not begin with '{UNK}'; build it from the training captions")
-        self.vocabulary = tuple(vocabulary)
-        self._ids = {word: number for number, word in enumerate(self.vocabulary)}
-        if len(self._ids) < len(self.vocabulary):
-            twice = next(word for word, count in Counter(self.vocabulary).items() if count > 1)
+        self.vocabulary: tuple[str, ...] | None = tuple(vocabulary)
+        self._ids = {word: number for number, word in enumerate(vocabulary)}
+        if len(self._ids) < len(vocabulary):
+            twice = next(word for word, count in Counter(vocabulary).items() if count > 1)
             raise EncoderError(f"the vocabulary has '{twice}' twice; build it again from the training captions")
         self.identity: dict[str, Any] = {
             "encoder": self.name,

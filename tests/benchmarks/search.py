@@ -19,6 +19,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from torch.nn import functional
 
 from xret.heads.evaluation.metrics import log_circular_variance
 from xret.heads.modules.similarity import SmoothChamfer
-from xret.heads.retrieval.index import KINDS, Compare, Effort, Index, build_index, form_of, search_exactly
+from xret.heads.retrieval.index import KINDS, Compare, Effort, Index, IndexOptions, build_index, form_of, search_exactly
 
 K, ALPHA = 10, 16.0
 PART = 10_000  # sets generated in one go
@@ -170,12 +171,11 @@ def main(
             compare=compare,
             form=form_of(similarity),
             facts={},
-            kind=kind,
-            recall=recall,
+            options=IndexOptions(kind, recall),
         )
-        del report["curve"]
+        built = {key: value for key, value in asdict(report).items() if key != "curve"}
         seconds = {"seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu}
-        say("build", **seconds, **report, peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        say("build", **seconds, **built, peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         begin = time.perf_counter()
         index = Index.open(path)
         say("open", seconds=time.perf_counter() - begin)
@@ -192,7 +192,7 @@ def main(
             compared = np.mean([len(index.candidates(query, K, effort)) for query in asked[:20].split(1)])
             say(
                 what,
-                **effort._asdict(),
+                **asdict(effort),
                 recall_at_10=hits / (K * queries),
                 milliseconds=took._asdict(),
                 compared=float(compared),

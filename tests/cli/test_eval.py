@@ -8,12 +8,16 @@ from captioned_store import make_captioned_store
 from click.testing import CliRunner
 from small_store import make_store
 
-from xret.cli.diagnostics import format_diagnostics
-from xret.cli.eval import eval_
+from xret.cli.eval import eval_, format_diagnostics
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.protocols import PROTOCOLS
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.report.diagnostics import diagnose
+from xret.heads.report.diagnostics import Diagnosis, diagnose
+from xret.heads.report.diagnostics.circular_variance import CircularVariance, OfSets
+from xret.heads.report.diagnostics.coefficients import Coefficients, Length, Part
+from xret.heads.report.diagnostics.cost import Cost
+from xret.heads.report.diagnostics.crops import Accuracy, Crop, Crops, Example, Threshold
+from xret.heads.report.diagnostics.elements import Ablated, AblatedRsum, Cosines, Elements, Wins
 from xret.heads.training.training import train
 
 SETTINGS = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "schedule.epochs=1"]
@@ -74,19 +78,9 @@ def test_the_protocols_are_those_there_are():
     assert option.type.choices == ("auto", *PROTOCOLS)
 
 
-SHOWN = {  # first words of what is printed, by recipe; the rest has a reason
-    "setdiv": [
-        "circular variance, natural log",
-        "element  ",
-        "RSUM, image: only this one",
-        "RSUM of the whole split with all elements",
-    ],
-    "pcmepp": [
-        "uncertainty, log-determinant",
-        "lowest of captions",
-        "learned pooling coefficients",
-        "image aggregator.mean",
-    ],
+SHOWN = {  # what is printed, by recipe; the rest has a reason
+    "setdiv": ["circular variance within the sets", "RSUM with a single image element", "mean cosine of elements, "],
+    "pcmepp": ["the log-determinant of the covariance, of images", "what GPO of the image branch (aggregator.mean)"],
 }
 
 
@@ -100,76 +94,53 @@ def test_diagnostics_below_the_table(tmp_path, name):
     run = str(tmp_path / "run")
     found = diagnose(run, device="cpu")
     lines = printed(run, "--diagnostics").splitlines()
-    below = lines[lines.index("") :]
-    assert below == format_diagnostics(found).splitlines()
-    for start in SHOWN[name]:
-        assert any(line.startswith(start) for line in below)
-    for key, reason in found["reasons"].items():
-        assert f"{key.replace('_', ' ')}: none, {reason}" in below
-    assert json.loads(printed(run, "--diagnostics", "--json"))["diagnostics"] == found
+    below = lines[lines.index("") + 1 :]
+    assert below == format_diagnostics(run, found).splitlines()
+    for words in SHOWN[name]:
+        assert any(line.startswith(f"{run}: ") and words in line for line in below), words
+    assert sum(line.startswith("not shown: ") for line in below) == len(found.reasons)
+    assert below[0] == f"multiply-accumulates a pair: {found.cost.macs_a_pair:,}"
+    assert json.loads(printed(run, "--diagnostics", "--json"))["diagnostics"] == found.to_dict()
     assert "diagnostics" not in json.loads(printed(run, "--json"))
 
 
 def test_numbers_stand_in_the_columns_that_name_them():
-    found = {
-        "circular_variance": {
-            "log": {"image": -1.5, "text": -2.5, "both": -2.0},
-            "log_squared": {"image": -0.5, "text": -1.25, "both": -1.0},
-        },
-        "elements": {
-            "rsum": {
-                "all": 300.04,
-                "image": {"only": [100.0, 200.0], "without": [201.0, 101.0]},
-                "text": {"only": [150.0], "without": None},
-                "pairs": [[1.0], [2.0]],
-            },
-            "wins": {"pairs": [[0.25], [0.75]], "image": [0.25, 0.75], "text": [1.0]},
-            "similarity": {
-                "image": [[1.0, 0.5], [0.5, 1.0]],
-                "text": [[1.0]],
-                "matching": [[0.1], [0.2]],
-                "any": [[0.0], [-0.1]],
-            },
-        },
-        "uncertainty": None,
-        "crops": {
-            "images": 1200,
-            "thresholds": [
-                {
-                    "area": 0.1,
-                    "triplets": 7,
-                    "uncertainty": {"image": {"A": 1.0, "C": 2.0}, "text": {"A": 4.0, "C": 3.0}},
-                    "accuracy": {"image_to_text": {"A": 51.0, "C": 52.0}, "text_to_image": {"A": 53.0, "C": 54.0}},
-                }
-            ],
-        },
-        "gpo": {
-            "image": [
-                {
-                    "part": "aggregator",
-                    "lengths": [{"length": 12, "samples": 3, "coefficients": [0.5, *[0.0] * 10, 0.5]}],
-                }
-            ],
-            "text": [],
-        },
-        "cost": {"macs_a_pair": 16384, "image": [4, 1024], "text": [4, 1024]},
-        "reasons": {"uncertainty": "the embeddings are no Gaussians"},
-    }
-    lines = format_diagnostics(found).splitlines()
-    words = {line[:46].strip(): line[46:].split() for line in lines}
-    assert words["of 1 - |mean| (SetDiv)"] == ["-1.50", "-2.50", "-2.00"]
-    assert words["RSUM, image: only this one"] == ["100.0", "200.0"]
-    assert words["RSUM, image: without this one"] == ["201.0", "101.0"]
-    assert "RSUM, text: without this one" not in words
-    assert words["nearest in a match, image, %"] == ["25.0", "75.0"]
-    assert "RSUM of the whole split with all elements 300.0" in lines
-    assert words["crops of 1,200 images, below"] == ["triplets", "crop", "A", "crop", "C", "text", "A", "text", "C"]
-    assert words["10%: uncertainty"] == ["7", "1.00", "2.00", "4.00", "3.00"]
-    assert words["10%: chosen rightly, %"] == ["7", "51.0", "52.0", "53.0", "54.0"]
-    assert words["image aggregator, 12 rows"] == ["0.500", *["0.000"] * 9, "…", "0.500"]
-    assert "uncertainty: none, the embeddings are no Gaussians" in lines
-    assert lines[-1].startswith("a pair costs 16,384 multiply-accumulates")
-    assert lines[-1].endswith("an image is 4 x 1,024, a caption 4 x 1,024")
+    rsum = AblatedRsum(300.04, Ablated([100.0, 200.0], [201.0, 101.0]), Ablated([150.0], None), [[1.0], [2.0]])
+    cosines = Cosines([[1.0, 0.5], [0.5, 1.0]], [[1.0]], [[0.1], [0.2]], [[0.0], [-0.1]])
+    accuracy = Accuracy({"A": 51.0, "C": 52.0}, {"A": 53.0, "C": 54.0})
+    crop = Crop([0.0, 0.0, 1.0, 1.0], "a dog", {"image": 1.0, "text": 2.0})
+    uncertainty = {"image": {"A": 1.0, "C": 2.0}, "text": {"A": 4.0, "C": 3.0}}
+    found = Diagnosis(
+        circular_variance=CircularVariance(OfSets(-1.5, -2.5, -2.0), OfSets(-0.5, -1.25, -1.0)),
+        elements=Elements(rsum, Wins([[0.25], [0.75]], [0.25, 0.75], [1.0]), cosines),
+        uncertainty=None,
+        crops=Crops(
+            1200,
+            [Threshold(0.1, 7, uncertainty, accuracy, Example("1.jpg", [9, 9], crop, crop, crop, accuracy))],
+        ),
+        gpo=Coefficients([Part("aggregator", [Length(12, 3, [0.5, *[0.0] * 10, 0.5])])], []),
+        cost=Cost(16384, [4, 1024], [4, 1024]),
+        reasons={"uncertainty": "the embeddings are no Gaussians"},
+    )
+    facts, *tables, missing = (part.splitlines() for part in format_diagnostics("run", found).split("\n\n"))
+    assert facts[1:] == ["shape of an image: 4 × 1,024", "shape of a caption: 4 × 1,024"]
+
+    def table(words):
+        (lines,) = (lines for lines in tables if words in lines[0])
+        return [line.split() for line in lines[1:]]
+
+    assert [row[-3:] for row in table("circular variance")[1:]] == [
+        ["−1.50", "−2.50", "−2.00"], ["−0.50", "−1.25", "−1.00"],
+    ]  # fmt: skip
+    assert table("single image element")[1:] == [["1", "100.00", "201.00"], ["2", "200.00", "101.00"]]
+    assert table("single caption element")[1:] == [["1", "150.00"]]
+    assert table("how often (%)")[1:] == [["1", "25.0"], ["2", "75.0"]]
+    assert "all elements give 300.04." in next(lines[0] for lines in tables if "one element of the image" in lines[0])
+    assert table("uncertainty of crops against ambiguity")[1:] == [["10", "1.00", "2.00"]]
+    assert table("uncertainty of captions against ambiguity")[1:] == [["10", "4.00", "3.00"]]
+    assert table("binary selection")[1:] == [["10", "7", "51.00", "52.00", "53.00", "54.00"]]
+    assert table("what GPO of the image branch")[1:] == [["12", "rows", "0.500", *["0.000"] * 9, "0.500"]]
+    assert missing == ["not shown: uncertainty: the embeddings are no Gaussians"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from small_store import make_store
 from xret.cli import main
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.retrieval.index import Effort, Index
-from xret.heads.retrieval.index.of_run import compare_of
 from xret.heads.retrieval.index.sharded import ShardedSearch, shards_of
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.training.training import train
@@ -72,9 +71,9 @@ def test_a_search_by_the_index_finds_what_an_exact_one_finds(runs, built):
         assert [hit.score for hit in found] == pytest.approx([scores[hit.id] for hit in found], abs=1e-5)
         assert found[0].id == expected[0].id
     index = Index.open(out / "images")
-    assert [index.items.label(row) for row in range(12)] == exact.gallery.file_names
+    assert [index.items.labels[row] for row in range(12)] == exact.gallery.file_names
     texts = Index.open(out / "captions").items
-    assert [texts.label(row) for row in range(30)] == exact.gallery.texts
+    assert [texts.labels[row] for row in range(30)] == exact.gallery.texts
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw", "pq"])
@@ -106,7 +105,7 @@ def test_another_split_is_added_once(runs, built, tmp_path):
     )
     assert report["images"]["samples"] == 24
     retriever = Retriever(runs / "setdiv", device="cpu", split="val")
-    index, compare = Index.open(out / "images", retriever.index_facts("images")), compare_of(retriever, "images")
+    index, compare = Index.open(out / "images", retriever.index_facts("images")), retriever.comparison("images")
     answers = index.answers(retriever.gallery.captions[:1], 24, compare)
     assert {answer.label for answer in answers} >= set(retriever.gallery.file_names)
     by_index = Retriever(runs / "setdiv", device="cpu", index=out)  # of the split test, but finds what was added
@@ -118,7 +117,7 @@ def test_another_split_is_added_once(runs, built, tmp_path):
     assert "--kind was settled when the index was built; leave it out with --add." in usage
 
 
-def test_an_addition_that_was_stopped_between_the_sides_goes_on(runs, built, tmp_path):
+def test_an_addition_that_was_stopped_between_the_modalities_goes_on(runs, built, tmp_path):
     out = shutil.copytree(built[0], tmp_path / "index")
     command = ("index", runs / "setdiv", "--out", out, "--split", "val", "--add", "--device", "cpu")
     succeeds(*command)
@@ -158,7 +157,7 @@ def test_a_store_a_shard(runs, tmp_path):
         succeeds("index", run, "--out", tmp_path / "here", *stores, "--kind", "flat", "--device", "cpu")
         retrievers = [Retriever(run, store=str(store), device="cpu") for store in stores[1::2]]
         weights = {"weights": retrievers[0].index_facts("images")["weights"]}
-        compare = compare_of(retrievers[0], "images")
+        compare = retrievers[0].comparison("images")
         names = [name for retriever in retrievers for name in retriever.gallery.file_names]
         images = torch.cat([retriever.gallery.images for retriever in retrievers])
         query = retrievers[0].gallery.captions[:1]

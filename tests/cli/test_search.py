@@ -63,18 +63,19 @@ def test_a_picture_finds_captions(folder):
 
 def test_gaussians_come_with_their_uncertainty(folder):
     lines = call(folder / "gaussian", "red", "-k", 2, "--split", "val").stdout.splitlines()
-    assert lines[1].split() == ["rank", "score", "uncertainty", "id", "file"]
+    assert lines[1].split() == ["rank", "score", "deviation", "id", "file"]
     assert float(lines[2].split()[2]) > 0
-    assert re.fullmatch(r"the query's uncertainty \d\.\d{4}", lines[-1])
+    assert re.fullmatch(r"the query's deviation \d\.\d{4}", lines[-1])
 
 
 def test_an_index_of_several_stores_is_searched_whole(folder, tmp_path):
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
-    from xret.heads.retrieval.index.sharded import index_shards
+    from xret.heads.retrieval.index import IndexOptions
+    from xret.heads.retrieval.indexing import index_shards
 
     run = folder / "run"
     other = make_store(make_pictures(tmp_path / "pictures", test=7), tmp_path / "other.zarr")
-    index_shards(run, (None, other), tmp_path / "index", kind="flat", device="cpu")
+    index_shards(run, (None, other), tmp_path / "index", options=IndexOptions(kind="flat"), device="cpu")
     lines = call(run, "red", "--index", tmp_path / "index").stdout
     assert lines.startswith(f"{run} on {folder}/s.zarr, split test: 13 images, by the index")
 

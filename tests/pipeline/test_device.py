@@ -32,7 +32,7 @@ def test_a_gpu_is_told_to_repeat_its_sums_before_anything_runs_on_it(monkeypatch
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
-def test_how_sums_are_formed_is_as_before_behind_it():
+def test_how_sums_are_formed_is_afterwards_as_before():
     def found():
         fills = torch.utils.deterministic.fill_uninitialized_memory
         return torch.are_deterministic_algorithms_enabled(), fills
@@ -67,7 +67,7 @@ def test_values_are_read_where_they_are():
 
 @pytest.mark.gpu
 @needs_gpu
-def test_reading_does_not_wait_for_what_comes_behind():
+def test_reading_does_not_wait_for_what_comes_after():
     values = torch.full((4,), 7.0, device=GPU)
     busy = torch.randn(8192, 8192, device=GPU)
     read, done = start_reading(values), torch.cuda.Event()

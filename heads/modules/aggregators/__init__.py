@@ -1,13 +1,12 @@
 """From local and global features to an embedding: one file a mechanism.
 
-Every aggregator is made by `Class(local_dim, dim, **parameters)`, says by `uses_local` whether it reads the
-local features and by `embedding` whether it gives a `"vector"`, a `"set"`, a `"gaussian"` or a `"sequence"`, and is
-called as `aggregator(local [B, N, C], length [B], global_ [B, D])`.
+Every one is an `Aggregator`, made as `Class(local_dim, dim, **parameters)`.
+
+Attributes:
+    AGGREGATORS: the aggregator of each name that a recipe may use.
 """
 
-from typing import Any
-
-from .aggregated import Aggregated
+from .aggregated import Aggregated, Aggregator
 from .element_slots import ElementSlots
 from .fspool import FSPool
 from .gaussian import TwinBranches
@@ -19,7 +18,7 @@ from .pooling import Average, First, Global, KMax, Last, Max, Rows
 from .region_graph import RegionGraph
 from .sequence_pooling import SelfAttention, Seq2Seq
 
-AGGREGATORS: dict[str, type[Any]] = {
+AGGREGATORS: dict[str, type[Aggregator]] = {
     "global": Global,
     "average": Average,
     "max": Max,

@@ -9,10 +9,10 @@ from ..parameters import Part
 
 
 class Aggregated(NamedTuple):
-    """The embeddings of B samples, and what losses and figures may want to see of how they came about.
+    """The embeddings of B samples, and what losses and figures may want to know of how they were made.
 
     Attributes:
-        embedding: a vector `[B, D]`, a set of K elements `[B, K, D]`, a Gaussian or a sequence a sample, not
+        embedding: for each sample a vector `[B, D]`, a set of K elements `[B, K, D]`, a Gaussian or a sequence; not
             normalised.
         slots: the set's elements before the global feature is added, `[B, K, D]`; None where there are none.
         attention: the weight of every local feature for every slot, `[T, B, H, K, N]`
@@ -33,7 +33,11 @@ class Aggregated(NamedTuple):
 
 
 class Aggregator(Part):
-    """Base of aggregators, which are made by `Class(local_dim, dim, **parameters)`.
+    """Base of aggregators, which are called as `aggregator(local [B, N, C], length [B], global_ [B, D])`.
+
+    Args:
+        local_dim: width C of the local rows.
+        dim: width D of the global feature and of the embedding.
 
     Attributes:
         uses_local: whether it reads the local rows.

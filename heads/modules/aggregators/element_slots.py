@@ -1,9 +1,9 @@
 """Element slots: an embedding set by slot attention.
 
 Source: *Improving Cross-Modal Retrieval with Set of Diverse Embeddings* (SetDiv, CVPR 2023), section 3.2,
-eq. 1-5. The paper has one head; its published code has several, which `heads` gives. `initial`, `update`,
-`global_feature` and `normalized_over` are its ablations (Table 3 and appendix B.3), which lead back to slot attention
-(Locatello et al., NeurIPS 2020) and to the transformer.
+eq. 1-5. The paper has one head, its published code several: `heads`. `initial`, `update`, `global_feature` and
+`normalized_over` are its ablations (Table 3 and appendix B.3), which lead back to slot attention (Locatello et al.,
+NeurIPS 2020) and to the transformer.
 """
 
 from typing import Literal
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..padding import softmax, valid_rows, zero_padding
 from ..parameters import Count
+from ..positions import sinusoids
 from .aggregated import Aggregated, Aggregator
 
 Initial = Literal["learned", "gaussian"]
@@ -64,7 +65,7 @@ class AggregationBlock(nn.Module):
         return slots + self.mlp(slots), attention
 
     def _attend(self, scores: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the attention, and by what share each row counts in a slot's update, both as `scores [B, H, K, N]`."""
+        """Return the attention, and the share of each row in a slot's update, both of the shape `[B, H, K, N]`."""
         if self.normalized_over == "inputs":
             attention = softmax(scores, valid, 3)
             return attention, attention
@@ -88,7 +89,7 @@ class GaussianSlots(nn.Module):
         self.register_buffer("noise", torch.randn(slots, dim))
 
     def forward(self, samples: int) -> Tensor:
-        """Return the initial slots of as many samples, `[B, K, D]`."""
+        """Return the initial slots of `samples` samples, `[B, K, D]`."""
         noise = self.noise.expand(samples, -1, -1)
         return self.mean + self.log_std.exp() * (torch.randn_like(noise) if self.training else noise)
 
@@ -102,7 +103,7 @@ class ElementSlots(Aggregator):
         heads: number of attention heads.
         head_dim: width of a head, the paper's D_h; None divides `dim` among the heads.
         positions: add sinusoidal positions to what the keys are projected from (the paper does it for grids).
-        initial: the slots to begin with, one learned vector each, or drawn from one learned Gaussian.
+        initial: the slots to begin with: one learned vector each, or drawn from one learned Gaussian.
         update: a residual sum (eq. 3), or the GRU of slot attention in its place.
         global_feature: add the global feature to every slot (eq. 5).
         normalized_over: the slots, which then compete for the rows (eq. 2), or the inputs, as in a transformer.
@@ -178,10 +179,7 @@ def sinusoidal_positions(rows: Tensor, length: Tensor) -> Tensor:
     number, width = rows.shape[1:]
     dtype = torch.promote_types(rows.dtype, torch.float32)
     steps = torch.arange(1, number + 1, device=rows.device, dtype=dtype)
-    angle = 2 * torch.pi * steps / (length.to(steps)[:, None] + 1e-6)
-    column = torch.arange(0, width, 2, device=rows.device, dtype=dtype)
-    angles = angle[..., None] * 10000 ** (-column / width)
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :width].to(rows.dtype)
+    return sinusoids(2 * torch.pi * steps / (length.to(steps)[:, None] + 1e-6), width).to(rows.dtype)
 
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:

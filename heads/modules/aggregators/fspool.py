@@ -13,14 +13,14 @@ from .pooling import Pooling, sorted_rows
 
 
 def interpolation(length: Tensor, number: int, pieces: int, dtype: torch.dtype) -> Tensor:
-    """Return by what share each knot of a piecewise linear function on [0, 1] counts at each place.
+    """Return the share of each knot of a piecewise linear function on [0, 1] at each place.
 
     Of L rows, the first stands at 0 and the last at 1; a single row at 0. Times the values at the knots
     `[pieces + 1, W]` it gives the function `[B, number, W]` at the rows.
 
     Args:
         length: L of each sample, `[B]`.
-        number: rows N to evaluate at; those behind L count as the last.
+        number: rows N to evaluate at; those after L count as the last.
         pieces: number of linear pieces.
         dtype: of the result.
 

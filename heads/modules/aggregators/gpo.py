@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..padding import softmax, valid_rows
 from ..parameters import Count, Positive
+from ..positions import sinusoids
 from ..recurrence import run_packed
 from .aggregated import Aggregated
 from .fspool import interpolation
@@ -21,7 +22,7 @@ from .pooling import Pooling, sorted_rows
 Generator = Literal["cos-sin-bigru", "cos-sin-mlp", "index-bigru", "interpolation"]
 
 PIECES = 20  # of the interpolated coefficients: as many as FSPool has
-INDICES = 256  # of the learned matrix: a position behind the last shares the last one's row
+INDICES = 256  # of the learned matrix: positions after the last share its row
 
 
 def cos_sin_positions(number: int, width: int, like: Tensor) -> Tensor:
@@ -29,11 +30,8 @@ def cos_sin_positions(number: int, width: int, like: Tensor) -> Tensor:
 
     Columns 2i and 2i + 1 hold sine and cosine of the position over 10000^(2i/width).
     """
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    step = torch.arange(number, device=like.device, dtype=dtype)
-    column = torch.arange(0, width, 2, device=like.device, dtype=dtype)
-    angle = step[:, None] * 10000 ** (-column / width)
-    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)[:, :width].to(like.dtype)
+    steps = torch.arange(number, device=like.device, dtype=torch.promote_types(like.dtype, torch.float32))
+    return sinusoids(steps, width).to(like.dtype)
 
 
 class GPO(Pooling):
@@ -47,7 +45,7 @@ class GPO(Pooling):
         temperature: divides the scores before the softmax over the ranks.
         per_dimension: coefficients for every dimension instead of shared ones (Table 11).
         feature_input: the generator also reads the values of each rank, so that its coefficients depend on the sample
-            (Table 12); not for `interpolation`, which reads nothing.
+            (Table 12). Not for `interpolation`, which reads nothing.
     """
 
     def __init__(

@@ -14,9 +14,9 @@ from .aggregated import Aggregated, Aggregator
 
 
 def k_max_rows(local: Tensor, length: Tensor, k: int) -> Tensor:
-    """Average the `k` largest of the first `length[b]` rows, one feature at a time, `[B, C]`.
+    """Return the mean of the `k` largest of the first `length[b]` rows, one feature at a time, `[B, C]`.
 
-    Where a sample has fewer rows than `k`, those that it has; zeros where it has none.
+    A sample with fewer rows than `k` gives the mean of those it has; zeros where it has none.
     """
     rows = local.masked_fill(~valid_rows(local, length)[..., None], -torch.inf)
     largest = rows.topk(min(k, local.shape[1]), dim=1).values
@@ -24,7 +24,7 @@ def k_max_rows(local: Tensor, length: Tensor, k: int) -> Tensor:
 
 
 def sorted_rows(local: Tensor, length: Tensor) -> Tensor:
-    """Sort each feature of the first `length[b]` rows from large to small, `[B, N, C]`; zeros behind them."""
+    """Sort each feature of the first `length[b]` rows from large to small, `[B, N, C]`; zeros after them."""
     rows = local.masked_fill(~valid_rows(local, length)[..., None], -torch.inf)
     # Faster on a CPU where what is sorted lies side by side in memory.
     ordered = rows.transpose(1, 2).contiguous().sort(dim=2, descending=True).values
@@ -75,8 +75,6 @@ class KMax(Pooling):
     A sample with fewer rows than K gives the mean of all of them.
 
     Args:
-        local_dim: width of the local rows, which must be `dim`.
-        dim: width D.
         k: number K; VSE-infinity's Table 5 finds 2 for regions and bi-GRU, its section 3.1 20 for grids.
     """
 

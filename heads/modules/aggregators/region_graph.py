@@ -99,7 +99,7 @@ class RegionGraph(Aggregator):
         """Aggregate `local [B, N, C]`, of which the first `length[b]` rows count.
 
         Returns:
-            The vector `[B, D]` and the rows behind the graph `[B, N, C]`, zero on padding.
+            The vector `[B, D]` and the rows after the graph `[B, N, C]`, zero on padding.
         """
         rows = zero_padding(local, length)
         if self.normalise:

@@ -1,7 +1,7 @@
 """Aggregators that let the local rows see each other: self-attention, and a GRU that reads them in order.
 
-Source: the complex aggregators of VSE-infinity's Table 1, which names them with their number of weights only: 3.2M
-(three projections of 1024 to 1024) for self-attention and 6.3M (a GRU of 1024) for Seq2Seq.
+Source: the complex aggregators of VSE-infinity's Table 1, which gives nothing but their numbers of weights:
+3.2M (three projections of 1024 to 1024) for self-attention and 6.3M (a GRU of 1024) for Seq2Seq.
 """
 
 from torch import Tensor, nn
@@ -32,10 +32,7 @@ class SelfAttention(Pooling):
 
 
 class Seq2Seq(Aggregator):
-    """A GRU reads the local rows in their order; its last state is the embedding (Seq2Seq, Table 1).
-
-    Args:
-    """
+    """A GRU reads the local rows in their order; its last state is the embedding (Seq2Seq, Table 1)."""
 
     def __init__(self, local_dim: int, dim: int) -> None:
         super().__init__(local_dim, dim)

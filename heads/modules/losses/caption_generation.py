@@ -56,7 +56,7 @@ class CaptionGeneration(Loss):
         image, caption = positives.nonzero(as_tuple=True)
         if not len(image):
             return 0 * zero_padding(*rows).sum()
-        # The longest captions first, so that at every word the pairs that still write stand in front.
+        # The longest captions first, so that at every word the pairs that still write come first.
         order = token.length.to(caption.device)[caption].argsort(descending=True, stable=True)
         image, caption = image[order], caption[order]
         with torch.autocast(rows.rows.device.type, enabled=False):

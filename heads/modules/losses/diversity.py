@@ -31,6 +31,6 @@ class Diversity(SideLoss):
             cosines = element_cosines(slots)
             if self.form == "exponential":
                 return mean_exponential(cosines, 4, 1)  # of unit vectors, |x - x'|^2 = 2 - 2 cos
-            # Each pair stands twice in the Gram matrix.
+            # The Gram matrix holds each pair twice.
             norm = 2**0.5 * torch.linalg.vector_norm(cosines, dim=1)
             return (norm.square() if self.form == "gram-squared" else norm).mean() / slots.shape[1] ** 2

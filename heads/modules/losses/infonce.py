@@ -15,7 +15,7 @@ from .common import Loss
 def infonce(similarity: Tensor, positives: Tensor, scale: float | Tensor = 1.0) -> Tensor:
     """Return the mean over positive pairs of -log softmax(scale * similarity), both directions averaged.
 
-    A positive pair stands against the negatives alone: other positives of its row or column are left out of its sum,
+    A positive pair is compared with the negatives alone: other positives of its row or column are left out of its sum,
     and so are pairs whose similarity is -inf.
 
     Args:

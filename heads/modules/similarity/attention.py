@@ -78,7 +78,7 @@ class CrossAttention(Part):
         """Return the attention between I images of N regions and C captions of L words, `[I, C, N, L]`.
 
         Those of a query row add up to one over the context's rows: with `t-i` those of a word over the regions, with
-        `i-t` those of a region over the words. What stands behind a length means nothing.
+        `i-t` those of a region over the words. Values after a length mean nothing.
         """
         check_sequences(images, captions)
         images, captions = _prepared(images), _prepared(captions)

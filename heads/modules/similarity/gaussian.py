@@ -4,8 +4,8 @@ Sources: *Uncertainty-based Cross-Modal Retrieval with Probabilistic Representat
 2-Wasserstein; PCME++ (Chun, *Improved Probabilistic Image-Text Representations*, ICLR 2024) for the closed-form
 sampled distance.
 
-All is computed in float64 and given in float32 (in float64 for float64 Gaussians): the products add up terms that
-are far larger than the differences between near-by Gaussians.
+Everything is computed in float64 and returned in float32 (in float64 for float64 Gaussians): the products add up
+terms that are far larger than the differences between neighbouring Gaussians.
 """
 
 from typing import Literal

@@ -18,8 +18,8 @@ from .shared import element_cosines
 Over = Literal["min", "max"]
 Inference = Literal["assignment", "max"]
 
-# Up to so many sums a pair (sets of 8) the dynamic programme is used. Measured on one CPU core, microseconds a pair,
-# programme / scipy: sets of 4: 0.1 / 2, 7: 2 / 5, 8: 6 / 6, 9: 10 / 6. On a GPU scipy would come later still.
+# The dynamic programme is used up to this number of sums for a pair of sets (sets of 8). Microseconds a pair on one
+# CPU core, programme / scipy: sets of 4: 0.1 / 2, 7: 2 / 5, 8: 6 / 6, 9: 10 / 6; on a GPU it wins for larger sets too.
 SUMS = 1024
 PAIRS = 1 << 16  # of sets, matched at a time: what the programme holds of them stays near a CPU's caches
 

@@ -1,5 +1,5 @@
-"""Diagnostics: why a run's numbers are as they are. One file a question; the answers are plain data."""
+"""Diagnostics: why a run's numbers are as they are. One file a question."""
 
-from .diagnosis import diagnose, diagnose_embedded
+from .diagnosis import Diagnosis, diagnose, diagnose_view
 
-__all__ = ["diagnose", "diagnose_embedded"]
+__all__ = ["Diagnosis", "diagnose", "diagnose_view"]

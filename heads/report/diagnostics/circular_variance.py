@@ -4,31 +4,45 @@ Sources: *Improving Cross-Modal Retrieval with Set of Diverse Embeddings* (SetDi
 Matching Matters* (MaxMatch, section 4.4, Table 4), which squares the norm.
 """
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 
-def circular_variance(images: Tensor, captions: Tensor) -> dict[str, Any]:
-    r"""Return the natural logarithm of the mean circular variance of the sets of a split, in both forms.
+@dataclass(frozen=True)
+class OfSets:
+    """A value over the sets of images, over those of captions, and over both together."""
 
-    Args:
-        images: sets ``[I, K1, D]``; the elements are normalised here.
-        captions: sets ``[C, K2, D]``.
+    image: float
+    text: float
+    both: float
 
-    Returns:
-        ``{"log": {"image", "text", "both"}, "log_squared": the same}``. With the norm n of the mean of a set's unit
-        elements, ``log`` is SetDiv's, of 1 - n, and ``log_squared`` MaxMatch's, of 1 - n². ``both`` is over the sets
-        of images and captions together. Sets without any spread give about -36, where double precision ends.
+
+@dataclass(frozen=True)
+class CircularVariance:
+    """The natural logarithm of the mean circular variance of embedding sets.
+
+    With the norm n of the mean of a set's unit elements, the variance is 1 - n or 1 - n². Sets without any spread
+    give about -36, where double precision ends.
+
+    Attributes:
+        log: of 1 - n (SetDiv).
+        log_squared: of 1 - n² (MaxMatch).
     """
-    norms = {"image": _norms(images), "text": _norms(captions)}
-    norms["both"] = torch.cat(list(norms.values()))
-    return {
-        "log": {side: _log_mean(1 - norm) for side, norm in norms.items()},
-        "log_squared": {side: _log_mean(1 - norm.square()) for side, norm in norms.items()},
-    }
+
+    log: OfSets
+    log_squared: OfSets
+
+
+def circular_variance(images: Tensor, captions: Tensor) -> CircularVariance:
+    """Return the circular variance of sets ``[I, K1, D]`` and ``[C, K2, D]``, whose elements are normalised here."""
+    norms = [_norms(images), _norms(captions)]
+    norms.append(torch.cat(norms))
+    return CircularVariance(
+        OfSets(*(_log_mean(1 - norm) for norm in norms)), OfSets(*(_log_mean(1 - norm.square()) for norm in norms))
+    )
 
 
 def _norms(sets: Tensor) -> Tensor:

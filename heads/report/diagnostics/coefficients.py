@@ -1,6 +1,6 @@
 """What GPO has learned: the weight of each rank (*Learning the Best Pooling Strategy*, VSE-infinity, Figure 5)."""
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -8,31 +8,59 @@ from torch import Tensor, nn
 from ...modules.aggregators.gpo import GPO
 
 
-def gpo_coefficients(branch: nn.Module, length: Tensor) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Length:
+    """The coefficients for one length.
+
+    Attributes:
+        length: N rows.
+        samples: of the split that have so many.
+        coefficients: N floats that add up to one, from the largest value's to the smallest's.
+    """
+
+    length: int
+    samples: int
+    coefficients: list[float]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A GPO.
+
+    Attributes:
+        part: its name in the branch.
+        lengths: those that occur, ascending.
+    """
+
+    part: str
+    lengths: list[Length]
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """The GPOs of both branches."""
+
+    image: list[Part]
+    text: list[Part]
+
+
+@torch.no_grad()
+def gpo_coefficients(branch: nn.Module, length: Tensor) -> list[Part]:
     """Return the coefficients of every GPO of a branch for the lengths that occur.
 
-    Args:
-        branch: of a model; an embedding may have several, as one for the mean and one for the variance.
-        length: valid rows of each sample of a split, ``[B]``.
+    Where every dimension has coefficients of its own, they are the mean over dimensions. A GPO whose coefficients
+    depend on the sample has none of its own and is left out.
 
-    Returns:
-        ``[{"part": its name in the branch, "lengths": [{"length": N, "samples": int, "coefficients": [N floats]}]}]``,
-        ascending by length; coefficients from the largest value's to the smallest's, adding up to one. Where every
-        dimension has its own, they are the mean over dimensions. A GPO whose coefficients depend on the sample has
-        none of its own and is left out.
+    Args:
+        branch: of a model; an embedding may have several GPOs, such as one for the mean and one for the variance.
+        length: valid rows of each sample of a split, ``[B]``.
     """
     lengths, samples = length.clamp(min=1).unique(return_counts=True)
     found = []
     for name, part in branch.named_modules():
         if isinstance(part, GPO) and not part.feature_input:
-            found.append({"part": name, "lengths": _lengths(part, lengths, samples)})
+            weights = part.coefficients(lengths)
+            rows = (weights.mean(2) if weights.ndim == 3 else weights).tolist()
+            known = zip(lengths.tolist(), samples.tolist(), rows, strict=True)
+            found.append(Part(name, [Length(n, count, row[:n]) for n, count, row in known]))
     return found
-
-
-@torch.no_grad()
-def _lengths(part: GPO, lengths: Tensor, samples: Tensor) -> list[dict[str, Any]]:
-    weights = part.coefficients(lengths)
-    if weights.ndim == 3:
-        weights = weights.mean(2)
-    rows = zip(lengths.tolist(), samples.tolist(), weights.tolist(), strict=True)
-    return [{"length": n, "samples": count, "coefficients": row[:n]} for n, count, row in rows]

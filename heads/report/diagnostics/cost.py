@@ -1,6 +1,7 @@
 """What it costs to compare an image with a caption once both are embedded (SetDiv, section 4.4)."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +11,22 @@ from torch.utils.flop_counter import FlopCounterMode
 from ...modules.embedding import Embedding, Sequence, each
 
 
-def cost(images: Embedding, captions: Embedding, compare: Callable[[Any, Any], Tensor]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Cost:
+    """What a pair costs.
+
+    Attributes:
+        macs_a_pair: multiply-accumulates.
+        image: the shape of one embedding; of a Gaussian that of its mean.
+        text: the same.
+    """
+
+    macs_a_pair: int
+    image: list[int]
+    text: list[int]
+
+
+def cost(images: Embedding, captions: Embedding, compare: Callable[[Any, Any], Tensor]) -> Cost:
     """Return what a pair costs, and what an embedding is.
 
     Counted are the multiply-accumulates of matrix products, as `compare` really makes them. SetDiv calls them FLOPs:
@@ -21,10 +37,6 @@ def cost(images: Embedding, captions: Embedding, compare: Callable[[Any, Any], T
         images: embeddings of I images. Of sequences, which differ in length, one of the median length is taken.
         captions: embeddings of C captions.
         compare: takes them to their similarity ``[I, C]``.
-
-    Returns:
-        ``{"macs_a_pair": int, "image": [shape of one embedding], "text": the same}``; a Gaussian's shape is that of its
-        mean.
     """
     left, right = _one(images), _one(captions)
 
@@ -35,7 +47,7 @@ def cost(images: Embedding, captions: Embedding, compare: Callable[[Any, Any], T
 
     # Work is a + b I + c C + d I C; d is what a pair costs.
     macs = count(2, 2) - count(2, 1) - count(1, 2) + count(1, 1)
-    return {"macs_a_pair": macs, "image": _shape(left), "text": _shape(right)}
+    return Cost(macs, _shape(left), _shape(right))
 
 
 def _one(embedding: Embedding) -> Embedding:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from ....pipeline.reading.reattachment import unreadable
 from ...evaluation.metrics import Ties
 from ...model import Model
 from ...modules.embedding import Embedding, each
-from .embedded import Side, embed_side
+from ..embedded import Side, embed_side
 from .regions import Box, Region, Triplet, regions_of, triplet
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5)  # Figure 2: the share of the image that A and B stay below
@@ -36,12 +37,92 @@ Encode = Callable[[Sequence[Any]], Iterator[Features]]
 
 
 @dataclass(frozen=True)
+class Accuracy:
+    """How often the right one of two is chosen, in percent (Table 4).
+
+    Attributes:
+        image_to_text: by letter: crop ``A`` or ``C`` chooses between captions A and C.
+        text_to_image: by letter: caption ``A`` or ``C`` chooses between the crops.
+    """
+
+    image_to_text: dict[str, float]
+    text_to_image: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A crop of an example.
+
+    Attributes:
+        box: left, top, right, bottom in pixels.
+        phrase: its caption.
+        uncertainty: of the crop, ``image``, and of the caption, ``text``; None without Gaussians.
+    """
+
+    box: list[float]
+    phrase: str
+    uncertainty: dict[str, float] | None
+
+
+@dataclass(frozen=True)
+class Example:
+    """One of the triplets.
+
+    Attributes:
+        file_name: of the image.
+        size: its width and height.
+        A, B, C: the crops.
+        accuracy: of this triplet alone.
+    """
+
+    file_name: str
+    size: list[int]
+    A: Crop
+    B: Crop
+    C: Crop
+    accuracy: Accuracy
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The triplets whose crops A and B stay below a share of their image.
+
+    Attributes:
+        area: the share.
+        triplets: how many.
+        uncertainty: their mean, by modality (``image``: the crops, ``text``: the captions), then by letter (``A``,
+            ``C``); None without Gaussians.
+        accuracy: of all of them.
+        example: one of them; of another image at each threshold where there are as many.
+    """
+
+    area: float
+    triplets: int
+    uncertainty: dict[str, dict[str, float]] | None
+    accuracy: Accuracy
+    example: Example
+
+
+@dataclass(frozen=True)
+class Crops:
+    """What the crops of `images` images show, by threshold; those without a triplet are left out."""
+
+    images: int
+    thresholds: list[Threshold]
+
+
+@dataclass(frozen=True)
 class Found:
     """A triplet, the image that it is of, and the threshold that its crops are below."""
 
     file_name: str
     threshold: float
     triplet: Triplet
+
+    @property
+    def ambiguous(self) -> tuple[Region, Region]:
+        """Regions A and C."""
+        return self.triplet.a, self.triplet.c
 
 
 @dataclass(frozen=True)
@@ -57,19 +138,25 @@ class _Looked:
         """Return the row of a region's crop, and that of its caption."""
         return self.image_row[one.file_name, region.box], self.caption_row[region.phrase]
 
-    def described(self, one: Found) -> dict[str, Any]:
-        """Return the regions of a triplet by letter, see `crops`."""
-        regions = {"A": one.triplet.a, "B": one.triplet.b, "C": one.triplet.c}
-        return {
-            letter: {"box": list(region.box), "phrase": region.phrase, "uncertainty": self._uncertainty(one, region)}
-            for letter, region in regions.items()
-        }
+    def crop(self, one: Found, region: Region) -> Crop:
+        return Crop(list(region.box), region.phrase, self.uncertainty(one, region))
 
-    def _uncertainty(self, one: Found, region: Region) -> dict[str, float] | None:
+    def uncertainty(self, one: Found, region: Region) -> dict[str, float] | None:
         if self.images.uncertainty is None or self.captions.uncertainty is None:
             return None
         image, caption = self.rows(one, region)
         return {"image": self.images.uncertainty[image].item(), "text": self.captions.uncertainty[caption].item()}
+
+    def mean_uncertainty(self, found: Sequence[Found]) -> dict[str, dict[str, float]] | None:
+        """Return the mean uncertainty of crops and captions A and C."""
+        known = [values for one in found for region in one.ambiguous if (values := self.uncertainty(one, region))]
+        if not known:
+            return None
+        by_letter = {"A": known[::2], "C": known[1::2]}
+        return {
+            side: {letter: fmean(one[side] for one in own) for letter, own in by_letter.items()}
+            for side in ("image", "text")
+        }
 
 
 def crops(
@@ -79,7 +166,7 @@ def crops(
     encode_images: Encode,
     encode_text: Encode,
     ties: Ties,
-) -> dict[str, Any]:
+) -> Crops:
     """Make triplets of crops, embed crops and captions A and C, and compare the ones with the others.
 
     Args:
@@ -89,15 +176,6 @@ def crops(
         encode_images: makes features of decoded pictures, as the model wants them.
         encode_text: makes features of texts.
         ties: whether a tie is a failure (``pessimistic``), a success (``optimistic``), or half of one (``mean``).
-
-    Returns:
-        ``{"images": int, "thresholds": […]}``, of each of `THRESHOLDS` that there are triplets for ``{"area": share of
-        the image, "triplets": int, "uncertainty": {"image": {"A", "C"}, "text": {"A", "C"}} or None without Gaussians,
-        "accuracy": {"image_to_text": {"A", "C"}, "text_to_image": {"A", "C"}}, "example": {"file_name", "size": [width,
-        height], "A": {"box": [left, top, right, bottom] in pixels, "phrase", "uncertainty": {"image", "text"} or None},
-        "B", "C", "accuracy": as above, of this triplet alone}}``. Uncertainties are means. Accuracies are percent,
-        by the query: crop A or C chooses between captions A and C, caption A or C between the crops. The example is one
-        of the triplets, of another image at each threshold where there are as many.
 
     Raises:
         CacheError: a region is none, or no image has two that are small enough.
@@ -114,28 +192,28 @@ def crops(
         )
     examples = _examples(found)
     looked = _look(model, folder, found, examples.values(), encode_images, encode_text)
-    rows = torch.tensor([[looked.rows(one, region) for region in (one.triplet.a, one.triplet.c)] for one in found])
-    image_rows, text_rows = rows.unbind(2)
-    similarity = _similarity(model, looked.images.embedding, looked.captions.embedding, image_rows, text_rows)
+    similarity = _similarity(model, looked, found)
     thresholds = []
-    for threshold, example in examples.items():
-        inside = torch.tensor([one.threshold == threshold for one in found])
-        alone = torch.tensor([one is example for one in found])
+    for area, example in examples.items():
+        inside = [place for place, one in enumerate(found) if one.threshold == area]
+        cut = example.triplet
         thresholds.append(
-            {
-                "area": threshold,
-                "triplets": int(inside.sum()),
-                "uncertainty": _uncertainties(looked.images, looked.captions, image_rows[inside], text_rows[inside]),
-                "accuracy": selection_accuracy(similarity[inside], ties),
-                "example": {
-                    "file_name": example.file_name,
-                    "size": list(_size(folder / example.file_name)),
-                    **looked.described(example),
-                    "accuracy": selection_accuracy(similarity[alone], ties),
-                },
-            }
+            Threshold(
+                area,
+                len(inside),
+                looked.mean_uncertainty([found[place] for place in inside]),
+                selection_accuracy(similarity[inside], ties),
+                Example(
+                    example.file_name,
+                    list(_size(folder / example.file_name)),
+                    looked.crop(example, cut.a),
+                    looked.crop(example, cut.b),
+                    looked.crop(example, cut.c),
+                    selection_accuracy(similarity[[found.index(example)]], ties),
+                ),
+            )
         )
-    return {"images": len({one.file_name for one in found}), "thresholds": thresholds}
+    return Crops(len({one.file_name for one in found}), thresholds)
 
 
 def find_triplets(folder: Path, regions: dict[str, list[Any]]) -> list[Found]:
@@ -155,24 +233,21 @@ def find_triplets(folder: Path, regions: dict[str, list[Any]]) -> list[Found]:
     return sorted(found, key=lambda one: one.threshold)
 
 
-def selection_accuracy(similarity: Tensor, ties: Ties) -> dict[str, dict[str, float]]:
-    """Return how often the right one of two is chosen, in percent (Table 4).
+def selection_accuracy(similarity: Tensor, ties: Ties) -> Accuracy:
+    """Return how often the right one of two is chosen.
 
     Args:
         similarity: of the crops A and C (rows) of each triplet with the captions A and C, ``[triplets, 2, 2]``.
         ties: what a tie counts, see `crops`.
-
-    Returns:
-        ``{"image_to_text": {"A", "C"}, "text_to_image": {"A", "C"}}``.
     """
     tie = {"pessimistic": 0.0, "optimistic": 1.0, "mean": 0.5}[ties]
     right = similarity.diagonal(dim1=1, dim2=2)
-    table = {}
-    for way, wrong in (("image_to_text", similarity.flip(2)), ("text_to_image", similarity.flip(1))):
+    chosen = []
+    for wrong in (similarity.flip(2), similarity.flip(1)):
         other = wrong.diagonal(dim1=1, dim2=2)
         hits = 100 * ((right > other).double() + tie * (right == other).double()).mean(0)
-        table[way] = dict(zip("AC", hits.tolist(), strict=True))
-    return table
+        chosen.append(dict(zip("AC", hits.tolist(), strict=True)))
+    return Accuracy(*chosen)
 
 
 def _examples(found: Sequence[Found]) -> dict[float, Found]:
@@ -194,7 +269,7 @@ def _look(
     encode_text: Encode,
 ) -> _Looked:
     """Embed crops and captions A and C of all triplets, and B of some examples; what several share is there once."""
-    parts = [(one.file_name, region) for one in found for region in (one.triplet.a, one.triplet.c)]
+    parts = [(one.file_name, region) for one in found for region in one.ambiguous]
     parts += [(one.file_name, one.triplet.b) for one in examples]
     boxes = sorted({(name, region.box) for name, region in parts})
     phrases = sorted({region.phrase for _, region in parts})
@@ -209,7 +284,7 @@ def _look(
     )
 
 
-def pixels(box: Box) -> tuple[int, int, int, int]:
+def pixels(box: Sequence[float]) -> tuple[int, int, int, int]:
     """Return the whole pixels that a box touches, at least one each way."""
     return math.floor(box[0]), math.floor(box[1]), math.ceil(box[2]), math.ceil(box[3])
 
@@ -229,26 +304,20 @@ def _encoded(folder: Path, boxes: list[tuple[str, Box]], encode: Encode, progres
 
 
 @torch.no_grad()
-def _similarity(model: Model, images: Embedding, captions: Embedding, left: Tensor, right: Tensor) -> Tensor:
-    """Compare the crops `left [triplets, 2]`, rows of `images`, with the captions `right`: ``[triplets, 2, 2]``."""
+def _similarity(model: Model, looked: _Looked, found: Sequence[Found]) -> Tensor:
+    """Compare the crops A and C (rows) of each triplet with its captions A and C: ``[triplets, 2, 2]``."""
 
     def taken(embedding: Embedding, rows: Tensor) -> Embedding:
         return each(lambda t: t[rows.flatten().to(t.device)], embedding)
 
     blocks = []
-    for rows, columns in zip(left.split(TOGETHER), right.split(TOGETHER), strict=True):
-        compared = model.similarity(taken(images, rows), taken(captions, columns))
-        compared = compared.view(len(rows), 2, len(rows), 2)
+    rows = torch.tensor([[looked.rows(one, region) for region in one.ambiguous] for one in found])
+    for some in rows.split(TOGETHER):
+        images, captions = some.unbind(2)
+        compared = model.similarity(taken(looked.images.embedding, images), taken(looked.captions.embedding, captions))
+        compared = compared.view(len(some), 2, len(some), 2)
         blocks.append(compared.diagonal(dim1=0, dim2=2).permute(2, 0, 1).cpu())
     return torch.cat(blocks)
-
-
-def _uncertainties(images: Side, captions: Side, left: Tensor, right: Tensor) -> dict[str, dict[str, float]] | None:
-    """Return the mean uncertainty of crops and captions A and C, rows of `images` and `captions`, ``[triplets, 2]``."""
-    if images.uncertainty is None or captions.uncertainty is None:
-        return None
-    means = {"image": images.uncertainty.cpu()[left].mean(0), "text": captions.uncertainty.cpu()[right].mean(0)}
-    return {side: dict(zip("AC", mean.tolist(), strict=True)) for side, mean in means.items()}
 
 
 def _size(path: Path) -> tuple[int, int]:

@@ -1,5 +1,6 @@
-"""All diagnostics of one run, as plain data."""
+"""All diagnostics of one run."""
 
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -7,25 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....pipeline.cache.feature_cache import FeatureCache
-from ....pipeline.device import pick_device, within_memory
+from ....pipeline.device import within_memory
 from ....pipeline.errors import CacheError, XretError
 from ....pipeline.reading.reattachment import image_folder
 from ....pipeline.reading.reencoding import encode_captions, encode_images
 from ...evaluation.metrics import Ties
 from ...evaluation.scoring import compare
-from ...model import Model
 from ...runs.encoders import find_image_encoder, find_text_encoder
-from ...runs.features import open_store, split_of_run
-from ...runs.run import Run
-from .circular_variance import circular_variance
-from .coefficients import gpo_coefficients
-from .cost import cost
-from .crops import crops
-from .elements import elements
-from .embedded import Embedded, embed_split
+from ..views import View, open_views
+from .circular_variance import CircularVariance, circular_variance
+from .coefficients import Coefficients, gpo_coefficients
+from .cost import Cost, cost
+from .crops import Crops, crops
+from .elements import Elements, elements
 from .regions import find_manifest, read_regions
-from .uncertainty import uncertainty
+from .uncertainty import Uncertainty, uncertainty
 
 REASONS = {  # why there is nothing; that of the crops differs
     "circular_variance": "the embeddings are no sets of several elements",
@@ -33,6 +30,33 @@ REASONS = {  # why there is nothing; that of the crops differs
     "uncertainty": "the embeddings are no Gaussians",
     "gpo": "no aggregator is a GPO with coefficients of its own",
 }
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a run's embeddings are like on a split. What there is nothing to say of is None.
+
+    Attributes:
+        circular_variance: of sets.
+        elements: of sets.
+        uncertainty: of Gaussians, and of sets drawn from them.
+        crops: uncertainty against ambiguity, and the binary selection task; for data sets with ``regions``.
+        gpo: coefficients of GPO.
+        cost: of comparing a pair.
+        reasons: why something is None, by its name.
+    """
+
+    circular_variance: CircularVariance | None
+    elements: Elements | None
+    uncertainty: Uncertainty | None
+    crops: Crops | None
+    gpo: Coefficients | None
+    cost: Cost
+    reasons: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return asdict(self)
 
 
 def diagnose(
@@ -45,7 +69,7 @@ def diagnose(
     data_root: str | Path | None = None,
     visual_weights: str | None = None,
     text_weights: str | None = None,
-) -> dict[str, Any]:
+) -> Diagnosis:
     """Look into a run: what its embeddings are like on a split.
 
     Args:
@@ -58,115 +82,71 @@ def diagnose(
         visual_weights: of the image encoder, where they came from a file; for crops.
         text_weights: of the text encoder, if it is not bert-base-uncased; for crops.
 
-    Returns:
-        Numbers, texts, lists and mappings with these keys. What there is nothing to say of is None, and ``reasons``
-        says why.
-
-        - ``circular_variance``: of sets, see `circular_variance.circular_variance`.
-        - ``elements``: of sets, see `elements.elements`.
-        - ``uncertainty``: of Gaussians, and of sets drawn from them, see `uncertainty.uncertainty`.
-        - ``crops``: uncertainty against ambiguity, and the binary selection task, see `crops.crops`; for data sets
-          with ``regions``.
-        - ``gpo``: ``{"image", "text"}``, see `coefficients.gpo_coefficients`.
-        - ``cost``: see `cost.cost`.
-        - ``reasons``: ``{key: why it is None}``.
-
     Raises:
         RunError: the run, the store's feature sets or the split do not fit.
         CacheError: the store cannot be read.
     """
-    target = pick_device(device)
-    opened = Run(run)
-    cache = open_store(opened, store)
-    with within_memory(target):
-        model = opened.model(target)
-        embedded = embed_split(model, split_of_run(opened, cache, split, model, target))
-    return diagnose_embedded(
-        opened, model, cache, embedded, ties=ties, data_root=data_root, visual_weights=visual_weights,
-        text_weights=text_weights,
-    )  # fmt: skip
+    (view,) = open_views([run], store, split, device)
+    return diagnose_view(view, ties, data_root, visual_weights, text_weights)
 
 
 @torch.no_grad()
-def diagnose_embedded(
-    run: Run,
-    model: Model,
-    cache: FeatureCache,
-    embedded: Embedded,
-    *,
+def diagnose_view(
+    view: View,
     ties: Ties = "pessimistic",
     data_root: str | Path | None = None,
     visual_weights: str | None = None,
     text_weights: str | None = None,
-) -> dict[str, Any]:
-    """Look into an opened run whose `model` has embedded a split of a store; the rest as for `diagnose`."""
-    device = next(model.parameters()).device
-    reasons = dict(REASONS)
-    with within_memory(device):
-        found = _of_sets(model, embedded, ties)
+) -> Diagnosis:
+    """Look into an opened run; arguments as for `diagnose`."""
+    reasons, found = dict(REASONS), dict[str, Any]()
+    embedded, model = view.embedded, view.model
+    with within_memory(view.device):
+        found |= _of_sets(view, ties)
         found["uncertainty"] = uncertainty(embedded)
         try:
-            root = None if data_root is None else Path(data_root)
-            found["crops"] = _crops(run, model, cache, embedded, root, (visual_weights, text_weights), device, ties)
+            found["crops"] = _crops(view, ties, data_root, visual_weights, text_weights)
         except XretError as error:  # the rest is worth having
             found["crops"], reasons["crops"] = None, str(error)
-        found["gpo"] = _gpo(model, embedded)
+        gpo = Coefficients(
+            gpo_coefficients(model.image, embedded.image.length), gpo_coefficients(model.text, embedded.text.length)
+        )
+        found["gpo"] = gpo if gpo.image or gpo.text else None
         found["cost"] = cost(embedded.image.embedding, embedded.text.embedding, model.similarity)
-    return found | {"reasons": {key: why for key, why in reasons.items() if found[key] is None}}
+    return Diagnosis(**found, reasons={key: why for key, why in reasons.items() if found[key] is None})
 
 
-def _of_sets(model: Model, embedded: Embedded, ties: Ties) -> dict[str, Any]:
-    images, captions = embedded.image.embedding, embedded.text.embedding
-    if not (
-        isinstance(images, Tensor)
-        and isinstance(captions, Tensor)
-        and images.ndim == captions.ndim == 3
-        and max(images.shape[1], captions.shape[1]) > 1
-    ):
+def _of_sets(view: View, ties: Ties) -> dict[str, Any]:
+    images, captions = view.embedded.image.embedding, view.embedded.text.embedding
+    if not (isinstance(images, Tensor) and isinstance(captions, Tensor) and view.is_set):
         return {"circular_variance": None, "elements": None}
 
     def compare_some(some: Tensor, others: Tensor) -> Tensor:
-        return compare(model, some, others, embedded.texts)
+        return compare(view.model, some, others, view.embedded.texts)
 
     return {
         "circular_variance": circular_variance(images, captions),
-        "elements": elements(images, captions, embedded.caption_image, compare_some, ties),
+        "elements": elements(images, captions, view.embedded.caption_image, compare_some, ties),
     }
 
 
 def _crops(
-    run: Run,
-    model: Model,
-    cache: FeatureCache,
-    embedded: Embedded,
-    data_root: Path | None,
-    weights: tuple[str | None, str | None],
-    device: torch.device,
-    ties: Ties,
-) -> dict[str, Any]:
+    view: View, ties: Ties, data_root: str | Path | None, visual_weights: str | None, text_weights: str | None
+) -> Crops:
     """Make crops of the split's images; any error says why there are none."""
     if data_root is None:
         raise CacheError("crops are cut out of the images; say where these are with --data-root DIR")
-    inside = set(embedded.file_names)
-    everywhere = read_regions(find_manifest(cache.dataset, data_root).captions)
+    root, inside, where = Path(data_root), set(view.embedded.file_names), str(view.device)
+    everywhere = read_regions(find_manifest(view.cache.dataset, root).captions)
     regions = {name: listed for name, listed in everywhere.items() if name in inside}
-    folder = image_folder(cache, data_root)
-    where = str(device)
-    image_encoder = find_image_encoder(run, lambda: cache, weights[0], where)
-    text_encoder = find_text_encoder(run, lambda: cache, weights[1], where)
+    folder = image_folder(view.cache, root)
+    image_encoder = find_image_encoder(view.run, lambda: view.cache, visual_weights, where)
+    text_encoder = find_text_encoder(view.run, lambda: view.cache, text_weights, where)
     return crops(
-        model,
+        view.model,
         folder,
         regions,
         partial(encode_images, *image_encoder, where),
         partial(encode_captions, *text_encoder, where),
         ties,
     )
-
-
-def _gpo(model: Model, embedded: Embedded) -> dict[str, Any] | None:
-    found = {
-        "image": gpo_coefficients(model.image, embedded.image.length),
-        "text": gpo_coefficients(model.text, embedded.text.length),
-    }
-    return found if any(found.values()) else None

@@ -4,31 +4,67 @@ Source: *Uncertainty-based Cross-Modal Retrieval with Probabilistic Representati
 """
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from .embedded import Embedded
+from ..embedded import Embedded
 
 SHOWN = 10  # samples at either end
 
 
-def uncertainty(embedded: Embedded) -> dict[str, Any] | None:
-    """Return the distribution of the uncertainty and the samples at both ends, by modality.
+@dataclass(frozen=True)
+class UncertainImage:
+    """An image at one end, with the texts of its captions."""
 
-    The uncertainty is the log-determinant of the covariance: the sum of the logarithms of its variances (section 3.3).
+    id: str
+    file_name: str
+    captions: list[str]
+    uncertainty: float
 
-    Args:
-        embedded: a split.
 
-    Returns:
-        ``{"image": {"mean", "deciles": [11 floats, from the least to the largest], "highest": [at most 10 images],
-        "lowest": likewise}, "text": the same of captions}``, or None where the embeddings have no Gaussians. An image
-        is ``{"id", "file_name", "captions": [its texts], "uncertainty"}``, a caption ``{"sentid", "caption",
-        "file_name": of its image, "uncertainty"}``. The most extreme come first; of captions that say the same only one
-        is shown.
+@dataclass(frozen=True)
+class UncertainCaption:
+    """A caption at one end, with the file of its image."""
+
+    sentid: int
+    caption: str
+    file_name: str
+    uncertainty: float
+
+
+Sample = TypeVar("Sample")
+
+
+@dataclass(frozen=True)
+class Distribution(Generic[Sample]):
+    """The uncertainty of one modality.
+
+    Attributes:
+        mean: over all samples.
+        deciles: 11 floats, from the least to the largest.
+        highest: at most 10 samples, the most extreme first; of captions that say the same only one.
+        lowest: likewise.
     """
+
+    mean: float
+    deciles: list[float]
+    highest: list[Sample]
+    lowest: list[Sample]
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """The uncertainty of both modalities: the log-determinant of the covariance, the sum of its log-variances."""
+
+    image: Distribution[UncertainImage]
+    text: Distribution[UncertainCaption]
+
+
+def uncertainty(embedded: Embedded) -> Uncertainty | None:
+    """Return the distribution of the uncertainty in a split, by modality; None where embeddings have no Gaussians."""
     images, captions = embedded.image.uncertainty, embedded.text.uncertainty
     if images is None or captions is None:
         return None
@@ -39,30 +75,28 @@ def uncertainty(embedded: Embedded) -> dict[str, Any] | None:
         own[owner].append(text)
         first.setdefault(text, row)
 
-    def image(row: int) -> dict[str, Any]:
-        return {"id": embedded.ids[row], "file_name": embedded.file_names[row], "captions": own[row]}
+    def image(row: int, value: float) -> UncertainImage:
+        return UncertainImage(embedded.ids[row], embedded.file_names[row], own[row], value)
 
-    def caption(row: int) -> dict[str, Any]:
-        file_name = embedded.file_names[owners[row]]
-        return {"sentid": embedded.sentids[row], "caption": embedded.texts[row], "file_name": file_name}
+    def caption(row: int, value: float) -> UncertainCaption:
+        return UncertainCaption(embedded.sentids[row], embedded.texts[row], embedded.file_names[owners[row]], value)
 
-    return {
-        "image": _side(images, list(range(len(images))), image),
-        "text": _side(captions, list(first.values()), caption),
-    }
+    return Uncertainty(
+        _distribution(images, list(range(len(images))), image), _distribution(captions, list(first.values()), caption)
+    )
 
 
-def _side(values: Tensor, rows: list[int], describe: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+def _distribution(values: Tensor, rows: list[int], describe: Callable[[int, float], Sample]) -> Distribution[Sample]:
     """Describe one modality; only the samples in `rows` are shown."""
     values = values.cpu()
     ascending = sorted(rows, key=lambda row: values[row].item())
 
-    def shown(some: list[int]) -> list[dict[str, Any]]:
-        return [describe(row) | {"uncertainty": values[row].item()} for row in some]
+    def shown(some: list[int]) -> list[Sample]:
+        return [describe(row, values[row].item()) for row in some]
 
-    return {
-        "mean": values.mean().item(),
-        "deciles": values.quantile(torch.linspace(0, 1, 11, dtype=values.dtype)).tolist(),
-        "highest": shown(ascending[::-1][:SHOWN]),
-        "lowest": shown(ascending[:SHOWN]),
-    }
+    return Distribution(
+        values.mean().item(),
+        values.quantile(torch.linspace(0, 1, 11, dtype=values.dtype)).tolist(),
+        shown(ascending[::-1][:SHOWN]),
+        shown(ascending[:SHOWN]),
+    )

@@ -61,7 +61,7 @@ def attended_images(view: View, pictures: Pictures, seed: int) -> tuple[list[Att
 @torch.no_grad()
 def attention_of(view: View, images: list[int]) -> Tensor | None:
     """Return the attention over the rows of some images, the mean of its heads, ``[T, B, K, N]``; None without any."""
-    device = next(view.model.parameters()).device
+    device = view.device
     features, rows = view.image_set, view.embedded.image_rows[images]
     read = {
         name: torch.from_numpy(reader(rows)).to(device)

@@ -4,15 +4,12 @@ Source: *Uncertainty-based Cross-Modal Retrieval with Probabilistic Representati
 """
 
 from dataclasses import dataclass
-from typing import Any
 
-from ..diagnostics.crops import pixels
+from ..diagnostics.crops import Crop, Crops, Example, pixels
 from ..figures import number
 from ..pictures import Pictures, box_outline
 
 CHOICES = {100.0: "✓ right", 0.0: "✗ wrong", 50.0: "= tied"}  # accuracy of one triplet, by how ties are counted
-SIDES = {"image": "uncertainty of the crop", "text": "uncertainty of the caption"}
-WAYS = {"image_to_text": "the crop's choice", "text_to_image": "the caption's choice"}
 
 
 @dataclass(frozen=True)
@@ -34,39 +31,41 @@ class Triplet:
     rows: list[tuple[str, list[str]]]
 
 
-def triplets(found: dict[str, Any], pictures: Pictures) -> list[Triplet]:
-    """Return the example of each threshold; `found` is what `diagnostics.crops.crops` gives."""
-    return [_triplet(one["area"], one["example"], pictures) for one in found["thresholds"]]
+def triplets(found: Crops, pictures: Pictures) -> list[Triplet]:
+    """Return the example of each threshold."""
+    return [_triplet(one.area, one.example, pictures) for one in found.thresholds]
 
 
-def _triplet(area: float, example: dict[str, Any], pictures: Pictures) -> Triplet:
-    regions = {letter: example[letter] for letter in "ABC"}
-    rows = []
-    if regions["A"]["uncertainty"]:
-        rows += [(title, [number(one["uncertainty"][side]) for one in regions.values()])
-                 for side, title in SIDES.items()]  # fmt: skip
-    rows += [(title, [CHOICES.get(example["accuracy"][way].get(letter), "–") for letter in regions])
-             for way, title in WAYS.items()]  # fmt: skip
+def _triplet(area: float, example: Example, pictures: Pictures) -> Triplet:
+    crops = {"A": example.A, "B": example.B, "C": example.C}
+    known = [one.uncertainty for one in crops.values() if one.uncertainty]
+    sides = (("image", "uncertainty of the crop"), ("text", "uncertainty of the caption")) if known else ()
+    rows = [(title, [number(one[side]) for one in known]) for side, title in sides]
+    for title, accuracy in (
+        ("the crop's choice", example.accuracy.image_to_text),
+        ("the caption's choice", example.accuracy.text_to_image),
+    ):
+        rows.append((title, [CHOICES[accuracy[letter]] if letter in accuracy else "–" for letter in crops]))
     return Triplet(
         f"A and B below {100 * area:.0f} % of the image",
-        _whole(example, pictures),
-        {letter: _crop(letter, example, pictures) for letter in regions},
-        [one["phrase"] for one in regions.values()],
+        _whole(example, crops, pictures),
+        {letter: _crop(letter, crop, example.file_name, pictures) for letter, crop in crops.items()},
+        [one.phrase for one in crops.values()],
         rows,
     )
 
 
-def _whole(example: dict[str, Any], pictures: Pictures) -> str | None:
-    name, size = example["file_name"], example["size"] * 2
-    whole = pictures.hold(name)
+def _whole(example: Example, crops: dict[str, Crop], pictures: Pictures) -> str | None:
+    whole = pictures.hold(example.file_name)
     if whole is None:
         return None
-    shares = {letter: [at / side for at, side in zip(example[letter]["box"], size, strict=True)] for letter in "ABC"}
-    boxes = [box_outline(box, whole, f"outline crop-{letter}") for letter, box in shares.items()]
-    return whole.svg(f"Image {name} with the boxes of its crops A, B and C", "".join(boxes))
+    boxes = []
+    for letter, crop in crops.items():
+        shares = [at / side for at, side in zip(crop.box, example.size * 2, strict=True)]
+        boxes.append(box_outline(shares, whole, f"outline crop-{letter}"))
+    return whole.svg(f"Image {example.file_name} with the boxes of its crops A, B and C", "".join(boxes))
 
 
-def _crop(letter: str, example: dict[str, Any], pictures: Pictures) -> str | None:
-    name, region = example["file_name"], example[letter]
-    picture = pictures.crop(name, pixels(region["box"]))
-    return None if picture is None else picture.svg(f"Crop {letter} of image {name}: {region['phrase']}")
+def _crop(letter: str, crop: Crop, file_name: str, pictures: Pictures) -> str | None:
+    picture = pictures.crop(file_name, pixels(crop.box))
+    return None if picture is None else picture.svg(f"Crop {letter} of image {file_name}: {crop.phrase}")

@@ -4,6 +4,8 @@ Figure A1 of *Improving Cross-Modal Retrieval with Set of Diverse Embeddings* (S
 Matters* (MaxMatch).
 """
 
+from functools import partial
+
 import numpy as np
 
 from ...modules.embedding import Gaussian, Sequence
@@ -37,7 +39,7 @@ def element_map(view: View, seed: int) -> Plot:
         + (", a colour a slot." if view.is_set else ".")
         + " Near is similar; the axes have no unit."
     )
-    return Plot(points(series, "t-SNE 1", "t-SNE 2", ticks=False), "Scatter plot", caption)
+    return Plot(partial(points, series, "t-SNE 1", "t-SNE 2", ticks=False), "Scatter plot", caption)
 
 
 def tsne(rows: np.ndarray, seed: int) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The numbers of the runs: what the protocols measure, how training went, what each similarity would find."""
 
 from collections.abc import Sequence as Several
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ def rsum_plot(names: Several[str], results: Several[Evaluation]) -> Plot | None:
             continue
         labels = [f"{short}\nR@{k}" for short in ("i→t", "t→i") for k in (1, 5, 10)]
         series = [(name, _recalls(found[0])) for name, found in zip(names, same, strict=True)]
-        return Plot(bars(labels, series, "recall (%)"), "Bar chart", f"Recalls, protocol {first.protocol}.")
+        return Plot(partial(bars, labels, series, "recall (%)"), "Bar chart", f"Recalls, protocol {first.protocol}.")
     return None
 
 
@@ -91,7 +92,7 @@ def training_plots(views: Several[View]) -> list[Plot]:
                          for name, epochs, values in rsum)  # fmt: skip
         plots.append(
             Plot(
-                curves(rsum, "epoch", "validation RSUM (sum of six %)", whole=True),
+                partial(curves, rsum, "epoch", "validation RSUM (sum of six %)", whole=True),
                 "Line chart",
                 f"Validation RSUM by epoch. {best}.",
             )
@@ -101,8 +102,8 @@ def training_plots(views: Several[View]) -> list[Plot]:
     rates = [(name, *_column(log, "lr")) for name, log in lines]
     rates = [(name, epochs, values) for name, epochs, values in rates if values and min(values) > 0]
     if rates:
-        svg = curves(rates, "epoch", "learning rate", log=True, whole=True)
-        plots.append(Plot(svg, "Line chart", "Learning rate at the end of each epoch."))
+        draw = partial(curves, rates, "epoch", "learning rate", log=True, whole=True)
+        plots.append(Plot(draw, "Line chart", "Learning rate at the end of each epoch."))
     return plots
 
 
@@ -126,7 +127,7 @@ def _losses(name: str, log: list[dict[str, Any]]) -> Plot:
     table = Table(f"Training of {name}, epoch by epoch", columns, rows)
     title = "loss (log scale)" if positive else "loss"
     caption = f"{name}: mean loss of each epoch" + (", with its terms before they are weighted." if terms[1:] else ".")
-    return Plot(curves(series, "epoch", title, log=positive, whole=True), "Line chart", caption, table)
+    return Plot(partial(curves, series, "epoch", title, log=positive, whole=True), "Line chart", caption, table)
 
 
 def _column(log: list[dict[str, Any]], key: str) -> tuple[list[float], list[float]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Several
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,60 @@ from torch import Tensor
 
 from ...modules.embedding import Embedding, Gaussian, Sequence
 from .candidates import Candidates, Effort, Kind, training_size
-from .effort import K, cheapest, measure
-from .elements import Form, vectors
+from .effort import K, Measurement, cheapest, measure
 from .exact import Compare, one, search_exactly
 from .folder import Facts, appearing, entry_of, write_record
 from .items import Items, append
+from .vectors import Form, vectors
 
 BLOCK = 1 << 16  # elements read and handed to FAISS in one go
 QUERIES = "queries.safetensors"
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """How an index is built.
+
+    Attributes:
+        kind: of the FAISS index.
+        recall: of the exact top 10, that the effort is chosen for.
+        effort: to take in place of a chosen one.
+        seed: of the clustering, and of the sample of queries.
+    """
+
+    kind: Kind = "ivf"
+    recall: float = 0.99
+    effort: Effort | None = None
+    seed: int = 0
+
+
+DEFAULTS = IndexOptions()
+
+
+@dataclass(frozen=True)
+class IndexReport:
+    """What was built.
+
+    Attributes:
+        kind: of the FAISS index.
+        samples, elements: how many it has.
+        bytes: of all its files.
+        lists: of its inverted file; 1 where there is none.
+        effort: that a search takes.
+        recall: of the exact top 10, measured with it.
+        wanted_recall: as it was asked for.
+        curve: of all efforts that were measured.
+    """
+
+    kind: Kind
+    samples: int
+    elements: int
+    bytes: int
+    lists: int
+    effort: Effort
+    recall: float
+    wanted_recall: float
+    curve: list[Measurement]
 
 
 def build_index(
@@ -31,11 +78,8 @@ def build_index(
     form: Form,
     facts: Facts,
     labels: Several[str] | None = None,
-    kind: Kind = "ivf",
-    recall: float = 0.99,
-    effort: Effort | None = None,
-    seed: int = 0,
-) -> dict[str, Any]:
+    options: IndexOptions = DEFAULTS,
+) -> IndexReport:
     """Build an index in a folder that appears when it is whole.
 
     Args:
@@ -47,13 +91,7 @@ def build_index(
         form: `form_of` the similarity.
         facts: what the index depends on, of a `store` and a `split`; an index is only opened for the same.
         labels: of the samples, file names or captions; None: the ids.
-        kind: of the FAISS index.
-        recall: of the exact top 10, that the effort is chosen for.
-        effort: to take in the place of a chosen one.
-        seed: of the clustering.
-
-    Returns:
-        ``{"kind", "samples", "elements", "bytes", "lists", "effort", "recall", "wanted_recall", "curve"}``.
+        options: how.
 
     Raises:
         RunError: the folder exists, or FAISS is missing.
@@ -61,49 +99,44 @@ def build_index(
     """
     with appearing(Path(folder)) as partial:
         record = write_items(partial, batches_of(embeddings), ids, ids if labels is None else labels, facts)
-        options: Any = {"kind": kind, "recall": recall, "effort": effort, "seed": seed}
-        return finish(partial, record, queries=queries, compare=compare, form=form, **options)
+        return write_candidates(partial, record, queries, compare, form, options)
 
 
 def write_items(
     folder: Path, batches: Iterable[Embedding], ids: Several[str], labels: Several[str], facts: Facts
 ) -> dict[str, Any]:
-    """Write the gallery of an index, without FAISS; return the record for `finish`."""
+    """Write the gallery of an index, without FAISS; return the record for `write_candidates`."""
     items, files = append(folder, batches, ids, labels)
     return {"items": items, "files": files, "parts": [{**facts, "samples": items["count"]}]}
 
 
-def finish(
-    folder: Path,
-    record: dict[str, Any],
-    *,
-    queries: Embedding,
-    compare: Compare,
-    form: Form,
-    kind: Kind = "ivf",
-    recall: float = 0.99,
-    effort: Effort | None = None,
-    seed: int = 0,
-) -> dict[str, Any]:
+def write_candidates(
+    folder: Path, record: dict[str, Any], queries: Embedding, compare: Compare, form: Form, options: IndexOptions
+) -> IndexReport:
     """Build the FAISS index of a folder with a gallery, measure, and write the record; as for `build_index`."""
     items = Items(folder, record["items"])
-    rng = np.random.default_rng(seed)
-    share = training_size(kind, items.elements) / max(1, items.elements)
+    rng = np.random.default_rng(options.seed)
+    share = training_size(options.kind, items.elements) / max(1, items.elements)
     rows = np.sort(rng.permutation(len(items))[: max(1, round(share * len(items)))])
-    sample = vectors(form, items.some(rows))
-    candidates = Candidates.train(kind, sample, items.elements, inner_product=form == "cosines", seed=seed)
-    for _, block in items.blocks(max(1, BLOCK // items.size)):
-        candidates.add(vectors(form, block))
+    sample, inner_product = vectors(form, items.some(rows)), form == "cosines"
+    candidates = Candidates.train(options.kind, sample, items.elements, inner_product=inner_product, seed=options.seed)
+    add_elements(candidates, items, form)
     (folder / QUERIES).write_bytes(save(_named(queries)))
     record = {
         **record,
-        "kind": kind,
+        "kind": options.kind,
         "form": form,
-        "seed": seed,
-        "wanted_recall": recall,
-        "fixed_effort": effort is not None,
+        "seed": options.seed,
+        "wanted_recall": options.recall,
+        "fixed_effort": options.effort is not None,
     }
-    return measured(folder, record, items, candidates, queries, compare, effort)
+    return settle(folder, record, items, candidates, queries, compare, options.effort)
+
+
+def add_elements(candidates: Candidates, items: Items, form: Form, first: int = 0) -> None:
+    """Put the elements of all samples from row `first` on into a FAISS index."""
+    for _, block in items.blocks(max(1, BLOCK // items.size), first):
+        candidates.add(vectors(form, block))
 
 
 def batches_of(embeddings: Embedding | Iterable[Embedding]) -> Iterable[Embedding]:
@@ -111,7 +144,7 @@ def batches_of(embeddings: Embedding | Iterable[Embedding]) -> Iterable[Embeddin
     return [embeddings] if isinstance(embeddings, Tensor | Gaussian | Sequence) else embeddings
 
 
-def measured(
+def settle(
     folder: Path,
     record: dict[str, Any],
     items: Items,
@@ -120,7 +153,7 @@ def measured(
     compare: Compare,
     effort: Effort | None,
     generation: int = 0,
-) -> dict[str, Any]:
+) -> IndexReport:
     """Write the FAISS index, measure its recall, choose the effort, and at last write the record.
 
     Args:
@@ -130,36 +163,28 @@ def measured(
         candidates: of all its elements.
         queries: to measure with, the ones that were saved.
         compare: takes Q queries and N samples to ``[Q, N]``.
-        effort: to take in the place of a chosen one.
+        effort: to take in place of a chosen one.
         generation: how often something was added; it names the file.
-
-    Returns:
-        The report of `build_index`.
     """
     exact = [rows for rows, _ in search_exactly(queries, items, compare, K)]
     asked = [vectors(record["form"], one(queries, row), query=True) for row in range(len(exact))]
-    curve = measure(candidates, items, asked, exact, record["wanted_recall"], effort)
-    chosen = cheapest(curve, record["wanted_recall"])
+    wanted = record["wanted_recall"]
+    curve = measure(candidates, items, asked, exact, wanted, effort)
+    chosen = cheapest(curve, wanted)
     name = f"elements-{generation}.faiss"
     candidates.write(folder / name)
     files = {**record["files"], name: entry_of(folder / name), QUERIES: entry_of(folder / QUERIES)}
-    record = {
-        **record,
+    found = {
         "files": files,
         "elements": name,
-        "effort": {"probes": chosen["probes"], "candidates": chosen["candidates"]},
-        "recall": chosen["recall"],
-        "curve": curve,
+        "effort": asdict(chosen.effort),
+        "recall": chosen.recall,
+        "curve": [asdict(point) for point in curve],
     }
-    write_record(folder, record)
-    return {
-        "kind": record["kind"],
-        "samples": len(items),
-        "elements": items.elements,
-        "bytes": sum(entry["bytes"] for entry in files.values()),
-        "lists": candidates.lists,
-        **{key: record[key] for key in ("effort", "recall", "wanted_recall", "curve")},
-    }
+    write_record(folder, {**record, **found})
+    total = sum(entry["bytes"] for entry in files.values())
+    sizes = (len(items), items.elements, total, candidates.lists)
+    return IndexReport(record["kind"], *sizes, chosen.effort, chosen.recall, wanted, curve)
 
 
 def _named(embedding: Embedding) -> dict[str, Tensor]:

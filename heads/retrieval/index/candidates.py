@@ -7,8 +7,9 @@ dimension; `pq`: one for several), as they only choose who is compared exactly; 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,7 +22,8 @@ CHUNK = 1 << 20  # bytes written in one go
 NEIGHBOURS = 32  # of a node of HNSW
 
 
-class Effort(NamedTuple):
+@dataclass(frozen=True)
+class Effort:
     """How hard to look for candidates.
 
     Attributes:
@@ -68,7 +70,7 @@ class Candidates:
         """Make an empty index.
 
         Args:
-            kind: see `Kind`.
+            kind: one of `KINDS`.
             sample: vectors to learn from, float32 ``[S, W]``, W a multiple of 8; `training_size` says how many.
             elements: how many there will be.
             inner_product: near is what has a large inner product; else, a small Euclidean distance.
@@ -125,7 +127,7 @@ class Candidates:
     def search(self, vectors: np.ndarray, effort: Effort) -> np.ndarray:
         """Return for each of Q vectors the numbers of the nearest elements, best first, int64 ``[Q, candidates]``.
 
-        Where fewer were found, -1 stands behind them. Safe to call from several threads.
+        Where fewer were found, -1 follows them. Safe to call from several threads.
         """
         faiss = load_faiss()
         parameters = None

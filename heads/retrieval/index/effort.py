@@ -4,7 +4,7 @@ It has to be reached with two standard errors to spare: a query's answers are of
 that just reached it on the sample would, of several tried, likely be a lucky one.
 """
 
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,6 +15,33 @@ K = 10  # answers that recall is measured on
 MOST = 4096  # probes, and candidates of an element, at most
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """What an effort finds and costs.
+
+    Attributes:
+        probes, candidates: the `Effort`.
+        recall: the mean of the queries' recalls.
+        error: its standard error.
+        work: by `Candidates.work`.
+    """
+
+    probes: int
+    candidates: int
+    recall: float
+    error: float
+    work: float
+
+    @property
+    def effort(self) -> Effort:
+        """The effort."""
+        return Effort(self.probes, self.candidates)
+
+    def reaches(self, wanted: float) -> bool:
+        """Return whether the recall is surely the wanted one."""
+        return self.recall - 2 * self.error >= wanted
+
+
 def measure(
     candidates: Candidates,
     items: Items,
@@ -22,7 +49,7 @@ def measure(
     exact: list[np.ndarray],
     wanted: float,
     fixed: Effort | None = None,
-) -> list[dict[str, Any]]:
+) -> list[Measurement]:
     """Measure which share of the exact top 10 is among the candidates, for a grid of efforts or a `fixed` one.
 
     The answers are ranked exactly, so that this is the recall of the search.
@@ -32,12 +59,11 @@ def measure(
         items: the gallery, for whose element is whose.
         queries: the vectors of each query, float32 ``[K, W]``.
         exact: rows of the exact top 10 of each query.
-        wanted: the recall that is looked for; the grid ends where reaching it only gets dearer.
+        wanted: the recall that is looked for; the grid ends where reaching it only costs more.
         fixed: the only effort to measure.
 
     Returns:
-        ``{"probes", "candidates", "recall", "error", "work"}`` for every effort, by rising probes and candidates:
-        the mean of the queries' recalls with its standard error, and `Candidates.work`.
+        Of every effort, by rising probes and candidates.
     """
     total = len(candidates)
     many = [1] if candidates.kind == "flat" else _doubling(1, min(candidates.most_probes, MOST))
@@ -46,7 +72,7 @@ def measure(
         many, depths = [fixed.probes], [min(fixed.candidates, total)]
     ends = np.cumsum([len(query) for query in queries])
     stacked = np.concatenate(queries)
-    curve: list[dict[str, Any]] = []
+    curve: list[Measurement] = []
     dearest = float("inf")
     for probes in many:
         if candidates.work(Effort(probes, depths[0])) > dearest:
@@ -59,24 +85,19 @@ def measure(
             shares = [
                 len(np.intersect1d(f[:, :depth], rows)) / len(rows) for f, rows in zip(per_query, exact, strict=True)
             ]
-            effort = Effort(probes, depth)
             recall, error = float(np.mean(shares)), float(np.std(shares) / len(shares) ** 0.5)
-            curve.append({**effort._asdict(), "recall": recall, "error": error, "work": candidates.work(effort)})
-            if _is_enough(curve[-1], wanted):
-                dearest = min(dearest, candidates.work(effort))
+            curve.append(Measurement(probes, depth, recall, error, candidates.work(Effort(probes, depth))))
+            if curve[-1].reaches(wanted):
+                dearest = min(dearest, curve[-1].work)
     return curve
 
 
-def cheapest(curve: list[dict[str, Any]], wanted: float) -> dict[str, Any]:
+def cheapest(curve: list[Measurement], wanted: float) -> Measurement:
     """Return the point of `curve` with the least work that surely reaches the wanted recall, or else the best one."""
-    enough = [point for point in curve if _is_enough(point, wanted)]
+    enough = [point for point in curve if point.reaches(wanted)]
     if enough:
-        return min(enough, key=lambda point: (point["work"], point["probes"]))
-    return max(curve, key=lambda point: (point["recall"], -point["work"]))
-
-
-def _is_enough(point: dict[str, Any], wanted: float) -> bool:
-    return point["recall"] - 2 * point["error"] >= wanted
+        return min(enough, key=lambda point: (point.work, point.probes))
+    return max(curve, key=lambda point: (point.recall, -point.work))
 
 
 def _doubling(first: int, last: int) -> list[int]:

@@ -1,19 +1,46 @@
-"""Exact search, a block of the gallery after the other, and the order of answers: by score, then by row."""
+"""Exact search, one block of the gallery after the other, and the order of answers: by score, then by row."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ....pipeline.device import within_memory
 from ....pipeline.errors import RunError
 from ...modules.embedding import Embedding, each
+from ...modules.similarity import in_blocks
+from ..hits import Modality
 from .items import Items
 
 # Takes Q queries and N items to their similarities [Q, N], whichever of them are the images.
 Compare = Callable[[Embedding, Embedding], Tensor]
 CELLS = 1 << 22  # pairs of elements compared in one go: 16 MiB a temporary, which stays at hand
 VALUES = 1 << 22  # numbers of the gallery read in one go
+
+
+@dataclass(frozen=True)
+class RunCompare:
+    """Compares queries with the samples of one modality by a run's similarity. It can travel to a Dask worker.
+
+    Attributes:
+        similarity: of I images and C captions, ``[I, C]``.
+        answers: what is searched, ``images`` or ``captions``.
+        device: where it is computed.
+    """
+
+    similarity: nn.Module
+    answers: Modality
+    device: str = "cpu"
+
+    def __call__(self, queries: Embedding, items: Embedding) -> Tensor:
+        """Return the similarities ``[Q, N]`` of Q queries and N items."""
+        queries, items = (each(lambda t: t.to(self.device), some) for some in (queries, items))
+        with within_memory(torch.device(self.device)):
+            if self.answers == "captions":
+                return in_blocks(self.similarity, queries, items)
+            return in_blocks(self.similarity, items, queries).T
 
 
 def best(rows: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -34,7 +61,7 @@ def scores_of(compare: Compare, queries: Embedding, items: Embedding) -> np.ndar
     """
     scores = compare(queries, items).float().cpu().numpy()
     if not np.isfinite(scores).all():
-        raise RunError("the model gives similarities that are not finite: its weights are spoilt, train it again")
+        raise RunError("the model gives similarities that are not finite: its weights are damaged, train it again")
     return scores
 
 

@@ -20,13 +20,19 @@ class Items:
     Args:
         folder: of the index.
         record: what `append` gave.
+
+    Attributes:
+        kind: of the embeddings, by `kind_of`.
+        count: N.
+        ids: of the samples, by row.
+        labels: of the samples, by row: file names of images, or captions.
     """
 
     def __init__(self, folder: Path, record: dict[str, Any]) -> None:
         self.kind: str = record["kind"]
         self.count: int = record["count"]
         self._arrays = {name: _mapped(folder / f"{name}.bin", shape) for name, shape in record["shapes"].items()}
-        self._texts = {name: _Texts(folder, name, self.count) for name in ("id", "label")}
+        self.ids, self.labels = _Texts(folder, "id", self.count), _Texts(folder, "label", self.count)
         # Where the elements of each sample of a sequence begin; of other kinds it follows from the shape.
         self._starts = None
         if self.kind == "sequence":
@@ -61,14 +67,6 @@ class Items:
             return np.searchsorted(self._starts, elements, side="right") - 1
         return elements // self.size
 
-    def id(self, row: int) -> str:
-        """Return the id of a sample."""
-        return self._texts["id"][row]
-
-    def label(self, row: int) -> str:
-        """Return the label of a sample: an image's file name, or a caption."""
-        return self._texts["label"][row]
-
     def some(self, rows: np.ndarray | slice) -> Embedding:
         """Return the embeddings in these rows, read from the disk or the system's cache."""
         if self._starts is not None:
@@ -93,7 +91,7 @@ def append(
     record: dict[str, Any] | None = None,
     entries: dict[str, dict[str, int]] | None = None,
 ) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
-    """Write embeddings, batch by batch, behind those that are there.
+    """Write embeddings, batch by batch, after those that are there.
 
     Args:
         folder: of the index.

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Several
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from safetensors.torch import load_file
@@ -12,32 +12,15 @@ from torch import Tensor
 from ....pipeline.cache.lease import locked
 from ....pipeline.errors import RunError
 from ...modules.embedding import Embedding, Gaussian, Sequence
-from ..hits import uncertainty
-from .build import BLOCK, QUERIES, batches_of, measured
+from ..hits import Answer, answers_at
+from .build import QUERIES, IndexReport, add_elements, batches_of, settle
 from .candidates import Candidates, Effort
-from .elements import Form, vectors
 from .exact import Compare, best, scores_of, search_exactly
 from .folder import Facts, read_record, require_part, short
 from .items import Items, append
+from .vectors import Form, vectors
 
 PLACE = ("store", "split")  # facts in which what is added may differ
-
-
-class Answer(NamedTuple):
-    """One answer of a search.
-
-    Attributes:
-        row: in the index, or of sharded ones in all of them.
-        score: the similarity.
-        id, label: of the sample, as they were put in.
-        uncertainty: of a Gaussian; None for other embeddings.
-    """
-
-    row: int
-    score: float
-    id: str
-    label: str
-    uncertainty: float | None = None
 
 
 class Index:
@@ -94,7 +77,7 @@ class Index:
             query: embedding of one sample.
             k: from 1.
             compare: takes Q queries and N samples to ``[Q, N]``.
-            effort: in the place of the index's own.
+            effort: in place of the index's own.
 
         Returns:
             Rows, int64, and scores, float32, best first and equal ones by row.
@@ -111,20 +94,16 @@ class Index:
             rows, scores = search_exactly(query, self.items, compare, k)[0]
         else:
             rows, scores = self.search(query, k, compare)
-        spread = uncertainty(self.items.some(rows))
-        spreads = [None] * len(rows) if spread is None else spread.tolist()
-        return [
-            Answer(row, score, self.items.id(row), self.items.label(row), own)
-            for row, score, own in zip(rows.tolist(), scores.tolist(), spreads, strict=True)
-        ]
+        items = self.items
+        return answers_at(rows.tolist(), scores.tolist(), items.some(rows), items.ids, items.labels)
 
     def candidates(self, query: Embedding, k: int = 1, effort: Effort | None = None) -> np.ndarray:
         """Return the rows, sorted, that one query is compared with: at least k, where so many have any element."""
         looked_for = vectors(self._form, query, query=True)
         if not len(looked_for):
             return np.arange(min(k, len(self)))  # nothing to tell the samples apart by
-        probes, depth = effort or self.effort
-        depth = max(depth, k)
+        effort = effort or self.effort
+        probes, depth = effort.probes, max(effort.candidates, k)
         while True:
             found = self._candidates.search(looked_for, Effort(probes, depth))
             rows = np.unique(self.items.owners(found[found >= 0]))
@@ -141,10 +120,10 @@ class Index:
         compare: Compare,
         facts: Facts,
         labels: Several[str] | None = None,
-    ) -> dict[str, Any]:
-        """Put more samples behind those that are there, and choose the effort anew. Stopped, nothing has changed.
+    ) -> IndexReport:
+        """Add samples after those that are there, and choose the effort anew. Stopped, nothing has changed.
 
-        Args and result as for `build_index`.
+        Arguments and result are those of `build_index`.
 
         Raises:
             RunError: the samples are of another run or modality, are in the index already, or another process adds.
@@ -164,14 +143,13 @@ class Index:
             )
             gallery = Items(self.folder, items)
             candidates = Candidates.open(self.folder / old, record["kind"], mapped=False)
-            for _, block in gallery.blocks(max(1, BLOCK // gallery.size), record["items"]["count"]):
-                candidates.add(vectors(self._form, block))
+            add_elements(candidates, gallery, self._form, record["items"]["count"])
             part = {**facts, "samples": items["count"] - record["items"]["count"]}
             del files[old]
             record = {**record, "items": items, "files": files, "parts": [*record["parts"], part]}
             queries = _embedding(load_file(self.folder / QUERIES))
             fixed = Effort(**record["effort"]) if record["fixed_effort"] else None
-            report = measured(self.folder, record, gallery, candidates, queries, compare, fixed, generation + 1)
+            report = settle(self.folder, record, gallery, candidates, queries, compare, fixed, generation + 1)
             (self.folder / old).unlink()
             self._load(read_record(self.folder))
         return report

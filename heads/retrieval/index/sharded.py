@@ -7,29 +7,28 @@ the same candidates. Without a scheduler the shards are searched here, one after
 
 from collections.abc import Callable
 from collections.abc import Sequence as Several
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from ....pipeline.errors import RunError
 from ....pipeline.extraction.schedule import connect, count_workers, workers_of
 from ...modules.embedding import Embedding
-from ...runs.run import absolute
-from . import Answer, Compare, Effort, Index, Kind
-from .folder import RECORD, Facts, appearing
-from .of_run import index_run
+from ..hits import Answer
+from .exact import Compare
+from .folder import RECORD, Facts
+from .search import Index
 
 # The indexes that are open in this process, each with the time of its record.
 _open: dict[tuple[str, tuple[tuple[str, Any], ...]], tuple[int, Index]] = {}
 
 
 def shards_of(folder: str | Path) -> list[Path]:
-    """Return the shards that `index_shards` made below a folder, in order; none where it holds a single index."""
+    """Return the folders of the shards below a folder, in order; none where it holds a single index."""
     return sorted(Path(folder).glob("shard-*"))
 
 
 class ShardedSearch:
-    """The shards of one side of a gallery, opened.
+    """The shards of one modality of a gallery, opened.
 
     Args:
         folders: the indexes.
@@ -51,7 +50,7 @@ class ShardedSearch:
     ) -> None:
         self._folders = [str(Path(folder).resolve()) for folder in folders]
         self._facts, self._compare = tuple(sorted(facts.items())), compare
-        self._cluster = None if scheduler is None else _Cluster(scheduler)
+        self._cluster = None if scheduler is None else Cluster(scheduler)
         try:
             self.parts: list[list[Facts]] = self._each(_parts)
         except BaseException:
@@ -99,62 +98,21 @@ class ShardedSearch:
         return self._cluster.run(work, tasks)
 
 
-def index_shards(
-    run: str | Path,
-    stores: Several[str | None],
-    out: str | Path,
-    *,
-    split: str = "test",
-    kind: Kind = "ivf",
-    recall: float = 0.99,
-    effort: Effort | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    scheduler: str | None = None,
-) -> dict[str, Any]:
-    """Make a folder with an index for every store, each built by a worker; it appears when all are done.
-
-    Args:
-        run: the run, where the workers see it.
-        stores: the feature caches, likewise; None: the one that the run was trained on.
-        out: the folder, likewise; its shards are in the order of the stores.
-        scheduler: the address of a Dask scheduler; None: build here, one after the other.
-        split, kind, recall, effort, seed, device: as for `index_run`.
-
-    Returns:
-        ``{"run", "out", "shards"}``, the last the results of `index_run`.
-
-    Raises:
-        RunError, CacheError: as for `index_run` and `ShardedSearch`.
-    """
-    options = {"split": split, "kind": kind, "recall": recall, "effort": effort, "seed": seed, "device": device}
-    with ExitStack() as stack:
-        cluster = None if scheduler is None else stack.enter_context(_Cluster(scheduler))
-        partial = stack.enter_context(appearing(Path(out).resolve()))
-        source = str(Path(run).resolve())
-        tasks = [
-            (source, str(partial / f"shard-{n:04}"), store and absolute(store), options)
-            for n, store in enumerate(stores)
-        ]
-        made = [_build(*task) for task in tasks] if cluster is None else cluster.run(_build, tasks)
-    shards = [{**report, "out": f"{out}/shard-{n:04}"} for n, report in enumerate(made)]
-    return {"run": str(run), "out": str(out), "shards": shards}
-
-
-class _Cluster:
+class Cluster:
     """An existing Dask cluster. A task's shard goes to the same worker each time, so that it is open there already."""
 
     def __init__(self, address: str) -> None:
         count_workers(address)  # refuses workers that could not run a task
         self._address, self._client = address, connect(address)
 
-    def __enter__(self) -> "_Cluster":
+    def __enter__(self) -> "Cluster":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
+        """Leave the cluster."""
         self._client.close()
 
     def run(self, work: Callable[..., Any], tasks: list[tuple[Any, ...]]) -> list[Any]:
@@ -190,10 +148,6 @@ def _answers(
     folder: str, facts: tuple[tuple[str, Any], ...], query: Embedding, k: int, compare: Compare, exact: bool
 ) -> list[Answer]:
     return _opened(folder, facts).answers(query, k, compare, exact=exact)
-
-
-def _build(run: str, out: str, store: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    return index_run(run, out, store=store, **options)
 
 
 def _opened(folder: str, facts: tuple[tuple[str, Any], ...]) -> Index:

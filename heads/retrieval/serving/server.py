@@ -125,7 +125,9 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens at a host's address and a port; XretError if that cannot be."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        listening = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited; without it answers wait 40 ms
+        return listening
     except (OSError, UnicodeError) as error:
         said = getattr(error, "strerror", None) or "this is no name of a host"
         reason = said.lower().partition(" (while attempting")[0]  # create_server repeats the address

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ....pipeline.data.images import jpeg, thumbnail
 from ....pipeline.errors import CacheError, ManifestError, RunError, XretError
-from ..hits import Hit, Modality, uncertainty
+from ..hits import Hit, Modality, deviation
 from ..retriever import Retriever
 from .pictures import open_upload
 
@@ -93,7 +93,7 @@ class Service:
         if elements:
             each = self.retriever.nearest_to_elements(embedding, answers, k)
             result["elements"] = [[self._to_dict(hit) for hit in hits] for hits in each]
-        spread = uncertainty(embedding)
+        spread = deviation(embedding)
         if spread is not None:
             result["uncertainty"] = float(spread[0])
         if isinstance(sample, str) and (unknown := self.retriever.unknown_words([sample])):

@@ -1,7 +1,7 @@
 """What is said of a generated scene: five captions, each of another part of it.
 
-A caption is made from a claim, which is kept beside the text, so that whether it also fits another scene can be
-decided: `things` (objects by number, with the attributes that are named), `relation` between two of them,
+A caption is made from a claim, which is kept with the text, so that one can decide whether it also fits another
+scene: `things` (objects by number, with the attributes that are named), `relation` between two of them,
 `count`, `ground`.
 """
 

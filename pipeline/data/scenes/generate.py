@@ -21,8 +21,8 @@ VERSION = 1  # rises when the same seed no longer gives the same files
 def generate_scenes(folder: str | Path, seed: int = 0, *, train: int = 800, val: int = 100, test: int = 100) -> Path:
     """Draw a data set of scenes.
 
-    Each picture depends on the seed and its number alone. The files are written beside the folder and moved
-    there when all is done; scenes already there, made with the same arguments, are left as they are.
+    Each picture depends on the seed and its number alone. The folder appears when all its files are written. Scenes
+    that are there already, made with the same arguments, are left as they are.
 
     Args:
         folder: where ``images/``, ``dataset_scenes.json`` and ``scenes.yaml`` go; new or empty.

@@ -1,6 +1,6 @@
 """Bottom-up attention: the features of detected regions, and the detector's backbone as a grid.
 
-Pixels are those of the Caffe model: blue, green, red, less a mean, neither divided by 255 nor by a deviation.
+Pixels are those of the Caffe model: blue, green, red, less a mean, divided neither by 255 nor by a deviation.
 """
 
 from pathlib import Path
@@ -107,8 +107,6 @@ class ButdGridEncoder(Grid):
     Attributes:
         rows: cells of the map, N.
         channels: width of a cell, 2048; the mean has the same.
-        identity: what decides the features.
-        versions: of the libraries; they do not.
     """
 
     name = "butd-grid"

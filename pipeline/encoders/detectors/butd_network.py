@@ -3,7 +3,6 @@
 After Anderson et al., Bottom-Up and Top-Down Attention, 2018, and the network definition they published.
 """
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.ops import roi_pool
@@ -18,7 +17,7 @@ _POOLED = 14  # cells of a pooled region, each way
 
 
 class ConvNorm(nn.Conv2d):
-    """A convolution without bias and the batch norm behind it."""
+    """A convolution without bias and the batch norm after it."""
 
     def __init__(self, channels: int, out: int, kernel: int, stride: int = 1, dilation: int = 1) -> None:
         super().__init__(channels, out, kernel, stride, padding=dilation * (kernel // 2), dilation=dilation, bias=False)
@@ -98,7 +97,10 @@ class ProposalHead(nn.Module):
 
 
 class Predictor(nn.Module):
-    """Classify regions. Row 0 of classes and attributes is background; `bbox_pred` has rows for real classes only."""
+    """Classify regions; row 0 of the classes is background.
+
+    Boxes and attributes are not predicted; their weights are here because the published files have them.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,11 +113,6 @@ class Predictor(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Return the scores [n, 1600] of region features [n, 2048]: a softmax with background, without it."""
         return self.cls_score(features).softmax(1)[:, 1:]
-
-    def attributes(self, features: Tensor, classes: Tensor) -> Tensor:
-        """Return the scores [n, 400] of attributes of regions; `classes` [n] counts from 0, without background."""
-        hidden = self.attribute_hidden(torch.cat([features, self.class_embedding(classes + 1)], 1)).relu_()
-        return self.attribute_score(hidden).softmax(1)[:, 1:]
 
 
 class DetectorNetwork(nn.Module):

@@ -46,7 +46,7 @@ class Selection:
 
         Non-maximum suppression runs for every class on its own. The confidence of a box is its best score among the
         classes in which it survives, zero where it survives in none. Boxes of at least the wanted confidence are
-        kept, but no fewer than `fewest` and no more than `most`; and none beyond those there are.
+        kept, but no fewer than `fewest`, if there are as many, and no more than `most`.
 
         Args:
             scores: of n boxes in C classes, background excluded, [n, C].
@@ -109,9 +109,6 @@ class RegionEncoder(ABC):
 
     Attributes:
         rows: most regions of an image.
-        extras: what comes with the features.
-        identity: what decides the features.
-        versions: of the libraries; they do not.
         first_class: the number of the first class that is not background.
     """
 
@@ -138,7 +135,7 @@ class RegionEncoder(ABC):
 
     @torch.inference_mode()
     def encode(self, pictures: list[Any]) -> list[Regions]:
-        """Encode pictures one by one, so that a picture's features do not depend on its company.
+        """Encode pictures one by one, so that a picture's features do not depend on the other pictures.
 
         Returns:
             The regions of each, most confident first.

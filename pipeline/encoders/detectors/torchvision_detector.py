@@ -40,7 +40,7 @@ class DetectorEncoder(RegionEncoder):
             trust: let a file of weights run code while it is read.
 
         Raises:
-            EncoderError: the weights cannot be had or do not fit, or the numbers of regions make no sense.
+            EncoderError: the weights cannot be obtained or do not fit, or the numbers of regions make no sense.
         """
         selection = Selection(*regions, proposals=1000, confidence=0.2, overlap=0.5)
         published = FasterRCNN_ResNet50_FPN_V2_Weights.COCO_V1

@@ -19,7 +19,8 @@ from xret.heads.evaluation.paper_rows import ROWS, row_of
 from xret.heads.evaluation.protocols import recalls
 from xret.heads.evaluation.scoring import compare, representatives, score
 from xret.heads.modules.similarity import blocks
-from xret.heads.recipes.recipe import Expected, load_recipe
+from xret.heads.recipes.blocks import Expected
+from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs import features as run_features
 from xret.heads.runs.run import Run
 from xret.heads.training.training import train

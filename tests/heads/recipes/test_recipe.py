@@ -200,9 +200,9 @@ def test_values_that_a_part_itself_refuses_are_named():
 def test_bounds_of_parts_are_found_together_with_all_other_faults():
     settings = ["similarity.alpha=-1", "aggregator.text.slots=0", "aggregator.image.update=lstm", "optimizer.lr=fast"]
     assert faults("setdiv", *settings) == (
-        "recipe 'setdiv' cannot be used: aggregator.image.update must be one of residual, gru, not 'lstm'; "
-        "aggregator.text.slots must be at least 1, not 0; similarity.alpha must be above 0, not -1.0; "
-        "optimizer.lr must be a number, not 'fast'"
+        "recipe 'setdiv' cannot be used: optimizer.lr must be a number, not 'fast'; "
+        "aggregator.image.update must be one of residual, gru, not 'lstm'; "
+        "aggregator.text.slots must be at least 1, not 0; similarity.alpha must be above 0, not -1.0"
     )
 
 

@@ -43,7 +43,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 SMALL = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "schedule.epochs=2"]
 OWN = {"setdiv": ["aggregator.image.head_dim=16", "aggregator.text.head_dim=16", "aggregator.image.iterations=2"]}
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +72,7 @@ def run(folder):
 
 @pytest.fixture(scope="module")
 def view(run):
-    (view,) = open_views([run("setdiv")], None, "test", CPU)
+    (view,) = open_views([run("setdiv")], None, "test", "cpu")
     return view
 
 
@@ -378,7 +377,7 @@ def test_other_similarities_are_measured_as_a_run_with_them(view, run, folder):
     assert list(rows) == ["smooth-chamfer (its own)", "mil", "chamfer", "assignment"]
     own = evaluate([run("setdiv")], device="cpu").results[0]
     assert rows["smooth-chamfer (its own)"][-1] == number(own.rsum)
-    (other,) = open_views([run("vsepp")], None, "test", CPU)
+    (other,) = open_views([run("vsepp")], None, "test", "cpu")
     assert similarity_table(other, "pessimistic") is None
     left, right = view.image_elements, view.caption_elements
     best = torch.einsum("ikd,cjd->ickj", left, right).amax((2, 3))
@@ -387,7 +386,7 @@ def test_other_similarities_are_measured_as_a_run_with_them(view, run, folder):
 
 
 def test_agreement_is_counted_query_by_query(run):
-    views = open_views([run("setdiv"), run("vsepp")], None, "test", CPU)
+    views = open_views([run("setdiv"), run("vsepp")], None, "test", "cpu")
     right = []
     for view in views:
         owner = view.embedded.caption_image.tolist()

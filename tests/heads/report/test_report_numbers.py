@@ -7,10 +7,16 @@ from types import SimpleNamespace
 import pytest
 
 from xret.heads.evaluation.evaluation import Evaluation, Result
+from xret.heads.report.diagnostics import Diagnosis
+from xret.heads.report.diagnostics.coefficients import Coefficients, Length, Part
+from xret.heads.report.diagnostics.cost import Cost
+from xret.heads.report.diagnostics.crops import Accuracy, Crop, Crops, Example, Threshold
+from xret.heads.report.diagnostics.elements import Ablated, AblatedRsum, Cosines, Elements, Wins
+from xret.heads.report.diagnostics.uncertainty import Distribution, UncertainCaption, UncertainImage, Uncertainty
 from xret.heads.report.sections.diagnoses import diagnosis
 from xret.heads.report.sections.tables import evaluation_tables, rsum_plot, training_plots
 
-NOTHING = dict.fromkeys(["circular_variance", "elements", "uncertainty", "crops", "gpo", "cost"])
+NOTHING = Diagnosis(None, None, None, None, None, Cost(1, [1], [1]), {})
 
 
 class NoPictures:
@@ -21,25 +27,20 @@ class NoPictures:
 
 
 def found(**known):
-    return NOTHING | {"reasons": {}} | known
+    return replace(NOTHING, **known)
 
 
 def test_reasons_say_what_is_missing():
     page = diagnosis("run", found(reasons={"gpo": "there is none", "uncertainty": "no Gaussians"}), NoPictures())
     assert page.reasons == ["coefficients of GPO: there is none", "uncertainty: no Gaussians"]
-    assert not (page.facts or page.heat_maps or page.plots or page.tables or page.uncertain)
+    assert not (page.heat_maps or page.plots or page.tables or page.uncertain)
 
 
 def test_elements_and_their_numbers():
-    rsum = {
-        "all": 400.0,
-        "image": {"only": [100.0, 300.0], "without": [310.0, 120.0]},
-        "text": {"only": [200.0], "without": None},
-        "pairs": [[100.0], [250.0]],
-    }
-    wins = {"pairs": [[0.25], [0.75]], "image": [0.25, 0.75], "text": [1.0]}
-    cosines = {"image": [[1.0, 0.2], [0.2, 1.0]], "text": [[1.0]], "matching": [[0.3], [0.4]], "any": [[-0.1], [0.0]]}
-    page = diagnosis("run", found(elements={"rsum": rsum, "wins": wins, "similarity": cosines}), NoPictures())
+    rsum = AblatedRsum(400.0, Ablated([100.0, 300.0], [310.0, 120.0]), Ablated([200.0], None), pairs=[[100.0], [250.0]])
+    wins = Wins([[0.25], [0.75]], [0.25, 0.75], [1.0])
+    cosines = Cosines([[1.0, 0.2], [0.2, 1.0]], [[1.0]], matching=[[0.3], [0.4]], any=[[-0.1], [0.0]])
+    page = diagnosis("run", found(elements=Elements(rsum, wins, cosines)), NoPictures())
     heat = {table.caption: table for table in page.heat_maps}
     assert len(heat) == 6
     (shares,) = (table for caption, table in heat.items() if "how often (%)" in caption)
@@ -54,8 +55,8 @@ def test_elements_and_their_numbers():
 
 
 def test_coefficients_of_the_most_frequent_lengths():
-    lengths = [{"length": n, "samples": n % 5, "coefficients": [1 / n] * n} for n in range(1, 9)]
-    page = diagnosis("run", found(gpo={"image": [{"part": "pool", "lengths": lengths}], "text": []}), NoPictures())
+    lengths = [Length(n, samples=n % 5, coefficients=[1 / n] * n) for n in range(1, 9)]
+    page = diagnosis("run", found(gpo=Coefficients([Part("pool", lengths)], [])), NoPictures())
     (plot,) = page.plots
     assert "of the image branch (pool)" in plot.caption
     for length in range(1, 9):
@@ -64,23 +65,20 @@ def test_coefficients_of_the_most_frequent_lengths():
 
 @pytest.mark.parametrize("gaussians", [True, False])
 def test_crops(gaussians):
-    accuracy = {"image_to_text": {"A": 80.0, "C": 60.0}, "text_to_image": {"A": 75.0, "C": 55.5}}
+    accuracy = Accuracy({"A": 80.0, "C": 60.0}, {"A": 75.0, "C": 55.5})
     uncertainty = {"image": {"A": 1.0, "C": 2.0}, "text": {"A": 0.5, "C": 0.75}} if gaussians else None
-    cuts = {
-        letter: {
-            "box": [2.5, 4.0, 10.0 + 10 * place, 12.0],
-            "phrase": f"phrase {letter}",
-            "uncertainty": {"image": -1.0 * place, "text": 2.0} if gaussians else None,
-        }
+    cuts = [
+        Crop(
+            [2.5, 4.0, 10.0 + 10 * place, 12.0],
+            f"phrase {letter}",
+            {"image": -1.0 * place, "text": 2.0} if gaussians else None,
+        )
         for place, letter in enumerate("ABC")
-    }
-    single = {"image_to_text": {"A": 100.0, "C": 0.0}, "text_to_image": {"A": 50.0, "C": 100.0}}
-    example = {"file_name": "7.jpg", "size": [40, 20], **cuts, "accuracy": single}
-    thresholds = [
-        {"area": area, "triplets": 1200, "uncertainty": uncertainty, "accuracy": accuracy, "example": example}
-        for area in (0.1, 0.5)
     ]
-    page = diagnosis("run", found(crops={"images": 7, "thresholds": thresholds}), NoPictures())
+    single = Accuracy({"A": 100.0, "C": 0.0}, {"A": 50.0, "C": 100.0})
+    example = Example("7.jpg", [40, 20], *cuts, single)
+    thresholds = [Threshold(area, 1200, uncertainty, accuracy, example) for area in (0.1, 0.5)]
+    page = diagnosis("run", found(crops=Crops(7, thresholds)), NoPictures())
     (table,) = page.tables
     assert table.header[2:] == ["crop A asks", "crop C asks", "caption A asks", "caption C asks"]
     assert table.rows == [[area, "1,200", "80.00", "60.00", "75.00", "55.50"] for area in ("10", "50")]
@@ -97,17 +95,14 @@ def test_crops(gaussians):
     ]
     chosen = [("the crop's choice", ["✓ right", "–", "✗ wrong"]), ("the caption's choice", ["= tied", "–", "✓ right"])]
     assert one.rows == (values if gaussians else []) + chosen
-    assert diagnosis("run", found(crops={"images": 0, "thresholds": []}), NoPictures()).tables == []
 
 
 def test_the_most_and_the_least_uncertain():
-    image = {"id": "7", "file_name": "7.jpg", "captions": ["a cat"], "uncertainty": -3.0}
-    caption = {"sentid": 1, "caption": "a dog", "file_name": "8.jpg", "uncertainty": 2.0}
-    sides = {
-        side: {"mean": 0.5, "deciles": [float(k) for k in range(11)], "highest": [one] * 9, "lowest": [one]}
-        for side, one in (("image", image), ("text", caption))
-    }
-    page = diagnosis("run", found(uncertainty=sides), NoPictures())
+    image = UncertainImage("7", "7.jpg", ["a cat"], -3.0)
+    caption = UncertainCaption(1, "a dog", "8.jpg", 2.0)
+    deciles = [float(k) for k in range(11)]
+    sides = [Distribution(0.5, deciles, highest=[one] * 9, lowest=[one]) for one in (image, caption)]
+    page = diagnosis("run", found(uncertainty=Uncertainty(*sides)), NoPictures())
     assert {title: len(items) for title, items in page.uncertain.items()} == {
         "Least uncertain images": 1,
         "Least uncertain captions": 1,

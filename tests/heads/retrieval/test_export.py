@@ -43,11 +43,11 @@ def arrays(retriever, modality):
 def test_a_folder_of_npy(retriever, tmp_path):
     summary = export_embeddings(retriever, tmp_path / "out")
     gallery = retriever.gallery
-    assert summary["kind"] == KINDS[retriever.run.recipe.name]
+    assert summary.kind == KINDS[retriever.run.recipe.name]
     for modality in ("images", "captions"):
         for name, expected in arrays(retriever, modality).items():
             np.testing.assert_array_equal(np.load(tmp_path / f"out/{modality}{name}.npy"), expected)
-            assert summary["shapes"][modality + name] == list(expected.shape)
+            assert summary.shapes[modality + name] == list(expected.shape)
     images, captions = (
         [json.loads(line) for line in (tmp_path / f"out/{modality}.jsonl").read_text().splitlines()]
         for modality in ("images", "captions")
@@ -113,12 +113,12 @@ def test_it_is_written_whole_or_not_at_all(retriever, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("retriever", ["vsepp"], indirect=True)
-def test_spoilt_embeddings_are_not_exported(retriever, tmp_path):
-    spoilt = Retriever(retriever.run.path, device="cpu")
-    for parameter in spoilt.model.parameters():
+def test_damaged_embeddings_are_not_exported(retriever, tmp_path):
+    damaged = Retriever(retriever.run.path, device="cpu")
+    for parameter in damaged.model.parameters():
         parameter.data.fill_(torch.nan)
     with pytest.raises(RunError, match="not finite"):
-        export_embeddings(spoilt, tmp_path / "out")
+        export_embeddings(damaged, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 

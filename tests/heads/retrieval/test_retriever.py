@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 from xret.heads.evaluation.scoring import score
 from xret.heads.modules.embedding import Gaussian, Sequence
-from xret.heads.retrieval.hits import best_rows, uncertainty
+from xret.heads.retrieval.hits import best_rows, deviation
 from xret.heads.retrieval.queries import UnknownWordsWarning, unknown_sentence
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.retrieval.serving.pictures import open_upload
@@ -299,9 +299,9 @@ def test_gaussians_show_how_uncertain_they_are(folder, runs):
     assert isinstance(images, Gaussian)
     for hit in retriever.search("red beside blue", 3):
         deviations = (images.log_variance[retriever.gallery.image_ids.index(hit.id)] / 2).exp().double().numpy()
-        assert hit.uncertainty == pytest.approx(float(np.prod(deviations) ** (1 / len(deviations))), rel=1e-4)
+        assert hit.deviation == pytest.approx(float(np.prod(deviations) ** (1 / len(deviations))), rel=1e-4)
         assert hit.to_dict().keys() == {"rank", "id", "score", "file_name", "uncertainty"}
-    assert uncertainty(retriever.encode_text(["red"])).shape == (1,)
+    assert deviation(retriever.encode_text(["red"])).shape == (1,)
     assert open_run(folder, runs("vsepp")).search("red", 1)[0].to_dict().keys() == {"rank", "id", "score", "file_name"}
 
 
@@ -329,7 +329,7 @@ def test_equal_scores_keep_their_order():
 
 def test_an_index_answers_as_the_gallery_does(folder, runs, tmp_path):
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
-    from xret.heads.retrieval.index.of_run import index_run
+    from xret.heads.retrieval.indexing import index_run
 
     index_run(runs("pcmepp"), tmp_path / "index", device="cpu")
     exact = open_run(folder, runs("pcmepp"))
@@ -337,7 +337,7 @@ def test_an_index_answers_as_the_gallery_does(folder, runs, tmp_path):
     for query in ("red beside blue", files(exact)[1]):
         found, expected = indexed.search(query, 4), exact.search(query, 4)
         assert [hit.score for hit in found] == pytest.approx([hit.score for hit in expected], abs=1e-5)
-        assert [hit.uncertainty for hit in found] == pytest.approx([hit.uncertainty for hit in expected], abs=1e-5)
+        assert [hit.deviation for hit in found] == pytest.approx([hit.deviation for hit in expected], abs=1e-5)
         assert all((hit.file_name is None) == (query != "red beside blue") for hit in found)
     assert (indexed.searched("images"), indexed.searched("captions")) == (6, 9)
     with pytest.raises(RunError, match="is an index of another run"):
@@ -346,7 +346,7 @@ def test_an_index_answers_as_the_gallery_does(folder, runs, tmp_path):
 
 def test_shards_answer_as_one_gallery(folder, runs, tmp_path):
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
-    from xret.heads.retrieval.index.sharded import index_shards
+    from xret.heads.retrieval.indexing import index_shards
 
     index_shards(runs("setdiv"), (None, None), tmp_path / "shards", device="cpu")
     exact = open_run(folder, runs("setdiv")).search("red beside blue", 6)
@@ -360,11 +360,12 @@ def test_shards_answer_as_one_gallery(folder, runs, tmp_path):
 
 def test_shards_of_another_split_or_store_are_refused(folder, runs, tmp_path):
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
-    from xret.heads.retrieval.index.sharded import index_shards
+    from xret.heads.retrieval.index import IndexOptions
+    from xret.heads.retrieval.indexing import index_shards
 
     run, other = runs("setdiv"), make_store(make_pictures(tmp_path / "pictures", test=7), tmp_path / "s.zarr")
     for name, stores in (("one", (None,)), ("two", (None, other))):
-        index_shards(run, stores, tmp_path / name, split="val", kind="flat", device="cpu")
+        index_shards(run, stores, tmp_path / name, split="val", options=IndexOptions(kind="flat"), device="cpu")
         with pytest.raises(RunError, match="split is val there and test here"):
             open_run(folder, run, index=tmp_path / name).search("red")
     with pytest.raises(RunError, match=r"store is .* there and .* here"):

@@ -317,7 +317,7 @@ def test_what_is_no_image(tmp_path):
     (tmp_path / "empty.jpg").touch()
     assert failure(tmp_path / "empty.jpg") == "the file is empty"
     (tmp_path / "text.jpg").write_text("<html>404</html>")
-    assert failure(tmp_path / "text.jpg") == "this is no image that Pillow can read"
+    assert failure(tmp_path / "text.jpg") == "this is not an image that Pillow can read"
     (tmp_path / "folder.jpg").mkdir()
     assert failure(tmp_path / "folder.jpg") == "is a directory"
     assert failure(tmp_path / "a\0b.jpg") == "embedded null byte"

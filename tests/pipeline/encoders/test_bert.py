@@ -280,7 +280,7 @@ FAMILIES = {
         pos_att_type=["c2p", "p2c"],
         num_hidden_layers=3,
     ),
-    "normalised behind the last layer": lambda folder: save_model(
+    "normalised after the last layer": lambda folder: save_model(
         folder, transformers.RobertaPreLayerNormModel, transformers.RobertaPreLayerNormConfig, num_hidden_layers=3
     ),
 }
@@ -325,7 +325,7 @@ def test_states_of_any_layer_are_those_of_transformers(family, reference, layer,
 def test_layers_above_are_not_computed_where_they_can_be_left_out(family, request):
     encoder = BertEncoder(str(family), "cpu", 1)
     stacks = [module for module in encoder._model.modules() if isinstance(module, torch.nn.ModuleList)]
-    whole = request.node.callspec.params["family"] == "normalised behind the last layer"
+    whole = request.node.callspec.params["family"] == "normalised after the last layer"
     assert max(map(len, stacks)) == (3 if whole else 1)
 
 
@@ -404,10 +404,10 @@ def change_config(folder, **changes):
 BREAKS = {
     "no_tokenizer": (lambda f: [(f / n).unlink() for n in ("vocab.txt", "tokenizer_config.json")], "vocab.txt"),
     "no_vocabulary": (lambda f: (f / "vocab.txt").unlink(), "needs config.json, the weights and the tokenizer"),
-    "no_weights": (lambda f: (f / "model.safetensors").unlink(), "no complete text model .*model.safetensors"),
-    "no_config": (lambda f: (f / "config.json").unlink(), "no complete text model .*config.json"),
-    "damaged": (lambda f: (f / "model.safetensors").write_bytes(b"torn"), "no complete text model"),
-    "bad_config": (lambda f: (f / "config.json").write_text("{"), "no complete text model .*JSON"),
+    "no_weights": (lambda f: (f / "model.safetensors").unlink(), "not a complete text model .*model.safetensors"),
+    "no_config": (lambda f: (f / "config.json").unlink(), "not a complete text model .*config.json"),
+    "damaged": (lambda f: (f / "model.safetensors").write_bytes(b"torn"), "not a complete text model"),
+    "bad_config": (lambda f: (f / "config.json").write_text("{"), "not a complete text model .*JSON"),
     "more_layers": (lambda f: change_config(f, num_hidden_layers=3), r"16 missing \(encoder.layer.2.*, …\)"),
     "fewer_layers": (lambda f: change_config(f, num_hidden_layers=1), r"16 unknown \(.*encoder.layer.1"),
     "narrow": (lambda f: change_config(f, hidden_size=8), "of another shape"),

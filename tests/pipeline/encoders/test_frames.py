@@ -137,7 +137,7 @@ def test_identity_follows_the_network_and_the_number_of_frames(grid):
 
 
 def test_no_frames_at_all_are_refused(grid):
-    with pytest.raises(EncoderError, match="at least one frame is taken, not 0; choose another --frames"):
+    with pytest.raises(EncoderError, match="at least one frame of a video is taken, not 0; choose another --frames"):
         FramesEncoder(grid, 0)
 
 
@@ -154,14 +154,14 @@ def refusal(grid, path):
 def test_a_folder_that_is_none_is_refused(grid, video, tmp_path):
     assert refusal(grid, tmp_path / "nowhere") == "there is no such folder of frames"
     frame = video([1]) / "frame_1.png"
-    assert refusal(grid, frame) == "a folder of frames is wanted here (not a directory)"
+    assert refusal(grid, frame) == "a folder of frames is expected here (not a directory)"
     empty = video([], "empty")
-    assert refusal(grid, empty).startswith("no frame is in this folder; frames end in .jpg")
+    assert refusal(grid, empty).startswith("there is no frame in this folder; frames end in .jpg")
     (empty / "video.mp4").write_bytes(b"?")
-    assert refusal(grid, empty).startswith("no frame is in this folder")
+    assert refusal(grid, empty).startswith("there is no frame in this folder")
 
 
-@pytest.mark.parametrize(("content", "reason"), [(b"", "the file is empty"), (b"torn", "this is no image that Pillow")])
+@pytest.mark.parametrize(("content", "reason"), [(b"", "the file is empty"), (b"torn", "this is not an image")])
 def test_a_damaged_frame_is_named(grid, video, content, reason):
     folder = video([1, 2, 3])
     (folder / "frame_2.png").write_bytes(content)

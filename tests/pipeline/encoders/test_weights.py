@@ -54,7 +54,7 @@ def test_a_plain_pickle_is_refused(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"<!DOCTYPE html>", b"\x00" * 64, b"PK\x03\x04 torn"])
 def test_what_is_no_file_of_weights_is_refused(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(EncoderError, match=rf"{name}: this is no file of weights"):
+    with pytest.raises(EncoderError, match=rf"{name}: this is not a file of weights"):
         read_weights(tmp_path / name)
 
 
@@ -184,5 +184,5 @@ def test_a_trusted_file_of_torch_may_hold_anything(tmp_path, zipped):
 
 def test_trust_does_not_mend_a_damaged_pickle(tmp_path):
     (tmp_path / "x.pkl").write_bytes(pickle.dumps({"model": {"a": Bomb()}})[:20])
-    with pytest.raises(EncoderError, match=r"x\.pkl: this is no file of weights"):
+    with pytest.raises(EncoderError, match=r"x\.pkl: this is not a file of weights"):
         read_weights(tmp_path / "x.pkl", trust=True)

@@ -50,7 +50,7 @@ def test_glove_words_with_spaces_are_their_own(write):
 
 
 def test_fasttext(write):
-    lines = GLOVE.replace("\n", " \n")  # it writes a space behind each number
+    lines = GLOVE.replace("\n", " \n")  # it writes a space after each number
     expected = read_word_vectors(write(GLOVE), WORDS)
     read = read_word_vectors(write(f"6 3\n{lines}", "wiki.vec"), WORDS)
     np.testing.assert_array_equal(read.vectors, expected.vectors)
@@ -109,13 +109,13 @@ def test_lines_that_cannot_be_decoded_are_counted(write):
 
 
 BROKEN = {
-    "cut": (GLOVE[:-5], "line 6 is no word with 3 numbers"),
-    "blank": (GLOVE.replace("dog", "\ndog"), "line 4 is no word with 3 numbers"),
-    "behind a header": ("2 3\na 1 2 3\ndog 1 2\n", "line 3 is no word with 3 numbers"),
-    "binary": (b"2 3\na \x00\x00\x80?\x00\x00\x00@\n", "line 2 is no word with 3 numbers"),
-    "empty": ("", "line 1 is no word with its numbers"),
-    "words only": ("a\ndog\n", "line 1 is no word with its numbers"),
-    "no numbers": ("a red dog\n", "line 1 has something else than numbers"),
+    "cut": (GLOVE[:-5], "line 6 is not a word with 3 numbers"),
+    "blank": (GLOVE.replace("dog", "\ndog"), "line 4 is not a word with 3 numbers"),
+    "after a header": ("2 3\na 1 2 3\ndog 1 2\n", "line 3 is not a word with 3 numbers"),
+    "binary": (b"2 3\na \x00\x00\x80?\x00\x00\x00@\n", "line 2 is not a word with 3 numbers"),
+    "empty": ("", "line 1 is not a word with its numbers"),
+    "words only": ("a\ndog\n", "line 1 is not a word with its numbers"),
+    "no numbers": ("a red dog\n", "line 1 has something other than numbers"),
     "not finite": ("a 1 2\ndog nan 1\n", "line 2 has a number that is not finite"),
     "too large": ("a 1 2\ndog 1e39 1\n", "line 2 has a number that is not finite"),
     "fewer": ("5 2\na 1 2\ndog 1 2\n", "promises 5 vectors and it has 2"),

@@ -90,7 +90,7 @@ function show(answer, asked) {
   at("answer").hidden = false;
   at("examples").hidden = true;
   const found = count(answer.results.length, ...(picture ? ["caption", "captions"] : ["picture", "pictures"]));
-  const unsure = answer.uncertainty === undefined ? "" : `; the uncertainty σ of the query is ${answer.uncertainty.toFixed(3)}`;
+  const unsure = answer.uncertainty === undefined ? "" : `; the deviation σ of the query is ${answer.uncertainty.toFixed(3)}`;
   const unknown = (answer.unknown || []).map((word) => `“${word}”`).join(", ");
   const besides = unknown && `. The run has not learnt ${unknown}; it looked for the other words`;
   say(`${found}, best first, in ${count(Math.round(answer.seconds * 1000), "millisecond", "milliseconds")}${unsure}${besides}`);

@@ -12,7 +12,7 @@ from PIL import Image
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.report.diagnostics import crops as crops_module
 from xret.heads.report.diagnostics import diagnose
-from xret.heads.report.diagnostics.crops import THRESHOLDS, pixels, selection_accuracy
+from xret.heads.report.diagnostics.crops import THRESHOLDS, Accuracy, pixels, selection_accuracy
 from xret.heads.report.diagnostics.regions import Region, find_manifest, overlap, read_regions, regions_of, triplet
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.training.training import train
@@ -143,12 +143,12 @@ def test_a_caption_file_without_regions_is_said_to_have_none(tmp_path, name, tex
 def test_binary_selection_by_hand():
     # Rows are the crops A and C, columns the captions A and C.
     similarity = torch.tensor([[[3.0, 1.0], [2.0, 4.0]], [[1.0, 2.0], [0.0, 2.0]], [[5.0, 6.0], [7.0, 6.5]]])
-    assert selection_accuracy(similarity, "pessimistic") == {
-        "image_to_text": {"A": pytest.approx(100 / 3), "C": pytest.approx(200 / 3)},  # C: 4 > 2, 2 > 0, 6.5 < 7
-        "text_to_image": {"A": pytest.approx(200 / 3), "C": pytest.approx(200 / 3)},  # C: 4 > 1, 2 = 2, 6.5 > 6
-    }
-    assert selection_accuracy(similarity, "mean")["text_to_image"]["C"] == pytest.approx(250 / 3)
-    assert selection_accuracy(similarity, "optimistic")["text_to_image"]["C"] == 100
+    assert selection_accuracy(similarity, "pessimistic") == Accuracy(
+        {"A": pytest.approx(100 / 3), "C": pytest.approx(200 / 3)},  # C: 4 > 2, 2 > 0, 6.5 < 7
+        {"A": pytest.approx(200 / 3), "C": pytest.approx(200 / 3)},  # C: 4 > 1, 2 = 2, 6.5 > 6
+    )
+    assert selection_accuracy(similarity, "mean").text_to_image["C"] == pytest.approx(250 / 3)
+    assert selection_accuracy(similarity, "optimistic").text_to_image["C"] == 100
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_crops_of_the_scenes_are_what_a_plain_loop_makes_of_them(scenes, monkeyp
     monkeypatch.setattr(crops_module, "TOGETHER", 2)
     monkeypatch.setattr(crops_module, "PART", 3)
     run = scenes / "gaussian-vsepp"
-    found = diagnose(run, device="cpu", data_root=scenes / "scenes")["crops"]
+    found = diagnose(run, device="cpu", data_root=scenes / "scenes").crops
     retriever = Retriever(run, device="cpu")
     document = json.loads((scenes / "scenes" / "dataset_scenes.json").read_text())
     images = [image for image in document["images"] if image["split"] == "test"]
@@ -191,62 +191,64 @@ def test_crops_of_the_scenes_are_what_a_plain_loop_makes_of_them(scenes, monkeyp
             sums = pictures.log_variance.sum(1).tolist(), texts.log_variance.sum(1).tolist()
             rows.append((sums, retriever.similarity(pictures, texts)))
         plain[threshold] = rows
-    assert [one["area"] for one in found["thresholds"]] == [t for t in THRESHOLDS if plain[t]]
-    assert found["images"] == max(map(len, plain.values()))
-    for one in found["thresholds"]:
-        rows = plain[one["area"]]
-        assert one["triplets"] == len(rows) > 0
+    assert [one.area for one in found.thresholds] == [t for t in THRESHOLDS if plain[t]]
+    assert found.images == max(map(len, plain.values()))
+    for one in found.thresholds:
+        rows = plain[one.area]
+        assert one.triplets == len(rows) > 0
         for side, key in enumerate(("image", "text")):
             for part, letter in enumerate("AC"):
                 mean = sum(sums[side][part] for sums, _ in rows) / len(rows)
-                assert one["uncertainty"][key][letter] == pytest.approx(mean, rel=1e-3)
+                assert one.uncertainty[key][letter] == pytest.approx(mean, rel=1e-3)
         scores = torch.stack([similarity for _, similarity in rows])
-        assert one["accuracy"] == selection_accuracy(scores, "pessimistic")
-    examples = [one["example"] for one in found["thresholds"]]
-    assert len({example["file_name"] for example in examples}) == min(len(examples), found["images"])
-    for one, example in zip(found["thresholds"], examples, strict=True):
-        (image,) = (image for image in images if image["filename"] == example["file_name"])
-        wanted = triplet(regions_of(image["regions"], (224, 224)), (224, 224), one["area"])
+        assert one.accuracy == selection_accuracy(scores, "pessimistic")
+    examples = [one.example for one in found.thresholds]
+    assert len({example.file_name for example in examples}) == min(len(examples), found.images)
+    for one, example in zip(found.thresholds, examples, strict=True):
+        (image,) = (image for image in images if image["filename"] == example.file_name)
+        wanted = triplet(regions_of(image["regions"], (224, 224)), (224, 224), one.area)
         cut = []
         with Image.open(scenes / "scenes" / "images" / image["filename"]) as picture:
-            assert example["size"] == list(picture.size)
+            assert example.size == list(picture.size)
             for letter, part in zip("ABC", (wanted.a, wanted.b, wanted.c), strict=True):
-                assert (tuple(example[letter]["box"]), example[letter]["phrase"]) == (part.box, part.phrase)
+                crop = getattr(example, letter)
+                assert (tuple(crop.box), crop.phrase) == (part.box, part.phrase)
                 cut.append(picture.crop(tuple(map(int, part.box))))
         pictures = retriever.encode_images(cut)
-        texts = retriever.encode_text([example[letter]["phrase"] for letter in "ABC"])
+        texts = retriever.encode_text([getattr(example, letter).phrase for letter in "ABC"])
         for row, letter in enumerate("ABC"):
-            assert example[letter]["uncertainty"] == {
+            assert getattr(example, letter).uncertainty == {
                 "image": pytest.approx(pictures.log_variance[row].sum().item(), rel=1e-3),
                 "text": pytest.approx(texts.log_variance[row].sum().item(), rel=1e-3),
             }
         similarity = retriever.similarity(pictures, texts)[None, ::2, ::2]
-        assert example["accuracy"] == selection_accuracy(similarity, "pessimistic")
+        assert example.accuracy == selection_accuracy(similarity, "pessimistic")
 
 
 def test_vectors_choose_too_and_have_no_uncertainty(scenes):
-    found = diagnose(scenes / "vsepp", device="cpu", data_root=scenes / "scenes" / "images")["crops"]
-    assert all(one["uncertainty"] is one["example"]["B"]["uncertainty"] is None for one in found["thresholds"])
-    values = [value for one in found["thresholds"] for way in one["accuracy"].values() for value in way.values()]
-    assert len(values) == 4 * len(found["thresholds"]) > 0
+    found = diagnose(scenes / "vsepp", device="cpu", data_root=scenes / "scenes" / "images").crops
+    assert all(one.uncertainty is one.example.B.uncertainty is None for one in found.thresholds)
+    accuracies = [one.accuracy for one in found.thresholds]
+    values = [value for one in accuracies for way in (one.image_to_text, one.text_to_image) for value in way.values()]
+    assert len(values) == 4 * len(found.thresholds) > 0
     assert all(0 <= value <= 100 for value in values)
 
 
 def test_why_there_are_no_crops_is_said_and_the_rest_is_there(scenes, tmp_path):
     run = scenes / "vsepp"
     found = diagnose(run, device="cpu")
-    assert found["crops"] is None
-    assert found["reasons"]["crops"].endswith("say where these are with --data-root DIR")
-    assert found["cost"]["macs_a_pair"] == 16
+    assert found.crops is None
+    assert found.reasons["crops"].endswith("say where these are with --data-root DIR")
+    assert found.cost.macs_a_pair == 16
     found = diagnose(run, device="cpu", data_root=tmp_path)
-    assert "give its folder as --data-root DIR" in found["reasons"]["crops"]
+    assert "give its folder as --data-root DIR" in found.reasons["crops"]
     shutil.copytree(scenes / "scenes", tmp_path / "scenes")
     document = json.loads((scenes / "scenes" / "dataset_scenes.json").read_text())
     for image in document["images"]:
         image["regions"] = image["regions"][:1]
     (tmp_path / "scenes" / "dataset_scenes.json").write_text(json.dumps(document))
     found = diagnose(run, device="cpu", data_root=tmp_path / "scenes")
-    assert found["reasons"]["crops"].startswith("none of the 6 images of this split that have regions has two")
+    assert found.reasons["crops"].startswith("none of the 6 images of this split that have regions has two")
     (tmp_path / "scenes" / "images" / "scene_00015.jpg").write_bytes(b"")
     found = diagnose(run, device="cpu", data_root=tmp_path / "scenes")
-    assert "scene_00015.jpg: the file is empty" in found["reasons"]["crops"]
+    assert "scene_00015.jpg: the file is empty" in found.reasons["crops"]

@@ -1,6 +1,7 @@
 """Elements of embedding sets against sets made by hand, and against loops over everything."""
 
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -49,21 +50,21 @@ def test_circular_variance_of_known_angles():
     images, captions = angles([0.0, 90.0], [0.0, 180.0]), angles([30.0, 30.0], [0.0, 90.0])
     found = circular_variance(images, captions)
     right = 1 - math.sqrt(0.5)
-    assert found["log"]["image"] == pytest.approx(math.log((right + 1) / 2))
-    assert found["log"]["text"] == pytest.approx(math.log(right / 2))
-    assert found["log"]["both"] == pytest.approx(math.log((2 * right + 1) / 4))
-    assert found["log_squared"]["image"] == pytest.approx(math.log((0.5 + 1) / 2))
-    assert found["log_squared"]["text"] == pytest.approx(math.log(0.5 / 2))
-    assert found["log_squared"]["both"] == pytest.approx(math.log((0.5 + 1 + 0.5) / 4))
+    assert found.log.image == pytest.approx(math.log((right + 1) / 2))
+    assert found.log.text == pytest.approx(math.log(right / 2))
+    assert found.log.both == pytest.approx(math.log((2 * right + 1) / 4))
+    assert found.log_squared.image == pytest.approx(math.log((0.5 + 1) / 2))
+    assert found.log_squared.text == pytest.approx(math.log(0.5 / 2))
+    assert found.log_squared.both == pytest.approx(math.log((0.5 + 1 + 0.5) / 4))
 
 
 def test_circular_variance_is_the_metric_and_bounded_for_collapsed_sets():
     sets, others = random_sets(0, 30, 4), random_sets(1, 50, 3)
     found = circular_variance(sets, others)
-    assert found["log"]["image"] == pytest.approx(log_circular_variance(sets))
-    assert found["log"]["text"] == pytest.approx(log_circular_variance(others))
+    assert found.log.image == pytest.approx(log_circular_variance(sets))
+    assert found.log.text == pytest.approx(log_circular_variance(others))
     same = random_sets(2, 6, 1).expand(-1, 4, -1)
-    assert all(value < -30 for form in circular_variance(same, same).values() for value in form.values())
+    assert all(value < -30 for form in asdict(circular_variance(same, same)).values() for value in form.values())
 
 
 @pytest.mark.parametrize("compare", [Mil(), Chamfer(), SmoothChamfer(), matched])
@@ -74,26 +75,26 @@ def test_rsum_of_some_elements_is_a_plain_count_over_what_is_left(compare):
     def plain(image_elements, text_elements):
         return pytest.approx(plain_rsum(images[:, image_elements], captions[:, text_elements], OWNER.tolist(), compare))
 
-    assert found["all"] == plain([0, 1, 2], [0, 1])
-    assert found["image"]["only"] == [plain([k], [0, 1]) for k in range(3)]
-    assert found["image"]["without"] == [plain([1, 2], [0, 1]), plain([0, 2], [0, 1]), plain([0, 1], [0, 1])]
-    assert found["text"]["only"] == [plain([0, 1, 2], [k]) for k in range(2)]
-    assert found["text"]["without"] == [plain([0, 1, 2], [1]), plain([0, 1, 2], [0])]
-    assert found["pairs"] == [[plain([k], [other]) for other in range(2)] for k in range(3)]
-    assert len({*found["image"]["only"], *found["text"]["only"], found["all"]}) > 1
+    assert found.all == plain([0, 1, 2], [0, 1])
+    assert found.image.only == [plain([k], [0, 1]) for k in range(3)]
+    assert found.image.without == [plain([1, 2], [0, 1]), plain([0, 2], [0, 1]), plain([0, 1], [0, 1])]
+    assert found.text.only == [plain([0, 1, 2], [k]) for k in range(2)]
+    assert found.text.without == [plain([0, 1, 2], [1]), plain([0, 1, 2], [0])]
+    assert found.pairs == [[plain([k], [other]) for other in range(2)] for k in range(3)]
+    assert len({*found.image.only, *found.text.only, found.all}) > 1
 
 
 def test_sets_of_one_lack_nothing_that_could_be_left_out():
     images, captions = random_sets(5, 4, 1), random_sets(6, 6, 2)
     found = ablated_rsum(images, captions, OWNER, Mil(), "pessimistic")
-    assert found["image"]["without"] is None
-    assert found["image"]["only"] == [found["all"]]
-    assert len(found["text"]["without"]) == 2
+    assert found.image.without is None
+    assert found.image.only == [found.all]
+    assert len(found.text.without) == 2
 
 
 def test_ties_are_counted_as_asked():
     same = torch.ones(4, 2, 3), torch.ones(6, 2, 3)
-    rsum = {ties: ablated_rsum(*same, OWNER, Mil(), ties)["all"] for ties in ("pessimistic", "mean", "optimistic")}
+    rsum = {ties: ablated_rsum(*same, OWNER, Mil(), ties).all for ties in ("pessimistic", "mean", "optimistic")}
     assert rsum["pessimistic"] < rsum["mean"] < rsum["optimistic"] == 600
 
 
@@ -102,16 +103,16 @@ def test_the_winners_of_pairs_made_by_hand():
     # 10 is next to element 0 of the image, by the caption's element 0; 80 next to 1, by 1; 200 and 300 to 0 by 1.
     captions = angles([10.0, 150.0], [180.0, 80.0], [200.0, 300.0])
     found = wins(images, captions, torch.tensor([0, 1, 1]))
-    assert found["pairs"] == [pytest.approx([1 / 3, 1 / 3]), pytest.approx([0, 1 / 3])]
-    assert found["image"] == pytest.approx([2 / 3, 1 / 3])
-    assert found["text"] == pytest.approx([1 / 3, 2 / 3])
+    assert found.pairs == [pytest.approx([1 / 3, 1 / 3]), pytest.approx([0, 1 / 3])]
+    assert found.image == pytest.approx([2 / 3, 1 / 3])
+    assert found.text == pytest.approx([1 / 3, 2 / 3])
 
 
 def test_collapsed_sets_have_no_winner():
     images, captions = torch.eye(3)[:, None].expand(-1, 4, -1), torch.eye(3)[:, None].expand(-1, 2, -1)
     found = wins(images, captions, torch.arange(3))
-    assert found["image"] == pytest.approx([0.25] * 4)
-    assert found["text"] == pytest.approx([0.5] * 2)
+    assert found.image == pytest.approx([0.25] * 4)
+    assert found.text == pytest.approx([0.5] * 2)
 
 
 @settings(max_examples=10, deadline=None)
@@ -130,13 +131,13 @@ def test_winners_and_cosines_are_those_of_loops(seed, k1, k2, block, monkeypatch
         for b in range(k2):
             every[a, b] = sum(cosine(image[a], caption[b], 0) for image in images for caption in captions) / 24
     found, means = wins(images, captions, OWNER), mean_cosines(images, captions, OWNER)
-    torch.testing.assert_close(torch.tensor(found["pairs"]), share)
-    torch.testing.assert_close(torch.tensor(means["matching"]), matching)
-    torch.testing.assert_close(torch.tensor(means["any"]), every)
+    torch.testing.assert_close(torch.tensor(found.pairs), share)
+    torch.testing.assert_close(torch.tensor(means.matching), matching)
+    torch.testing.assert_close(torch.tensor(means.any), every)
     for side, sets in (("image", images), ("text", captions)):
         within = [[sum(cosine(s[a], s[b], 0) for s in sets) / len(sets) for b in range(s.shape[0])]
                   for s in sets[:1] for a in range(s.shape[0])]  # fmt: skip
-        torch.testing.assert_close(torch.tensor(means[side]), torch.tensor(within))
+        torch.testing.assert_close(torch.tensor(getattr(means, side)), torch.tensor(within))
 
 
 @pytest.fixture(scope="module")

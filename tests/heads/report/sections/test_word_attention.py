@@ -23,7 +23,6 @@ from xret.heads.training.training import train
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SMALL = ["model.dim=16", "data.batch_size=16", "schedule.epochs=1"]
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,7 @@ def run_of(folder):
 
 @pytest.fixture(scope="module")
 def view(run_of):
-    (view,) = open_views([run_of("t-i", ("grid", "words"), "adapter.words.word_dim=8")], None, "test", CPU)
+    (view,) = open_views([run_of("t-i", ("grid", "words"), "adapter.words.word_dim=8")], None, "test", "cpu")
     return view
 
 
@@ -99,14 +98,14 @@ def test_weights_are_those_that_the_run_compares_with(view):
 def test_words_are_those_that_the_run_reads(view, run_of):
     for caption in range(len(view.embedded.texts)):
         assert words_of(view, caption) == view.embedded.texts[caption].split()
-    (tokens,) = open_views([run_of("tokens", ("grid", "tokens"))], None, "test", CPU)
+    (tokens,) = open_views([run_of("tokens", ("grid", "tokens"))], None, "test", "cpu")
     count = len(tokens.embedded.texts[4].split())
     assert words_of(tokens, 4) == [f"token {number}" for number in range(1, count + 1)]
 
 
 def test_a_word_without_a_vector_is_said_to_be_unknown(view, run_of, tmp_path):
     other = make_store(tmp_path / "other.zarr", words="zebra")
-    (other,) = open_views([run_of("t-i", ("grid", "words"))], other, "test", CPU)
+    (other,) = open_views([run_of("t-i", ("grid", "words"))], other, "test", "cpu")
     assert words_of(other, 0) == ["(unknown word)", *other.embedded.texts[0].split()[1:]]
     assert other.embedded.texts[0].startswith("zebra ")
 

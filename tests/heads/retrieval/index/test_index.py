@@ -15,13 +15,23 @@ from hypothesis import strategies as st
 
 from xret.heads.modules.embedding import Gaussian, Sequence, each
 from xret.heads.modules.similarity import SIMILARITIES, Chamfer, Cosine, SampledDistance, SmoothChamfer, Wasserstein
-from xret.heads.retrieval.index import KINDS, Effort, Index, Items, best, build_index, form_of, search_exactly
+from xret.heads.retrieval.index import (
+    KINDS,
+    Effort,
+    Index,
+    IndexOptions,
+    Items,
+    best,
+    build_index,
+    form_of,
+    search_exactly,
+)
 from xret.heads.retrieval.index import build as build_module
 from xret.heads.retrieval.index import search as search_module
 from xret.heads.retrieval.index.candidates import Candidates
-from xret.heads.retrieval.index.effort import cheapest
-from xret.heads.retrieval.index.elements import vectors
+from xret.heads.retrieval.index.effort import Measurement, cheapest
 from xret.heads.retrieval.index.items import append
+from xret.heads.retrieval.index.vectors import vectors
 from xret.pipeline.cache.lease import locked
 from xret.pipeline.errors import RunError
 
@@ -62,7 +72,7 @@ def make(folder, similarity=None, count=400, **options):
         compare=comparing(similarity),
         form=form_of(similarity),
         facts=FACTS,
-        **options,
+        options=IndexOptions(**options),
     )
 
 
@@ -104,8 +114,8 @@ def test_answers_are_the_best_of_the_candidates_and_recall_is_what_it_says(kind,
     similarity, k = Chamfer(), 10
     report = make(tmp_path / "index", similarity, kind=kind, recall=0.95)
     index, gallery = Index.open(tmp_path / "index"), embeddings("set", 400, 1)
-    assert report["recall"] == index.recall >= 0.95
-    assert report["bytes"] == sum(p.stat().st_size for p in (tmp_path / "index").iterdir() if p.name != "index.json")
+    assert report.recall == index.recall >= 0.95
+    assert report.bytes == sum(p.stat().st_size for p in (tmp_path / "index").iterdir() if p.name != "index.json")
     hits = 0
     for query in embeddings("set", 40, 2).split(1):  # those that it was measured with
         candidates = set(index.candidates(query, k).tolist())
@@ -180,7 +190,7 @@ def test_items_come_back_as_they_went_in(kind, tmp_path):
         file.write(b"left by a stopped addition")
     record, files = append(tmp_path, [part(11, 23)], names[11:], names[11:], record, files)
     items = Items(tmp_path, record)
-    assert [items.id(row) for row in range(23)] == names == [items.label(row) for row in range(23)]
+    assert [items.ids[row] for row in range(23)] == names == [items.labels[row] for row in range(23)]
     assert {name: entry["bytes"] for name, entry in files.items()} == {
         p.name: p.stat().st_size for p in tmp_path.iterdir()
     }
@@ -250,7 +260,7 @@ def test_what_is_in_or_of_another_run_is_not_added(folder):
     assert sorted((p.name, p.read_bytes()) for p in folder.iterdir()) == before
 
 
-@pytest.mark.parametrize("where", ["append", "measured", "write_record"])
+@pytest.mark.parametrize("where", ["append", "settle", "write_record"])
 def test_a_stopped_addition_changes_nothing(folder, where, monkeypatch):
     query, compare = embeddings("set", 1, 8), comparing(SmoothChamfer())
     before = Index.open(folder).answers(query, 20, compare)
@@ -270,7 +280,7 @@ def test_a_stopped_addition_changes_nothing(folder, where, monkeypatch):
     index = Index.open(folder, FACTS)
     assert (len(index), index.answers(query, 20, compare)) == (400, before)
     index.add(*new, compare=compare, facts=facts)
-    assert Index.open(folder).items.id(449) == "new 49"
+    assert Index.open(folder).items.ids[449] == "new 49"
 
 
 def test_two_cannot_add_at_once(folder):
@@ -339,7 +349,7 @@ def test_a_killed_build_leaves_nothing_that_looks_whole(tmp_path):
         "from xret.heads.modules.similarity import Cosine\n"
         "Candidates.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "c = Cosine()\n"
-        f"build_index(torch.randn(50, 8), list(map(str, range(50))), {str(tmp_path / 'index')!r}, kind='flat',\n"
+        f"build_index(torch.randn(50, 8), list(map(str, range(50))), {str(tmp_path / 'index')!r},\n"
         "    queries=torch.randn(5, 8), compare=lambda q, x: c(x, q).T, form=form_of(c), facts={})\n"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -372,20 +382,20 @@ def test_scores_that_are_not_finite_are_refused(built):
 
 def test_the_cheapest_effort_that_is_enough_is_chosen(tmp_path):
     curve = [
-        {"probes": 1, "candidates": 16, "recall": 0.5, "error": 0.0, "work": 1},
-        {"probes": 1, "candidates": 64, "recall": 0.9, "error": 0.0, "work": 9},
-        {"probes": 2, "candidates": 16, "recall": 0.95, "error": 0.02, "work": 5},
-        {"probes": 4, "candidates": 16, "recall": 0.95, "error": 0.04, "work": 4},
+        Measurement(probes=1, candidates=16, recall=0.5, error=0.0, work=1),
+        Measurement(probes=1, candidates=64, recall=0.9, error=0.0, work=9),
+        Measurement(probes=2, candidates=16, recall=0.95, error=0.02, work=5),
+        Measurement(probes=4, candidates=16, recall=0.95, error=0.04, work=4),
     ]
     assert cheapest(curve, 0.9) == curve[2]
     assert cheapest(curve, 0.5) == curve[0]
     assert cheapest(curve, 0.99) == curve[3]
     low = make(tmp_path / "low", Cosine(), recall=0.3)
     high = make(tmp_path / "high", Cosine(), recall=1.0)
-    assert low["recall"] < high["recall"]
+    assert low.recall < high.recall
     fixed = make(tmp_path / "fixed", Cosine(), effort=Effort(2, 5))
-    assert fixed["effort"] == {"probes": 2, "candidates": 5}
-    assert len(fixed["curve"]) == 1
+    assert fixed.effort == Effort(2, 5)
+    assert len(fixed.curve) == 1
     assert Index.open(tmp_path / "fixed").effort == Effort(2, 5)
 
 

@@ -10,9 +10,8 @@ from distributed import LocalCluster
 
 from xret.heads.modules.embedding import Gaussian
 from xret.heads.modules.similarity import SmoothChamfer, Wasserstein
-from xret.heads.retrieval.index import Index, build_index, folder, form_of
+from xret.heads.retrieval.index import Index, IndexOptions, RunCompare, build_index, folder, form_of
 from xret.heads.retrieval.index.folder import checksum
-from xret.heads.retrieval.index.of_run import RunCompare
 from xret.heads.retrieval.index.sharded import ShardedSearch, shards_of
 from xret.pipeline.errors import CacheError, RunError
 from xret.pipeline.extraction import schedule as engine
@@ -55,7 +54,7 @@ def shards(tmp_path_factory):
             compare=COMPARE,
             form=form_of(COMPARE.similarity),
             facts={**FACTS, "store": number},
-            kind="flat",
+            options=IndexOptions(kind="flat"),
         )
     return shards_of(folder)
 
@@ -97,12 +96,12 @@ def test_gaussians_come_with_their_uncertainty(tmp_path, cluster):
     compare = RunCompare(Wasserstein(), "captions")
     some = Gaussian(torch.randn(9, 4), torch.arange(9.0)[:, None].repeat(1, 4))
     options = {"queries": some, "compare": compare, "form": form_of(compare.similarity), "facts": FACTS}
-    build_index(some, list("abcdefghi"), tmp_path / "shard-0000", kind="flat", **options)
+    build_index(some, list("abcdefghi"), tmp_path / "shard-0000", options=IndexOptions(kind="flat"), **options)
     with ShardedSearch(shards_of(tmp_path), FACTS, compare, cluster) as search:
         found = search.answers(Gaussian(some.mean[4:5], some.log_variance[4:5]), 2)
     assert found[0].id == "e"
     for answer in found:
-        assert answer.uncertainty == pytest.approx(torch.tensor(answer.row / 2).exp().item())
+        assert answer.deviation == pytest.approx(torch.tensor(answer.row / 2).exp().item())
 
 
 def test_a_damaged_or_foreign_shard_is_the_same_sentence_from_a_worker(shards, cluster, tmp_path):

@@ -77,7 +77,7 @@ class TestRegions(EncoderContract):
             assert (np.diff(regions.scores) <= 0).all() and ((regions.scores >= 0) & (regions.scores <= 1)).all()
             assert ((regions.classes >= 0) & (regions.classes < 1600)).all()
 
-    def test_a_picture_does_not_depend_on_its_company(self, encoder, tmp_path):
+    def test_a_picture_does_not_depend_on_the_others(self, encoder, tmp_path):
         pictures = [encoder.decode(picture(tmp_path / f"{i}.png", (120 + i, 100), i))[0] for i in range(3)]
         together = encoder.encode(pictures)
         for number, alone in enumerate([encoder.encode([one])[0] for one in pictures]):

@@ -190,19 +190,9 @@ def test_proposals_come_from_the_anchors_of_their_cell(network):
     assert len(boxes) <= 300
 
 
-def test_classes_and_attributes_by_hand():
+def test_classes_by_hand():
     predictor = Predictor().requires_grad_(False)
     features = torch.randn(3, 2048, generator=torch.Generator().manual_seed(0))
     logits = features.numpy() @ predictor.cls_score.weight.numpy().T + predictor.cls_score.bias.numpy()
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     np.testing.assert_allclose(predictor(features).numpy(), shares[:, 1:], atol=1e-6)
-    classes = torch.tensor([0, 7, 1599])
-    words = predictor.class_embedding.weight[[1, 8, 1600]]
-    hidden = np.maximum(
-        np.hstack([features.numpy(), words.numpy()]) @ predictor.attribute_hidden.weight.numpy().T
-        + predictor.attribute_hidden.bias.numpy(),
-        0,
-    )
-    logits = hidden @ predictor.attribute_score.weight.numpy().T + predictor.attribute_score.bias.numpy()
-    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    np.testing.assert_allclose(predictor.attributes(features, classes).numpy(), shares[:, 1:], atol=1e-6)

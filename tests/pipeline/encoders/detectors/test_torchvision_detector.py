@@ -62,7 +62,7 @@ class TestRegions(EncoderContract):
             assert ((regions.classes >= 1) & (regions.classes <= 90)).all()
             assert (np.diff(regions.scores) <= 0).all()
 
-    def test_a_picture_does_not_depend_on_its_company(self, encoder, tmp_path):
+    def test_a_picture_does_not_depend_on_the_others(self, encoder, tmp_path):
         pictures = [encoder.decode(picture(tmp_path / f"{i}.png", (120 + 9 * i, 100), i))[0] for i in range(2)]
         together = encoder.encode(pictures)
         for number, alone in enumerate([encoder.encode([one])[0] for one in pictures]):

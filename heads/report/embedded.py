@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....pipeline.reading.batches import Batches, Features
-from ...evaluation.scoring import BATCH
-from ...model import Model
-from ...modules.aggregators import Aggregated
-from ...modules.embedding import Embedding, Gaussian, concatenate, each
+from ...pipeline.reading.batches import Batches, Features
+from ..evaluation.scoring import BATCH
+from ..model import Model
+from ..modules.aggregators import Aggregated
+from ..modules.embedding import Embedding, Gaussian, concatenate, each
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def uncertainty(made: Aggregated) -> Tensor | None:
     The covariance is that of the embedding, or of the Gaussian that its elements were drawn from; None without one.
     """
     gaussian = made.embedding if isinstance(made.embedding, Gaussian) else made.gaussian
-    return None if gaussian is None else gaussian.log_variance.double().sum(1)
+    return None if gaussian is None else gaussian.log_determinant()
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from ...pipeline.cache import FeatureCache, fingerprint
-from ...pipeline.encoders import VisualEncoder, load_text, load_visual
+from ...pipeline.encoders import VisualEncoder, load_visual
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, RunError
 from ...pipeline.extraction.options import Options, words_of_run
@@ -64,7 +64,7 @@ def find_text_encoder(run: Run, open_cache: Opener, weights: str | None, device:
         return WordsEncoder(run.vocabulary), "int32"
     options = tuned(run, "text")
     if options is not None and weights is None:
-        encoder = load_text(options.text_weights, device, **options.text_settings)
+        encoder = options.load_text(device)
         _require(run, "text", encoder.identity, options.dtype)
         return encoder, options.dtype
     origin = origin_of(run, "text", open_cache)

@@ -17,7 +17,7 @@ from ..device import pick_device
 from ..encoders import TextEncoder, VisualEncoder
 from ..errors import SampleError
 from ..wording import counted
-from .extraction import load_captions, load_images
+from .extraction import load_captions
 from .options import Options
 from .schedule import count_workers
 from .tasks import encode
@@ -119,7 +119,7 @@ def _costs(manifest: Manifest, samples: Samples, options: Options, device: str, 
     costs = []
     width = np.dtype(options.dtype).itemsize
     if options.visual:
-        encoder = load_images(options, device)
+        encoder = options.load_visual(device)
         path = f"images/{SetFacts.of(encoder, options.dtype, {}).name}"
         rate = _image_rate(encoder, manifest, samples, options)
         costs.append(_Cost(path, 1, _image_bytes(encoder, width), 6 + len(encoder.extras), rate))

@@ -1,4 +1,4 @@
-"""A feature set leaves the cache in files that the code of others reads: SCAN's arrays, or one HDF5 file.
+"""Feature sets are written to files that other people's code reads: SCAN's arrays, or one HDF5 file.
 
 Both are streamed, some images at a time, under a temporary name that becomes the real one when everything is there.
 """
@@ -37,7 +37,7 @@ class Export:
 
 
 def export(url: str, to: str, out: Path, sets: Sequence[str] = (), splits: Sequence[str] = DEFAULT_SPLITS) -> Export:
-    """Write feature sets of the cache at `url` for the code of others.
+    """Write feature sets of the cache at `url` for other people's code.
 
     ``npy``: a folder of ``{train,dev,test}_{ims.npy,caps.txt,ids.txt}``; float32, a row an image where each has five
     captions, as SCAN's readers assume, else a row a caption. ``hdf5``: one file, described in `hdf5`.

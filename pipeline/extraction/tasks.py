@@ -22,19 +22,12 @@ from .shards import Receipt, tell, write_shard
 
 @dataclass(frozen=True)
 class Job:
-    """What the tasks of one feature set have in common.
+    """What the tasks of one feature set have in common."""
 
-    Attributes:
-        url: the cache.
-        set_name: the feature set.
-        folder: the manifest's image folder.
-        options: with paths that hold in any working folder; the device ``auto`` is decided where the task runs.
-    """
-
-    url: str
-    set_name: str
-    folder: str
-    options: Options
+    url: str  # the cache
+    set_name: str  # the feature set
+    folder: str  # the manifest's image folder
+    options: Options  # with paths that hold in any working folder; the device ``auto`` is decided where the task runs
 
 
 def write_image_shard(job: Job, shard: int) -> Receipt:

@@ -30,27 +30,16 @@ from .tasks import ImportJob, looked_through, write_imported_shard
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """How to import; the command line's options, with its defaults.
+    """How to import; the command line's options, with its defaults."""
 
-    Attributes:
-        format_: one of `FORMATS`.
-        source: file or folder of the features.
-        arrays: for ``hdf5``, the name in the file of each role.
-        dtype: ``float16`` or ``float32``.
-        splits: which splits to write now.
-        on_error: ``fail`` or ``skip``.
-        workers: threads that read and write; None: one a core, at least two.
-        scheduler: address of a Dask scheduler; None: this process.
-    """
-
-    format_: str
-    source: Path
-    arrays: Mapping[str, str] = field(default_factory=dict)
-    dtype: str = "float16"
-    splits: tuple[str, ...] = DEFAULT_SPLITS
-    on_error: str = "fail"
-    workers: int | None = None
-    scheduler: str | None = None
+    format_: str  # one of `FORMATS`
+    source: Path  # file or folder of the features
+    arrays: Mapping[str, str] = field(default_factory=dict)  # for ``hdf5``, the name in the file of each role
+    dtype: str = "float16"  # ``float16`` or ``float32``
+    splits: tuple[str, ...] = DEFAULT_SPLITS  # which splits to write now
+    on_error: str = "fail"  # ``fail`` or ``skip``
+    workers: int | None = None  # threads that read and write; None: one a core, at least two
+    scheduler: str | None = None  # address of a Dask scheduler; None: this process
 
 
 def import_features(manifest: Manifest, url: str, options: ImportOptions) -> Extraction:

@@ -25,27 +25,16 @@ _opening = threading.Lock()
 
 @dataclass(frozen=True)
 class ImportJob:
-    """What the task of a shard is told.
+    """What the task of a shard is told."""
 
-    Attributes:
-        format_: one of `FORMATS`.
-        source: file or folder of the features, absolute.
-        arrays: for ``hdf5``, the name in the file of each role.
-        dataset: the data set's name.
-        skip: record an image whose features cannot be read and go on, instead of stopping.
-        url: the cache.
-        set_name: the feature set.
-        entries: the source's entry of each image of the shard; -1 for an image that it lacks.
-    """
-
-    format_: str
-    source: str
-    arrays: Mapping[str, str]
-    dataset: str
-    skip: bool
-    url: str = ""
-    set_name: str = ""
-    entries: tuple[int, ...] = ()
+    format_: str  # one of `FORMATS`
+    source: str  # file or folder of the features, absolute
+    arrays: Mapping[str, str]  # for ``hdf5``, the name in the file of each role
+    dataset: str  # the data set's name
+    skip: bool  # record an image whose features cannot be read and go on, instead of stopping
+    url: str = ""  # the cache
+    set_name: str = ""  # the feature set
+    entries: tuple[int, ...] = ()  # the source's entry of each image of the shard; -1 for an image that it lacks
 
 
 @contextmanager

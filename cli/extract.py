@@ -24,7 +24,9 @@ DATA_ROOT = click.option(
     help="What the manifest's relative paths are relative to; without it, the manifest's folder.",
 )
 DTYPE = click.option("--dtype", default="float16", show_default=True, type=click.Choice(["float16", "float32"]))
-WORKERS = click.option("--workers", type=click.IntRange(1), help="Threads that read and write; by default one a core.")
+WORKERS = click.option(
+    "--workers", type=click.IntRange(1), help="Threads that read and write; by default one a core, at least two."
+)
 SCHEDULER = click.option(
     "--scheduler", metavar="ADDRESS", help="Run on this Dask cluster (tcp://…) instead of this process."
 )
@@ -115,7 +117,7 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     default="fail",
     show_default=True,
     type=click.Choice(["fail", "skip"]),
-    help="What an image that cannot be read does: stop, or be recorded with its reason.",
+    help="At an image that cannot be read: stop, or record it with the reason and go on.",
 )
 @click.option(
     "--from-run",

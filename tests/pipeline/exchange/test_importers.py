@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from region_sources import ARRAYS, CHANNELS, World
+from small_extraction import files
 
 from xret.pipeline.cache.contents import describe
 from xret.pipeline.cache.feature_cache import FeatureCache
@@ -25,10 +26,6 @@ from xret.pipeline.errors import CacheError, SampleError
 from xret.pipeline.exchange.importers import matching
 from xret.pipeline.exchange.importers.importing import ImportOptions, import_features
 from xret.pipeline.exchange.importers.source import SourceError
-
-
-def files(url):
-    return {str(p.relative_to(url)): p.read_bytes() for p in sorted(Path(url).rglob("*")) if p.is_file()}
 
 
 def bring(world, source, format_, url=None, **options):

@@ -1,4 +1,4 @@
-"""``xret cache``: what a feature cache holds, whether it is sound, and its upkeep."""
+"""``xret cache``: what a feature cache holds, whether it is sound, removal, merging and export."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ def _shape(features: "SetContents") -> str:
 
 
 def _spent(features: "SetContents") -> str:
-    """Tell what a stored value takes, and how many are stored in vain."""
+    """Return what a stored value takes, and how many belong to no sample."""
     if features.bytes_per_value is None or features.padding is None:
         return ""
     return (
@@ -78,7 +78,7 @@ def info(store: str, as_json: bool) -> None:
 @click.argument("store")
 @_JSON
 def verify(store: str, as_json: bool) -> None:
-    """Read every file of STORE, report what is damaged and how to mend it; the exit code is 1 if anything is.
+    """Read every file of STORE, report what is damaged and how to repair it; the exit code is 1 if anything is.
 
     \b
     xret cache verify rsicd.zarr
@@ -100,7 +100,7 @@ def verify(store: str, as_json: bool) -> None:
         failed = f", {counted(len(found.failed_samples), 'failed sample')}" if found.failed_samples else ""
         click.echo(f"{store}: {counted(found.shards, 'shard')} read, {state}{failed}")
         for line in remedies(store, found):
-            click.echo(f"To mend: {line}.")
+            click.echo(f"To repair: {line}.")
     if not found.ok:
         sys.exit(1)
 

@@ -24,7 +24,9 @@ DATA_ROOT = click.option(
     help="What the manifest's relative paths are relative to; without it, the manifest's folder.",
 )
 DTYPE = click.option("--dtype", default="float16", show_default=True, type=click.Choice(["float16", "float32"]))
-WORKERS = click.option("--workers", type=click.IntRange(1), help="Threads that read and write; by default one a core.")
+WORKERS = click.option(
+    "--workers", type=click.IntRange(1), help="Threads that read and write; by default one a core, at least two."
+)
 SCHEDULER = click.option(
     "--scheduler", metavar="ADDRESS", help="Run on this Dask cluster (tcp://…) instead of this process."
 )
@@ -115,7 +117,7 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     default="fail",
     show_default=True,
     type=click.Choice(["fail", "skip"]),
-    help="What an image that cannot be read does: stop, or be recorded with its reason.",
+    help="At an image that cannot be read: stop, or record it with the reason and go on.",
 )
 @click.option(
     "--from-run",
@@ -213,9 +215,9 @@ def _print_counts(summary: "Extraction") -> None:
 def _print_way_out(store: str, repair_of: str | None) -> None:
     from ..pipeline.extraction.repair import repair_command
 
-    way = "a mended source is imported beside this one"
+    way = "a repaired source is imported beside this one"
     if repair_of is not None:
-        way = f"mend those files and run `{repair_command(repair_of, store)}`, with the other options of this command"
+        way = f"repair those files and run `{repair_command(repair_of, store)}`, with the other options of this command"
     click.echo(f"`xret cache verify {store}` lists all that failed; {way}.")
 
 

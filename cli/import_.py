@@ -27,7 +27,7 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict
 @click.option("--source", required=True, type=click.Path(path_type=Path), help="The file or folder of the features.")
 @click.option(
     "--arrays", default="", callback=_names, metavar="ROLE=NAME,…",
-    help="For hdf5: which array is local, id, and where they are there length, boxes, classes, scores, size.",
+    help="For hdf5: which array is local, which is id; and length, boxes, classes, scores, size if it has them.",
 )  # fmt: skip
 @DATA_ROOT
 @DTYPE
@@ -37,7 +37,7 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict
     default="fail",
     show_default=True,
     type=click.Choice(["fail", "skip"]),
-    help="What an image that the source lacks or has damaged does: stop, or be recorded with its reason.",
+    help="At an image that the source lacks or that is damaged there: stop, or record it with the reason and go on.",
 )
 @WORKERS
 @SCHEDULER

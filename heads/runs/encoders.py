@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ...pipeline.cache import FeatureCache, fingerprint
-from ...pipeline.encoders import TextEncoder, VisualEncoder, load_text, load_visual
+from ...pipeline.encoders import TextEncoder, VisualEncoder
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, RunError
 from ...pipeline.extraction.options import Options, words_of_run
@@ -42,7 +42,7 @@ def find_image_encoder(
     """
     options = own_backbone(run, "image")
     if options is not None and weights is None:
-        encoder = load_visual(str(options.visual), options.visual_weights, options.image_size, device)
+        encoder = options.load_visual(device)
         _require(run, "image", encoder.identity, options.dtype)
         return encoder, options.dtype
     origin = origin_of(run, "image", open_cache)
@@ -65,7 +65,7 @@ def find_text_encoder(run: Run, open_cache: Opener, weights: str | None, device:
         return WordsEncoder(run.vocabulary), "int32"
     options = own_backbone(run, "text")
     if options is not None and weights is None:
-        encoder = load_text(options.text_weights, device, **options.text_settings)
+        encoder = options.load_text(device)
         _require(run, "text", encoder.identity, options.dtype)
         return encoder, options.dtype
     origin = origin_of(run, "text", open_cache)

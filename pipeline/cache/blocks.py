@@ -1,6 +1,7 @@
 """Which samples each shard of a feature set holds."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -23,38 +24,32 @@ class Blocks:
         largest = max(last - first for first, last in splits.values())
         return cls(length or min(512, -(-largest // 16 // 8) * 8 or 8), splits)
 
-    def of_split(self, split: str) -> range:
-        """Return the shards of a split."""
-        first = 0
-        for name, (begin, end) in self.splits.items():
-            last = first + -(-(end - begin) // self.length)
-            if name == split:
-                return range(first, last)
-            first = last
-        raise KeyError(split)
+    @cached_property
+    def _bounds(self) -> np.ndarray:
+        """The rows of images [first, last) of each shard, int64 [shards, 2]."""
+        bounds = []
+        for begin, end in self.splits.values():
+            first = np.arange(begin, end, self.length)
+            bounds.append(np.stack([first, np.minimum(first + self.length, end)], axis=1))
+        return np.concatenate(bounds)
 
     def __len__(self) -> int:
-        return sum(-(-(end - begin) // self.length) for begin, end in self.splits.values())
+        return len(self._bounds)
+
+    def of_split(self, split: str) -> range:
+        """Return the shards of a split."""
+        return range(*np.searchsorted(self._bounds[:, 0], self.splits[split]).tolist())
 
     def images(self, shard: int) -> tuple[int, int]:
         """Return the rows of images [first, last) that `shard` holds."""
-        for name, (begin, end) in self.splits.items():
-            shards = self.of_split(name)
-            if shard in shards:
-                first = begin + (shard - shards.start) * self.length
-                return first, min(first + self.length, end)
-        raise IndexError(shard)
+        first, last = self._bounds[shard].tolist()
+        return first, last
 
     def shard_of(self, images: np.ndarray) -> np.ndarray:
         """Return the shard of each image row."""
-        shards = np.empty(len(images), dtype=np.int64)
-        for name, (begin, end) in self.splits.items():
-            inside = (images >= begin) & (images < end)
-            shards[inside] = self.of_split(name).start + (images[inside] - begin) // self.length
-        return shards
+        return np.searchsorted(self._bounds[:, 0], images, side="right") - 1
 
     def array_rows(self, images: np.ndarray) -> np.ndarray:
         """Return the row in a set's arrays of each image row."""
         shards = self.shard_of(images)
-        first = np.array([self.images(shard)[0] for shard in range(len(self))], dtype=np.int64)
-        return shards * self.length + images - first[shards]
+        return shards * self.length + images - self._bounds[shards, 0]

@@ -18,45 +18,27 @@ from .store import Store
 
 @dataclass(frozen=True)
 class SetContents:
-    """What is known of a feature set.
+    """What is known of a feature set."""
 
-    Attributes:
-        modality: ``images`` or ``captions``.
-        name: its name.
-        kind: ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``.
-        dtype: ``float16``, ``float32``, or ``int32`` of token ids.
-        shape: of the local features of a sample: rows and channels, channels alone of captions, nothing of words.
-        fingerprint: SHA-256 of what decides the features.
-        identity: the same, readable.
-        recorded: what was written down when the set was begun.
-        shard_images: images in a shard.
-        done: shards done and shards in all, by split.
-        percent: of the samples whose shards are done.
-        failed: samples that could not be read.
-        bytes: of all its files.
-        codec: what compresses its values, or ``none``.
-        bytes_per_value: `bytes` for each feature value that is stored; None before the first.
-        raw_bytes_per_value: the same uncompressed and without checksums, marks or the smaller arrays.
-        padding: the share of the stored values that belong to no sample: all shards of a set have one length, also a
-            split's last one, and all images one number of rows.
-    """
-
-    modality: str
-    name: str
-    kind: str
-    dtype: str
+    modality: str  # ``images`` or ``captions``
+    name: str  # its name
+    kind: str  # ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``
+    dtype: str  # ``float16``, ``float32``, or ``int32`` of token ids
+    # of the local features of a sample: rows and channels, channels alone of captions, nothing of words
     shape: tuple[int, ...]
-    fingerprint: str
-    identity: Mapping[str, Any]
-    recorded: Mapping[str, Any]
-    shard_images: int
-    done: Mapping[str, tuple[int, int]]
-    percent: float
-    failed: int
-    bytes: int
-    codec: str
-    bytes_per_value: float | None
-    raw_bytes_per_value: int
+    fingerprint: str  # SHA-256 of what decides the features
+    identity: Mapping[str, Any]  # the same, readable
+    recorded: Mapping[str, Any]  # what was written down when the set was begun
+    shard_images: int  # images in a shard
+    done: Mapping[str, tuple[int, int]]  # shards done and shards in all, by split
+    percent: float  # of the samples whose shards are done
+    failed: int  # samples that could not be read
+    bytes: int  # of all its files
+    codec: str  # what compresses its values, or ``none``
+    bytes_per_value: float | None  # `bytes` for each feature value that is stored; None before the first
+    raw_bytes_per_value: int  # the same uncompressed and without checksums, marks or the smaller arrays
+    # the share of the stored values that belong to no sample: all shards of a set have one length, also a split's
+    # last one, and all images one number of rows
     padding: float | None
 
     @property
@@ -67,27 +49,16 @@ class SetContents:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a cache holds.
+    """What a cache holds."""
 
-    Attributes:
-        store: where it lies.
-        dataset: the manifest's name.
-        manifest_sha256: of the samples.
-        images: of the data set.
-        captions: of the data set.
-        splits: images of each split.
-        bytes: of all files.
-        sets: the feature sets.
-    """
-
-    store: str
-    dataset: str
-    manifest_sha256: str
-    images: int
-    captions: int
-    splits: Mapping[str, int]
-    bytes: int
-    sets: tuple[SetContents, ...]
+    store: str  # where it lies
+    dataset: str  # the manifest's name
+    manifest_sha256: str  # of the samples
+    images: int  # of the data set
+    captions: int  # of the data set
+    splits: Mapping[str, int]  # images of each split
+    bytes: int  # of all files
+    sets: tuple[SetContents, ...]  # the feature sets
 
 
 @dataclass(frozen=True)

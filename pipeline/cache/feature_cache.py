@@ -7,12 +7,12 @@ Layout (format "xret", version 1):
   caption_start i64[I], caption_count i32[I], caption_image i64[M].
 - ``/images/<set>/``: local [I,N,C], length i32[I], global [I,C], status u8[I], size i32[I,2] (w, h);
   sets of regions also, where they are known: boxes f32[I,N,4] (x1, y1, x2, y2 in pixels), classes i32[I,N],
-  scores f32[I,N]. Behind an image's length its rows are zero, its classes -1; a failed image holds NaN.
+  scores f32[I,N]. After an image's length its rows are zero and its classes -1; a failed image holds NaN.
 - ``/captions/<set>/``: local [T,C], token i32[T], start i64[M], length i32[M], global [M,C], status u8[M].
 - ``/<images|captions>/<set>/done``: u8, one file a shard.
 
 A shard holds the images of one split from `Blocks`, and the captions of the same images. A split begins a new shard,
-so the rows of a set's arrays are those of the samples with a gap behind each split; a gap's status stays 255.
+so the rows of a set's arrays are those of the samples with a gap after each split; a gap's status stays 255.
 """
 
 import itertools

@@ -197,26 +197,16 @@ def fingerprint(identity: dict[str, Any], dtype: str) -> str:
 
 @dataclass(frozen=True)
 class SetFacts:
-    """What an encoder tells of the set it fills.
+    """What an encoder tells of the set it fills."""
 
-    Attributes:
-        encoder: its name, the set's name before ``@``.
-        kind: ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``.
-        identity: what decides the features; goes into the fingerprint.
-        dtype: ``float16`` or ``float32``; ``int32`` for words.
-        channels: width of a local row, None for words.
-        global_channels: width of the global feature, None for words.
-        recorded: versions, device, batch size: written down, and compared with a warning only.
-        asked: the options that led to this set, where they decide it without loading the encoder; see `asked`.
-    """
-
-    encoder: str
-    kind: str
-    identity: dict[str, Any]
-    dtype: str
-    channels: int | None
-    global_channels: int | None
-    recorded: dict[str, Any]
+    encoder: str  # its name, the set's name before ``@``
+    kind: str  # ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``
+    identity: dict[str, Any]  # what decides the features; goes into the fingerprint
+    dtype: str  # ``float16`` or ``float32``; ``int32`` for words
+    channels: int | None  # width of a local row, None for words
+    global_channels: int | None  # width of the global feature, None for words
+    recorded: dict[str, Any]  # versions, device, batch size: written down, and compared with a warning only
+    # the options that led to this set, where they decide it without loading the encoder; see `asked`
     asked: dict[str, Any] | None = None
 
     @classmethod

@@ -57,7 +57,7 @@ def open_for_writing(
 
 
 def find_cache(url: str, samples: Samples) -> FeatureCache | None:
-    """Return the cache of these samples at `url`; None where there is none, or one that a killed process left behind.
+    """Return the cache of these samples at `url`; None where there is none, or only what a killed process left.
 
     Raises:
         CacheError: something else is there, or it is damaged.
@@ -82,40 +82,37 @@ def require_place(url: str, samples: Samples) -> None:
         if root.exists() and not root.is_dir():
             raise OutputError(f"{url} is a file, and a store is a folder; choose another store")
         require_writable(root, "store")
-    _refuse_others(store, samples)
+    _is_there(store, samples)
 
 
-def _refuse_others(store: Store, samples: Samples) -> None:
+def _is_there(store: Store, samples: Samples) -> bool:
+    """Return whether a store is a cache of these samples; refuse one that is something else."""
     if not store.exists("zarr.json"):
         if store.names(""):
             raise CacheError(f"{store.url} is not empty and holds no feature cache; choose another store")
-        return
+        return False
     root, damage = store.inspect_group("")
-    is_ours = not damage and (root.get("format"), root.get("version")) == (FORMAT, VERSION)
-    if is_ours and root["manifest_sha256"] != samples.digest:
+    if damage or (root.get("format"), root.get("version")) != (FORMAT, VERSION):
+        return False
+    if root["manifest_sha256"] != samples.digest:
         raise CacheError(
             f"{store.url} holds other samples: data set '{root['dataset']}', manifest {root['manifest_sha256'][:8]},"
             f" not '{samples.dataset}', {samples.digest[:8]}; choose another store"
         )
+    return True
 
 
 def _open_or_create(store: Store, samples: Samples, protocols: list[str], repair: bool) -> FeatureCache:
-    _refuse_others(store, samples)
-    if store.exists("zarr.json") and not store.is_unfinished(""):
-        if (repair or store.is_unfinished("samples")) and _made_of(store, samples):
+    if _is_there(store, samples):
+        if repair or store.is_unfinished("samples"):
             _write_samples(store, samples)
-    else:
+    elif not store.exists("zarr.json") or store.is_unfinished(""):
         _create(store, samples, protocols)
     cache = FeatureCache.open(store.url)
-    if store.is_local:  # what a killed writer left behind is never read
+    if store.is_local:  # what a killed writer left is never read
         for partial in partials_in(Path(store.root)):
             remove(partial)
     return cache
-
-
-def _made_of(store: Store, samples: Samples) -> bool:
-    root, damage = store.inspect_group("")
-    return not damage and root.get("format") == FORMAT and root["manifest_sha256"] == samples.digest
 
 
 def _create(store: Store, samples: Samples, protocols: list[str]) -> None:
@@ -179,7 +176,7 @@ def image_set_to_fill(
     cache: FeatureCache, facts: SetFacts, rows: int, shard_images: int | None = None, extras: tuple[str, ...] = ()
 ) -> ImageSet:
     """Return the image set of these facts, or a new one whose shards have `shard_images`; see `create_image_set`."""
-    if not _is_there(cache, "images", facts, shard_images):
+    if not _is_begun(cache, "images", facts, shard_images):
         create_image_set(cache, facts, rows, Blocks.choose(cache.splits, shard_images), extras)
     return cache.image_set(facts.name)
 
@@ -194,13 +191,13 @@ def caption_set_to_fill(
 
     `count` gives the last two arguments of `create_caption_set`; it is called for a new set only.
     """
-    if not _is_there(cache, "captions", facts, shard_images):
+    if not _is_begun(cache, "captions", facts, shard_images):
         blocks = Blocks.choose(cache.splits, shard_images)
         create_caption_set(cache, facts, blocks, *count(blocks))
     return cache.caption_set(facts.name)
 
 
-def _is_there(cache: FeatureCache, modality: str, facts: SetFacts, shard_images: int | None) -> bool:
+def _is_begun(cache: FeatureCache, modality: str, facts: SetFacts, shard_images: int | None) -> bool:
     """Return whether there is a set of these facts, and note where it was begun in another way."""
     features = find_set(cache, f"{modality}/{facts.name}")
     if features is None:

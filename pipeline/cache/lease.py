@@ -1,8 +1,8 @@
 """One writer at a time: on a disk by a lock, on an object store, which has none, by a lease.
 
-A lease is a small object that its holder keeps changing. Nobody does so for a process that was killed, and whoever
-sees it stay as it is takes it over. No clocks are compared. To everything else it is a partial file: never read, no
-part of the cache.
+A lease is a small object that its holder keeps changing. The lease of a killed process stays as it is, and whoever sees
+that takes it over. No clocks are compared. To everything else it is a partial file: never read, and no part of the
+cache.
 """
 
 import os
@@ -24,12 +24,12 @@ PATIENCE = 30.0  # seconds without one, after which a lease is nobody's
 
 @contextmanager
 def alone(store: Store) -> Iterator[None]:
-    """Be the only one who writes to a store, by a lock that the system takes back however the process ends, or a lease.
+    """Be the only writer of a store, by a lock that the system takes back however the process ends, or by a lease.
 
     Raises:
         CacheError: another process is writing, or took the store over while this one gave no sign of life.
         StoreError: an object store does not answer.
-        OSError: of whatever is done meanwhile, with the store's name where it had none.
+        OSError: whatever is raised meanwhile, with the store's name where it had none.
     """
     if not store.is_local:
         with lease(store):
@@ -68,7 +68,7 @@ def locked(folder: str | Path, busy: Exception) -> Iterator[None]:
 
 @contextmanager
 def lease(store: Store) -> Iterator[None]:
-    """Be the only one who writes to an object store.
+    """Be the only writer of an object store.
 
     Raises:
         CacheError: another process is writing, or took the store over while this one gave no sign of life.

@@ -50,8 +50,8 @@ def merge(url: str, sources: Sequence[str]) -> Merge:
     Everything that can be refused without reading the features is refused before anything is written.
 
     Raises:
-        CacheError: a store is missing or damaged, holds other samples or another set of the same name, a finished
-            shard differs between two stores, or another process is writing to the cache.
+        CacheError: a store is missing or damaged, or holds other samples or another set of the same name; a finished
+            shard differs between two stores; or another process is writing to the cache.
         OutputError: the cache cannot be written.
     """
     caches = [FeatureCache.open(source) for source in sources]
@@ -60,7 +60,7 @@ def merge(url: str, sources: Sequence[str]) -> Merge:
     store = Store(url)
     same = [cache.url for cache in caches if (cache.store.fs, cache.store.root) == (store.fs, store.root)]
     if same:
-        raise CacheError(f"{same[0]} is the store to merge into; name only others behind it")
+        raise CacheError(f"{same[0]} is the store to merge into; name only others after it")
     there = store.exists("zarr.json") and not store.is_unfinished("")
     _check_samples([*caches, *([FeatureCache.open(url)] if there else [])])
     samples = _samples(caches[0])
@@ -174,7 +174,7 @@ def _differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
 
 
 def _like_halves(first: _Part, second: _Part) -> bool:
-    """Tell whether two sets of one encoder share no split, as if one store went on with the other's set."""
+    """Return whether two sets of one encoder share no split, as if one store went on with the other's set."""
     encoders = [(part.features.modality, part.features.attributes["encoder"]) for part in (first, second)]
     return (
         first.cache is not second.cache
@@ -235,7 +235,7 @@ def _copy_shard(part: _Part, shard: int, features: FeatureSet) -> None:
     damage = part.checked.damage(shard)
     if damage:
         raise CacheError(
-            f"{part.cache.url}: shard {shard} of '{damage[0].array}' is damaged; mend that store and merge again,"
+            f"{part.cache.url}: shard {shard} of '{damage[0].array}' is damaged; repair that store and merge again,"
             " which goes on from here"
         )
     for name in part.files(shard):

@@ -55,6 +55,6 @@ def one_sentence(where: str) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split()).rstrip(".")
         raise StoreError(
-            f"{where} does not answer as it should ({reason or 'no answer in time'}); mend that and run the same"
+            f"{where} does not answer as it should ({reason or 'no answer in time'}); fix that and run the same"
             " command again"
         ) from error

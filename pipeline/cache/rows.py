@@ -67,7 +67,7 @@ class Rows:
                 rows = self._block(number)
             end = at + stop - start
             # NumPy's own loop: the C library copies what fits a core's second cache with `rep movsb`, which on AMD
-            # takes 2 times as long, and 4 times from an address as odd as a block's behind another's checksum.
+            # takes 2 times as long, and 4 times from an odd address, such as a block's after another's checksum.
             np.positive(rows[start:stop], out[at:end])
             at = end
         return out.view(self.dtype).reshape(-1, *self.row_shape)
@@ -131,7 +131,7 @@ class Rows:
 
 
 class _Shard:
-    """One file: uncompressed blocks, each with its checksum behind it, and an index unless it is a single block.
+    """One file: uncompressed blocks, each followed by its checksum, and an index unless it is a single block.
 
     Args:
         data: the file's bytes.
@@ -169,7 +169,7 @@ class _Shard:
 
 
 class Buffers:
-    """Arrays in memory that was handed out before, where nobody refers to it any more.
+    """Arrays in memory that was handed out before and that nobody refers to any more.
 
     Pages that a process gets from the system are cleared first, which takes longer than the copy into them.
     """

@@ -17,16 +17,11 @@ from .store import Store
 
 @dataclass(frozen=True)
 class Damage:
-    """A part of a cache that is damaged.
+    """A part of a cache that is damaged."""
 
-    Attributes:
-        array: path of the array or group.
-        shard: which of its files; None: its metadata.
-        samples: rows [first, last) of images or captions that are affected; None where that is not known.
-    """
-
-    array: str
-    shard: int | None = None
+    array: str  # path of the array or group
+    shard: int | None = None  # which of its files; None: its metadata
+    # rows [first, last) of images or captions that are affected; None where that is not known
     samples: tuple[int, int] | None = None
 
 
@@ -40,17 +35,11 @@ class FailedSample:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify` found.
+    """What `verify` found."""
 
-    Attributes:
-        shards: finished ones that were read.
-        failed_samples: of all sets.
-        damaged: all damage.
-    """
-
-    shards: int
-    failed_samples: tuple[FailedSample, ...]
-    damaged: tuple[Damage, ...]
+    shards: int  # finished ones that were read
+    failed_samples: tuple[FailedSample, ...]  # of all sets
+    damaged: tuple[Damage, ...]  # all damage
 
     @property
     def ok(self) -> bool:

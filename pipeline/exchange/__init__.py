@@ -1,1 +1,1 @@
-"""Features that others extracted into the cache, and features of the cache for others."""
+"""Features that others extracted come into the cache, and features of the cache go out to others."""

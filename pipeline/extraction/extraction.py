@@ -21,7 +21,7 @@ from ..cache.layout import (
 )
 from ..data.manifest import Manifest
 from ..data.samples import Samples, read_samples, tokenize
-from ..encoders import TextEncoder, VisualEncoder, load_text, load_visual
+from ..encoders import TextEncoder, VisualEncoder
 from ..encoders.words import WordsEncoder
 from ..errors import CacheError
 from ..progress import Progress
@@ -57,36 +57,21 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     from .tasks import Job, write_caption_shard, write_image_shard
 
     device = str(pick_device(options.device))
-    # Made before the store, so that a wrong name or file leaves nothing behind.
-    visual = load_images(options, device) if options.visual else None
+    # Made before the store, so that a wrong name or file leaves nothing.
+    visual = options.load_visual(device) if options.visual else None
     text = load_captions(options, samples, device) if options.text else None
     how: dict[str, Any] = {"workers": options.workers, "scheduler": options.scheduler, "repair": options.repair}
     sets, counts = [], None
     with open_for_writing(url, samples, manifest.protocols, repair=options.repair) as cache:
-        common: dict[str, Any] = {
-            "url": cache.store.absolute_url,
-            "image_size": options.image_size,
-            "folder": str(manifest.images.resolve()),
-            "device": options.device,
-            "batch_size": options.batch_size,
-            "skip": options.on_error == "skip",
-        }
+        url, folder = cache.store.absolute_url, str(manifest.images.resolve())
         if visual is not None:
-            images, words = _image_set(cache, options, visual, device), options.visual_settings
-            image_job = Job(
-                set_name=images.name,
-                encoder=options.visual or "",
-                weights=options.visual_weights,
-                settings=words,
-                **common,
-            )
-            sets.append(fill(images, write_image_shard, lambda _: image_job, splits, **how))
+            images = _image_set(cache, options, visual, device)
+            of_images = Job(url, images.name, folder, options)
+            sets.append(fill(images, write_image_shard, lambda _: of_images, splits, **how))
         if text is not None:
-            captions, words = _caption_set(cache, options, text, device), options.text_settings
-            text_job = Job(
-                set_name=captions.name, encoder=text.name, weights=options.text_weights, settings=words, **common
-            )
-            sets.append(fill(captions, write_caption_shard, lambda _: text_job, splits, **how))
+            captions = _caption_set(cache, options, text, device)
+            of_captions = Job(url, captions.name, folder, options)
+            sets.append(fill(captions, write_caption_shard, lambda _: of_captions, splits, **how))
             counts = CaptionCounts(**captions.attributes["counts"])
         return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(sets), counts)
 
@@ -124,12 +109,6 @@ def _absolute(weights: str) -> str:
     return str(Path(weights).resolve()) if weights not in ("imagenet", "") and Path(weights).exists() else weights
 
 
-def load_images(options: Options, device: str) -> VisualEncoder:
-    """Return the image encoder that the options name; errors as for `encoders.load_visual`."""
-    assert options.visual is not None, "the options name one"
-    return load_visual(options.visual, options.visual_weights, options.image_size, device, **options.visual_settings)
-
-
 def load_captions(options: Options, samples: Samples, device: str) -> TextEncoder:
     """Return the caption encoder that the options name; errors as for `encoders.load_text`.
 
@@ -137,7 +116,7 @@ def load_captions(options: Options, samples: Samples, device: str) -> TextEncode
         CacheError: words have no training captions to take their vocabulary from.
     """
     if options.text != "words":
-        return load_text(options.text_weights, device, **options.text_settings)
+        return options.load_text(device)
     if "train" not in samples.splits:
         raise CacheError(f"'{samples.dataset}' has no train split to take a vocabulary from; use --text bert")
     training = samples.images[slice(*samples.splits["train"])]

@@ -109,6 +109,6 @@ def _require_some(features: ImageSet | CaptionSet, split: str, marks: zarr.Array
     ids = cache.ids(*cache.splits[split])
     record_failures(features, ids, {})
     raise CacheError(
-        f"no image of split '{split}' could be read; for example {features.failed[ids[0]]}; mend that, or choose other"
+        f"no image of split '{split}' could be read; for example {features.failed[ids[0]]}; fix that, or choose other"
         " --splits"
     )

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ..cache.layout import DEFAULT_SPLITS
-from ..encoders import REGION_ENCODERS
+from ..encoders import REGION_ENCODERS, TextEncoder, VisualEncoder, load_text, load_visual
 from ..encoders.words import MIN_COUNT, TOKENIZER
 from ..errors import RunError
-
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -69,16 +67,24 @@ class Options:
     scheduler: str | None = None
     repair: bool = False
 
-    @property
-    def visual_settings(self) -> dict[str, Any]:
-        """Arguments of `encoders.load_visual` behind the device."""
-        return {"regions": self.regions, "frames": self.frames, "trust": self.trust}
+    def load_visual(self, device: str) -> VisualEncoder:
+        """Return the image encoder; errors as for `encoders.load_visual`."""
+        return load_visual(
+            self.visual or "",
+            self.visual_weights,
+            self.image_size,
+            device,
+            regions=self.regions,
+            frames=self.frames,
+            trust=self.trust,
+        )
+
+    def load_text(self, device: str) -> TextEncoder:
+        """Return the caption encoder that has weights; errors as for `encoders.load_text`."""
+        return load_text(self.text_weights, device, **self._text_settings)
 
     @property
-    def text_settings(self) -> dict[str, Any]:
-        """Arguments of `encoders.load_text` behind the device; words have none."""
-        if self.text == "words":
-            return {}
+    def _text_settings(self) -> dict[str, Any]:
         return {"layer": self.text_layer, "special_tokens": self.special_tokens, "max_tokens": self.max_tokens}
 
     def asked(self, modality: str) -> dict[str, Any] | None:
@@ -93,7 +99,7 @@ class Options:
             return _words(self.visual or "", self.visual_weights, self.dtype, settings)
         if self.text == "words":
             return _words("words", "", "int32", {"tokenizer": TOKENIZER, "min_count": MIN_COUNT})
-        return _words(self.text or "", self.text_weights, self.dtype, self.text_settings)
+        return _words(self.text or "", self.text_weights, self.dtype, self._text_settings)
 
 
 def words_of_run(run: Path) -> dict[str, Any]:
@@ -149,6 +155,5 @@ def _sha256(files: list[Path]) -> str:
         if len(files) > 1:
             digest.update(f"{file.name} {file.stat().st_size}\n".encode())
         with file.open("rb") as stream:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
+            hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()

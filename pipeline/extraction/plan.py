@@ -17,7 +17,7 @@ from ..device import pick_device
 from ..encoders import TextEncoder, VisualEncoder
 from ..errors import SampleError
 from ..wording import counted
-from .extraction import load_captions, load_images
+from .extraction import load_captions
 from .options import Options
 from .schedule import count_workers
 from .tasks import encode
@@ -28,50 +28,29 @@ _TEXTS = 20_000  # captions looked at for their length
 
 @dataclass(frozen=True)
 class SetPlan:
-    """What one feature set would take.
+    """What one feature set would take."""
 
-    Attributes:
-        name: the set.
-        modality: ``images`` or ``captions``.
-        samples: of the splits that are wanted.
-        tasks: one a shard.
-        done: tasks that are done already.
-        shard_images: images of a shard.
-        bytes: of the set when it is finished.
-        files: of the set when it is finished.
-        per_second: samples that are encoded in a second.
-        hours: left.
-    """
-
-    name: str
-    modality: str
-    samples: int
-    tasks: int
-    done: int
-    shard_images: int
-    bytes: int
-    files: int
-    per_second: float
-    hours: float
+    name: str  # the set
+    modality: str  # ``images`` or ``captions``
+    samples: int  # of the splits that are wanted
+    tasks: int  # one a shard
+    done: int  # tasks that are done already
+    shard_images: int  # images of a shard
+    bytes: int  # of the set when it is finished
+    files: int  # of the set when it is finished
+    per_second: float  # samples that are encoded in a second
+    hours: float  # left
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What an extraction would take.
+    """What an extraction would take."""
 
-    Attributes:
-        dataset: the manifest's name.
-        images: of the data set, or as many as it is planned for.
-        captions: likewise.
-        by: what computes.
-        sets: the feature sets.
-    """
-
-    dataset: str
-    images: int
-    captions: int
-    by: str
-    sets: tuple[SetPlan, ...]
+    dataset: str  # the manifest's name
+    images: int  # of the data set, or as many as it is planned for
+    captions: int  # likewise
+    by: str  # what computes
+    sets: tuple[SetPlan, ...]  # the feature sets
 
 
 def plan(manifest: Manifest, url: str, options: Options, images: int | None = None) -> Plan:
@@ -140,7 +119,7 @@ def _costs(manifest: Manifest, samples: Samples, options: Options, device: str, 
     costs = []
     width = np.dtype(options.dtype).itemsize
     if options.visual:
-        encoder = load_images(options, device)
+        encoder = options.load_visual(device)
         path = f"images/{SetFacts.of(encoder, options.dtype, {}).name}"
         rate = _image_rate(encoder, manifest, samples, options)
         costs.append(_Cost(path, 1, _image_bytes(encoder, width), 6 + len(encoder.extras), rate))

@@ -31,7 +31,9 @@ def remedies(url: str, found: Verification) -> list[str]:
     elif found.failed_samples and any(
         "@" in name and not _imported(store, f"images/{name}") for name in store.names("images")
     ):
-        lines.append(f"mend the files of the failed samples and run {again}, with the other options of that extraction")
+        lines.append(
+            f"repair the files of the failed samples and run {again}, with the other options of that extraction"
+        )
     return lines
 
 

@@ -111,7 +111,7 @@ def workers_of(client: "Client", address: str) -> dict[str, Any]:  # type: ignor
 
 
 def _greet(address: str) -> None:
-    """Wait until a scheduler answers: a `Client` hangs where something else does, and leaves a traceback behind.
+    """Wait until a scheduler answers: a `Client` hangs where something else does, and prints a traceback.
 
     Raises:
         CacheError: none does.

@@ -7,26 +7,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SetSummary:
-    """What became of one feature set.
+    """What became of one feature set."""
 
-    Attributes:
-        name: the set.
-        samples: encoded or imported now, without those that failed.
-        shards: written now.
-        shards_before: found finished.
-        failed: samples recorded as failed, now or before.
-        reasons: of each of them, its file and what is wrong.
-        seconds: wall time.
-        shares: seconds that the tasks spent reading, encoding and writing.
-    """
-
-    name: str
-    samples: int = 0
-    shards: int = 0
-    shards_before: int = 0
-    failed: int = 0
-    reasons: tuple[str, ...] = ()
-    seconds: float = 0.0
+    name: str  # the set
+    samples: int = 0  # encoded or imported now, without those that failed
+    shards: int = 0  # written now
+    shards_before: int = 0  # found finished
+    failed: int = 0  # samples recorded as failed, now or before
+    reasons: tuple[str, ...] = ()  # of each of them, its file and what is wrong
+    seconds: float = 0.0  # wall time
+    # seconds that the tasks spent reading, encoding and writing
     shares: Mapping[str, float] = field(default_factory=lambda: {"read": 0.0, "encode": 0.0, "write": 0.0})
 
     @property
@@ -37,21 +27,13 @@ class SetSummary:
 
 @dataclass(frozen=True)
 class CaptionCounts:
-    """What tokenisation has met, of a caption set.
+    """What tokenisation has met, of a caption set."""
 
-    Attributes:
-        captions_without_words: captions that hold no word.
-        captions_truncated: captions that are longer than the encoder takes.
-        words: in the vocabulary; None where the encoder has its own.
-        unknown_tokens: tokens that are not in the vocabulary; None likewise.
-        tokens: of all captions.
-    """
-
-    captions_without_words: int
-    captions_truncated: int
-    words: int | None = None
-    unknown_tokens: int | None = None
-    tokens: int = 0
+    captions_without_words: int  # captions that hold no word
+    captions_truncated: int  # captions that are longer than the encoder takes
+    words: int | None = None  # in the vocabulary; None where the encoder has its own
+    unknown_tokens: int | None = None  # tokens that are not in the vocabulary; None likewise
+    tokens: int = 0  # of all captions
 
     def to_json(self) -> dict[str, int]:
         """Return the counts that are known, as they stand in the set's attributes."""
@@ -60,27 +42,16 @@ class CaptionCounts:
 
 @dataclass(frozen=True)
 class Extraction:
-    """What an extraction or an import has done.
+    """What an extraction or an import has done."""
 
-    Attributes:
-        dataset: the manifest's name.
-        store: where the cache lies.
-        images: of the data set.
-        captions: of the data set.
-        sets: the feature sets that were filled.
-        counts: of the caption set; None where there is none.
-        matched_by: of an import, which key of the images the source's ids were.
-        unmatched: of an import, how many images of the source are not in the data set.
-    """
-
-    dataset: str
-    store: str
-    images: int
-    captions: int
-    sets: tuple[SetSummary, ...]
-    counts: CaptionCounts | None = None
-    matched_by: str | None = None
-    unmatched: int | None = None
+    dataset: str  # the manifest's name
+    store: str  # where the cache lies
+    images: int  # of the data set
+    captions: int  # of the data set
+    sets: tuple[SetSummary, ...]  # the feature sets that were filled
+    counts: CaptionCounts | None = None  # of the caption set; None where there is none
+    matched_by: str | None = None  # of an import, which key of the images the source's ids were
+    unmatched: int | None = None  # of an import, how many images of the source are not in the data set
 
     def to_json(self) -> dict[str, Any]:
         """Return the summary with the counts among its keys, and without what does not apply."""

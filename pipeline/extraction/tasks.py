@@ -1,8 +1,7 @@
 """The tasks that encode: one shard, read, encoded and written once. They run on any Dask worker."""
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +13,21 @@ from ..cache.feature_sets import NOT_DONE
 from ..cache.rows import ranges
 from ..data.regions import Regions, lay_out, shard_arrays
 from ..device import pick_device
-from ..encoders import TextEncoder, VisualEncoder, encoding, load_text, load_visual
+from ..encoders import TextEncoder, VisualEncoder, encoding
 from ..encoders.words import WordsEncoder
 from ..errors import CacheError, EncoderError, SampleError
+from .options import Options
 from .shards import Receipt, tell, write_shard
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the tasks of one feature set have in common.
+    """What the tasks of one feature set have in common."""
 
-    Attributes:
-        url: the cache.
-        set_name: the feature set.
-        encoder: the encoder's name.
-        weights: its weights, as on the command line.
-        image_size: side of the square input, pixels.
-        folder: the manifest's image folder.
-        device: where it runs; ``auto`` is decided where the task runs.
-        batch_size: samples encoded at once.
-        skip: record a sample that cannot be read and go on, instead of stopping.
-        settings: further arguments of `encoders.load_visual` or `encoders.load_text`.
-    """
-
-    url: str
-    set_name: str
-    encoder: str
-    weights: str
-    image_size: int
-    folder: str
-    device: str
-    batch_size: int
-    skip: bool
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    url: str  # the cache
+    set_name: str  # the feature set
+    folder: str  # the manifest's image folder
+    options: Options  # with paths that hold in any working folder; the device ``auto`` is decided where the task runs
 
 
 def write_image_shard(job: Job, shard: int) -> Receipt:
@@ -58,8 +39,8 @@ def write_image_shard(job: Job, shard: int) -> Receipt:
         EncoderError: the weights are no longer the set's.
     """
     features = FeatureCache.open(job.url).image_set(job.set_name)
-    device = str(pick_device(job.device))
-    encoder = load_visual(job.encoder, job.weights, job.image_size, device, **job.settings)
+    device = str(pick_device(job.options.device))
+    encoder = job.options.load_visual(device)
     _check_identity(features, encoder.identity)
     first, last = features.rows_in(shard)
     names, ids = features.cache.file_names(first, last), features.cache.ids(first, last)
@@ -72,15 +53,15 @@ def write_image_shard(job: Job, shard: int) -> Receipt:
         encoder.extras,
     )
     receipt = Receipt(shard, last - first)
-    for start in range(0, last - first, job.batch_size):
+    for start in range(0, last - first, job.options.batch_size):
         began = time.perf_counter()
-        batch = range(start, min(start + job.batch_size, last - first))
+        batch = range(start, min(start + job.options.batch_size, last - first))
         decoded = {}
         for row in batch:
             try:
                 decoded[row], arrays["size"][row] = _decode(job, encoder, names[row])
             except SampleError as error:
-                if not job.skip:
+                if job.options.on_error == "fail":
                     raise
                 arrays["status"][row], receipt.failed[ids[row]] = FAILED, f"{names[row]}: {error.reason}"
         receipt.timed("read", began)
@@ -104,9 +85,11 @@ def _decode(job: Job, encoder: VisualEncoder, name: str) -> tuple[Any, tuple[int
     try:
         return encoder.decode(Path(job.folder, name))
     except SampleError as error:
-        if job.skip:
+        if job.options.on_error == "skip":
             raise
-        raise SampleError(error.sample, f"{error.reason}; mend or remove it, or go on with --on-error skip") from error
+        raise SampleError(
+            error.sample, f"{error.reason}; repair or remove it, or go on with --on-error skip"
+        ) from error
 
 
 def _put(
@@ -144,7 +127,7 @@ def write_caption_shard(job: Job, shard: int) -> Receipt:
     if features.vocabulary is not None:
         encoder = WordsEncoder(features.vocabulary)
     else:
-        encoder = load_text(job.weights, str(pick_device(job.device)), **job.settings)
+        encoder = job.options.load_text(str(pick_device(job.options.device)))
     _check_identity(features, encoder.identity)
     ids = encoder.tokenize(texts)
     receipt.timed("read", began)
@@ -190,9 +173,9 @@ def _encode_captions(
     lengths = np.array([len(caption) for caption in ids], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
     by_length = np.argsort(lengths, kind="stable")  # a batch of captions of like length carries little padding
-    for first in range(0, len(ids), job.batch_size):
-        rows = by_length[first : first + job.batch_size]
-        with encoding(str(pick_device(job.device))):
+    for first in range(0, len(ids), job.options.batch_size):
+        rows = by_length[first : first + job.options.batch_size]
+        with encoding(str(pick_device(job.options.device))):
             began = time.perf_counter()
             encoded = encoder.encode([ids[row] for row in rows])
             receipt.timed("encode", began)

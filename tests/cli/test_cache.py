@@ -68,11 +68,13 @@ def test_verify_ends_with_what_to_do(store):
     lines = run("verify", store, code=1).stdout.splitlines()
     assert lines[0] == f"damaged: images/{name}/global, shard 0, samples [0, 8]"
     assert lines[1] == f"{store}: 8 shards read, 1 damaged part"
-    assert lines[2].startswith(f"To mend: run `xret extract small.yaml --store {store} … --repair`, with the other opt")
+    assert lines[2].startswith(
+        f"To repair: run `xret extract small.yaml --store {store} … --repair`, with the other opt"
+    )
     (Path(store) / "captions" / captions / "zarr.json").write_text("{")
     lines = run("verify", store, code=1).stdout.splitlines()
     remove = f"xret cache rm {store} captions/{captions}"
-    assert lines[-2] == f"To mend: run `{remove}`, then extract or import that set again."
+    assert lines[-2] == f"To repair: run `{remove}`, then extract or import that set again."
     assert "--repair" in lines[-1]
     run(*remove.split()[2:], "--yes")
     assert len(run("verify", store, code=1).stdout.splitlines()) == 3

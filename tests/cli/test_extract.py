@@ -44,7 +44,7 @@ def test_what_failed_is_named_and_what_to_do(tiny_dataset, tmp_path):
         assert lines[1].endswith(" there before, 4 failed")
         assert [line.split(":")[1].strip() for line in lines[2:5]] == ["1.jpg", "3.jpg", "5.jpg"]
         assert lines[5] == "    and 1 more"
-        assert lines[6].startswith(f"`xret cache verify {store}` lists all that failed; mend those files and run `")
+        assert lines[6].startswith(f"`xret cache verify {store}` lists all that failed; repair those files and run `")
         assert f"run `xret extract {manifest} --store {store} … --repair`, with the other options" in lines[6]
         assert len(lines) == 7
 

@@ -1,4 +1,4 @@
-"""A feature set leaves the cache in files that the code of others reads: SCAN's arrays, or one HDF5 file.
+"""Feature sets are written to files that other people's code reads: SCAN's arrays, or one HDF5 file.
 
 Both are streamed, some images at a time, under a temporary name that becomes the real one when everything is there.
 """
@@ -27,27 +27,18 @@ class ExportedSplit:
 
 @dataclass(frozen=True)
 class Export:
-    """What was exported.
+    """What was exported."""
 
-    Attributes:
-        store: from where.
-        out: the folder or file.
-        format: one of `FORMATS`.
-        sets: names of the feature sets.
-        splits: what was written of each split.
-        bytes: of all files.
-    """
-
-    store: str
-    out: str
-    format: str
-    sets: tuple[str, ...]
-    splits: Mapping[str, ExportedSplit]
-    bytes: int
+    store: str  # from where
+    out: str  # the folder or file
+    format: str  # one of `FORMATS`
+    sets: tuple[str, ...]  # names of the feature sets
+    splits: Mapping[str, ExportedSplit]  # what was written of each split
+    bytes: int  # of all files
 
 
 def export(url: str, to: str, out: Path, sets: Sequence[str] = (), splits: Sequence[str] = DEFAULT_SPLITS) -> Export:
-    """Write feature sets of the cache at `url` for the code of others.
+    """Write feature sets of the cache at `url` for other people's code.
 
     ``npy``: a folder of ``{train,dev,test}_{ims.npy,caps.txt,ids.txt}``; float32, a row an image where each has five
     captions, as SCAN's readers assume, else a row a caption. ``hdf5``: one file, described in `hdf5`.

@@ -17,19 +17,12 @@ _IMAGES = 64  # read and written at once
 
 @dataclass(frozen=True)
 class Selection:
-    """What is exported.
+    """What is exported."""
 
-    Attributes:
-        cache: from where.
-        images: the image set, if one is exported.
-        captions: the caption set, if one is exported.
-        rows: the image rows of each split, without those that failed.
-    """
-
-    cache: FeatureCache
-    images: ImageSet | None
-    captions: CaptionSet | None
-    rows: dict[str, np.ndarray]
+    cache: FeatureCache  # from where
+    images: ImageSet | None  # the image set, if one is exported
+    captions: CaptionSet | None  # the caption set, if one is exported
+    rows: dict[str, np.ndarray]  # the image rows of each split, without those that failed
 
     def batches(self, split: str) -> Iterator[np.ndarray]:
         """Yield the image rows of a split, some at a time."""

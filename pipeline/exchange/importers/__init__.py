@@ -1,7 +1,7 @@
 """Features that others extracted become an ordinary feature set: one file a format.
 
-An importer looks through its source once (`source.Source`), streamed; `writing.import_features` then reads the images
-of one shard after the other, so that no source is ever held whole. Nothing here unpickles anything.
+A source is looked through once (`source.Source`), streamed; `importing.import_features` then has one task a shard read
+that shard's images, so that no source is ever held whole. Nothing here unpickles anything.
 """
 
 from collections.abc import Mapping

@@ -4,15 +4,12 @@ An import that was stopped goes on where it was, and one that is complete writes
 and hashed each time, because its SHA-256 decides which set it belongs to.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ...cache.layout import (
-    DEFAULT_SPLITS,
     SetFacts,
     choose_splits,
     image_set_to_fill,
@@ -25,32 +22,7 @@ from ...extraction.filling import fill
 from ...extraction.summary import Extraction
 from .matching import match
 from .source import Source, SourceError
-from .tasks import ImportJob, looked_through, write_imported_shard
-
-
-@dataclass(frozen=True)
-class ImportOptions:
-    """How to import; the command line's options, with its defaults.
-
-    Attributes:
-        format_: one of `FORMATS`.
-        source: file or folder of the features.
-        arrays: for ``hdf5``, the name in the file of each role.
-        dtype: ``float16`` or ``float32``.
-        splits: which splits to write now.
-        on_error: ``fail`` or ``skip``.
-        workers: threads that read and write; None: one a core, at least two.
-        scheduler: address of a Dask scheduler; None: this process.
-    """
-
-    format_: str
-    source: Path
-    arrays: Mapping[str, str] = field(default_factory=dict)
-    dtype: str = "float16"
-    splits: tuple[str, ...] = DEFAULT_SPLITS
-    on_error: str = "fail"
-    workers: int | None = None
-    scheduler: str | None = None
+from .tasks import ImportJob, ImportOptions, looked_through, write_imported_shard
 
 
 def import_features(manifest: Manifest, url: str, options: ImportOptions) -> Extraction:
@@ -71,13 +43,8 @@ def import_features(manifest: Manifest, url: str, options: ImportOptions) -> Ext
     samples = read_samples(manifest)
     splits = choose_splits(samples, options.splits)
     require_place(url, samples)
-    job = ImportJob(
-        format_=options.format_,
-        source=str(options.source.absolute()),
-        arrays=dict(options.arrays),
-        dataset=samples.dataset,
-        skip=options.on_error == "skip",
-    )
+    options = replace(options, source=options.source.absolute())
+    job = ImportJob(options, samples.dataset)
     with looked_through(job) as source:
         entries, matched_by, unmatched = _match(source, samples, splits, options)
         identity = {"encoder": options.format_, **source.identity}

@@ -4,13 +4,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from ...cache import FAILED, FeatureCache, ImageSet
+from ...cache.layout import DEFAULT_SPLITS
 from ...data.regions import REGION_ARRAYS, Regions, lay_out, shard_arrays
 from ...errors import CacheError, SampleError
 from ...extraction.shards import Receipt, tell, write_shard
@@ -18,34 +19,32 @@ from . import open_source
 from .source import Source, SourceError
 
 _KINDS = {"f": "floats", "iu": "whole numbers", "fiu": "numbers"}  # of NumPy's dtypes
-
-
 _opening = threading.Lock()
 
 
 @dataclass(frozen=True)
+class ImportOptions:
+    """How to import; the command line's options, with its defaults."""
+
+    format_: str  # one of `FORMATS`
+    source: Path  # file or folder of the features
+    arrays: Mapping[str, str] = field(default_factory=dict)  # for ``hdf5``, the name in the file of each role
+    dtype: str = "float16"  # ``float16`` or ``float32``
+    splits: tuple[str, ...] = DEFAULT_SPLITS  # which splits to write now
+    on_error: str = "fail"  # ``fail`` or ``skip``
+    workers: int | None = None  # threads that read and write; None: one a core, at least two
+    scheduler: str | None = None  # address of a Dask scheduler; None: this process
+
+
+@dataclass(frozen=True)
 class ImportJob:
-    """What the task of a shard is told.
+    """What the task of a shard is told."""
 
-    Attributes:
-        format_: one of `FORMATS`.
-        source: file or folder of the features, absolute.
-        arrays: for ``hdf5``, the name in the file of each role.
-        dataset: the data set's name.
-        skip: record an image whose features cannot be read and go on, instead of stopping.
-        url: the cache.
-        set_name: the feature set.
-        entries: the source's entry of each image of the shard; -1 for an image that it lacks.
-    """
-
-    format_: str
-    source: str
-    arrays: Mapping[str, str]
-    dataset: str
-    skip: bool
-    url: str = ""
-    set_name: str = ""
-    entries: tuple[int, ...] = ()
+    options: ImportOptions  # with an absolute source
+    dataset: str  # the data set's name
+    url: str = ""  # the cache
+    set_name: str = ""  # the feature set
+    entries: tuple[int, ...] = ()  # the source's entry of each image of the shard; -1 for an image that it lacks
 
 
 @contextmanager
@@ -62,24 +61,26 @@ def looked_through(job: ImportJob) -> Iterator[Source]:
 
 
 def _source(job: ImportJob) -> Source:
+    options = job.options
     with _opening:
-        return _open(job.format_, job.source, tuple(job.arrays.items()), job.dataset)
+        return _open(options.format_, options.source, tuple(options.arrays.items()), job.dataset)
 
 
 @lru_cache(maxsize=4)
-def _open(format_: str, source: str, arrays: tuple[tuple[str, str], ...], dataset: str) -> Source:
-    return open_source(format_, Path(source), dataset, dict(arrays))
+def _open(format_: str, source: Path, arrays: tuple[tuple[str, str], ...], dataset: str) -> Source:
+    return open_source(format_, source, dataset, dict(arrays))
 
 
 def _source_of(features: ImageSet, job: ImportJob) -> Source:
     """Return the source that a set was begun with; a worker looks through it once, and again if it was replaced."""
     for _ in range(2):
         source = _source(job)
-        if features.identity == {"encoder": job.format_, **source.identity}:
+        if features.identity == {"encoder": job.options.format_, **source.identity}:
             return source
         _open.cache_clear()
     raise SourceError(
-        f"{job.source} is not what '{features.name}' was begun with; give every worker the same files, and import again"
+        f"{job.options.source} is not what '{features.name}' was begun with; give every worker the same files and"
+        " import again"
     )
 
 
@@ -104,8 +105,8 @@ def write_imported_shard(job: ImportJob, shard: int) -> Receipt:
         try:
             lay_out(arrays, row, _read(source, job.entries[row], features, names[row]))
         except SampleError as error:
-            if not job.skip:
-                advice = "mend the source, or record such images with --on-error skip"
+            if job.options.on_error == "fail":
+                advice = "repair the source, or record such images with --on-error skip"
                 raise SampleError(names[row], f"{error.reason}; {advice}") from error
             receipt.failed[ids[row]] = f"{names[row]}: {error.reason}"
             arrays["status"][row] = FAILED

@@ -1,8 +1,8 @@
 """TSV files with base64 columns: bottom-up attention's original (read_tsv.py), and LXMERT's.
 
 No header, a row an image, tab between the columns; arrays are base64 of little-endian float32 or int64. Rows come in
-any order and may repeat, for the files of several GPUs were put together. A first pass over each file notes where the
-row of each image begins, a second jumps to it. Lines are cut at tabs, never given to a CSV reader, which limits the
+any order and may repeat, because the files of several GPUs were put together. A first pass over each file notes where
+the row of each image begins, a second jumps to it. Lines are cut at tabs, never given to a CSV reader, which limits the
 length of a field. In the original the boxes are the region proposals, not the boxes that the detector made of them.
 """
 

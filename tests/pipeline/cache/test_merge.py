@@ -266,7 +266,7 @@ def test_a_damaged_source_is_named_and_what_is_whole_stays(apart, tmp_path, dama
     if damage == "flip":
         path.write_bytes(data[:9] + bytes([data[9] ^ 16]) + data[10:])
     c = str(tmp_path / "c")
-    with pytest.raises(CacheError, match=f"{b}: shard 3 of '.*/local' is damaged; mend that store and merge again"):
+    with pytest.raises(CacheError, match=f"{b}: shard 3 of '.*/local' is damaged; repair that store and merge again"):
         merge(c, [a, b])
     report = verify(c)
     assert report.ok

@@ -251,7 +251,7 @@ def test_writes_that_fail_for_good_end_in_a_sentence_and_a_resumed_extraction_is
     puts = itertools.count()
     with (
         bucket.server.failing(lambda method, _: DENIED if method == "PUT" and next(puts) >= after else None),
-        pytest.raises(StoreError, match=r"does not answer as it should \(Access Denied\); mend that and run the same"),
+        pytest.raises(StoreError, match=r"does not answer as it should \(Access Denied\); fix that and run the same"),
     ):
         extract(manifest, bucket.url, IMAGES)
     there = bucket.files()

@@ -146,7 +146,7 @@ def test_mistakes_remove_nothing(store, tmp_path):
 def test_an_object_store(store):
     from xret.pipeline.cache.merge import merge
 
-    url = "memory://upkeep.zarr"
+    url = "memory://removal.zarr"
     try:
         merge(url, [store])
         remove_set(url, grids(store)[0])

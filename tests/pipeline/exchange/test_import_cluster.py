@@ -75,7 +75,8 @@ def test_a_worker_with_other_files_under_the_same_name_is_refused(tmp_path):
     bring(world, url, "butd-tsv", world.tsv())
     features = FeatureCache.open(url).image_set()
     before = files(url)
-    other = ImportJob("butd-tsv", str(world.tsv("other.tsv")), {}, "world", False, url, features.name, tuple(range(8)))
+    options = ImportOptions("butd-tsv", world.tsv("other.tsv"))
+    other = ImportJob(options, "world", url, features.name, tuple(range(8)))
     with pytest.raises(SourceError, match=r"other\.tsv is not what 'butd-tsv@\w+' was begun with; give every worker"):
         write_imported_shard(other, 0)
     assert files(url) == before

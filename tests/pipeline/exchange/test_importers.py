@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from region_sources import ARRAYS, CHANNELS, World
+from small_extraction import files
 
 from xret.pipeline.cache.contents import describe
 from xret.pipeline.cache.feature_cache import FeatureCache
@@ -27,10 +28,6 @@ from xret.pipeline.exchange.importers.importing import ImportOptions, import_fea
 from xret.pipeline.exchange.importers.source import SourceError
 
 
-def files(url):
-    return {str(p.relative_to(url)): p.read_bytes() for p in sorted(Path(url).rglob("*")) if p.is_file()}
-
-
 def bring(world, source, format_, url=None, **options):
     """Import and return summary and cache."""
     url = str(url or world.folder / "s.zarr")
@@ -39,7 +36,7 @@ def bring(world, source, format_, url=None, **options):
 
 
 def assert_holds(cache, expected, extras=(), size=True, dtype=np.float16):
-    """Compare a set with the regions of all images, value by value, and what lies behind them."""
+    """Compare a set with the regions of all images, value by value, and what follows them."""
     images = cache.image_set()
     rows = np.arange(cache.images)
     local, global_ = images.local(rows), images.global_(rows)
@@ -123,9 +120,9 @@ def test_the_tree_of_vse_infinity_names_files_by_its_mapping(tmp_path, root):
 def test_butd_tsv_unordered_repeated_ragged_and_in_several_files(tmp_path):
     world = World(tmp_path / "w", ragged=True)
     shuffled = [world.images[k] for k in np.random.default_rng(1).permutation(len(world.images))]
-    spoiled = {**shuffled[0], "regions_of_test": {**shuffled[0]["regions_of_test"], "size": (1, 1)}}
+    changed = {**shuffled[0], "regions_of_test": {**shuffled[0]["regions_of_test"], "size": (1, 1)}}
     world.tsv("tsv/part.tsv.0", images=shuffled[:9])
-    world.tsv("tsv/part.tsv.1", images=[*shuffled[9:], spoiled])  # the first row of an image counts
+    world.tsv("tsv/part.tsv.1", images=[*shuffled[9:], changed])  # the first row of an image counts
     summary, cache = bring(world, world.folder / "tsv", "butd-tsv")
     assert_holds(cache, world.stored, ["boxes"])
     assert summary.matched_by == "COCO id"
@@ -337,7 +334,7 @@ def test_leading_zeros_suffixes_and_shared_names():
 # Faults
 
 
-def spoil_features(world, format_, value, images=(4,)):
+def damage_features(world, format_, value, images=(4,)):
     for k in images:
         local = world.images[k]["regions_of_test"]["local"]
         local[1, 2] = value
@@ -350,7 +347,7 @@ def spoil_features(world, format_, value, images=(4,)):
 )
 def test_values_that_are_no_numbers(tmp_path, format_, value):
     world = World(tmp_path / "w")
-    source, name = spoil_features(world, format_, value), f"val2014/{world.images[4]['filename']}"
+    source, name = damage_features(world, format_, value), f"val2014/{world.images[4]['filename']}"
     arrays = ARRAYS if format_ == "hdf5" else {}
     with pytest.raises(SampleError, match=f"{name}: its local hold NaN or infinity; .* --on-error skip"):
         bring(world, source, format_, arrays=arrays)
@@ -363,7 +360,7 @@ def test_values_that_are_no_numbers(tmp_path, format_, value):
 
 def test_values_beyond_float16_name_the_image_and_the_way_out(tmp_path):
     world = World(tmp_path / "w")
-    source = spoil_features(world, "butd-tsv", -7e4)
+    source = damage_features(world, "butd-tsv", -7e4)
     sentence = f"'val2014/{world.images[4]['filename']}': a value of 7e\\+04 is beyond float16; import with --dtype fl"
     for on_error in ("fail", "skip"):
         with pytest.raises(CacheError, match=sentence):
@@ -539,7 +536,7 @@ def test_another_store_and_a_split_of_damaged_images(tmp_path):
     with pytest.raises(CacheError, match="holds other samples"):
         bring(world, world.tsv(), "butd-tsv", other.folder / "s.zarr")
     k = world.images.index(world.of("val")[0])
-    source = spoil_features(world, "detectron-npz", np.nan, images=[k])
+    source = damage_features(world, "detectron-npz", np.nan, images=[k])
     with pytest.raises(CacheError, match=r"no image of split 'val' could be read; for example .* hold NaN or inf"):
         bring(world, source, "detectron-npz", on_error="skip")
     features = FeatureCache.open(str(world.folder / "s.zarr")).image_set()

@@ -211,7 +211,7 @@ def test_a_task_opens_as_many_files_however_many_shards_there_are(tiny_dataset, 
     for images in (16, 128):
         manifest, url = load_manifest(tiny_dataset(f"d{images}", train=images)), str(tmp_path / f"{images}.zarr")
         extract(manifest, url, SMALL)
-        job = Job(url, "resnet18", "resnet18", "random:0", 64, str(manifest.images), "cpu", 4, False)
+        job = Job(url, "resnet18", str(manifest.images), replace(SMALL, device="cpu"))
         opened.clear()
         write_image_shard(job, 0)
         counts.append(sorted(opened))

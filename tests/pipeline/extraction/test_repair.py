@@ -35,7 +35,7 @@ def store(manifest, tmp_path):
 @pytest.mark.parametrize(
     "node", ["images/resnet18*/local/c/0/0/0", "captions/*/token/c/1", "samples/caption/c/0", "images"]
 )
-def test_a_repair_mends(node, store, manifest):
+def test_a_repair_restores_every_byte(node, store, manifest):
     before = files(store)
     (path,) = store.glob(node)
     damage(path / "zarr.json" if path.is_dir() else path)
@@ -57,7 +57,7 @@ def test_a_set_that_lost_its_metadata_is_made_again(store, manifest):
     assert files(store) == before
 
 
-def test_the_root_cannot_be_mended(store):
+def test_the_root_cannot_be_repaired(store):
     damage(store / "zarr.json")
     (line,) = remedies(str(store), verify(str(store)))
     assert line == f"restore {store}/zarr.json from a copy, or extract into another --store"
@@ -69,7 +69,7 @@ def test_failed_samples_are_tried_again(manifest, tmp_path):
     picture.write_bytes(b"")
     extract(manifest, url, replace(SMALL, on_error="skip"))
     (line,) = remedies(url, verify(url))
-    assert line.startswith("mend the files of the failed samples and run `xret extract tiny.yaml ")
+    assert line.startswith("repair the files of the failed samples and run `xret extract tiny.yaml ")
     picture.write_bytes(whole)
     assert extract(manifest, url, replace(SMALL, repair=True)).sets[0].reasons == ()
     assert remedies(url, verify(url)) == []

@@ -67,7 +67,7 @@ def finetune(
     """Put the backbones of a trained head back and train all of it from images and token ids, leaving a run at `out`.
 
     It begins with the head's best weights, its optimiser state and losses, and the epoch after its last; a moving
-    average begins anew. Of several stores the first is taken. A stop changes no number.
+    average begins anew. Of several stores the first is taken.
 
     Args:
         run: the head's run folder.
@@ -83,13 +83,13 @@ def finetune(
 
     Raises:
         RecipeError: the settings do not fit, or change what the head was trained for.
-        CacheError, EncoderError, SampleError: a backbone cannot be put back, or images are missing or others.
+        CacheError, EncoderError, SampleError: a backbone cannot be put back, or its images are missing or others.
         RunError: a run does not fit, memory does not suffice, or the loss is not finite.
     """
     require_one_process("fine-tuning")
-    target = pick_device(device)
     if not resume:
         require_free(out)
+    target = pick_device(device)
     base, weights = Run(run), {"image": visual_weights, "text": text_weights}
     recipe, put_back = _recipe(base, settings, reattach, weights)
     cache = open_store(base, store)
@@ -98,18 +98,15 @@ def finetune(
     cached = Split.of(image_set_of_run(base, cache), caption_set_of_run(base, cache), "train")
     folder = image_folder(cache, data_root) if "image" in put_back else None
     with _enough_memory(target):
-        head = base.model(target)
-        if recipe.data.chunk is not None:
-            require_whole_batches(head, "data.chunk")
         encoders = _put_back(base, recipe, put_back, cached, folder, weights, target)
-        model = EndToEndModel(head, encoders, recipe)
+        model = EndToEndModel(base.model(target), encoders, recipe)
         state = _state_after(base, before, recipe, model, target)
     sets, placement = (cached.image_set, cached.caption_set), placement_of(out, recipe, resume)
     read = batches_of(sets, model, "train", target, placement), batches_of(sets, model, "val", target)
-    crop, masked = recipe.finetune.crop_and_flip, recipe.finetune.mask_words
-    train_split, val_split = (end_to_end_batches(split, encoders, folder, crop, masked) for split in read)
-    info = _facts_of(base, train_split, encoders, state.epoch)
-    new, created = open_run(TunedRun, out, info, recipe, train_split, resume=resume)
+    how = recipe.finetune.crop_and_flip, recipe.finetune.mask_words
+    train_split, val_split = (end_to_end_batches(split, encoders, folder, *how) for split in read)
+    facts = _facts_of(base, train_split, encoders, state.epoch)
+    new, created = open_run(TunedRun, out, facts, recipe, train_split, resume=resume)
     if not state.resume(new):
         new.save_metrics(base.metrics()[: state.epoch])
     with new.held(created), _enough_memory(target):
@@ -159,6 +156,8 @@ def _state_after(
     base: Run, before: dict[str, Any], recipe: Recipe, model: EndToEndModel, target: torch.device
 ) -> TrainingState:
     """Return a training of a head with its backbones, which goes on from the state that the head was left in."""
+    if recipe.data.chunk is not None:
+        require_whole_batches(model.head, "data.chunk")
     losses = build_losses(recipe, base.text_facts).to(target)
     losses.load_state_dict(before["losses"])
     state = TrainingState.new(model, losses, _optimizer(base, before, recipe, model, losses), recipe, target)

@@ -66,8 +66,7 @@ def finetune(
 ) -> TrainSummary:
     """Put the backbones of a trained head back and train all of it from images and token ids, leaving a run at `out`.
 
-    It begins with the head's best weights, its optimiser state and losses, and the epoch after its last; a moving
-    average begins anew. Of several stores the first is taken.
+    It begins with the head's best weights, its optimiser state and losses, and the epoch after its last.
 
     Args:
         run: the head's run folder.
@@ -77,7 +76,7 @@ def finetune(
         data_root: where the images are, see `reattachment.image_folder`.
         visual_weights: of the image backbone, see `reattachment.put_back_images`.
         text_weights: folder or hub id of the text backbone; None: ``bert-base-uncased``.
-        store: the feature cache; None: the run's own.
+        store: the feature cache; None: the run's own, of several the first.
         device: ``auto``, ``cpu`` or ``cuda``.
         resume: go on where `out` stopped; without it, `out` must not exist.
 
@@ -155,7 +154,10 @@ def _state_of(base: Run, recipe: Recipe, cache: FeatureCache) -> dict[str, Any]:
 def _state_after(
     base: Run, before: dict[str, Any], recipe: Recipe, model: EndToEndModel, target: torch.device
 ) -> TrainingState:
-    """Return a training of a head with its backbones, which goes on from the state that the head was left in."""
+    """Return a training of a head with its backbones, which goes on from the state that the head was left in.
+
+    A moving average begins anew.
+    """
     if recipe.data.chunk is not None:
         require_whole_batches(model.head, "data.chunk")
     losses = build_losses(recipe, base.text_facts).to(target)

@@ -20,7 +20,7 @@ class Encoder(Protocol):
         name: the set's name begins with it.
         kind: of the features: ``grid``, ``roi`` or ``frames`` of images, ``tokens`` or ``words`` of captions.
         identity: what decides the features; JSON.
-        versions: of the libraries; they do not.
+        versions: of the libraries; they do not decide the features.
     """
 
     name: str
@@ -34,7 +34,7 @@ class VisualEncoder(Encoder, Protocol):
 
     Attributes:
         rows: local rows of an image, N; the most, where they vary.
-        channels: width of a row.
+        channels: width of a row, C.
         global_channels: width of the global feature.
         extras: which of ``boxes``, ``classes``, ``scores`` it gives.
     """
@@ -45,14 +45,18 @@ class VisualEncoder(Encoder, Protocol):
     extras: tuple[str, ...]
 
     def decode(self, path: Any) -> tuple[Any, tuple[int, int]]:
-        """Read one image as the network takes it; return it and the image's own (width, height)."""
+        """Read one image as the network takes it; return it and the image's own (width, height).
+
+        Raises:
+            SampleError: the image cannot be read, or is far too long and narrow.
+        """
         ...
 
     def encode(self, decoded: Any) -> tuple[np.ndarray, np.ndarray] | list[Regions]:
         """Encode a batch.
 
-        A grid encoder takes a tensor [B,3,S,S] and gives local [B,N,C] and global [B,C], the others take a list
-        and give the regions of each image.
+        A grid encoder takes a tensor [B,3,S,S] and gives float32 local [B,N,C] and global features [B,C]. The others
+        take a list and give the regions of each image.
         """
         ...
 
@@ -82,8 +86,8 @@ class TextEncoder(Encoder, Protocol):
         """Encode tokenised captions.
 
         Returns:
-            The states of the tokens, caption after caption without padding, [sum of lengths, C], and the global
-            features [B, C]; None where there are only ids.
+            The states of the tokens, caption after caption without padding, float32 [sum of lengths, C], and the
+            global features [B,C]; None where there are only ids.
         """
         ...
 
@@ -95,18 +99,15 @@ class TrainableEncoder(Encoder, Protocol):
         network: what is trained; it comes frozen, in evaluation mode.
     """
 
-    @property
-    def network(self) -> "nn.Module":
-        """What is trained; it comes frozen, in evaluation mode."""
-        ...
+    network: "nn.Module"
 
     @property
     def features(self) -> "Callable[..., tuple[Tensor, Tensor]]":
-        """Takes pixels, or token ids and lengths, to local [B,N,C] and global features [B,C]."""
+        """Takes pixels, or token ids and lengths, to local [B,N,C] and global features [B,C] on the device."""
         ...
 
     def weights_id(self) -> str:
-        """Return what the identity of an encoder says of the weights, if it reads what `save` writes now."""
+        """Return the weights' entry in the identity of an encoder that reads what `save` writes now."""
         ...
 
     def save(self, path: Path) -> None:

@@ -25,7 +25,8 @@ class ConvNorm(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve and normalise."""
-        return self.norm(super().forward(input))
+        normalised: Tensor = self.norm(super().forward(input))
+        return normalised
 
 
 class Bottleneck(nn.Module):
@@ -41,7 +42,7 @@ class Bottleneck(nn.Module):
     def forward(self, maps: Tensor) -> Tensor:
         """Return maps [B, 4·width, H/stride, W/stride]."""
         inner = self.conv2(self.conv1(maps).relu_()).relu_()
-        return (self.conv3(inner) + (maps if self.shortcut is None else self.shortcut(maps))).relu_()
+        return functional.relu_(self.conv3(inner) + (maps if self.shortcut is None else self.shortcut(maps)))
 
 
 def stage(blocks: int, channels: int, width: int, stride: int, dilation: int = 1) -> nn.Sequential:
@@ -64,7 +65,8 @@ class Backbone(nn.Module):
         """Return the feature map [B, 1024, ⌈H/16⌉, ⌈W/16⌉], or a cell fewer each way, of pixels [B, 3, H, W]."""
         # Caffe pools without padding, and lets the last window overhang.
         pooled = functional.max_pool2d(self.stem(pixels).relu_(), 3, 2, ceil_mode=True)
-        return self.res4(self.res3(self.res2(pooled)))
+        maps: Tensor = self.res4(self.res3(self.res2(pooled)))
+        return maps
 
 
 class GridNetwork(nn.Module):
@@ -77,7 +79,8 @@ class GridNetwork(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return the feature map [B, 2048, H', W'] of pixels [B, 3, H, W]."""
-        return self.res5(self.backbone(pixels))
+        maps: Tensor = self.res5(self.backbone(pixels))
+        return maps
 
 
 class ProposalHead(nn.Module):
@@ -112,7 +115,7 @@ class Predictor(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the scores [n, 1600] of region features [n, 2048]: a softmax with background, without it."""
-        return self.cls_score(features).softmax(1)[:, 1:]
+        return functional.softmax(self.cls_score(features), 1)[:, 1:]
 
 
 class DetectorNetwork(nn.Module):
@@ -150,4 +153,5 @@ class DetectorNetwork(nn.Module):
 
     def region_features(self, maps: Tensor, boxes: Tensor) -> Tensor:
         """Return the features [n, 2048] of boxes [n, 4]: maxima of 14×14 parts, the last stage, the mean."""
-        return self.res5(roi_pool(maps, [boxes], _POOLED, 1 / STRIDE)).mean((2, 3))
+        last: Tensor = self.res5(roi_pool(maps, [boxes], _POOLED, 1 / STRIDE))
+        return last.mean((2, 3))

@@ -60,7 +60,7 @@ class TsvSource:
         self.counts = np.where(usual, np.array(counts), UNREADABLE).astype(np.int32)
         self.identity: dict[str, Any] = {"files": digests}
 
-    def _index(self, number: int, counts: array, widths: array) -> str:
+    def _index(self, number: int, counts: "array[int]", widths: "array[int]") -> str:
         """Note id, place, boxes and channels of each line of a file; return the file's SHA-256."""
         path, digest, offset, line_number = self._paths[number], hashlib.sha256(), 0, 0
         with path.open("rb") as file, Progress(f"read {path.name}", path.stat().st_size, "bytes") as progress:

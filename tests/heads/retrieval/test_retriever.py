@@ -133,7 +133,7 @@ def test_videos_are_folders_of_frames(tmp_path):
     retriever = open_run(tmp_path, make_run(store, tmp_path / "run"))
     assert retriever.run.image_facts.kind == "frames"
     same(retriever.encode_images(files(retriever)), retriever.gallery.images)
-    with pytest.raises(SampleError, match="the picture: a video is wanted here: give a folder of frames"):
+    with pytest.raises(SampleError, match="the picture: this is no video; give a folder of frames"):
         retriever.encode_images([Image.new("RGB", (9, 9))])
 
 

@@ -25,19 +25,15 @@ _SHAPING = ("num_attention_heads", "hidden_act", "layer_norm_eps")
 
 
 class BertEncoder:
-    """Encode captions as the states of their tokens, and the maximum over them.
-
-    Attributes:
-        max_length: tokens of a caption that the network sees, special tokens included.
-        network: the model up to the wanted layer; it comes frozen, in evaluation mode.
-    """
+    """Encode captions as the states of their tokens, and the maximum over them."""
 
     name = "bert"
     kind = "tokens"
     vocabulary: tuple[str, ...] | None = None
     channels: int | None
     global_channels: int | None
-    network: Any
+    network: Any  # the model up to the wanted layer
+    max_length: int  # tokens of a caption that the network sees, special tokens included
 
     def __init__(
         self, weights: str, device: str, layer: int = -1, special_tokens: bool = True, max_tokens: int | None = None

@@ -27,20 +27,13 @@ _POOLING = {functional.adaptive_avg_pool2d, functional.adaptive_max_pool2d}
 
 
 class Grid(ABC):
-    """What the encoders of a grid have in common: images become squares, and the global feature is the cells' mean.
-
-    Attributes:
-        rows: cells of the map, N.
-        channels: width of a cell, C; the mean has the same.
-        longest: how many times its shorter side an image's longer one may be.
-        network: up to the last feature map; frozen, unless fine-tuning changes that.
-    """
+    """What the encoders of a grid have in common: images become squares, and the global feature is the cells' mean."""
 
     name: str
     kind = "grid"
     extras: tuple[str, ...] = ()
-    longest: int | None = LONGEST
-    network: nn.Module
+    longest: int | None = LONGEST  # how many times its shorter side an image's longer one may be
+    network: nn.Module  # up to the last feature map; frozen, unless fine-tuning changes that
 
     def decode(self, path: str | Path) -> tuple[Tensor, tuple[int, int]]:
         """Read an image and `prepare` it; return pixels [3,S,S] on the CPU, and the image's own (width, height).

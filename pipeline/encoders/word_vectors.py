@@ -19,19 +19,12 @@ _TOLD = 10_000  # lines between two reports of progress
 
 @dataclass(frozen=True)
 class WordVectors:
-    """The vectors of a vocabulary.
+    """The vectors of a vocabulary."""
 
-    Attributes:
-        vectors: float32 [V,dim], one row per word of the vocabulary; zeros where the file has none.
-        found: bool [V], whether the file has one.
-        missing: the words without one, in the order of the vocabulary.
-        undecodable: lines that were skipped because their word is not UTF-8.
-    """
-
-    vectors: np.ndarray
-    found: np.ndarray
-    missing: tuple[str, ...]
-    undecodable: int
+    vectors: np.ndarray  # float32 [V,dim], one row per word of the vocabulary; zeros where the file has none
+    found: np.ndarray  # bool [V], whether the file has one
+    missing: tuple[str, ...]  # the words without one, in the order of the vocabulary
+    undecodable: int  # lines that were skipped because their word is not UTF-8
 
 
 def read_word_vectors(path: str | Path, vocabulary: Sequence[str]) -> WordVectors:

@@ -28,12 +28,8 @@ _MASKED, _REPLACED = 0.5, 0.6  # up to which of a chosen word's chance it is mas
 class Pictures:
     """The images of a split as pixels [B,3,S,S], which take the place of local features; a `features.Source`.
 
-    Args:
-        encoder: has `decode` and `prepare`.
-        folder: of the images.
-        names: of the files, below it.
-        device: where the pixels are put.
-        crop_and_flip: take a random window of each image while training, mirrored half the time.
+    The encoder has `decode` and `prepare`. With `crop_and_flip` an image in training is a window of it, see
+    `read_window`.
     """
 
     def __init__(
@@ -64,11 +60,8 @@ class Pictures:
 class Tokens:
     """The captions of a split as token ids; a `features.Source`.
 
-    Args:
-        encoder: has `tokenize`, `words`, `mask_token` and `plain_tokens`.
-        texts: of the captions.
-        device: where the ids are put.
-        masked: the share of the words that are changed while training, see `change_words`.
+    The encoder has `tokenize`, `words`, `mask_token` and `plain_tokens`. The share `masked` of the words is changed in
+    training, see `change_words`.
     """
 
     def __init__(self, encoder: Any, texts: Sequence[str], device: torch.device, masked: float) -> None:

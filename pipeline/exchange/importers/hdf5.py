@@ -30,9 +30,7 @@ _SHAPES = {  # S images, N regions
 class Hdf5Source:
     """An HDF5 file; the attributes are those of `source.Source`.
 
-    Args:
-        path: the file.
-        arrays: the name in the file of each role, such as ``{"local": "features", "id": "image_id"}``.
+    `arrays` has the name in the file of each role, such as ``{"local": "features", "id": "image_id"}``.
 
     Raises:
         SourceError: it is no HDF5 file, a role is unknown or missing, or an array is absent or has a wrong shape.

@@ -20,12 +20,7 @@ from .tasks import ImportJob, ImportOptions, looked_through, write_imported_shar
 
 
 def import_features(manifest: Manifest, url: str, options: ImportOptions) -> Extraction:
-    """Write features that others extracted into the cache at `url`, as a set of kind ``roi``.
-
-    Args:
-        manifest: the data set; its pictures are not opened.
-        url: local path or fsspec URL of the cache.
-        options: from where, and how.
+    """Write features that others extracted into the cache at `url`, as a set of kind ``roi``; no picture is opened.
 
     Raises:
         ManifestError: the data set cannot be read.

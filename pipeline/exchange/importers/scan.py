@@ -26,9 +26,7 @@ _TREE = {"flickr30k": "f30k"}  # what VSE-infinity calls a data set
 class ScanSource:
     """A folder of SCAN's arrays; the attributes are those of `source.Source`.
 
-    Args:
-        folder: where the arrays lie.
-        names: VSE-infinity's ``id_mapping.json``, from id to file name, which then serves as the id.
+    With `names`, VSE-infinity's ``id_mapping.json`` from id to file name, the file name serves as the id.
 
     Raises:
         SourceError: a file is missing or has a wrong shape, or the numbers of rows, captions and ids do not fit.

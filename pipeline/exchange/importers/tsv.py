@@ -34,9 +34,7 @@ _LONGEST = 1 << 26  # bytes of a line; a hundred boxes take a million
 class TsvSource:
     """A TSV file or a folder of them; the attributes are those of `source.Source`.
 
-    Args:
-        path: a file, or a folder whose files ``*.tsv*`` (``train.tsv.0``, ``train.tsv.1``) are taken together.
-        format_: a key of `COLUMNS`.
+    The files ``*.tsv*`` of a folder (``train.tsv.0``, ``train.tsv.1``) are taken together.
 
     Raises:
         SourceError: there is no such file, or a line has another number of columns.

@@ -409,7 +409,7 @@ def test_queries_that_make_no_sense_end_in_a_sentence(folder, runs, tmp_path):
         (lambda: retriever.encode_images([]), QueryError, "there is no picture to embed"),
         (lambda: retriever.search(Path("nowhere.png")), SampleError, "nowhere.png: there is no such file"),
         (lambda: retriever.search(tmp_path / "broken.png"), SampleError, "broken.png: "),
-        (lambda: retriever.search(tmp_path / "text.jpg"), SampleError, "text.jpg: this is no image"),
+        (lambda: retriever.search(tmp_path / "text.jpg"), SampleError, "text.jpg: this is not an image"),
         (lambda: retriever.search(Image.new("RGB", (4000, 2))), SampleError, "the picture: it is more than 100 times"),
         (lambda: open_run(folder, runs("vsepp"), split="tset").search("red"), CacheError, "no split 'tset'"),
         (lambda: Retriever(tmp_path), RunError, "is no run"),

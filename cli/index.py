@@ -83,7 +83,8 @@ def index(
     xret index run --out shards --store a.zarr --store b.zarr --scheduler tcp://host:8786
     xret search run "a red square beside a blue circle" --index run.index
     """
-    from ..heads.retrieval.index import Effort, IndexOptions
+    from ..heads.retrieval.index.build import IndexOptions
+    from ..heads.retrieval.index.candidates import Effort
     from ..heads.retrieval.indexing import add_to_index, index_run, index_shards
 
     sharded = len(stores) > 1 or scheduler is not None

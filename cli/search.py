@@ -65,7 +65,6 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
     xret search run "a red square beside a blue circle"
     xret search run --image photo.jpg -k 5 --json
     """
-    from ..heads.retrieval.hits import deviation
     from ..heads.retrieval.queries import unknown_sentence
     from ..heads.retrieval.retriever import Retriever
 
@@ -85,21 +84,19 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
         if options[option] and needed is None:
             raise click.UsageError(f"--{option.replace('_', '-')} is for {purpose}, which is not given; leave it out.")
     with closing(Retriever(run, **options)) as retriever:
-        embedding, answers = retriever.encode_query(wanted, k)
-        unknown = [] if query is None else retriever.unknown_words([query])
-        if unknown:
-            click.echo(unknown_sentence(unknown), err=True)
-        hits = retriever.nearest(embedding, answers, k)
+        encoded = retriever.encode_query(wanted)
+        if encoded.unknown:
+            click.echo(unknown_sentence(encoded.unknown), err=True)
+        hits = retriever.nearest(encoded, k)
         if as_json:
             click.echo(json.dumps([hit.to_dict() for hit in hits]))
             return
         way = f", by the index {options['index']}" if options["index"] else ""
-        searched = counted(retriever.searched(answers), answers.removesuffix("s"))
+        searched = counted(retriever.searched(encoded.answers), encoded.answers.removesuffix("s"))
         click.echo(f"{run} on {retriever.cache.url}, split {retriever.split}: {searched}{way}")
     click.echo(format_hits(hits))
-    spread = deviation(embedding)
-    if spread is not None:
-        click.echo(f"the query's deviation {float(spread):.4f}")
+    if encoded.deviation is not None:
+        click.echo(f"the query's deviation {encoded.deviation:.4f}")
 
 
 def format_hits(hits: "list[Hit]") -> str:

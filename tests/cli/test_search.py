@@ -70,7 +70,7 @@ def test_gaussians_come_with_their_uncertainty(folder):
 
 def test_an_index_of_several_stores_is_searched_whole(folder, tmp_path):
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
-    from xret.heads.retrieval.index import IndexOptions
+    from xret.heads.retrieval.index.build import IndexOptions
     from xret.heads.retrieval.indexing import index_shards
 
     run = folder / "run"

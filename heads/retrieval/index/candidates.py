@@ -147,7 +147,7 @@ class Candidates:
         return scanned + 4 * effort.candidates  # four bytes a dimension, and from anywhere
 
 
-def training_size(kind: Kind, elements: int) -> int:
+def training_size(elements: int) -> int:
     """Return how many of so many elements `Candidates.train` learns from."""
     return min(elements, max(PER_LIST * lists_for(elements), 1 << 14))
 

@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 from xret.heads.evaluation.scoring import score
 from xret.heads.modules.embedding import Gaussian, Sequence
-from xret.heads.retrieval.hits import best_rows, deviation
+from xret.heads.retrieval.hits import best, deviation
 from xret.heads.retrieval.queries import UnknownWordsWarning, unknown_sentence
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.retrieval.serving.pictures import open_upload
@@ -322,9 +322,9 @@ def test_elements_search_one_by_one(folder, runs):
 
 
 def test_equal_scores_keep_their_order():
-    scores = torch.tensor([1.0, 3.0, 2.0, 3.0, 2.0, 2.0])
-    assert best_rows(scores, 4).tolist() == [1, 3, 2, 4]
-    assert best_rows(scores, 99).tolist() == [1, 3, 2, 4, 5, 0]
+    scores = np.array([1.0, 3.0, 2.0, 3.0, 2.0, 2.0])
+    for k, expected in ((4, [1, 3, 2, 4]), (99, [1, 3, 2, 4, 5, 0])):
+        assert best(np.arange(6), scores, k)[0].tolist() == expected
 
 
 def test_an_index_answers_as_the_gallery_does(folder, runs, tmp_path):
@@ -360,7 +360,7 @@ def test_shards_answer_as_one_gallery(folder, runs, tmp_path):
 
 def test_shards_of_another_split_or_store_are_refused(folder, runs, tmp_path):
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
-    from xret.heads.retrieval.index import IndexOptions
+    from xret.heads.retrieval.index.build import IndexOptions
     from xret.heads.retrieval.indexing import index_shards
 
     run, other = runs("setdiv"), make_store(make_pictures(tmp_path / "pictures", test=7), tmp_path / "s.zarr")

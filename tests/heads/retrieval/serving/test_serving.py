@@ -149,7 +149,7 @@ def test_examples_have_only_words_that_the_run_knows(tmp_path):
     retriever = FakeRetriever(tmp_path)
     retriever.gallery.texts[:2] = ["a red zeppelin", " "]
     retriever.gallery.texts[4] = "blue " * 30
-    assert Service(retriever).about()["examples"] == [retriever.gallery.texts[row] for row in (2, 7, 11, 15)]
+    assert Service(retriever).about.examples == [retriever.gallery.texts[row] for row in (2, 7, 11, 15)]
 
 
 def test_a_run_without_sets_has_no_elements(tmp_path):
@@ -571,10 +571,10 @@ def test_one_missing_encoder_leaves_the_other(tmp_path):
     retriever = FakeRetriever(tmp_path)
     encode = retriever.encode_query
 
-    def only_text(query, k=1):
+    def only_text(query):
         if not isinstance(query, str):
             raise EncoderError("the weights are not named; give --visual-weights")
-        return encode(query, k)
+        return encode(query)
 
     retriever.encode_query = only_text
     it = Running(retriever)

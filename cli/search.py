@@ -68,10 +68,10 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
     from ..heads.retrieval.queries import unknown_sentence
     from ..heads.retrieval.retriever import Retriever
 
-    query = words[0] if words else None
     if len(words) > 1:
         raise click.UsageError(f'A QUERY of several words needs quotes: "{" ".join(words)}".')
-    wanted: str | Path | None = query if image is None else image
+    query = words[0] if words else None
+    wanted = image if query is None else query
     if wanted is None or (query is not None and image is not None):
         raise click.UsageError("Search for a QUERY or for an --image FILE, one of the two.")
     if options["scheduler"] is not None and options["index"] is None:

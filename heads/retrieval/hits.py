@@ -41,15 +41,7 @@ class Hit:
 def hits_of(
     modality: Modality, ids: Several[str], labels: Several[str], scores: np.ndarray, items: Embedding
 ) -> list[Hit]:
-    """Return N samples of a modality, best first, as hits.
-
-    Args:
-        modality: images or captions.
-        ids: of the samples.
-        labels: file names of images, or captions.
-        scores: the similarities, [N].
-        items: the embeddings.
-    """
+    """Return N samples, best first, as hits; `labels` are file names or captions, `items` the embeddings."""
     images, spread = modality == "images", deviation(items)
     return [
         Hit(

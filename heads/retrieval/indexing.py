@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence as Several
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,7 +86,7 @@ def index_run(
 
 
 def add_to_index(
-    run: str | Path, out: str | Path, *, store: str | None = None, split: str = "test", device: str = "auto"
+    run: str | Path, out: str | Path, store: str | None = None, *, split: str = "test", device: str = "auto"
 ) -> RunIndex:
     """Add another split, or another store's, to the indexes that `index_run` made at `out`; else as there.
 
@@ -138,7 +138,7 @@ def index_shards(
     """
     names = [f"shard-{number:04}" for number in range(len(stores))]
     with ExitStack() as stack:
-        cluster = None if scheduler is None else stack.enter_context(Cluster(scheduler))
+        cluster = None if scheduler is None else stack.enter_context(closing(Cluster(scheduler)))
         partial = stack.enter_context(appearing(Path(out).resolve()))
         source = str(Path(run).resolve())
         build = functools.partial(index_run, split=split, device=device, options=options)

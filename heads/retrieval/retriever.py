@@ -1,9 +1,4 @@
-"""A run at work: new texts and pictures are embedded as those of its store were, compared, and searched for.
-
-retriever = Retriever("run")
-for hit in retriever.search("a red square beside a blue circle", k=5):
-    print(hit.rank, hit.score, hit.file_name)
-"""
+"""A run at work: new texts and pictures are embedded as those of its store were, compared, and searched for."""
 
 import hashlib
 import warnings
@@ -170,9 +165,7 @@ class Retriever:
             As for `encode_text`.
 
         Raises:
-            QueryError: there is no picture, or it is not a list of them.
-            EncoderError: the encoder's weights are not named, or are others.
-            SampleError: a picture cannot be read.
+            SampleError: a picture cannot be read; else as for `encode_text`.
         """
         wanted = "a list of files or PIL images such as ['photo.jpg']"
         require_samples(images, str | Path | Image.Image, "picture", wanted)
@@ -181,11 +174,7 @@ class Retriever:
             return embed_all(self.model.embed_images, features)
 
     def similarity(self, images: Embedding, captions: Embedding) -> Tensor:
-        """Compare the embeddings of I images with those of C captions by the run's own similarity.
-
-        Returns:
-            float32 [I, C]; larger is closer.
-        """
+        """Compare I images with C captions by the run's own similarity, float32 [I, C]; larger is closer."""
         return self.comparison("captions")(images, captions)
 
     def search(self, query: Picture, k: int = 10) -> list[Hit]:
@@ -207,16 +196,7 @@ class Retriever:
         """Return what each element of the query's set looks for: the answers that have the element nearest to it.
 
         The score is the largest cosine between that element and those of an answer, whatever the run's similarity.
-
-        Args:
-            query: as for `search`.
-            k: from 1.
-
-        Returns:
-            K lists of at most k hits.
-
-        Raises:
-            QueryError: the run's embeddings are no sets; else as for `search`.
+        Arguments and errors are those of `search`; a QueryError also where the run's embeddings are no sets.
         """
         return self.nearest_to_elements(self._warned_query(query, k), k)
 

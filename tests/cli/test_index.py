@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from contextlib import closing
 
 import pytest
 import torch
@@ -95,7 +96,7 @@ def test_an_effort_that_is_too_little_is_said(runs, tmp_path):
     given = ("--kind", "flat", "--effort", 1, 2, "--recall", 0.9, "--device", "cpu")
     lines = succeeds("index", runs / "vsepp", "--out", out, *given).splitlines()
     assert "recall of the exact top 10 0.200 with 1 probe and 2 candidates an element" in lines[1]
-    assert lines[2].strip() == "which is below the 0.9 that was wanted: try another --kind, or accept it"
+    assert lines[2].strip() == "below the 0.9 that was wanted: try another --kind, or accept it"
     assert Index(out / "images").effort == Effort(1, 2)
 
 
@@ -164,7 +165,7 @@ def test_a_store_a_shard(runs, tmp_path):
         scores = compare(query, images)[0].detach()
         for folder, scheduler in ((tmp_path / "there", cluster.scheduler_address), (tmp_path / "here", None)):
             shards = [shard / "images" for shard in shards_of(folder)]
-            with ShardedSearch(shards, weights, compare, scheduler) as search:
+            with closing(ShardedSearch(shards, weights, compare, scheduler)) as search:
                 found = search.hits(query, 21)  # all there are
             assert sorted(hit.file_name for hit in found) == sorted(names)
             assert [hit.score for hit in found] == pytest.approx(scores.sort(descending=True).values.tolist(), abs=1e-5)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Several
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,7 @@ def _settle(
         candidates.add(vectors(form, block))
     queries = _embedding(load_file(folder / QUERIES))
     exact = [rows for rows, _ in search_exactly(queries, items, compare, K)]
-    asked = [vectors(form, each(lambda t, row=row: t[row : row + 1], queries), query=True) for row in range(len(exact))]
+    asked = [vectors(form, each(itemgetter(slice(row, row + 1)), queries), query=True) for row in range(len(exact))]
     curve = measure(candidates, items, asked, exact, wanted, effort)
     chosen = cheapest(curve, wanted)
     name = f"elements-{len(record['parts']) - 1}.faiss"

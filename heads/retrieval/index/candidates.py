@@ -37,11 +37,7 @@ class Effort:
 
 
 def load_faiss() -> Any:
-    """Return the module faiss.
-
-    Raises:
-        RunError: it is not installed.
-    """
+    """Return the module faiss; RunError where it is not installed."""
     try:
         import faiss
     except ImportError as error:

@@ -46,16 +46,13 @@ class Index:
     def search(
         self, query: Embedding, k: int, compare: Compare, effort: Effort | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the k best samples among the candidates, or all samples where there are fewer.
+        """Return the rows and scores of the k best samples among the candidates, or of all where there are fewer.
 
         Args:
             query: embedding of one sample.
             k: from 1.
             compare: takes Q queries and N samples to ``[Q, N]``.
             effort: in place of the index's own.
-
-        Returns:
-            Rows, int64, and scores, float32, best first and equal ones by row.
 
         Raises:
             RunError: a similarity is not finite.

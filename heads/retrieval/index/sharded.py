@@ -59,12 +59,6 @@ class ShardedSearch:
             self.close()
             raise
 
-    def __enter__(self) -> "ShardedSearch":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __len__(self) -> int:
         return sum(part["samples"] for part in self.parts)
 
@@ -75,10 +69,6 @@ class ShardedSearch:
 
     def hits(self, query: Embedding, k: int) -> list[Hit]:
         """Return the k best answers of all shards, best first, equal ones in the order of the shards and their rows.
-
-        Args:
-            query: embedding of one sample.
-            k: from 1.
 
         Raises:
             RunError: a shard has changed into something else or is damaged, or a task killed its workers.
@@ -101,12 +91,6 @@ class Cluster:
     def __init__(self, address: str) -> None:
         count_workers(address)  # refuses workers that could not run a task
         self._address, self._client = address, connect(address)
-
-    def __enter__(self) -> "Cluster":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Leave the cluster."""

@@ -3,6 +3,7 @@
 import re
 import shutil
 import threading
+from contextlib import closing
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def test_merged_answers_are_those_of_one_gallery(shards, cluster, there):
     sets = gallery()
     ids = [f"{number}/{row}" for number, size in enumerate(SIZES) for row in range(size)]
     queries = torch.cat([sets[3:4], torch.randn(3, 3, 8, generator=torch.Generator().manual_seed(1))])
-    with ShardedSearch(shards, FACTS, COMPARE, cluster if there else None) as search:
+    with closing(ShardedSearch(shards, FACTS, COMPARE, cluster if there else None)) as search:
         assert len(search) == sum(SIZES)
         assert [part["samples"] for part in search.parts] == list(SIZES)
         for query in queries.split(1):
@@ -86,7 +87,7 @@ def test_candidates_of_the_shards_merge_as_those_of_each(shards, cluster):
     query = torch.randn(1, 3, 8)
     own = [Index(shard).hits(query, 5, COMPARE) for shard in shards]
     expected = sorted((hit for hits in own for hit in hits), key=lambda hit: -hit.score)[:5]
-    with ShardedSearch(shards, FACTS, COMPARE, cluster) as search:
+    with closing(ShardedSearch(shards, FACTS, COMPARE, cluster)) as search:
         found = search.hits(query, 5)
     assert [(hit.id, hit.score) for hit in found] == [(hit.id, hit.score) for hit in expected]
 
@@ -97,7 +98,7 @@ def test_gaussians_come_with_their_uncertainty(tmp_path, cluster):
     options = {"queries": some, "compare": compare, "form": form_of(compare.similarity)}
     facts, options = {**FACTS, "modality": "captions"}, {**options, "options": IndexOptions(kind="flat")}
     build_index([some], list("abcdefghi"), tmp_path / "shard-0000", facts=facts, **options)
-    with ShardedSearch(shards_of(tmp_path), facts, compare, cluster) as search:
+    with closing(ShardedSearch(shards_of(tmp_path), facts, compare, cluster)) as search:
         found = search.hits(Gaussian(some.mean[4:5], some.log_variance[4:5]), 2)
     assert found[0].id == "e"
     for hit in found:
@@ -150,7 +151,7 @@ def test_an_open_shard_is_not_read_again_however_many_there_are(shards, tmp_path
     read = []
     monkeypatch.setattr(folder, "checksum", lambda path, size: read.append(path) or checksum(path, size))
     copies = [shutil.copytree(shards[1], tmp_path / f"{number}") for number in range(70)]
-    with ShardedSearch(copies, FACTS, COMPARE) as search:
+    with closing(ShardedSearch(copies, FACTS, COMPARE)) as search:
         assert {path.parent for path in read} == set(copies)
         read.clear()
         search.hits(torch.randn(1, 3, 8), 3)

@@ -23,6 +23,7 @@ def run_options(command: Any) -> Any:
             click.option("--visual-weights", metavar="FILE", help="The image encoder's, if they came from a file."),
             click.option("--text-weights", metavar="HUB_ID|DIR", help="The text encoder's, if not bert-base-uncased."),
             click.option("--trust", is_flag=True, help="Let a file of weights run code while it is read."),
+            click.option("--index", type=Path, metavar="DIR", help="Search by an index that `xret index` made of RUN."),
             click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
         )
     ):
@@ -48,9 +49,6 @@ def run_options(command: Any) -> Any:
 )
 @click.option("-k", "k", default=10, show_default=True, type=click.IntRange(min=1), help="How many results.")
 @run_options
-@click.option(
-    "--index", type=click.Path(path_type=Path), metavar="DIR", help="Search by an index that `xret index` made of RUN."
-)
 @click.option(
     "--scheduler", metavar="ADDRESS", help="Let the workers of this Dask cluster search the shards of --index."
 )

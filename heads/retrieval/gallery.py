@@ -112,19 +112,11 @@ class Gallery:
 
     @cached_property
     def folder(self) -> Path:
-        """The folder of the image files.
-
-        Raises:
-            CacheError, ManifestError: it is unknown or missing; --data-root names it.
-        """
+        """The folder of the image files; CacheError or ManifestError where it is unknown or missing."""
         return image_folder(self._cache, self._data_root)
 
     def image_path(self, row: int) -> Path:
-        """Return the file of the image in a row; it never lies outside of `folder`.
-
-        Raises:
-            CacheError, ManifestError: the folder is not known, or the name leads outside of it.
-        """
+        """Return the file of the image in a row; CacheError where its name leads outside of `folder`."""
         name = PurePosixPath(self.file_names[row])
         if name.is_absolute() or ".." in name.parts:
             raise CacheError(f"{self.url} names the image '{name}', which lies outside its folder; extract it again")

@@ -6,7 +6,7 @@
     image_backbone.safetensors, text_backbone/      of a run that was fine-tuned
     README.md                           the model card
 
-Such a folder is a run: every command takes it. What only goes on with a training stays behind.
+Such a folder is a run: every command takes it. What only serves to go on training is left out.
 """
 
 import json

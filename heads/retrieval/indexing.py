@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence as Several
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from .index.candidates import load_faiss
 from .index.folder import appearing, holds
 from .index.items import Items, append
 from .index.search import Index
-from .index.sharded import Cluster
+from .index.sharded import Workers
 from .index.vectors import form_of
 from .retriever import Retriever
 
@@ -130,20 +130,18 @@ def index_shards(
         run: the run, where the workers see it.
         stores: the feature caches, likewise; None: the one that the run was trained on.
         out: the folder, likewise; its shards are in the order of the stores.
-        split, device, options: as for `index_run`.
+        split, device, options: of `index_run`.
         scheduler: the address of a Dask scheduler; None: build here, one after the other.
 
     Raises:
         RunError, CacheError: as for `index_run` and `ShardedSearch`.
     """
     names = [f"shard-{number:04}" for number in range(len(stores))]
-    with ExitStack() as stack:
-        cluster = None if scheduler is None else stack.enter_context(closing(Cluster(scheduler)))
-        partial = stack.enter_context(appearing(Path(out).resolve()))
+    with closing(Workers(scheduler)) as workers, appearing(Path(out).resolve()) as partial:
         source = str(Path(run).resolve())
         build = functools.partial(index_run, split=split, device=device, options=options)
         tasks = [
             (source, str(partial / name), store and absolute(store)) for name, store in zip(names, stores, strict=True)
         ]
-        made = [build(*task) for task in tasks] if cluster is None else cluster.run(build, tasks)
+        made = workers.run(build, tasks)
     return [replace(one, run=str(run), out=f"{out}/{name}") for name, one in zip(names, made, strict=True)]

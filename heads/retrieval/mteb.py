@@ -36,7 +36,7 @@ class MtebModel:
         name: what results are filed under, ``organization/name``; None: ``xret/`` and the run's folder.
 
     Raises:
-        RunError: mteb is not here, or the name is not of that form.
+        RunError: mteb is not installed, or the name is not of that form.
     """
 
     def __init__(self, retriever: Retriever, name: str | None = None) -> None:
@@ -118,7 +118,7 @@ def _meta(retriever: Retriever, name: str) -> "ModelMeta":
     try:
         from mteb.models import ModelMeta
     except ImportError as error:
-        raise RunError("mteb is not here: pip install 'xret[mteb]'") from error
+        raise RunError("mteb is not installed: pip install 'xret[mteb]'") from error
     if "/" not in name:
         raise RunError(f"mteb files results under organization/name, and '{name}' is not of that form")
     model, run = retriever.model, retriever.run

@@ -53,7 +53,7 @@ class Query:
 
     @property
     def elements(self) -> int:
-        """How many elements its set has; 0 where the embedding is no set."""
+        """How many elements its set has; 0 where it is not a set."""
         return self.embedding.shape[1] if isinstance(self.embedding, Tensor) and self.embedding.ndim == 3 else 0
 
     @property
@@ -196,7 +196,7 @@ class Retriever:
         """Return what each element of the query's set looks for: the answers that have the element nearest to it.
 
         The score is the largest cosine between that element and those of an answer, whatever the run's similarity.
-        Arguments and errors are those of `search`; a QueryError also where the run's embeddings are no sets.
+        Arguments and errors are those of `search`; a QueryError also where the run's embeddings are not sets.
         """
         return self.nearest_to_elements(self._warned_query(query, k), k)
 
@@ -221,7 +221,7 @@ class Retriever:
         """Return what each element of the query looks for, as `search_elements`."""
         if not query.elements:
             raise QueryError(
-                f"the embeddings of {self.run.path} are no sets, so there are no elements to search with one by one;"
+                f"the embeddings of {self.run.path} are not sets, so they have no elements to search with one by one;"
                 " take a run of a recipe such as setdiv"
             )
         assert isinstance(query.embedding, Tensor)
@@ -236,7 +236,7 @@ class Retriever:
         return encoder.unknown_words(texts)
 
     def comparison(self, answers: Modality) -> RunCompare:
-        """Return what takes Q queries and N answers of a modality to ``[Q, N]``, by the run's similarity."""
+        """Return the run's similarity as a function of Q queries and N answers of a modality, to ``[Q, N]``."""
         return RunCompare(self.model.compare, answers, str(self.device))
 
     def searched(self, answers: Modality) -> int:

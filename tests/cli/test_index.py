@@ -136,7 +136,7 @@ def test_refusals(runs, built, tmp_path):
     assert "is an index of another run" in refusal(
         "index", runs / "vsepp", "--out", out, "--split", "val", "--add", "--device", "cpu"
     )
-    assert "is no index" in refusal("index", run, "--out", tmp_path / "none", "--add", "--device", "cpu")
+    assert "is not an index" in refusal("index", run, "--out", tmp_path / "none", "--add", "--device", "cpu")
     assert "has no split 'tset'" in refusal("index", run, "--out", tmp_path / "a", "--split", "tset", "--device", "cpu")
     assert "is no run" in refusal("index", tmp_path, "--out", tmp_path / "a")
     for seed in (-1, 2**31):

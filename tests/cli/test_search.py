@@ -97,7 +97,7 @@ def test_mistakes_end_in_one_sentence(folder, tmp_path):
         (
             (run, "photo.jpg"),
             1,
-            "'photo.jpg' is a file's name and no text; to search by a picture use --image photo.jpg",
+            "'photo.jpg' is a file name and not a text; to search by a picture use --image photo.jpg",
         ),
         ((run, "xyzzy on photo.jpg"), 1, "no word of the query is in the vocabulary of this run"),
         ((run, " "), 1, "the query is empty; describe in a few words what to look for"),

@@ -150,16 +150,7 @@ def _settle(
     effort: Effort | None,
     first: int = 0,
 ) -> IndexReport:
-    """Put samples into the FAISS index and write it, measure its recall, choose the effort, and write the record.
-
-    Args:
-        folder: of the index.
-        record: what is known so far.
-        candidates: of all elements before those of row `first`.
-        compare: takes Q queries and N samples to ``[Q, N]``.
-        effort: to take in place of a chosen one.
-        first: the first row whose elements are put in.
-    """
+    """Put the samples from row `first` on into the FAISS index and write it, then measure, and write the record."""
     items, form, wanted = Items(folder, record["items"]), record["form"], record["wanted_recall"]
     for _, block in items.blocks(max(1, BLOCK // items.size), first):
         candidates.add(vectors(form, block))

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from ....pipeline.errors import RunError
 
 Kind = Literal["ivf", "flat", "hnsw", "pq"]
-KINDS: tuple[Kind, ...] = ("ivf", "flat", "hnsw", "pq")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 PER_LIST = 39  # elements that a list is trained from; with fewer FAISS calls the centroids unreliable
 CHUNK = 1 << 20  # bytes written in one go
 NEIGHBOURS = 32  # of a node of HNSW
@@ -41,7 +41,7 @@ def load_faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        raise RunError("an index needs FAISS, which is not installed; pip install 'xret[index]'") from error
+        raise RunError("an index needs FAISS, which is not installed: pip install 'xret[index]'") from error
     return faiss
 
 

@@ -57,11 +57,7 @@ def scores_of(compare: Compare, queries: Embedding, items: Embedding) -> np.ndar
 
 
 def search_exactly(queries: Embedding, items: Items, compare: Compare, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Compare Q queries with every item; return for each query the rows and scores of its k answers, `best` of all.
-
-    Raises:
-        RunError: a similarity is not finite.
-    """
+    """Compare Q queries with every item; return for each query the rows and scores of its k best answers."""
     count = len(queries if isinstance(queries, Tensor) else queries[0])
     found = [(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in range(count)]
     step = max(1, min(CELLS // (max(1, count) * items.size**2), VALUES // (items.size * items.width)))

@@ -91,7 +91,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         RunError: there is no index; or it is unfinished, damaged, or of another version.
     """
     if not (folder / RECORD).is_file():
-        raise RunError(f"{folder} is no index, or one that was never finished; make one with `xret index RUN --out …`")
+        raise RunError(f"{folder} is not an index, or was never finished; make one with `xret index RUN --out …`")
     try:
         record: dict[str, Any] = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         digest = record.pop("digest")

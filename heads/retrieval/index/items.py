@@ -22,39 +22,36 @@ class Items:
         record: what `append` gave.
 
     Attributes:
-        kind: of the embeddings, by `kind_of`.
-        count: N.
-        ids: of the samples, by row.
-        labels: of the samples, by row: file names of images, or captions.
+        ids, labels: of the samples, by row; labels are file names of images, or captions.
     """
 
     def __init__(self, folder: Path, record: dict[str, Any]) -> None:
-        self.kind: str = record["kind"]
-        self.count: int = record["count"]
+        self._kind: str = record["kind"]
+        self._count: int = record["count"]
         self._arrays = {name: _mapped(folder / f"{name}.bin", shape) for name, shape in record["shapes"].items()}
-        self.ids, self.labels = _Texts(folder, "id", self.count), _Texts(folder, "label", self.count)
+        self.ids, self.labels = _Texts(folder, "id", self._count), _Texts(folder, "label", self._count)
         # Where the elements of each sample of a sequence begin; of other kinds it follows from the shape.
         self._starts = None
-        if self.kind == "sequence":
-            length = np.fromfile(folder / "length.bin", np.int64, self.count)
+        if self._kind == "sequence":
+            length = np.fromfile(folder / "length.bin", np.int64, self._count)
             self._starts = np.concatenate([[0], np.cumsum(length)])
 
     def __len__(self) -> int:
-        return self.count
+        return self._count
 
     @property
     def elements(self) -> int:
         """How many elements all samples have together."""
         if self._starts is not None:
             return int(self._starts[-1])
-        return self.count * self.size
+        return self._count * self.size
 
     @property
     def size(self) -> int:
         """How many elements a sample has, on average and at least one."""
         if self._starts is not None:
-            return max(1, round(self.elements / max(1, self.count)))
-        return self._arrays["embedding"].shape[1] if self.kind == "set" else 1
+            return max(1, round(self.elements / max(1, self._count)))
+        return self._arrays["embedding"].shape[1] if self._kind == "set" else 1
 
     @property
     def width(self) -> int:
@@ -70,16 +67,16 @@ class Items:
     def some(self, rows: np.ndarray | slice) -> Embedding:
         """Return the embeddings in these rows, read from the disk or the system's cache."""
         if self._starts is not None:
-            rows = np.arange(self.count)[rows]
+            rows = np.arange(self._count)[rows]
             parts = [torch.from_numpy(self._arrays["rows"][self._starts[r] : self._starts[r + 1]].copy()) for r in rows]
             length = torch.tensor([len(part) for part in parts])
             return Sequence(pad_sequence(parts, batch_first=True), length)
         found = [torch.from_numpy(np.array(array[rows])) for array in self._arrays.values()]
-        return Gaussian(*found) if self.kind == "gaussian" else found[0]
+        return Gaussian(*found) if self._kind == "gaussian" else found[0]
 
     def blocks(self, size: int, first: int = 0) -> Iterator[tuple[int, Embedding]]:
         """Yield all embeddings from row `first` on, `size` at a time, each block with its first row."""
-        for begin in range(first, self.count, size):
+        for begin in range(first, self._count, size):
             yield begin, self.some(slice(begin, begin + size))
 
 

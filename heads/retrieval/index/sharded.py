@@ -51,8 +51,7 @@ class ShardedSearch:
         self, folders: Several[str | Path], facts: Facts, compare: Compare, scheduler: str | None = None
     ) -> None:
         self._folders = [str(Path(folder).resolve()) for folder in folders]
-        self._facts, self._compare = facts, compare
-        self._cluster = None if scheduler is None else Cluster(scheduler)
+        self._facts, self._compare, self._workers = facts, compare, Workers(scheduler)
         try:
             self.parts: list[Facts] = [part for parts in self._each(_parts) for part in parts]
         except BaseException:
@@ -64,8 +63,7 @@ class ShardedSearch:
 
     def close(self) -> None:
         """Leave the cluster."""
-        if self._cluster is not None:
-            self._cluster.close()
+        self._workers.close()
 
     def hits(self, query: Embedding, k: int) -> list[Hit]:
         """Return the k best answers of all shards, best first, equal ones in the order of the shards and their rows.
@@ -79,22 +77,25 @@ class ShardedSearch:
 
     def _each(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return what `work` gives for every shard."""
-        tasks = [(folder, self._facts, *arguments) for folder in self._folders]
-        if self._cluster is None:
-            return [work(*task) for task in tasks]
-        return self._cluster.run(work, tasks)
+        return self._workers.run(work, [(folder, self._facts, *arguments) for folder in self._folders])
 
 
-class Cluster:
-    """An existing Dask cluster. A task's shard goes to the same worker each time, so that it is open there already."""
+class Workers:
+    """Those of the Dask cluster at an address, or, where that is None, this process alone.
 
-    def __init__(self, address: str) -> None:
-        count_workers(address)  # refuses workers that could not run a task
-        self._address, self._client = address, connect(address)
+    A task's shard goes to the same worker each time, so that it is open there already.
+    """
+
+    def __init__(self, address: str | None) -> None:
+        self._address, self._client = address, None
+        if address is not None:
+            count_workers(address)  # refuses workers that could not run a task
+            self._client = connect(address)
 
     def close(self) -> None:
         """Leave the cluster."""
-        self._client.close()
+        if self._client is not None:
+            self._client.close()
 
     def run(self, work: Callable[..., Any], tasks: list[tuple[Any, ...]]) -> list[Any]:
         """Return `work` of each task's arguments, in order.
@@ -103,6 +104,8 @@ class Cluster:
             RunError: a task killed its workers, or the scheduler went away; else what `work` raised.
             CacheError: as for `workers_of`.
         """
+        if self._client is None:
+            return [work(*task) for task in tasks]
         from distributed import KilledWorker
         from distributed.client import FutureCancelledError
 

@@ -73,7 +73,7 @@ class Service:
         pictureless: why the gallery's pictures cannot be shown, or None.
 
     Raises:
-        XretError: neither text nor picture can be searched with, there is no gallery, or the index has more.
+        XretError: neither text nor picture can be searched with, the gallery is missing, or the index has more.
     """
 
     def __init__(self, retriever: Retriever) -> None:
@@ -114,7 +114,7 @@ class Service:
         """Search with a text, or with the bytes of an image file, and where `elements` with each element of its set.
 
         Raises:
-            QueryError: the query is empty, no picture or without a known word, or there are no elements.
+            QueryError: the query is empty, not a picture or without a known word, or has no elements.
         """
         start = time.perf_counter()
         encoded = self.retriever.encode_query(query if isinstance(query, str) else open_upload(query))
@@ -143,12 +143,7 @@ class Service:
         return written
 
     def _picture(self, row: int, size: str) -> bytes:
-        """Return the image in a row of the gallery as a JPEG, ``small`` or ``large``.
-
-        Raises:
-            IndexError: there is no such row.
-            XretError: there is no file, or it is damaged.
-        """
+        """Return the image in a row of the gallery as a JPEG; IndexError where there is no such row."""
         if not 0 <= row < len(self.retriever.gallery.image_ids):
             raise IndexError(row)
         return jpeg(thumbnail(self.retriever.gallery.image_path(row), SIZES[size]))

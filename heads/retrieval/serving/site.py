@@ -115,7 +115,7 @@ class Site:
         k = _whole_number(given, "k", 10, 1, MOST_RESULTS)
         elements = bool(_whole_number(given, "elements", 0, 0, 1))
         if elements and not self.service.about.elements:
-            raise HTTPException(400, "This run's embeddings are no sets: there are no elements to ask one by one.")
+            raise HTTPException(400, "This run's embeddings are not sets: they have no elements to ask one by one.")
         if request.method != "POST":
             return await self._answer(request, "text", _text(given), k, elements)
         async with self._body(request) as body:
@@ -206,7 +206,7 @@ def _whole_number(given: dict[str, str], name: str, default: int, least: int, mo
 def _text(given: dict[str, str]) -> str:
     text = given.get("q", "").strip()
     if not text:
-        raise HTTPException(400, "There is no q to search for; ask for example /api/search?q=two+red+boats.")
+        raise HTTPException(400, "q is missing; ask for example /api/search?q=two+red+boats.")
     if len(text) > QUERY_LENGTH:
         raise HTTPException(400, f"q is longer than {QUERY_LENGTH} characters.")
     return text

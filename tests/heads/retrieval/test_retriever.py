@@ -317,7 +317,7 @@ def test_elements_search_one_by_one(folder, runs):
         assert [cosines[retriever.gallery.image_ids.index(hit.id)] for hit in hits] == pytest.approx(
             [hit.score for hit in hits], abs=1e-5
         )
-    with pytest.raises(QueryError, match="are no sets"):
+    with pytest.raises(QueryError, match="are not sets"):
         open_run(folder, runs("vsepp")).search_elements("red")
 
 
@@ -399,12 +399,12 @@ def test_queries_that_make_no_sense_end_in_a_sentence(folder, runs, tmp_path):
         (lambda: retriever.search(["red"]), QueryError, "a query is one text .* and not a list; several are"),
         (lambda: retriever.search("red", 0), QueryError, "0 results cannot be shown"),
         (lambda: retriever.encode_text([]), QueryError, "there is no text to embed"),
-        (lambda: retriever.encode_text("red"), QueryError, "wanted as a list"),
-        (lambda: retriever.search("\udcff red"), QueryError, "no UTF-8"),
+        (lambda: retriever.encode_text("red"), QueryError, "must be a list"),
+        (lambda: retriever.search("\udcff red"), QueryError, "not UTF-8"),
         (lambda: retriever.search("red", 1.5), QueryError, "1.5 results cannot be shown"),
-        (lambda: retriever.encode_text(text for text in ["red"]), QueryError, "wanted as a list"),
-        (lambda: retriever.encode_text(5), QueryError, "wanted as a list"),
-        (lambda: retriever.encode_images("red.png"), QueryError, "wanted as a list"),
+        (lambda: retriever.encode_text(text for text in ["red"]), QueryError, "must be a list"),
+        (lambda: retriever.encode_text(5), QueryError, "must be a list"),
+        (lambda: retriever.encode_images("red.png"), QueryError, "must be a list"),
         (lambda: retriever.encode_images([np.zeros((9, 9, 3))]), QueryError, "a list of files or PIL images"),
         (lambda: retriever.encode_images([]), QueryError, "there is no picture to embed"),
         (lambda: retriever.search(Path("nowhere.png")), SampleError, "nowhere.png: there is no such file"),

@@ -345,7 +345,7 @@ def test_a_killed_build_leaves_nothing_that_looks_whole(tmp_path):
     assert subprocess.run([sys.executable, "-c", script], env=environment, check=False).returncode == -9
     (partial,) = tmp_path.iterdir()
     for folder in (tmp_path / "index", partial):
-        with pytest.raises(RunError, match="no index, or one that was never finished"):
+        with pytest.raises(RunError, match="not an index, or was never finished"):
             Index(folder)
 
 
@@ -390,7 +390,7 @@ def test_the_cheapest_effort_that_is_enough_is_chosen(tmp_path):
 
 def test_without_faiss_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(RunError, match=r"needs FAISS, which is not installed; pip install 'xret\[index\]'"):
+    with pytest.raises(RunError, match=r"needs FAISS, which is not installed: pip install 'xret\[index\]'"):
         make(tmp_path / "index", count=20)
 
 

@@ -117,7 +117,7 @@ def test_a_damaged_or_foreign_shard_is_the_same_sentence_from_a_worker(shards, c
     with pytest.raises(RunError, match=re.escape(f"{copies[1]}/embedding.bin is missing or damaged")):
         ShardedSearch(copies, FACTS, COMPARE, cluster)
     shutil.rmtree(copies[2])
-    with pytest.raises(RunError, match=re.escape(f"{copies[2]} is no index")):
+    with pytest.raises(RunError, match=re.escape(f"{copies[2]} is not an index")):
         ShardedSearch(copies[2:], FACTS, COMPARE, cluster)
 
 

@@ -155,7 +155,7 @@ def test_examples_have_only_words_that_the_run_knows(tmp_path):
 def test_a_run_without_sets_has_no_elements(tmp_path):
     it = Running(FakeRetriever(tmp_path, kind="vector"))
     assert it.ask("/api/about")[2]["elements"] == 0
-    assert "no sets" in refused(it.ask("/api/search?q=red&elements=1"), 400)
+    assert "not sets" in refused(it.ask("/api/search?q=red&elements=1"), 400)
     it.end()
 
 
@@ -202,9 +202,9 @@ def test_the_page_needs_nothing_from_elsewhere_and_says_so(running):
 @pytest.mark.parametrize(
     ("query", "word"),
     [
-        ("", "no q"),
-        ("q=", "no q"),
-        ("q=++%09", "no q"),
+        ("", "q is missing"),
+        ("q=", "q is missing"),
+        ("q=++%09", "q is missing"),
         ("q=" + "a" * 1001, "1000 characters"),
         ("q=red&k=0", "k must"),
         ("q=red&k=101", "k must"),

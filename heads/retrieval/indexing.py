@@ -15,7 +15,7 @@ from .index.candidates import load_faiss
 from .index.folder import appearing, holds
 from .index.items import Items, append
 from .index.search import Index
-from .index.sharded import Workers
+from .index.sharded import ShardWorkers
 from .index.vectors import form_of
 from .retriever import Retriever
 
@@ -137,7 +137,7 @@ def index_shards(
         RunError, CacheError: as for `index_run` and `ShardedSearch`.
     """
     names = [f"shard-{number:04}" for number in range(len(stores))]
-    with closing(Workers(scheduler)) as workers, appearing(Path(out).resolve()) as partial:
+    with closing(ShardWorkers(scheduler)) as workers, appearing(Path(out).resolve()) as partial:
         source = str(Path(run).resolve())
         build = functools.partial(index_run, split=split, device=device, options=options)
         tasks = [

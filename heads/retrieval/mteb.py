@@ -121,10 +121,12 @@ def _meta(retriever: Retriever, name: str) -> "ModelMeta":
         raise RunError("mteb is not installed: pip install 'xret[mteb]'") from error
     if "/" not in name:
         raise RunError(f"mteb files results under organization/name, and '{name}' is not of that form")
-    model, run = retriever.model, retriever.run
-    sizes = {
-        "n_parameters": sum(weight.numel() for weight in model.parameters()),
-        "embed_dim": run.recipe.model.dim,
+    facts = {
+        "name": name,
+        "modalities": ["text", "image"],
+        "framework": ["PyTorch"],
+        "n_parameters": sum(weight.numel() for weight in retriever.model.parameters()),
+        "embed_dim": retriever.run.recipe.model.dim,
         "revision": retriever.weights_digest[:40],
     }
-    return ModelMeta.create_empty({"name": name, "modalities": ["text", "image"], "framework": ["PyTorch"], **sizes})
+    return ModelMeta.create_empty(facts)

@@ -51,7 +51,7 @@ class ShardedSearch:
         self, folders: Several[str | Path], facts: Facts, compare: Compare, scheduler: str | None = None
     ) -> None:
         self._folders = [str(Path(folder).resolve()) for folder in folders]
-        self._facts, self._compare, self._workers = facts, compare, Workers(scheduler)
+        self._facts, self._compare, self._workers = facts, compare, ShardWorkers(scheduler)
         try:
             self.parts: list[Facts] = [part for parts in self._each(_parts) for part in parts]
         except BaseException:
@@ -80,14 +80,15 @@ class ShardedSearch:
         return self._workers.run(work, [(folder, self._facts, *arguments) for folder in self._folders])
 
 
-class Workers:
+class ShardWorkers:
     """Those of the Dask cluster at an address, or, where that is None, this process alone.
 
     A task's shard goes to the same worker each time, so that it is open there already.
     """
 
     def __init__(self, address: str | None) -> None:
-        self._address, self._client = address, None
+        self._address = address
+        self._client: Any = None
         if address is not None:
             count_workers(address)  # refuses workers that could not run a task
             self._client = connect(address)
@@ -104,7 +105,7 @@ class Workers:
             RunError: a task killed its workers, or the scheduler went away; else what `work` raised.
             CacheError: as for `workers_of`.
         """
-        if self._client is None:
+        if self._address is None:
             return [work(*task) for task in tasks]
         from distributed import KilledWorker
         from distributed.client import FutureCancelledError

@@ -388,7 +388,7 @@ def test_queries_that_make_no_sense_end_in_a_sentence(folder, runs, tmp_path):
         (
             lambda: retriever.search("a b/Photo.JPG "),
             QueryError,
-            r"'a b/Photo.JPG' is a file's name .* pathlib.Path\('a",
+            r"'a b/Photo.JPG' is a file name .* pathlib.Path\('a",
         ),
         (lambda: retriever.search_elements("x.png"), QueryError, "to search by a picture use --image x.png"),
         (

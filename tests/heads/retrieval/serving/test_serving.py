@@ -283,12 +283,12 @@ def bad_pictures():
     gif = bytearray(picture_bytes(form="GIF"))
     gif[6:10] = b"\xff\xff\xff\xff"
     yield "large GIF", "more than 50 million pixels", bytes(gif)
-    yield "cut header", "no picture", b"GIF89a"
-    yield "PDF", "no picture", b"%PDF-1.4"
-    yield "EPS", "no picture", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"  # Pillow would ask Ghostscript
-    yield "SVG", "no picture", b"<svg xmlns='http://www.w3.org/2000/svg'/>"
-    yield "JSON", "no picture", b'{"q": "red"'
-    yield "zeros", "no picture", b"\x00" * 4096
+    yield "cut header", "not a picture", b"GIF89a"
+    yield "PDF", "not a picture", b"%PDF-1.4"
+    yield "EPS", "not a picture", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"  # Pillow would ask Ghostscript
+    yield "SVG", "not a picture", b"<svg xmlns='http://www.w3.org/2000/svg'/>"
+    yield "JSON", "not a picture", b'{"q": "red"'
+    yield "zeros", "not a picture", b"\x00" * 4096
     whole = picture_bytes(size=(200, 200), form="JPEG")
     yield "half a JPEG", "damaged", whole[: len(whole) // 2]
     yield "no pixels", "damaged", png(100, 100, b"no zlib at all")

@@ -85,7 +85,7 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
         encoded = retriever.encode_query(wanted)
         if encoded.unknown:
             click.echo(unknown_sentence(encoded.unknown), err=True)
-        hits = retriever.nearest(encoded, k)
+        hits = retriever.search(encoded, k)
         if as_json:
             click.echo(json.dumps([hit.to_dict() for hit in hits]))
             return

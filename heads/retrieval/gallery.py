@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -97,7 +98,7 @@ class Gallery:
             raise RunError(f"{self._run.path} gives similarities that are not finite: it is damaged, train it again")
         rows, highest = best(np.arange(len(scores)), scores.cpu().numpy(), k)
         ids, labels = ([texts[row] for row in rows] for texts in self.names(modality))
-        return hits_of(modality, ids, labels, highest, each(lambda t: t[rows], self.of(modality)))
+        return hits_of(modality, ids, labels, highest, each(itemgetter(torch.from_numpy(rows)), self.of(modality)))
 
     def best_of_elements(self, modality: Modality, elements: Tensor, k: int) -> list[list[Hit]]:
         """Return for each of K elements [K, D] the samples, which are sets, that have the element nearest to it.

@@ -177,48 +177,33 @@ class Retriever:
         """Compare I images with C captions by the run's own similarity, float32 [I, C]; larger is closer."""
         return self.comparison("captions")(images, captions)
 
-    def search(self, query: Picture, k: int = 10) -> list[Hit]:
+    def search(self, query: Picture | Query, k: int = 10) -> list[Hit]:
         """Return the k best answers of the gallery, or all if it has fewer: images to a text, captions to a picture.
 
         Equal scores keep the gallery's order. An `UnknownWordsWarning` names words outside the run's vocabulary.
 
         Args:
-            query: a text (str), or a picture: a Path, or a decoded one.
+            query: a text (str), or a picture: a Path, or a decoded one; or what `encode_query` made of it, which is
+                not warned of.
             k: from 1.
 
         Raises:
             QueryError: the text is empty, a picture's name, or without a word that the run knows; or k is below 1.
             Others: as for `encode_text`, `encode_images` and `Gallery`.
         """
-        return self.nearest(self._warned_query(query, k), k)
-
-    def search_elements(self, query: Picture, k: int = 10) -> list[list[Hit]]:
-        """Return what each element of the query's set looks for: the answers that have the element nearest to it.
-
-        The score is the largest cosine between that element and those of an answer, whatever the run's similarity.
-        Arguments and errors are those of `search`; a QueryError also where the run's embeddings are not sets.
-        """
-        return self.nearest_to_elements(self._warned_query(query, k), k)
-
-    def encode_query(self, query: Picture) -> Query:
-        """Embed what `search` is given, without its warning."""
-        require_query(query)
-        if not isinstance(query, str):
-            return Query(self.encode_images([query]), "captions")
-        unknown = self.unknown_words([query])
-        if self.run.vocabulary is not None:
-            require_known_word(query, unknown)
-        return Query(self.encode_captions([query]), "images", unknown)
-
-    def nearest(self, query: Query, k: int = 10) -> list[Hit]:
-        """Return the k best answers of the gallery, or of the index, as `search`."""
+        query = self._query(query, k)
         if self._index is not None:
             return self._index_of(query.answers).hits(query.embedding, k)
         scores = self.comparison(query.answers)(query.embedding, self.gallery.of(query.answers))[0]
         return self.gallery.best(query.answers, scores, k)
 
-    def nearest_to_elements(self, query: Query, k: int = 10) -> list[list[Hit]]:
-        """Return what each element of the query looks for, as `search_elements`."""
+    def search_elements(self, query: Picture | Query, k: int = 10) -> list[list[Hit]]:
+        """Return what each element of the query's set looks for: the answers that have the element nearest to it.
+
+        The score is the largest cosine between that element and those of an answer, whatever the run's similarity.
+        Arguments and errors are those of `search`; a QueryError also where the run's embeddings are not sets.
+        """
+        query = self._query(query, k)
         if not query.elements:
             raise QueryError(
                 f"the embeddings of {self.run.path} are not sets, so they have no elements to search with one by one;"
@@ -226,6 +211,16 @@ class Retriever:
             )
         assert isinstance(query.embedding, Tensor)
         return self.gallery.best_of_elements(query.answers, query.embedding[0], k)
+
+    def encode_query(self, query: Picture) -> Query:
+        """Embed a query of `search`, without its warning."""
+        require_query(query)
+        if not isinstance(query, str):
+            return Query(self.encode_images([query]), "captions")
+        unknown = self.unknown_words([query])
+        if self.run.vocabulary is not None:
+            require_known_word(query, unknown)
+        return Query(self.encode_captions([query]), "images", unknown)
 
     def unknown_words(self, texts: Sequence[str]) -> list[str]:
         """Return the words of texts that are not in the run's vocabulary, each once; [] if it reads parts of words."""
@@ -281,9 +276,11 @@ class Retriever:
         """The encoder of images, and the dtype of its features; loaded when it is first asked for."""
         return find_image_encoder(self.run, lambda: self.cache, self.weights["image"], str(self.device), self._trust)
 
-    def _warned_query(self, query: Picture, k: int) -> Query:
+    def _query(self, query: Picture | Query, k: int) -> Query:
         if not isinstance(k, int) or k < 1:
             raise QueryError(f"{k} results cannot be shown; choose a k of at least 1")
+        if isinstance(query, Query):
+            return query
         encoded = self.encode_query(query)
         _warn_of(encoded.unknown, 4)
         return encoded

@@ -66,7 +66,7 @@ def test_a_search_by_the_index_finds_what_an_exact_one_finds(runs, built):
     exact, indexed = (Retriever(runs / "setdiv", device="cpu", index=index) for index in (None, out))
     embedding = exact.gallery.captions[:1], exact.gallery.images[:1]
     for query, answers, count in ((embedding[0], "images", 12), (embedding[1], "captions", 30)):
-        expected, found = (retriever.nearest(Query(query, answers), count) for retriever in (exact, indexed))
+        expected, found = (retriever.search(Query(query, answers), count) for retriever in (exact, indexed))
         assert len(found) == count  # as many as there are: every sample is a candidate
         assert sorted(hit.id for hit in found) == sorted(hit.id for hit in expected)
         scores = {hit.id: hit.score for hit in expected}
@@ -111,7 +111,7 @@ def test_another_split_is_added_once(runs, built, tmp_path):
     expected = index.hits(retriever.gallery.captions[:1], 24, compare)
     assert {hit.file_name for hit in expected} >= set(retriever.gallery.file_names)
     by_index = Retriever(runs / "setdiv", device="cpu", index=out)  # of the split test, but finds what was added
-    assert by_index.nearest(Query(retriever.gallery.captions[:1], "images"), 24) == expected
+    assert by_index.search(Query(retriever.gallery.captions[:1], "images"), 24) == expected
     sentence = refusal("index", runs / "setdiv", "--out", out, "--split", "val", "--add", "--device", "cpu")
     assert "has these samples already" in sentence
     usage = refusal("index", runs / "setdiv", "--out", out, "--add", "--kind", "flat", code=2)

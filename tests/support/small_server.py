@@ -75,7 +75,7 @@ class FakeRetriever:
     def unknown_words(self, texts):
         return [word for text in texts for word in text.split() if word == "zeppelin"]
 
-    def nearest(self, query, k=10):
+    def search(self, query, k=10):
         spread = 0.25 if self.kind == "gaussian" else None
         first = int((query.embedding.mean if spread else query.embedding).flatten()[0])
         if query.answers == "images":
@@ -96,8 +96,8 @@ class FakeRetriever:
     def searches_others(self, answers):
         return False
 
-    def nearest_to_elements(self, query, k=10):
-        return [self.nearest(replace(query, embedding=query.embedding + slot), k) for slot in range(query.elements)]
+    def search_elements(self, query, k=10):
+        return [self.search(replace(query, embedding=query.embedding + slot), k) for slot in range(query.elements)]
 
 
 class Running:

@@ -119,8 +119,8 @@ class Service:
         start = time.perf_counter()
         encoded = self.retriever.encode_query(query if isinstance(query, str) else open_upload(query))
         return Answer(
-            results=self.retriever.nearest(encoded, k),
-            elements=self.retriever.nearest_to_elements(encoded, k) if elements else None,
+            results=self.retriever.search(encoded, k),
+            elements=self.retriever.search_elements(encoded, k) if elements else None,
             uncertainty=encoded.deviation,
             unknown=encoded.unknown or None,
             seconds=round(time.perf_counter() - start, 4),
@@ -164,7 +164,7 @@ class Service:
                 encoded = Query(self.retriever.encode_captions([query]), "images")
             else:
                 encoded = self.retriever.encode_query(query)
-            self.retriever.nearest(encoded, 1)
+            self.retriever.search(encoded, 1)
         except XretError as error:
             return error
         return encoded

@@ -5,6 +5,7 @@ Search*, TPAMI 2011); HNSW (Malkov and Yashunin, TPAMI 2018). Elements are kept 
 dimension; `pq`: one for several), as they only choose who is compared exactly; `flat` keeps them as they are.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ def load_faiss() -> Any:
 
 def lists_for(elements: int) -> int:
     """Return how many lists an inverted file of so many elements has: 4 times the root, if they can be trained."""
-    return max(1, min(round(4 * elements**0.5), elements // PER_LIST))
+    return max(1, min(round(4 * math.sqrt(elements)), elements // PER_LIST))
 
 
 class Candidates:
@@ -96,7 +97,7 @@ class Candidates:
         return cls(faiss.read_index(str(path), way if mapped else 0), kind)
 
     def __len__(self) -> int:
-        return self._index.ntotal
+        return int(self._index.ntotal)
 
     @property
     def lists(self) -> int:
@@ -132,7 +133,9 @@ class Candidates:
             parameters = made(nprobe=min(effort.probes, self.lists))
         elif self.kind == "hnsw":
             parameters = faiss.SearchParametersHNSW(efSearch=effort.probes)
-        return self._index.search(vectors, min(effort.candidates, len(self)), params=parameters)[1]
+        numbers: np.ndarray
+        _, numbers = self._index.search(vectors, min(effort.candidates, len(self)), params=parameters)
+        return numbers
 
     def work(self, effort: Effort) -> float:
         """Return roughly how many elements are looked at for an element of the query, the candidates included."""

@@ -315,14 +315,14 @@ def test_what_is_not_judged_is_refused_before_it_is_embedded(setdiv, store, tmp_
     monkeypatch.setattr(protocols, "load_judgements", lambda protocol: truth)
     instances = tmp_path / "instances_val2014.json"
     instances.write_text(json.dumps({"images": [{"id": 500}], "categories": [{"id": 1}], "annotations": []}))
-    original = run_features.Batches
+    original = run_features.stored_batches
 
-    def one_failed(cache, image_set, *rest, **more):
+    def one_failed(image_set, *rest, **more):
         image_set.status[3] = 1
-        return original(cache, image_set, *rest, **more)
+        return original(image_set, *rest, **more)
 
     with monkeypatch.context() as patch:  # a failed sample shows itself later
-        patch.setattr(run_features, "Batches", one_failed)
+        patch.setattr(run_features, "stored_batches", one_failed)
         with pytest.raises(RunError, match=r"eccv needs the 12 images and 60 captions .* has 11 and 55"):
             evaluate([setdiv], store=coco, protocol="eccv", device="cpu")
     monkeypatch.setattr(scoring, "embed", None)

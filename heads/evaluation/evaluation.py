@@ -17,9 +17,9 @@ import torch
 from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError, nearest
+from ...pipeline.reading.split import Split
 from ...pipeline.wording import counted
-from ..recipes.blocks import Expected
-from ..runs.features import open_store
+from ..runs.features import caption_set_of_run, image_set_of_run, open_store
 from ..runs.run import Run
 from .metrics import WAYS, Ties
 from .paper_rows import ROWS, row_of
@@ -148,7 +148,7 @@ def evaluate(
     target = pick_device(device)
     opened = [Run(path) for path in ([runs] if isinstance(runs, str | Path) else runs)]
     caches = _open_stores(opened, store)
-    truths = _ground_truths(caches[0], split, protocol, annotations)
+    truths = _ground_truths(opened[0], caches[0], split, protocol, annotations)
     if scores is None:
         scores = _score(opened, caches, split, target)
     names = _applicable(tuple(truths), len(scores.ids)) if protocol == "auto" else tuple(truths)
@@ -161,18 +161,14 @@ def evaluate(
 
 def _open_stores(runs: list[Run], store: str | None) -> list[FeatureCache]:
     """Return the store of each run, opened once where several have the same."""
-    opened: dict[str, FeatureCache] = {}
-    for run in runs:
-        url = store or run.info.store
-        if url not in opened:
-            opened[url] = open_store(run, store)
+    opened = {url: open_store(run, store) for url, run in {store or run.info.store: run for run in runs}.items()}
     return [opened[store or run.info.store] for run in runs]
 
 
 def _ground_truths(
-    cache: FeatureCache, split: str, protocol: str, annotations: str | Path | None
+    run: Run, cache: FeatureCache, split: str, protocol: str, annotations: str | Path | None
 ) -> dict[str, GroundTruth]:
-    """Return what each protocol compares with; refuse what does not fit the split before anything is embedded."""
+    """Return what each protocol compares with; refuse what does not cover the split before anything is embedded."""
     protocols = cache.protocols if protocol == "auto" else (protocol,)
     for name in protocols:
         if name not in PROTOCOLS:
@@ -180,11 +176,10 @@ def _ground_truths(
     if annotations is not None and "pmrp" not in protocols:
         raise RunError(f"--annotations is for the protocol pmrp, and this is {', '.join(protocols)}; leave it out")
     truths = {name: ground_truth(name, annotations) for name in protocols}
-    if split in cache.splits and any(truth is not None for truth in truths.values()):
-        first, last = cache.splits[split]
-        begin = int(cache.caption_start[first])
-        sentid = cache.sentids(begin, begin + int(cache.caption_count[first:last].sum()))
-        cocoid = cache.store.read_array("samples/cocoid", first, last)
+    if any(truth is not None for truth in truths.values()):
+        samples = Split.of(image_set_of_run(run, cache), caption_set_of_run(run, cache), split)
+        cocoid = cache.store.read_array("samples/cocoid", 0, cache.images)[samples.image_rows]
+        sentid = cache.sentids(0, cache.captions)[samples.caption_rows]
         for name, truth in truths.items():
             require(name, truth, cocoid, sentid, _where(cache, split))
     return truths
@@ -205,6 +200,7 @@ def _result(
     found = table(protocol, truth, scores, ties, _where(cache, split))
     alone = len(runs) == 1
     row = row_of(cache.dataset, protocol) if alone and split == "test" else None
+    of_papers_size = row is not None and ROWS[row].images == len(scores.ids)
     return Result(
         split=split,
         protocol=protocol,
@@ -217,7 +213,7 @@ def _result(
         text_to_image=found.text_to_image,
         rsum=found.rsum,
         mean_recall=None if found.rsum is None else found.rsum / 6,
-        paper_rsum=_expected(runs[0].recipe.expected, row, len(scores.ids)),
+        paper_rsum=getattr(runs[0].recipe.expected, row) if row and of_papers_size else None,
         log_circular_variance=scores.log_circular_variance if alone else None,
     )
 
@@ -240,12 +236,7 @@ def _add(scores: Scores, other: Scores, names: str) -> None:
             f"both, of {len(other.texts):,} and {len(scores.texts):,} captions {both[1]:,}: they skip different "
             "samples, or their stores hold different ones"
         )
-    added = other.similarity
-    if images != list(range(len(images))):
-        added = added[torch.tensor(images, device=added.device)]
-    if captions != list(range(len(captions))):
-        added = added[:, torch.tensor(captions, device=added.device)]
-    scores.similarity.add_(added)
+    scores.similarity.add_(other.similarity[images][:, captions])
 
 
 def _captions(scores: Scores) -> list[tuple[str, int, str]]:
@@ -260,10 +251,6 @@ def _order(wanted: Several[Hashable], there: Several[Hashable]) -> list[int] | N
     if len(wanted) != len(there) or place.keys() != set(wanted):
         return None
     return [place[key] for key in wanted]
-
-
-def _expected(expected: Expected, row: str | None, images: int) -> float | None:
-    return None if row is None or images != ROWS[row].images else getattr(expected, row)
 
 
 def _applicable(protocols: tuple[str, ...], images: int) -> tuple[str, ...]:

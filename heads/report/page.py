@@ -21,11 +21,11 @@ from .pictures import Pictures
 from .sections.attention import attended_images
 from .sections.comparison import agreement_table, disagreements
 from .sections.diagnoses import diagnosis
-from .sections.examples import Direction, by_element, different_results, gallery
+from .sections.examples import by_element, different_results, gallery
 from .sections.space import element_map
 from .sections.tables import WAYS, evaluation_tables, rsum_plot, similarity_table, training_plots
 from .sections.word_attention import words_over_images
-from .views import View, open_views, same_samples
+from .views import Direction, View, open_views, same_samples
 
 NEEDED = {"matplotlib": "matplotlib", "sklearn": "scikit-learn"}
 MARK = '<meta name="generator" content="xret report">'  # by which a report is known

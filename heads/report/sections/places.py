@@ -40,7 +40,7 @@ def why_no_places(view: View, pictures: Pictures, images: list[int]) -> str:
         return "Its rows are frames of a video, not places of a picture."
     if features.kind == "roi" and "boxes" not in features.array_names():
         return "The store does not know where its regions are."
-    if features.kind == "roi" and not features.array("size", view.embedded.image_rows[images]).all():
+    if features.kind == "roi" and not features.array("size", view.scores.image_rows[images]).all():
         return "The store does not know how large the pictures of its regions are."
     if features.kind == "grid" and isqrt(features.rows) ** 2 != features.rows:
         return f"Its grid of {features.rows} cells is no square."
@@ -49,7 +49,7 @@ def why_no_places(view: View, pictures: Pictures, images: list[int]) -> str:
 
 def place_of(view: View, pictures: Pictures, image: int) -> Place | None:
     """Return where the rows of an image lie; None where its picture cannot be read."""
-    features, file_name = view.image_set, view.embedded.file_names[image]
+    features, file_name = view.image_set, view.scores.file_names[image]
     grid = features.kind == "grid"
     picture = pictures.hold(file_name, features if grid else None)
     if picture is None:
@@ -94,6 +94,6 @@ def _foremost(boxes: np.ndarray, weights: np.ndarray, picture: Picture) -> str:
 
 def _boxes(view: View, image: int) -> np.ndarray:
     """Return the regions of an image, as shares of its width and height, [N, 4]."""
-    features, rows = view.image_set, view.embedded.image_rows[[image]]
+    features, rows = view.image_set, view.scores.image_rows[[image]]
     size = np.tile(features.array("size", rows)[0], 2)
     return features.array("boxes", rows)[0][: int(features.length[rows][0])] / size

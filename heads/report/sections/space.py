@@ -20,7 +20,7 @@ POINTS = 1000  # elements of a map
 def element_map(view: View, seed: int) -> Plot:
     """Draw the elements of random images, each with one of its captions."""
     left, right = view.image_elements, view.caption_elements
-    owner = view.embedded.caption_image.numpy()
+    owner = view.scores.caption_image.numpy()
     with_captions = np.unique(owner)
     images = drawn(with_captions, max(2, POINTS // (left.shape[1] + right.shape[1])), seed)
     captions = [int(np.flatnonzero(owner == image)[0]) for image in images]
@@ -57,7 +57,7 @@ def tsne(rows: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _what(view: View) -> str:
-    embedding = view.embedded.image.embedding
+    embedding = view.image.embedding
     if isinstance(embedding, Gaussian):
         return "the means of the Gaussians"
     if isinstance(embedding, Sequence):

@@ -11,8 +11,7 @@ from ...evaluation.metrics import Recalls, Ties, ranks, recall_table
 from ...modules.similarity import SIMILARITIES, in_blocks
 from ..figures import Plot, Table, number
 from ..plots import bars, curves
-from ..views import View
-from .examples import Direction
+from ..views import Direction, View
 
 WAYS: dict[Direction, str] = {"image_to_text": "image to text", "text_to_image": "text to image"}
 SETS = ("mil", "chamfer", "smooth-chamfer", "assignment")  # similarities of sets that have nothing to learn
@@ -139,14 +138,14 @@ def _column(log: list[dict[str, Any]], key: str) -> tuple[list[float], list[floa
 @torch.no_grad()
 def similarity_table(view: View, ties: Ties) -> Table | None:
     """Return what other similarities would find with the embedding sets of a run; None where they are no sets."""
-    images, captions = view.embedded.image.embedding, view.embedded.text.embedding
+    images, captions = view.image.embedding, view.text.embedding
     if not (view.is_set and isinstance(images, torch.Tensor) and isinstance(captions, torch.Tensor)):
         return None
-    owner = view.embedded.caption_image
+    owner = view.scores.caption_image
     inside = owner < SOME
     owner = owner[inside]
     own = view.run.recipe.similarity["name"]
-    scored = {f"{own} (its own)": view.similarity[:SOME, inside.to(view.similarity.device)]}
+    scored = {f"{own} (its own)": view.scores.similarity[:SOME, inside.to(view.scores.similarity.device)]}
     for name in SETS:
         if name != own:
             scored[name] = in_blocks(SIMILARITIES[name](), images[:SOME], captions[inside.to(captions.device)])

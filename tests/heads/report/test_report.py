@@ -237,13 +237,13 @@ def test_successes_succeed_and_failures_fail(view, no_pictures):
             for example in cases[name]:
                 assert [item.note for item in example.found] == [f"element {k}" for k in (1, 2, 3, 4)]
                 if direction == "image_to_text":
-                    row = view.embedded.ids.index(example.query.name)
-                    assert bool(view.image_hits[row]) is right
-                    own = {view.embedded.texts[c] for c in np.flatnonzero(view.embedded.caption_image == row)}
+                    row = view.scores.ids.index(example.query.name)
+                    assert bool(view.ways[direction].hits[row]) is right
+                    own = {view.scores.texts[c] for c in np.flatnonzero(view.scores.caption_image == row)}
                     assert all(item.text in own for item in example.found if item.right)
                 else:
-                    asked = [c for c, text in enumerate(view.embedded.texts) if text == example.query.text]
-                    assert any(bool(view.caption_hits[c]) is right for c in asked)
+                    asked = [c for c, text in enumerate(view.scores.texts) if text == example.query.text]
+                    assert any(bool(view.ways[direction].hits[c]) is right for c in asked)
 
 
 def test_attention_is_that_of_the_model(view):
@@ -381,7 +381,7 @@ def test_other_similarities_are_measured_as_a_run_with_them(view, run, folder):
     assert similarity_table(other, "pessimistic") is None
     left, right = view.image_elements, view.caption_elements
     best = torch.einsum("ikd,cjd->ickj", left, right).amax((2, 3))
-    hits = (view.embedded.caption_image[best.argmax(1)] == torch.arange(len(left))).double().mean()
+    hits = (view.scores.caption_image[best.argmax(1)] == torch.arange(len(left))).double().mean()
     assert rows["mil"][0] == number(100 * hits.item())
 
 
@@ -389,9 +389,11 @@ def test_agreement_is_counted_query_by_query(run):
     views = open_views([run("setdiv"), run("vsepp")], None, "test", "cpu")
     right = []
     for view in views:
-        owner = view.embedded.caption_image.tolist()
-        to_text = [owner[max(range(len(owner)), key=lambda c: row[c])] == i for i, row in enumerate(view.similarity)]
-        to_image = [max(range(12), key=lambda i: view.similarity[i, c]) == own for c, own in enumerate(owner)]
+        owner = view.scores.caption_image.tolist()
+        to_text = [
+            owner[max(range(len(owner)), key=lambda c: row[c])] == i for i, row in enumerate(view.scores.similarity)
+        ]
+        to_image = [max(range(12), key=lambda i: view.scores.similarity[i, c]) == own for c, own in enumerate(owner)]
         right.append(to_text + to_image)
     only = [sum(a and not b for a, b in zip(*pair, strict=True)) for pair in (right, right[::-1])]
     table = agreement_table(views)

@@ -86,14 +86,14 @@ def table(protocol: str, truth: GroundTruth, scores: Scores, ties: Ties, where: 
     if isinstance(truth, Instances):
         return _plausible(scores, truth.codes_of(scores.cocoid), ties)
     if protocol == "eccv":
-        return Table(*(_eccv(*asked, ties) for asked in _judged(scores, truth.eccv)))
-    judged = list(_judged(scores, truth.cxc))
+        return _both(_eccv(*asked, ties) for asked in _judged(scores, truth.eccv))
     if protocol == "cxc":
-        return metrics.recall_table(*(best_ranks(similarity, right) for similarity, right, _ in judged), ties)
-    (_, captions, of_image), (_, images, of_caption) = judged
+        text, image = (best_ranks(similarity, right) for similarity, right, _ in _judged(scores, truth.cxc))
+        return metrics.recall_table(text, image, ties)
+    (_, captions, of_image), (_, images, of_caption) = _judged(scores, truth.cxc)
     whole = _r_precisions(scores.similarity, (captions, images), ties, (of_image, of_caption))
     ways = [{"RPC2": one} for one in whole]
-    return Table(*_with_folds("RPC2 1K", ways, scores, [(captions, images)], ties))
+    return _both(_with_folds("RPC2 1K", ways, scores, [(captions, images)], ties))
 
 
 def recalls(similarity: Tensor, caption_image: Tensor, protocol: str, ties: Ties, where: str) -> Recalls:
@@ -112,6 +112,11 @@ def recalls(similarity: Tensor, caption_image: Tensor, protocol: str, ties: Ties
     return metrics.mean_table(
         [metrics.recall_table(*metrics.fold_ranks(similarity, caption_image, fold), ties) for fold in metrics.FOLDS]
     )
+
+
+def _both(ways: Iterable[dict[str, float]]) -> Table:
+    image_to_text, text_to_image = ways
+    return Table(image_to_text, text_to_image)
 
 
 def _judged(scores: Scores, right: tuple[Right, Right]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -138,7 +143,7 @@ def _plausible(scores: Scores, codes: Tensor, ties: Ties) -> Table:
         {"PMRP": fmean(found), **{f"zeta {zeta}": one for zeta, one in zip(ZETAS, found, strict=True)}}
         for found in zip(*by_zeta, strict=True)
     ]
-    return Table(*_with_folds("PMRP 1K", ways, scores, map(matches, ZETAS), ties))
+    return _both(_with_folds("PMRP 1K", ways, scores, map(matches, ZETAS), ties))
 
 
 def _with_folds(

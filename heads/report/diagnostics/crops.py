@@ -186,9 +186,9 @@ def crops(
             side: dict(zip("AC", values.cpu()[rows[inside]].mean(0).tolist(), strict=True))
             for side, values in looked.uncertainty.items()
         }
-        cuts = [looked.crop(example.file_name, region) for region in example.triplet]
+        a, b, c = (looked.crop(example.file_name, region) for region in example.triplet)
         alone = selection_accuracy(similarity[[found.index(example)]], ties)
-        shown = Example(example.file_name, list(example.size), *cuts, alone)
+        shown = Example(example.file_name, list(example.size), a, b, c, alone)
         thresholds.append(
             Threshold(area, len(inside), mean or None, selection_accuracy(similarity[inside], ties), shown)
         )

@@ -34,9 +34,9 @@ def disagreements(views: Several[View], pictures: Pictures, direction: Direction
     What is found is the first result of each run, with the run's name as its note.
     """
     ways, names = [view.ways[direction] for view in views], [view.name for view in views]
-    hits = np.stack([way.hits for way in ways])
     asked = ways[0].queries
-    split = asked[(hits.any(0) & ~hits.all(0))[asked]]
+    right = np.sum([way.hits[asked] for way in ways], axis=0)
+    split = asked[(right > 0) & (right < len(views))]
     return [
         example(views[0], pictures, direction, query, [int(way.found[query]) for way in ways], names)
         for query in drawn(split, EXAMPLES, seed)

@@ -7,7 +7,7 @@ from math import isqrt
 
 import numpy as np
 
-from ..pictures import Picture, Pictures, box_outline, shade
+from ..pictures import Picture, Pictures, box_outline, input_of, shade
 from ..views import View
 
 CELLS = 36  # of a side of the map that regions are drawn on
@@ -49,12 +49,10 @@ def why_no_places(view: View, pictures: Pictures, images: list[int]) -> str:
 
 def place_of(view: View, pictures: Pictures, image: int) -> Place | None:
     """Return where the rows of an image lie; None where its picture cannot be read."""
-    features, file_name = view.image_set, view.scores.file_names[image]
-    grid = features.kind == "grid"
-    picture = pictures.hold(file_name, features if grid else None)
+    picture = pictures.hold(view.scores.file_names[image], input_of(view.image_set))
     if picture is None:
         return None
-    if grid:
+    if view.image_set.kind == "grid":
         return Place(picture, partial(grid_overlay, picture=picture))
     return Place(picture, partial(region_overlay, _boxes(view, image), picture=picture))
 
@@ -76,7 +74,7 @@ def region_overlay(boxes: np.ndarray, weights: np.ndarray, picture: Picture) -> 
 
     Args:
         boxes: x1, y1, x2, y2 of N regions as shares of the picture's width and height, [N, 4].
-        weights: of each; what stands behind them is padding.
+        weights: of each; what comes after them is padding.
         picture: what it is drawn over.
     """
     relative = weights[: len(boxes)] / max(weights.max(), 1e-9)

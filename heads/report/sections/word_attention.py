@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...modules.embedding import Sequence, each
+from ...modules.embedding import Sequence
 from ...modules.similarity import CrossAttention
 from ..figures import number
 from ..pictures import Pictures
@@ -108,9 +108,9 @@ def word_weights(view: View, image: int, caption: int) -> Tensor:
     """Return the cross-attention between the rows of an image and the words of a caption, ``[N, L]``."""
     images, captions = view.image.embedding, view.text.embedding
     assert isinstance(images, Sequence) and isinstance(captions, Sequence)
-    one, other = each(lambda t: t[[image]], images), each(lambda t: t[[caption]], captions)
-    weights: Tensor = view.model.compare.weights(one, other)[0, 0]  # type: ignore[operator]
-    return weights[: int(images.length[image]), : int(captions.length[caption])].cpu()
+    one, other = (Sequence(*(t[[row]] for t in side)) for row, side in ((image, images), (caption, captions)))
+    weights = _compare(view).weights(one, other)[0, 0]
+    return weights[: int(one.length), : int(other.length)].cpu()
 
 
 def words_of(view: View, caption: int) -> list[str]:
@@ -154,8 +154,13 @@ def _caption(view: View, place: Place, image: int, caption: int, title: str) -> 
     )
 
 
+def _compare(view: View) -> CrossAttention:
+    assert isinstance(view.model.compare, CrossAttention)
+    return view.model.compare
+
+
 def _by_word(view: View) -> bool:
-    return view.model.compare.direction == "t-i"
+    return _compare(view).direction == "t-i"
 
 
 def _percent(share: float) -> str:

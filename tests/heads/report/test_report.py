@@ -314,7 +314,7 @@ def test_a_picture_is_shown_as_the_network_saw_it(tmp_path):
     Image.fromarray(np.stack([across, down, 0 * down], 2).astype(np.uint8)).save(tmp_path / "a.png")
     cache = SimpleNamespace(file_names=lambda *_: ["a.png"], dataset="x")
     features = SimpleNamespace(kind="grid", identity={"preprocessing": {"resize": 256, "crop": 224}})
-    held = Pictures(cache, tmp_path).hold("a.png", features)
+    held = Pictures(cache, tmp_path).hold("a.png", input_of(features))
     shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(held.data)))).astype(float)
     resized = transforms.resize(Image.open(tmp_path / "a.png"), [256])
     expected = np.asarray(transforms.center_crop(resized, [224]).resize((SIDE, SIDE))).astype(float)
@@ -343,7 +343,7 @@ def test_a_crop_is_cut_where_its_box_is(tmp_path):
     pixels[8:24, 16:48] = (0, 0, 255)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     pictures = Pictures(SimpleNamespace(file_names=lambda *_: ["a.png"], dataset="x"), tmp_path)
-    held = pictures.crop("a.png", (16, 8, 48, 24))
+    held = pictures.hold("a.png", (16, 8, 48, 24))
     shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(held.data)))).astype(int)
     assert shown.shape == (16, 32, 3)
     assert np.abs(shown - (0, 0, 255)).max() < 6
@@ -426,8 +426,8 @@ def test_runs_are_told_apart(tmp_path):
 
 def test_numbers_as_the_tables_show_them():
     assert [number(value) for value in (None, 1234.567, -0.001, -2.5)] == ["–", "1,234.57", "0.00", "−2.50"]
-    table = heat_map("c", "x", ["1", "2"], ["1"], [[-0.5, 2.0]], full=4.0)
-    assert table.rows == [["1", "−0.50", "2.00"]]
+    table = heat_map("c", "x", [[-0.5, 2.0]], full=4.0)
+    assert table.rows == [["1", "−0.5", "2.0"]]
     assert table.heat == [[0.0, 0.5]]
 
 

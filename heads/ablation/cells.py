@@ -23,7 +23,7 @@ from ...pipeline.reading.placement import Resident
 from ...pipeline.wording import counted
 from ..evaluation.evaluation import Result, evaluate
 from ..model import build_model, feature_facts
-from ..recipes.recipe import Recipe
+from ..recipes.blocks import Recipe
 from ..runs.features import batches_of
 from ..runs.run import write_json
 from ..training.preparation import placement_of

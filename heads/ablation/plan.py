@@ -13,13 +13,13 @@ from urllib.parse import quote
 import yaml
 
 from ...pipeline.errors import RecipeError, nearest
+from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_file
-from ..recipes.recipe import Recipe, full_key, load_recipe
+from ..recipes.recipe import full_key, load_recipe
 
 FOLDER = Path(__file__).parent / "grids"
 LONGEST = 200  # characters of a folder's name; file systems take 255 bytes
 RECALLS = ("R@1", "R@5", "R@10")
-NEITHER = "give --recipe with one --vary or more, or --grid"
 REFUSAL = " cannot be used: "  # what stands between a recipe's name and its faults
 
 Value = int | float | bool | str | None
@@ -74,7 +74,7 @@ def make_plan(
         return plan_grid(grid, recipe, settings)
     if grid is None and vary and recipe is not None:
         return plan_variation(recipe, vary, settings)
-    raise RecipeError(NEITHER)
+    raise RecipeError("give --recipe with one --vary or more, or --grid")
 
 
 def plan_variation(recipe: str, vary: Sequence[str], settings: Sequence[str] = ()) -> Plan:
@@ -152,7 +152,8 @@ def read_grid(name: str) -> dict[str, Any]:
     files = _grid_files()
     if name not in files:
         raise RecipeError(f"there is no grid '{name}'{nearest(name, sorted(files))}: {', '.join(sorted(files))}")
-    return yaml.safe_load(files[name].read_text(encoding="utf-8"))
+    grid: dict[str, Any] = yaml.safe_load(files[name].read_text(encoding="utf-8"))
+    return grid
 
 
 def _grid_files() -> dict[str, Path]:

@@ -34,15 +34,14 @@ class Result:
     Attributes:
         split: which images and captions.
         protocol: one of `PROTOCOLS`.
-        images: that were compared, `captions` likewise.
+        images, captions: how many were compared.
         captions_per_image: on average.
         skipped: samples without features, because they could not be read.
-        ties: how equal scores are counted.
+        ties: how equal scores are counted; see `metrics.recall`.
         image_to_text: ``R@1``, ``R@5``, ``R@10`` in percent and ``medr``, the median rank; protocols of R-Precision
             have other numbers, see `protocols.table`.
         text_to_image: the same.
-        rsum: the sum of the six recalls; None for protocols of R-Precision.
-        mean_recall: their mean; None likewise.
+        rsum, mean_recall: the sum and the mean of the six recalls; None for protocols of R-Precision.
         paper_rsum: that of the recipe's paper; None for ensembles, and where the paper has no such row.
         log_circular_variance: of the embedding sets; None for ensembles, and for embeddings that are no sets.
     """
@@ -128,18 +127,12 @@ def evaluate(
     annotations: str | Path | None = None,
     scores: Scores | None = None,
 ) -> Evaluation:
-    """Evaluate a run, or several as an ensemble.
+    """Evaluate a run, or several as an ensemble; `xret.evaluate` explains the arguments.
 
     Args:
-        runs: a run folder, or several.
-        store: the feature cache to evaluate all of them on; None: each on the one that it was trained on.
-        split: which images.
-        protocol: one of `PROTOCOLS`, or ``auto``: what the data set's manifest says, without those that do not apply
-            to these images, as long as another does.
-        ties: ``pessimistic``, ``optimistic`` or ``mean``; see `metrics.recall`.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        annotations: COCO's ``instances_val2014.json``, for the protocol ``pmrp``.
-        scores: of a single run on this store and split, where they are there already; None: they are computed.
+        protocol: of those that ``auto`` finds in the manifest, one that does not apply to these images is left out, as
+            long as another does.
+        scores: of a single run on this store and split; None: they are computed.
 
     Raises:
         RunError: a run, the store's feature sets, the split or the protocol do not fit, or the runs of an ensemble

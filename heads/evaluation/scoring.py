@@ -37,8 +37,6 @@ class Scores:
     Attributes:
         similarity: ``[I, C]``; larger is closer.
         caption_image: the image (its row here) of each caption, int64 ``[C]`` on the CPU.
-        image_rows: the images' rows in the store, int64 ``[I]``.
-        caption_rows: the captions' rows in the store, int64 ``[C]``.
         ids: of the images, as the store has them.
         cocoid: the images' numbers in COCO, int64 ``[I]``; -1 where there is none.
         sentid: the captions' numbers, int64 ``[C]``.
@@ -50,8 +48,6 @@ class Scores:
 
     similarity: Tensor
     caption_image: Tensor
-    image_rows: np.ndarray
-    caption_rows: np.ndarray
     ids: list[str]
     cocoid: np.ndarray
     sentid: np.ndarray
@@ -82,8 +78,6 @@ def score_embedded(model: Model, batches: Batches, images: Embedding, captions: 
     return Scores(
         similarity=compare(model, images, captions, texts),
         caption_image=torch.as_tensor(batches.caption_image),
-        image_rows=batches.image_rows,
-        caption_rows=batches.caption_rows,
         ids=batches.ids(),
         cocoid=cache.store.read_array("samples/cocoid", 0, cache.images)[batches.image_rows],
         sentid=cache.sentids(0, cache.captions)[batches.caption_rows],

@@ -1,6 +1,5 @@
 """The page: everything put together, rendered and written in one step."""
 
-import os
 import sys
 from collections.abc import Sequence as Several
 from importlib.util import find_spec
@@ -10,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ...pipeline.errors import RunError
-from ...pipeline.files import write_text
+from ...pipeline.files import require_writable, write_text
 from ...pipeline.progress import Progress
 from ..evaluation.evaluation import Evaluation, evaluate
 from ..evaluation.metrics import Ties
@@ -46,19 +45,13 @@ def write_report(
 ) -> int:
     """Write a page about a run, or about several of one data set side by side.
 
-    The same runs, seed and device give the same page.
+    The same runs, seed and device give the same page. `diagnostics.diagnose` explains the other arguments.
 
     Args:
         runs: run folders.
         out: the HTML file; an earlier report there is replaced.
-        store: the feature cache to look at all of them on; None: each on the one that it was trained on.
-        split: which images.
-        ties: ``pessimistic``, ``optimistic`` or ``mean``; see `metrics.recall`.
-        device: ``auto``, ``cpu`` or ``cuda``.
         data_root: where the pictures are, see `reattachment.image_folder`; None: where the manifest says, or nowhere:
             the page then shows ids and captions only.
-        visual_weights: of the image encoder, where they came from a file; for crops, see `diagnostics.diagnose`.
-        text_weights: of the text encoder, likewise.
         seed: picks what is shown.
 
     Returns:
@@ -98,16 +91,14 @@ def require_packages() -> None:
 
 
 def require_place(out: Path) -> None:
-    """Raise RunError if `out` is there and is no earlier report, or if nothing can be written there."""
+    """Raise RunError if `out` is there and is no earlier report, OutputError if nothing can be written there."""
     if out.is_dir():
         raise RunError(f"{out} is a folder; give --out the name of a file, as {out / 'report.html'}")
+    require_writable(out, "--out")
     if out.exists():
         with out.open("rb") as file:
             if MARK.encode() not in file.read(1000):
                 raise RunError(f"{out} exists and is no report of xret; take another --out, or delete it")
-    folder = next(parent for parent in out.absolute().parents if parent.exists())
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise RunError(f"{out} cannot be written: {folder} is no folder that you may write to; take another --out")
 
 
 def require_one_data_set(views: Several[View]) -> None:

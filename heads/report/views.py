@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...pipeline.cache import CaptionSet, FeatureCache, ImageSet
+from ...pipeline.cache import FeatureCache
 from ...pipeline.device import pick_device, within_memory
+from ...pipeline.reading.batches import Batches
 from ...pipeline.reading.features import Features
 from ..evaluation.scoring import BATCH, Scores, embed_all, score_embedded
 from ..model import Model
 from ..modules.aggregators import Aggregated
 from ..modules.embedding import Embedding, Gaussian, Sequence
 from ..modules.padding import mean_rows
-from ..runs.features import caption_set_of_run, open_store, split_of_run
+from ..runs.features import open_store, split_of_run
 from ..runs.run import Run
 
 Direction = Literal["image_to_text", "text_to_image"]
@@ -85,8 +86,8 @@ class View:
         cache: the store that it is looked at on.
         model: with the weights of the best epoch.
         split: which images and captions.
-        image: its images as the run embeds them.
-        text: its captions likewise.
+        batches: their features.
+        image, text: as the run embeds them.
         scores: how they compare.
     """
 
@@ -95,6 +96,7 @@ class View:
     cache: FeatureCache
     model: Model
     split: str
+    batches: Batches
     image: Side
     text: Side
     scores: Scores
@@ -118,16 +120,6 @@ class View:
     def is_set(self) -> bool:
         """Whether a sample is several elements."""
         return self.image_elements.shape[1] > 1 or self.caption_elements.shape[1] > 1
-
-    @cached_property
-    def image_set(self) -> ImageSet:
-        """The image features that the run reads."""
-        return self.cache.image_set(self.run.info.image_set)
-
-    @cached_property
-    def caption_set(self) -> CaptionSet:
-        """The caption features that the run reads."""
-        return caption_set_of_run(self.run, self.cache)
 
     @cached_property
     def ways(self) -> dict[Direction, Way]:
@@ -169,7 +161,7 @@ def open_views(paths: Several[str | Path], store: str | None, split: str, device
             image = embed_side(model.embed_images, batches.image_features(BATCH))
             text = embed_side(model.embed_captions, batches.caption_features(BATCH))
             scores = score_embedded(model, batches, image.embedding, text.embedding)
-        views.append(View(name, run, cache, model, split, image, text, scores))
+        views.append(View(name, run, cache, model, split, batches, image, text, scores))
     return views
 
 

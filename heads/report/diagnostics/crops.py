@@ -37,12 +37,7 @@ Encode = Callable[[Sequence[Any]], Iterator[Features]]
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How often the right one of two is chosen, in percent (Table 4).
-
-    Attributes:
-        image_to_text: by letter: crop ``A`` or ``C`` chooses between captions A and C.
-        text_to_image: by letter: caption ``A`` or ``C`` chooses between the crops.
-    """
+    """How often the right one of two is chosen, in percent (Table 4), by the letter, ``A`` or ``C``, of what asks."""
 
     image_to_text: dict[str, float]
     text_to_image: dict[str, float]
@@ -50,13 +45,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Crop:
-    """A crop of an example.
-
-    Attributes:
-        box: left, top, right, bottom in pixels.
-        phrase: its caption.
-        uncertainty: of the crop, ``image``, and of the caption, ``text``; None without Gaussians.
-    """
+    """A crop of an example: its box in pixels, its caption, and the uncertainty of both by ``image`` and ``text``."""
 
     box: list[float]
     phrase: str
@@ -88,7 +77,6 @@ class Threshold:
 
     Attributes:
         area: the share.
-        triplets: how many.
         uncertainty: their mean, by modality (``image``: the crops, ``text``: the captions), then by letter (``A``,
             ``C``); None without Gaussians.
         accuracy: of all of them.

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....pipeline.reading.features import Features
 from ..pictures import Pictures
 from ..views import View
 from .examples import described, drawn, nearest
@@ -61,15 +60,7 @@ def attended_images(view: View, pictures: Pictures, seed: int) -> tuple[list[Att
 @torch.no_grad()
 def attention_of(view: View, images: list[int]) -> Tensor | None:
     """Return the attention over the rows of some images, the mean of its heads, ``[T, B, K, N]``; None without any."""
-    device = view.device
-    features, rows = view.image_set, view.scores.image_rows[images]
-    read = {
-        name: torch.from_numpy(reader(rows)).to(device)
-        for name, reader in (("local", features.local), ("global", features.global_))
-        if name in view.model.image_fields
-    }
-    length = torch.from_numpy(features.length[rows].astype(np.int64)).to(device)
-    made = view.model.embed_images(Features(length, read.get("local"), read.get("global")))
+    made = view.model.embed_images(view.batches.image_source.fetch(np.array(images))())
     return None if made.attention is None else made.attention.float().mean(2).cpu()
 
 

@@ -33,14 +33,14 @@ class Place:
 
 def why_no_places(view: View, pictures: Pictures, images: list[int]) -> str:
     """Return why attention over these images cannot be drawn, as a sentence; empty where it can."""
-    features = view.image_set
+    features = view.batches.image_set
     if pictures.why_not:
         return "The pictures are not at hand."
     if features.kind == "frames":
         return "Its rows are frames of a video, not places of a picture."
     if features.kind == "roi" and "boxes" not in features.array_names():
         return "The store does not know where its regions are."
-    if features.kind == "roi" and not features.array("size", view.scores.image_rows[images]).all():
+    if features.kind == "roi" and not features.array("size", view.batches.image_rows[images]).all():
         return "The store does not know how large the pictures of its regions are."
     if features.kind == "grid" and isqrt(features.rows) ** 2 != features.rows:
         return f"Its grid of {features.rows} cells is no square."
@@ -49,10 +49,10 @@ def why_no_places(view: View, pictures: Pictures, images: list[int]) -> str:
 
 def place_of(view: View, pictures: Pictures, image: int) -> Place | None:
     """Return where the rows of an image lie; None where its picture cannot be read."""
-    picture = pictures.hold(view.scores.file_names[image], input_of(view.image_set))
+    picture = pictures.hold(view.scores.file_names[image], input_of(view.batches.image_set))
     if picture is None:
         return None
-    if view.image_set.kind == "grid":
+    if view.batches.image_set.kind == "grid":
         return Place(picture, partial(grid_overlay, picture=picture))
     return Place(picture, partial(region_overlay, _boxes(view, image), picture=picture))
 
@@ -92,6 +92,6 @@ def _foremost(boxes: np.ndarray, weights: np.ndarray, picture: Picture) -> str:
 
 def _boxes(view: View, image: int) -> np.ndarray:
     """Return the regions of an image, as shares of its width and height, [N, 4]."""
-    features, rows = view.image_set, view.scores.image_rows[[image]]
+    features, rows = view.batches.image_set, view.batches.image_rows[[image]]
     size = np.tile(features.array("size", rows)[0], 2)
     return features.array("boxes", rows)[0][: int(features.length[rows][0])] / size

@@ -23,13 +23,7 @@ WORDS = 24  # of a caption that are drawn
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a caption.
-
-    Attributes:
-        text: the word.
-        map: its attention over the image, as SVG.
-        most: its largest weight, percent.
-    """
+    """A word of a caption, its attention over the image as SVG, and its largest weight in percent."""
 
     text: str
     map: str
@@ -44,7 +38,7 @@ class Caption:
         title: why it is shown.
         text: of the caption.
         score: its similarity with the image.
-        even: what each weight would be if attention looked nowhere, percent.
+        even: what each weight would be if all were equal, percent.
         words: its first words.
         more: how many words are not shown.
     """
@@ -59,14 +53,7 @@ class Caption:
 
 @dataclass(frozen=True)
 class Read:
-    """An image and the captions that it is compared with.
-
-    Attributes:
-        name: of the image.
-        picture: as SVG.
-        rows: how many regions or cells the attention is over.
-        captions: its own closest one, and where the run prefers another, that.
-    """
+    """An image as SVG, how many cells or regions it has, and the captions that it is compared with."""
 
     name: str
     picture: str
@@ -95,7 +82,7 @@ def words_over_images(view: View, pictures: Pictures, seed: int) -> Reading | No
     """Return the words' attention over a few random images; None where the run compares without cross-attention."""
     if not isinstance(view.model.compare, CrossAttention):
         return None
-    what = "cells" if view.image_set.kind == "grid" else "regions"
+    what = "cells" if view.batches.image_set.kind == "grid" else "regions"
     chosen = drawn(np.unique(view.scores.caption_image.numpy()), IMAGES, seed)
     reason = why_no_places(view, pictures, chosen)
     shown = [] if reason else [_read(view, pictures, image) for image in chosen]
@@ -118,7 +105,7 @@ def words_of(view: View, caption: int) -> list[str]:
     vocabulary = view.run.vocabulary
     if vocabulary is None:
         return [f"token {number + 1}" for number in range(int(view.text.length[caption]))]
-    numbers = view.caption_set.token(view.scores.caption_rows[[caption]])
+    numbers = view.batches.caption_set.token(view.batches.caption_rows[[caption]])
     return [vocabulary[number] if number else "(unknown word)" for number in numbers.tolist()]
 
 

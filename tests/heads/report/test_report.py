@@ -37,7 +37,7 @@ from xret.heads.runs.run import Run
 from xret.heads.training.training import train
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.layout import create_image_set
-from xret.pipeline.errors import RunError
+from xret.pipeline.errors import OutputError, RunError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -465,7 +465,7 @@ def test_what_is_no_report_is_not_replaced(folder, run, tmp_path):
     assert other.read_text() == "<!DOCTYPE html><p>mine"
     with pytest.raises(RunError, match=r"is a folder; give --out the name of a file"):
         write_report([run("vsepp")], tmp_path, device="cpu")
-    with pytest.raises(RunError, match=r"thesis\.html is no folder that you may write to"):
+    with pytest.raises(OutputError, match=r"because .*thesis\.html is a file; choose another --out"):
         write_report([run("vsepp")], other / "r.html", device="cpu")
     assert list(tmp_path.iterdir()) == [other]
 

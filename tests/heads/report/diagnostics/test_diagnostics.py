@@ -107,8 +107,6 @@ def test_uncertainty_by_hand():
     split = Scores(
         similarity=torch.zeros(3, 5),
         caption_image=torch.tensor([0, 0, 1, 2, 2]),
-        image_rows=np.arange(3),
-        caption_rows=np.arange(5),
         ids=["a", "b", "c"],
         cocoid=np.arange(3),
         sentid=np.arange(10, 15),

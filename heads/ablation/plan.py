@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -101,11 +102,12 @@ def plan_variation(recipe: str, vary: Sequence[str], settings: Sequence[str] = (
         values = {key: value for (names, _), value in chosen for key in names}
         rows.append((_folder(values), _label(values), values, recipe))
     variants = _resolve(rows, settings, faults)
-    published = _published(recipe)
-    expected = {row: {"rsum": rsum} for row, rsum in published["expected"].items() if rsum is not None}
-    for variant in variants:
-        if _comparable(variant.recipe) == published:
-            variant.paper.update(expected)
+    with suppress(RecipeError):  # a file that is no recipe without the settings has no row of a paper
+        published = _comparable(load_recipe(recipe))
+        expected = {row: {"rsum": rsum} for row, rsum in published["expected"].items() if rsum is not None}
+        for variant in variants:
+            if _comparable(variant.recipe) == published:
+                variant.paper.update(expected)
     description = {"recipe": recipe, "grid": None, "set": sorted(settings), "vary": sorted(typed)}
     return Plan(description, tuple(variants))
 
@@ -222,14 +224,6 @@ def _label(values: Mapping[str, Value]) -> str:
 
 def _text(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
-
-
-def _published(recipe: str) -> dict[str, Any]:
-    """Return what the row of the recipe's paper depends on; of one that is no recipe without settings, nothing."""
-    try:
-        return _comparable(load_recipe(recipe))
-    except RecipeError:
-        return {"expected": {}}
 
 
 def _comparable(recipe: Recipe) -> dict[str, Any]:

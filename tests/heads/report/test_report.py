@@ -29,7 +29,7 @@ from xret.heads.report.plots import curves
 from xret.heads.report.sections.attention import attention_of
 from xret.heads.report.sections.comparison import agreement_table
 from xret.heads.report.sections.examples import by_element, drawn, gallery, nearest
-from xret.heads.report.sections.places import grid_overlay, region_overlay
+from xret.heads.report.sections.places import CELLS, Place, grid_boxes
 from xret.heads.report.sections.space import tsne
 from xret.heads.report.sections.tables import similarity_table
 from xret.heads.report.views import elements, names, open_views
@@ -263,7 +263,7 @@ def covered(overlay):
 
 def test_a_grid_is_lit_where_it_is_attended_to():
     weights = np.array([0.4, 0.1, 0.0, 0.2])
-    overlay = grid_overlay(weights, Picture("p", (30, 20), ""))
+    overlay = Place(Picture("p", (30, 20), ""), grid_boxes(2), 2).drawn(weights, "")
     np.testing.assert_allclose(covered(overlay), 1 - weights.reshape(2, 2) / 0.4, atol=0.01)
     outlines = re.findall('<rect x="([^"]+)" y="([^"]+)" width="([^"]+)" height="([^"]+)"', overlay)
     assert outlines == [("0.0", "0.0", "15.0", "10.0"), ("15.0", "10.0", "15.0", "10.0")]
@@ -272,7 +272,7 @@ def test_a_grid_is_lit_where_it_is_attended_to():
 def test_regions_are_lit_where_they_are():
     boxes = np.array([[0.0, 0.0, 0.5, 0.5], [0.25, 0.25, 1.0, 1.0], [0.0, 0.5, 0.25, 1.0]])
     weights = np.array([0.2, 0.4, 0.1])
-    overlay = region_overlay(boxes, np.append(weights, 0.0), Picture("p", (40, 20), ""))
+    overlay = Place(Picture("p", (40, 20), ""), boxes, CELLS).drawn(np.append(weights, 0.0), "")
     dark = covered(overlay)
     side = len(dark)
     for row in range(side):

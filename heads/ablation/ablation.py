@@ -174,7 +174,7 @@ def _features(cell: Cell) -> tuple[str, str]:
 
 
 def _on_own_sets(plan: Plan, root: Path, cache: FeatureCache) -> Plan:
-    """Return the plan with the feature sets that its cells are of in the place of ``auto``; others may have come."""
+    """Return the plan with the feature sets of its earlier cells instead of ``auto``; the store may have more now."""
     file = next(iter(sorted(root.glob("*/seed=*/run.json"))), None)
     if file is None:
         return plan
@@ -245,7 +245,7 @@ def _claim(root: Path, description: dict[str, Any]) -> None:
     own = {"format": FORMAT, "version": VERSION, **description}
     if not file.exists():
         if any(root.iterdir()):
-            raise RunError(f"{root} is not empty and no ablation; take another --out")
+            raise RunError(f"{root} is not empty and holds no ablation; take another --out")
         write_json(file, own)
         return
     try:
@@ -282,6 +282,6 @@ def _entries(variant: Variant, cell: Cell, outcome: Outcome, dataset: str, row: 
 
 
 def _only_row(plan: Plan) -> str | None:
-    """Return the one row of the paper's; it may stand, with its name, beside numbers of another data set."""
+    """Return the paper's row where it is the only one; it may be shown, with its name, for another data set."""
     rows = {row for variant in plan.variants for row in variant.paper}
     return rows.pop() if len(rows) == 1 else None

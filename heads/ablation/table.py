@@ -1,4 +1,4 @@
-"""The table of an ablation: mean and standard deviation over seeds, the paper's value beside them."""
+"""The table of an ablation: mean and standard deviation over seeds, the paper's value next to them."""
 
 import csv
 import io
@@ -104,14 +104,11 @@ def summarise(entries: Sequence[Entry]) -> list[Line]:
 
 
 def _statistics(entries: Sequence[Entry]) -> tuple[dict[str, float], dict[str, float]]:
-    mean, std = {}, {}
-    for metric in METRICS:
-        values = [value for entry in entries if (value := _number(entry, metric)) is not None]
-        if values:
-            mean[metric] = statistics.fmean(values)
-        if len(values) > 1:
-            std[metric] = statistics.stdev(values)
-    return mean, std
+    known = {
+        metric: [value for entry in entries if (value := _number(entry, metric)) is not None] for metric in METRICS
+    }
+    mean = {metric: statistics.fmean(values) for metric, values in known.items() if values}
+    return mean, {metric: statistics.stdev(values) for metric, values in known.items() if len(values) > 1}
 
 
 def _number(entry: Entry, metric: str) -> float | None:
@@ -153,7 +150,7 @@ def as_csv(lines: Sequence[Line]) -> str:
 
 
 def plot(lines: Sequence[Line], file: Path) -> None:
-    """Draw RSUM against the one value that is varied, with the standard deviation over seeds; the paper's beside it.
+    """Draw RSUM against the one value that is varied, with the standard deviation over seeds, and the paper's.
 
     Args:
         lines: of `summarise`.
@@ -239,7 +236,7 @@ def _title(lines: Sequence[Line]) -> str:
 
 
 def _head(columns: Mapping[str, bool]) -> list[str]:
-    """Return the names of the columns: metrics, each with whether the paper's value stands beside it."""
+    """Return the names of the columns: metrics, each with whether a column of the paper's follows."""
     head, ways = [""], set()
     for metric, paper in columns.items():
         way, _, name = metric.partition(" ")

@@ -56,17 +56,17 @@ class Recalls(Table):
 
 
 def ranks(similarity: Tensor, caption_image: Tensor) -> tuple[Ranks, Ranks]:
-    """Count, for every query, the items before and beside its best own item.
+    """Count, for every query, the items ahead of its best own item and those tied with it.
 
-    The matrix is read in blocks: a few megabytes beside it, whatever its size.
+    The matrix is read in blocks, which take a few more megabytes, whatever its size.
 
     Args:
         similarity: `[I, C]`, larger is closer.
         caption_image: the image (row) that each caption belongs to, `[C]`.
 
     Returns:
-        The ranks of the images' own captions (images without a caption are left out: they ask nothing), and of
-        the captions' own images.
+        The ranks of the images' own captions (images without a caption ask nothing and are left out), and of the
+        captions' own images.
 
     Raises:
         ValueError: where a similarity is NaN.

@@ -65,7 +65,12 @@ def write_report(
     require_packages()
     require_place(Path(out))
     views = open_views(runs, store, split, device)
-    require_one_data_set(views)
+    for view in views:
+        if view.cache.dataset != views[0].cache.dataset:
+            raise RunError(
+                f"{views[0].run.path} is of the data set '{views[0].cache.dataset}' and {view.run.path} of "
+                f"'{view.cache.dataset}'; a page is about one: make one for each"
+            )
     pictures = Pictures(views[0].cache, None if data_root is None else Path(data_root))
     if pictures.why_not:
         print(f"the page will have no pictures: {pictures.why_not}", file=sys.stderr)
@@ -87,7 +92,7 @@ def require_packages() -> None:
     """Raise RunError if a package that only the report needs is not installed."""
     missing = [name for module, name in NEEDED.items() if find_spec(module) is None]
     if missing:
-        raise RunError(f"a report needs {' and '.join(missing)}, not installed here: `pip install 'xret[report]'`")
+        raise RunError(f"a report needs {' and '.join(missing)}: `pip install 'xret[report]'`")
 
 
 def require_place(out: Path) -> None:
@@ -99,16 +104,6 @@ def require_place(out: Path) -> None:
         with out.open("rb") as file:
             if MARK.encode() not in file.read(1000):
                 raise RunError(f"{out} exists and is no report of xret; take another --out, or delete it")
-
-
-def require_one_data_set(views: Several[View]) -> None:
-    """Raise RunError if the runs are not all looked at on one data set."""
-    for view in views[1:]:
-        if view.cache.dataset != views[0].cache.dataset:
-            raise RunError(
-                f"{views[0].run.path} is of the data set '{views[0].cache.dataset}' and {view.run.path} of "
-                f"'{view.cache.dataset}'; a page is about one: make one for each"
-            )
 
 
 def render(page: dict[str, Any]) -> str:
@@ -172,7 +167,6 @@ def _spread(view: View, way: Direction, seed: int) -> str:
 def _facts(view: View) -> list[tuple[str, str]]:
     """Return what the page says of a run before anything else."""
     recipe, info = view.run.recipe, view.run.info
-    best = info.best_rsum
     return [
         ("recipe", f"{recipe.name} ({recipe.paper})"),
         ("aggregators", f"{recipe.aggregator['image']['name']} / {recipe.aggregator['text']['name']}"),
@@ -180,6 +174,6 @@ def _facts(view: View) -> list[tuple[str, str]]:
         ("losses", ", ".join(recipe.terms)),
         ("features", f"{info.image_set} / {info.text_set}"),
         ("seed", str(info.seed)),
-        ("best epoch", f"{info.best_epoch or '–'} (validation RSUM {number(best)})"),
+        ("best epoch", f"{info.best_epoch or '–'} (validation RSUM {number(info.best_rsum)})"),
         ("store", view.cache.url),
     ]

@@ -34,16 +34,14 @@ REASONS = {  # why there is nothing; that of the crops differs
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a run's embeddings are like on a split. What there is nothing to say of is None.
+    """What a run's embeddings are like on a split; `reasons` says, by name, why something is None.
 
     Attributes:
-        circular_variance: of sets.
-        elements: of sets.
+        circular_variance, elements: of sets.
         uncertainty: of Gaussians, and of sets drawn from them.
         crops: uncertainty against ambiguity, and the binary selection task; for data sets with ``regions``.
         gpo: coefficients of GPO.
         cost: of comparing a pair.
-        reasons: why something is None, by its name.
     """
 
     circular_variance: CircularVariance | None

@@ -1,4 +1,4 @@
-"""What each element of an embedding set does: alone, missing, winning, and beside the others.
+"""What each element of an embedding set does: alone, left out, winning, and compared with the others.
 
 Sources: *Improving Cross-Modal Retrieval with Set of Diverse Embeddings* (SetDiv, section 4.8, Table 5) and *Maximal
 Matching Matters* (MaxMatch, section 4.4, Table 4 and Figure 4).

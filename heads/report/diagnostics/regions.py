@@ -45,10 +45,10 @@ def find_manifest(dataset: str, data_root: Path) -> Manifest:
 
     Args:
         dataset: its name; a bundled one's paths start from `data_root`.
-        data_root: of others, the folder that holds the manifest, or the folder of images beside it.
+        data_root: of others, the folder that holds the manifest, or the folder of images next to it.
 
     Raises:
-        CacheError: it is not there.
+        CacheError: it is missing.
         ManifestError: a bundled data set is not below `data_root`.
     """
     if dataset in bundled_manifests():

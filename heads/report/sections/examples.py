@@ -27,7 +27,7 @@ class Item:
     Attributes:
         text: the caption, or the first caption of the image.
         name: the image's id; empty for a caption.
-        picture: SVG of the image; None for a caption, or where the file is not there.
+        picture: SVG of the image; None for a caption, or where the file is missing.
         right: whether it belongs to the query; None for the query itself.
         note: what else is said of it.
     """

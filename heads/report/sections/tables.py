@@ -14,6 +14,7 @@ from ..plots import bars, curves
 from ..views import Direction, View
 
 WAYS: dict[Direction, str] = {"image_to_text": "image to text", "text_to_image": "text to image"}
+RECALLS = [f"{short} R@{k}" for short in ("i→t", "t→i") for k in (1, 5, 10)]
 SETS = ("mil", "chamfer", "smooth-chamfer", "assignment")  # similarities of sets that have nothing to learn
 SOME = 1000  # images on which they are compared
 
@@ -71,7 +72,7 @@ def rsum_plot(names: Several[str], results: Several[Evaluation]) -> Plot | None:
         same = [[one for one in found.results if _measured_on(one) == _measured_on(first)] for found in results]
         if first.rsum is None or not all(same):
             continue
-        labels = [f"{short}\nR@{k}" for short in ("i→t", "t→i") for k in (1, 5, 10)]
+        labels = [name.replace(" ", "\n") for name in RECALLS]
         series = [(name, _recalls(found[0])) for name, found in zip(names, same, strict=True)]
         return Plot(partial(bars, labels, series, "recall (%)"), "Bar chart", f"Recalls, protocol {first.protocol}.")
     return None
@@ -144,5 +145,4 @@ def similarity_table(view: View, ties: Ties) -> Table | None:
         f"not trained with; the first {len(images):,} images and their {len(captions):,} captions, recall in "
         "percent."
     )
-    header = ["similarity", *(f"{short} R@{k}" for short in ("i→t", "t→i") for k in (1, 5, 10)), "RSUM"]
-    return Table(caption, header, rows)
+    return Table(caption, ["similarity", *RECALLS, "RSUM"], rows)

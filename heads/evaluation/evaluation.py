@@ -6,7 +6,6 @@ and `r_precision` say how ties are counted.
 """
 
 import sys
-from collections.abc import Hashable
 from collections.abc import Sequence as Several
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -221,29 +220,24 @@ def _add(scores: Scores, other: Scores, names: str) -> None:
     Raises:
         RunError: they are not of the same images and captions.
     """
-    images, captions = _order(scores.ids, other.ids), _order(_captions(scores), _captions(other))
-    if images is None or captions is None:
-        both = len(set(scores.ids) & set(other.ids)), len(set(_captions(scores)) & set(_captions(other)))
+    ours, theirs = _captions(scores), _captions(other)
+    image_at = {name: row for row, name in enumerate(other.ids)}
+    caption_at = {name: row for row, name in enumerate(theirs)}
+    if image_at.keys() != set(scores.ids) or caption_at.keys() != set(ours):
+        images, captions = len(image_at.keys() & set(scores.ids)), len(caption_at.keys() & set(ours))
         raise RunError(
-            f"{names} cannot be one ensemble: of {len(other.ids):,} and {len(scores.ids):,} images {both[0]:,} are in "
-            f"both, of {len(other.texts):,} and {len(scores.texts):,} captions {both[1]:,}: they skip different "
-            "samples, or their stores hold different ones"
+            f"{names} cannot be one ensemble: of {len(other.ids):,} and {len(scores.ids):,} images {images:,} are in "
+            f"both, of {len(theirs):,} and {len(ours):,} captions {captions:,}: they skip different samples, or their "
+            "stores hold different ones"
         )
-    scores.similarity.add_(other.similarity[images][:, captions])
+    rows, columns = [image_at[name] for name in scores.ids], [caption_at[name] for name in ours]
+    scores.similarity.add_(other.similarity[rows][:, columns])
 
 
 def _captions(scores: Scores) -> list[tuple[str, int, str]]:
     """Return what tells the captions apart: the id of the image, the number and the text."""
     owners = [scores.ids[row] for row in scores.caption_image.tolist()]
     return list(zip(owners, scores.sentid.tolist(), scores.texts, strict=True))
-
-
-def _order(wanted: Several[Hashable], there: Several[Hashable]) -> list[int] | None:
-    """Return where each of `wanted` stands in `there`; None where they are not the same."""
-    place = {key: row for row, key in enumerate(there)}
-    if len(wanted) != len(there) or place.keys() != set(wanted):
-        return None
-    return [place[key] for key in wanted]
 
 
 def _applicable(protocols: tuple[str, ...], images: int) -> tuple[str, ...]:

@@ -160,8 +160,7 @@ def _content(
 
 
 def _spread(view: View, way: Direction, seed: int) -> str:
-    elements = view.image_elements if way == "image_to_text" else view.caption_elements
-    return f"{number(different_results(view, way, seed))} of {elements.shape[1]}"
+    return f"{number(different_results(view, way, seed))} of {view.ways[way].query_elements.shape[1]}"
 
 
 def _facts(view: View) -> list[tuple[str, str]]:

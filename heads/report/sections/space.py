@@ -52,7 +52,8 @@ def tsne(rows: np.ndarray, seed: int) -> np.ndarray:
     width = min(50, *rows.shape)
     reduced = PCA(width, random_state=seed).fit_transform(rows)
     perplexity = min(30.0, (len(rows) - 1) / 3)
-    return TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(reduced)
+    placed: np.ndarray = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(reduced)
+    return placed
 
 
 def _what(view: View) -> str:

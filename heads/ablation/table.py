@@ -113,8 +113,9 @@ def _statistics(entries: Sequence[Entry]) -> tuple[dict[str, float], dict[str, f
 
 def _number(entry: Entry, metric: str) -> float | None:
     block, _, name = metric.partition(" ")
-    found = getattr(entry, block)
-    return found.get(name) if name else found
+    found: Any = getattr(entry, block)
+    value: float | None = found.get(name) if name else found
+    return value
 
 
 def as_text(lines: Sequence[Line]) -> str:

@@ -73,7 +73,8 @@ class Way:
     @cached_property
     def hits(self) -> np.ndarray:
         """Whether the best item of each query is right, bool ``[Q]``."""
-        return np.equal(self.query_image, self.item_image[self.found])
+        right: np.ndarray = self.query_image == self.item_image[self.found]
+        return right
 
 
 @dataclass(frozen=True)

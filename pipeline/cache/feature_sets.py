@@ -1,4 +1,4 @@
-"""Feature sets of a cache, opened for reading: one encoder's features of the images or of the captions."""
+"""Feature sets of a cache: one encoder's features of the images or of the captions."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ OK, FAILED, NOT_DONE = 0, 1, 255  # the status of a sample
 
 
 class FeatureSet:
-    """What image and caption sets share: one encoder's features of one modality.
+    """What image and caption sets share.
 
     Attributes:
         name: the encoder's name, ``@`` and the first 8 digits of the fingerprint.
@@ -78,11 +78,19 @@ class FeatureSet:
         return last - first
 
     def array_names(self) -> list[str]:
-        """Return the names of this set's arrays, `done` apart."""
-        return [name for name in self.cache.store.names(self.path) if name not in ("done", "zarr.json")]
+        """Return the names of this set's arrays, without `done`."""
+        return [name for name in self.attributes["arrays"] if name != "done"]
+
+    def blank_shard(self) -> dict[str, np.ndarray]:
+        """Return the arrays of a shard, by name, as they are before anything is written."""
+        arrays = {name: self.cache.store.open_array(f"{self.path}/{name}") for name in self.array_names()}
+        return {
+            name: np.full(((array.shards or array.chunks)[0], *array.shape[1:]), array.fill_value, array.dtype)
+            for name, array in arrays.items()
+        }
 
     def _whole(self, name: str) -> np.ndarray:
-        """Return an array that has a value a sample; of a file that was lost Zarr would make up the values."""
+        """Return an array that has one value a sample; Zarr would make up the values of a lost file."""
         marked, there = (self.cache.store.names(f"{self.path}/{array}/c") for array in ("done", name))
         if lost := set(marked) - set(there):
             raise CacheError(
@@ -197,21 +205,20 @@ def fingerprint(identity: dict[str, Any], dtype: str) -> str:
 
 @dataclass(frozen=True)
 class SetFacts:
-    """What an encoder tells of the set it fills."""
+    """What is known of a set before it is made; `FeatureSet` explains what stands in both."""
 
-    encoder: str  # its name, the set's name before ``@``
-    kind: str  # ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``
-    identity: dict[str, Any]  # what decides the features; goes into the fingerprint
-    dtype: str  # ``float16`` or ``float32``; ``int32`` for words
-    channels: int | None  # width of a local row, None for words
-    global_channels: int | None  # width of the global feature, None for words
-    recorded: dict[str, Any]  # versions, device, batch size: written down, and compared with a warning only
-    # the options that led to this set, where they decide it without loading the encoder; see `asked`
-    asked: dict[str, Any] | None = None
+    encoder: str  # the set's name before ``@``
+    kind: str
+    identity: dict[str, Any]
+    dtype: str
+    channels: int | None
+    global_channels: int | None
+    recorded: dict[str, Any]  # versions, device, batch size: a difference gives a note, not another set
+    asked: dict[str, Any] | None = None  # the options that decide the set without loading the encoder, if they do
 
     @classmethod
     def of(cls, encoder: Any, dtype: str, recorded: dict[str, Any], asked: dict[str, Any] | None = None) -> "SetFacts":
-        """Return the facts of an encoder; its versions are recorded beside `recorded`. Token ids alone are int32."""
+        """Return the facts of an encoder, whose versions join `recorded`; a set of token ids alone is int32."""
         return cls(
             encoder.name,
             encoder.kind,
@@ -234,17 +241,5 @@ class SetFacts:
         return f"{self.encoder}@{self.fingerprint[:8]}"
 
     def attributes(self, blocks: Blocks) -> dict[str, Any]:
-        """Return the attributes that the set's group begins with."""
-        return {
-            "encoder": self.encoder,
-            "kind": self.kind,
-            "fingerprint": self.fingerprint,
-            "identity": self.identity,
-            "dtype": self.dtype,
-            "channels": self.channels,
-            "global_channels": self.global_channels,
-            "shard_images": blocks.length,
-            "recorded": self.recorded,
-            "asked": self.asked,
-            "failed": {},
-        }
+        """Return the attributes of a new set."""
+        return {**vars(self), "fingerprint": self.fingerprint, "shard_images": blocks.length, "failed": {}}

@@ -94,14 +94,12 @@ class _Part:
         self.cache, self.store, self.path = cache, cache.store, path
         self.done: list[int] = np.flatnonzero(cache.store.read_array(f"{path}/done") == 1).tolist()
         self.features = cache.set_at(path)
-        self.checked = CheckedSet(cache, path)
-        self.digests: dict[str, str] = cache.store.inspect_group(path)[0]["arrays"]
+        self.checked = CheckedSet(self.features)
 
     @property
     def facts(self) -> dict[str, Any]:
         """What all parts of one set have in common."""
-        shared = {key: value for key, value in self.features.attributes.items() if key not in _OF_ONE_MACHINE}
-        return {**shared, "arrays": dict(sorted(self.digests.items()))}
+        return {key: value for key, value in self.features.attributes.items() if key not in _OF_ONE_MACHINE}
 
     @property
     def splits(self) -> set[str]:
@@ -223,10 +221,11 @@ def _set_like(part: _Part, cache: FeatureCache) -> FeatureSet:
             )
         return features
     store.start_group(part.path)
-    for array in part.digests:
+    arrays = list(part.features.attributes["arrays"])
+    for array in arrays:
         metadata = f"{part.path}/{array}/zarr.json"
         store.write_bytes(metadata, part.store.read_bytes(metadata))
-    store.seal_group(part.path, {**part.features.attributes, "failed": {}}, list(part.digests))
+    store.seal_group(part.path, {**part.features.attributes, "failed": {}}, arrays)
     return cache.set_at(part.path)
 
 

@@ -1,6 +1,5 @@
 """The local rows of one image where their number varies: regions, or the frames of a video."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,31 +31,14 @@ class Regions:
     size: tuple[int, int] = (0, 0)
 
 
-def shard_arrays(
-    size: int, rows: int, channels: int, global_channels: int, dtype: str, extras: Iterable[str]
-) -> dict[str, np.ndarray]:
-    """Return the arrays of a shard of `size` images, none of them done; `extras` are names in `REGION_ARRAYS`."""
-    arrays = {
-        "local": np.full((size, rows, channels), np.nan, dtype=dtype),
-        "global": np.full((size, global_channels), np.nan, dtype=dtype),
-        "length": np.zeros(size, dtype=np.int32),
-        "size": np.zeros((size, 2), dtype=np.int32),
-        "status": np.full(size, 255, dtype=np.uint8),
-    }
-    for name in extras:
-        shape, kind, fill = REGION_ARRAYS[name]
-        arrays[name] = np.full((size, rows, *shape), fill, dtype=kind)
-    return arrays
-
-
 def lay_out(arrays: dict[str, np.ndarray], row: int, regions: Regions) -> None:
-    """Put one image into a shard: zeros after its regions, so that only numbers ever reach training.
+    """Put the features of one image into a row of ``local``, ``global``, ``length`` and what else `arrays` have.
 
-    Its global feature is the mean of its regions.
+    Zeros follow its regions, so that only numbers ever reach training. Its global feature is the mean of its regions.
     """
     count = len(regions.local)
     for key in ("local", *(name for name in REGION_ARRAYS if name in arrays)):
         arrays[key][row, :count] = getattr(regions, key)
         arrays[key][row, count:] = -1 if key == "classes" else 0
     arrays["global"][row] = regions.local.mean(axis=0, dtype=np.float64)
-    arrays["length"][row], arrays["size"][row], arrays["status"][row] = count, regions.size, 0
+    arrays["length"][row] = count

@@ -15,7 +15,7 @@ class Progress:
         total: how many items there are in all.
         unit: what an item is, in the plural (``images``).
         done: how many of them were done before; they do not count in the rate.
-        seconds: how often a line is written when standard error is not a terminal.
+        seconds: between two lines where standard error is not a terminal.
     """
 
     def __init__(self, title: str, total: int, unit: str, done: int = 0, seconds: float = 5.0) -> None:

@@ -8,15 +8,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Blocks:
-    """Which images each shard holds: `length` of them, the last shard of a split fewer.
-
-    Args:
-        length: images in a shard.
-        splits: rows of images [first, last) of each split, in row order.
-    """
+    """Which images each shard holds: `length` of them, the last shard of a split fewer."""
 
     length: int
-    splits: dict[str, tuple[int, int]]
+    splits: dict[str, tuple[int, int]]  # rows of images [first, last) of each split, in row order
 
     @classmethod
     def choose(cls, splits: dict[str, tuple[int, int]], length: int | None = None) -> "Blocks":

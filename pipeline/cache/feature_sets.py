@@ -19,34 +19,22 @@ OK, FAILED, NOT_DONE = 0, 1, 255  # the status of a sample
 
 
 class FeatureSet:
-    """What image and caption sets share.
+    """What image and caption sets share; `name` is the encoder's, ``@`` and the first 8 digits of the fingerprint."""
 
-    Attributes:
-        name: the encoder's name, ``@`` and the first 8 digits of the fingerprint.
-        kind: ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``.
-        fingerprint: SHA-256 of what decides the features.
-        identity: the same, readable.
-        dtype: ``float16`` or ``float32``.
-        channels: width of a local row; None for words.
-        global_channels: width of the global feature; None for words.
-        failed: {id: reason} of the samples that could not be read.
-        blocks: which images each shard holds.
-    """
-
-    modality: str
+    modality: str  # ``images`` or ``captions``
     _at: Any  # row in this set's arrays of each row of the samples
 
     def __init__(self, cache: "FeatureCache", name: str) -> None:
         self.cache, self.name = cache, name
         self.path = f"{self.modality}/{name}"
         self.attributes = cache.store.read_group(self.path)
-        self.kind: str = self.attributes["kind"]
-        self.fingerprint: str = self.attributes["fingerprint"]
-        self.identity: dict[str, Any] = self.attributes["identity"]
-        self.dtype: str = self.attributes["dtype"]
-        self.channels: int | None = self.attributes["channels"]
-        self.global_channels: int | None = self.attributes["global_channels"]
-        self.failed: dict[str, str] = self.attributes["failed"]
+        self.kind: str = self.attributes["kind"]  # ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``
+        self.fingerprint: str = self.attributes["fingerprint"]  # SHA-256 of what decides the features
+        self.identity: dict[str, Any] = self.attributes["identity"]  # the same, readable
+        self.dtype: str = self.attributes["dtype"]  # ``float16`` or ``float32``; ``int32`` for words
+        self.channels: int | None = self.attributes["channels"]  # width of a local row; None for words
+        self.global_channels: int | None = self.attributes["global_channels"]  # likewise of the global feature
+        self.failed: dict[str, str] = self.attributes["failed"]  # {id: reason} of the samples that could not be read
         self.blocks = Blocks(self.attributes["shard_images"], cache.splits)
         self._rows: dict[str, Rows] = {}
 
@@ -106,17 +94,13 @@ class FeatureSet:
 
 
 class ImageSet(FeatureSet):
-    """Image features of one encoder. Rows are image rows of the samples.
-
-    Attributes:
-        rows: local rows of an image, N (the longest, where it varies).
-    """
+    """Image features of one encoder. Rows are image rows of the samples."""
 
     modality = "images"
 
     def __init__(self, cache: "FeatureCache", name: str) -> None:
         super().__init__(cache, name)
-        self.rows: int = self.attributes["rows"]
+        self.rows: int = self.attributes["rows"]  # local rows of an image, N; the most, where they vary
 
     @cached_property
     def _at(self) -> np.ndarray:
@@ -148,17 +132,13 @@ class ImageSet(FeatureSet):
 
 
 class CaptionSet(FeatureSet):
-    """Caption features of one encoder, packed. Rows are caption rows of the samples.
-
-    Attributes:
-        vocabulary: the words of a ``words`` set by token id; None for other kinds.
-    """
+    """Caption features of one encoder, packed. Rows are caption rows of the samples."""
 
     modality = "captions"
 
     def __init__(self, cache: "FeatureCache", name: str) -> None:
         super().__init__(cache, name)
-        words = self.attributes.get("vocabulary")
+        words = self.attributes.get("vocabulary")  # by token id; of a ``words`` set only
         self.vocabulary: tuple[str, ...] | None = None if words is None else tuple(words)
 
     @cached_property

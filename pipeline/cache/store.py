@@ -22,17 +22,13 @@ from ..errors import CacheError, StoreError
 from ..files import write_bytes
 from .object_store import connect, one_sentence
 
-PATIENCE = 60.0  # seconds that an object store may take to say whether something is there, all its retries included
+PATIENCE = 60.0  # seconds that an object store may take to say whether something exists, with all retries
 _BLANK = "0" * 64
 _LOCAL = ("file", "local")
 
 
 class Store:
-    """A cache's folder on a local path or any fsspec URL.
-
-    Args:
-        url: a local path or a URL such as ``s3://bucket/coco.zarr``.
-    """
+    """A cache's folder at a local path, or an fsspec URL such as ``s3://bucket/coco.zarr``."""
 
     def __init__(self, url: str) -> None:
         self.url = str(url)
@@ -61,7 +57,7 @@ class Store:
         """Return whether a file or folder `name` is there.
 
         Raises:
-            StoreError: an object store does not answer, or wants credentials.
+            StoreError: as all methods here, an object store does not answer, or wants credentials.
         """
         with self._answering():
             if isinstance(self.fs, AsyncFileSystem):

@@ -14,21 +14,13 @@ REGION_ARRAYS: dict[str, tuple[tuple[int, ...], str, float]] = {
 
 @dataclass(frozen=True)
 class Regions:
-    """The features of one image.
+    """The features of one image."""
 
-    Attributes:
-        local: floating point [n,C], one row per region.
-        boxes: [n,4], x1, y1, x2, y2 in pixels; None where there are none.
-        classes: whole numbers [n], the detector's own; None where there are none.
-        scores: [n], the detector's confidence; None where there is none.
-        size: width and height of the picture in pixels; zeros where they are not known.
-    """
-
-    local: np.ndarray
-    boxes: np.ndarray | None = None
-    classes: np.ndarray | None = None
-    scores: np.ndarray | None = None
-    size: tuple[int, int] = (0, 0)
+    local: np.ndarray  # floating point [n,C]
+    boxes: np.ndarray | None = None  # [n,4], x1, y1, x2, y2 in pixels
+    classes: np.ndarray | None = None  # the detector's own numbers, whole, [n]
+    scores: np.ndarray | None = None  # the detector's confidence [n]
+    size: tuple[int, int] = (0, 0)  # width and height of the picture in pixels; zeros where they are not known
 
 
 def lay_out(arrays: dict[str, np.ndarray], row: int, regions: Regions) -> None:

@@ -26,7 +26,7 @@ class Job:
     url: str  # the cache
     set_name: str  # the feature set
     folder: str  # the manifest's image folder
-    options: Options  # with paths that hold in any working folder; the device ``auto`` is decided where the task runs
+    options: Options  # with absolute paths; the device ``auto`` is decided where the task runs
 
 
 def write_image_shard(job: Job, shard: int) -> Receipt:
@@ -104,22 +104,15 @@ def _put(
 
 
 def write_caption_shard(job: Job, shard: int) -> Receipt:
-    """Tokenise, and where the encoder has states encode, the captions of one shard and write it.
-
-    Raises:
-        CacheError: a value does not fit the set's dtype.
-        EncoderError: the weights are no longer the set's.
-    """
+    """Tokenise the captions of one shard, encode them if the set has states, and write it; errors as for images."""
     features = FeatureCache.open(job.url).caption_set(job.set_name)
     first, last = features.rows_in(shard)
     texts = features.cache.caption_texts(first, last)
     receipt = Receipt(shard, last - first)
     began = time.perf_counter()
-    encoder: TextEncoder
-    if features.vocabulary is not None:
-        encoder = WordsEncoder(features.vocabulary)
-    else:
-        encoder = job.options.load_text(str(pick_device(job.options.device)))
+    device = str(pick_device(job.options.device))
+    words = features.vocabulary
+    encoder: TextEncoder = job.options.load_text(device) if words is None else WordsEncoder(words)
     _check_identity(features, encoder.identity)
     ids = encoder.tokenize(texts)
     receipt.timed("read", began)

@@ -91,9 +91,8 @@ def lease(store: Store) -> Iterator[None]:
 def _take(store: Store, holder: str) -> None:
     held = store.find_bytes(NAME)
     if held is not None:
-        print(
-            f"{store.url} is being written, or its writer was killed; this shows in {PATIENCE:.0f} s.", file=sys.stderr
-        )
+        note = f"Another process writes to {store.url}, or was killed while it did"
+        print(f"{note}; waiting {PATIENCE:.0f} s to see which.", file=sys.stderr)
         patient_until = time.monotonic() + PATIENCE
         while (now := store.find_bytes(NAME)) == held and time.monotonic() < patient_until:
             time.sleep(PERIOD / 5)
@@ -113,7 +112,7 @@ def _keep(store: Store, holder: str, over: threading.Event, lost: threading.Even
                 return
             signs += 1
             store.write_bytes(NAME, _sign(holder, signs))
-        except StoreError:  # whoever writes meanwhile will say so
+        except StoreError:  # whoever writes meanwhile reports it
             continue
 
 

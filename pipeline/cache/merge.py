@@ -142,7 +142,7 @@ def _check_samples(caches: list[FeatureCache]) -> None:
 
 
 def _check_sets(parts: list[_Part]) -> None:
-    """Refuse parts of one name, or that look like halves of one set, if they cannot become one set."""
+    """Refuse parts that cannot become one set, though they have one name or look like halves of one set."""
     for first, second in combinations(parts, 2):
         a, b = first.facts, second.facts
         differing = _differing(a, b)
@@ -152,7 +152,7 @@ def _check_sets(parts: list[_Part]) -> None:
                 inside = ", ".join(_differing(a["identity"], b["identity"])) or "dtype"
                 raise CacheError(
                     f"'{first.path}' and '{second.path}' hold different splits in {where}, but cannot become one set:"
-                    f" they differ in {inside}; compute one of them again in the way of the other"
+                    f" they differ in {inside}; make one of them again with the options of the other"
                 )
         elif "shard_images" in differing:
             raise CacheError(
@@ -161,8 +161,8 @@ def _check_sets(parts: list[_Part]) -> None:
             )
         elif differing:
             raise CacheError(
-                f"'{first.path}' is not the same set in {where}: they differ in {', '.join(differing)}; compute one of"
-                " them again in the way of the other"
+                f"'{first.path}' is not the same set in {where}: they differ in {', '.join(differing)}; make one of"
+                " them again with the options of the other"
             )
 
 
@@ -182,7 +182,7 @@ def _like_halves(first: _Part, second: _Part) -> bool:
 
 
 def _check_overlap(parts: list[_Part]) -> list[tuple[_Part, int]]:
-    """Return each finished shard with the first part that has it; another that has it must have the same bytes."""
+    """Return each finished shard with the first part that has it; the other parts must have the same bytes."""
     holder: dict[tuple[str, int], _Part] = {}
     twice = []
     for part in parts:

@@ -62,8 +62,8 @@ class Rows:
             if rows is None:
                 rows = self._block(number)
             end = at + stop - start
-            # NumPy's own loop: the C library copies what fits a core's second cache with `rep movsb`, which on AMD
-            # takes 2 times as long, and 4 times from an odd address, such as a block's after another's checksum.
+            # NumPy's own loop: the C library copies so few bytes with `rep movsb`, which on AMD takes twice as long,
+            # and four times as long from an odd address, such as that of a block after another's checksum.
             np.positive(rows[start:stop], out[at:end])
             at = end
         return out.view(self.dtype).reshape(-1, *self.row_shape)

@@ -179,8 +179,6 @@ class Store:
         """
         try:
             array = zarr.open_array(self._zarr(), path=name, mode="r+" if writable else "r", zarr_format=3)
-        except StoreError:
-            raise
         except (FileNotFoundError, ValueError, KeyError) as error:
             raise CacheError(f"{self.url}: array '{name}' is missing or its zarr.json is damaged") from error
         # Zeros are data: without this a shard of zeros would have no file and look as if it had been lost.
@@ -221,7 +219,7 @@ class Store:
         """
         digests = {array: self._sha256(_metadata(f"{name}/{array}")) for array in arrays}
         if lost := [array for array, digest in digests.items() if not digest]:
-            raise CacheError(f"{self.url}: '{name}/{lost[0]}' has gone; does another process write there?")
+            raise CacheError(f"{self.url}: '{name}/{lost[0]}' is gone; does another process write there?")
         blank = _group_json({**attributes, "arrays": digests, "digest": _BLANK})
         self.write_bytes(_metadata(name), blank.replace(_BLANK.encode(), hashlib.sha256(blank).hexdigest().encode()))
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..pipeline.cache import CaptionSet, ImageSet
 from ..pipeline.errors import RecipeError
-from ..pipeline.reading.batches import Features
+from ..pipeline.reading.features import Features
 from .modules.adapters import ADAPTERS
 from .modules.aggregators import AGGREGATORS, Aggregated
 from .modules.embedding import Embedding, Sequence

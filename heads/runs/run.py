@@ -32,7 +32,8 @@ from ...pipeline.cache.lease import locked
 from ...pipeline.errors import RunError
 from ...pipeline.files import making, partials_in, remove, write_text, writing
 from ..model import FeatureFacts, Model, build_model
-from ..recipes.recipe import Recipe, resolve
+from ..recipes.blocks import Recipe
+from ..recipes.recipe import resolve
 from .info import FORMAT, VERSION, RunInfo
 
 # When a run is resumed; the sets that data.image and data.text stand for are compared themselves.
@@ -226,9 +227,10 @@ class Run:
             return None
         file = self.path / "state.pt"
         try:
-            return torch.load(file, map_location="cpu", weights_only=True)
+            state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch reports damage by many types
             raise RunError(f"{file} is damaged; train again with another --out") from error
+        return state
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl, oldest first.

@@ -6,7 +6,7 @@ Generator with Diverse Set Sizes": 20% of the input vectors are dropped at rando
 
 import torch
 
-from ...pipeline.reading.batches import Features
+from ...pipeline.reading.features import Features
 from ..modules.padding import valid_rows, zero_padding
 
 

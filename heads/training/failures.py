@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,8 @@ from tqdm import tqdm
 from ...pipeline.device import within_memory
 from ...pipeline.errors import OutOfMemory
 from ...pipeline.reading.features import Features
-from ..recipes.recipe import Recipe
+from ..modules.losses.triplet import Triplet
+from ..recipes.blocks import Recipe
 from ..runs.run import Run
 
 STEPS = 100  # as long must the loss sit there
@@ -31,7 +31,8 @@ class CollapseDetector:
 
     def __init__(self, losses: nn.ModuleDict) -> None:
         self.names = list(losses)
-        self.triplet: Any = losses["triplet"] if "triplet" in self.names else None
+        triplet = losses["triplet"] if "triplet" in self.names else None
+        self.triplet = triplet if isinstance(triplet, Triplet) else None
         self.warned = False
 
     def constant(self, pairs: int) -> float | None:
@@ -63,7 +64,7 @@ class CollapseDetector:
             steps: for how many it has.
             lr: the recipe's learning rate.
         """
-        if self.warned or steps < STEPS:
+        if self.triplet is None or self.warned or steps < STEPS:
             return
         self.warned = True
         constant = "2 x margin x pairs" if self.triplet.reduction == "sum" else "2 x margin"

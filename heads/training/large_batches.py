@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from ...pipeline.errors import RecipeError
-from ...pipeline.reading.batches import Features
+from ...pipeline.reading.features import Features
 from ..modules.aggregators import Aggregated
 from ..modules.embedding import Sequence, concatenate, each
 from .ranks import ALONE, Ranks

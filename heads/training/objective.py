@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ...pipeline.reading.batches import Batch, Batches
 from ..model import Model
-from ..recipes.recipe import Recipe
+from ..recipes.blocks import Recipe
 from .augmentation import drop_rows
 from .large_batches import embed_in_parts
 from .optimisation import autocast_dtype

@@ -14,7 +14,7 @@ from ...pipeline.errors import CacheError, RecipeError, RunError
 from ...pipeline.reading.batches import Batches
 from ...pipeline.reading.placement import Placement
 from ..model import Model, feature_facts
-from ..recipes.recipe import Recipe
+from ..recipes.blocks import Recipe
 from ..runs.features import RetokenizedCaptions, Sets
 from ..runs.info import AS_A_WHOLE, RunInfo, absolute, versions
 from ..runs.run import Run

@@ -50,7 +50,8 @@ class Ranks:
 
         The gradient of a row goes to the rank that it came from.
         """
-        return _Gather.apply(mine, *self.share(items), items)
+        gathered: Tensor = _Gather.apply(mine, *self.share(items), items)
+        return gathered
 
     @contextmanager
     def own_draws(self, device: torch.device) -> Iterator[None]:

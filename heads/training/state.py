@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from ...pipeline.errors import RunError
 from ..model import Model
-from ..recipes.recipe import Recipe
+from ..recipes.blocks import Recipe
 from ..runs.run import Run
 from .optimisation import autocast_dtype, moving_average
 

@@ -17,13 +17,13 @@ from ...pipeline.device import deterministic, start_reading
 from ...pipeline.errors import RunError
 from ...pipeline.progress import Progress
 from ...pipeline.reading.batches import Batch, Batches, joined_batches
-from ...pipeline.reading.placement import Resident
+from ...pipeline.reading.placement import Placement, Resident
 from ..evaluation.metrics import Recalls
 from ..evaluation.protocols import recalls
 from ..evaluation.scoring import compare, embed
-from ..model import build_losses, build_model, feature_facts
-from ..recipes.recipe import Recipe
-from ..runs.features import batches_of
+from ..model import FeatureFacts, Model, build_losses, build_model, feature_facts
+from ..recipes.blocks import Recipe
+from ..runs.features import Sets, batches_of
 from ..runs.run import Run, require_free
 from .event_log import Record, epoch_tags, event_log, require_log, step_tags
 from .failures import STEPS, CollapseDetector, enough_memory, not_finite
@@ -80,9 +80,8 @@ def train(
 ) -> TrainSummary:
     """Train the head that `recipe` describes on the features in `store`, and leave a run at `out`.
 
-    The same seed gives the same numbers on the same device, also where the training was stopped and resumed: every
-    step draws from a generator that is seeded by `seed`, its epoch and its number alone. Under torchrun all processes
-    train one head; see `ranks`.
+    The same seed gives the same numbers on the same device, also after a stop: every step draws from a generator
+    seeded by `seed`, its epoch and its number alone. Under torchrun all processes train one head; see `ranks`.
 
     Args:
         store: the feature cache; its splits `train` and `val` are used.
@@ -90,8 +89,7 @@ def train(
         out: the run folder; must not exist, unless `resume`.
         device: ``auto``, ``cpu`` or ``cuda``.
         seed: decides the first weights and the order of samples; 0 or more.
-        resume: go on after the last complete epoch of `out`, or the last step that was written down. Starts it where
-            there is nothing yet. The store may have been moved.
+        resume: go on after the last step that `out` has written down. The store may have been moved.
         also: other stores whose split `train` is learnt as well; features must be of the same encoders, words are
             tokenised with the vocabulary of `store`. Validation is on `store` alone.
         resident: features that other trainings of this process have in memory; what is put there is theirs too.
@@ -112,20 +110,13 @@ def train(
         others = other_sets(also, sets)
         facts = feature_facts(sets[0]), feature_facts(sets[1])
 
-        # The weights are drawn on the CPU, so that a seed means the same beginning on every device.
-        torch.manual_seed(seed)
         with enough_memory(target, recipe):
-            model = build_model(recipe, *facts).to(target)
+            state = _beginning(recipe, facts, seed, target)
+            model = state.model
             if recipe.data.chunk is not None or ranks.count > 1:
                 require_whole_batches(model, "data.chunk" if ranks.count == 1 else "torchrun")
-            losses = build_losses(recipe, facts[1]).to(target)
-            optimizer = build_optimizer(model, losses, recipe.optimizer)
-            state = TrainingState.new(model, losses, optimizer, recipe, target)
-            placement = placement_of(out, recipe, resume)
-            parts = [batches_of(one, model, "train", target, placement, resident) for one in (sets, *others)]
-            train_split, val_split = joined_batches(parts), batches_of(sets, model, "val", target, "mapped", resident)
-        if train_split.images < 2:
-            raise RunError(f"split 'train' of {cache.url} has a single usable image, which has no negative: add images")
+            train_split = _learnt_from([sets, *others], model, target, placement_of(out, recipe, resume), resident)
+            val_split = batches_of(sets, model, "val", target, "mapped", resident)
 
         info = facts_of(train_split, target, seed)
         run, created = open_run(Run, out, info, recipe, train_split, ranks, resume=resume)
@@ -134,8 +125,28 @@ def train(
         with run.held(created) if ranks.first else nullcontext(), enough_memory(target, recipe):
             if path is not None and not begun:
                 load_vectors(model, path, sets[1].vocabulary or ())
-            objective = Objective.of(recipe, model, losses, train_split, ranks)
+            objective = Objective.of(recipe, model, state.losses, train_split, ranks)
             return Loop(run, objective, state, train_split, val_split).go_on()
+
+
+def _beginning(
+    recipe: Recipe, facts: tuple[FeatureFacts, FeatureFacts], seed: int, target: torch.device
+) -> TrainingState:
+    """Return a training before its first step, for features of images and captions with these facts."""
+    torch.manual_seed(seed)  # on the CPU, where the weights are drawn: a seed begins alike on every device
+    model, losses = build_model(recipe, *facts).to(target), build_losses(recipe, facts[1]).to(target)
+    return TrainingState.new(model, losses, build_optimizer(model, losses, recipe.optimizer), recipe, target)
+
+
+def _learnt_from(
+    sets: Sequence[Sets], model: Model, target: torch.device, placement: Placement, resident: Resident | None
+) -> Batches:
+    """Return the training split of all stores as one."""
+    split = joined_batches([batches_of(one, model, "train", target, placement, resident) for one in sets])
+    if split.images < 2:
+        url = sets[0][0].cache.url
+        raise RunError(f"split 'train' of {url} has a single usable image, which has no negative: add images")
+    return split
 
 
 class Loop:

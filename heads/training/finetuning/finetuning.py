@@ -12,7 +12,7 @@ evaluation finds no others. `metrics.jsonl` goes on after the head's lines.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,8 @@ from ....pipeline.reading.origin import extraction_words
 from ....pipeline.reading.reattachment import image_folder, put_back_captions, put_back_images
 from ....pipeline.reading.split import Split
 from ...model import build_losses
-from ...recipes.recipe import Recipe, load_recipe
+from ...recipes.blocks import Recipe
+from ...recipes.recipe import load_recipe
 from ...runs.features import batches_of, caption_set_of_run, image_set_of_run, open_store
 from ...runs.info import RunInfo, absolute, versions
 from ...runs.run import Run, require_free
@@ -65,71 +66,50 @@ def finetune(
 ) -> TrainSummary:
     """Put the backbones of a trained head back and train all of it from images and token ids, leaving a run at `out`.
 
-    It begins with the weights of the head's best epoch, the head's optimiser state and losses, and the epoch after
-    its last; a moving average of all weights begins anew. What is not put back stays on the cache. Of a head that was
-    trained on several stores, the first is taken. The same options give the same numbers on the same device, also
-    where it was stopped and resumed.
+    It begins with the head's best weights, its optimiser state and losses, and the epoch after its last.
 
     Args:
         run: the head's run folder.
-        out: the new run folder; must not exist, unless `resume`.
+        out: the new run folder.
         settings: changes of the run's recipe, such as ``schedule.epochs=40`` or ``finetune.image_lr=0.1``.
         reattach: which of ``image`` and ``text``; none: those that the recipe's `finetune` block trains.
         data_root: where the images are, see `reattachment.image_folder`.
         visual_weights: of the image backbone, see `reattachment.put_back_images`.
         text_weights: folder or hub id of the text backbone; None: ``bert-base-uncased``.
-        store: the feature cache; None: the run's own.
+        store: the feature cache; None: the run's own, of several the first.
         device: ``auto``, ``cpu`` or ``cuda``.
-        resume: go on after the last complete epoch of `out`. Starts it where there is nothing yet.
+        resume: go on where `out` stopped; without it, `out` must not exist.
 
     Raises:
         RecipeError: the settings do not fit, or change what the head was trained for.
-        CacheError, EncoderError, SampleError: a backbone cannot be put back, or images are missing or others.
+        CacheError, EncoderError, SampleError: a backbone cannot be put back, or its images are missing or others.
         RunError: a run does not fit, memory does not suffice, or the loss is not finite.
     """
     require_one_process("fine-tuning")
-    target = pick_device(device)
     if not resume:
         require_free(out)
-    base = Run(run)
-    recipe, put_back = _recipe(base, settings, reattach)
-    weights = {"image": visual_weights, "text": text_weights}
-    for name, given in weights.items():
-        if given is not None and name not in put_back:
-            raise RecipeError(f"the {name} backbone is not put back, so that its weights {given} have no effect")
-    require_log(recipe.runtime.log)
+    target = pick_device(device)
+    base, weights = Run(run), {"image": visual_weights, "text": text_weights}
+    recipe, put_back = _recipe(base, settings, reattach, weights)
     cache = open_store(base, store)
     require_splits(cache)
-    with _enough_memory(target):
-        head = base.model(target)
     before = _state_of(base, recipe, cache)
     cached = Split.of(image_set_of_run(base, cache), caption_set_of_run(base, cache), "train")
     folder = image_folder(cache, data_root) if "image" in put_back else None
     with _enough_memory(target):
         encoders = _put_back(base, recipe, put_back, cached, folder, weights, target)
-        model = EndToEndModel(head, encoders, recipe)
-        if recipe.data.chunk is not None:
-            require_whole_batches(head, "data.chunk")
-        losses = build_losses(recipe, base.text_facts).to(target)
-        losses.load_state_dict(before["losses"])
-        state = TrainingState.new(model, losses, _optimizer(base, before, recipe, model, losses), recipe, target)
-        state.epoch, state.step, state.best_epoch = before["epoch"], before["step"], before["epoch"]
-    train_split, val_split = (
-        end_to_end_batches(
-            batches_of((cached.image_set, cached.caption_set), model, split, target, placement),
-            encoders,
-            folder,
-            crop_and_flip=recipe.finetune.crop_and_flip,
-            masked=recipe.finetune.mask_words,
-        )
-        for split, placement in (("train", placement_of(out, recipe, resume)), ("val", "mapped"))
-    )
-    info = _facts_of(base, train_split, encoders, state.epoch)
-    new, created = open_run(TunedRun, out, info, recipe, train_split, resume=resume)
+        model = EndToEndModel(base.model(target), encoders, recipe)
+        state = _state_after(base, before, recipe, model, target)
+    sets, placement = (cached.image_set, cached.caption_set), placement_of(out, recipe, resume)
+    read = batches_of(sets, model, "train", target, placement), batches_of(sets, model, "val", target)
+    how = recipe.finetune.crop_and_flip, recipe.finetune.mask_words
+    train_split, val_split = (end_to_end_batches(split, encoders, folder, *how) for split in read)
+    facts = _facts_of(base, train_split, encoders, state.epoch)
+    new, created = open_run(TunedRun, out, facts, recipe, train_split, resume=resume)
     if not state.resume(new):
         new.save_metrics(base.metrics()[: state.epoch])
     with new.held(created), _enough_memory(target):
-        objective = EndToEndObjective.of(recipe, model, losses, train_split)
+        objective = EndToEndObjective.of(recipe, model, state.losses, train_split)
         return Loop(new, objective, state, train_split, val_split).go_on()
 
 
@@ -168,6 +148,22 @@ def _state_of(base: Run, recipe: Recipe, cache: FeatureCache) -> dict[str, Any]:
             f"{base.path} has trained to the end of its schedule, epoch {state['epoch']}; say how many there shall be"
             f" in all, for example --set schedule.epochs={state['epoch'] + 10}"
         )
+    return state
+
+
+def _state_after(
+    base: Run, before: dict[str, Any], recipe: Recipe, model: EndToEndModel, target: torch.device
+) -> TrainingState:
+    """Return a training of a head with its backbones, which goes on from the state that the head was left in.
+
+    A moving average begins anew.
+    """
+    if recipe.data.chunk is not None:
+        require_whole_batches(model.head, "data.chunk")
+    losses = build_losses(recipe, base.text_facts).to(target)
+    losses.load_state_dict(before["losses"])
+    state = TrainingState.new(model, losses, _optimizer(base, before, recipe, model, losses), recipe, target)
+    state.epoch, state.step, state.best_epoch = before["epoch"], before["step"], before["epoch"]
     return state
 
 
@@ -216,11 +212,14 @@ def _optimizer(
     return optimizer
 
 
-def _recipe(base: Run, settings: Sequence[str], reattach: Sequence[str]) -> tuple[Recipe, tuple[str, ...]]:
+def _recipe(
+    base: Run, settings: Sequence[str], reattach: Sequence[str], weights: Mapping[str, str | None]
+) -> tuple[Recipe, tuple[str, ...]]:
     """Return the run's recipe, changed, and which backbones are put back.
 
     Raises:
-        RecipeError: the settings do not fit, change what the head was trained for, or nothing would be put back.
+        RecipeError: the settings do not fit, change what the head was trained for, or nothing would be put back; or
+            weights are given for what is not.
     """
     recipe = load_recipe(str(base.path / "recipe.yaml"), settings)
     then, now = base.recipe.to_dict(), recipe.to_dict()
@@ -240,6 +239,10 @@ def _recipe(base: Run, settings: Sequence[str], reattach: Sequence[str]) -> tupl
             f"the recipe of {base.path} says of no backbone that it learns; say which to put back with --reattach"
             " image, text or image,text"
         )
+    for name, given in weights.items():
+        if given is not None and name not in put_back:
+            raise RecipeError(f"the {name} backbone is not put back, so that its weights {given} have no effect")
+    require_log(recipe.runtime.log)
     missing: dict[str, Any] = {f"{name}_lr": _FACTOR for name in put_back if not learns[name]}
     if missing:
         names = " and ".join(f"finetune.{key}" for key in missing)

@@ -11,11 +11,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from ....pipeline.encoders.base import TrainableEncoder
-from ....pipeline.reading.batches import Batch, Features
+from ....pipeline.reading.batches import Batch
+from ....pipeline.reading.features import Features
 from ...model import Branch, Model
 from ...modules.aggregators import Aggregated
-from ...recipes.blocks import Finetune
-from ...recipes.recipe import Recipe
+from ...recipes.blocks import Finetune, Recipe
 from ..augmentation import drop_rows
 from ..objective import Objective
 

@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -22,7 +23,7 @@ class Progress:
         self.title, self.total, self.unit, self.seconds = title, total, unit, seconds
         self.first = self.count = done
         self.note = ""
-        self._bar: tqdm | None = None
+        self._bar: tqdm[NoReturn] | None = None
 
     def __enter__(self) -> "Progress":
         self._began = self._spoke = time.monotonic()

@@ -47,4 +47,5 @@ class Blocks:
     def array_rows(self, images: np.ndarray) -> np.ndarray:
         """Return the row in a set's arrays of each image row."""
         shards = self.shard_of(images)
-        return shards * self.length + images - self._bounds[shards, 0]
+        rows: np.ndarray = shards * self.length + images - self._bounds[shards, 0]
+        return rows

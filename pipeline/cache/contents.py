@@ -159,12 +159,13 @@ def _describe_set(features: ImageSet | CaptionSet) -> SetContents:
     )
 
 
-def _shard_values(features: ImageSet | CaptionSet, array: zarr.Array) -> int:
+def _shard_values(features: ImageSet | CaptionSet, array: "zarr.Array[Any]") -> int:
     """Count the feature values of a shard; `array` are its local features or tokens."""
     local = math.prod(array.shards or array.chunks)
     if features.global_channels is None:
         return local
-    return local + features.attributes.get("shard_captions", features.blocks.length) * features.global_channels
+    samples: int = features.attributes.get("shard_captions", features.blocks.length)
+    return local + samples * features.global_channels
 
 
 def _sample_values(features: ImageSet | CaptionSet) -> int:

@@ -22,7 +22,6 @@ class FeatureSet:
     """What image and caption sets share; `name` is the encoder's, ``@`` and the first 8 digits of the fingerprint."""
 
     modality: str  # ``images`` or ``captions``
-    _at: Any  # row in this set's arrays of each row of the samples
 
     def __init__(self, cache: "FeatureCache", name: str) -> None:
         self.cache, self.name = cache, name
@@ -39,18 +38,24 @@ class FeatureSet:
         self._rows: dict[str, Rows] = {}
 
     @cached_property
+    def _at(self) -> np.ndarray:
+        """Row in this set's arrays of each row of the samples, int64."""
+        raise NotImplementedError
+
+    @cached_property
     def status(self) -> np.ndarray:
         """Of each sample, u8: 0 ok, 1 failed, 255 not done."""
-        return self._whole("status")[self._at]
+        return self._of_samples("status")
 
     @cached_property
     def length(self) -> np.ndarray:
         """Valid local rows, or tokens, of each sample, i32."""
-        return self._whole("length")[self._at]
+        return self._of_samples("length")
 
     def done(self) -> np.ndarray:
         """Return which shards are finished, bool [shards]."""
-        return self.cache.store.read_array(f"{self.path}/done") == 1
+        done: np.ndarray = self.cache.store.read_array(f"{self.path}/done") == 1
+        return done
 
     def complete(self, split: str) -> bool:
         """Return whether every shard of `split` is finished."""
@@ -77,15 +82,16 @@ class FeatureSet:
             for name, array in arrays.items()
         }
 
-    def _whole(self, name: str) -> np.ndarray:
-        """Return an array that has one value a sample; Zarr would make up the values of a lost file."""
+    def _of_samples(self, name: str) -> np.ndarray:
+        """Return the value of each sample in an array; Zarr would make up the values of a lost file."""
         marked, there = (self.cache.store.names(f"{self.path}/{array}/c") for array in ("done", name))
         if lost := set(marked) - set(there):
             raise CacheError(
                 f"{self.cache.url}: '{self.path}/{name}' has lost shard {min(map(int, lost))}; run `xret cache verify`,"
                 " then the extraction again with --repair"
             )
-        return self.cache.store.read_array(f"{self.path}/{name}")
+        values: np.ndarray = self.cache.store.read_array(f"{self.path}/{name}")[self._at]
+        return values
 
     def _gather(self, name: str, first: np.ndarray, count: np.ndarray | int = 1) -> np.ndarray:
         if name not in self._rows:
@@ -147,7 +153,7 @@ class CaptionSet(FeatureSet):
 
     @cached_property
     def _start(self) -> np.ndarray:
-        return self._whole("start")[self._at]
+        return self._of_samples("start")
 
     def rows_in(self, shard: int) -> tuple[int, int]:
         """Return the caption rows [first, last) of a shard."""
@@ -174,7 +180,8 @@ def caption_array_rows(cache: "FeatureCache", blocks: Blocks, shard_captions: in
     """Return the row in a caption set's arrays of every caption row, int64 [M]."""
     shards = blocks.shard_of(cache.caption_image)
     first = np.array([cache.caption_start[blocks.images(s)[0]] for s in range(len(blocks))], dtype=np.int64)
-    return shards * shard_captions + np.arange(cache.captions) - first[shards]
+    rows: np.ndarray = shards * shard_captions + np.arange(cache.captions) - first[shards]
+    return rows
 
 
 def fingerprint(identity: dict[str, Any], dtype: str) -> str:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..data.manifest import SPLITS
 from ..data.regions import REGION_ARRAYS
-from ..data.samples import SPLITS, Samples
+from ..data.samples import Samples
 from ..errors import CacheError, OutputError
 from ..files import partials_in, remove, require_writable
 from .blocks import Blocks

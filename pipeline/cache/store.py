@@ -171,7 +171,7 @@ class Store:
             self.remove(f"{name}/c/{shard}")
             array[rows] = values
 
-    def open_array(self, name: str, writable: bool = False) -> zarr.Array:
+    def open_array(self, name: str, writable: bool = False) -> "zarr.Array[Any]":
         """Open the array `name`.
 
         Raises:

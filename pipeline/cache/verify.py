@@ -162,7 +162,7 @@ def _samples(store: Store) -> list[Damage]:
     return damaged
 
 
-def _read(store: Store, array: zarr.Array, shard: int) -> tuple[np.ndarray, bool]:
+def _read(store: Store, array: "zarr.Array[Any]", shard: int) -> tuple[np.ndarray, bool]:
     """Return one file of an array, and whether it is there and its checksums fit."""
     rows = (array.shards or array.chunks)[0]
     try:
@@ -174,6 +174,6 @@ def _read(store: Store, array: zarr.Array, shard: int) -> tuple[np.ndarray, bool
     return values, store.exists(file_of(array, shard))
 
 
-def file_of(array: zarr.Array, shard: int) -> str:
+def file_of(array: "zarr.Array[Any]", shard: int) -> str:
     """Return the path, below the store, of the file that holds one shard of an array."""
     return f"{array.path}/c/" + "/".join([str(shard)] + ["0"] * (array.ndim - 1))

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..cache import Blocks, CaptionSet, FeatureCache
+from ..cache.feature_sets import SetFacts
 from ..cache.layout import (
-    SetFacts,
     caption_set_to_fill,
     choose_splits,
     find_cache,

@@ -82,7 +82,7 @@ def fill(
 class _Receipts:
     """Marks the shards whose receipts come, and adds the receipts up."""
 
-    def __init__(self, features: ImageSet | CaptionSet, marks: zarr.Array) -> None:
+    def __init__(self, features: ImageSet | CaptionSet, marks: "zarr.Array[Any]") -> None:
         self.features, self.marks = features, marks
         self.samples = 0
         self.shares = {"read": 0.0, "encode": 0.0, "write": 0.0}
@@ -99,7 +99,7 @@ class _Receipts:
         return receipt.samples
 
 
-def _require_some(features: ImageSet | CaptionSet, split: str, marks: zarr.Array) -> None:
+def _require_some(features: ImageSet | CaptionSet, split: str, marks: "zarr.Array[Any]") -> None:
     """Refuse a split whose samples have all failed, and let it be tried again."""
     if not (features.status[features.rows_of(split)] == FAILED).all():
         return

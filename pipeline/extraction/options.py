@@ -115,7 +115,7 @@ def _resolved(encoder: str, weights: str) -> str | None:
     if encoder != "bert":
         return weights
     from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.utils import HFValidationError
+    from huggingface_hub.errors import HFValidationError
 
     try:
         config = try_to_load_from_cache(weights, "config.json")

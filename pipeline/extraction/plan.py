@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..cache import Blocks
-from ..cache.layout import SetFacts, choose_splits, find_cache
+from ..cache.feature_sets import SetFacts
+from ..cache.layout import choose_splits, find_cache
 from ..data.manifest import Manifest
 from ..data.regions import REGION_ARRAYS
 from ..data.samples import Samples, read_samples

@@ -8,9 +8,9 @@ from importlib.metadata import version
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import dask
+from dask.base import compute
 from dask.callbacks import Callback
-from dask.delayed import Delayed
+from dask.delayed import Delayed, delayed
 
 from ..errors import CacheError
 from .shards import Receipt
@@ -28,7 +28,7 @@ def shard_tasks(
     work: Callable[[Any, int], Receipt], job_of: Callable[[int], Any], set_name: str, shards: Iterable[int]
 ) -> Iterator[Delayed]:
     """Yield one Dask task a shard; `job_of` gives what the task of a shard is told."""
-    task = dask.delayed(work, pure=False)
+    task = delayed(work, pure=False)
     for shard in shards:
         yield task(job_of(shard), shard, dask_key_name=f"{set_name}-shard-{shard}")
 
@@ -38,7 +38,7 @@ def run_here(tasks: Iterable[Delayed], workers: int, record: Record) -> None:
     tasks = iter(tasks)
     while wave := list(islice(tasks, WAVE)):
         with Callback(posttask=lambda _key, result, *_: record(result) if isinstance(result, Receipt) else None):
-            dask.compute(*wave, scheduler="threads", num_workers=workers, optimize_graph=False)
+            compute(*wave, scheduler="threads", num_workers=workers, optimize_graph=False)
 
 
 def run_on_cluster(tasks: Iterable[Delayed], address: str, record: Record) -> None:
@@ -114,7 +114,8 @@ def workers_of(client: "Client", address: str) -> dict[str, Any]:
 
 def _greet(address: str) -> None:
     """Raise CacheError unless a scheduler answers; a `Client` would hang, or print a traceback."""
-    from distributed.comm import connect, parse_address
+    from distributed.comm.addressing import parse_address
+    from distributed.comm.core import connect
 
     async def shake_hands() -> None:
         await (await connect(address, timeout=PATIENCE)).close()

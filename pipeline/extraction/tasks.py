@@ -156,7 +156,7 @@ def _encode_captions(
         tell(job.set_name, len(rows))
 
 
-def _check_identity(features: ImageSet | CaptionSet, identity: dict) -> None:
+def _check_identity(features: ImageSet | CaptionSet, identity: dict[str, Any]) -> None:
     if features.identity != identity:
         raise EncoderError(
             f"the weights or preprocessing of '{features.attributes['encoder']}' here are not those that"

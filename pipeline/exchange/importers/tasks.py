@@ -16,7 +16,7 @@ from ...data.regions import REGION_ARRAYS, Regions, lay_out
 from ...errors import CacheError, SampleError
 from ...extraction.shards import Receipt, tell, write_shard
 from . import open_source
-from .source import Source, SourceError
+from .source import Source, SourceError, shown
 
 _KINDS = {"f": "floats", "iu": "whole numbers", "fiu": "numbers"}  # of NumPy's dtypes
 _opening = threading.Lock()
@@ -117,13 +117,10 @@ def write_imported_shard(job: ImportJob, shard: int) -> Receipt:
 
 
 def _read(source: Source, entry: int, features: ImageSet, name: str) -> Regions:
+    """Return the regions of an entry if they fit the set; refuse them otherwise."""
     if entry < 0:
         raise SampleError(name, "the source has no features of it")
-    return _checked(source.read(entry), features, source, name)
-
-
-def _checked(regions: Regions, features: ImageSet, source: Source, name: str) -> Regions:
-    """Return the regions if they fit the set; refuse them otherwise."""
+    regions = source.read(entry)
     local = regions.local
     if local.ndim != 2 or local.shape[1] != source.channels or not 1 <= len(local) <= features.rows:
         found = " x ".join(map(str, local.shape))
@@ -133,7 +130,7 @@ def _checked(regions: Regions, features: ImageSet, source: Source, name: str) ->
     for key, shape in {"local": local.shape, **shapes}.items():
         values, kinds = getattr(regions, key), {"local": "f", "classes": "iu"}.get(key, "fiu")
         if values is None or values.shape != shape or values.dtype.kind not in kinds:
-            found = "missing" if values is None else f"{values.dtype} {' x '.join(map(str, values.shape))}"
+            found = "missing" if values is None else shown(values)
             expected = f"{' x '.join(map(str, shape))} {_KINDS[kinds]}"
             raise SampleError(name, f"its {key} are {found}, not {expected}")
         if not np.isfinite(values).all():

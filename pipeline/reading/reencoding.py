@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..data.regions import Regions, lay_out, shard_arrays
+from ..data.regions import Regions, lay_out
 from ..encoders import REGION_ENCODERS, TextEncoder, VisualEncoder, encoding, load_text, load_visual
 from ..errors import EncoderError, SampleError
 from .features import Features, pad, pad_ids
@@ -115,7 +115,11 @@ def _laid_out(
 ) -> dict[str, np.ndarray]:
     """Return local features, their number, and the global ones, as the set's arrays hold them."""
     if isinstance(encoded, list):
-        arrays = shard_arrays(len(encoded), encoder.rows, encoder.channels, encoder.global_channels, dtype, ())
+        arrays = {
+            "local": np.empty((len(encoded), encoder.rows, encoder.channels), dtype),
+            "global": np.empty((len(encoded), encoder.global_channels), dtype),
+            "length": np.empty(len(encoded), np.int32),
+        }
         for row, regions in enumerate(encoded):
             lay_out(arrays, row, regions)
         return arrays

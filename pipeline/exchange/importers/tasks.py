@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ...cache import FAILED, FeatureCache, ImageSet
+from ...cache import FAILED, OK, FeatureCache, ImageSet
 from ...cache.layout import DEFAULT_SPLITS
-from ...data.regions import REGION_ARRAYS, Regions, lay_out, shard_arrays
+from ...data.regions import REGION_ARRAYS, Regions, lay_out
 from ...errors import CacheError, SampleError
 from ...extraction.shards import Receipt, tell, write_shard
 from . import open_source
@@ -98,12 +98,12 @@ def write_imported_shard(job: ImportJob, shard: int) -> Receipt:
     source = _source_of(features, job)
     first, last = features.rows_in(shard)
     names, ids = features.cache.file_names(first, last), features.cache.ids(first, last)
-    arrays = shard_arrays(
-        features.blocks.length, features.rows, source.channels, source.channels, features.dtype, source.extras
-    )
+    arrays = features.blank_shard()
     for row in np.argsort(job.entries, kind="stable").tolist():  # in the source's order: a disk likes that
         try:
-            lay_out(arrays, row, _read(source, job.entries[row], features, names[row]))
+            regions = _read(source, job.entries[row], features, names[row])
+            lay_out(arrays, row, regions)
+            arrays["size"][row], arrays["status"][row] = regions.size, OK
         except SampleError as error:
             if job.options.on_error == "fail":
                 advice = "repair the source, or record such images with --on-error skip"

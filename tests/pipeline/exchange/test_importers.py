@@ -243,7 +243,7 @@ def test_memory_is_that_of_a_shard_not_of_the_source(tmp_path, format_):
     source = {"butd-tsv": world.tsv, "scan": world.scan, "hdf5": world.hdf5}[format_]()
     bring(World(tmp_path / "small"), World(tmp_path / "other").tsv(), "butd-tsv")  # imports and first uses
     tracemalloc.start()
-    bring(world, source, format_, arrays=ARRAYS if format_ == "hdf5" else {})
+    bring(world, source, format_, arrays=ARRAYS if format_ == "hdf5" else {}, workers=1)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 122 * 4 * 8192 * 4 / 4  # of the source's 16 MB

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 
@@ -23,7 +23,7 @@ from ...pipeline.reading.placement import Resident
 from ...pipeline.wording import counted
 from ..evaluation.evaluation import Result, evaluate
 from ..model import build_model, feature_facts
-from ..recipes.recipe import Recipe
+from ..recipes.blocks import Recipe
 from ..runs.features import batches_of
 from ..runs.run import write_json
 from ..training.preparation import placement_of
@@ -35,16 +35,7 @@ _one_at_a_time = threading.Lock()
 
 @dataclass(frozen=True)
 class Cell:
-    """A variant with a seed: all that whoever trains it must know.
-
-    Attributes:
-        run: the run folder, absolute.
-        store: the feature cache, absolute.
-        recipe: resolved.
-        seed: of the run.
-        split: what is evaluated.
-        device: ``auto``, ``cpu`` or ``cuda``, where it is trained.
-    """
+    """A variant with a seed: all that whoever trains it must know. The paths of `run` and `store` are absolute."""
 
     run: str
     store: str
@@ -75,13 +66,11 @@ Record = Callable[[Cell, Outcome], None]
 def run_cell(cell: Cell, resident: Resident | None = None) -> Outcome:
     """Train a cell, or go on with it, and evaluate it; where that fails, return the sentence.
 
-    Args:
-        cell: which.
-        resident: features that other cells have in memory.
+    `resident` has the features that other cells have in memory.
     """
     run = Path(cell.run)
     if not (run.parents[1] / "ablation.json").is_file():
-        return f"{run.parents[1]} is not there on {socket.gethostname()}: --out must be a folder that all workers share"
+        return f"{run.parents[1]} is missing on {socket.gethostname()}: --out must be a folder that all workers share"
     with _one_at_a_time:
         try:
             train(cell.store, cell.recipe, run, device=cell.device, seed=cell.seed, resume=True, resident=resident)
@@ -89,16 +78,16 @@ def run_cell(cell: Cell, resident: Resident | None = None) -> Outcome:
             write_json(run / "eval.json", evaluation.to_dict())
         except XretError as error:
             return str(error)
-        except Exception as error:  # whatever one cell makes of it, the others are to be trained
+        except Exception as error:  # whatever happens to one cell, the others are trained
             return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return evaluation.results
 
 
 def at_once(jobs: int, device: torch.device) -> int:
-    """Return how many of `jobs` cells can be trained beside one another; say so where it is fewer.
+    """Return how many of `jobs` cells can be trained at once; say so where it is fewer.
 
-    On a CPU a cell computes with as many threads as it would alone, on which its numbers depend. Cells beside each
-    other need cores for them: without these they would take longer than one after another.
+    On a CPU a cell computes with as many threads as it would alone, because its numbers depend on them. Without cores
+    for all of these threads, cells at once would take longer than one after another.
     """
     threads = torch.get_num_threads()
     here = cores()
@@ -106,14 +95,15 @@ def at_once(jobs: int, device: torch.device) -> int:
     if fitting < jobs:
         alone = f"; OMP_NUM_THREADS=1 makes room for {min(jobs, here)}" if threads > 1 else ""
         print(
-            f"--jobs {jobs}: {fitting} at once, for a cell takes {threads} of {counted(here, 'core')}{alone}",
+            f"--jobs {jobs}: {fitting} at once, because a cell takes {counted(threads, 'thread')} and this machine has "
+            f"{counted(here, 'core')}{alone}",
             file=sys.stderr,
         )
     return fitting
 
 
 def load_features(cells: Sequence[Cell]) -> Resident:
-    """Put into memory what the cells train on, so that the processes that they are trained in share it."""
+    """Put into memory what the cells train on, for their processes to share."""
     resident, loaded = Resident(), set()
     for cell in cells:
         cache, data = FeatureCache.open(cell.store), cell.recipe.data
@@ -122,32 +112,12 @@ def load_features(cells: Sequence[Cell]) -> Resident:
             model = build_model(cell.recipe, feature_facts(sets[0]), feature_facts(sets[1]))
         wanted = (*(one.name for one in sets), *sorted(model.image_fields), *sorted(model.caption_fields))
         target = pick_device(cell.device)
-        with suppress(Exception), within_memory(target):  # the cell will say it
+        with suppress(Exception), within_memory(target):  # the cell itself reports what goes wrong
             placement = placement_of(cell.run, cell.recipe, resume=True)
             if (placement, wanted) not in loaded and placement != "stream":
                 loaded.add((placement, wanted))
                 batches_of(sets, model, "train", target, placement, resident)
     return resident
-
-
-class _Worker(NamedTuple):
-    """A process that trains the cells that come through its connection, and sends back their outcomes."""
-
-    connection: Any
-    process: Any
-
-    @classmethod
-    def start(cls, resident: Resident) -> "_Worker":
-        context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads and the GPU's state
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, torch.get_num_threads(), resident))
-        process.start()
-        theirs.close()  # the end of the process then ends what is received
-        return cls(ours, process)
-
-    def end(self) -> None:
-        self.connection.close()
-        self.process.join()
 
 
 def in_processes(cells: Sequence[Cell], jobs: int, record: Record) -> None:
@@ -160,37 +130,47 @@ def in_processes(cells: Sequence[Cell], jobs: int, record: Record) -> None:
         RunError: the memory that processes share does not suffice for the features.
     """
     resident, waiting = load_features(cells), list(reversed(cells))
-    busy: dict[Any, tuple[_Worker, Cell]] = {}
+    context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads and the GPU's state
+    busy: dict[Connection, tuple[SpawnProcess, Cell]] = {}
 
-    def give(worker: _Worker) -> None:
+    def start() -> tuple[Connection, SpawnProcess]:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, torch.get_num_threads(), resident))
+        process.start()
+        theirs.close()  # the end of the process then ends what is received
+        return ours, process
+
+    def give(connection: Connection, process: SpawnProcess) -> None:
         cell = waiting.pop()
-        worker.connection.send(cell)
-        busy[worker.connection] = worker, cell
+        connection.send(cell)
+        busy[connection] = process, cell
 
     try:
         for _ in range(min(jobs, len(waiting))):
-            give(_Worker.start(resident))
+            give(*start())
         while busy:
-            ready: Any = wait(list(busy))
-            for connection in ready:
-                worker, cell = busy.pop(connection)
+            ready = wait(list(busy))
+            for connection in [one for one in busy if one in ready]:
+                process, cell = busy.pop(connection)
                 try:
                     record(cell, connection.recv())
                 except (EOFError, ConnectionResetError):
-                    worker.process.join()
-                    record(cell, f"its process ended with exit code {worker.process.exitcode}; see {cell.run}.log")
-                    worker = _Worker.start(resident) if waiting else worker
+                    process.join()
+                    record(cell, f"its process ended with exit code {process.exitcode}; see {cell.run}.log")
+                    if waiting:
+                        connection, process = start()
                 if waiting:
-                    give(worker)
+                    give(connection, process)
                 else:
-                    worker.end()
+                    connection.close()
+                    process.join()
     finally:
-        for worker, _ in busy.values():
-            worker.process.terminate()
-            worker.process.join()
+        for process, _ in busy.values():
+            process.terminate()
+            process.join()
 
 
-def _work(cells: Any, threads: int, resident: Resident) -> None:
+def _work(cells: Connection, threads: int, resident: Resident) -> None:
     """Train what comes through the connection until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and the parent ends this process
     threading.Thread(target=_die_with_parent, daemon=True).start()

@@ -108,25 +108,40 @@ class RowsAdapter(Part):
             return {"global", "local"} if uses_local else {"global"}
         return {"local"}
 
-    def measure(self, parts: Callable[[], Iterable[Cached]]) -> None:
+    def measure(self, parts: Callable[[], Iterable[Cached]], uses_local: bool = True) -> None:
         """Take the statistics of `standardize` from all samples of a training split, which `parts` reads anew."""
-        if self.rows_input.standardize:
+        if self.rows_input.standardize and self._adapts_rows(uses_local):
             rows = (part.local[valid_rows(part.local, part.length)] for part in parts() if part.local is not None)
             self.rows_input.measure(rows)
         if self.global_input.standardize:
             self.global_input.measure(self._vector(part.length, part.local, part.global_) for part in parts())
 
     def forward(
-        self, length: Tensor, local: Tensor | None = None, global_: Tensor | None = None, token: Tensor | None = None
+        self,
+        length: Tensor,
+        local: Tensor | None = None,
+        global_: Tensor | None = None,
+        token: Tensor | None = None,
+        *,
+        uses_local: bool = True,
     ) -> Adapted:
-        """Adapt `local [B, N, C]` with `length [B]`, and `global_ [B, C]` where the adapter reads it."""
+        """Adapt `local [B, N, C]` with `length [B]`, and `global_ [B, C]` where the adapter reads it.
+
+        Args:
+            uses_local: whether the aggregator uses the rows; if not, they are left out where nothing else needs them.
+        """
         dtype = next(self.layer.parameters()).dtype
-        rows = None if local is None else self._adapted(self.rows_input(local.to(dtype)), length)
+        rows = None
+        if local is not None and self._adapts_rows(uses_local):
+            rows = self._adapted(self.rows_input(local.to(dtype)), length)
         if self._reads_vector:
             vector = self._vector(length, local, global_).to(dtype)
             return Adapted(rows, length, self.layer(self.global_input(vector)))
         assert rows is not None, "fields() asks for them"
         return Adapted(rows, length, _pool(self.global_, rows, length))
+
+    def _adapts_rows(self, uses_local: bool) -> bool:
+        return uses_local or not self._reads_vector
 
     def _vector(self, length: Tensor, local: Tensor | None, global_: Tensor | None) -> Tensor:
         if self.global_ == "cached":
@@ -225,7 +240,13 @@ class WordsAdapter(Part):
         weight[found.to(weight.device)] = rows
 
     def forward(
-        self, length: Tensor, local: Tensor | None = None, global_: Tensor | None = None, token: Tensor | None = None
+        self,
+        length: Tensor,
+        local: Tensor | None = None,
+        global_: Tensor | None = None,
+        token: Tensor | None = None,
+        *,
+        uses_local: bool = True,
     ) -> Adapted:
         """Adapt the ids `token [B, N]`, of which the first `length[b]` (at least one) count."""
         words = self.embedding(token)

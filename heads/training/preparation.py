@@ -187,7 +187,7 @@ def measure_channels(model: Model, split: Batches) -> None:
     """Give the adapters that standardise their features the statistics of a training split, which is read once more."""
     for branch, parts in ((model.image, split.image_features), (model.text, split.caption_features)):
         if isinstance(branch.adapter, RowsAdapter):
-            branch.adapter.measure(partial(parts, _AT_ONCE), branch.aggregator.uses_local)
+            branch.adapter.measure(partial(parts, _AT_ONCE), bool(branch.aggregator.uses_local))
 
 
 def load_vectors(model: Model, path: str, vocabulary: tuple[str, ...]) -> None:

@@ -99,7 +99,7 @@ def test_the_import_is_cheap():
 
 def test_settings_and_varied_values_are_those_of_the_command_line(tmp_path, one_thread):
     store = make_store(tmp_path / "s.zarr", train=8, val=4, test=4)
-    settings = {"model.dim": 8, "adapter.words.word_dim": 4, "schedule.epochs": 1, "loss.exclude_same_text": True}
+    settings = {"model.dim": 8, "adapter.words.word_dim": 4, "schedule.epochs": 1, "loss.same_text": "excluded"}
     written = [f"{key}={value}" for key, value in settings.items()]
     found = [
         xret.train(store, recipe="vsepp", out=tmp_path / name, settings=chosen, device="cpu")

@@ -14,9 +14,10 @@ import torch
 from distributed import LocalCluster
 from small_ablations import MARGIN, SMALL, TOO_LARGE, Stores, ablated, numbers, plan_of, started, weights
 
-from xret.heads.ablation.cells import Cell, at_once, load_features
+from xret.heads.ablation.cells import Cell
 from xret.heads.ablation.plan import plan_variation
 from xret.heads.evaluation.evaluation import Result
+from xret.heads.series.processes import at_once, load_features
 from xret.heads.training.training import train
 from xret.pipeline.cache.rows import Rows
 from xret.pipeline.errors import CacheError, RunError
@@ -79,7 +80,7 @@ def test_what_only_one_cell_stumbles_over_is_left_to_it(stores, tmp_path, monkey
     cells = [Cell(str(tmp_path / v.name), stores(), v.recipe, 0, "test", "cpu") for v in plan_of().variants]
     Path(cells[0].run).mkdir()  # something that is no run
     assert len(load_features(cells)._columns) == 2
-    monkeypatch.setattr("xret.heads.ablation.cells.batches_of", lambda *_: (_ for _ in ()).throw(OSError("disk")))
+    monkeypatch.setattr("xret.heads.series.processes.batches_of", lambda *_: (_ for _ in ()).throw(OSError("disk")))
     assert not load_features(cells)._columns
 
 
@@ -115,7 +116,7 @@ def test_on_a_cpu_cells_beside_each_other_need_cores(monkeypatch, capsys):
         assert ("OMP_NUM_THREADS=1" in said) is (expected < jobs and threads > 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(1))
     assert at_once(2, cpu) == 1
-    assert capsys.readouterr().err.startswith("--jobs 2: 1 at once, for a cell takes 4 of 1 core")
+    assert capsys.readouterr().err.startswith("--jobs 2: 1 at once, for each takes 4 of 1 core")
     assert at_once(4, torch.device("cuda")) == 4
 
 
@@ -147,7 +148,7 @@ def test_a_process_that_dies_takes_one_cell_with_it(stores, tmp_path, monkeypatc
     out, plan = tmp_path / "out", plan_of("loss.triplet.margin=0.1,0.2,0.3")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2))
     victim = str(out / plan.variants[0].name / "seed=0")
-    monkeypatch.setattr("xret.heads.ablation.cells._work", DiesIn(victim))
+    monkeypatch.setattr("xret.heads.series.processes._serve", DiesIn(victim))
     entries = ablated(stores(), plan, out, device="cpu", jobs=2)
     assert [entry.status for entry in entries] == ["failed", "done", "done"]
     assert "its process ended with exit code -9" in entries[0].error
@@ -186,7 +187,7 @@ class DiesIn:
     def __init__(self, run):
         self.run = run
 
-    def __call__(self, cells, threads, resident):
+    def __call__(self, cells, work, threads, resident):
         try:
             while True:
                 if cells.recv().run == self.run:

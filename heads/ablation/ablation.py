@@ -23,7 +23,7 @@ from ..evaluation.evaluation import Result
 from ..evaluation.metrics import WAYS
 from ..evaluation.paper_rows import row_of
 from ..model import FeatureFacts, feature_facts
-from ..recipes.recipe import Recipe
+from ..recipes.blocks import Recipe
 from ..runs.info import absolute
 from ..runs.run import Run
 from ..series.checks import claim, complete_sets, require_buildable

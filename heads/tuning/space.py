@@ -152,7 +152,9 @@ def as_settings(values: Mapping[str, Value]) -> list[str]:
 
 def written(value: Value) -> str:
     """Return a value as a recipe file and the command line have it."""
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def faults_of(error: RecipeError) -> list[str]:

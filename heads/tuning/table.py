@@ -79,7 +79,7 @@ class Tuned:
         keys = list(self.space)
         ranked = sorted(self.trials, key=lambda trial: (trial.status != "done", -(trial.rsum or 0), trial.number))
         shown = ranked[:SHOWN] + [trial for trial in ranked[SHOWN:] if trial.number == 0]
-        rows = [["trial", "validation RSUM", "", "epochs", "seconds", *keys]]
+        rows = [["trial", "validation RSUM", "status", "epochs", "seconds", *keys]]
         for trial in shown:
             rsum = "-" if trial.rsum is None else f"{trial.rsum:.2f}"
             values = [_short(trial.values[key]) for key in keys]

@@ -150,6 +150,7 @@ def _plans(
             faults.append(str(error))
             continue
         description = {
+            "name": recipe.name,
             "dataset": cache.dataset,
             "manifest_sha256": cache.manifest_sha256,
             "image_set": sets[0].name,
@@ -242,7 +243,9 @@ def _result(root: Path, best: Trial, store: str, ties: Ties, device: str) -> Eva
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         if found["trial"] == best.number and found["ties"] == ties:
-            return Evaluation((found["run"],), (found["store"],), tuple(Result(**one) for one in found["results"]))
+            return Evaluation(
+                (str(root / "best"),), (found["store"],), tuple(Result(**one) for one in found["results"])
+            )
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there yet, or of another trial
     evaluation = evaluate(root / "best", store=absolute(store), split="test", ties=ties, device=device)

@@ -267,16 +267,14 @@ def tune(
 ) -> "Tuning":
     """Find the values of a recipe that suit a store, by validation RSUM, and keep the best run (``xret tune``).
 
-    Stopped at any moment and called again with the same options, it goes on where it was. More `trials` add to those
-    that are there.
+    Called again with the same options, it goes on where it was stopped. More `trials` add to those that are there.
 
     Args:
         store: the feature cache.
         recipe: a name that ``xret recipes`` lists, or the path of a YAML file; several are tuned alike.
-        out: the folder, with ``best`` and ``best.yaml``; of several recipes each has one in it.
+        out: the folder; of several recipes each has one in it.
         trials: of each recipe all together, pruned ones included.
-        space: what is varied beside the bundled space, or in its place, such as
-            ``{"optimizer.lr": "1e-4:1e-2:log", "model.dim": [256, 512]}``.
+        space: beside the bundled one, such as ``{"optimizer.lr": "1e-4:1e-2:log", "model.dim": [256, 512]}``.
         settings: changes for all trials, such as ``{"schedule.epochs": 20}``.
         seed: of every run, and of the values that are drawn.
         ties: on the test split, as in `evaluate`.
@@ -289,9 +287,7 @@ def tune(
         Every trial, and what the best run reaches on the test split; ``print`` shows the tables.
 
     Raises:
-        RecipeError: a recipe or a space does not fit; all faults at once, before anything is trained.
-        CacheError: the store or the cluster cannot be used.
-        RunError: `out` belongs to something else, or is in use; or no trial could be trained.
+        RecipeError, CacheError, RunError: as `ablate`; or no trial could be trained.
     """
     from pathlib import Path
 
@@ -299,8 +295,7 @@ def tune(
 
     recipes = [str(recipe)] if isinstance(recipe, str | Path) else [str(one) for one in recipe]
     if isinstance(space, Mapping):
-        texts = {key: said if isinstance(said, str) else ",".join(map(str, said)) for key, said in space.items()}
-        space = _written(texts)
+        space = [f"{key}={said if isinstance(said, str) else ','.join(map(str, said))}" for key, said in space.items()]
     return tune(
         str(store),
         recipes,

@@ -33,13 +33,13 @@ def on_cluster(series: Series[J, T], address: str, name: str, *, all_at_once: bo
         known = client.scheduler_info(n_workers=-1)["workers"].values()
         resources = {"GPU": 1} if any("GPU" in worker["resources"] for worker in known) else None
         futures: dict[object, J] = {}
-        ended = as_completed([], loop=client.loop)  # type: ignore[no-untyped-call]
+        ended = as_completed([], loop=client.loop)
 
         def hand_out() -> None:
             while (all_at_once or len(futures) < workers) and (job := series.next_job()) is not None:
                 future = client.submit(_work, series.work, job, name, pure=False, resources=resources)
                 futures[future] = job
-                ended.add(future)  # type: ignore[no-untyped-call]
+                ended.add(future)
 
         hand_out()
         for future in ended:

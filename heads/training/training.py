@@ -94,8 +94,7 @@ def train(
         also: other stores whose split `train` is learnt as well; features must be of the same encoders, words are
             tokenised with the vocabulary of `store`. Validation is on `store` alone.
         resident: features that other trainings of this process have in memory; what is put there is theirs too.
-        after_epoch: is told each epoch that is written down, counted from 1, and its validation RSUM. What it raises
-            ends the training, which can be resumed.
+        after_epoch: is told each complete epoch, from 1, and its validation RSUM; what it raises ends the training.
 
     Raises:
         RecipeError: the recipe does not fit the feature sets.
@@ -110,9 +109,7 @@ def train(
         cache = FeatureCache.open(store)
         require_splits(cache)
         sets = sets_of(cache, recipe, out, resume)
-        others = other_sets(also, sets)
-        facts = feature_facts(sets[0]), feature_facts(sets[1])
-
+        others, facts = other_sets(also, sets), (feature_facts(sets[0]), feature_facts(sets[1]))
         with enough_memory(target, recipe):
             state = _beginning(recipe, facts, seed, target)
             model = state.model

@@ -78,8 +78,7 @@ def tune(
 ) -> Tuning:
     """Tune recipes on a feature cache, each with the same number of trials; the best run of each is kept.
 
-    The sampler is Optuna's TPE, the pruner `trials.pruner_for`. Validation RSUM decides; the test split is looked at
-    when all trials are over. A trial that was cut off goes on after its last complete epoch.
+    The sampler is Optuna's TPE, the pruner `trials.pruner_for`. The test split is looked at when all trials are over.
 
     Args:
         store: the feature cache.
@@ -101,14 +100,10 @@ def tune(
         CacheError: the store or the cluster cannot be used.
         RunError: Optuna is not installed, `out` belongs to something else or is in use, or no trial could be trained.
     """
-    require_one_process("a tuning")
-    if find_spec("optuna") is None:
-        raise RunError("tuning needs Optuna; install it with `pip install 'xret[tune]'`")
-    if plotted:
-        require_plotting()
+    _require(plotted)
     if scheduler is None:
         jobs = at_once(jobs, pick_device(device))
-    from .study import Study, importances
+    from .study import Study
 
     cache, found = FeatureCache.open(store), []
     plans = _plans(cache, recipes, Path(out).resolve(), space, settings, seed)
@@ -122,8 +117,17 @@ def tune(
                 _train(study, jobs, scheduler)
             found.append(_tuned(plan, study, store, ties, device))
             if plotted:
-                plot(importances(found[-1].trials, plan.space), plan.root / "importance.png")
+                _draw(plan, found[-1].trials)
     return Tuning(tuple(found))
+
+
+def _require(plotted: bool) -> None:
+    """Refuse a tuning under torchrun, or without the packages that it needs."""
+    require_one_process("a tuning")
+    if find_spec("optuna") is None:
+        raise RunError("tuning needs Optuna; install it with `pip install 'xret[tune]'`")
+    if plotted:
+        require_plotting()
 
 
 def _plans(
@@ -199,6 +203,16 @@ def _take(plan: _Planned, held: ExitStack) -> None:
 def _understood(found: dict[str, Any]) -> dict[str, Any]:
     """Return a description with its recipe resolved again: a later version may know more keys."""
     return found | {"recipe": resolve(found["recipe"]).to_dict()}
+
+
+def _draw(plan: _Planned, trials: tuple[Trial, ...]) -> None:
+    """Draw which keys decide; where too few trials know it, say so, for the tuning is done."""
+    from .study import importances
+
+    try:
+        plot(importances(trials, plan.space), plan.root / "importance.png")
+    except RunError as error:
+        print(f"importance.png is left out: {error}", file=sys.stderr)
 
 
 def _say_space(plan: _Planned) -> None:

@@ -2,16 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ..pipeline.files import write_text
 from ..pipeline.wording import counted
 from .parsing import NEW_FILE, NEW_FOLDER, Sectioned
-
-if TYPE_CHECKING:
-    from ..heads.ablation.plan import Plan
 
 
 def list_grids(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
@@ -104,11 +101,14 @@ def ablate(
         raise click.UsageError("--jobs is for this machine; with --scheduler the cluster has as many as its workers")
     from ..heads.ablation.ablation import ablate as run
     from ..heads.ablation.plan import make_plan
-    from ..heads.ablation.table import as_csv, as_latex, plot
+    from ..heads.ablation.table import as_csv, as_latex, plot, require_plot
 
     plan = make_plan(recipe, vary, grid, settings)
-    if plot_file is not None:
-        _require_plot(plot_file, plan)
+    if plot_file is not None:  # refuse before any work begins what cannot be drawn at its end
+        try:
+            require_plot(plot_file, [variant.values for variant in plan.variants])
+        except ValueError as error:
+            raise click.UsageError(f"--plot: {error}") from error
     ablation = run(store, plan, out, **options)
     click.echo(json.dumps(ablation.to_dicts()) if as_json else str(ablation))
     if csv_file is not None:
@@ -119,16 +119,3 @@ def ablate(
         plot(ablation.lines, plot_file)
     if ablation.failed:
         raise click.exceptions.Exit(1)
-
-
-def _require_plot(file: Path, plan: "Plan") -> None:
-    """Refuse before any work begins what cannot be drawn at its end."""
-    from ..heads.ablation.table import plotted_key, require_plotting
-
-    if file.suffix not in (".png", ".svg", ".pdf"):
-        raise click.UsageError(f"--plot: {file} must end in .png, .svg or .pdf")
-    require_plotting()
-    try:
-        plotted_key([variant.values for variant in plan.variants])
-    except ValueError as error:
-        raise click.UsageError(f"--plot: {error}") from error

@@ -22,7 +22,7 @@ def _shape(features: "SetContents") -> str:
 
 
 def _spent(features: "SetContents") -> str:
-    """Return what a stored value takes, and how many belong to no sample."""
+    """Return how many bytes a stored value takes, and how many values belong to no sample."""
     if features.bytes_per_value is None or features.padding is None:
         return ""
     return (
@@ -91,9 +91,9 @@ def verify(store: str, as_json: bool) -> None:
         click.echo(json.dumps(found.to_json()))
     else:
         for damage in found.damaged:
-            samples = list(damage.samples) if damage.samples else None
-            where = "metadata" if damage.shard is None else f"shard {damage.shard}, samples {samples}"
-            click.echo(f"damaged: {damage.array}, {where}")
+            where = "metadata" if damage.shard is None else f"shard {damage.shard}"
+            samples = f", samples {list(damage.samples)}" if damage.samples else ""
+            click.echo(f"damaged: {damage.array}, {where}{samples}")
         for sample in found.failed_samples:
             click.echo(f"failed sample {sample.id}: {sample.reason}")
         state = "sound" if found.ok else counted(len(found.damaged), "damaged part")
@@ -164,7 +164,8 @@ def rm(store: str, features: str, yes: bool, as_json: bool) -> None:
 
     if as_json and not yes:
         raise click.UsageError("with --json nothing is asked; give --yes as well")
-    path = (removal := set_to_remove(store, features)).removed
+    removal = set_to_remove(store, features)
+    path = removal.removed
     if not yes:
         try:
             agreed = click.confirm(f"Remove {path} ({in_bytes(removal.bytes)}) from {store}?", err=True)

@@ -1,6 +1,7 @@
 """``xret export``: the embeddings of a run for the code of others."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -35,7 +36,7 @@ def export(run: str, out: Path, store: str | None, split: str, device: str, as_j
 
     summary = export_embeddings(Retriever(run, store=store, split=split, device=device), out)
     if as_json:
-        click.echo(json.dumps(summary.to_dict()))
+        click.echo(json.dumps(asdict(summary)))
         return
     shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in summary.shapes.items())
     click.echo(

@@ -140,6 +140,7 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
 @click.pass_context
 def extract(
     ctx: click.Context,
+    /,
     dataset: str,
     store: str,
     data_root: Path | None,
@@ -159,6 +160,7 @@ def extract(
     """
     from ..pipeline.data.manifest import load_manifest
     from ..pipeline.extraction import extraction
+    from ..pipeline.extraction.options import Options
 
     _refuse_without_effect(ctx, options)
     if options["visual"] == options["text"] == "none" or not (options["visual"] and options["splits"]):
@@ -167,7 +169,7 @@ def extract(
         options[key] = None if options[key] == "none" else options[key]
     if from_run is not None:
         options |= _words_of(from_run, ctx)
-    manifest, chosen = load_manifest(dataset, data_root), extraction.Options(**options)
+    manifest, chosen = load_manifest(dataset, data_root), Options(**options)
     if plan is not None:
         from ..pipeline.extraction.plan import plan as make_plan
 

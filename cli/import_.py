@@ -63,7 +63,8 @@ def import_(dataset: str, store: str, data_root: Path | None, as_json: bool, **o
         --arrays local=features,boxes=boxes,length=num_boxes,id=image_ids
     """
     from ..pipeline.data.manifest import load_manifest
-    from ..pipeline.exchange.importers.importing import ImportOptions, import_features
+    from ..pipeline.exchange.importers.importing import import_features
+    from ..pipeline.exchange.importers.tasks import ImportOptions
 
     if not options["splits"]:
         raise click.UsageError("nothing to import: give at least one of --splits")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ..pipeline.wording import counted, in_bytes
 from .parsing import NEW_FOLDER
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 @click.pass_context
 def index(
     ctx: click.Context,
+    /,
     run: str,
     stores: tuple[str, ...],
     out: Path,
@@ -83,21 +85,19 @@ def index(
     xret index run --out shards --store a.zarr --store b.zarr --scheduler tcp://host:8786
     xret search run "a red square beside a blue circle" --index run.index
     """
-    from ..heads.retrieval.index import Effort, IndexOptions
+    from ..heads.retrieval.index.build import IndexOptions
+    from ..heads.retrieval.index.candidates import Effort
     from ..heads.retrieval.indexing import add_to_index, index_run, index_shards
 
-    sharded = len(stores) > 1 or scheduler is not None
-    place: dict[str, Any] = {"split": split, "device": device}
+    sharded, places = len(stores) > 1 or scheduler is not None, stores or (None,)
     how = IndexOptions(**options, effort=Effort(*effort) if effort else None)
-    if sharded and not add:
-        built = index_shards(run, stores or (None,), out, **place, options=how, scheduler=scheduler)
+    if add:
+        _require_addition(ctx, sharded)
+        built = [add_to_index(run, out, places[0], split=split, device=device)]
+    elif sharded:
+        built = index_shards(run, places, out, split=split, device=device, options=how, scheduler=scheduler)
     else:
-        place["store"] = stores[0] if stores else None
-        if add:
-            _require_addition(ctx, sharded)
-            built = [add_to_index(run, out, **place)]
-        else:
-            built = [index_run(run, out, **place, options=how)]
+        built = [index_run(run, out, places[0], split=split, device=device, options=how)]
     if not as_json:
         click.echo("\n".join(map(format_report, built)))
     elif sharded:
@@ -116,8 +116,7 @@ def _require_addition(ctx: click.Context, sharded: bool) -> None:
     if sharded:
         raise click.UsageError("Shards are added to one by one: leave --add, or name one shard with --out.")
     for name in ("kind", "recall", "effort", "seed"):
-        source = ctx.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name} was settled when the index was built; leave it out with --add.")
 
 
@@ -134,7 +133,5 @@ def format_report(built: "RunIndex") -> str:
             f" {counted(found.effort.candidates, 'candidate')} an element"
         )
         if found.recall < found.wanted_recall:
-            lines.append(
-                f"{'':9}which is below the {found.wanted_recall} that was wanted: try another --kind, or accept it"
-            )
+            lines.append(f"{'':9}below the {found.wanted_recall} that was wanted: try another --kind, or accept it")
     return "\n".join(lines)

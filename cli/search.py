@@ -23,6 +23,7 @@ def run_options(command: Any) -> Any:
             click.option("--visual-weights", metavar="FILE", help="The image encoder's, if they came from a file."),
             click.option("--text-weights", metavar="HUB_ID|DIR", help="The text encoder's, if not bert-base-uncased."),
             click.option("--trust", is_flag=True, help="Let a file of weights run code while it is read."),
+            click.option("--index", type=Path, metavar="DIR", help="Search by an index that `xret index` made of RUN."),
             click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
         )
     ):
@@ -49,9 +50,6 @@ def run_options(command: Any) -> Any:
 @click.option("-k", "k", default=10, show_default=True, type=click.IntRange(min=1), help="How many results.")
 @run_options
 @click.option(
-    "--index", type=click.Path(path_type=Path), metavar="DIR", help="Search by an index that `xret index` made of RUN."
-)
-@click.option(
     "--scheduler", metavar="ADDRESS", help="Let the workers of this Dask cluster search the shards of --index."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
@@ -65,14 +63,13 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
     xret search run "a red square beside a blue circle"
     xret search run --image photo.jpg -k 5 --json
     """
-    from ..heads.retrieval.hits import deviation
     from ..heads.retrieval.queries import unknown_sentence
     from ..heads.retrieval.retriever import Retriever
 
-    query = words[0] if words else None
     if len(words) > 1:
         raise click.UsageError(f'A QUERY of several words needs quotes: "{" ".join(words)}".')
-    wanted: str | Path | None = query if image is None else image
+    query = words[0] if words else None
+    wanted = image if query is None else query
     if wanted is None or (query is not None and image is not None):
         raise click.UsageError("Search for a QUERY or for an --image FILE, one of the two.")
     if options["scheduler"] is not None and options["index"] is None:
@@ -85,21 +82,19 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
         if options[option] and needed is None:
             raise click.UsageError(f"--{option.replace('_', '-')} is for {purpose}, which is not given; leave it out.")
     with closing(Retriever(run, **options)) as retriever:
-        embedding, answers = retriever.encode_query(wanted, k)
-        unknown = [] if query is None else retriever.unknown_words([query])
-        if unknown:
-            click.echo(unknown_sentence(unknown), err=True)
-        hits = retriever.nearest(embedding, answers, k)
+        encoded = retriever.encode_query(wanted)
+        if encoded.unknown:
+            click.echo(unknown_sentence(encoded.unknown), err=True)
+        hits = retriever.search(encoded, k)
         if as_json:
             click.echo(json.dumps([hit.to_dict() for hit in hits]))
             return
         way = f", by the index {options['index']}" if options["index"] else ""
-        searched = counted(retriever.searched(answers), answers.removesuffix("s"))
+        searched = counted(retriever.searched(encoded.answers), encoded.answers.removesuffix("s"))
         click.echo(f"{run} on {retriever.cache.url}, split {retriever.split}: {searched}{way}")
     click.echo(format_hits(hits))
-    spread = deviation(embedding)
-    if spread is not None:
-        click.echo(f"the query's deviation {float(spread):.4f}")
+    if encoded.deviation is not None:
+        click.echo(f"the query's deviation {encoded.deviation:.4f}")
 
 
 def format_hits(hits: "list[Hit]") -> str:

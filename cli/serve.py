@@ -2,7 +2,6 @@
 
 import ipaddress
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import click
@@ -19,9 +18,6 @@ from .search import run_options
     "--data-root",
     type=FOLDER,
     help="The folder of the images, or the one that the manifest's relative paths start from.",
-)
-@click.option(
-    "--index", type=click.Path(path_type=Path), metavar="DIR", help="Search by an index that `xret index` made of RUN."
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address or name to listen at.")
 @click.option(
@@ -48,7 +44,7 @@ def serve(run: str, host: str, port: int, **options: Any) -> None:
         ) from error
     with closing(Retriever(run, **options)) as retriever:
         if not is_loopback(host):
-            click.echo(f"whoever reaches {host} can search and see the pictures: there is no password", err=True)
+            click.echo(f"anyone who reaches {host} can search and see the pictures: there is no password", err=True)
         click.echo("loading gallery and encoders …", err=True)
         serve_forever(retriever, host=host, port=port, say=lambda address: click.echo(f"{run} is served at {address}"))
 

@@ -63,7 +63,9 @@ class Branch(nn.Module):
 
     def forward(self, features: Features) -> Aggregated:
         """Return the embeddings of B samples, with the global feature and the word ids for losses that want them."""
-        adapted = self.adapter(features.length, features.local, features.global_, features.token)
+        adapted = self.adapter(
+            features.length, features.local, features.global_, features.token, uses_local=self.aggregator.uses_local
+        )
         made = self.aggregator(adapted.local, adapted.length, adapted.global_)
         token = None if features.token is None else Sequence(features.token, features.length)
         return made._replace(global_=adapted.global_, token=token)

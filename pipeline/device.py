@@ -1,4 +1,4 @@
-"""Where to compute: the one reading of ``--device``, and what to say when its memory is too small."""
+"""The device to compute on, from ``--device``, and what to say when its memory is too small."""
 
 import os
 import re
@@ -19,7 +19,7 @@ def pick_device(name: str) -> torch.device:
     """Return the device for ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:1``.
 
     Raises:
-        DeviceError: there is no such device, or it is of another type.
+        DeviceError: there is no such device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -29,10 +29,8 @@ def pick_device(name: str) -> torch.device:
     if gpu is None:
         raise DeviceError(f"there is no device '{name}'; take auto, cpu, cuda or cuda:NUMBER")
     if int(gpu[1] or 0) >= torch.cuda.device_count():
-        raise DeviceError(
-            f"device '{name}' is not here: torch sees {torch.cuda.device_count()} GPUs; take --device cpu"
-        )
-    # cuBLAS repeats its sums in one order only if it finds this when it is first used.
+        raise DeviceError(f"device '{name}' is missing: torch sees {torch.cuda.device_count()} GPUs; take --device cpu")
+    # cuBLAS repeats its sums in one order only if this is set when it is first used.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return torch.device(name)
 
@@ -69,7 +67,7 @@ def deterministic(device: torch.device) -> Iterator[None]:
         yield
         return
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    memory: Any = torch.utils.deterministic  # a module whose class has what it says
+    memory: Any = torch.utils.deterministic  # its attribute is a property that mypy does not see
     fills = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
     memory.fill_uninitialized_memory = False  # nothing reads it, and a batch's buffers are large
@@ -81,7 +79,7 @@ def deterministic(device: torch.device) -> Iterator[None]:
 
 
 def start_reading(values: Tensor) -> Callable[[], Tensor]:
-    """Begin to copy values to the host; what is returned waits for them, but not for what a GPU is given to do next."""
+    """Begin to copy values to the host; what is returned waits for them, but for no later work of the GPU."""
     if not values.is_cuda:
         return lambda: values
     host, there = values.to("cpu", non_blocking=True), torch.cuda.Event()

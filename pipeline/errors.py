@@ -1,4 +1,4 @@
-"""What can go wrong, in one place. Every message says what, where and what to do, in one sentence."""
+"""What can go wrong. Every message says what, where and what to do, in one sentence."""
 
 import difflib
 
@@ -36,15 +36,15 @@ class CacheError(XretError):
 
 
 class StoreError(CacheError):
-    """An object store does not answer, refuses, or wants credentials; what lies there may be sound."""
+    """An object store does not answer, or refuses; what lies there may be sound."""
 
 
 class OutputError(XretError):
-    """The output of a command cannot be written to the place that was named."""
+    """The output of a command cannot be written where it should be."""
 
 
 class DeviceError(XretError, ValueError):
-    """The device that was asked for is not here."""
+    """The device is missing."""
 
 
 class RecipeError(XretError, ValueError):
@@ -56,7 +56,7 @@ class RunError(XretError):
 
 
 class OutOfMemory(RunError):
-    """The memory of the host or of a device does not suffice."""
+    """The memory of the host or of a device is too small."""
 
 
 class NotFinite(RunError):

@@ -26,13 +26,9 @@ def writing(
 
     Args:
         path: of the file or folder.
-        failure: raised when the disk refuses to write; None: its OSError is.
+        failure: raised, instead of OSError, when `path` cannot be written or is a folder that is not empty.
         remedy: what to do then; it ends the sentence.
         durable: bring a file to the disk before it is renamed, so that it survives a power failure.
-
-    Raises:
-        XretError: the `failure`: `path` cannot be written, or is a folder that is not empty.
-        OSError: the same without a `failure`.
     """
     place = path.resolve()
     partial = place.with_name(f".{place.name}.{os.urandom(4).hex()}.partial")
@@ -105,7 +101,7 @@ def _to_disk(path: Path) -> None:
 
 
 def require_writable(path: Path, option: str) -> None:
-    """Refuse a path at which nothing can be written; missing folders above it are no hindrance.
+    """Refuse a path at which nothing can be written; folders above it may be missing.
 
     Args:
         path: the file or folder to write.
@@ -125,11 +121,7 @@ def require_writable(path: Path, option: str) -> None:
 
 
 def require_new(path: Path, *, folder: bool) -> None:
-    """Refuse an ``--out`` that exists already or cannot be written.
-
-    Args:
-        path: what will be made.
-        folder: whether that is a folder or a file.
+    """Refuse an ``--out`` that exists already or cannot be written; `folder`: it will be a folder, not a file.
 
     Raises:
         OutputError: something exists there, or nothing can be written there.

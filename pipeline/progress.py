@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -15,14 +16,14 @@ class Progress:
         total: how many items there are in all.
         unit: what an item is, in the plural (``images``).
         done: how many of them were done before; they do not count in the rate.
-        seconds: how often a line is written when standard error is not a terminal.
+        seconds: between two lines where standard error is not a terminal.
     """
 
     def __init__(self, title: str, total: int, unit: str, done: int = 0, seconds: float = 5.0) -> None:
         self.title, self.total, self.unit, self.seconds = title, total, unit, seconds
         self.first = self.count = done
         self.note = ""
-        self._bar: tqdm | None = None
+        self._bar: tqdm[NoReturn] | None = None
 
     def __enter__(self) -> "Progress":
         self._began = self._spoke = time.monotonic()

@@ -22,13 +22,13 @@ def in_time(seconds: float) -> str:
 
 
 def _in_units(number: float, units: tuple[tuple[float, str], ...]) -> str:
-    """Return a number in the largest of the units, given from the largest, of which it is about one at least."""
+    """Return a number in the first unit of which it is about one at least; the units fall."""
     unit, name = next((of for of in units if number >= 0.9999 * of[0]), units[-1])
     return f"{number / unit:,.1f} {name}"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table for a terminal: the first column to the left, numbers to the right."""
+    """Return the lines of a table for a terminal: the first column aligned to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

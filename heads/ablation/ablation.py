@@ -81,20 +81,16 @@ def ablate(
     """Train and evaluate every variant of a plan with every seed, but for those that are finished in `out`.
 
     A cell that is interrupted goes on after its last complete epoch. One that fails is recorded, does not stop the
-    others, and is tried again the next time.
+    others, and is tried again the next time. `xret.ablate` explains the other arguments.
 
     Args:
-        store: the feature cache.
-        plan: see `plan_variation` and `plan_grid`.
+        plan: of `make_plan`.
         out: the folder of all runs; it belongs to one plan and data set, to which values and seeds may be added.
         seeds: how many; they are counted from 0.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        split: what is evaluated; None: as the plan says.
         jobs: cells at once, each in a process of its own, as torch has one generator a process. They share one copy
-            of the features, as cells one after another do. On a CPU no more run at once than there are cores for, see
-            `processes.at_once`.
-        scheduler: the address of a Dask cluster that trains the cells in the place of this machine. Its workers
-            must reach `store` and `out` by the same names. A worker process trains one cell at a time.
+            of the features, as cells one after another do. On a CPU they need cores, see `processes.at_once`.
+        scheduler: the address of a Dask cluster that trains the cells. Its workers must reach `store` and `out` by the
+            same names. A worker process trains one cell at a time.
 
     Raises:
         RecipeError: a variant does not fit the feature sets; all of them at once, before anything is trained.
@@ -179,7 +175,7 @@ def _features(cell: Cell) -> tuple[str, str]:
 
 
 def _on_own_sets(plan: Plan, root: Path, cache: FeatureCache) -> Plan:
-    """Return the plan with the feature sets that its cells are of in the place of ``auto``; others may have come."""
+    """Return the plan with the feature sets of its earlier cells instead of ``auto``; the store may have more now."""
     file = next(iter(sorted(root.glob("*/seed=*/run.json"))), None)
     if file is None:
         return plan
@@ -255,6 +251,6 @@ def _entries(variant: Variant, cell: Cell, outcome: Outcome, dataset: str, row: 
 
 
 def _only_row(plan: Plan) -> str | None:
-    """Return the one row of the paper's; it may stand, with its name, beside numbers of another data set."""
+    """Return the paper's row where it is the only one; it may be shown, with its name, for another data set."""
     rows = {row for variant in plan.variants for row in variant.paper}
     return rows.pop() if len(rows) == 1 else None

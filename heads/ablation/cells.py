@@ -16,16 +16,7 @@ from ..training.training import train
 
 @dataclass(frozen=True)
 class Cell:
-    """A variant with a seed: all that whoever trains it must know.
-
-    Attributes:
-        run: the run folder, absolute.
-        store: the feature cache, absolute.
-        recipe: resolved.
-        seed: of the run.
-        split: what is evaluated.
-        device: ``auto``, ``cpu`` or ``cuda``, where it is trained.
-    """
+    """A variant with a seed: all that whoever trains it must know. The paths of `run` and `store` are absolute."""
 
     run: str
     store: str
@@ -55,13 +46,11 @@ Outcome = tuple[Result, ...] | str  # what a finished cell came to, or the sente
 def run_cell(cell: Cell, resident: Resident | None = None) -> Outcome:
     """Train a cell, or go on with it, and evaluate it; where that fails, return the sentence.
 
-    Args:
-        cell: which.
-        resident: features that other cells have in memory.
+    `resident` has the features that other cells have in memory.
     """
     run = Path(cell.run)
     if not (run.parents[1] / "ablation.json").is_file():
-        return f"{run.parents[1]} is not there on {socket.gethostname()}: --out must be a folder that all workers share"
+        return f"{run.parents[1]} is missing on {socket.gethostname()}: --out must be a folder that all workers share"
     with one_at_a_time:
         try:
             train(cell.store, cell.recipe, run, device=cell.device, seed=cell.seed, resume=True, resident=resident)
@@ -69,6 +58,6 @@ def run_cell(cell: Cell, resident: Resident | None = None) -> Outcome:
             write_json(run / "eval.json", evaluation.to_dict())
         except XretError as error:
             return str(error)
-        except Exception as error:  # whatever one cell makes of it, the others are to be trained
+        except Exception as error:  # whatever happens to one cell, the others are trained
             return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return evaluation.results

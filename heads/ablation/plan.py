@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -13,13 +14,13 @@ from urllib.parse import quote
 import yaml
 
 from ...pipeline.errors import RecipeError, nearest
+from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_file
-from ..recipes.recipe import Recipe, full_key, load_recipe
+from ..recipes.recipe import full_key, load_recipe
 
 FOLDER = Path(__file__).parent / "grids"
 LONGEST = 200  # characters of a folder's name; file systems take 255 bytes
 RECALLS = ("R@1", "R@5", "R@10")
-NEITHER = "give --recipe with one --vary or more, or --grid"
 REFUSAL = " cannot be used: "  # what stands between a recipe's name and its faults
 
 Value = int | float | bool | str | None
@@ -74,7 +75,7 @@ def make_plan(
         return plan_grid(grid, recipe, settings)
     if grid is None and vary and recipe is not None:
         return plan_variation(recipe, vary, settings)
-    raise RecipeError(NEITHER)
+    raise RecipeError("give --recipe with one --vary or more, or --grid")
 
 
 def plan_variation(recipe: str, vary: Sequence[str], settings: Sequence[str] = ()) -> Plan:
@@ -101,11 +102,12 @@ def plan_variation(recipe: str, vary: Sequence[str], settings: Sequence[str] = (
         values = {key: value for (names, _), value in chosen for key in names}
         rows.append((_folder(values), _label(values), values, recipe))
     variants = _resolve(rows, settings, faults)
-    published = _published(recipe)
-    expected = {row: {"rsum": rsum} for row, rsum in published["expected"].items() if rsum is not None}
-    for variant in variants:
-        if _comparable(variant.recipe) == published:
-            variant.paper.update(expected)
+    with suppress(RecipeError):  # a file that is no recipe without the settings has no row of a paper
+        published = _comparable(load_recipe(recipe))
+        expected = {row: {"rsum": rsum} for row, rsum in published["expected"].items() if rsum is not None}
+        for variant in variants:
+            if _comparable(variant.recipe) == published:
+                variant.paper.update(expected)
     description = {"recipe": recipe, "grid": None, "set": sorted(settings), "vary": sorted(typed)}
     return Plan(description, tuple(variants))
 
@@ -152,7 +154,8 @@ def read_grid(name: str) -> dict[str, Any]:
     files = _grid_files()
     if name not in files:
         raise RecipeError(f"there is no grid '{name}'{nearest(name, sorted(files))}: {', '.join(sorted(files))}")
-    return yaml.safe_load(files[name].read_text(encoding="utf-8"))
+    grid: dict[str, Any] = yaml.safe_load(files[name].read_text(encoding="utf-8"))
+    return grid
 
 
 def _grid_files() -> dict[str, Path]:
@@ -221,14 +224,6 @@ def _label(values: Mapping[str, Value]) -> str:
 
 def _text(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
-
-
-def _published(recipe: str) -> dict[str, Any]:
-    """Return what the row of the recipe's paper depends on; of one that is no recipe without settings, nothing."""
-    try:
-        return _comparable(load_recipe(recipe))
-    except RecipeError:
-        return {"expected": {}}
 
 
 def _comparable(recipe: Recipe) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""The table of an ablation: mean and standard deviation over seeds, the paper's value beside them."""
+"""The table of an ablation: mean and standard deviation over seeds, the paper's value next to them."""
 
 import csv
 import io
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +20,10 @@ _OF_A_WAY = ("R@1", "R@5", "R@10", "mAP@R", "R-P", "PMRP", "PMRP 1K", "RPC2", "R
 # The name of a metric is its place in an entry.
 METRICS = (*(f"{way} {name}" for way in _WAYS for name in _OF_A_WAY), "rsum", "log_circular_variance")
 _TITLES = {"rsum": "RSUM", "log_circular_variance": "log var."}
-SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
-    sign: f"\\{sign}" for sign in "&%$#_{}"
-}
+_LATEX = str.maketrans(
+    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+    | {sign: f"\\{sign}" for sign in "&%$#_{}"}
+)
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,11 @@ class Line:
         values: what it sets.
         split, protocol: what was evaluated; no protocol where every seed failed.
         seeds: how many are finished.
-        failed: how many are not.
-        mean: over the finished seeds, by metric; without those that are not known.
+        failed: how many failed.
+        mean: over the finished seeds, by metric, as far as known.
         std: of the sample (n - 1), by metric; empty for a single seed.
-        row: of the paper's values.
-        paper: they, by metric.
+        row: of the paper's table.
+        paper: the paper's values, by metric.
     """
 
     label: str
@@ -102,53 +104,33 @@ def summarise(entries: Sequence[Entry]) -> list[Line]:
 
 
 def _statistics(entries: Sequence[Entry]) -> tuple[dict[str, float], dict[str, float]]:
-    mean, std = {}, {}
-    for metric in METRICS:
-        values = [value for entry in entries if (value := _number(entry, metric)) is not None]
-        if values:
-            mean[metric] = statistics.fmean(values)
-        if len(values) > 1:
-            std[metric] = statistics.stdev(values)
-    return mean, std
+    known = {
+        metric: [value for entry in entries if (value := _number(entry, metric)) is not None] for metric in METRICS
+    }
+    mean = {metric: statistics.fmean(values) for metric, values in known.items() if values}
+    return mean, {metric: statistics.stdev(values) for metric, values in known.items() if len(values) > 1}
 
 
 def _number(entry: Entry, metric: str) -> float | None:
     block, _, name = metric.partition(" ")
-    found = getattr(entry, block)
-    return found.get(name) if name else found
+    found: Any = getattr(entry, block)
+    value: float | None = found.get(name) if name else found
+    return value
 
 
 def as_text(lines: Sequence[Line]) -> str:
     """Return the table for a terminal, one part a protocol."""
-    parts = []
-    for protocol in dict.fromkeys(line.protocol for line in lines):
-        chosen = [line for line in lines if line.protocol == protocol]
-        table = [_head(chosen), *(_cells(line, chosen) for line in chosen)]
-        parts.append("\n".join([_title(chosen), *aligned(table)]))
-    return "\n\n".join(parts)
+    return "\n\n".join("\n".join([title, *aligned(rows)]) for title, rows in _tables(lines))
 
 
 def as_latex(lines: Sequence[Line]) -> str:
     """Return the table as LaTeX, for the package booktabs, one `tabular` a protocol."""
     parts = []
-    for protocol in dict.fromkeys(line.protocol for line in lines):
-        chosen = [line for line in lines if line.protocol == protocol]
-        head, rows = _head(chosen), [_cells(line, chosen) for line in chosen]
-        body = [" & ".join(_escape(cell) for cell in row) + r" \\" for row in [head, *rows]]
-        parts.append(
-            "\n".join(
-                [
-                    f"% {_title(chosen)}",
-                    rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
-                    r"\toprule",
-                    body[0],
-                    r"\midrule",
-                    *body[1:],
-                    r"\bottomrule",
-                    r"\end{tabular}",
-                ]
-            )
-        )
+    for title, rows in _tables(lines):
+        head, *body = (" & ".join(cell.translate(_LATEX) for cell in row) + r" \\" for row in rows)
+        begin = rf"\begin{{tabular}}{{l{'r' * (len(rows[0]) - 1)}}}"
+        part = [f"% {title}", begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
+        parts.append("\n".join(part))
     return "\n\n".join(parts) + "\n"
 
 
@@ -168,20 +150,22 @@ def as_csv(lines: Sequence[Line]) -> str:
     return text.getvalue()
 
 
-def plot(lines: Sequence[Line], file: str | Path) -> None:
-    """Draw RSUM against the one value that is varied, with the standard deviation over seeds; the paper's beside it.
+def plot(lines: Sequence[Line], file: Path) -> None:
+    """Draw RSUM against the one value that is varied, with the standard deviation over seeds, and the paper's.
 
     Args:
         lines: of `summarise`.
-        file: its ending says what it is: ``.png``, ``.svg`` or ``.pdf``.
+        file: see `require_plot`.
 
     Raises:
         RunError: matplotlib is not installed, or there is no RSUM.
-        ValueError: `plotted_key` finds no key.
+        ValueError: as of `require_plot`.
     """
-    figure_class = _figure()
-    key = plotted_key([line.values for line in lines])
-    figure = figure_class(figsize=(5, 3.5), layout="constrained")
+    require_plot(file, [line.values for line in lines])
+    from matplotlib.figure import Figure
+
+    key = next(iter(lines[0].values))
+    figure = Figure(figsize=(5, 3.5), layout="constrained")
     axes = figure.subplots()
     measured = [line for line in lines if "rsum" in line.mean]
     if not measured and any(line.seeds for line in lines):
@@ -202,38 +186,44 @@ def plot(lines: Sequence[Line], file: str | Path) -> None:
     axes.set_ylabel("RSUM")
     if measured:
         axes.legend()
-    with writing(Path(file)) as partial:
-        figure.savefig(partial, format=Path(file).suffix[1:])
+    with writing(file) as partial:
+        figure.savefig(partial, format=file.suffix[1:])
 
 
-def plotted_key(values: Sequence[Mapping[str, Any]]) -> str:
-    """Return the key that a plot is drawn over: the one whose value varies, or the first of those that vary together.
+def require_plot(file: Path, values: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse what `plot` cannot draw.
 
     Args:
-        values: what each variant sets.
+        file: ends in ``.png``, ``.svg`` or ``.pdf``.
+        values: what each variant sets: one key, or several that vary together, with numbers.
 
     Raises:
-        ValueError: several vary, or their values are no numbers.
+        ValueError: `file` ends otherwise, or the values are others.
+        RunError: matplotlib is not installed.
     """
+    if file.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"{file} must end in .png, .svg or .pdf")
     numeric = all(type(value) in (int, float) for cell in values for value in cell.values())
     together = all(len(set(cell.values())) == 1 for cell in values)
     same_keys = len({tuple(cell) for cell in values}) == 1
     if not (numeric and together and same_keys):
         raise ValueError("a plot needs a single varied key with numbers as its values")
-    return next(iter(values[0]))
+    if find_spec("matplotlib") is None:
+        raise RunError("a plot needs matplotlib; install it with `pip install xret[plots]`")
 
 
-def require_plotting() -> None:
-    """Raise RunError where matplotlib is not installed."""
-    _figure()
-
-
-def _figure() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise RunError("a plot needs matplotlib; install it with `pip install xret[plots]`") from error
-    return Figure
+def _tables(lines: Sequence[Line]) -> Iterator[tuple[str, list[list[str]]]]:
+    """Yield the title and the rows of each protocol's table, its head first."""
+    for protocol in dict.fromkeys(line.protocol for line in lines):
+        own = [line for line in lines if line.protocol == protocol]
+        known = [metric for metric in METRICS if any(metric in line.mean or metric in line.paper for line in own)]
+        columns = {metric: any(metric in line.paper for line in own) for metric in known or ["rsum"]}
+        rows = [_head(columns), *(_cells(line, columns) for line in own)]
+        if any(line.failed for line in own):
+            rows = [
+                [*row, last] for row, last in zip(rows, ["failed", *(str(line.failed) for line in own)], strict=True)
+            ]
+        yield _title(own), rows
 
 
 def _title(lines: Sequence[Line]) -> str:
@@ -246,31 +236,22 @@ def _title(lines: Sequence[Line]) -> str:
     return title
 
 
-def _shown(lines: Sequence[Line]) -> list[tuple[str, bool]]:
-    """Return the metrics that are shown, each with whether a column of the paper's stands beside it."""
-    known = [metric for metric in METRICS if any(metric in line.mean or metric in line.paper for line in lines)]
-    return [(metric, any(metric in line.paper for line in lines)) for metric in known or ["rsum"]]
-
-
-def _head(lines: Sequence[Line]) -> list[str]:
+def _head(columns: Mapping[str, bool]) -> list[str]:
+    """Return the names of the columns: metrics, each with whether a column of the paper's follows."""
     head, ways = [""], set()
-    for metric, paper in _shown(lines):
+    for metric, paper in columns.items():
         way, _, name = metric.partition(" ")
         first = "" if way in ways else f"{_WAYS.get(way)} "
         ways.add(way)
         head += [first + name if name else _TITLES[metric], *(["paper"] if paper else [])]
-    return [*head, "failed"] if any(line.failed for line in lines) else head
+    return head
 
 
-def _cells(line: Line, lines: Sequence[Line]) -> list[str]:
+def _cells(line: Line, columns: Mapping[str, bool]) -> list[str]:
     cells = [line.label]
-    for metric, paper in _shown(lines):
+    for metric, paper in columns.items():
         mean, std = line.mean.get(metric), line.std.get(metric)
         cells.append("-" if mean is None else f"{mean:.2f}" + ("" if std is None else f" ± {std:.2f}"))
         if paper:
             cells.append(f"{line.paper[metric]:g}" if metric in line.paper else "-")
-    return [*cells, str(line.failed)] if any(other.failed for other in lines) else cells
-
-
-def _escape(text: str) -> str:
-    return "".join(SPECIAL.get(sign, sign) for sign in text).replace("±", r"$\pm$")
+    return cells

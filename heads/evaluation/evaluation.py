@@ -6,7 +6,6 @@ and `r_precision` say how ties are counted.
 """
 
 import sys
-from collections.abc import Hashable
 from collections.abc import Sequence as Several
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,9 +16,9 @@ import torch
 from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError, nearest
+from ...pipeline.reading.split import Split
 from ...pipeline.wording import counted
-from ..recipes.blocks import Expected
-from ..runs.features import open_store
+from ..runs.features import caption_set_of_run, image_set_of_run, open_store
 from ..runs.run import Run
 from .metrics import WAYS, Ties
 from .paper_rows import ROWS, row_of
@@ -34,15 +33,14 @@ class Result:
     Attributes:
         split: which images and captions.
         protocol: one of `PROTOCOLS`.
-        images: that were compared, `captions` likewise.
+        images, captions: how many were compared.
         captions_per_image: on average.
         skipped: samples without features, because they could not be read.
-        ties: how equal scores are counted.
+        ties: how equal scores are counted; see `metrics.recall`.
         image_to_text: ``R@1``, ``R@5``, ``R@10`` in percent and ``medr``, the median rank; protocols of R-Precision
             have other numbers, see `protocols.table`.
         text_to_image: the same.
-        rsum: the sum of the six recalls; None for protocols of R-Precision.
-        mean_recall: their mean; None likewise.
+        rsum, mean_recall: the sum and the mean of the six recalls; None for protocols of R-Precision.
         paper_rsum: that of the recipe's paper; None for ensembles, and where the paper has no such row.
         log_circular_variance: of the embedding sets; None for ensembles, and for embeddings that are no sets.
     """
@@ -128,18 +126,12 @@ def evaluate(
     annotations: str | Path | None = None,
     scores: Scores | None = None,
 ) -> Evaluation:
-    """Evaluate a run, or several as an ensemble.
+    """Evaluate a run, or several as an ensemble; `xret.evaluate` explains the arguments.
 
     Args:
-        runs: a run folder, or several.
-        store: the feature cache to evaluate all of them on; None: each on the one that it was trained on.
-        split: which images.
-        protocol: one of `PROTOCOLS`, or ``auto``: what the data set's manifest says, without those that do not apply
-            to these images, as long as another does.
-        ties: ``pessimistic``, ``optimistic`` or ``mean``; see `metrics.recall`.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        annotations: COCO's ``instances_val2014.json``, for the protocol ``pmrp``.
-        scores: of a single run on this store and split, where they are there already; None: they are computed.
+        protocol: of those that ``auto`` finds in the manifest, one that does not apply to these images is left out, as
+            long as another does.
+        scores: of a single run on this store and split; None: they are computed.
 
     Raises:
         RunError: a run, the store's feature sets, the split or the protocol do not fit, or the runs of an ensemble
@@ -148,7 +140,7 @@ def evaluate(
     target = pick_device(device)
     opened = [Run(path) for path in ([runs] if isinstance(runs, str | Path) else runs)]
     caches = _open_stores(opened, store)
-    truths = _ground_truths(caches[0], split, protocol, annotations)
+    truths = _ground_truths(opened[0], caches[0], split, protocol, annotations)
     if scores is None:
         scores = _score(opened, caches, split, target)
     names = _applicable(tuple(truths), len(scores.ids)) if protocol == "auto" else tuple(truths)
@@ -161,18 +153,14 @@ def evaluate(
 
 def _open_stores(runs: list[Run], store: str | None) -> list[FeatureCache]:
     """Return the store of each run, opened once where several have the same."""
-    opened: dict[str, FeatureCache] = {}
-    for run in runs:
-        url = store or run.info.store
-        if url not in opened:
-            opened[url] = open_store(run, store)
+    opened = {url: open_store(run, store) for url, run in {store or run.info.store: run for run in runs}.items()}
     return [opened[store or run.info.store] for run in runs]
 
 
 def _ground_truths(
-    cache: FeatureCache, split: str, protocol: str, annotations: str | Path | None
+    run: Run, cache: FeatureCache, split: str, protocol: str, annotations: str | Path | None
 ) -> dict[str, GroundTruth]:
-    """Return what each protocol compares with; refuse what does not fit the split before anything is embedded."""
+    """Return what each protocol compares with; refuse what does not cover the split before anything is embedded."""
     protocols = cache.protocols if protocol == "auto" else (protocol,)
     for name in protocols:
         if name not in PROTOCOLS:
@@ -180,11 +168,10 @@ def _ground_truths(
     if annotations is not None and "pmrp" not in protocols:
         raise RunError(f"--annotations is for the protocol pmrp, and this is {', '.join(protocols)}; leave it out")
     truths = {name: ground_truth(name, annotations) for name in protocols}
-    if split in cache.splits and any(truth is not None for truth in truths.values()):
-        first, last = cache.splits[split]
-        begin = int(cache.caption_start[first])
-        sentid = cache.sentids(begin, begin + int(cache.caption_count[first:last].sum()))
-        cocoid = cache.store.read_array("samples/cocoid", first, last)
+    if any(truth is not None for truth in truths.values()):
+        samples = Split.of(image_set_of_run(run, cache), caption_set_of_run(run, cache), split)
+        cocoid = cache.store.read_array("samples/cocoid", 0, cache.images)[samples.image_rows]
+        sentid = cache.sentids(0, cache.captions)[samples.caption_rows]
         for name, truth in truths.items():
             require(name, truth, cocoid, sentid, _where(cache, split))
     return truths
@@ -205,6 +192,7 @@ def _result(
     found = table(protocol, truth, scores, ties, _where(cache, split))
     alone = len(runs) == 1
     row = row_of(cache.dataset, protocol) if alone and split == "test" else None
+    of_papers_size = row is not None and ROWS[row].images == len(scores.ids)
     return Result(
         split=split,
         protocol=protocol,
@@ -217,7 +205,7 @@ def _result(
         text_to_image=found.text_to_image,
         rsum=found.rsum,
         mean_recall=None if found.rsum is None else found.rsum / 6,
-        paper_rsum=_expected(runs[0].recipe.expected, row, len(scores.ids)),
+        paper_rsum=getattr(runs[0].recipe.expected, row) if row and of_papers_size else None,
         log_circular_variance=scores.log_circular_variance if alone else None,
     )
 
@@ -232,38 +220,24 @@ def _add(scores: Scores, other: Scores, names: str) -> None:
     Raises:
         RunError: they are not of the same images and captions.
     """
-    images, captions = _order(scores.ids, other.ids), _order(_captions(scores), _captions(other))
-    if images is None or captions is None:
-        both = len(set(scores.ids) & set(other.ids)), len(set(_captions(scores)) & set(_captions(other)))
+    ours, theirs = _captions(scores), _captions(other)
+    image_at = {name: row for row, name in enumerate(other.ids)}
+    caption_at = {name: row for row, name in enumerate(theirs)}
+    if image_at.keys() != set(scores.ids) or caption_at.keys() != set(ours):
+        images, captions = len(image_at.keys() & set(scores.ids)), len(caption_at.keys() & set(ours))
         raise RunError(
-            f"{names} cannot be one ensemble: of {len(other.ids):,} and {len(scores.ids):,} images {both[0]:,} are in "
-            f"both, of {len(other.texts):,} and {len(scores.texts):,} captions {both[1]:,}: they skip different "
-            "samples, or their stores hold different ones"
+            f"{names} cannot be one ensemble: of {len(other.ids):,} and {len(scores.ids):,} images {images:,} are in "
+            f"both, of {len(theirs):,} and {len(ours):,} captions {captions:,}: they skip different samples, or their "
+            "stores hold different ones"
         )
-    added = other.similarity
-    if images != list(range(len(images))):
-        added = added[torch.tensor(images, device=added.device)]
-    if captions != list(range(len(captions))):
-        added = added[:, torch.tensor(captions, device=added.device)]
-    scores.similarity.add_(added)
+    rows, columns = [image_at[name] for name in scores.ids], [caption_at[name] for name in ours]
+    scores.similarity.add_(other.similarity[rows][:, columns])
 
 
 def _captions(scores: Scores) -> list[tuple[str, int, str]]:
     """Return what tells the captions apart: the id of the image, the number and the text."""
     owners = [scores.ids[row] for row in scores.caption_image.tolist()]
     return list(zip(owners, scores.sentid.tolist(), scores.texts, strict=True))
-
-
-def _order(wanted: Several[Hashable], there: Several[Hashable]) -> list[int] | None:
-    """Return where each of `wanted` stands in `there`; None where they are not the same."""
-    place = {key: row for row, key in enumerate(there)}
-    if len(wanted) != len(there) or place.keys() != set(wanted):
-        return None
-    return [place[key] for key in wanted]
-
-
-def _expected(expected: Expected, row: str | None, images: int) -> float | None:
-    return None if row is None or images != ROWS[row].images else getattr(expected, row)
 
 
 def _applicable(protocols: tuple[str, ...], images: int) -> tuple[str, ...]:

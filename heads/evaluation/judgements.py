@@ -1,4 +1,4 @@
-"""What people judged to belong together in COCO, beside each image's own captions.
+"""What people judged to belong together in COCO, besides each image's own captions.
 
 The package `eccv_caption` holds ECCV Caption (Chun et al., *ECCV Caption: Correcting False Negatives by Collecting
 Machine-and-Human-verified Image-Caption Associations for MS-COCO*) and the image-text part of Crisscrossed Captions
@@ -8,7 +8,7 @@ annotations say which object classes an image shows.
 
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +48,7 @@ def load_judgements(protocol: str) -> Judgements:
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it complains of a faster JSON reader that is not there
+            warnings.simplefilter("ignore")  # it misses a faster JSON reader
             from eccv_caption import Metrics  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:
         raise RunError(
@@ -107,7 +107,7 @@ class Instances(NamedTuple):
         """Read annotations; a few hundred bytes a picture stay in memory, without the polygons.
 
         Raises:
-            RunError: the file is not there or not of that form.
+            RunError: the file is missing or not of that form.
         """
         file = Path(file)
         try:
@@ -126,22 +126,19 @@ class Instances(NamedTuple):
             ) from error
         return cls(file, codes)
 
-    def of(self, cocoid: Iterable[int], where: str) -> Tensor:
-        """Return the codes of images, bool `[I, L]`.
-
-        Raises:
-            RunError: an image is not in the file.
-        """
-        cocoid = [int(number) for number in cocoid]
-        missing = [number for number in cocoid if number not in self.codes]
-        if missing:
+    def require(self, cocoid: np.ndarray, where: str) -> None:
+        """Raise RunError, naming `where`, if an image is not in the file."""
+        if missing := [number for number in cocoid.tolist() if number not in self.codes]:
             raise RunError(
                 f"{self.file} does not know {len(missing):,} of the {len(cocoid):,} images of {where}, among them "
                 f"cocoid {missing[0]}: PMRP needs images of COCO and the annotations of their part"
             )
-        return torch.from_numpy(np.stack([self.codes[number] for number in cocoid]))
+
+    def codes_of(self, cocoid: np.ndarray) -> Tensor:
+        """Return the codes of images, bool `[I, L]`."""
+        return torch.from_numpy(np.stack([self.codes[number] for number in cocoid.tolist()]))
 
 
 def _without_polygons(entry: dict[str, Any]) -> Any:
-    """Keep of an annotation what it is needed for, as soon as it was read."""
+    """Keep only what is needed of an annotation, as soon as it is read."""
     return (entry["image_id"], entry["category_id"]) if "category_id" in entry else entry

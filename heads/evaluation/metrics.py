@@ -1,7 +1,8 @@
 """How good a similarity matrix is: recall, median rank and their sum, with a stated rule for ties.
 
 A rank is kept as three counts (`Ranks`), from which any rule for ties follows exactly. The circular variance is
-that of SetDiv (*Improving Cross-Modal Retrieval with Set of Diverse Embeddings*).
+that of SetDiv (*Improving Cross-Modal Retrieval with Set of Diverse Embeddings*, section 4.6, Table 3) and of MaxMatch
+(*Maximal Matching Matters*, section 4.4, Table 4).
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from torch.nn import functional
 Ties = Literal["pessimistic", "optimistic", "mean"]
 WAYS: tuple[Literal["image_to_text"], Literal["text_to_image"]] = ("image_to_text", "text_to_image")
 BLOCK = 1 << 21  # cells of the similarity matrix looked at in one go
+FOLDS = [range(first, first + 1000) for first in range(0, 5000, 1000)]  # images of each fold of COCO 1K
 
 
 class Ranks(NamedTuple):
@@ -54,17 +56,17 @@ class Recalls(Table):
 
 
 def ranks(similarity: Tensor, caption_image: Tensor) -> tuple[Ranks, Ranks]:
-    """Count, for every query, the items before and beside its best own item.
+    """Count, for every query, the items ahead of its best own item and those tied with it.
 
-    The matrix is read in blocks: a few megabytes beside it, whatever its size.
+    The matrix is read in blocks, which take a few more megabytes, whatever its size.
 
     Args:
         similarity: `[I, C]`, larger is closer.
         caption_image: the image (row) that each caption belongs to, `[C]`.
 
     Returns:
-        The ranks of the images' own captions (images without a caption are left out: they ask nothing), and of
-        the captions' own images.
+        The ranks of the images' own captions (images without a caption ask nothing and are left out), and of the
+        captions' own images.
 
     Raises:
         ValueError: where a similarity is NaN.
@@ -144,25 +146,15 @@ def recall_table(image_to_text: Ranks, text_to_image: Ranks, ties: Ties = "pessi
     return Recalls(recalls[0] | median[0], recalls[1] | median[1], rsum)
 
 
-def folds(images: int, size: int = 1000, count: int = 5) -> list[range]:
-    """Return the image rows of `count` consecutive folds of `size` images (the COCO 1K protocol).
-
-    Raises:
-        ValueError: where there are fewer images than that.
-    """
-    if images < size * count:
-        raise ValueError(
-            f"{count} folds of {size:,} images need {size * count:,} images, but there are {images:,}: "
-            "use the protocol full"
-        )
-    return [range(first, first + size) for first in range(0, size * count, size)]
-
-
 def fold_ranks(similarity: Tensor, caption_image: Tensor, fold: range) -> tuple[Ranks, Ranks]:
     """Return `ranks` among the images of one fold and their captions alone."""
-    inside = (caption_image >= fold.start) & (caption_image < fold.stop)
-    block = similarity[fold.start : fold.stop][:, inside.to(similarity.device)]
-    return ranks(block, caption_image[inside] - fold.start)
+    rows, columns = inside(fold, caption_image)
+    return ranks(similarity[rows][:, columns.to(similarity.device)], caption_image[columns] - fold.start)
+
+
+def inside(fold: range, caption_image: Tensor) -> tuple[slice, Tensor]:
+    """Return the rows of a fold's images, and which captions are theirs, bool `[C]`."""
+    return slice(fold.start, fold.stop), (caption_image >= fold.start) & (caption_image < fold.stop)
 
 
 def mean_table(tables: Sequence[Recalls]) -> Recalls:
@@ -178,20 +170,12 @@ def mean_table(tables: Sequence[Recalls]) -> Recalls:
     )
 
 
-def log_circular_variance(embedding: Tensor) -> float | None:
-    """Return the natural log of the mean of 1 - |mean of a sample's unit elements| (SetDiv).
+def log_circular_variance(*sets: Tensor, power: int = 1) -> float:
+    """Return the natural log of the mean of 1 - n over embedding sets ``[B, K, D]``, of several tensors together.
 
-    Args:
-        embedding: sets `[B, K, D]`; vectors `[B, D]` and sets of one element have no variance inside.
-
-    Returns:
-        The logarithm, or None where there is none. Sets without any spread give about -36, where double precision ends.
+    n is the norm of the mean of a set's unit elements (SetDiv), or, with a `power` of 2, its square (MaxMatch). Sets
+    without any spread give about -36, where double precision ends.
     """
-    if embedding.ndim != 3 or embedding.shape[1] == 1:
-        return None
-    total = 0.0
-    for part in embedding.split(1024):
-        centre = functional.normalize(part.double(), dim=-1).mean(1)
-        total += (1 - centre.norm(dim=-1)).sum().item()
-    variance = torch.tensor(total / len(embedding), dtype=torch.float64)
-    return variance.clamp(min=torch.finfo(torch.float64).eps).log().item()
+    parts = [part for one in sets for part in torch.split(one, 1024)]
+    norms = torch.cat([functional.normalize(part.double(), dim=-1).mean(1).norm(dim=-1) for part in parts])
+    return (1 - norms**power).mean().clamp(min=torch.finfo(torch.float64).eps).log().item()

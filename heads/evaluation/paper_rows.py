@@ -1,4 +1,4 @@
-"""The rows of the papers' tables that numbers are put beside: which data set, protocol and split each is of."""
+"""The rows of the papers' tables that numbers are compared with: the data set and protocol of each."""
 
 from typing import NamedTuple
 

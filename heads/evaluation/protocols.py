@@ -11,8 +11,9 @@
 The last two give, of 5,000 images, the mean of the five folds as well; a fold's ground truth is what lies inside.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 from torch import Tensor
@@ -21,7 +22,7 @@ from ...pipeline.data.manifest import PROTOCOLS as PROTOCOLS
 from ...pipeline.errors import RunError
 from . import metrics
 from .judgements import Instances, Judgements, Right, load_judgements, relevance, require_test_split
-from .metrics import WAYS, Recalls, Table, Ties
+from .metrics import Recalls, Table, Ties
 from .r_precision import best_ranks, map_at_r, plausible_matches, r_precision
 from .scoring import Scores
 
@@ -29,10 +30,11 @@ FOLDED = 5000  # images that 1k-folds is defined for
 ZETAS = (0, 1, 2)
 
 GroundTruth = Judgements | Instances | None
+Matches = tuple[Tensor, Tensor]  # which captions are right for each image, bool `[I, C]`, and the other way, `[C, I]`
 
 
 def ground_truth(protocol: str, annotations: str | Path | None = None) -> GroundTruth:
-    """Read what a protocol needs beside the captions' own images; None where that is nothing.
+    """Read what a protocol needs besides the captions' own images; None where that is nothing.
 
     Args:
         protocol: one of `PROTOCOLS`.
@@ -54,11 +56,11 @@ def ground_truth(protocol: str, annotations: str | Path | None = None) -> Ground
 
 
 def require(protocol: str, truth: GroundTruth, cocoid: np.ndarray, sentid: np.ndarray, where: str) -> None:
-    """Raise RunError, naming `where`, if these images and captions are not those of which the ground truth speaks."""
+    """Raise RunError, naming `where`, if the ground truth does not cover these images and captions."""
     if isinstance(truth, Judgements):
         require_test_split(truth, cocoid, sentid, protocol, where)
     elif isinstance(truth, Instances):
-        truth.of(cocoid, where)
+        truth.require(cocoid, where)
 
 
 def table(protocol: str, truth: GroundTruth, scores: Scores, ties: Ties, where: str) -> Table:
@@ -66,7 +68,7 @@ def table(protocol: str, truth: GroundTruth, scores: Scores, ties: Ties, where: 
 
     Args:
         protocol: one of `PROTOCOLS`.
-        truth: its `ground_truth`.
+        truth: its `ground_truth`, which `require` has found to cover the split.
         scores: of a split.
         ties: see `metrics.recall` and `r_precision`.
         where: names the split in messages.
@@ -77,19 +79,21 @@ def table(protocol: str, truth: GroundTruth, scores: Scores, ties: Ties, where: 
         ``zeta 1``, ``zeta 2`` (``pmrp``) or ``RPC2`` (``rpc2``); of 5,000 images also ``PMRP 1K`` or ``RPC2 1K``.
 
     Raises:
-        RunError: the protocol is not defined for these images and captions.
+        RunError: the protocol is not defined for this number of images.
     """
-    require(protocol, truth, scores.cocoid, scores.sentid, where)
-    if isinstance(truth, Instances):
-        return _both(*_pmrp(scores, truth.of(scores.cocoid, where), ties))
     if truth is None:
         return recalls(scores.similarity, scores.caption_image, protocol, ties, where)
+    if isinstance(truth, Instances):
+        return _plausible(scores, truth.codes_of(scores.cocoid), ties)
     if protocol == "eccv":
-        return _both(*(_eccv(*asked, ties) for asked in _judged(scores, truth.eccv)))
+        return _both(_eccv(*asked, ties) for asked in _judged(scores, truth.eccv))
     if protocol == "cxc":
-        images, captions = (best_ranks(similarity, right) for similarity, right, _ in _judged(scores, truth.cxc))
-        return metrics.recall_table(images, captions, ties)
-    return _both(*_rpc2(scores, truth.cxc, ties))
+        text, image = (best_ranks(similarity, right) for similarity, right, _ in _judged(scores, truth.cxc))
+        return metrics.recall_table(text, image, ties)
+    (_, captions, of_image), (_, images, of_caption) = _judged(scores, truth.cxc)
+    whole = _r_precisions(scores.similarity, (captions, images), ties, (of_image, of_caption))
+    ways = [{"RPC2": one} for one in whole]
+    return _both(_with_folds("RPC2 1K", ways, scores, [(captions, images)], ties))
 
 
 def recalls(similarity: Tensor, caption_image: Tensor, protocol: str, ties: Ties, where: str) -> Recalls:
@@ -105,14 +109,14 @@ def recalls(similarity: Tensor, caption_image: Tensor, protocol: str, ties: Ties
             f"protocol 1k-folds needs exactly {FOLDED:,} images and {where} has {len(similarity):,}; "
             "take --protocol full"
         )
-    folds = metrics.folds(len(similarity))
     return metrics.mean_table(
-        [metrics.recall_table(*metrics.fold_ranks(similarity, caption_image, fold), ties=ties) for fold in folds]
+        [metrics.recall_table(*metrics.fold_ranks(similarity, caption_image, fold), ties) for fold in metrics.FOLDS]
     )
 
 
-def _both(image_to_text: dict[str, float], text_to_image: dict[str, float]) -> Table:
-    return Table(image_to_text, text_to_image, rsum=None)
+def _both(ways: Iterable[dict[str, float]]) -> Table:
+    image_to_text, text_to_image = ways
+    return Table(image_to_text, text_to_image)
 
 
 def _judged(scores: Scores, right: tuple[Right, Right]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -129,45 +133,42 @@ def _eccv(similarity: Tensor, right: Tensor, count: Tensor, ties: Ties) -> dict[
     }
 
 
-def _rpc2(scores: Scores, right: tuple[Right, Right], ties: Ties) -> list[dict[str, float]]:
-    judged = list(_judged(scores, right))
-    values = [{"RPC2": _percent(r_precision(*asked[:2], ties, asked[2]))} for asked in judged]
-    if len(scores.similarity) == FOLDED:
-        for value, mean in zip(values, _in_folds(scores, judged[0][1], judged[1][1], ties), strict=True):
-            value["RPC2 1K"] = mean
-    return values
+def _plausible(scores: Scores, codes: Tensor, ties: Ties) -> Table:
+    def matches(zeta: int) -> Matches:
+        captions = plausible_matches(codes, zeta)[:, scores.caption_image.to(codes.device)]
+        return captions, captions.T
+
+    by_zeta = [_r_precisions(scores.similarity, matches(zeta), ties) for zeta in ZETAS]
+    ways = [
+        {"PMRP": fmean(found), **{f"zeta {zeta}": one for zeta, one in zip(ZETAS, found, strict=True)}}
+        for found in zip(*by_zeta, strict=True)
+    ]
+    return _both(_with_folds("PMRP 1K", ways, scores, map(matches, ZETAS), ties))
 
 
-def _pmrp(scores: Scores, codes: Tensor, ties: Ties) -> list[dict[str, float]]:
-    per_zeta: list[tuple[float, float]] = []
-    folded: list[tuple[float, float]] = []
-    for zeta in ZETAS:
-        right = plausible_matches(codes, zeta)[:, scores.caption_image.to(codes.device)]
-        per_zeta.append(_r_precisions(scores.similarity, right, right.T, ties))
-        if len(scores.similarity) == FOLDED:
-            folded.append(_in_folds(scores, right, right.T, ties))
-    values = []
-    for way in range(len(WAYS)):
-        found = [pair[way] for pair in per_zeta]
-        values.append({"PMRP": sum(found) / len(found), **{f"zeta {z}": v for z, v in zip(ZETAS, found, strict=True)}})
-        if folded:
-            values[way]["PMRP 1K"] = sum(pair[way] for pair in folded) / len(folded)
-    return values
-
-
-def _in_folds(scores: Scores, captions: Tensor, images: Tensor, ties: Ties) -> tuple[float, float]:
-    """Return the mean R-Precision of the folds; what is right: of images `[I, C]`, and of captions `[C, I]`."""
+def _with_folds(
+    name: str, ways: list[dict[str, float]], scores: Scores, matches: Iterable[Matches], ties: Ties
+) -> list[dict[str, float]]:
+    """Add to both ways, of 5,000 images, the mean R-Precision of the folds over all `matches`."""
+    if len(scores.similarity) != FOLDED:
+        return ways
     found = []
-    for fold in metrics.folds(len(scores.similarity)):
-        rows = slice(fold.start, fold.stop)
-        inside = ((scores.caption_image >= fold.start) & (scores.caption_image < fold.stop)).cpu()
-        similarity = scores.similarity[rows][:, inside.to(scores.similarity.device)]
-        found.append(_r_precisions(similarity, captions[rows][:, inside], images[inside][:, rows], ties))
-    return sum(one for one, _ in found) / len(found), sum(other for _, other in found) / len(found)
+    for captions, images in matches:
+        for fold in metrics.FOLDS:
+            rows, columns = metrics.inside(fold, scores.caption_image)
+            some = scores.similarity[rows][:, columns.to(scores.similarity.device)]
+            found.append(_r_precisions(some, (captions[rows][:, columns], images[columns][:, rows]), ties))
+    return [way | {name: fmean(values)} for way, values in zip(ways, zip(*found, strict=True), strict=True)]
 
 
-def _r_precisions(similarity: Tensor, captions: Tensor, images: Tensor, ties: Ties) -> tuple[float, float]:
-    return _percent(r_precision(similarity, captions, ties)), _percent(r_precision(similarity.T, images, ties))
+def _r_precisions(
+    similarity: Tensor, matches: Matches, ties: Ties, count: tuple[Tensor | None, Tensor | None] = (None, None)
+) -> tuple[float, float]:
+    """Return the mean R-Precision of both ways; `count` as for `r_precision`."""
+    return (
+        _percent(r_precision(similarity, matches[0], ties, count[0])),
+        _percent(r_precision(similarity.T, matches[1], ties, count[1])),
+    )
 
 
 def _percent(values: Tensor) -> float:

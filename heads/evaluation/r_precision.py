@@ -1,7 +1,7 @@
 """How good a similarity matrix is where a query has any number of right items: R-Precision, mAP@R, best rank.
 
-Rows are queries, columns the gallery's items; for text to image hand over the transposes. A row without a right item
-asks nothing and is left out. R is the number of a query's right items. mAP@R is that of Musgrave et al., *A Metric
+Rows are queries, columns the gallery's items; for text to image, pass the transposes. A row without a right item asks
+nothing and is left out. R is the number of a query's right items. mAP@R is that of Musgrave et al., *A Metric
 Learning Reality Check*, section 3.2, which ECCV Caption took over; plausible matches are those of PCME (*Probabilistic
 Embeddings for Cross-Modal Retrieval*, section 4.1).
 
@@ -22,7 +22,7 @@ from .metrics import Ranks, Ties
 
 
 def best_ranks(similarity: Tensor, relevant: Tensor) -> Ranks:
-    """Count, for every query, the items before and beside its best right item.
+    """Count, for every query, the items ahead of its best right item and those tied with it.
 
     Args:
         similarity: `[Q, G]`, larger is closer.
@@ -112,8 +112,8 @@ class _Level(NamedTuple):
         own = -_highest(scores.masked_fill(~right, -torch.inf), int(count.max()))
         before = torch.searchsorted(own, value)
         # -inf fills up the rows that have fewer right items, and may be a score as well.
-        beside = torch.searchsorted(own, value, right=True).minimum(count) - before
-        return cls(before, beside, size, torch.arange(1, width + 1, device=scores.device) - higher)
+        level = torch.searchsorted(own, value, right=True).minimum(count) - before
+        return cls(before, level, size, torch.arange(1, width + 1, device=scores.device) - higher)
 
     def hits(self, ties: Ties) -> Tensor:
         """Return how many right items stand up to the position, float64."""

@@ -4,7 +4,6 @@ Everything is computed in float32. Captions of identical text and features are s
 exact.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from torch import Tensor
 from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.device import pick_device, within_memory
 from ...pipeline.errors import RunError
-from ...pipeline.reading.batches import Batches, Features
+from ...pipeline.reading.batches import Batches
+from ...pipeline.reading.features import Features
 from ..model import Model
 from ..modules.aggregators import Aggregated
 from ..modules.embedding import Embedding, Sequence, concatenate, each
@@ -36,8 +36,7 @@ class Scores:
 
     Attributes:
         similarity: ``[I, C]``; larger is closer.
-        caption_image: the image (its row here) of each caption, int64 ``[C]``.
-        caption_rows: the captions' rows in the store, int64 ``[C]``.
+        caption_image: the image (its row here) of each caption, int64 ``[C]`` on the CPU.
         ids: of the images, as the store has them.
         cocoid: the images' numbers in COCO, int64 ``[I]``; -1 where there is none.
         sentid: the captions' numbers, int64 ``[C]``.
@@ -49,7 +48,6 @@ class Scores:
 
     similarity: Tensor
     caption_image: Tensor
-    caption_rows: np.ndarray
     ids: list[str]
     cocoid: np.ndarray
     sentid: np.ndarray
@@ -75,18 +73,18 @@ def score_run(run: Run, cache: FeatureCache, split: str, device: torch.device) -
 
 def score_embedded(model: Model, batches: Batches, images: Embedding, captions: Embedding) -> Scores:
     """Return how a model compares the samples of a split that it has embedded as `images` and `captions`."""
-    cache, rows, texts = batches.image_set.cache, batches.image_rows, batches.texts()
+    cache, texts = batches.image_set.cache, batches.texts()
+    sets = [one for one in (images, captions) if isinstance(one, Tensor) and one.ndim == 3 and one.shape[1] > 1]
     return Scores(
         similarity=compare(model, images, captions, texts),
         caption_image=torch.as_tensor(batches.caption_image),
-        caption_rows=batches.caption_rows,
         ids=batches.ids(),
-        cocoid=cache.store.read_array("samples/cocoid", 0, cache.images)[rows],
+        cocoid=cache.store.read_array("samples/cocoid", 0, cache.images)[batches.image_rows],
         sentid=cache.sentids(0, cache.captions)[batches.caption_rows],
         file_names=batches.file_names(),
         texts=texts,
         skipped=batches.skipped,
-        log_circular_variance=log_circular_variance(images, captions),
+        log_circular_variance=metrics.log_circular_variance(*sets) if len(sets) == 2 else None,
     )
 
 
@@ -94,7 +92,7 @@ def score_embedded(model: Model, batches: Batches, images: Embedding, captions: 
 def embed(model: Model, batches: Batches) -> tuple[Embedding, Embedding]:
     """Return the embeddings of a split's images and captions, in the order of their rows, float32.
 
-    The model is put in evaluation mode and left in it.
+    The model is put into evaluation mode and stays in it.
     """
     model.eval()
     return (
@@ -105,7 +103,7 @@ def embed(model: Model, batches: Batches) -> tuple[Embedding, Embedding]:
 
 @torch.no_grad()
 def embed_all(embed: Callable[[Features], Aggregated], parts: Iterable[Features]) -> Embedding:
-    """Return the embeddings of all samples of `parts`, float32, by one of the two functions of a model."""
+    """Return the embeddings of all samples of `parts`, float32, by `Model.embed_images` or `Model.embed_captions`."""
     made = (embed(features).embedding for features in parts)
     return concatenate([each(lambda t: t.float() if t.is_floating_point() else t, part) for part in made])
 
@@ -126,15 +124,15 @@ def compare(model: Model, images: Embedding, captions: Embedding, texts: Several
     some = len(unique) < len(texts)
     scored = in_blocks(model.similarity, images, each(lambda t: t[unique], captions) if some else captions)
     if not scored.isfinite().all():
-        raise RunError("the model gives similarities that are not finite: its weights are spoilt, train it again")
+        raise RunError("the model gives similarities that are not finite: its weights are damaged, train it again")
     return scored[:, inverse] if some else scored
 
 
 def representatives(embeddings: Embedding, texts: Several[str]) -> Tensor:
     """Return for each caption the first one with the same text and the same embedding, up to rounding, int64 [C].
 
-    Captions of a text are embedded in different batches, so that equal features may give embeddings that differ in
-    the last digits; other features of the same text (another image's, in an end-to-end model) stay apart.
+    Captions of one text are embedded in different batches, where equal features may give embeddings that differ in the
+    last digits. Other features of the same text (another image's, in an end-to-end model) stay apart.
     """
     seen: dict[str, int] = {}
     flat = _flat(embeddings)
@@ -148,14 +146,3 @@ def _flat(embedding: Embedding) -> Tensor:
     if isinstance(embedding, Sequence):
         return zero_padding(*embedding).flatten(1)
     return torch.cat([t.flatten(1) for t in ([embedding] if isinstance(embedding, Tensor) else embedding)], 1)
-
-
-def log_circular_variance(images: Embedding, captions: Embedding) -> float | None:
-    """Return `metrics.log_circular_variance` over all embedding sets of a split, images and captions together."""
-    if not isinstance(images, Tensor) or not isinstance(captions, Tensor):
-        return None
-    logs = [(metrics.log_circular_variance(side), len(side)) for side in (images, captions)]
-    if any(log is None for log, _ in logs):
-        return None
-    mean = sum(math.exp(log) * count for log, count in logs if log is not None) / sum(count for _, count in logs)
-    return math.log(mean)

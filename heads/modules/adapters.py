@@ -8,17 +8,21 @@ Sources: VSE++ (one linear layer over the grid; word embedding and GRU), *Learni
 for Visual Semantic Embedding* (VSE-infinity: regions, bi-GRU, BERT, frames of videos) and SetDiv sections 3.1 and 4.2.
 """
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import dropout as dropped
 
-from .padding import max_rows, mean_rows, on_valid_rows
-from .parameters import Count, Part
+from .cached_input import CachedInput
+from .padding import max_rows, mean_rows, on_valid_rows, valid_rows
+from .parameters import Count, Factor, Part, Rate
+from .projections import Layers, projection
 from .recurrence import run_packed
 
-Pooling = Literal["cached", "mean", "max"]
-RoiLayers = Literal["linear", "mlp"]
+Pooling = Literal["cached", "pooled", "mean", "max"]
+WordEncoder = Literal["gru", "bag"]
 WordRows = Literal["embedding", "gru"]
 WordPooling = Literal["last", "mean", "max"]
 
@@ -37,19 +41,66 @@ class Adapted(NamedTuple):
     global_: Tensor
 
 
-class _Projection(Part):
-    """One layer over every local row, and over the cached global feature where that is wanted."""
+class Cached(Protocol):
+    """Cached features of B samples: `local [B, N, C]` with `length [B]`, and `global_ [B, C]`."""
 
-    def __init__(self, layer: nn.Module, channels: int, global_channels: int, dim: int, global_: Pooling) -> None:
+    length: Tensor
+    local: Tensor | None
+    global_: Tensor | None
+
+
+class RowsAdapter(Part):
+    """Layers shared by all local rows, for grids, regions, frames and the states of a text encoder's tokens.
+
+    Over a feature map one linear layer is a 1x1 convolution. Frames take the place of the cells of an image
+    (VSE-infinity, section 5.1.2), and VSE++ averages them.
+
+    Args:
+        channels: width C of the cached local features.
+        global_channels: width of the cached global feature.
+        dim: width D.
+        global_: `cached`: the layers over the cached global feature; `pooled`: over the mean of the cached rows;
+            `mean`, `max`: of the adapted rows.
+        layers, hidden, batch_norm, hidden_dropout: see `projections.projection`.
+        standardize, channel_dropout, dropout, noise: of what is cached, see `cached_input.CachedInput`.
+
+    Raises:
+        ValueError: the cached global feature is wanted, but is not as wide as the local features.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        global_channels: int,
+        dim: int,
+        *,
+        global_: Pooling = "mean",
+        layers: Layers = "linear",
+        hidden: Count | None = None,
+        batch_norm: bool = True,
+        hidden_dropout: Rate = 0.0,
+        standardize: bool = False,
+        channel_dropout: Rate = 0.0,
+        dropout: Rate = 0.0,
+        noise: Factor = 0.0,
+    ) -> None:
         super().__init__()
         if global_ == "cached" and global_channels != channels:
             raise ValueError(
                 f"global 'cached' needs a cached global feature as wide as the local ones, "
-                f"but it has {global_channels} channels and they have {channels}: choose mean or max"
+                f"but it has {global_channels} channels and they have {channels}: choose pooled, mean or max"
             )
-        self.layer = layer
+        self.layer = projection(layers, channels, dim, hidden=hidden, batch_norm=batch_norm, dropout=hidden_dropout)
         self.local_dim = dim
         self.global_ = global_
+        disturbed = {"channel_dropout": channel_dropout, "dropout": dropout, "noise": noise}
+        self.rows_input = CachedInput(channels, standardize=standardize, **disturbed)
+        self.global_input = CachedInput(channels, standardize=standardize and self._reads_vector, **disturbed)
+
+    @property
+    def _reads_vector(self) -> bool:
+        """Whether the global feature is made of one vector a sample, and not of the adapted rows."""
+        return self.global_ in ("cached", "pooled")
 
     def fields(self, uses_local: bool) -> set[str]:
         """Return which cached fields the adapter reads, given whether the aggregator uses local rows."""
@@ -57,81 +108,68 @@ class _Projection(Part):
             return {"global", "local"} if uses_local else {"global"}
         return {"local"}
 
+    def measure(self, parts: Callable[[], Iterable[Cached]], uses_local: bool = True) -> None:
+        """Take the statistics of `standardize` from all samples of a training split, which `parts` reads anew."""
+        if self.rows_input.standardize and self._adapts_rows(uses_local):
+            rows = (part.local[valid_rows(part.local, part.length)] for part in parts() if part.local is not None)
+            self.rows_input.measure(rows)
+        if self.global_input.standardize:
+            self.global_input.measure(self._vector(part.length, part.local, part.global_) for part in parts())
+
     def forward(
-        self, length: Tensor, local: Tensor | None = None, global_: Tensor | None = None, token: Tensor | None = None
+        self,
+        length: Tensor,
+        local: Tensor | None = None,
+        global_: Tensor | None = None,
+        token: Tensor | None = None,
+        *,
+        uses_local: bool = True,
     ) -> Adapted:
-        """Adapt `local [B, N, C]` with `length [B]`, and `global_ [B, C]` where the adapter reads it."""
+        """Adapt `local [B, N, C]` with `length [B]`, and `global_ [B, C]` where the adapter reads it.
+
+        Args:
+            uses_local: whether the aggregator uses the rows; if not, they are left out where nothing else needs them.
+        """
         dtype = next(self.layer.parameters()).dtype
-        rows = None if local is None else self._rows(local.to(dtype), length)
-        if self.global_ == "cached":
-            assert global_ is not None, "fields() asks for it"
-            return Adapted(rows, length, self.layer(global_.to(dtype)))
+        rows = None
+        if local is not None and self._adapts_rows(uses_local):
+            rows = self._adapted(self.rows_input(local.to(dtype)), length)
+        if self._reads_vector:
+            vector = self._vector(length, local, global_).to(dtype)
+            return Adapted(rows, length, self.layer(self.global_input(vector)))
         assert rows is not None, "fields() asks for them"
         return Adapted(rows, length, _pool(self.global_, rows, length))
 
-    def _rows(self, local: Tensor, length: Tensor) -> Tensor:
-        return self.layer(local)
+    def _adapts_rows(self, uses_local: bool) -> bool:
+        return uses_local or not self._reads_vector
 
+    def _vector(self, length: Tensor, local: Tensor | None, global_: Tensor | None) -> Tensor:
+        if self.global_ == "cached":
+            assert global_ is not None, "fields() asks for it"
+            return global_
+        assert local is not None, "fields() asks for them"
+        return mean_rows(local.float(), length)
 
-class LinearAdapter(_Projection):
-    """One linear layer shared by all local rows.
-
-    Over a feature map it is a 1x1 convolution. Frames take the place of the cells of an image (VSE-infinity, section
-    5.1.2), and VSE++ averages them.
-
-    Args:
-        channels: width C of the cached local features.
-        global_channels: width of the cached global feature.
-        dim: width D.
-        global_: `cached`: the layer over the cached global feature; `mean`, `max`: over the adapted rows.
-
-    Raises:
-        ValueError: the cached global feature is wanted, but is not as wide as the local features.
-    """
-
-    def __init__(self, channels: int, global_channels: int, dim: int, *, global_: Pooling = "mean") -> None:
-        super().__init__(_linear(channels, dim), channels, global_channels, dim, global_)
-
-
-class TokensAdapter(_Projection):
-    """One linear layer over the states of a text encoder's tokens; parameters as for `LinearAdapter`."""
-
-    def __init__(self, channels: int, global_channels: int, dim: int, *, global_: Pooling = "max") -> None:
-        super().__init__(_linear(channels, dim), channels, global_channels, dim, global_)
-
-
-class RoiAdapter(_Projection):
-    """One linear layer over region features (SCAN, VSRN), or that plus a perceptron (VSE-infinity, SetDiv).
-
-    Args:
-        channels: width C of the cached local features.
-        global_channels: width of the cached global feature.
-        dim: width D.
-        global_: as for `LinearAdapter`.
-        layers: `linear`, or `mlp`: with two layers of a perceptron beside it, the hidden one of D / 2 normalised
-            over the valid rows of a batch, as in VSE-infinity's public code.
-    """
-
-    def __init__(
-        self, channels: int, global_channels: int, dim: int, *, global_: Pooling = "max", layers: RoiLayers = "mlp"
-    ) -> None:
-        layer = _ResidualMlp(channels, dim) if layers == "mlp" else _linear(channels, dim)
-        super().__init__(layer, channels, global_channels, dim, global_)
-
-    def _rows(self, local: Tensor, length: Tensor) -> Tensor:
-        return on_valid_rows(self.layer, local, length)
+    def _adapted(self, rows: Tensor, length: Tensor) -> Tensor:
+        # Padding stays out of the statistics of a batch norm.
+        return self.layer(rows) if isinstance(self.layer, nn.Linear) else on_valid_rows(self.layer, rows, length)
 
 
 class WordsAdapter(Part):
-    """Trainable word embeddings and a GRU over them.
+    """Trainable word embeddings and what is made of them: a GRU's states, or a bag of words.
 
     Args:
         vocabulary_size: number of words, `<unk>` (id 0) included.
         dim: width D of the GRU's state. Two directions are averaged.
+        encoder: `gru`, or `bag`: layers over the mean of the word embeddings, whatever their order.
         word_dim: width of a word embedding.
         local: what the local rows are: the word embeddings (SetDiv) or the GRU's outputs (VSE-infinity).
-        global_: `last`: the last valid state (backwards: the first); `mean`, `max`: over the GRU's outputs.
+        global_: `last`: the last valid state (backwards: the first); `mean`, `max`: over the GRU's outputs. A bag has
+            `mean` alone.
         bidirectional: run the GRU in both directions.
+        layers, hidden, batch_norm, hidden_dropout: of a bag, see `projections.projection`.
+        dropout: the share of a word embedding's values that is zero while training; of a bag, of the mean's.
+        state_dropout: the same of the GRU's states.
         vectors: a text file of word vectors that the embeddings begin with. The training reads it once and calls
             `load_vectors`; a trained model does not need the file any more.
         train_vectors: let the embeddings learn; if false, all of them stay as the file, or chance, made them.
@@ -145,24 +183,40 @@ class WordsAdapter(Part):
         vocabulary_size: int,
         dim: int,
         *,
+        encoder: WordEncoder = "gru",
         word_dim: Count = 300,
         local: WordRows = "embedding",
         global_: WordPooling = "last",
         bidirectional: bool = True,
+        layers: Layers = "linear",
+        hidden: Count | None = None,
+        batch_norm: bool = True,
+        hidden_dropout: Rate = 0.0,
+        dropout: Rate = 0.0,
+        state_dropout: Rate = 0.0,
         vectors: str | None = None,
         train_vectors: bool = True,
     ) -> None:
         super().__init__()
+        if encoder == "bag" and (local, global_) != ("embedding", "mean"):
+            raise ValueError(
+                "a bag of words has no states: with encoder bag, set local to embedding and global to mean"
+            )
         if vectors is None and not train_vectors:
             raise ValueError("train_vectors is false and the embeddings would stay random: name a file as vectors")
         self.vectors = vectors
         self.local = local
         self.global_ = global_
+        self.dropout, self.state_dropout = dropout, state_dropout
         self.local_dim = word_dim if local == "embedding" else dim
         self.embedding = nn.Embedding(vocabulary_size, word_dim)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)  # as VSE++ does
         self.embedding.weight.requires_grad_(train_vectors)
-        self.gru = nn.GRU(word_dim, dim, batch_first=True, bidirectional=bidirectional)
+        self.bag: nn.Module | None = None
+        if encoder == "bag":
+            self.bag = projection(layers, word_dim, dim, hidden=hidden, batch_norm=batch_norm, dropout=hidden_dropout)
+        else:
+            self.gru = nn.GRU(word_dim, dim, batch_first=True, bidirectional=bidirectional)
 
     def fields(self, uses_local: bool) -> set[str]:
         """Return which cached fields the adapter reads: the token ids, whatever the aggregator uses."""
@@ -186,42 +240,36 @@ class WordsAdapter(Part):
         weight[found.to(weight.device)] = rows
 
     def forward(
-        self, length: Tensor, local: Tensor | None = None, global_: Tensor | None = None, token: Tensor | None = None
+        self,
+        length: Tensor,
+        local: Tensor | None = None,
+        global_: Tensor | None = None,
+        token: Tensor | None = None,
+        *,
+        uses_local: bool = True,
     ) -> Adapted:
         """Adapt the ids `token [B, N]`, of which the first `length[b]` (at least one) count."""
         words = self.embedding(token)
+        if self.bag is not None:
+            return Adapted(words, length, self.bag(dropped(mean_rows(words, length), self.dropout, self.training)))
+        words = dropped(words, self.dropout, self.training)
         states, last = run_packed(self.gru, words, length)
-        states = states.unflatten(2, (len(last), -1)).mean(2)
-        pooled = last.mean(0) if self.global_ == "last" else _pool(self.global_, states, length)
+        states = dropped(states.unflatten(2, (len(last), -1)).mean(2), self.state_dropout, self.training)
+        pooled = (
+            dropped(last.mean(0), self.state_dropout, self.training)
+            if self.global_ == "last"
+            else _pool(self.global_, states, length)
+        )
         return Adapted(words if self.local == "embedding" else states, length, pooled)
 
 
-ADAPTERS: dict[str, type[nn.Module]] = {
-    "grid": LinearAdapter,
-    "roi": RoiAdapter,
-    "frames": LinearAdapter,
+ADAPTERS: dict[str, type[RowsAdapter] | type[WordsAdapter]] = {
+    "grid": RowsAdapter,
+    "roi": RowsAdapter,
+    "frames": RowsAdapter,
     "words": WordsAdapter,
-    "tokens": TokensAdapter,
+    "tokens": RowsAdapter,
 }
-
-
-class _ResidualMlp(nn.Module):
-    def __init__(self, channels: int, dim: int) -> None:
-        super().__init__()
-        self.linear = _linear(channels, dim)
-        self.mlp = nn.Sequential(
-            nn.Linear(channels, dim // 2), nn.BatchNorm1d(dim // 2), nn.ReLU(), nn.Linear(dim // 2, dim)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) + self.mlp(x)
-
-
-def _linear(channels: int, dim: int) -> nn.Linear:
-    layer = nn.Linear(channels, dim)
-    nn.init.xavier_uniform_(layer.weight)  # as VSE++ does
-    nn.init.zeros_(layer.bias)
-    return layer
 
 
 def _pool(how: str, rows: Tensor, length: Tensor) -> Tensor:

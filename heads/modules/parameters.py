@@ -45,7 +45,9 @@ def between(smallest: float, largest: float) -> Bound:
 
 Count = Annotated[int, at_least(1)]
 Positive = Annotated[float, above(0)]
+Factor = Annotated[float, at_least(0)]
 Share = Annotated[float, between(0, 1)]
+Rate = Annotated[float, between(0, 0.95)]  # of what is dropped: something must be left
 
 
 class Part(nn.Module):

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Annotated, Any, Literal, get_type_hints
 
-from ..modules.parameters import Count, Positive, Share, at_least, between
+from ..modules.parameters import Count, Factor, Positive, Share, at_least, between
 
 Block = Mapping[str, Any]  # of a part, with its name or its weight
-Factor = Annotated[float, at_least(0)]
 Epochs = Annotated[int, at_least(0)]
 
 
@@ -49,6 +48,7 @@ class Optimizer:
     weight_decay: Factor = 0.0  # of matrices; biases and normalisations never decay
     clip: Positive | None = 2.0  # largest norm of the whole gradient
     ema: Factor | None = None  # decay a step of the weights' moving average, which is then evaluated
+    swa_epochs: Epochs = 0  # the mean of the weights at the ends of this many last epochs is evaluated
     # Times lr, for the weights of each component:
     adapter_lr: Factor = 1.0
     aggregator_lr: Factor = 1.0
@@ -76,10 +76,11 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """Size augmentation (VSE-infinity): the chance of a row to be left out while training."""
+    """What is changed of whole samples while training."""
 
-    image: Share = 0.0
+    image: Share = 0.0  # the chance of a row to be left out (size augmentation, VSE-infinity)
     text: Share = 0.0
+    mix: Factor = 0.0  # alpha of FuseMix, which blends pairs of samples; 0: none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +116,7 @@ class Recipe:
     """A resolved recipe: every block is complete, every value has been checked.
 
     `adapter` has one block for each kind of feature set; the kinds of the sets in use pick two of them. `loss` has
-    one block for each term that is computed, and `exclude_same_text`.
+    one block for each term that is computed, and `same_text`.
     """
 
     name: str

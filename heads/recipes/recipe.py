@@ -24,7 +24,8 @@ from .trial import refusals
 
 PARTS = {"aggregator.image": AGGREGATORS, "aggregator.text": AGGREGATORS, "similarity": SIMILARITIES}
 _PART_NAMES = [f"{path}.name" for path in PARTS]
-_LOSS_KEYS = {"exclude_same_text": Field(bool, False)}  # of the block `loss`, beside its terms
+# Of the block `loss`, beside its terms: what another image's caption is that has the text of one of the image's own.
+_LOSS_KEYS = {"same_text": Field(Literal["negative", "excluded", "positive"], "negative")}
 
 
 def load_recipe(recipe: str, settings: Sequence[str] = ()) -> Recipe:
@@ -123,6 +124,7 @@ def resolve(values: Mapping[str, Any], *, faults: Sequence[str] = (), title: str
         RecipeError: naming every fault.
     """
     found = list(faults)
+    values = _in_todays_words(values)
     schema = _schema(values)
     complete = check(values, schema, found)
     if not found:
@@ -133,6 +135,17 @@ def resolve(values: Mapping[str, Any], *, faults: Sequence[str] = (), title: str
     if found:
         raise RecipeError(f"{title} cannot be used: {'; '.join(found)}")
     return Recipe(**{key: SECTIONS[key](**v) if key in SECTIONS else v for key, v in complete.items()})
+
+
+def _in_todays_words(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the values of a recipe with the keys of version 0.1 renamed: `exclude_same_text` was a choice of two."""
+    loss = get(values, "loss")
+    if not isinstance(loss, Mapping) or "exclude_same_text" not in loss or "same_text" in loss:
+        return values
+    excluded = str(loss["exclude_same_text"]).lower()
+    choice = {"true": "excluded", "false": "negative"}.get(excluded, excluded)
+    rest = {key: value for key, value in loss.items() if key != "exclude_same_text"}
+    return {**values, "loss": {"same_text": choice, **rest}}
 
 
 def _schema(values: Mapping[str, Any]) -> dict[str, Any]:

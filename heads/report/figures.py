@@ -31,7 +31,7 @@ class Plot:
     """A drawing.
 
     Attributes:
-        draw: returns it as SVG, by one of `plots`, which need matplotlib.
+        draw: returns it as SVG, by one of `plots`, which needs matplotlib.
         kind: what kind of drawing, for those who do not see it.
         caption: below it.
         table: its numbers; None where they are of no use one by one.
@@ -42,29 +42,22 @@ class Plot:
     caption: str
     table: Table | None = None
 
-    @property
-    def svg(self) -> str:
-        """The drawing."""
-        return self.draw()
-
 
 def number(value: float | None, digits: int = 2) -> str:
     """Return a number as the tables show it; a dash for None."""
     return "–" if value is None else f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", "−")  # no −0.00
 
 
-def heat_map(caption: str, corner: str, columns: Sequence[str], rows: Sequence[str], values: Sequence[Sequence[float]],
-             digits: int = 2, full: float = 1.0) -> Table:  # fmt: skip
-    """Return a matrix as a table whose cells are the more strongly shaded the larger they are.
+def heat_map(caption: str, corner: str, values: Sequence[Sequence[float]], full: float = 1.0) -> Table:
+    """Return a matrix over elements as a table whose cells are shaded more strongly the larger they are.
 
     Args:
         caption: what it shows.
         corner: what rows and columns are.
-        columns: their names; `rows` likewise.
         values: of each row.
-        digits: after the decimal point.
         full: the value that is shaded most strongly; 0 and less are not shaded.
     """
-    cells = [[name, *(number(value, digits) for value in line)] for name, line in zip(rows, values, strict=True)]
-    heat = [[min(1.0, max(0.0, value / full)) for value in line] for line in values]
-    return Table(caption, [corner, *columns], cells, heat)
+    header = [corner, *(str(k) for k in range(1, len(values[0]) + 1))]
+    digits = 2 if full == 1 else 1
+    cells = [[str(k), *(number(value, digits) for value in row)] for k, row in enumerate(values, 1)]
+    return Table(caption, header, cells, [[min(1.0, max(0.0, value / full)) for value in row] for row in values])

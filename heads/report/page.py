@@ -1,6 +1,5 @@
 """The page: everything put together, rendered and written in one step."""
 
-import os
 import sys
 from collections.abc import Sequence as Several
 from importlib.util import find_spec
@@ -10,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ...pipeline.errors import RunError
-from ...pipeline.files import write_text
+from ...pipeline.files import require_writable, write_text
 from ...pipeline.progress import Progress
 from ..evaluation.evaluation import Evaluation, evaluate
 from ..evaluation.metrics import Ties
@@ -21,11 +20,11 @@ from .pictures import Pictures
 from .sections.attention import attended_images
 from .sections.comparison import agreement_table, disagreements
 from .sections.diagnoses import diagnosis
-from .sections.examples import Direction, by_element, different_results, gallery
+from .sections.examples import by_element, different_results, gallery
 from .sections.space import element_map
 from .sections.tables import WAYS, evaluation_tables, rsum_plot, similarity_table, training_plots
 from .sections.word_attention import words_over_images
-from .views import View, open_views, same_samples
+from .views import Direction, View, open_views, same_samples
 
 NEEDED = {"matplotlib": "matplotlib", "sklearn": "scikit-learn"}
 MARK = '<meta name="generator" content="xret report">'  # by which a report is known
@@ -46,19 +45,13 @@ def write_report(
 ) -> int:
     """Write a page about a run, or about several of one data set side by side.
 
-    The same runs, seed and device give the same page.
+    The same runs, seed and device give the same page. `diagnostics.diagnose` explains the other arguments.
 
     Args:
         runs: run folders.
         out: the HTML file; an earlier report there is replaced.
-        store: the feature cache to look at all of them on; None: each on the one that it was trained on.
-        split: which images.
-        ties: ``pessimistic``, ``optimistic`` or ``mean``; see `metrics.recall`.
-        device: ``auto``, ``cpu`` or ``cuda``.
         data_root: where the pictures are, see `reattachment.image_folder`; None: where the manifest says, or nowhere:
             the page then shows ids and captions only.
-        visual_weights: of the image encoder, where they came from a file; for crops, see `diagnostics.diagnose`.
-        text_weights: of the text encoder, likewise.
         seed: picks what is shown.
 
     Returns:
@@ -72,7 +65,12 @@ def write_report(
     require_packages()
     require_place(Path(out))
     views = open_views(runs, store, split, device)
-    require_one_data_set(views)
+    for view in views:
+        if view.cache.dataset != views[0].cache.dataset:
+            raise RunError(
+                f"{views[0].run.path} is of the data set '{views[0].cache.dataset}' and {view.run.path} of "
+                f"'{view.cache.dataset}'; a page is about one: make one for each"
+            )
     pictures = Pictures(views[0].cache, None if data_root is None else Path(data_root))
     if pictures.why_not:
         print(f"the page will have no pictures: {pictures.why_not}", file=sys.stderr)
@@ -94,30 +92,18 @@ def require_packages() -> None:
     """Raise RunError if a package that only the report needs is not installed."""
     missing = [name for module, name in NEEDED.items() if find_spec(module) is None]
     if missing:
-        raise RunError(f"a report needs {' and '.join(missing)}, not installed here: `pip install 'xret[report]'`")
+        raise RunError(f"a report needs {' and '.join(missing)}: `pip install 'xret[report]'`")
 
 
 def require_place(out: Path) -> None:
-    """Raise RunError if `out` is there and is no earlier report, or if nothing can be written there."""
+    """Raise RunError if `out` is there and is no earlier report, OutputError if nothing can be written there."""
     if out.is_dir():
         raise RunError(f"{out} is a folder; give --out the name of a file, as {out / 'report.html'}")
+    require_writable(out, "--out")
     if out.exists():
         with out.open("rb") as file:
             if MARK.encode() not in file.read(1000):
                 raise RunError(f"{out} exists and is no report of xret; take another --out, or delete it")
-    folder = next(parent for parent in out.absolute().parents if parent.exists())
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise RunError(f"{out} cannot be written: {folder} is no folder that you may write to; take another --out")
-
-
-def require_one_data_set(views: Several[View]) -> None:
-    """Raise RunError if the runs are not all looked at on one data set."""
-    for view in views[1:]:
-        if view.cache.dataset != views[0].cache.dataset:
-            raise RunError(
-                f"{views[0].run.path} is of the data set '{views[0].cache.dataset}' and {view.run.path} of "
-                f"'{view.cache.dataset}'; a page is about one: make one for each"
-            )
 
 
 def render(page: dict[str, Any]) -> str:
@@ -174,14 +160,12 @@ def _content(
 
 
 def _spread(view: View, way: Direction, seed: int) -> str:
-    elements = view.image_elements if way == "image_to_text" else view.caption_elements
-    return f"{number(different_results(view, way, seed))} of {elements.shape[1]}"
+    return f"{number(different_results(view, way, seed))} of {view.ways[way].query_elements.shape[1]}"
 
 
 def _facts(view: View) -> list[tuple[str, str]]:
     """Return what the page says of a run before anything else."""
     recipe, info = view.run.recipe, view.run.info
-    best = info.best_rsum
     return [
         ("recipe", f"{recipe.name} ({recipe.paper})"),
         ("aggregators", f"{recipe.aggregator['image']['name']} / {recipe.aggregator['text']['name']}"),
@@ -189,6 +173,6 @@ def _facts(view: View) -> list[tuple[str, str]]:
         ("losses", ", ".join(recipe.terms)),
         ("features", f"{info.image_set} / {info.text_set}"),
         ("seed", str(info.seed)),
-        ("best epoch", f"{info.best_epoch or '–'} (validation RSUM {number(best)})"),
+        ("best epoch", f"{info.best_epoch or '–'} (validation RSUM {number(info.best_rsum)})"),
         ("store", view.cache.url),
     ]

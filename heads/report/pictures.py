@@ -80,20 +80,13 @@ class Pictures:
         held = self.hold(file_name)
         return None if held is None else held.svg(alt)
 
-    def hold(self, file_name: str, features: ImageSet | None = None) -> Picture | None:
+    def hold(self, file_name: str, part: Part | None = None) -> Picture | None:
         """Return a picture that the page will hold; None where it cannot be shown.
 
         Args:
             file_name: as the store has it.
-            features: show what the network of this grid saw; None: the whole picture.
+            part: a box of it, or what a network saw of it; None: the whole picture.
         """
-        return self._hold(file_name, None if features is None else input_of(features))
-
-    def crop(self, file_name: str, box: Box) -> Picture | None:
-        """Return a part of a picture that the page will hold; None where it cannot be shown."""
-        return self._hold(file_name, box)
-
-    def _hold(self, file_name: str, part: Part | None) -> Picture | None:
         if self._folder is None:
             return None
         key = (file_name, part)

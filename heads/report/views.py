@@ -1,23 +1,80 @@
 """What the page shows of a run: its split as it embeds it, and how it compares what is there."""
 
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...pipeline.cache import CaptionSet, FeatureCache, ImageSet
+from ...pipeline.cache import FeatureCache
 from ...pipeline.device import pick_device, within_memory
-from ..evaluation.scoring import Scores, score_embedded
+from ...pipeline.reading.batches import Batches
+from ...pipeline.reading.features import Features
+from ..evaluation.scoring import BATCH, Scores, embed_all, score_embedded
 from ..model import Model
+from ..modules.aggregators import Aggregated
 from ..modules.embedding import Embedding, Gaussian, Sequence
-from ..modules.padding import zero_padding
-from ..runs.features import caption_set_of_run, open_store, split_of_run
+from ..modules.padding import mean_rows
+from ..runs.features import open_store, split_of_run
 from ..runs.run import Run
-from .embedded import Embedded, embed_split
+
+Direction = Literal["image_to_text", "text_to_image"]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One modality of a split.
+
+    Attributes:
+        embedding: of B samples, float32.
+        uncertainty: the log-determinant of each sample's covariance, ``[B]``; None without Gaussians.
+        length: valid local rows, or tokens, of each sample, int64 ``[B]`` on the CPU.
+    """
+
+    embedding: Embedding
+    uncertainty: Tensor | None
+    length: Tensor
+
+
+@dataclass(frozen=True)
+class Way:
+    """One direction of retrieval: Q samples ask, M samples are found.
+
+    Attributes:
+        similarity: ``[Q, M]``; larger is closer.
+        query_image: the image that each query is or describes, int64 ``[Q]``.
+        item_image: likewise of each item, int64 ``[M]``; an item of the query's image is right.
+        query_elements: unit elements, ``[Q, K, D]``; see `elements`.
+        item_elements: likewise.
+    """
+
+    similarity: Tensor
+    query_image: np.ndarray
+    item_image: np.ndarray
+    query_elements: Tensor
+    item_elements: Tensor
+
+    @cached_property
+    def queries(self) -> np.ndarray:
+        """The queries that ask; images without a caption ask nothing."""
+        return np.flatnonzero(np.isin(self.query_image, self.item_image))
+
+    @cached_property
+    def found(self) -> np.ndarray:
+        """The best item of each query, int64 ``[Q]``."""
+        return self.similarity.argmax(1).cpu().numpy()
+
+    @cached_property
+    def hits(self) -> np.ndarray:
+        """Whether the best item of each query is right, bool ``[Q]``."""
+        right: np.ndarray = self.query_image == self.item_image[self.found]
+        return right
 
 
 @dataclass(frozen=True)
@@ -30,8 +87,9 @@ class View:
         cache: the store that it is looked at on.
         model: with the weights of the best epoch.
         split: which images and captions.
-        embedded: the split.
-        scores: how its images and captions compare.
+        batches: their features.
+        image, text: as the run embeds them.
+        scores: how they compare.
     """
 
     name: str
@@ -39,28 +97,25 @@ class View:
     cache: FeatureCache
     model: Model
     split: str
-    embedded: Embedded
+    batches: Batches
+    image: Side
+    text: Side
     scores: Scores
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return next(self.model.parameters()).device
-
-    @property
-    def similarity(self) -> Tensor:
-        """Of its images and captions, ``[I, C]``; larger is closer."""
-        return self.scores.similarity
+        return self.scores.similarity.device
 
     @cached_property
     def image_elements(self) -> Tensor:
         """Unit elements of the images, ``[I, K, D]``; see `elements`."""
-        return elements(self.embedded.image.embedding)
+        return elements(self.image.embedding)
 
     @cached_property
     def caption_elements(self) -> Tensor:
         """Unit elements of the captions, ``[C, K, D]``; see `elements`."""
-        return elements(self.embedded.text.embedding)
+        return elements(self.text.embedding)
 
     @property
     def is_set(self) -> bool:
@@ -68,39 +123,19 @@ class View:
         return self.image_elements.shape[1] > 1 or self.caption_elements.shape[1] > 1
 
     @cached_property
-    def image_set(self) -> ImageSet:
-        """The image features that the run reads."""
-        return self.cache.image_set(self.run.info.image_set)
-
-    @cached_property
-    def caption_set(self) -> CaptionSet:
-        """The caption features that the run reads."""
-        return caption_set_of_run(self.run, self.cache)
-
-    @cached_property
-    def found_captions(self) -> Tensor:
-        """The best caption of each image, int64 ``[I]``."""
-        return self.similarity.argmax(1).cpu()
-
-    @cached_property
-    def found_images(self) -> Tensor:
-        """The best image of each caption, int64 ``[C]``."""
-        return self.similarity.argmax(0).cpu()
-
-    @cached_property
-    def image_hits(self) -> Tensor:
-        """Whether the best caption of each image is one of its own, bool ``[I]``."""
-        return self.embedded.caption_image[self.found_captions] == torch.arange(len(self.found_captions))
-
-    @cached_property
-    def caption_hits(self) -> Tensor:
-        """Whether the best image of each caption is its own, bool ``[C]``."""
-        return self.found_images == self.embedded.caption_image
+    def ways(self) -> dict[Direction, Way]:
+        """Both directions."""
+        owner, scores = self.scores.caption_image.numpy(), self.scores.similarity
+        images, left, right = np.arange(len(scores)), self.image_elements, self.caption_elements
+        return {
+            "image_to_text": Way(scores, images, owner, left, right),
+            "text_to_image": Way(scores.T, owner, images, right, left),
+        }
 
     def first_caption(self, image: int) -> str:
         """Return the first caption of an image; an empty text where it has none."""
-        own = (self.embedded.caption_image == image).nonzero()[:, 0]
-        return self.embedded.texts[int(own[0])] if len(own) else ""
+        own = (self.scores.caption_image == image).nonzero()[:, 0]
+        return self.scores.texts[int(own[0])] if len(own) else ""
 
 
 def open_views(paths: Several[str | Path], store: str | None, split: str, device: str) -> list[View]:
@@ -114,7 +149,7 @@ def open_views(paths: Several[str | Path], store: str | None, split: str, device
 
     Raises:
         RunError: a run, a store's feature sets or the split do not fit.
-        CacheError: there is no store, or it cannot be used.
+        CacheError: a store is missing or cannot be used.
     """
     target = pick_device(device)
     runs = [Run(path) for path in paths]
@@ -124,10 +159,28 @@ def open_views(paths: Several[str | Path], store: str | None, split: str, device
         with within_memory(target):
             model = run.model(target)
             batches = split_of_run(run, cache, split, model, target)
-            embedded = embed_split(model, batches)
-            scores = score_embedded(model, batches, embedded.image.embedding, embedded.text.embedding)
-        views.append(View(name, run, cache, model, split, embedded, scores))
+            image = embed_side(model.embed_images, batches.image_features(BATCH))
+            text = embed_side(model.embed_captions, batches.caption_features(BATCH))
+            scores = score_embedded(model, batches, image.embedding, text.embedding)
+        views.append(View(name, run, cache, model, split, batches, image, text, scores))
     return views
+
+
+def embed_side(embed: Callable[[Features], Aggregated], parts: Iterable[Features]) -> Side:
+    """Return the samples of all `parts`, embedded by `Model.embed_images` or `Model.embed_captions`."""
+    uncertainties, lengths = [], []
+
+    def noted(features: Features) -> Aggregated:
+        made = embed(features)
+        # Of sets drawn from a Gaussian it is the Gaussian's.
+        gaussian = made.embedding if isinstance(made.embedding, Gaussian) else made.gaussian
+        if gaussian is not None:
+            uncertainties.append(gaussian.log_determinant())
+        lengths.append(features.length.cpu())
+        return made
+
+    embedding = embed_all(noted, parts)
+    return Side(embedding, torch.cat(uncertainties) if uncertainties else None, torch.cat(lengths))
 
 
 def names(paths: Several[Path]) -> list[str]:
@@ -151,12 +204,12 @@ def elements(embedding: Embedding) -> Tensor:
     if isinstance(embedding, Gaussian):
         embedding = embedding.mean
     elif isinstance(embedding, Sequence):
-        embedding = functional.normalize(zero_padding(*embedding), dim=-1).sum(1)
+        embedding = mean_rows(functional.normalize(embedding.rows, dim=-1), embedding.length)
     rows = embedding if embedding.ndim == 3 else embedding[:, None]
     return functional.normalize(rows, dim=-1)
 
 
 def same_samples(views: Several[View]) -> bool:
     """Return whether all runs see the same images and captions, in the same order."""
-    seen = [(view.embedded.ids, view.embedded.texts) for view in views]
+    seen = [(view.scores.ids, view.scores.texts) for view in views]
     return all(one == seen[0] for one in seen)

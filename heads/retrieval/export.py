@@ -13,25 +13,31 @@ split, and the kind of the embeddings. Their arrays are called ``images`` and ``
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from safetensors.numpy import save_file
 from torch import Tensor
+from torch.nn import functional
 
 from ...pipeline.errors import RunError
-from ...pipeline.files import writing
+from ...pipeline.files import require_new, writing
 from ..modules.embedding import Embedding, Gaussian, Sequence, kind_of
+from ..modules.padding import valid_rows
 from .gallery import Gallery
+from .hits import Modality
 from .retriever import Retriever
 
 if TYPE_CHECKING:
     import pyarrow
 
 _HEADER = 100_000_000  # bytes of metadata that readers of safetensors take
+
+Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -57,10 +63,6 @@ class About:
     split: str
     kind: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields, ready for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Exported(About):
@@ -85,25 +87,25 @@ def export_embeddings(retriever: Retriever, out: str | Path) -> Exported:
 
     Args:
         retriever: of the run, store and split.
-        out: a ``.parquet`` or ``.safetensors`` file, or a folder (without a suffix, or ending in ``.npy``); it must
-            not be there yet.
+        out: a new ``.parquet`` or ``.safetensors`` file, or folder (without a suffix, or ending in ``.npy``).
 
     Raises:
-        RunError: `out` is there already, ends in something else or cannot be written; or the run is none or damaged.
+        OutputError: `out` exists already.
+        RunError: it ends in something else or cannot be written; or the run is damaged.
         CacheError: store or split do not fit.
     """
     out = Path(out)
-    writers: dict[str, Callable[[Path, Gallery, About], None]] = {
+    writers: dict[str, Callable[[Path, Gallery, Arrays, About], None]] = {
         ".parquet": _write_parquet,
         ".safetensors": _write_safetensors,
         ".npy": _write_folder,
         "": _write_folder,
     }
-    if out.suffix not in writers:
+    write = writers.get(out.suffix)
+    if write is None:
         raise RunError(f"{out}: export to a file ending in .parquet or .safetensors, or to a folder of .npy files")
-    if out.exists():
-        raise RunError(f"{out} exists; take another --out, or remove it")
-    if out.suffix == ".parquet":
+    require_new(out, folder=write is _write_folder)
+    if write is _write_parquet:
         _pyarrow()
     gallery, run = retriever.gallery, retriever.run
     about = About(
@@ -117,14 +119,14 @@ def export_embeddings(retriever: Retriever, out: str | Path) -> Exported:
         split=gallery.split,
         kind=kind_of(gallery.images),
     )
-    arrays = arrays_of(gallery)
+    arrays = _arrays("images", gallery.images) | _arrays("captions", gallery.captions)
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise RunError(f"{run.path} gives embeddings that are not finite: it is damaged, train it again")
     with writing(out, RunError, "choose another --out") as partial:
-        writers[out.suffix](partial, gallery, about)
-    files = [out] if out.is_file() else list(out.iterdir())
+        write(partial, gallery, arrays, about)
+    files = [out] if out.is_file() else out.iterdir()
     return Exported(
-        **about.to_dict(),
+        **asdict(about),
         out=str(out),
         images=len(gallery.image_ids),
         captions=len(gallery.texts),
@@ -133,54 +135,44 @@ def export_embeddings(retriever: Retriever, out: str | Path) -> Exported:
     )
 
 
-def arrays_of(gallery: Gallery) -> dict[str, np.ndarray]:
-    """Return the embeddings of images and captions as arrays, by the names above."""
-    arrays = {}
-    for modality in ("images", "captions"):
-        embedding: Embedding = getattr(gallery, modality)
-        if isinstance(embedding, Tensor):
-            arrays[modality] = embedding.cpu().numpy()
-        else:
-            for name, part in embedding._asdict().items():
-                arrays[f"{modality}.{name}"] = part.cpu().numpy()
-    return arrays
+def _arrays(modality: Modality, embedding: Embedding) -> Arrays:
+    """Return an embedding as arrays, by the names above."""
+    if isinstance(embedding, Tensor):
+        return {modality: embedding.cpu().numpy()}
+    return {f"{modality}.{name}": part.cpu().numpy() for name, part in embedding._asdict().items()}
 
 
-def _write_folder(folder: Path, gallery: Gallery, about: About) -> None:
+def _write_folder(folder: Path, gallery: Gallery, arrays: Arrays, about: About) -> None:
     folder.mkdir()
-    for name, array in arrays_of(gallery).items():
+    for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
     images = zip(gallery.image_ids, gallery.file_names, strict=True)
     _write_lines(folder / "images.jsonl", ({"id": id_, "file_name": name} for id_, name in images))
     rows = zip(gallery.caption_ids, gallery.caption_image.tolist(), gallery.texts, strict=True)
     captions = ({"id": id_, "image_id": gallery.image_ids[row], "caption": text} for id_, row, text in rows)
     _write_lines(folder / "captions.jsonl", captions)
-    (folder / "about.json").write_text(json.dumps(about.to_dict(), indent=1) + "\n", encoding="utf-8")
+    (folder / "about.json").write_text(json.dumps(asdict(about), indent=1) + "\n", encoding="utf-8")
 
 
-def _write_lines(path: Path, values: Any) -> None:
+def _write_lines(path: Path, values: Iterable[dict[str, str]]) -> None:
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
 
 
-def _write_safetensors(path: Path, gallery: Gallery, about: About) -> None:
-    lists = {
+def _write_safetensors(path: Path, gallery: Gallery, arrays: Arrays, about: About) -> None:
+    values = asdict(about) | {
         "image_ids": gallery.image_ids,
         "file_names": gallery.file_names,
         "caption_ids": gallery.caption_ids,
         "captions": gallery.texts,
     }
-    metadata = {
-        name: value if isinstance(value, str) else json.dumps(value)
-        for name, value in (about.to_dict() | lists).items()
-    }
+    metadata = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
     if len(json.dumps(metadata)) > 0.9 * _HEADER:
         raise RunError(f"{gallery.split} has too many captions for the header of a safetensors file; take .parquet")
-    arrays = {name: np.ascontiguousarray(array) for name, array in arrays_of(gallery).items()}
     save_file(arrays | {"caption_image": gallery.caption_image.astype(np.int64)}, path, metadata=metadata)
 
 
-def _write_parquet(path: Path, gallery: Gallery, about: About) -> None:
+def _write_parquet(path: Path, gallery: Gallery, _arrays: Arrays, about: About) -> None:
     pa, parquet = _pyarrow()
     images, captions = len(gallery.image_ids), len(gallery.texts)
     owners = gallery.caption_image.tolist()
@@ -194,7 +186,7 @@ def _write_parquet(path: Path, gallery: Gallery, about: About) -> None:
     table = {name: pa.array(values, pa.string()) for name, values in columns.items()}
     sides = [_columns(pa, embedding) for embedding in (gallery.images, gallery.captions)]
     table |= {name: pa.chunked_array([side[name] for side in sides]) for name in sides[0]}
-    parquet.write_table(pa.table(table).replace_schema_metadata({"xret": json.dumps(about.to_dict())}), path)
+    parquet.write_table(pa.table(table).replace_schema_metadata({"xret": json.dumps(asdict(about))}), path)
 
 
 def _columns(pa: Any, embedding: Embedding) -> "dict[str, pyarrow.Array]":
@@ -204,17 +196,15 @@ def _columns(pa: Any, embedding: Embedding) -> "dict[str, pyarrow.Array]":
     if isinstance(embedding, Tensor) and embedding.ndim == 2:
         return {"embedding": _lists(pa, embedding)}
     if isinstance(embedding, Sequence):
-        rows, length = embedding
+        rows, length = embedding.rows[valid_rows(*embedding)], embedding.length
     else:
-        rows, length = embedding, embedding.new_full((len(embedding),), embedding.shape[1]).long()
-    parts = [sample[:count] for sample, count in zip(rows.cpu().numpy(), length.tolist(), strict=True)]
-    offsets = np.concatenate([[0], np.cumsum(length.cpu().numpy())]).astype(np.int64)
-    return {"embedding": pa.LargeListArray.from_arrays(offsets, _lists(pa, np.concatenate(parts)))}
+        rows, length = embedding.flatten(0, 1), torch.full(embedding.shape[:1], embedding.shape[1])
+    offsets = functional.pad(length.cumsum(0), (1, 0)).cpu().numpy()
+    return {"embedding": pa.LargeListArray.from_arrays(offsets, _lists(pa, rows))}
 
 
-def _lists(pa: Any, rows: Tensor | np.ndarray) -> "pyarrow.Array":
-    values = np.ascontiguousarray(rows.cpu().numpy() if isinstance(rows, Tensor) else rows)
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+def _lists(pa: Any, rows: Tensor) -> "pyarrow.Array":
+    return pa.FixedSizeListArray.from_arrays(pa.array(rows.cpu().numpy().reshape(-1)), rows.shape[1])
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -223,6 +213,6 @@ def _pyarrow() -> tuple[Any, Any]:
         from pyarrow import parquet
     except ImportError as error:
         raise RunError(
-            "Parquet needs pyarrow, which is not here: pip install 'xret[parquet]', or export to .safetensors"
+            "Parquet needs pyarrow, which is not installed: pip install 'xret[parquet]', or export to .safetensors"
         ) from error
     return pa, parquet

@@ -1,6 +1,8 @@
 """The gallery of a run: the images and captions of a split of a store, embedded when they are first asked for."""
 
+from collections.abc import Iterator
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -9,14 +11,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...pipeline.cache.feature_cache import FeatureCache
+from ...pipeline.device import within_memory
 from ...pipeline.errors import CacheError, RunError
 from ...pipeline.reading.reattachment import image_folder
 from ..evaluation.scoring import BATCH, embed_all
 from ..model import Model
-from ..modules.embedding import Embedding, each
+from ..modules.embedding import Embedding, concatenate, each
 from ..runs.features import split_of_run
 from ..runs.run import Run
-from .hits import Answer, Modality, answers_at, best_rows
+from .hits import Hit, Modality, best, hits_of
 
 
 class Gallery:
@@ -26,14 +29,14 @@ class Gallery:
         run: the run.
         model: its model, on `device`.
         cache: the store.
-        split: which split.
+        split: whose samples.
         device: where the embeddings are.
         data_root: finds the image files, see `reattachment.image_folder`; they are needed for `image_path` only.
 
     Attributes:
         url: of the store.
         dataset: the name of the data set.
-        split: which split.
+        split: as given.
         image_ids: as the store has them, I.
         file_names: of the images below their folder, I.
         caption_ids: the captions' numbers, as text, C.
@@ -48,7 +51,7 @@ class Gallery:
     def __init__(
         self, run: Run, model: Model, cache: FeatureCache, split: str, device: torch.device, data_root: Path | None
     ) -> None:
-        self._run, self._model, self._cache, self._data_root = run, model, cache, data_root
+        self._run, self._model, self._cache, self._device, self._data_root = run, model, cache, device, data_root
         self._batches = batches = split_of_run(run, cache, split, model, device)
         self.url, self.dataset, self.split = cache.url, cache.dataset, split
         self.image_ids, self.file_names = batches.ids(), batches.file_names()
@@ -60,18 +63,32 @@ class Gallery:
     @cached_property
     def images(self) -> Embedding:
         """The images' embeddings, float32: [I, D], [I, K, D], or a Gaussian or Sequence of I."""
-        return embed_all(self._model.embed_images, self._batches.image_features(BATCH))
+        return concatenate(list(self.embedded("images")))
 
     @cached_property
     def captions(self) -> Embedding:
         """The captions' embeddings, float32: [C, D], [C, K, D], or a Gaussian or Sequence of C."""
-        return embed_all(self._model.embed_captions, self._batches.caption_features(BATCH))
+        return concatenate(list(self.embedded("captions")))
 
     def of(self, modality: Modality) -> Embedding:
         """Return the embeddings of a modality."""
         return self.images if modality == "images" else self.captions
 
-    def best(self, modality: Modality, scores: Tensor, k: int) -> list[Answer]:
+    def embedded(self, modality: Modality) -> Iterator[Embedding]:
+        """Yield the embeddings of a modality batch by batch, to be used where they do not fit in memory together."""
+        if modality == "images":
+            embed, parts = self._model.embed_images, self._batches.image_features(BATCH)
+        else:
+            embed, parts = self._model.embed_captions, self._batches.caption_features(BATCH)
+        for features in parts:
+            with within_memory(self._device):
+                yield embed_all(embed, [features])
+
+    def names(self, modality: Modality) -> tuple[list[str], list[str]]:
+        """Return the ids of a modality, and its file names or texts."""
+        return (self.image_ids, self.file_names) if modality == "images" else (self.caption_ids, self.texts)
+
+    def best(self, modality: Modality, scores: Tensor, k: int) -> list[Hit]:
         """Return the k samples of a modality with the largest `scores` [N], best first, equal ones by row.
 
         Raises:
@@ -79,12 +96,11 @@ class Gallery:
         """
         if not scores.isfinite().all():
             raise RunError(f"{self._run.path} gives similarities that are not finite: it is damaged, train it again")
-        rows, of_images = best_rows(scores, k), modality == "images"
-        ids, labels = (self.image_ids, self.file_names) if of_images else (self.caption_ids, self.texts)
-        items = each(lambda t: t[rows], self.of(modality))
-        return answers_at(rows.tolist(), scores[rows].tolist(), items, ids, labels)
+        rows, highest = best(np.arange(len(scores)), scores.cpu().numpy(), k)
+        ids, labels = ([texts[row] for row in rows] for texts in self.names(modality))
+        return hits_of(modality, ids, labels, highest, each(itemgetter(torch.from_numpy(rows)), self.of(modality)))
 
-    def best_of_elements(self, modality: Modality, elements: Tensor, k: int) -> list[list[Answer]]:
+    def best_of_elements(self, modality: Modality, elements: Tensor, k: int) -> list[list[Hit]]:
         """Return for each of K elements [K, D] the samples, which are sets, that have the element nearest to it.
 
         The score is the largest cosine of the element with those of the sample.
@@ -97,19 +113,11 @@ class Gallery:
 
     @cached_property
     def folder(self) -> Path:
-        """The folder of the image files.
-
-        Raises:
-            CacheError, ManifestError: it is not known or not there; --data-root names it.
-        """
+        """The folder of the image files; CacheError or ManifestError where it is unknown or missing."""
         return image_folder(self._cache, self._data_root)
 
     def image_path(self, row: int) -> Path:
-        """Return the file of the image in a row; it never lies outside of `folder`.
-
-        Raises:
-            CacheError, ManifestError: the folder is not known, or the name leads outside of it.
-        """
+        """Return the file of the image in a row; CacheError where its name leads outside of `folder`."""
         name = PurePosixPath(self.file_names[row])
         if name.is_absolute() or ".." in name.parts:
             raise CacheError(f"{self.url} names the image '{name}', which lies outside its folder; extract it again")

@@ -1,10 +1,10 @@
 """The answers of a search: which are the best, and what is told of each."""
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal
 
+import numpy as np
 from torch import Tensor
 
 from ..modules.embedding import Embedding, Gaussian
@@ -38,64 +38,33 @@ class Hit:
         return {"uncertainty" if key == "deviation" else key: value for key, value in known.items()}
 
 
-class Answer(NamedTuple):
-    """A hit before it is ranked among those of other shards.
-
-    Attributes:
-        row: in the gallery, or of several shards in all of them.
-        score: the similarity.
-        id: of the sample.
-        label: its image's file name, or its caption.
-        deviation: of a Gaussian; None for other embeddings.
-    """
-
-    row: int
-    score: float
-    id: str
-    label: str
-    deviation: float | None = None
-
-
-class Texts(Protocol):
-    """Texts by row: a list, or the file of an index."""
-
-    def __getitem__(self, row: int, /) -> str:
-        """Return the text of a row."""
-        ...
-
-
-def answers_at(rows: Several[int], scores: Several[float], items: Embedding, ids: Texts, labels: Texts) -> list[Answer]:
-    """Return answers in the order of their `rows`, each with a score; `items` are the embeddings of these rows."""
-    spread = deviation(items)
-    spreads = [None] * len(rows) if spread is None else spread.tolist()
-    return [
-        Answer(row, score, ids[row], labels[row], own) for row, score, own in zip(rows, scores, spreads, strict=True)
-    ]
-
-
-def hits_of(modality: Modality, answers: Iterable[Answer]) -> list[Hit]:
-    """Return answers, best first, as hits of a modality."""
-    images = modality == "images"
+def hits_of(
+    modality: Modality, ids: Several[str], labels: Several[str], scores: np.ndarray, items: Embedding
+) -> list[Hit]:
+    """Return N samples, best first, as hits; `labels` are file names or captions, `items` the embeddings."""
+    images, spread = modality == "images", deviation(items)
     return [
         Hit(
-            rank,
-            found.id,
-            found.score,
-            file_name=found.label if images else None,
-            caption=None if images else found.label,
-            deviation=found.deviation,
+            rank + 1,
+            ids[rank],
+            float(score),
+            file_name=labels[rank] if images else None,
+            caption=None if images else labels[rank],
+            deviation=None if spread is None else float(spread[rank]),
         )
-        for rank, found in enumerate(answers, 1)
+        for rank, score in enumerate(scores)
     ]
 
 
-def best_rows(scores: Tensor, k: int) -> Tensor:
-    """Return the rows of the k largest `scores` [N], best first and equal ones in their order, int64 [min(k, N)]."""
-    least = scores.topk(min(k, len(scores))).values[-1]
-    rows = (scores >= least).nonzero()[:, 0]
-    return rows[scores[rows].argsort(descending=True, stable=True)[:k]]
+def best(rows: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the k highest of `scores` [N] and their `rows` [N], best first, equal ones by row; all where N < k."""
+    if len(scores) > k:
+        kept = scores >= np.partition(scores, -k)[-k]
+        rows, scores = rows[kept], scores[kept]
+    order = np.lexsort((rows, -scores))[:k]
+    return rows[order], scores[order]
 
 
 def deviation(embedding: Embedding) -> Tensor | None:
-    """Return the deviation of B Gaussians, `[B]`, see `Gaussian.deviation`; None for other embeddings."""
+    """Return the deviation of B Gaussians, [B], see `Gaussian.deviation`; None for other embeddings."""
     return embedding.deviation() if isinstance(embedding, Gaussian) else None

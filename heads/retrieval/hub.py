@@ -6,13 +6,14 @@
     image_backbone.safetensors, text_backbone/      of a run that was fine-tuned
     README.md                           the model card
 
-Such a folder is a run: every command takes it. What only goes on with a training stays behind.
+Such a folder is a run: every command takes it. What only serves to go on training is left out.
 """
 
 import json
 import re
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,17 +78,19 @@ def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = 
         repo: what the model card calls it, ``user/name``; None: the folder.
 
     Raises:
-        RunError: the folder is there already or cannot be written; the run has no finished epoch, or is damaged.
-        CacheError: the store is not there.
+        RunError: the folder exists or cannot be written; the run has no finished epoch, or is damaged.
+        CacheError: the store is missing.
     """
     folder, run = Path(folder), retriever.run
     if folder.exists():
         raise RunError(f"{folder} exists; take another folder")
     files = [run.path / name for name in _COPIED if (run.path / name).exists()]
     run.model(retriever.device)  # damaged weights are refused here, not where the folder is loaded
-    origins = {branch: origin for branch in _encoded(run) if (origin := _origin(retriever, branch))}
-    for branch in set(_encoded(run)) - set(origins):  # likewise, the backbones of a fine-tuned run
-        _ = retriever.image_encoder if branch == "image" else retriever.text_encoder
+    origins = _origins(retriever)
+    if run.info.tuned("image"):  # likewise, the backbones of a fine-tuned run
+        _ = retriever.image_encoder
+    if run.info.tuned("text"):
+        _ = retriever.text_encoder
     recipe = run.recipe.to_dict()
     if vectors := recipe["adapter"]["words"]["vectors"]:
         recipe["adapter"]["words"]["vectors"] = Path(vectors).name  # a trained model has read it
@@ -96,10 +99,9 @@ def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = 
             (shutil.copytree if file.is_dir() else shutil.copyfile)(file, partial / file.name)
         write_recipe(partial, recipe, run.image_facts, run.text_facts)
         (partial / ORIGINS).write_text(origins_text(origins), encoding="utf-8")
-        (partial / "run.json").write_text(
-            json.dumps(_without_paths(run.info).to_json(), indent=1) + "\n", encoding="utf-8"
-        )
-        (partial / "README.md").write_text(_card(retriever, repo or str(folder)), encoding="utf-8")
+        info = json.dumps(_without_paths(run.info).to_json(), indent=1)
+        (partial / "run.json").write_text(info + "\n", encoding="utf-8")
+        (partial / "README.md").write_text(_card(run, origins, repo or str(folder)), encoding="utf-8")
     return folder
 
 
@@ -146,19 +148,16 @@ def local_folder(name: str | Path) -> Path:
         ) from error
 
 
-def _encoded(run: Run) -> tuple[BranchName, ...]:
-    """Return the branches whose features somebody must make who has the run alone."""
-    return ("image",) if run.vocabulary is not None else ("image", "text")
-
-
-def _origin(retriever: Retriever, branch: BranchName) -> Origin | None:
-    """Return what made the run's features of ``image`` or ``text``; None where the run has its own backbone."""
-    if retriever.run.info.tuned(branch):
-        return None
-    origin, weights = origin_of(retriever.run, branch, lambda: retriever.cache), retriever.weights[branch]
-    if weights is None or Path(weights).exists():  # a path means nothing elsewhere
-        return origin
-    return replace(origin, weights=weights)
+def _origins(retriever: Retriever) -> dict[BranchName, Origin]:
+    """Return what made the features that the run brings no encoder for: words and tuned backbones it has itself."""
+    run, origins = retriever.run, {}
+    branches: tuple[BranchName, ...] = ("image",) if run.vocabulary is not None else ("image", "text")
+    for branch in branches:
+        if not run.info.tuned(branch):
+            origin, weights = origin_of(run, branch, lambda: retriever.cache), retriever.weights[branch]
+            named = weights is not None and not Path(weights).exists()  # a path means nothing elsewhere
+            origins[branch] = replace(origin, weights=weights) if named else origin
+    return origins
 
 
 def _without_paths(info: RunInfo) -> RunInfo:
@@ -170,14 +169,10 @@ def _without_paths(info: RunInfo) -> RunInfo:
     )
 
 
-def _card(retriever: Retriever, repo: str) -> str:
-    run = retriever.run
+def _card(run: Run, origins: Mapping[BranchName, Origin], repo: str) -> str:
     recipe = run.recipe
-    needed = {
-        f"{'visual' if branch == 'image' else 'text'}_weights": "…"
-        for branch in _encoded(run)
-        if (origin := _origin(retriever, branch)) and origin.weights is None
-    }
+    parameters = {"image": "visual_weights", "text": "text_weights"}
+    needed = [parameters[branch] for branch, origin in origins.items() if origin.weights is None]
     return _CARD.format(
         name=repo.rpartition("/")[2],
         repo=repo,
@@ -190,7 +185,7 @@ def _card(retriever: Retriever, repo: str) -> str:
         image_aggregator=recipe.aggregator["image"]["name"],
         text_aggregator=recipe.aggregator["text"]["name"],
         similarity=recipe.similarity["name"],
-        options="".join(f', {key}="{value}"' for key, value in needed.items()),
+        options="".join(f', {name}="…"' for name in needed),
     )
 
 

@@ -1,27 +1,22 @@
 """The index of a run: its gallery, images and captions, embedded batch by batch and never held as a whole."""
 
-from collections.abc import Callable, Iterable, Iterator
+import functools
 from collections.abc import Sequence as Several
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from ...pipeline.device import within_memory
-from ...pipeline.reading.batches import Features
-from ..evaluation.scoring import BATCH
-from ..modules.aggregators.aggregated import Aggregated
-from ..modules.embedding import Embedding, each
-from ..runs.features import split_of_run
 from ..runs.info import absolute
 from .hits import Modality
-from .index import Index, IndexOptions, IndexReport, Items, form_of, write_candidates, write_items
-from .index.build import DEFAULTS
+from .index.build import DEFAULTS, IndexOptions, IndexReport, add, write_candidates
 from .index.candidates import load_faiss
-from .index.folder import appearing
-from .index.sharded import Cluster
+from .index.folder import appearing, holds
+from .index.items import Items, append
+from .index.search import Index
+from .index.sharded import ShardWorkers
+from .index.vectors import form_of
 from .retriever import Retriever
 
 MODALITIES: tuple[Modality, Modality] = ("images", "captions")
@@ -46,8 +41,8 @@ class RunIndex:
 def index_run(
     run: str | Path,
     out: str | Path,
-    *,
     store: str | None = None,
+    *,
     split: str = "test",
     device: str = "auto",
     options: IndexOptions = DEFAULTS,
@@ -70,14 +65,14 @@ def index_run(
     """
     load_faiss()
     retriever = Retriever(run, store=store, split=split, device=device)
-    form = form_of(retriever.model.compare)
+    gallery, form = retriever.gallery, form_of(retriever.model.compare)
     with appearing(Path(out)) as partial:
         records, queries = {}, {}
         for modality in MODALITIES:
             folder = partial / modality
             folder.mkdir()
-            batches, ids, labels = _gallery(retriever, modality)
-            records[modality] = write_items(folder, batches, ids, labels, retriever.index_facts(modality))
+            facts = retriever.index_facts(modality)
+            records[modality] = append(folder, gallery.embedded(modality), *gallery.names(modality), facts)
             items = Items(folder, records[modality]["items"])
             rows = np.random.default_rng(options.seed).permutation(len(items))[:SAMPLE]
             queries[modality] = items.some(np.sort(rows))
@@ -91,7 +86,7 @@ def index_run(
 
 
 def add_to_index(
-    run: str | Path, out: str | Path, *, store: str | None = None, split: str = "test", device: str = "auto"
+    run: str | Path, out: str | Path, store: str | None = None, *, split: str = "test", device: str = "auto"
 ) -> RunIndex:
     """Add another split, or another store's, to the indexes that `index_run` made at `out`; else as there.
 
@@ -101,16 +96,21 @@ def add_to_index(
         RunError: also where there is no index, it is of another run, damaged, or has these samples already.
     """
     retriever = Retriever(run, store=store, split=split, device=device)
-    facts = {modality: retriever.index_facts(modality) for modality in MODALITIES}
-    indexes = {
-        modality: Index.open(Path(out, modality), {"weights": facts[modality]["weights"]}) for modality in MODALITIES
+    gallery, facts = retriever.gallery, {modality: retriever.index_facts(modality) for modality in MODALITIES}
+    parts = {
+        modality: Index(Path(out, modality), {"weights": facts[modality]["weights"]}).parts for modality in MODALITIES
     }
-    missing = [modality for modality in MODALITIES if not indexes[modality].holds(facts[modality])] or MODALITIES
-    reports = {}
-    for modality in missing:
-        batches, ids, labels = _gallery(retriever, modality)
-        compare = retriever.comparison(modality)
-        reports[modality] = indexes[modality].add(batches, ids, labels=labels, facts=facts[modality], compare=compare)
+    missing = [modality for modality in MODALITIES if not holds(parts[modality], facts[modality])] or MODALITIES
+    reports = {
+        modality: add(
+            Path(out, modality),
+            gallery.embedded(modality),
+            *gallery.names(modality),
+            facts[modality],
+            retriever.comparison(modality),
+        )
+        for modality in missing
+    }
     return RunIndex(str(run), str(out), **reports)
 
 
@@ -130,46 +130,18 @@ def index_shards(
         run: the run, where the workers see it.
         stores: the feature caches, likewise; None: the one that the run was trained on.
         out: the folder, likewise; its shards are in the order of the stores.
-        split, device, options: as for `index_run`.
+        split, device, options: of `index_run`.
         scheduler: the address of a Dask scheduler; None: build here, one after the other.
 
     Raises:
         RunError, CacheError: as for `index_run` and `ShardedSearch`.
     """
     names = [f"shard-{number:04}" for number in range(len(stores))]
-    with ExitStack() as stack:
-        cluster = None if scheduler is None else stack.enter_context(Cluster(scheduler))
-        partial = stack.enter_context(appearing(Path(out).resolve()))
+    with closing(ShardWorkers(scheduler)) as workers, appearing(Path(out).resolve()) as partial:
         source = str(Path(run).resolve())
+        build = functools.partial(index_run, split=split, device=device, options=options)
         tasks = [
-            (source, str(partial / name), store and absolute(store), split, device, options)
-            for name, store in zip(names, stores, strict=True)
+            (source, str(partial / name), store and absolute(store)) for name, store in zip(names, stores, strict=True)
         ]
-        made = [_build(*task) for task in tasks] if cluster is None else cluster.run(_build, tasks)
-    return [
-        RunIndex(str(run), f"{out}/{name}", one.images, one.captions) for name, one in zip(names, made, strict=True)
-    ]
-
-
-def _build(run: str, out: str, store: str | None, split: str, device: str, options: IndexOptions) -> RunIndex:
-    return index_run(run, out, store=store, split=split, device=device, options=options)
-
-
-def _gallery(retriever: Retriever, modality: Modality) -> tuple[Iterator[Embedding], Several[str], Several[str]]:
-    """Return the embeddings of a modality, batch by batch, with the ids and labels of all."""
-    gallery, model = retriever.gallery, retriever.model
-    batches = split_of_run(retriever.run, retriever.cache, retriever.split, model, retriever.device)
-    if modality == "images":
-        parts = _embedded(model.embed_images, batches.image_features(BATCH), retriever.device)
-        return parts, gallery.image_ids, gallery.file_names
-    parts = _embedded(model.embed_captions, batches.caption_features(BATCH), retriever.device)
-    return parts, gallery.caption_ids, gallery.texts
-
-
-def _embedded(
-    embed: Callable[[Features], Aggregated], parts: Iterable[Features], device: torch.device
-) -> Iterator[Embedding]:
-    for features in parts:
-        with torch.no_grad(), within_memory(device):
-            embedding = embed(features).embedding
-        yield each(lambda t: t.float() if t.is_floating_point() else t, embedding)
+        made = workers.run(build, tasks)
+    return [replace(one, run=str(run), out=f"{out}/{name}") for name, one in zip(names, made, strict=True)]

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from ...pipeline.errors import QueryError, RunError
 from ..modules.embedding import Embedding, concatenate, each
-from .hits import Modality, best_rows
+from .hits import Modality, best
 from .retriever import Retriever
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class MtebModel:
         name: what results are filed under, ``organization/name``; None: ``xret/`` and the run's folder.
 
     Raises:
-        RunError: mteb is not here, or the name is not of that form.
+        RunError: mteb is not installed, or the name is not of that form.
     """
 
     def __init__(self, retriever: Retriever, name: str | None = None) -> None:
@@ -83,13 +83,13 @@ class MtebModel:
         found = {}
         for first in range(0, len(ids), _AT_ONCE):
             some = slice(first, first + _AT_ONCE)
-            compared = compare(each(itemgetter(some), embedded), self._items).cpu()
+            compared = compare(each(itemgetter(some), embedded), self._items).cpu().numpy()
             for query, scores in zip(ids[some], compared, strict=True):
-                rows = torch.arange(len(scores))
+                rows = np.arange(len(scores))
                 if top_ranked is not None:
-                    rows = torch.tensor([row_of[document] for document in top_ranked[query]], dtype=torch.long)
-                best = rows[best_rows(scores[rows], top_k)]
-                found[query] = {self._ids[row]: float(scores[row]) for row in best.tolist()}
+                    rows = np.array([row_of[document] for document in top_ranked[query]], np.int64)
+                rows, scores = best(rows, scores[rows], top_k)
+                found[query] = {self._ids[row]: float(score) for row, score in zip(rows, scores, strict=True)}
         return found
 
     def _encode(self, rows: Any, images: bool) -> Embedding:
@@ -118,13 +118,15 @@ def _meta(retriever: Retriever, name: str) -> "ModelMeta":
     try:
         from mteb.models import ModelMeta
     except ImportError as error:
-        raise RunError("mteb is not here: pip install 'xret[mteb]'") from error
+        raise RunError("mteb is not installed: pip install 'xret[mteb]'") from error
     if "/" not in name:
         raise RunError(f"mteb files results under organization/name, and '{name}' is not of that form")
-    model, run = retriever.model, retriever.run
-    sizes = {
-        "n_parameters": sum(weight.numel() for weight in model.parameters()),
-        "embed_dim": run.recipe.model.dim,
+    facts = {
+        "name": name,
+        "modalities": ["text", "image"],
+        "framework": ["PyTorch"],
+        "n_parameters": sum(weight.numel() for weight in retriever.model.parameters()),
+        "embed_dim": retriever.run.recipe.model.dim,
         "revision": retriever.weights_digest[:40],
     }
-    return ModelMeta.create_empty({"name": name, "modalities": ["text", "image"], "framework": ["PyTorch"], **sizes})
+    return ModelMeta.create_empty(facts)

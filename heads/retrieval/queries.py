@@ -1,4 +1,4 @@
-"""What may be asked of a run: texts and pictures are checked before a network sees them."""
+"""What a run may be asked: texts and pictures are checked before a network sees them."""
 
 import re
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from ...pipeline.data.samples import tokenize
 from ...pipeline.errors import QueryError
 from ...pipeline.wording import some_of
 
-_SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of bytes on the command line that are no UTF-8
+_SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of bytes on the command line that are not UTF-8
 _PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 
 class UnknownWordsWarning(UserWarning):
-    """Texts have words that are not in the run's vocabulary: they were left to its `<unk>`."""
+    """Texts have words that are not in the run's vocabulary: its `<unk>` stands for them."""
 
 
 def require_samples(items: Any, kind: Any, what: str, wanted: str) -> None:
     """Raise QueryError unless `items` are a list, or the like, of at least one sample of a kind."""
     if not isinstance(items, Sequence) or isinstance(items, str) or not all(isinstance(item, kind) for item in items):
-        raise QueryError(f"{what}s are wanted as {wanted}")
+        raise QueryError(f"{what}s must be {wanted}")
     if not items:
         raise QueryError(f"there is no {what} to embed; give at least one")
 
@@ -32,7 +32,7 @@ def require_texts(texts: Any) -> None:
     """Raise QueryError unless `texts` are a list of at least one text, none with lone surrogates."""
     require_samples(texts, str, "text", "a list of str, for example encode_text(['a red cube'])")
     if any(map(_SURROGATE.search, texts)):
-        raise QueryError("the text has bytes that are no UTF-8; type it again")
+        raise QueryError("the text has bytes that are not UTF-8; type it again")
 
 
 def require_query(query: Any) -> None:
@@ -53,7 +53,7 @@ def require_query(query: Any) -> None:
         raise QueryError("the query is empty; describe in a few words what to look for")
     if name.lower().endswith(_PICTURES) and ("/" in name or len(name.split()) == 1):
         raise QueryError(
-            f"'{name}' is a file's name and no text; to search by a picture use --image {quote(name)}, in Python"
+            f"'{name}' is a file name and not a text; to search by a picture use --image {quote(name)}, in Python"
             f" pathlib.Path({name!r}), or choose the picture on the page"
         )
 
@@ -71,5 +71,5 @@ def require_known_word(query: str, unknown: Sequence[str]) -> None:
 
 
 def unknown_sentence(words: Sequence[str]) -> str:
-    """Return what is said of words that are not in a run's vocabulary."""
+    """Return the notice of words that are not in a run's vocabulary."""
     return f"not in the vocabulary: {', '.join(some_of(list(words), 10))}"

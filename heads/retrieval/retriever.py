@@ -1,13 +1,9 @@
-"""A run at work: new texts and pictures are embedded as those of its store were, compared, and searched for.
-
-retriever = Retriever("run")
-for hit in retriever.search("a red square beside a blue circle", k=5):
-    print(hit.rank, hit.score, hit.file_name)
-"""
+"""A run at work: new texts and pictures are embedded as those of its store were, compared, and searched for."""
 
 import hashlib
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -28,8 +24,8 @@ from ..runs.features import open_store
 from ..runs.info import BranchName
 from ..runs.run import Run
 from .gallery import Gallery
-from .hits import Hit, Modality, hits_of
-from .index import RunCompare
+from .hits import Hit, Modality, deviation
+from .index.exact import RunCompare
 from .index.sharded import ShardedSearch, shards_of
 from .queries import (
     UnknownWordsWarning,
@@ -39,6 +35,32 @@ from .queries import (
     require_texts,
     unknown_sentence,
 )
+
+
+@dataclass(frozen=True)
+class Query:
+    """A text or a picture, ready to be searched for.
+
+    Attributes:
+        embedding: of this one sample.
+        answers: what is searched for it.
+        unknown: its words that are not in the run's vocabulary, each once.
+    """
+
+    embedding: Embedding
+    answers: Modality
+    unknown: Sequence[str] = ()
+
+    @property
+    def elements(self) -> int:
+        """How many elements its set has; 0 where it is not a set."""
+        return self.embedding.shape[1] if isinstance(self.embedding, Tensor) and self.embedding.ndim == 3 else 0
+
+    @property
+    def deviation(self) -> float | None:
+        """That of its Gaussian, as of a `Hit`."""
+        spread = deviation(self.embedding)
+        return None if spread is None else float(spread)
 
 
 class Retriever:
@@ -64,9 +86,9 @@ class Retriever:
         weights: that were named, by ``image`` and ``text``.
 
     Raises:
-        RunError: the run is none, or damaged.
+        RunError: there is no run, or it is damaged.
         EncoderError: it reads words, and `text_weights` are named.
-        DeviceError: the device is not here.
+        DeviceError: the device is missing.
     """
 
     def __init__(
@@ -124,7 +146,7 @@ class Retriever:
             EncoderError: the encoder's weights are not named, or are others.
         """
         embedding = self.encode_captions(texts)
-        self._warn_of_unknown(texts)
+        _warn_of(self.unknown_words(texts), 3)
         return embedding
 
     def encode_captions(self, texts: Sequence[str]) -> Embedding:
@@ -143,9 +165,7 @@ class Retriever:
             As for `encode_text`.
 
         Raises:
-            QueryError: there is no picture, or it is not a list of them.
-            EncoderError: the encoder's weights are not named, or are others.
-            SampleError: a picture cannot be read.
+            SampleError: a picture cannot be read; else as for `encode_text`.
         """
         wanted = "a list of files or PIL images such as ['photo.jpg']"
         require_samples(images, str | Path | Image.Image, "picture", wanted)
@@ -154,66 +174,53 @@ class Retriever:
             return embed_all(self.model.embed_images, features)
 
     def similarity(self, images: Embedding, captions: Embedding) -> Tensor:
-        """Compare the embeddings of I images with those of C captions by the run's own similarity.
-
-        Returns:
-            float32 [I, C]; larger is closer.
-        """
+        """Compare I images with C captions by the run's own similarity, float32 [I, C]; larger is closer."""
         return self.comparison("captions")(images, captions)
 
-    def search(self, query: Picture, k: int = 10) -> list[Hit]:
+    def search(self, query: Picture | Query, k: int = 10) -> list[Hit]:
         """Return the k best answers of the gallery, or all if it has fewer: images to a text, captions to a picture.
 
         Equal scores keep the gallery's order. An `UnknownWordsWarning` names words outside the run's vocabulary.
 
         Args:
-            query: a text (str), or a picture: a Path, or a decoded one.
+            query: a text (str), or a picture: a Path, or a decoded one; or what `encode_query` made of it, which is
+                not warned of.
             k: from 1.
 
         Raises:
             QueryError: the text is empty, a picture's name, or without a word that the run knows; or k is below 1.
             Others: as for `encode_text`, `encode_images` and `Gallery`.
         """
-        embedding, answers = self._embed_query(query, k)
-        return self.nearest(embedding, answers, k)
+        query = self._query(query, k)
+        if self._index is not None:
+            return self._index_of(query.answers).hits(query.embedding, k)
+        scores = self.comparison(query.answers)(query.embedding, self.gallery.of(query.answers))[0]
+        return self.gallery.best(query.answers, scores, k)
 
-    def search_elements(self, query: Picture, k: int = 10) -> list[list[Hit]]:
+    def search_elements(self, query: Picture | Query, k: int = 10) -> list[list[Hit]]:
         """Return what each element of the query's set looks for: the answers that have the element nearest to it.
 
         The score is the largest cosine between that element and those of an answer, whatever the run's similarity.
-
-        Args:
-            query: as for `search`.
-            k: from 1.
-
-        Returns:
-            K lists of at most k hits.
-
-        Raises:
-            QueryError: the run's embeddings are no sets; else as for `search`.
+        Arguments and errors are those of `search`; a QueryError also where the run's embeddings are not sets.
         """
-        embedding, answers = self._embed_query(query, k)
-        return self.nearest_to_elements(embedding, answers, k)
-
-    def nearest_to_elements(self, query: Embedding, answers: Modality, k: int = 10) -> list[list[Hit]]:
-        """Return what each element of the embedding of one query looks for, as `search_elements`."""
-        if not isinstance(query, Tensor) or query.ndim != 3:
+        query = self._query(query, k)
+        if not query.elements:
             raise QueryError(
-                f"the embeddings of {self.run.path} are no sets, so there are no elements to search with one by one;"
+                f"the embeddings of {self.run.path} are not sets, so they have no elements to search with one by one;"
                 " take a run of a recipe such as setdiv"
             )
-        return [hits_of(answers, found) for found in self.gallery.best_of_elements(answers, query[0], k)]
+        assert isinstance(query.embedding, Tensor)
+        return self.gallery.best_of_elements(query.answers, query.embedding[0], k)
 
-    def encode_query(self, query: Picture, k: int = 1) -> tuple[Embedding, Modality]:
-        """Embed a query of `search`, without its warning; return the embedding, of one sample, and what to search."""
-        if not isinstance(k, int) or k < 1:
-            raise QueryError(f"{k} results cannot be shown; choose a k of at least 1")
+    def encode_query(self, query: Picture) -> Query:
+        """Embed a query of `search`, without its warning."""
         require_query(query)
         if not isinstance(query, str):
-            return self.encode_images([query]), "captions"
+            return Query(self.encode_images([query]), "captions")
+        unknown = self.unknown_words([query])
         if self.run.vocabulary is not None:
-            require_known_word(query, self.unknown_words([query]))
-        return self.encode_captions([query]), "images"
+            require_known_word(query, unknown)
+        return Query(self.encode_captions([query]), "images", unknown)
 
     def unknown_words(self, texts: Sequence[str]) -> list[str]:
         """Return the words of texts that are not in the run's vocabulary, each once; [] if it reads parts of words."""
@@ -223,29 +230,21 @@ class Retriever:
         assert isinstance(encoder, WordsEncoder)
         return encoder.unknown_words(texts)
 
-    def nearest(self, query: Embedding, answers: Modality, k: int = 10) -> list[Hit]:
-        """Return the k best ``images`` or ``captions`` of the gallery for the embedding of one query, as `search`."""
-        if self._index is not None:
-            return hits_of(answers, self._index_of(answers).answers(query, k))
-        scores = self.comparison(answers)(query, self.gallery.of(answers))[0]
-        return hits_of(answers, self.gallery.best(answers, scores, k))
-
     def comparison(self, answers: Modality) -> RunCompare:
-        """Return what takes Q queries and N answers of a modality to ``[Q, N]``, by the run's similarity."""
+        """Return the run's similarity as a function of Q queries and N answers of a modality, to ``[Q, N]``."""
         return RunCompare(self.model.compare, answers, str(self.device))
 
     def searched(self, answers: Modality) -> int:
         """Return how many ``images`` or ``captions`` a search looks through."""
         if self._index is not None:
             return len(self._index_of(answers))
-        return len(self.gallery.image_ids if answers == "images" else self.gallery.texts)
+        return len(self.gallery.names(answers)[0])
 
     def searches_others(self, answers: Modality) -> bool:
         """Return whether the index has ``images`` or ``captions`` of other stores, whose pictures lie elsewhere."""
         if self._index is None:
             return False
-        parts = [part for shard in self._index_of(answers).parts for part in shard]
-        return any(part["store"] != self.cache.manifest_sha256 for part in parts)
+        return any(part["store"] != self.cache.manifest_sha256 for part in self._index_of(answers).parts)
 
     def close(self) -> None:
         """Leave the cluster that searches the index; the next search joins it again."""
@@ -277,16 +276,14 @@ class Retriever:
         """The encoder of images, and the dtype of its features; loaded when it is first asked for."""
         return find_image_encoder(self.run, lambda: self.cache, self.weights["image"], str(self.device), self._trust)
 
-    def _embed_query(self, query: Picture, k: int) -> tuple[Embedding, Modality]:
-        found = self.encode_query(query, k)
-        if isinstance(query, str):
-            self._warn_of_unknown([query], 4)
-        return found
-
-    def _warn_of_unknown(self, texts: Sequence[str], calls: int = 3) -> None:
-        """Warn of words that are not in the vocabulary, where so many `calls` began."""
-        if unknown := self.unknown_words(texts):
-            warnings.warn(unknown_sentence(unknown), UnknownWordsWarning, stacklevel=calls)
+    def _query(self, query: Picture | Query, k: int) -> Query:
+        if not isinstance(k, int) or k < 1:
+            raise QueryError(f"{k} results cannot be shown; choose a k of at least 1")
+        if isinstance(query, Query):
+            return query
+        encoded = self.encode_query(query)
+        _warn_of(encoded.unknown, 4)
+        return encoded
 
     def _index_of(self, answers: Modality) -> ShardedSearch:
         assert self._index is not None
@@ -297,3 +294,9 @@ class Retriever:
             folders, compare = [folder / answers for folder in shards or [self._index]], self.comparison(answers)
             self._opened[answers] = ShardedSearch(folders, facts, compare, self._scheduler)
         return self._opened[answers]
+
+
+def _warn_of(unknown: Sequence[str], calls: int) -> None:
+    """Warn of words that are not in the vocabulary, where so many `calls` began."""
+    if unknown:
+        warnings.warn(unknown_sentence(unknown), UnknownWordsWarning, stacklevel=calls)

@@ -65,7 +65,7 @@ def claim(
     own = {"format": f"xret-{what}", "version": VERSION, **description}
     if not file.exists():
         if any(root.iterdir()):
-            raise RunError(f"{root} is not empty and no {what}; take another --out")
+            raise RunError(f"{root} is not empty and holds no {what}; take another --out")
         write_json(file, own)
         return
     try:

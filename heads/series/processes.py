@@ -7,7 +7,8 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, suppress
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -74,10 +75,10 @@ def in_turn(series: Series[J, T]) -> None:
 
 
 def at_once(jobs: int, device: torch.device) -> int:
-    """Return how many of `jobs` trainings can run beside one another; say so where it is fewer.
+    """Return how many of `jobs` trainings can run at once; say so where it is fewer.
 
-    On a CPU each computes with as many threads as it would alone, on which its numbers depend. Trainings beside each
-    other need cores for them: without these they would take longer than one after another.
+    On a CPU each computes with as many threads as it would alone, because its numbers depend on them. Without cores
+    for all of these threads, trainings at once would take longer than one after another.
     """
     threads = torch.get_num_threads()
     here = cores()
@@ -85,14 +86,15 @@ def at_once(jobs: int, device: torch.device) -> int:
     if fitting < jobs:
         alone = f"; OMP_NUM_THREADS=1 makes room for {min(jobs, here)}" if threads > 1 else ""
         print(
-            f"--jobs {jobs}: {fitting} at once, for each takes {threads} of {counted(here, 'core')}{alone}",
+            f"--jobs {jobs}: {fitting} at once, because each takes {counted(threads, 'thread')} and this machine has "
+            f"{counted(here, 'core')}{alone}",
             file=sys.stderr,
         )
     return fitting
 
 
 def load_features(jobs: Sequence[Job]) -> Resident:
-    """Put into memory what the jobs train on, so that the processes that they are trained in share it."""
+    """Put into memory what the jobs train on, for their processes to share."""
     resident, loaded = Resident(), set()
     for job in jobs:
         cache, data = FeatureCache.open(job.store), job.recipe.data
@@ -101,32 +103,12 @@ def load_features(jobs: Sequence[Job]) -> Resident:
             model = build_model(job.recipe, feature_facts(sets[0]), feature_facts(sets[1]))
         wanted = (*(one.name for one in sets), *sorted(model.image_fields), *sorted(model.caption_fields))
         target = pick_device(job.device)
-        with suppress(Exception), within_memory(target):  # the job will say it
+        with suppress(Exception), within_memory(target):  # the job itself reports what goes wrong
             placement = placement_of(job.run, job.recipe, resume=True)
             if (placement, wanted) not in loaded and placement != "stream":
                 loaded.add((placement, wanted))
                 batches_of(sets, model, "train", target, placement, resident)
     return resident
-
-
-class _Worker(NamedTuple):
-    """A process that does the jobs that come through its connection, and sends back their outcomes."""
-
-    connection: Any
-    process: Any
-
-    @classmethod
-    def start(cls, work: Callable[[Any, Resident], Any], resident: Resident) -> "_Worker":
-        context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads and the GPU's state
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, work, torch.get_num_threads(), resident))
-        process.start()
-        theirs.close()  # the end of the process then ends what is received
-        return cls(ours, process)
-
-    def end(self) -> None:
-        self.connection.close()
-        self.process.join()
 
 
 def in_processes(series: Series[J, T], jobs: int, resident: Resident) -> None:
@@ -138,37 +120,47 @@ def in_processes(series: Series[J, T], jobs: int, resident: Resident) -> None:
     Raises:
         RunError: the memory that processes share does not suffice for the features.
     """
-    idle: list[_Worker] = []
-    busy: dict[Any, tuple[_Worker, J]] = {}
+    context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads and the GPU's state
+    idle: list[tuple[Connection, SpawnProcess]] = []
+    busy: dict[Connection, tuple[SpawnProcess, J]] = {}
+
+    def start() -> tuple[Connection, SpawnProcess]:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, series.work, torch.get_num_threads(), resident))
+        process.start()
+        theirs.close()  # the end of the process then ends what is received
+        return ours, process
+
     try:
         while True:
             while len(busy) < jobs and (job := series.next_job()) is not None:
-                worker = idle.pop() if idle else _Worker.start(series.work, resident)
-                worker.connection.send(job)
-                busy[worker.connection] = worker, job
-            while idle:
-                idle.pop().end()
+                connection, process = idle.pop() if idle else start()
+                connection.send(job)
+                busy[connection] = process, job
+            for connection, process in idle:
+                connection.close()
+                process.join()
+            idle.clear()
             if not busy:
                 return
-            ready: Any = wait(list(busy))
-            for connection in ready:
-                worker, job = busy.pop(connection)
+            ready = wait(list(busy))
+            for connection in [one for one in busy if one in ready]:
+                process, job = busy.pop(connection)
                 try:
                     outcome = connection.recv()
                 except (EOFError, ConnectionResetError):
-                    worker.process.join()
-                    sentence = f"its process ended with exit code {worker.process.exitcode}; see {job.run}.log"
-                    series.lost(job, sentence)
+                    process.join()
+                    series.lost(job, f"its process ended with exit code {process.exitcode}; see {job.run}.log")
                     continue
-                idle.append(worker)
+                idle.append((connection, process))
                 series.record(job, outcome)
     finally:
-        for worker in [*idle, *(worker for worker, _ in busy.values())]:
-            worker.process.terminate()
-            worker.process.join()
+        for process in [*(process for _, process in idle), *(process for process, _ in busy.values())]:
+            process.terminate()
+            process.join()
 
 
-def _serve(jobs: Any, work: Callable[[Any, Resident], Any], threads: int, resident: Resident) -> None:
+def _serve(jobs: Connection, work: Callable[[Any, Resident], Any], threads: int, resident: Resident) -> None:
     """Do what comes through the connection until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and the parent ends this process
     threading.Thread(target=_die_with_parent, daemon=True).start()

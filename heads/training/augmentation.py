@@ -1,11 +1,15 @@
-"""Size augmentation: rows of a sample are left out while training.
+"""Augmentation of cached features: rows of a sample are left out, or two samples are blended.
 
-Source: *Learning the Best Pooling Strategy for Visual Semantic Embedding* (VSE-infinity), section 3.2, "Learning
+Sources: *Learning the Best Pooling Strategy for Visual Semantic Embedding* (VSE-infinity), section 3.2, "Learning
 Generator with Diverse Set Sizes": 20% of the input vectors are dropped at random, of images and of captions.
+*Data-Efficient Multimodal Fusion on a Single GPU* (FuseMix, arXiv 2312.10144), section 4: both modalities of two pairs
+are interpolated by the same share.
 """
 
 import torch
+from torch import Tensor
 
+from ...pipeline.errors import RecipeError
 from ...pipeline.reading.features import Features
 from ..modules.padding import valid_rows, zero_padding
 
@@ -42,3 +46,36 @@ def drop_rows(features: Features, share: float) -> Features:
     if token is not None:
         token = zero_padding(token.gather(1, order), length)
     return Features(length, local, features.global_, token)
+
+
+def blend(images: Features, captions: Features, alpha: float) -> tuple[Features, Features]:
+    """Blend each pair with another one of the batch, by a share that is drawn from Beta(`alpha`, `alpha`).
+
+    Share and partners are the same for both modalities (FuseMix), and are drawn on the CPU from torch's global
+    generator. Rows are blended by their number; a blended sample is as long as the longer of the two.
+
+    Args:
+        images: of B images.
+        captions: of B captions, each of the image of its number.
+        alpha: 0 returns the features themselves.
+
+    Raises:
+        RecipeError: a batch has several captions of an image, or captions are words.
+    """
+    if alpha == 0:
+        return images, captions
+    if captions.token is not None:
+        raise RecipeError("augment.mix blends cached features, and words are none: extract --text bert, or set it to 0")
+    if len(images.length) != len(captions.length):
+        raise RecipeError("augment.mix blends pairs: set data.unit=image and data.captions=1")
+    share = torch.distributions.Beta(alpha, alpha).sample().item()
+    partner = torch.randperm(len(images.length)).to(images.length.device, non_blocking=True)
+    return _blended(images, share, partner), _blended(captions, share, partner)
+
+
+def _blended(features: Features, share: float, partner: Tensor) -> Features:
+    def mixed(values: Tensor | None) -> Tensor | None:
+        return None if values is None else torch.lerp(values[partner].float(), values.float(), share)
+
+    length = torch.maximum(features.length, features.length[partner])
+    return Features(length, mixed(features.local), mixed(features.global_), None)

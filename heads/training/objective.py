@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ...pipeline.reading.batches import Batch, Batches
 from ..model import Model
 from ..recipes.blocks import Recipe
-from .augmentation import drop_rows
+from .augmentation import blend, drop_rows
 from .large_batches import embed_in_parts
 from .optimisation import autocast_dtype
 from .ranks import ALONE, Ranks
@@ -47,7 +47,7 @@ class Objective:
             recipe,
             model,
             losses,
-            text_number=same_texts(split) if recipe.loss["exclude_same_text"] else None,
+            text_number=None if recipe.loss["same_text"] == "negative" else same_texts(split),
             precision=autocast_dtype(recipe.runtime.precision, split.device),
             ranks=ranks,
         )
@@ -57,7 +57,8 @@ class Objective:
         device, augment = batch.caption_image.device, self.recipe.augment
         for term in self.losses.values():
             term.epoch = now  # type: ignore[assignment]
-        images, captions = drop_rows(batch.images, augment.image), drop_rows(batch.captions, augment.text)
+        images, captions = blend(batch.images, batch.captions, augment.mix)
+        images, captions = drop_rows(images, augment.image), drop_rows(captions, augment.text)
         parts = self._parts(batch)
         with (
             torch.autocast(device.type, self.precision, enabled=self.precision is not None),
@@ -68,8 +69,11 @@ class Objective:
         # Similarity and losses stay in float32: differences of a margin's size drown in 8 bits.
         similarity, positives = self.model.similarity(one.embedding, other.embedding), batch.positives
         if self.text_number is not None:
-            text = self.text_number[batch.caption_index].to(device)
-            similarity = similarity.masked_fill(same_text(positives, text), -torch.inf)
+            same = same_text(positives, self.text_number[batch.caption_index].to(device))
+            if self.recipe.loss["same_text"] == "positive":
+                positives = positives | same
+            else:
+                similarity = similarity.masked_fill(same, -torch.inf)
         terms = torch.stack([term(similarity, positives, one, other) for term in self.losses.values()])
         self.weights = self.weights.to(terms)  # the first time
         return torch.cat([(terms @ self.weights)[None], terms])

@@ -95,20 +95,23 @@ def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     return {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
 
 
-def moving_average(model: nn.Module, decay: float | None) -> AveragedModel | None:
-    """Return the exponential moving average of a model's weights, or None where `decay` is None.
+def average_of(model: nn.Module, values: Optimizer) -> AveragedModel | None:
+    """Return the average of a model's weights that a recipe evaluates, or None where it evaluates the weights.
 
-    After each step ``average = decay * average + (1 - decay) * weights``; it begins as the weights after the first
-    step. Buffers, such as the statistics of a batch normalisation, are those of the model.
+    `ema` is a moving average: after each step ``average = ema * average + (1 - ema) * weights``, from the weights after
+    the first step on. `swa_epochs` is the plain mean over the ends of the last epochs (Izmailov et al., *Averaging
+    Weights Leads to Wider Optima*). Buffers, such as the statistics of a batch normalisation, are those of the model.
 
     Raises:
-        RecipeError: the average would never move.
+        RecipeError: both are asked for, or the moving average would never move.
     """
-    if decay is None:
+    if values.ema is None and values.swa_epochs == 0:
         return None
-    if decay >= 1:
-        raise RecipeError(f"optimizer.ema must be below 1, not {decay:g}; 0.999 averages about 1,000 steps")
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    if values.ema is not None and values.swa_epochs:
+        raise RecipeError("optimizer.ema and optimizer.swa_epochs are two averages of the weights; choose one")
+    if values.ema is not None and values.ema >= 1:
+        raise RecipeError(f"optimizer.ema must be below 1, not {values.ema:g}; 0.999 averages about 1,000 steps")
+    average = AveragedModel(model, multi_avg_fn=None if values.ema is None else get_ema_multi_avg_fn(values.ema))
     for part in average.modules():
         if isinstance(part, nn.RNNBase):
             part.flatten_parameters()  # copied one by one, a GPU would copy them together again at each use

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,11 +15,14 @@ from ...pipeline.errors import CacheError, RecipeError, RunError
 from ...pipeline.reading.batches import Batches
 from ...pipeline.reading.placement import Placement
 from ..model import Model, feature_facts
+from ..modules.adapters import RowsAdapter
 from ..recipes.blocks import Recipe
 from ..runs.features import RetokenizedCaptions, Sets
 from ..runs.info import AS_A_WHOLE, RunInfo, absolute, versions
 from ..runs.run import Run
 from .ranks import ALONE, Ranks
+
+_AT_ONCE = 256  # samples that are read at once for statistics
 
 
 def require_splits(cache: FeatureCache) -> None:
@@ -177,6 +181,13 @@ def _refuse_other_order(run: Run, split: Batches, recipe: Recipe) -> None:
         f"{run.path} cannot be resumed: its samples were shuffled {then}, and with runtime.cache="
         f"{recipe.runtime.cache} they now are {now}; {way}"
     )
+
+
+def measure_channels(model: Model, split: Batches) -> None:
+    """Give the adapters that standardise their features the statistics of a training split, which is read once more."""
+    for branch, parts in ((model.image, split.image_features), (model.text, split.caption_features)):
+        if isinstance(branch.adapter, RowsAdapter):
+            branch.adapter.measure(partial(parts, _AT_ONCE), bool(branch.aggregator.uses_local))
 
 
 def load_vectors(model: Model, path: str, vocabulary: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ from ...pipeline.errors import RunError
 from ..model import Model
 from ..recipes.blocks import Recipe
 from ..runs.run import Run
-from .optimisation import autocast_dtype, moving_average
+from .optimisation import autocast_dtype, average_of
 
 _PARTS = ("model", "losses", "optimizer", "scaler", "average")
 _COUNTS = ("epoch", "steps", "step", "best_epoch", "best_rsum", "at_constant")
@@ -28,7 +28,7 @@ class TrainingState:
 
     Attributes:
         model, losses, optimizer, scaler: what is trained, and how.
-        average: the moving average of the model's weights, which is then what is validated and kept; or None.
+        average: of the model's weights, which is what is validated and kept once it has begun; or None.
         epoch: complete ones.
         steps: done in the epoch that is not complete.
         step: all steps together.
@@ -68,7 +68,7 @@ class TrainingState:
         # float16 loses small gradients without scaling; bfloat16 has float32's range.
         scaled = autocast_dtype(recipe.runtime.precision, target) is torch.float16
         scaler = torch.amp.GradScaler(target.type, enabled=scaled)
-        return cls(model, losses, optimizer, scaler, moving_average(model, recipe.optimizer.ema))
+        return cls(model, losses, optimizer, scaler, average_of(model, recipe.optimizer))
 
     def __post_init__(self) -> None:
         self.sums = torch.zeros(1 + len(self.losses), dtype=torch.float64)
@@ -76,7 +76,9 @@ class TrainingState:
     @property
     def kept(self) -> Model:
         """The model whose weights are validated and kept."""
-        return self.model if self.average is None else self.average.module  # type: ignore[return-value]
+        if self.average is None or not self.average.n_averaged:
+            return self.model
+        return self.average.module  # type: ignore[return-value]
 
     def count(self, values: Tensor) -> None:
         """Count a step with the loss and its terms, ``[1 + T]``."""

@@ -34,6 +34,7 @@ from .preparation import (
     compile_parts,
     facts_of,
     load_vectors,
+    measure_channels,
     open_run,
     other_sets,
     placement_of,
@@ -123,8 +124,10 @@ def train(
         begun = state.resume(run)
         path = getattr(model.text.adapter, "vectors", None)
         with run.held(created) if ranks.first else nullcontext(), enough_memory(target, recipe):
-            if path is not None and not begun:
-                load_vectors(model, path, sets[1].vocabulary or ())
+            if not begun:
+                measure_channels(model, train_split)
+                if path is not None:
+                    load_vectors(model, path, sets[1].vocabulary or ())
             objective = Objective.of(recipe, model, state.losses, train_split, ranks)
             return Loop(run, objective, state, train_split, val_split, after_epoch).go_on()
 
@@ -226,6 +229,8 @@ class Loop:
             count = len(batch.images.length if self.unit == "image" else batch.captions.length)
             self.seen += count
             bar.update(count, f"{title}, {describe(values, self.terms)}")
+        if state.average is not None and state.epoch >= recipe.schedule.epochs - recipe.optimizer.swa_epochs:
+            state.average.update_parameters(state.model)
         table = self._validate(lr) if ranks.first else None
         rsum = ranks.agree(0.0 if table is None else table.rsum, self.train_split.device)
         means = (state.sums / state.steps).tolist()  # over the epoch's batches
@@ -287,7 +292,7 @@ class Loop:
             nn.utils.clip_grad_norm_(weights_of(model, losses), recipe.optimizer.clip)
         scaler.step(optimizer)
         scaler.update()
-        if state.average is not None:
+        if state.average is not None and recipe.optimizer.ema is not None:
             state.average.update_parameters(model)
         return values
 

@@ -97,7 +97,7 @@ def run_trial(job: Job, resident: Resident) -> Outcome:
     """
     root = Path(job.run).parents[1]
     if not (root / "tuning.json").is_file():
-        where = f"{root} is not there on {socket.gethostname()}"
+        where = f"{root} is missing on {socket.gethostname()}"
         return Outcome("stopped", error=f"{where}: --out must be a folder that all workers share")
     try:
         after_epoch = _reporting(root, job.number, job.recipe.schedule.epochs)

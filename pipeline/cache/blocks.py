@@ -8,15 +8,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Blocks:
-    """Which images each shard holds: `length` of them, the last shard of a split fewer.
-
-    Args:
-        length: images in a shard.
-        splits: rows of images [first, last) of each split, in row order.
-    """
+    """Which images each shard holds: `length` of them, the last shard of a split fewer."""
 
     length: int
-    splits: dict[str, tuple[int, int]]
+    splits: dict[str, tuple[int, int]]  # rows of images [first, last) of each split, in row order
 
     @classmethod
     def choose(cls, splits: dict[str, tuple[int, int]], length: int | None = None) -> "Blocks":
@@ -52,4 +47,5 @@ class Blocks:
     def array_rows(self, images: np.ndarray) -> np.ndarray:
         """Return the row in a set's arrays of each image row."""
         shards = self.shard_of(images)
-        return shards * self.length + images - self._bounds[shards, 0]
+        rows: np.ndarray = shards * self.length + images - self._bounds[shards, 0]
+        return rows

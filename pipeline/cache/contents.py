@@ -1,4 +1,4 @@
-"""What a cache holds, of each feature set its shape, its size and what is finished; and the removal of a set."""
+"""What a cache holds: of each feature set its shape, its size and what is finished; and the removal of a set."""
 
 import math
 from collections.abc import Mapping
@@ -21,14 +21,13 @@ class SetContents:
     """What is known of a feature set."""
 
     modality: str  # ``images`` or ``captions``
-    name: str  # its name
+    name: str
     kind: str  # ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``
     dtype: str  # ``float16``, ``float32``, or ``int32`` of token ids
-    # of the local features of a sample: rows and channels, channels alone of captions, nothing of words
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of a sample's local features: (rows, channels), of captions (channels,), of words ()
     fingerprint: str  # SHA-256 of what decides the features
     identity: Mapping[str, Any]  # the same, readable
-    recorded: Mapping[str, Any]  # what was written down when the set was begun
+    recorded: Mapping[str, Any]  # what was noted when the set was begun
     shard_images: int  # images in a shard
     done: Mapping[str, tuple[int, int]]  # shards done and shards in all, by split
     percent: float  # of the samples whose shards are done
@@ -37,9 +36,7 @@ class SetContents:
     codec: str  # what compresses its values, or ``none``
     bytes_per_value: float | None  # `bytes` for each feature value that is stored; None before the first
     raw_bytes_per_value: int  # the same uncompressed and without checksums, marks or the smaller arrays
-    # the share of the stored values that belong to no sample: all shards of a set have one length, also a split's
-    # last one, and all images one number of rows
-    padding: float | None
+    padding: float | None  # share of the stored values that belong to no sample, as all shards have one length
 
     @property
     def path(self) -> str:
@@ -63,7 +60,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Removal:
-    """A feature set that is removed: its path, ``images/NAME`` or ``captions/NAME``, and the bytes of its files."""
+    """A feature set to remove: its path, ``images/NAME`` or ``captions/NAME``, and the bytes of its files."""
 
     removed: str
     bytes: int
@@ -99,16 +96,12 @@ def stores_at(url: str) -> list[str]:
         return [url]
     stores = [f"{url.rstrip('/')}/{name}" for name in folder.names("") if folder.exists(f"{name}/zarr.json")]
     if not stores:
-        raise CacheError(f"{url}: there is neither a feature cache nor a folder that holds one; name another place")
+        raise CacheError(f"{url} is neither a feature cache nor a folder that holds one; name another place")
     return stores
 
 
 def set_to_remove(url: str, prefix: str) -> Removal:
-    """Return which feature set `prefix` means, even if it is damaged or half removed.
-
-    Raises:
-        CacheError: no cache is there, or none or several of its sets fit.
-    """
+    """Return which feature set `prefix` means, even if it is damaged or half removed; errors as for `choose_set`."""
     cache = FeatureCache.open(url)
     paths = [f"{modality}/{name}" for modality in MODALITIES for name in cache.store.names(modality)]
     path = choose_set(url, prefix, [path for path in paths if not path.endswith("/zarr.json")])
@@ -118,11 +111,10 @@ def set_to_remove(url: str, prefix: str) -> Removal:
 def remove_set(url: str, prefix: str) -> Removal:
     """Delete the feature set that `prefix` means.
 
-    Stopped in between, what is left counts as unfinished: nobody reads it, and an extraction or another removal
-    clears it away.
+    What a stopped removal leaves counts as unfinished: an extraction or another removal clears it away.
 
     Raises:
-        CacheError: no cache is there, none or several of its sets fit, or another process is writing to it.
+        CacheError: as for `set_to_remove`, or another process is writing to the cache.
     """
     store = FeatureCache.open(url).store
     with alone(store):
@@ -130,7 +122,7 @@ def remove_set(url: str, prefix: str) -> Removal:
         path = removal.removed
         store.start_group(path)
         for name in store.names(path):
-            if name != "zarr.json":  # it says that the set is unfinished, and goes last
+            if name != "zarr.json":  # this says that the set is unfinished, and goes last
                 store.remove(f"{path}/{name}")
         store.remove(path)
     return removal
@@ -167,16 +159,17 @@ def _describe_set(features: ImageSet | CaptionSet) -> SetContents:
     )
 
 
-def _shard_values(features: ImageSet | CaptionSet, array: zarr.Array) -> int:
-    """Count the feature values that a file of `array`, local or token, and one of the global features hold."""
+def _shard_values(features: ImageSet | CaptionSet, array: "zarr.Array[Any]") -> int:
+    """Count the feature values of a shard; `array` are its local features or tokens."""
     local = math.prod(array.shards or array.chunks)
     if features.global_channels is None:
         return local
-    return local + features.attributes.get("shard_captions", features.blocks.length) * features.global_channels
+    samples: int = features.attributes.get("shard_captions", features.blocks.length)
+    return local + samples * features.global_channels
 
 
 def _sample_values(features: ImageSet | CaptionSet) -> int:
-    """Count the feature values of the samples that are there; of token ids, the ids."""
+    """Count the feature values, or token ids, of the finished samples."""
     good = features.status == OK
     local = int(features.length[good].sum(dtype=np.int64)) * (features.channels or 1)
     return local + int(good.sum()) * (features.global_channels or 0)

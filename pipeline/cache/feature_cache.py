@@ -30,21 +30,15 @@ MODALITIES = ("images", "captions")
 
 
 class FeatureCache:
-    """A cache opened for reading: its samples, and its feature sets by name.
-
-    Attributes:
-        url: where it lies.
-        dataset: the manifest's name.
-        splits: rows of images [first, last) of each split.
-        protocols: what ``--protocol auto`` evaluates.
-    """
+    """A cache opened for reading: its samples, and its feature sets by name."""
 
     def __init__(self, store: Store, attributes: dict[str, Any]) -> None:
         self.store = store
         self.url = store.url
-        self.dataset: str = attributes["dataset"]
-        self.manifest_sha256: str = attributes["manifest_sha256"]
-        self.protocols: tuple[str, ...] = tuple(attributes["protocols"])
+        self.dataset: str = attributes["dataset"]  # the manifest's name
+        self.manifest_sha256: str = attributes["manifest_sha256"]  # of the samples
+        self.protocols: tuple[str, ...] = tuple(attributes["protocols"])  # what ``--protocol auto`` evaluates
+        # rows of images [first, last) of each split
         self.splits = {name: (first, last) for name, (first, last) in attributes["splits"].items()}
         store.read_group("samples")
 
@@ -71,22 +65,22 @@ class FeatureCache:
             )
         return cls(store, store.read_group(""))
 
-    # Read when asked for: a task needs the samples of one shard.
+    # Read when first used: a task needs the samples of one shard only.
 
     @cached_property
     def caption_start(self) -> np.ndarray:
         """First caption row of each image, int64 [I]."""
-        return self._sample("caption_start")
+        return self.store.read_array("samples/caption_start")
 
     @cached_property
     def caption_count(self) -> np.ndarray:
         """Captions of each image, int32 [I]."""
-        return self._sample("caption_count")
+        return self.store.read_array("samples/caption_count")
 
     @cached_property
     def caption_image(self) -> np.ndarray:
         """Image row of each caption, int64 [M]."""
-        return self._sample("caption_image")
+        return self.store.read_array("samples/caption_image")
 
     @property
     def images(self) -> int:
@@ -121,14 +115,15 @@ class FeatureCache:
 
     def set_names(self, modality: str) -> list[str]:
         """Return the names of the feature sets of `modality`, ``images`` or ``captions``, without unfinished ones."""
-        names = [name for name in self.store.names(modality) if name != "zarr.json"]
-        paths = {name: f"{modality}/{name}" for name in names}
-        # An empty folder is what a process leaves that was killed when it began or removed a set.
-        return [name for name in names if self.store.names(paths[name]) and not self.store.is_unfinished(paths[name])]
+        return [path.partition("/")[2] for path in self.set_paths(modality)]
 
     def set_paths(self, *modalities: str) -> list[str]:
         """Return ``images/NAME`` and ``captions/NAME`` of the feature sets, or those of some modalities only."""
-        return [f"{modality}/{name}" for modality in modalities or MODALITIES for name in self.set_names(modality)]
+        paths = []
+        for modality in modalities or MODALITIES:
+            paths += [f"{modality}/{name}" for name in self.store.names(modality) if name != "zarr.json"]
+        # An empty folder is what a process leaves that was killed when it began or removed a set.
+        return [path for path in paths if self.store.names(path) and not self.store.is_unfinished(path)]
 
     def set_at(self, path: str) -> ImageSet | CaptionSet:
         """Return the feature set at ``images/NAME`` or ``captions/NAME``."""
@@ -144,42 +139,32 @@ class FeatureCache:
         return ImageSet(self, self._find("images", prefix, "data.image"))
 
     def caption_set(self, prefix: str = "auto") -> CaptionSet:
-        """Return the caption feature set whose name begins with `prefix`; ``auto``: the only one there.
-
-        Raises:
-            CacheError: none or several fit; the message lists what is there.
-        """
+        """Return the caption feature set whose name begins with `prefix`; otherwise like `image_set`."""
         return CaptionSet(self, self._find("captions", prefix, "data.text"))
 
     def _find(self, modality: str, prefix: str, key: str) -> str:
         paths = self.set_paths(modality)
         fitting = None
-        if prefix == "auto":  # a set that an extraction began and could not fill is in nobody's way
-            fitting = paths if len(paths) < 2 else [path for path in paths if self._begun(path)] or paths
+        if prefix == "auto":  # a set without any finished shard is in nobody's way
+            begun = [path for path in paths if (self.store.read_array(f"{path}/done") == 1).any()] if paths[1:] else []
+            fitting = begun or paths
         return choose_set(self.url, prefix, paths, fitting, f" with {key}").partition("/")[2]
-
-    def _begun(self, path: str) -> bool:
-        return bool((self.store.read_array(f"{path}/done") == 1).any())
-
-    def _sample(self, name: str) -> np.ndarray:
-        return self.store.read_array(f"samples/{name}")
 
     def _texts(self, name: str, first: int, last: int) -> list[str]:
         offsets = self.store.read_array(f"samples/{name}_offset", first, last + 1)
         raw = self.store.read_array(f"samples/{name}", int(offsets[0]), int(offsets[-1])).tobytes()
-        begins = offsets - offsets[0]
-        return [raw[a:b].decode() for a, b in itertools.pairwise(begins)]
+        return [raw[a:b].decode() for a, b in itertools.pairwise(offsets - offsets[0])]
 
 
 def choose_set(url: str, prefix: str, paths: list[str], fitting: list[str] | None = None, by: str = "") -> str:
     """Return the one feature set that `prefix` means.
 
     Args:
-        url: where the sets are, for the message.
-        prefix: what a set's name begins with, after ``images/`` or ``captions/`` if need be; an encoder's whole name
-            goes before those that begin with it.
-        paths: the sets there are, as ``images/NAME`` and ``captions/NAME``.
-        fitting: those that are meant; None: those that `prefix` fits.
+        url: the store, for the message.
+        prefix: what a set's name begins with, after ``images/`` or ``captions/`` if need be. A set whose encoder has
+            exactly this name goes before the others.
+        paths: all sets, as ``images/NAME`` and ``captions/NAME``.
+        fitting: those that may be meant; None: those that begin with `prefix`.
         by: how the user names one of several, for the message.
 
     Raises:

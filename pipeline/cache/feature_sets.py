@@ -1,4 +1,4 @@
-"""Feature sets of a cache, opened for reading: one encoder's features of the images or of the captions."""
+"""Feature sets of a cache: one encoder's features of the images or of the captions."""
 
 import hashlib
 import json
@@ -19,50 +19,43 @@ OK, FAILED, NOT_DONE = 0, 1, 255  # the status of a sample
 
 
 class FeatureSet:
-    """What image and caption sets share: one encoder's features of one modality.
+    """What image and caption sets share; `name` is the encoder's, ``@`` and the first 8 digits of the fingerprint."""
 
-    Attributes:
-        name: the encoder's name, ``@`` and the first 8 digits of the fingerprint.
-        kind: ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``.
-        fingerprint: SHA-256 of what decides the features.
-        identity: the same, readable.
-        dtype: ``float16`` or ``float32``.
-        channels: width of a local row; None for words.
-        global_channels: width of the global feature; None for words.
-        failed: {id: reason} of the samples that could not be read.
-        blocks: which images each shard holds.
-    """
-
-    modality: str
-    _at: Any  # row in this set's arrays of each row of the samples
+    modality: str  # ``images`` or ``captions``
 
     def __init__(self, cache: "FeatureCache", name: str) -> None:
         self.cache, self.name = cache, name
         self.path = f"{self.modality}/{name}"
         self.attributes = cache.store.read_group(self.path)
-        self.kind: str = self.attributes["kind"]
-        self.fingerprint: str = self.attributes["fingerprint"]
-        self.identity: dict[str, Any] = self.attributes["identity"]
-        self.dtype: str = self.attributes["dtype"]
-        self.channels: int | None = self.attributes["channels"]
-        self.global_channels: int | None = self.attributes["global_channels"]
-        self.failed: dict[str, str] = self.attributes["failed"]
+        self.kind: str = self.attributes["kind"]  # ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``
+        self.fingerprint: str = self.attributes["fingerprint"]  # SHA-256 of what decides the features
+        self.identity: dict[str, Any] = self.attributes["identity"]  # the same, readable
+        self.dtype: str = self.attributes["dtype"]  # ``float16`` or ``float32``; ``int32`` for words
+        self.channels: int | None = self.attributes["channels"]  # width of a local row; None for words
+        self.global_channels: int | None = self.attributes["global_channels"]  # likewise of the global feature
+        self.failed: dict[str, str] = self.attributes["failed"]  # {id: reason} of the samples that could not be read
         self.blocks = Blocks(self.attributes["shard_images"], cache.splits)
         self._rows: dict[str, Rows] = {}
 
     @cached_property
+    def _at(self) -> np.ndarray:
+        """Row in this set's arrays of each row of the samples, int64."""
+        raise NotImplementedError
+
+    @cached_property
     def status(self) -> np.ndarray:
         """Of each sample, u8: 0 ok, 1 failed, 255 not done."""
-        return self._whole("status")[self._at]
+        return self._of_samples("status")
 
     @cached_property
     def length(self) -> np.ndarray:
         """Valid local rows, or tokens, of each sample, i32."""
-        return self._whole("length")[self._at]
+        return self._of_samples("length")
 
     def done(self) -> np.ndarray:
         """Return which shards are finished, bool [shards]."""
-        return self.cache.store.read_array(f"{self.path}/done") == 1
+        done: np.ndarray = self.cache.store.read_array(f"{self.path}/done") == 1
+        return done
 
     def complete(self, split: str) -> bool:
         """Return whether every shard of `split` is finished."""
@@ -78,18 +71,27 @@ class FeatureSet:
         return last - first
 
     def array_names(self) -> list[str]:
-        """Return the names of this set's arrays, `done` apart."""
-        return [name for name in self.cache.store.names(self.path) if name not in ("done", "zarr.json")]
+        """Return the names of this set's arrays, without `done`."""
+        return [name for name in self.attributes["arrays"] if name != "done"]
 
-    def _whole(self, name: str) -> np.ndarray:
-        """Return an array that has a value a sample; of a file that was lost Zarr would make up the values."""
+    def blank_shard(self) -> dict[str, np.ndarray]:
+        """Return the arrays of a shard, by name, as they are before anything is written."""
+        arrays = {name: self.cache.store.open_array(f"{self.path}/{name}") for name in self.array_names()}
+        return {
+            name: np.full(((array.shards or array.chunks)[0], *array.shape[1:]), array.fill_value, array.dtype)
+            for name, array in arrays.items()
+        }
+
+    def _of_samples(self, name: str) -> np.ndarray:
+        """Return the value of each sample in an array; Zarr would make up the values of a lost file."""
         marked, there = (self.cache.store.names(f"{self.path}/{array}/c") for array in ("done", name))
         if lost := set(marked) - set(there):
             raise CacheError(
                 f"{self.cache.url}: '{self.path}/{name}' has lost shard {min(map(int, lost))}; run `xret cache verify`,"
                 " then the extraction again with --repair"
             )
-        return self.cache.store.read_array(f"{self.path}/{name}")
+        values: np.ndarray = self.cache.store.read_array(f"{self.path}/{name}")[self._at]
+        return values
 
     def _gather(self, name: str, first: np.ndarray, count: np.ndarray | int = 1) -> np.ndarray:
         if name not in self._rows:
@@ -98,17 +100,13 @@ class FeatureSet:
 
 
 class ImageSet(FeatureSet):
-    """Image features of one encoder. Rows are image rows of the samples.
-
-    Attributes:
-        rows: local rows of an image, N (the longest, where it varies).
-    """
+    """Image features of one encoder. Rows are image rows of the samples."""
 
     modality = "images"
 
     def __init__(self, cache: "FeatureCache", name: str) -> None:
         super().__init__(cache, name)
-        self.rows: int = self.attributes["rows"]
+        self.rows: int = self.attributes["rows"]  # local rows of an image, N; the most, where they vary
 
     @cached_property
     def _at(self) -> np.ndarray:
@@ -140,17 +138,13 @@ class ImageSet(FeatureSet):
 
 
 class CaptionSet(FeatureSet):
-    """Caption features of one encoder, packed. Rows are caption rows of the samples.
-
-    Attributes:
-        vocabulary: the words of a ``words`` set by token id; None for other kinds.
-    """
+    """Caption features of one encoder, packed. Rows are caption rows of the samples."""
 
     modality = "captions"
 
     def __init__(self, cache: "FeatureCache", name: str) -> None:
         super().__init__(cache, name)
-        words = self.attributes.get("vocabulary")
+        words = self.attributes.get("vocabulary")  # by token id; of a ``words`` set only
         self.vocabulary: tuple[str, ...] | None = None if words is None else tuple(words)
 
     @cached_property
@@ -159,7 +153,7 @@ class CaptionSet(FeatureSet):
 
     @cached_property
     def _start(self) -> np.ndarray:
-        return self._whole("start")[self._at]
+        return self._of_samples("start")
 
     def rows_in(self, shard: int) -> tuple[int, int]:
         """Return the caption rows [first, last) of a shard."""
@@ -186,7 +180,8 @@ def caption_array_rows(cache: "FeatureCache", blocks: Blocks, shard_captions: in
     """Return the row in a caption set's arrays of every caption row, int64 [M]."""
     shards = blocks.shard_of(cache.caption_image)
     first = np.array([cache.caption_start[blocks.images(s)[0]] for s in range(len(blocks))], dtype=np.int64)
-    return shards * shard_captions + np.arange(cache.captions) - first[shards]
+    rows: np.ndarray = shards * shard_captions + np.arange(cache.captions) - first[shards]
+    return rows
 
 
 def fingerprint(identity: dict[str, Any], dtype: str) -> str:
@@ -197,21 +192,20 @@ def fingerprint(identity: dict[str, Any], dtype: str) -> str:
 
 @dataclass(frozen=True)
 class SetFacts:
-    """What an encoder tells of the set it fills."""
+    """What is known of a set before it is made; `FeatureSet` explains what stands in both."""
 
-    encoder: str  # its name, the set's name before ``@``
-    kind: str  # ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``
-    identity: dict[str, Any]  # what decides the features; goes into the fingerprint
-    dtype: str  # ``float16`` or ``float32``; ``int32`` for words
-    channels: int | None  # width of a local row, None for words
-    global_channels: int | None  # width of the global feature, None for words
-    recorded: dict[str, Any]  # versions, device, batch size: written down, and compared with a warning only
-    # the options that led to this set, where they decide it without loading the encoder; see `asked`
-    asked: dict[str, Any] | None = None
+    encoder: str  # the set's name before ``@``
+    kind: str
+    identity: dict[str, Any]
+    dtype: str
+    channels: int | None
+    global_channels: int | None
+    recorded: dict[str, Any]  # versions, device, batch size: a difference gives a note, not another set
+    asked: dict[str, Any] | None = None  # the options that decide the set without loading the encoder, if they do
 
     @classmethod
     def of(cls, encoder: Any, dtype: str, recorded: dict[str, Any], asked: dict[str, Any] | None = None) -> "SetFacts":
-        """Return the facts of an encoder; its versions are recorded beside `recorded`. Token ids alone are int32."""
+        """Return the facts of an encoder, whose versions join `recorded`; a set of token ids alone is int32."""
         return cls(
             encoder.name,
             encoder.kind,
@@ -234,17 +228,5 @@ class SetFacts:
         return f"{self.encoder}@{self.fingerprint[:8]}"
 
     def attributes(self, blocks: Blocks) -> dict[str, Any]:
-        """Return the attributes that the set's group begins with."""
-        return {
-            "encoder": self.encoder,
-            "kind": self.kind,
-            "fingerprint": self.fingerprint,
-            "identity": self.identity,
-            "dtype": self.dtype,
-            "channels": self.channels,
-            "global_channels": self.global_channels,
-            "shard_images": blocks.length,
-            "recorded": self.recorded,
-            "asked": self.asked,
-            "failed": {},
-        }
+        """Return the attributes of a new set."""
+        return {**vars(self), "fingerprint": self.fingerprint, "shard_images": blocks.length, "failed": {}}

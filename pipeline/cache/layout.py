@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..data.manifest import SPLITS
 from ..data.regions import REGION_ARRAYS
-from ..data.samples import SPLITS, Samples
+from ..data.samples import Samples
 from ..errors import CacheError, OutputError
 from ..files import partials_in, remove, require_writable
 from .blocks import Blocks
@@ -20,16 +21,15 @@ from .lease import alone
 from .store import Store
 
 DEFAULT_SPLITS = ("train", "val", "test")
-_BLOCK = 8  # images in a checked block of a shard
 TEXTS = ("id", "file_name", "caption")  # arrays of the samples that are UTF-8 bytes
-_TOKEN_BLOCK = 1024  # tokens in one
+_BLOCK, _TOKEN_BLOCK = 8, 1024  # images and tokens in a checked block of a shard
 
 
 def choose_splits(samples: Samples, wanted: tuple[str, ...]) -> list[str]:
-    """Return those of `wanted` that the data set has, in row order. Of the default, some may be absent.
+    """Return those of `wanted` that the data set has, in row order.
 
     Raises:
-        CacheError: the data set lacks a split that was asked for, or all.
+        CacheError: the data set lacks one of them, or in case of the default all.
     """
     unknown = [split for split in wanted if split not in samples.splits]
     if unknown and (wanted != DEFAULT_SPLITS or len(unknown) == len(wanted)):
@@ -44,12 +44,12 @@ def choose_splits(samples: Samples, wanted: tuple[str, ...]) -> list[str]:
 def open_for_writing(
     url: str, samples: Samples, protocols: Iterable[str], *, repair: bool = False
 ) -> Iterator[FeatureCache]:
-    """Open the cache at `url`, or make one that holds these samples and no feature set; nobody else writes meanwhile.
+    """Open the cache of these samples at `url`, or make one without feature sets; nobody else writes meanwhile.
 
-    With `repair` the samples of a cache that was made of the same ones are written anew.
+    With `repair` its samples are written anew.
 
     Raises:
-        CacheError: something else is there, a cache of other samples, or another process is writing.
+        CacheError: something else is there, or another process is writing.
     """
     store = Store(url)
     with alone(store):
@@ -57,7 +57,7 @@ def open_for_writing(
 
 
 def find_cache(url: str, samples: Samples) -> FeatureCache | None:
-    """Return the cache of these samples at `url`; None where there is none, or only what a killed process left.
+    """Return the cache of these samples at `url`; None where there is none, or one that was never finished.
 
     Raises:
         CacheError: something else is there, or it is damaged.
@@ -70,10 +70,10 @@ def find_cache(url: str, samples: Samples) -> FeatureCache | None:
 
 
 def require_place(url: str, samples: Samples) -> None:
-    """Refuse, before anything is computed, a place that cannot become or is not the cache of these samples.
+    """Refuse, before anything is computed, a place where the cache of these samples cannot be.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: nothing can be written there.
         CacheError: something else is there.
     """
     store = Store(url)
@@ -132,7 +132,7 @@ def _create(store: Store, samples: Samples, protocols: list[str]) -> None:
 def _write_samples(store: Store, samples: Samples) -> None:
     captions = [caption for image in samples.images for caption in image.captions]
     counts = np.array([len(image.captions) for image in samples.images], dtype=np.int32)
-    texts = {
+    texts: dict[str, list[str]] = {
         "id": [image.id for image in samples.images],
         "file_name": [image.file_name for image in samples.images],
         "caption": [caption.text for caption in captions],
@@ -141,7 +141,7 @@ def _write_samples(store: Store, samples: Samples) -> None:
         "split": np.array([SPLITS.index(image.split) for image in samples.images], dtype=np.uint8),
         "cocoid": np.array([image.cocoid for image in samples.images], dtype=np.int64),
         "sentid": np.array([caption.sentid for caption in captions], dtype=np.int64),
-        "caption_start": np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64),
+        "caption_start": np.cumsum(counts, dtype=np.int64) - counts,
         "caption_count": counts,
         "caption_image": np.repeat(np.arange(len(counts), dtype=np.int64), counts),
     }
@@ -159,10 +159,10 @@ def _write_samples(store: Store, samples: Samples) -> None:
 
 
 def find_set(cache: FeatureCache, path: str) -> ImageSet | CaptionSet | None:
-    """Return the set at ``images/NAME`` or ``captions/NAME``, or None; one whose creation was interrupted is removed.
+    """Return the set at ``images/NAME`` or ``captions/NAME``, or None; one that was never finished is removed.
 
     Raises:
-        CacheError: the set's metadata is damaged or missing; its features stay.
+        CacheError: the set's metadata is damaged or missing.
     """
     if not cache.store.exists(path):
         return None
@@ -175,7 +175,7 @@ def find_set(cache: FeatureCache, path: str) -> ImageSet | CaptionSet | None:
 def image_set_to_fill(
     cache: FeatureCache, facts: SetFacts, rows: int, shard_images: int | None = None, extras: tuple[str, ...] = ()
 ) -> ImageSet:
-    """Return the image set of these facts, or a new one whose shards have `shard_images`; see `create_image_set`."""
+    """Return the image set of these facts, or make it with shards of `shard_images`; see `create_image_set`."""
     if not _is_begun(cache, "images", facts, shard_images):
         create_image_set(cache, facts, rows, Blocks.choose(cache.splits, shard_images), extras)
     return cache.image_set(facts.name)
@@ -187,7 +187,7 @@ def caption_set_to_fill(
     shard_images: int | None,
     count: Callable[[Blocks], tuple[list[int], dict[str, Any]]],
 ) -> CaptionSet:
-    """Return the caption set of these facts, or a new one whose shards have the captions of `shard_images`.
+    """Return the caption set of these facts, or make it with the captions of `shard_images` in a shard.
 
     `count` gives the last two arguments of `create_caption_set`; it is called for a new set only.
     """
@@ -198,7 +198,7 @@ def caption_set_to_fill(
 
 
 def _is_begun(cache: FeatureCache, modality: str, facts: SetFacts, shard_images: int | None) -> bool:
-    """Return whether there is a set of these facts, and note where it was begun in another way."""
+    """Return whether there is a set of these facts, and note how it differs in what does not decide its features."""
     features = find_set(cache, f"{modality}/{facts.name}")
     if features is None:
         return False
@@ -236,9 +236,9 @@ def create_caption_set(
 
     Args:
         cache: where.
-        facts: the encoder's.
-        blocks: the images of each shard; a shard of captions holds the same images' captions.
-        tokens: how many tokens the captions of each shard have.
+        facts: what is known of the set.
+        blocks: the images of each shard, whose captions it holds.
+        tokens: how many tokens each shard holds.
         extra: further attributes: the vocabulary, counts for the summary.
     """
     shard = max(int(cache.caption_count[slice(*blocks.images(number))].sum()) for number in range(len(blocks)))
@@ -281,7 +281,7 @@ def record_failures(features: FeatureSet, ids: list[str], failed: dict[str, str]
     """Let the set's attribute ``failed`` hold these {id: reason}, and of `ids` no others."""
     store, path = features.cache.store, features.path
     attributes = store.read_group(path)
-    kept = {key: reason for key, reason in attributes["failed"].items() if key not in set(ids)}
-    if kept | failed != attributes["failed"]:
-        attributes["failed"] = dict(sorted((kept | failed).items()))
-        store.seal_group(path, attributes, [*features.array_names(), "done"])
+    before, gone = attributes["failed"], set(ids)
+    after = {key: reason for key, reason in before.items() if key not in gone} | failed
+    if after != before:
+        store.seal_group(path, {**attributes, "failed": dict(sorted(after.items()))}, list(attributes["arrays"]))

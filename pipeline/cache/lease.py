@@ -1,8 +1,7 @@
 """One writer at a time: on a disk by a lock, on an object store, which has none, by a lease.
 
-A lease is a small object that its holder keeps changing. The lease of a killed process stays as it is, and whoever sees
-that takes it over. No clocks are compared. To everything else it is a partial file: never read, and no part of the
-cache.
+A lease is a small object that its holder keeps changing. That of a killed process stays as it is, and whoever sees that
+takes it over. No clocks are compared. To everything else it is a partial file, and so no part of the cache.
 """
 
 import os
@@ -19,17 +18,17 @@ from .store import Store
 
 NAME = "writer.partial"
 PERIOD = 5.0  # seconds between two signs of life
-PATIENCE = 30.0  # seconds without one, after which a lease is nobody's
+PATIENCE = 30.0  # seconds without a sign of life after which a lease may be taken over
 
 
 @contextmanager
 def alone(store: Store) -> Iterator[None]:
-    """Be the only writer of a store, by a lock that the system takes back however the process ends, or by a lease.
+    """Be the only writer of a store: by `locked` on a disk, by `lease` on an object store.
 
     Raises:
-        CacheError: another process is writing, or took the store over while this one gave no sign of life.
+        CacheError: another process is writing, or took over an object store.
         StoreError: an object store does not answer.
-        OSError: whatever is raised meanwhile, with the store's name where it had none.
+        OSError: whatever is raised meanwhile, with the store's name if it had none.
     """
     if not store.is_local:
         with lease(store):
@@ -37,7 +36,7 @@ def alone(store: Store) -> Iterator[None]:
         return
     store.fs.makedirs(store.root, exist_ok=True)
     try:
-        with locked(store.root, CacheError(f"another process is writing to {store.url}; wait until it has ended")):
+        with locked(store.root, _occupied(store)):
             yield
     except OSError as error:
         if error.filename is not None or error.strerror is None:
@@ -47,11 +46,11 @@ def alone(store: Store) -> Iterator[None]:
 
 @contextmanager
 def locked(folder: str | Path, busy: Exception) -> Iterator[None]:
-    """Lock a folder of this machine, which must be there; the system takes the lock back however the process ends.
+    """Lock an existing folder of this machine; the system takes the lock back however the process ends.
 
     Args:
         folder: which.
-        busy: is raised if another process has it locked.
+        busy: raised if another process has locked it.
     """
     import fcntl
 
@@ -68,12 +67,7 @@ def locked(folder: str | Path, busy: Exception) -> Iterator[None]:
 
 @contextmanager
 def lease(store: Store) -> Iterator[None]:
-    """Be the only writer of an object store.
-
-    Raises:
-        CacheError: another process is writing, or took the store over while this one gave no sign of life.
-        StoreError: the store does not answer.
-    """
+    """Be the only writer of an object store; errors as for `alone`."""
     holder = uuid.uuid4().hex
     _take(store, holder)
     over, lost = threading.Event(), threading.Event()
@@ -97,7 +91,8 @@ def lease(store: Store) -> Iterator[None]:
 def _take(store: Store, holder: str) -> None:
     held = store.find_bytes(NAME)
     if held is not None:
-        print(f"{store.url} is being written, or was when a process died: {PATIENCE:.0f} s will tell.", file=sys.stderr)
+        note = f"Another process writes to {store.url}, or was killed while it did"
+        print(f"{note}; waiting {PATIENCE:.0f} s to see which.", file=sys.stderr)
         patient_until = time.monotonic() + PATIENCE
         while (now := store.find_bytes(NAME)) == held and time.monotonic() < patient_until:
             time.sleep(PERIOD / 5)
@@ -117,7 +112,7 @@ def _keep(store: Store, holder: str, over: threading.Event, lost: threading.Even
                 return
             signs += 1
             store.write_bytes(NAME, _sign(holder, signs))
-        except StoreError:  # whoever writes meanwhile will say so
+        except StoreError:  # whoever writes meanwhile reports it
             continue
 
 

@@ -1,4 +1,4 @@
-"""Stores that were filled on several machines become one, shard by shard."""
+"""Merges stores that were filled on several machines, shard by shard."""
 
 import sys
 from collections.abc import Sequence
@@ -44,10 +44,9 @@ class Merge:
 def merge(url: str, sources: Sequence[str]) -> Merge:
     """Copy the finished shards of `sources` into the cache at `url`, which is made if it is not there.
 
-    All stores must hold the same samples. Sets of one name become one set; each shard is checked at its source, copied
-    whole and then marked, so that a merge that was stopped goes on where it was. The result is bit for bit what an
-    extraction in one place would have written. What several stores have finished must be equal in every byte.
-    Everything that can be refused without reading the features is refused before anything is written.
+    Each shard is checked at its source, copied whole and then marked, so that a stopped merge goes on where it was. The
+    result is bit for bit what an extraction in one place would have written. Everything that can be refused without
+    reading the features is refused before anything is written.
 
     Raises:
         CacheError: a store is missing or damaged, or holds other samples or another set of the same name; a finished
@@ -58,9 +57,9 @@ def merge(url: str, sources: Sequence[str]) -> Merge:
     if not caches:
         raise CacheError("there is nothing to merge; name at least one store beside the one to merge into")
     store = Store(url)
-    same = [cache.url for cache in caches if (cache.store.fs, cache.store.root) == (store.fs, store.root)]
-    if same:
-        raise CacheError(f"{same[0]} is the store to merge into; name only others after it")
+    for cache in caches:
+        if (cache.store.fs, cache.store.root) == (store.fs, store.root):
+            raise CacheError(f"{cache.url} is the store to merge into; name only others after it")
     there = store.exists("zarr.json") and not store.is_unfinished("")
     _check_samples([*caches, *([FeatureCache.open(url)] if there else [])])
     samples = _samples(caches[0])
@@ -94,14 +93,12 @@ class _Part:
         self.cache, self.store, self.path = cache, cache.store, path
         self.done: list[int] = np.flatnonzero(cache.store.read_array(f"{path}/done") == 1).tolist()
         self.features = cache.set_at(path)
-        self.checked = CheckedSet(cache, path)
-        self.digests: dict[str, str] = cache.store.inspect_group(path)[0]["arrays"]
+        self.checked = CheckedSet(self.features)
 
     @property
     def facts(self) -> dict[str, Any]:
         """What all parts of one set have in common."""
-        shared = {key: value for key, value in self.features.attributes.items() if key not in _OF_ONE_MACHINE}
-        return {**shared, "arrays": dict(sorted(self.digests.items()))}
+        return {key: value for key, value in self.features.attributes.items() if key not in _OF_ONE_MACHINE}
 
     @property
     def splits(self) -> set[str]:
@@ -145,7 +142,7 @@ def _check_samples(caches: list[FeatureCache]) -> None:
 
 
 def _check_sets(parts: list[_Part]) -> None:
-    """Refuse parts that cannot be of one set, though they are called the same or look like halves of one."""
+    """Refuse parts that cannot become one set, though they have one name or look like halves of one set."""
     for first, second in combinations(parts, 2):
         a, b = first.facts, second.facts
         differing = _differing(a, b)
@@ -155,7 +152,7 @@ def _check_sets(parts: list[_Part]) -> None:
                 inside = ", ".join(_differing(a["identity"], b["identity"])) or "dtype"
                 raise CacheError(
                     f"'{first.path}' and '{second.path}' hold different splits in {where}, but cannot become one set:"
-                    f" they differ in {inside}; compute one of them again in the way of the other"
+                    f" they differ in {inside}; make one of them again with the options of the other"
                 )
         elif "shard_images" in differing:
             raise CacheError(
@@ -164,8 +161,8 @@ def _check_sets(parts: list[_Part]) -> None:
             )
         elif differing:
             raise CacheError(
-                f"'{first.path}' is not the same set in {where}: they differ in {', '.join(differing)}; compute one of"
-                " them again in the way of the other"
+                f"'{first.path}' is not the same set in {where}: they differ in {', '.join(differing)}; make one of"
+                " them again with the options of the other"
             )
 
 
@@ -174,7 +171,7 @@ def _differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
 
 
 def _like_halves(first: _Part, second: _Part) -> bool:
-    """Return whether two sets of one encoder share no split, as if one store went on with the other's set."""
+    """Return whether two sets of one encoder in two stores have no split in common."""
     encoders = [(part.features.modality, part.features.attributes["encoder"]) for part in (first, second)]
     return (
         first.cache is not second.cache
@@ -185,7 +182,7 @@ def _like_halves(first: _Part, second: _Part) -> bool:
 
 
 def _check_overlap(parts: list[_Part]) -> list[tuple[_Part, int]]:
-    """Return each finished shard with the first part that has it; another that has it must have the same bytes."""
+    """Return each finished shard with the first part that has it; the other parts must have the same bytes."""
     holder: dict[tuple[str, int], _Part] = {}
     twice = []
     for part in parts:
@@ -214,19 +211,17 @@ def _set_like(part: _Part, cache: FeatureCache) -> FeatureSet:
     """Return the set of that name in `cache`, made with the part's own metadata if it is not there yet."""
     store = cache.store
     if features := find_set(cache, part.path):
-        begun, here = features.attributes["recorded"], part.features.attributes["recorded"]
-        changed = [f"{key} {begun.get(key)} (there {here.get(key)})" for key in _differing(begun, here)]
-        if changed:
-            print(
-                f"Note: unlike {part.cache.url}, '{features.name}' was begun with {', '.join(changed)}.",
-                file=sys.stderr,
-            )
+        begun, there = features.attributes["recorded"], part.features.attributes["recorded"]
+        if changed := [f"{key} {begun.get(key)} (there {there.get(key)})" for key in _differing(begun, there)]:
+            note = f"Note: unlike {part.cache.url}, '{features.name}' was begun with {', '.join(changed)}."
+            print(note, file=sys.stderr)
         return features
     store.start_group(part.path)
-    for array in part.digests:
+    arrays = list(part.features.attributes["arrays"])
+    for array in arrays:
         metadata = f"{part.path}/{array}/zarr.json"
         store.write_bytes(metadata, part.store.read_bytes(metadata))
-    store.seal_group(part.path, {**part.features.attributes, "failed": {}}, list(part.digests))
+    store.seal_group(part.path, {**part.features.attributes, "failed": {}}, arrays)
     return cache.set_at(part.path)
 
 

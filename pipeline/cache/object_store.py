@@ -1,4 +1,4 @@
-"""Connections to an object store through fsspec, ours and Zarr's, whose errors are one sentence."""
+"""Connections to an object store through fsspec, ours and Zarr's; their errors become one sentence."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from ..errors import CacheError, StoreError
 
 
 class ObjectStore(FsspecStore):
-    """Zarr's way to an object store, for the accesses that Zarr makes itself."""
+    """An object store for the accesses that Zarr makes itself."""
 
     async def get(self, *args: Any, **options: Any) -> Any:
         """Return an object, or None.
@@ -36,7 +36,7 @@ class ObjectStore(FsspecStore):
 
 @cache
 def connect(url: str, _process: int) -> tuple[fsspec.AbstractFileSystem, ObjectStore]:
-    """Return our and Zarr's connection, of which fsspec would make one a thread; a forked process needs its own."""
+    """Return our and Zarr's connection, one a process, where fsspec would make one a thread."""
     ours, zarrs = fsspec.core.url_to_fs(url)[0], cast(ObjectStore, ObjectStore.from_url(url))
     for fs in (ours, zarrs.fs):
         fs.dircache.use_listings_cache = False  # the other connection, or another process, makes a listing stale
@@ -47,7 +47,7 @@ def connect(url: str, _process: int) -> tuple[fsspec.AbstractFileSystem, ObjectS
 
 @contextmanager
 def one_sentence(where: str) -> Iterator[None]:
-    """Turn whatever an object store raises, each has errors of its own, into a `StoreError`."""
+    """Turn what an object store raises into a `StoreError`; each kind of store has errors of its own."""
     try:
         yield
     except CacheError:

@@ -15,20 +15,16 @@ import numpy as np
 from ..errors import CacheError
 from .store import Store
 
-# Of an object store an array keeps its last shards: three groups of a block shuffle where these are shards of 512
-# images, and more, up to so many bytes, where they are smaller.
+# An array in an object store keeps its last shards: at least so many, the three groups of a block shuffle of shards of
+# 512 images, and more of smaller ones, up to so many bytes.
 KEPT, KEPT_BYTES = 24, 2 << 30
 
 
 class Rows:
-    """Reads ranges of rows of one array of the cache.
+    """Reads ranges of rows of the array `name` of a store.
 
-    On a local store its files are mapped; elsewhere a shard is read whole when one of its rows is asked for, and the
-    last ones are kept: such rows are to be read in order or in a block shuffle. Two threads may read at once.
-
-    Args:
-        store: the cache's store.
-        name: the array's path below it.
+    On a local store its files are mapped. Elsewhere a shard is read whole when one of its rows is needed, and the last
+    ones are kept: rows should then be read in order or in a block shuffle. Two threads may read at once.
     """
 
     def __init__(self, store: Store, name: str) -> None:
@@ -66,8 +62,8 @@ class Rows:
             if rows is None:
                 rows = self._block(number)
             end = at + stop - start
-            # NumPy's own loop: the C library copies what fits a core's second cache with `rep movsb`, which on AMD
-            # takes 2 times as long, and 4 times from an odd address, such as a block's after another's checksum.
+            # NumPy's own loop: the C library copies so few bytes with `rep movsb`, which on AMD takes twice as long,
+            # and four times as long from an odd address, such as that of a block after another's checksum.
             np.positive(rows[start:stop], out[at:end])
             at = end
         return out.view(self.dtype).reshape(-1, *self.row_shape)
@@ -85,7 +81,7 @@ class Rows:
         return block.tolist(), start.tolist(), stop.tolist()
 
     def _block(self, number: int) -> np.ndarray:
-        """Return a block that was not asked for before, checked, from its shard, which is opened where it is not."""
+        """Return a block that is not in memory, checked, from its shard, which is opened if need be."""
         of_shard, inside = divmod(number, self._per_shard)
         shard = self._shards.get(of_shard) or self._opened(of_shard)
         block = shard.block(inside)
@@ -138,9 +134,6 @@ class _Shard:
         path: for messages.
         row_bytes: of a row.
         blocks: how many the index at the end has; None: the file is one block.
-
-    Raises:
-        CacheError: the index is damaged.
     """
 
     def __init__(self, data: np.ndarray, path: str, row_bytes: int, blocks: int | None) -> None:
@@ -169,9 +162,9 @@ class _Shard:
 
 
 class Buffers:
-    """Arrays in memory that was handed out before and that nobody refers to any more.
+    """Hands out arrays in memory that was handed out before and that nobody refers to any more.
 
-    Pages that a process gets from the system are cleared first, which takes longer than the copy into them.
+    New pages are cleared by the system first, which takes longer than the copy into them.
     """
 
     _KEPT = 4

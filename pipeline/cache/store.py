@@ -22,17 +22,13 @@ from ..errors import CacheError, StoreError
 from ..files import write_bytes
 from .object_store import connect, one_sentence
 
-PATIENCE = 60.0  # seconds that an object store may take to say whether something is there, all its retries included
+PATIENCE = 60.0  # seconds that an object store may take to say whether something exists, with all retries
 _BLANK = "0" * 64
 _LOCAL = ("file", "local")
 
 
 class Store:
-    """A cache's folder on a local path or any fsspec URL.
-
-    Args:
-        url: a local path or a URL such as ``s3://bucket/coco.zarr``.
-    """
+    """A cache's folder at a local path, or an fsspec URL such as ``s3://bucket/coco.zarr``."""
 
     def __init__(self, url: str) -> None:
         self.url = str(url)
@@ -61,7 +57,7 @@ class Store:
         """Return whether a file or folder `name` is there.
 
         Raises:
-            StoreError: an object store does not answer, or wants credentials.
+            StoreError: as all methods here, an object store does not answer, or wants credentials.
         """
         with self._answering():
             if isinstance(self.fs, AsyncFileSystem):
@@ -107,12 +103,11 @@ class Store:
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Write the file `name` in one step: it is there whole, or as it was before."""
-        path = self.path(name)
-        if not self.is_local:  # an object store replaces an object in one step
-            with self._answering():
-                self.fs.pipe_file(path, data)
+        if self.is_local:
+            write_bytes(Path(self.path(name)), data)
             return
-        write_bytes(Path(path), data)
+        with self._answering():
+            self.fs.pipe_file(self.path(name), data)
 
     def create_bytes(self, name: str, data: bytes) -> bool:
         """Write the file `name` of an object store unless there is one; return whether it now holds `data`."""
@@ -136,31 +131,23 @@ class Store:
     # Arrays
 
     def create_array(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        shard: int,
-        dtype: str,
-        *,
-        inner: int | None = None,
-        fill: float = 0,
+        self, name: str, shape: tuple[int, ...], shard: int, dtype: str, *, inner: int | None = None, fill: float = 0
     ) -> None:
-        """Create an array whose rows are written `shard` at a time.
+        """Create an array whose rows, its first axis, are written `shard` at a time, each time into one file.
 
         Args:
             name: path below the store.
-            shape: its full shape; the first axis is the rows.
-            shard: rows in a file, the unit of writing.
+            shape: the full shape.
+            shard: rows in a file.
             dtype: NumPy name.
             inner: rows in a checked block inside a file; None: the file is one block.
-            fill: what an unwritten row reads as.
+            fill: value of the rows that are not written yet.
         """
-        chunk = (inner or shard, *shape[1:])
         zarr.create_array(
             self._zarr(),
             name=name,
             shape=shape,
-            chunks=chunk,
+            chunks=(inner or shard, *shape[1:]),
             shards=(shard, *shape[1:]) if inner else None,
             dtype=dtype,
             filters=None,
@@ -169,21 +156,22 @@ class Store:
             overwrite=True,
         )
 
-    def write_array(self, name: str, values: np.ndarray, chunk: int = 1 << 20) -> None:
-        """Create the array `name` with these values, in files of `chunk` rows."""
-        self.create_array(name, values.shape, min(chunk, max(len(values), 1)), values.dtype.name)
+    def write_array(self, name: str, values: np.ndarray) -> None:
+        """Create the array `name` with these values, about a million rows a file."""
+        self.create_array(name, values.shape, min(1 << 20, max(len(values), 1)), values.dtype.name)
         self.open_array(name, writable=True)[...] = values
 
     def write_shard(self, name: str, shard: int, values: np.ndarray) -> None:
         """Write one whole file of the array `name`, whatever lies there."""
         array = self.open_array(name, writable=True)
+        rows = slice(shard * len(values), (shard + 1) * len(values))
         try:
-            array[shard * len(values) : (shard + 1) * len(values)] = values
+            array[rows] = values
         except ValueError:  # Zarr reads a sharded file before it replaces it, and this one is damaged
             self.remove(f"{name}/c/{shard}")
-            array[shard * len(values) : (shard + 1) * len(values)] = values
+            array[rows] = values
 
-    def open_array(self, name: str, writable: bool = False) -> zarr.Array:
+    def open_array(self, name: str, writable: bool = False) -> "zarr.Array[Any]":
         """Open the array `name`.
 
         Raises:
@@ -191,8 +179,6 @@ class Store:
         """
         try:
             array = zarr.open_array(self._zarr(), path=name, mode="r+" if writable else "r", zarr_format=3)
-        except StoreError:
-            raise
         except (FileNotFoundError, ValueError, KeyError) as error:
             raise CacheError(f"{self.url}: array '{name}' is missing or its zarr.json is damaged") from error
         # Zeros are data: without this a shard of zeros would have no file and look as if it had been lost.
@@ -218,12 +204,12 @@ class Store:
     # Groups
 
     def start_group(self, name: str) -> None:
-        """Write an unfinished group: what is below it is not to be trusted until `seal_group`."""
-        self._write_json(name, _UNFINISHED)
+        """Write an unfinished group: nothing below it is valid until `seal_group`."""
+        self.write_bytes(_metadata(name), _UNFINISHED)
 
     def is_unfinished(self, name: str) -> bool:
         """Return whether `name` was started and never sealed. Nothing else looks like it, whatever byte is flipped."""
-        return self.find_bytes(_metadata(name)) == _UNFINISHED.encode()
+        return self.find_bytes(_metadata(name)) == _UNFINISHED
 
     def seal_group(self, name: str, attributes: dict[str, Any], arrays: list[str]) -> None:
         """Write the group's attributes with the digests of `arrays` and of itself.
@@ -233,12 +219,12 @@ class Store:
         """
         digests = {array: self._sha256(_metadata(f"{name}/{array}")) for array in arrays}
         if lost := [array for array, digest in digests.items() if not digest]:
-            raise CacheError(f"{self.url}: '{name}/{lost[0]}' has gone; does another process write there?")
+            raise CacheError(f"{self.url}: '{name}/{lost[0]}' is gone; does another process write there?")
         blank = _group_json({**attributes, "arrays": digests, "digest": _BLANK})
-        self._write_json(name, blank.replace(_BLANK, hashlib.sha256(blank.encode()).hexdigest()))
+        self.write_bytes(_metadata(name), blank.replace(_BLANK.encode(), hashlib.sha256(blank).hexdigest().encode()))
 
     def read_group(self, name: str) -> dict[str, Any]:
-        """Return the attributes of the sealed group `name`, without `arrays` and `digest`.
+        """Return the attributes of the sealed group `name`; its ``arrays`` are the digests of its arrays by name.
 
         Raises:
             CacheError: the group is missing, unfinished or damaged.
@@ -247,13 +233,11 @@ class Store:
         if damage and self.is_unfinished(name):
             raise CacheError(f"{self.url}: '{name or '/'}' was never finished; run the same `xret extract` again")
         if damage:
-            way_out = "extract into another --store"
+            remedy = "extract into another --store"
             if "/" in name:
-                way_out = f"remove the set with `xret cache rm {self.url} {name}` and extract it again"
-            raise CacheError(
-                f"{self.url}: {damage[0]}/zarr.json is damaged or missing; restore that file, or {way_out}"
-            )
-        return {key: value for key, value in attributes.items() if key not in ("arrays", "digest")}
+                remedy = f"remove the set with `xret cache rm {self.url} {name}` and extract it again"
+            raise CacheError(f"{self.url}: {damage[0]}/zarr.json is damaged or missing; restore that file, or {remedy}")
+        return {key: value for key, value in attributes.items() if key != "digest"}
 
     def inspect_group(self, name: str) -> tuple[dict[str, Any], list[str]]:
         """Return the group's attributes and the nodes (the group, its arrays) whose metadata is damaged."""
@@ -267,26 +251,20 @@ class Store:
         except (ValueError, KeyError, TypeError, AttributeError):
             return {}, [name]
         damaged = [] if hashlib.sha256(blank.encode()).hexdigest() == digest else [name]
-        for array, expected in arrays.items():
-            path = f"{name}/{array}".lstrip("/")
-            if self._sha256(_metadata(path)) != expected:
-                damaged.append(path)
-        return attributes, damaged
+        paths = {f"{name}/{array}".lstrip("/"): expected for array, expected in arrays.items()}
+        return attributes, damaged + [path for path in paths if self._sha256(_metadata(path)) != paths[path]]
 
     def _sha256(self, name: str) -> str:
         data = self.find_bytes(name)
         return "" if data is None else hashlib.sha256(data).hexdigest()
-
-    def _write_json(self, name: str, text: str) -> None:
-        self.write_bytes(_metadata(name), text.encode())
 
 
 def _metadata(name: str) -> str:
     return f"{name}/zarr.json".lstrip("/")
 
 
-def _group_json(attributes: dict[str, Any]) -> str:
-    return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": attributes}, indent=2, ensure_ascii=True)
+def _group_json(attributes: dict[str, Any]) -> bytes:
+    return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": attributes}, indent=2).encode()
 
 
 _UNFINISHED = _group_json({"unfinished": True})

@@ -8,7 +8,6 @@ import zarr
 
 from ..errors import StoreError
 from ..progress import Progress
-from .blocks import Blocks
 from .feature_cache import MODALITIES, FeatureCache
 from .feature_sets import FAILED, OK, FeatureSet
 from .layout import TEXTS
@@ -21,13 +20,12 @@ class Damage:
 
     array: str  # path of the array or group
     shard: int | None = None  # which of its files; None: its metadata
-    # rows [first, last) of images or captions that are affected; None where that is not known
-    samples: tuple[int, int] | None = None
+    samples: tuple[int, int] | None = None  # affected rows [first, last) of images or captions, where they are known
 
 
 @dataclass(frozen=True)
 class FailedSample:
-    """A sample that could not be read, which is no damage."""
+    """A sample that could not be read; that is no damage."""
 
     id: str
     reason: str
@@ -65,88 +63,84 @@ def verify(url: str) -> Verification:
     if damaged:  # without its samples nothing else in the cache can be judged
         return Verification(0, (), tuple(damaged))
     cache = FeatureCache.open(url)
-    sets = [CheckedSet(cache, path) for path in cache.set_paths()]
-    with Progress("verify", sum(checked.shards for checked in sets), "shards") as progress:
+    sets = []
+    for path in cache.set_paths():
+        nodes = store.inspect_group(path)[1]
+        damaged += [Damage(node) for node in nodes]
+        sets += [] if nodes else [CheckedSet(cache.set_at(path))]
+    with Progress("verify", sum(len(checked.features.blocks) for checked in sets), "shards") as progress:
         for checked in sets:
-            damaged += checked.metadata
-            for shard in range(checked.shards):
+            for shard in range(len(checked.features.blocks)):
                 damaged += checked.damage(shard)
                 progress.update(1)
-    failed = (FailedSample(key, why) for checked in sets for key, why in checked.failed.items())
+    failed = (FailedSample(key, why) for checked in sets for key, why in checked.features.failed.items())
     return Verification(sum(checked.done for checked in sets), tuple(failed), tuple(damaged))
 
 
 def broken_shards(features: FeatureSet) -> list[int]:
     """Return the finished shards of a set that are damaged or hold samples that failed."""
-    checked = CheckedSet(features.cache, features.path)
-    ids = features.cache.ids(0, features.cache.images) if checked.failed else []
-    failed = np.array([row for row, key in enumerate(ids) if key in checked.failed], dtype=np.int64)
+    checked = CheckedSet(features)
+    ids = features.cache.ids(0, features.cache.images) if features.failed else []
+    failed = np.array([row for row, key in enumerate(ids) if key in features.failed], dtype=np.int64)
     of_failed = set(features.blocks.shard_of(failed).tolist())
-    return [shard for shard in range(checked.shards) if checked.damage(shard) or shard in of_failed]
+    return [shard for shard in range(len(features.blocks)) if checked.damage(shard) or shard in of_failed]
 
 
 class CheckedSet:
-    """One feature set under examination; only its sealed metadata is trusted."""
+    """One feature set under examination; nothing but its sealed metadata is trusted.
 
-    def __init__(self, cache: FeatureCache, path: str) -> None:
-        self.cache, self.store, self.path = cache, cache.store, path
-        attributes, damage = self.store.inspect_group(self.path)
-        self.metadata = [Damage(node) for node in damage]
-        self.failed: dict[str, str] = {}
-        self.shards = self.done = 0
-        if not damage:
-            self.failed = attributes["failed"]
-            self.blocks = Blocks(attributes["shard_images"], cache.splits)
-            self.shards = len(self.blocks)
-            self.arrays = {name: self.store.open_array(f"{self.path}/{name}") for name in attributes["arrays"]}
+    Attributes:
+        features: the set.
+        arrays: all its arrays by name, also ``done``.
+        done: how many finished shards `damage` has seen.
+    """
+
+    def __init__(self, features: FeatureSet) -> None:
+        self.features, self._store = features, features.cache.store
+        names = [*features.array_names(), "done"]
+        self.arrays = {name: self._store.open_array(f"{features.path}/{name}") for name in names}
+        self.done = 0
 
     def damage(self, shard: int) -> list[Damage]:
         """Return what is damaged of one shard; one that is not done has no damage."""
-        mark, intact = _read(self.store, self.arrays["done"], shard)
-        if not intact:  # a mark that was never written has no file
-            return [self._damage("done", shard)] if self.store.exists(file_of(self.arrays["done"], shard)) else []
-        if mark[0] == 1:
+        marks = self.arrays["done"]
+        mark, intact = _read(self._store, marks, shard)
+        if intact and mark[0] == 1:
             self.done += 1
-            return self._shard(shard)
-        return [] if mark[0] == 0 else [self._damage("done", shard)]
+            return [self._damage(name, shard) for name in self._damaged_arrays(shard)]
+        never_written = not intact and not self._store.exists(file_of(marks, shard))
+        return [] if never_written or (intact and mark[0] == 0) else [self._damage("done", shard)]
 
-    def _shard(self, shard: int) -> list[Damage]:
+    def _damaged_arrays(self, shard: int) -> list[str]:
+        """Return the arrays whose files are damaged, or if none is, whose values are impossible."""
         damaged, values = [], {}
-        for name, array in self.arrays.items():
-            if name != "done":
-                values[name], intact = _read(self.store, array, shard)
-                damaged += [] if intact else [self._damage(name, shard)]
+        for name in self.features.array_names():
+            values[name], intact = _read(self._store, self.arrays[name], shard)
+            damaged += [] if intact else [name]
         if damaged:
             return damaged
-        first, last = self._samples(shard)
+        first, last = self.features.rows_in(shard)
         status = values["status"][: last - first]
-        damaged += [] if np.isin(status, (OK, FAILED)).all() else [self._damage("status", shard)]
-        if self.path.startswith("images"):
-            recorded = np.array([key in self.failed for key in self.cache.ids(first, last)])
-            damaged += [] if np.array_equal(recorded, status == FAILED) else [self._damage("status", shard)]
-        for name in ("local", "global"):
-            if name in values and not self._finite(name, values, status == OK):
-                damaged.append(self._damage(name, shard))
-        return damaged
+        damaged += [] if np.isin(status, (OK, FAILED)).all() else ["status"]
+        if self.features.modality == "images":
+            recorded = np.array([key in self.features.failed for key in self.features.cache.ids(first, last)])
+            damaged += [] if np.array_equal(recorded, status == FAILED) else ["status"]
+        return damaged + [
+            name for name in ("local", "global") if name in values and not self._finite(name, values, status == OK)
+        ]
 
     def _finite(self, name: str, values: dict[str, np.ndarray], good: np.ndarray) -> bool:
         """Return whether the valid rows of the good samples are finite."""
         array, lengths = values[name], values["length"][: len(good)]
         if name == "global":
             return bool(np.isfinite(array[: len(good)][good]).all())
-        if self.path.startswith("captions"):
+        if self.features.modality == "captions":
             return bool(np.isfinite(array[: lengths.sum()]).all())  # packed, none fails
         valid = np.arange(array.shape[1]) < lengths[:, None]
         return bool(np.isfinite(array[: len(good)][good][valid[good]]).all())
 
-    def _samples(self, shard: int) -> tuple[int, int]:
-        first, last = self.blocks.images(shard)
-        if self.path.startswith("images"):
-            return first, last
-        return self.cache.captions_of(first, last)
-
     def _damage(self, name: str, shard: int) -> Damage:
-        return Damage(f"{self.path}/{name}", shard, self._samples(shard))
+        return Damage(f"{self.features.path}/{name}", shard, self.features.rows_in(shard))
 
 
 def _nodes(store: Store, group: str) -> list[str]:
@@ -168,7 +162,7 @@ def _samples(store: Store) -> list[Damage]:
     return damaged
 
 
-def _read(store: Store, array: zarr.Array, shard: int) -> tuple[np.ndarray, bool]:
+def _read(store: Store, array: "zarr.Array[Any]", shard: int) -> tuple[np.ndarray, bool]:
     """Return one file of an array, and whether it is there and its checksums fit."""
     rows = (array.shards or array.chunks)[0]
     try:
@@ -180,6 +174,6 @@ def _read(store: Store, array: zarr.Array, shard: int) -> tuple[np.ndarray, bool
     return values, store.exists(file_of(array, shard))
 
 
-def file_of(array: zarr.Array, shard: int) -> str:
+def file_of(array: "zarr.Array[Any]", shard: int) -> str:
     """Return the path, below the store, of the file that holds one shard of an array."""
     return f"{array.path}/c/" + "/".join([str(shard)] + ["0"] * (array.ndim - 1))

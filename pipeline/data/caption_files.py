@@ -1,4 +1,4 @@
-"""Caption files as they come: Karpathy's JSON, CSV and JSONL, read into one entry an image."""
+"""Caption files, Karpathy's JSON, CSV and JSON lines, read into one entry an image."""
 
 import csv
 import json
@@ -16,33 +16,24 @@ ROW_KEYS = ("file_name", "caption", "split")
 
 @dataclass(slots=True)
 class Entry:
-    """One image as its file gives it, before splits, ids and numbers are settled.
+    """One image as its file gives it, before splits, ids and numbers are settled."""
 
-    Attributes:
-        file_name: normalised POSIX path below the image folder.
-        split: any name; None if the file gives none.
-        captions: text and the file's own number for it, None if there is none; at least one.
-        imgid: the file's own id, distinct among those that have one.
-        cocoid: -1 where there is none.
-    """
-
-    file_name: str
-    split: str | None
-    captions: list[tuple[str, int | None]]
-    imgid: str | None = None
-    cocoid: int = -1
+    file_name: str  # normalised POSIX path below the image folder
+    split: str | None  # any name; None where the file gives none
+    captions: list[tuple[str, int | None]]  # at least one: its text, and the file's number for it if there is one
+    imgid: str | None = None  # the file's id of the image; distinct
+    cocoid: int = -1  # -1 where there is none
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """Read a caption file, in its own order; the suffix says which format it has.
+    """Read a caption file in its own order; the suffix says which format it has.
 
     Raises:
-        ManifestError: the file cannot be read, has no image at all, or an image or row in it is wrong; the
-            message names its place.
+        ManifestError: the file cannot be read or has no image, or an image or row is wrong; the message names it.
     """
     entries = _read_karpathy(path) if path.suffix == ".json" else _read_rows(path)
     if not entries:
-        raise ManifestError(f"{path}: there are no images in it; a data set needs at least one.")
+        raise ManifestError(f"{path}: it has no images; a data set needs at least one.")
     return entries
 
 
@@ -71,7 +62,7 @@ def _read_karpathy(path: Path) -> list[Entry]:
 
 
 def _karpathy_entry(image: Any, where: str) -> Entry:
-    """Check one element of ``images``; `regions` and whatever else it has is left alone."""
+    """Check one element of ``images``; keys that are not needed are left alone."""
     if not isinstance(image, dict):
         raise ManifestError(f"{where} is not a mapping with 'filename' and 'sentences'; correct it.")
     folder = image.get("filepath", "")
@@ -119,7 +110,7 @@ def _whole(mapping: dict[str, Any], key: str, where: str) -> int | None:
 
 
 def _split(mapping: dict[str, Any], where: str) -> str | None:
-    """Return the split that a row names; None if it has no such key."""
+    """Return the split that an image or row names; None without the key."""
     if "split" not in mapping:
         return None
     split = mapping["split"]
@@ -161,7 +152,7 @@ def _read_rows(path: Path) -> list[Entry]:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, row) of a CSV or JSONL file; empty lines are passed over."""
+    """Yield (line number, row) of a CSV or JSONL file, without empty lines."""
     try:
         with path.open(encoding="utf-8-sig", newline="" if path.suffix == ".csv" else None) as file:
             yield from _csv_rows(file, path) if path.suffix == ".csv" else _jsonl_rows(file, path)

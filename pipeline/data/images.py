@@ -1,4 +1,4 @@
-"""Images as Pillow decodes them: whole, as a folder of frames, or small for a page."""
+"""Images as Pillow decodes them: whole, from a folder of frames, or small for a page."""
 
 import io
 import re
@@ -11,22 +11,22 @@ from PIL import Image, UnidentifiedImageError
 
 from ..errors import SampleError
 
-LONGEST = 100  # longer side over shorter; beyond, a resized picture would fill the memory, or have no pixels left
+LONGEST = 100  # longer side over shorter; beyond that, a resized picture would fill the memory or have no pixels left
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")  # of a frame
 
 
 def open_image(path: str | Path | Image.Image, *, longest: int | None = None) -> Image.Image:
-    """Decode an image file completely, as RGB; of a picture that is open already, the rest.
+    """Decode an image file, or a picture that is open already, completely and as RGB.
 
-    Of 16 bits a channel the upper 8 are taken, of an animation the first frame; what the file's name ends in does not
-    matter. The pixels stay as they are stored: an EXIF orientation is not applied, as torchvision's datasets do not.
+    Of 16 bits a channel the upper 8 are taken, of an animation the first frame; the suffix of the file does not matter.
+    The pixels stay as they are stored: as in torchvision's datasets, an EXIF orientation is not applied.
 
     Args:
         path: the file, or an open picture.
-        longest: how many times its shorter side the longer one may be.
+        longest: how many times the shorter side the longer one may be.
 
     Raises:
-        SampleError: the file is missing, empty, damaged, too large, too long and narrow or no image, in a few words.
+        SampleError: the file is missing, empty, damaged, too large, too long and narrow, or no image.
     """
     try:
         if isinstance(path, Image.Image):
@@ -55,7 +55,7 @@ _warnings_lock = threading.Lock()  # the list of warning filters belongs to the 
 
 
 def _open(data: bytes) -> Image.Image:
-    """Read the header of an image without Pillow's remarks on it; the disk is not waited for under the lock."""
+    """Read the header of an image without Pillow's warnings; only bytes in memory are read under the lock."""
     if not data:
         raise ValueError("the file is empty")
     with _warnings_lock, warnings.catch_warnings():
@@ -64,7 +64,7 @@ def _open(data: bytes) -> Image.Image:
 
 
 def _reason(error: Exception) -> str:
-    """Say in a few words what was wrong, without the path, which may differ from machine to machine."""
+    """Say in a few words what was wrong, without the path, which differs from machine to machine."""
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, UnidentifiedImageError):
@@ -81,8 +81,7 @@ def frame_names(folder: Path) -> list[str]:
     except FileNotFoundError as error:
         raise SampleError(str(folder), "there is no such folder of frames") from error
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise SampleError(str(folder), f"a folder of frames is expected here ({reason})") from error
+        raise SampleError(str(folder), f"a folder of frames is expected here ({_reason(error)})") from error
     frames = [name for name in names if name.lower().endswith(_SUFFIXES) and not name.startswith(".")]
     if not frames:
         raise SampleError(str(folder), f"there is no frame in this folder; frames end in {', '.join(_SUFFIXES)}")
@@ -90,7 +89,7 @@ def frame_names(folder: Path) -> list[str]:
 
 
 def _natural(name: str) -> tuple[list[tuple[str, int]], str]:
-    """Sort numbers in names by their value; ``1`` and ``01`` by the names themselves."""
+    """Sort numbers in names by their value; ``1`` and ``01`` by the names."""
     parts = re.findall(r"([^0-9]*)([0-9]*)", name)
     return [(text, int(digits or -1)) for text, digits in parts], name
 

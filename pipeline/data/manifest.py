@@ -20,31 +20,18 @@ CAPTION_FORMATS = (".json", ".csv", ".jsonl")
 
 @dataclass(frozen=True)
 class Manifest:
-    """A manifest that was read and checked; `images` and `captions` exist.
+    """A manifest that was read and checked; `images` and `captions` exist."""
 
-    Attributes:
-        name: the data set's name, ``[a-z0-9_-]+``.
-        images: folder of the images.
-        captions: file of the captions, one of `CAPTION_FORMATS`.
-        path: the YAML itself.
-        protocols: what ``--protocol auto`` evaluates.
-        merge_splits: split name of the source to the split that its images join.
-        captions_per_image: keep the first so many captions of each image; None keeps all.
-        counts: images by split, after merging; None where nothing is promised.
-        licence: under which terms the data may be used.
-        homepage: where the data comes from.
-    """
-
-    name: str
-    images: Path
-    captions: Path
-    path: Path
-    protocols: tuple[str, ...] = ("full",)
-    merge_splits: dict[str, str] = field(default_factory=dict)
-    captions_per_image: int | None = None
-    counts: dict[str, int] | None = None
-    licence: str | None = None
-    homepage: str | None = None
+    name: str  # of the data set, ``[a-z0-9_-]+``
+    images: Path  # folder
+    captions: Path  # file, one of `CAPTION_FORMATS`
+    path: Path  # of the YAML
+    protocols: tuple[str, ...] = ("full",)  # what ``--protocol auto`` evaluates
+    merge_splits: dict[str, str] = field(default_factory=dict)  # split of the source → split that its images join
+    captions_per_image: int | None = None  # how many of each image are kept; None: all
+    counts: dict[str, int] | None = None  # images by split, after merging; None where nothing is promised
+    licence: str | None = None  # terms under which the data may be used
+    homepage: str | None = None  # where the data comes from
 
 
 def bundled_manifests() -> dict[str, Path]:
@@ -58,11 +45,11 @@ def load_manifest(dataset: str | Path, data_root: Path | None = None) -> Manifes
 
     Args:
         dataset: the name of a bundled manifest (``coco``) or the path of a YAML.
-        data_root: the folder to which a relative `images` and `captions` belong; else the YAML's own.
+        data_root: the folder at which relative paths start; None: the YAML's own.
 
     Raises:
-        ManifestError: the manifest is unknown or unreadable, or a key is unknown, missing or wrong, or the
-            image folder or caption file is not there; all faults of the keys in one message.
+        ManifestError: the manifest is unknown or unreadable, keys are unknown, missing or wrong, or the image folder
+            or caption file is missing.
     """
     path = _find(dataset)
     values = _read_yaml(path)
@@ -71,11 +58,8 @@ def load_manifest(dataset: str | Path, data_root: Path | None = None) -> Manifes
         raise ManifestError(f"{path}: {'; '.join(faults)}.")
     folder = path.parent if data_root is None else Path(data_root)
     images, captions = folder / values["images"], folder / values["captions"]
-    missing = []
-    if not _holds(images.is_dir):
-        missing.append(f"the image folder {images} is not there")
-    if not _holds(captions.is_file):
-        missing.append(f"the caption file {captions} is not there")
+    missing = [] if _holds(images.is_dir) else [f"the image folder {images} is missing"]
+    missing += [] if _holds(captions.is_file) else [f"the caption file {captions} is missing"]
     if missing:
         advice = "correct the manifest, or give the folder that its relative paths start from as --data-root"
         raise ManifestError(f"{path}: {' and '.join(missing)}; {advice}.")
@@ -84,7 +68,6 @@ def load_manifest(dataset: str | Path, data_root: Path | None = None) -> Manifes
 
 
 def _find(dataset: str | Path) -> Path:
-    """Return the path of the YAML that `dataset` names."""
     bundled = bundled_manifests()
     if isinstance(dataset, str) and dataset in bundled:
         return bundled[dataset]
@@ -95,13 +78,12 @@ def _find(dataset: str | Path) -> Path:
         raise ManifestError(f"{path} is a folder; name the manifest (a YAML file) in it.")
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         raise ManifestError(f"There is no manifest {path}; name a YAML file or one of {', '.join(bundled)}.")
-    hint = nearest(str(dataset), list(bundled))
-    known = ", ".join(bundled)
+    hint, known = nearest(str(dataset), list(bundled)), ", ".join(bundled)
     raise ManifestError(f"Unknown data set '{dataset}'{hint}; known are {known}, or give the path of a manifest.")
 
 
 def _holds(test: Callable[[], bool]) -> bool:
-    """Ask the file system, where a path that cannot even be looked up counts as absent."""
+    """Return what the file system says; a path that cannot be looked up counts as absent."""
     try:
         return test()
     except (OSError, ValueError):
@@ -126,7 +108,7 @@ def _read_yaml(path: Path) -> dict[Any, Any]:
 
 
 def _faults(values: dict[Any, Any]) -> list[str]:
-    """Return what is wrong with the keys and values of a manifest, a phrase each."""
+    """Return what is wrong with the keys and values, a phrase each."""
     faults = [f"unknown key '{key}'{nearest(str(key), list(KEYS))}" for key in values if key not in KEYS]
     faults += [f"'{key}' is missing" for key in REQUIRED if key not in values]
     wrong = [(key, expected) for key, (expected, fits) in KEYS.items() if key in values and not fits(values[key])]
@@ -134,7 +116,7 @@ def _faults(values: dict[Any, Any]) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """Show a value in a line; aliases can make a small YAML hold a huge one."""
+    """Show a value in a line; aliases can make the value of a small YAML huge."""
     text = reprlib.repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -1,6 +1,5 @@
 """The local rows of one image where their number varies: regions, or the frames of a video."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,48 +14,23 @@ REGION_ARRAYS: dict[str, tuple[tuple[int, ...], str, float]] = {
 
 @dataclass(frozen=True)
 class Regions:
-    """The features of one image.
+    """The features of one image."""
 
-    Attributes:
-        local: floating point [n,C], one row per region.
-        boxes: [n,4], x1, y1, x2, y2 in pixels; None where there are none.
-        classes: whole numbers [n], the detector's own; None where there are none.
-        scores: [n], the detector's confidence; None where there is none.
-        size: width and height of the picture in pixels; zeros where they are not known.
-    """
-
-    local: np.ndarray
-    boxes: np.ndarray | None = None
-    classes: np.ndarray | None = None
-    scores: np.ndarray | None = None
-    size: tuple[int, int] = (0, 0)
-
-
-def shard_arrays(
-    size: int, rows: int, channels: int, global_channels: int, dtype: str, extras: Iterable[str]
-) -> dict[str, np.ndarray]:
-    """Return the arrays of a shard of `size` images, none of them done; `extras` are names in `REGION_ARRAYS`."""
-    arrays = {
-        "local": np.full((size, rows, channels), np.nan, dtype=dtype),
-        "global": np.full((size, global_channels), np.nan, dtype=dtype),
-        "length": np.zeros(size, dtype=np.int32),
-        "size": np.zeros((size, 2), dtype=np.int32),
-        "status": np.full(size, 255, dtype=np.uint8),
-    }
-    for name in extras:
-        shape, kind, fill = REGION_ARRAYS[name]
-        arrays[name] = np.full((size, rows, *shape), fill, dtype=kind)
-    return arrays
+    local: np.ndarray  # floating point [n,C]
+    boxes: np.ndarray | None = None  # [n,4], x1, y1, x2, y2 in pixels
+    classes: np.ndarray | None = None  # the detector's own numbers, whole, [n]
+    scores: np.ndarray | None = None  # the detector's confidence [n]
+    size: tuple[int, int] = (0, 0)  # width and height of the picture in pixels; zeros where they are not known
 
 
 def lay_out(arrays: dict[str, np.ndarray], row: int, regions: Regions) -> None:
-    """Put one image into a shard: zeros after its regions, so that only numbers ever reach training.
+    """Put the features of one image into a row of ``local``, ``global``, ``length`` and what else `arrays` have.
 
-    Its global feature is the mean of its regions.
+    Zeros follow its regions, so that only numbers ever reach training. Its global feature is the mean of its regions.
     """
     count = len(regions.local)
     for key in ("local", *(name for name in REGION_ARRAYS if name in arrays)):
         arrays[key][row, :count] = getattr(regions, key)
         arrays[key][row, count:] = -1 if key == "classes" else 0
     arrays["global"][row] = regions.local.mean(axis=0, dtype=np.float64)
-    arrays["length"][row], arrays["size"][row], arrays["status"][row] = count, regions.size, 0
+    arrays["length"][row] = count

@@ -38,28 +38,20 @@ class ImageSample:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """All of a data set.
+    """All of a data set."""
 
-    Attributes:
-        dataset: the manifest's name.
-        images: ordered by split (as in `SPLITS`), inside a split as in the source.
-        splits: rows ``[first, last)`` of each split that has any.
-        digest: SHA-256 over name and rows in hexadecimal; where the folder lies does not matter.
-    """
-
-    dataset: str
-    images: tuple[ImageSample, ...]
-    splits: dict[str, tuple[int, int]]
-    digest: str
+    dataset: str  # the manifest's name
+    images: tuple[ImageSample, ...]  # by split as in `SPLITS`, inside a split as in the source
+    splits: dict[str, tuple[int, int]]  # rows [first, last) of each split that has any
+    digest: str  # SHA-256 over name and rows in hexadecimal; where the folder lies does not matter
 
 
 def read_samples(manifest: Manifest) -> Samples:
     """Read the caption file of a manifest; the images themselves are not opened.
 
     Raises:
-        ManifestError: the file cannot be read, an image lacks captions or a caption its image, a path leaves
-            the image folder, an id, file name or split contradicts another, or the manifest's counts are not
-            met; the message names the place.
+        ManifestError: the file cannot be read, something in it is wrong or contradicts itself, or the manifest's counts
+            are not met; the message names the place.
     """
     with _collector_paused():
         return _build(read_entries(manifest.captions), manifest)
@@ -67,7 +59,7 @@ def read_samples(manifest: Manifest) -> Samples:
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Halve the time of reading: the collector would walk millions of fresh objects, none of them garbage."""
+    """Halve the time of reading: the collector would walk millions of objects, none of them garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -78,7 +70,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _build(entries: list[Entry], manifest: Manifest) -> Samples:
-    """Settle splits, ids and numbers of what the caption file gave, and put it in the order of the store."""
+    """Settle splits, ids and numbers, and put the images in the order of the store."""
     splits = _splits(entries, manifest)
     _check_counts(Counter(splits), manifest)
     by_imgid = all(entry.imgid is not None for entry in entries)
@@ -116,7 +108,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def _splits(entries: list[Entry], manifest: Manifest) -> list[str]:
-    """Return the final split of each image; without any in the source, 80/10/10 by hash."""
+    """Return the split of each image, after merging; where the source has none, 80/10/10 by hash."""
     without = [entry.file_name for entry in entries if entry.split is None]
     if without and len(without) < len(entries):
         raise ManifestError(
@@ -138,7 +130,7 @@ def _splits(entries: list[Entry], manifest: Manifest) -> list[str]:
 
 
 def _hashed_split(file_name: str) -> str:
-    """Return train, val or test for 80, 10 or 10 of a hundred file names, whatever the other files are."""
+    """Return train, val or test for 80, 10 or 10 of a hundred file names, independently of the other files."""
     share = int.from_bytes(hashlib.sha256(file_name.encode("utf-8", "replace")).digest()[:8], "big") % 100
     return "train" if share < 80 else "val" if share < 90 else "test"
 

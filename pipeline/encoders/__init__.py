@@ -1,7 +1,7 @@
 """Frozen backbones: `base` says what an encoder is, `registry` names them, the others are one file each."""
 
 from .base import TextEncoder, TrainableEncoder, VisualEncoder
-from .registry import REGION_ENCODERS, load_text, load_visual, make_visual
+from .registry import REGION_ENCODERS, load_text, load_visual, make_text, make_visual
 from .threads import encoding, loading
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "load_text",
     "load_visual",
     "loading",
+    "make_text",
     "make_visual",
 ]

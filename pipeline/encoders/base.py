@@ -14,61 +14,45 @@ if TYPE_CHECKING:
 
 
 class Encoder(Protocol):
-    """What every encoder says of itself.
+    """What every encoder says of itself."""
 
-    Attributes:
-        name: the set's name begins with it.
-        kind: of the features: ``grid``, ``roi`` or ``frames`` of images, ``tokens`` or ``words`` of captions.
-        identity: what decides the features; JSON.
-        versions: of the libraries; they do not.
-    """
-
-    name: str
-    kind: str
-    identity: dict[str, Any]
-    versions: dict[str, str]
+    name: str  # the set's name begins with it
+    kind: str  # of the features: ``grid``, ``roi`` or ``frames`` of images, ``tokens`` or ``words`` of captions
+    identity: dict[str, Any]  # what decides the features; JSON
+    versions: dict[str, str]  # of the libraries; they do not decide the features
 
 
 class VisualEncoder(Encoder, Protocol):
-    """What every image encoder offers.
+    """What every image encoder offers."""
 
-    Attributes:
-        rows: local rows of an image, N; the most, where they vary.
-        channels: width of a row.
-        global_channels: width of the global feature.
-        extras: which of ``boxes``, ``classes``, ``scores`` it gives.
-    """
-
-    rows: int
-    channels: int
-    global_channels: int
-    extras: tuple[str, ...]
+    rows: int  # local rows of an image, N; the most, where they vary
+    channels: int  # width of a row, C
+    global_channels: int  # width of the global feature
+    extras: tuple[str, ...]  # which of ``boxes``, ``classes``, ``scores`` it gives
 
     def decode(self, path: Any) -> tuple[Any, tuple[int, int]]:
-        """Read one image as the network takes it; return it and the image's own (width, height)."""
+        """Read one image as the network takes it; return it and the image's own (width, height).
+
+        Raises:
+            SampleError: the image cannot be read, or is far too long and narrow.
+        """
         ...
 
     def encode(self, decoded: Any) -> tuple[np.ndarray, np.ndarray] | list[Regions]:
         """Encode a batch.
 
-        A grid encoder takes a tensor [B,3,S,S] and gives local [B,N,C] and global [B,C], the others take a list
-        and give the regions of each image.
+        A grid encoder takes a tensor [B,3,S,S] and gives float32 local [B,N,C] and global features [B,C]. The others
+        take a list and give the regions of each image.
         """
         ...
 
 
 class TextEncoder(Encoder, Protocol):
-    """What every caption encoder offers.
+    """What every caption encoder offers."""
 
-    Attributes:
-        vocabulary: the words by token id, where they come from the training captions; None where a model has its own.
-        channels: width of a token's state, C; None where there are only ids.
-        global_channels: width of the global feature; None where there are only ids.
-    """
-
-    vocabulary: tuple[str, ...] | None
-    channels: int | None
-    global_channels: int | None
+    vocabulary: tuple[str, ...] | None  # the training captions' words by token id; None where a model has its own
+    channels: int | None  # width of a token's state, C; None where there are only ids
+    global_channels: int | None  # width of the global feature; None where there are only ids
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each caption, at least one."""
@@ -82,31 +66,24 @@ class TextEncoder(Encoder, Protocol):
         """Encode tokenised captions.
 
         Returns:
-            The states of the tokens, caption after caption without padding, [sum of lengths, C], and the global
-            features [B, C]; None where there are only ids.
+            The states of the tokens, caption after caption without padding, float32 [sum of lengths, C], and the
+            global features [B,C]; None where there are only ids.
         """
         ...
 
 
 class TrainableEncoder(Encoder, Protocol):
-    """What an encoder offers besides where its network can be trained.
+    """What an encoder offers besides where its network can be trained."""
 
-    Attributes:
-        network: what is trained; it comes frozen, in evaluation mode.
-    """
-
-    @property
-    def network(self) -> "nn.Module":
-        """What is trained; it comes frozen, in evaluation mode."""
-        ...
+    network: "nn.Module"  # what is trained; it comes frozen, in evaluation mode
 
     @property
     def features(self) -> "Callable[..., tuple[Tensor, Tensor]]":
-        """Takes pixels, or token ids and lengths, to local [B,N,C] and global features [B,C]."""
+        """Takes pixels, or token ids and lengths, to local [B,N,C] and global features [B,C] on the device."""
         ...
 
     def weights_id(self) -> str:
-        """Return what the identity of an encoder says of the weights, if it reads what `save` writes now."""
+        """Return the weights' entry in the identity of an encoder that reads what `save` writes now."""
         ...
 
     def save(self, path: Path) -> None:

@@ -25,51 +25,31 @@ _SHAPING = ("num_attention_heads", "hidden_act", "layer_norm_eps")
 
 
 class BertEncoder:
-    """Encode captions as the states of their tokens, and the maximum over them.
-
-    Attributes:
-        channels: width of a state, C; the maximum has the same.
-        max_length: tokens of a caption that the network sees, special tokens included.
-    """
+    """Encode captions as the states of their tokens, and the maximum over them."""
 
     name = "bert"
     kind = "tokens"
     vocabulary: tuple[str, ...] | None = None
     channels: int | None
     global_channels: int | None
+    network: Any  # the model up to the wanted layer
+    max_length: int  # tokens of a caption that the network sees, special tokens included
 
     def __init__(
-        self,
-        weights: str,
-        device: str,
-        layer: int = -1,
-        special_tokens: bool = True,
-        max_tokens: int | None = None,
+        self, weights: str, device: str, layer: int = -1, special_tokens: bool = True, max_tokens: int | None = None
     ) -> None:
-        """Load model and tokenizer; what lies in the hub's cache is used without asking the hub.
-
-        Args:
-            weights: a local folder, or a model id of the Hugging Face hub.
-            device: where it runs.
-            layer: whose states: 0 are the embeddings, L the last layer; -1 is the last, -2 the one before.
-            special_tokens: keep the states and ids of ``[CLS]`` and ``[SEP]``. The network sees them in any case.
-            max_tokens: a smaller `max_length` than the model's; None: the model's.
-
-        Raises:
-            EncoderError: there is no such model, it is incomplete, it does not encode tokens, or it has no such
-                layer or too few positions.
-        """
+        """Load model and tokenizer; arguments and errors as of `registry.load_text`."""
         self.device, self._special_tokens = device, special_tokens
-        self._model, self._tokenizer = load_text_model(weights)
-        self._model.to(device).eval().requires_grad_(False)
+        self.network, self._tokenizer = load_text_model(weights)
+        self.network.to(device).eval().requires_grad_(False)
         self._lock = threading.Lock()  # a tokenizer keeps its settings for truncation between calls
-        pad = getattr(self._model.config, "pad_token_id", None)
+        pad = getattr(self.network.config, "pad_token_id", None)
         self._pad = 0 if pad is None else pad
         before, after = _specials(self._tokenizer)
-        self.max_length = _max_length(weights, self._model, self._tokenizer, max_tokens, len(before + after))
+        self.max_length = _max_length(weights, self.network, self._tokenizer, max_tokens, len(before + after))
         # What `encode` puts around the ids that `tokenize` gives, and whose states it leaves out again.
         self._before, self._after = ([], []) if special_tokens else (before, after)
-        layers = getattr(self._model.config, "num_hidden_layers", 0)
+        layers = getattr(self.network.config, "num_hidden_layers", 0)
         layer = _counted_from_0(weights, layer, layers)
         self._layer: int | None = None  # the last hidden state
         self._above: dict[str, Tensor] = {}  # weights of layers that are cut off
@@ -81,37 +61,32 @@ class BertEncoder:
             states, _ = self.encode(self.tokenize(["a"]))
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             raise EncoderError(
-                f"'{weights}' is a {type(self._model).__name__}, which does not encode captions token by token;"
+                f"'{weights}' is a {type(self.network).__name__}, which does not encode captions token by token;"
                 " choose a model of the BERT family"
             ) from error
         self.channels = self.global_channels = states.shape[1]
 
     def _identify(self, layer: str) -> dict[str, Any]:
-        config = self._model.config
+        config = self.network.config
         preprocessing = {"tokenizer": _tokenizer_digest(self._tokenizer), "max_length": self.max_length}
         return {
             "encoder": self.name,
             "weights": self.weights_id(),
-            "model": {"class": type(self._model).__name__, **{key: getattr(config, key, None) for key in _SHAPING}},
+            "model": {"class": type(self.network).__name__, **{key: getattr(config, key, None) for key in _SHAPING}},
             "preprocessing": preprocessing if self._special_tokens else {**preprocessing, "special_tokens": False},
             "layer": layer,
         }
 
     def _stop_at(self, layer: int) -> None:
         """Take the states of a layer; those above it are cut off, if that leaves the states as they are."""
-        whole = self._model.state_dict()
-        if not _cut(self._model, layer, self.tokenize(["a"])):
+        whole = self.network.state_dict()
+        if not _cut(self.network, layer, self.tokenize(["a"])):
             self._layer = layer
-        left = self._model.state_dict()
+        left = self.network.state_dict()
         self._above = {name: value.cpu() for name, value in whole.items() if name not in left}
 
-    @property
-    def network(self) -> nn.Module:
-        """The model up to the wanted layer; it comes frozen, in evaluation mode."""
-        return self._model
-
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each caption's tokens whose states `encode` gives; a caption without any gets one unk."""
+        """Return the ids of the tokens whose states `encode` gives; a caption without any gets one unk."""
         return self._ids(texts, truncation=True, max_length=self._room)
 
     def count_truncated(self, texts: Sequence[str]) -> int:
@@ -137,15 +112,7 @@ class BertEncoder:
 
     @torch.inference_mode()
     def encode(self, ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Encode a batch of tokenised captions.
-
-        Args:
-            ids: token ids of B captions, as `tokenize` gives them.
-
-        Returns:
-            The states of these tokens, caption after caption without padding, float32 [sum of lengths, C], and
-            the maximum of each caption's states, float32 [B, C].
-        """
+        """Encode captions as `tokenize` gives them: the states, packed [sum of lengths,C], and their maxima [B,C]."""
         length = torch.tensor([len(caption) for caption in ids])
         token = nn.utils.rnn.pad_sequence([torch.tensor(list(caption)) for caption in ids], True)
         states, pooled = self.features(token, length)
@@ -156,11 +123,11 @@ class BertEncoder:
         """Encode a padded batch, so that gradients reach `network`.
 
         Args:
-            token: ids as `tokenize` gives them, int64 [B, N]; what stands after a length does not matter.
+            token: ids as `tokenize` gives them, int64 [B,N]; what stands after a length does not matter.
             length: int64 [B].
 
         Returns:
-            States [B, N, C], zeros after the lengths, and the maximum of each caption's states [B, C], on the device.
+            States [B,N,C], zeros after the lengths, and the maximum of each caption's states [B,C], on the device.
         """
         token, length = token.to(self.device), length.to(self.device)[:, None]
         first, more = len(self._before), len(self._before + self._after)
@@ -173,31 +140,31 @@ class BertEncoder:
             inputs.scatter_(1, first + length + offset, special)
         arguments = {"input_ids": inputs, "attention_mask": (place < length + more).long()}
         if self._layer is None:
-            states = self._model(**arguments).last_hidden_state
+            states = self.network(**arguments).last_hidden_state
         else:
-            states = self._model(**arguments, output_hidden_states=True).hidden_states[self._layer]
+            states = self.network(**arguments, output_hidden_states=True).hidden_states[self._layer]
         # States of padding are not zero, and could be the largest.
         pooled = states.masked_fill(~kept[:, :, None], -torch.inf).amax(1)
         states = states.masked_fill(~kept[:, :, None], 0)
         return states[:, first : first + token.shape[1]], pooled
 
     def words(self, texts: Sequence[str]) -> list[list[int | None]]:
-        """Return, of each id that `tokenize` gives, the number of its word in the caption; None: a special token.
+        """Return the number of its word in the caption for each id that `tokenize` gives; None: a special token.
 
         Raises:
             EncoderError: the tokenizer does not tell.
         """
         if not self._tokenizer.is_fast:
             raise EncoderError(
-                "the tokenizer of these text weights does not tell which pieces make a word, so that words cannot be"
-                " masked; set finetune.mask_words=0"
+                "the tokenizer of these text weights does not tell which pieces make a word, so words cannot be masked;"
+                " set finetune.mask_words=0"
             )
         encodings = self._encodings(texts, truncation=True, max_length=self._room)
         return [encodings.word_ids(row) or [0] for row in range(len(texts))]
 
     @property
     def mask_token(self) -> int:
-        """The id that stands for a masked piece; that of an unknown one where the tokenizer has none."""
+        """The id of a masked piece; where the tokenizer has none, that of an unknown one."""
         mask = self._tokenizer.mask_token_id
         return self._tokenizer.unk_token_id or 0 if mask is None else mask
 
@@ -207,21 +174,21 @@ class BertEncoder:
         return sorted(set(self._tokenizer.get_vocab().values()) - set(self._tokenizer.all_special_ids))
 
     def weights_id(self) -> str:
-        """Return what the identity of an encoder says of the weights, if it reads what `save` writes now."""
+        """Return the weights' entry in the identity of an encoder that reads what `save` writes now."""
         return digest({name: value for name, value in self._state().items() if "pooler." not in name})
 
     def save(self, folder: Path) -> None:
-        """Write model, cut layers included, and tokenizer as the hub has them."""
+        """Write the model, cut layers included, and the tokenizer as the hub has them."""
         with quiet():
-            self._model.save_pretrained(folder, state_dict=self._state())
+            self.network.save_pretrained(folder, state_dict=self._state())
             self._tokenizer.save_pretrained(folder)
 
     def _state(self) -> dict[str, Tensor]:
-        return {**self._above, **self._model.state_dict()}
+        return {**self._above, **self.network.state_dict()}
 
 
 def _counted_from_0(weights: str, layer: int, layers: int) -> int:
-    """Return the number of a layer, of which those below 0 are counted from the last."""
+    """Return a layer's number from 0; numbers below 0 count from the last layer."""
     if not -layers - 1 <= layer <= layers:
         raise EncoderError(
             f"text weights '{weights}' have no layer {layer}; choose a --text-layer from 0, the embeddings, to"

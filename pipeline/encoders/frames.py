@@ -18,28 +18,20 @@ _AT_ONCE = 64  # frames that go through the network together
 class FramesEncoder:
     """Encode videos as the pooled features of evenly spaced frames (VSE∞, section 5.1.2).
 
-    Attributes:
-        name: the network's, then ``-frames``.
-        rows: the most frames that are taken of a video, N; a shorter one has fewer rows.
-        channels: width of a frame's feature, C; the mean over the frames has the same.
-        identity: the grid encoder's, and which frames are taken.
+    Args:
+        grid: a `GridEncoder`, or what has its attributes and methods; a frame's feature is the global one.
+        frames: the most frames that are taken of a video, N; a shorter one has fewer rows.
+
+    Raises:
+        EncoderError: none would be taken.
     """
 
     kind = "frames"
     extras: tuple[str, ...] = ()
 
     def __init__(self, grid: Any, frames: int) -> None:
-        """Take the frames' encoder.
-
-        Args:
-            grid: a `GridEncoder`, or what has its attributes and methods; a frame's feature is the global one.
-            frames: how many frames of a video are taken.
-
-        Raises:
-            EncoderError: none would be taken.
-        """
         if frames < 1:
-            raise EncoderError(f"at least one frame of a video is taken, not {frames}; choose another --frames")
+            raise EncoderError(f"--frames {frames}: take at least one frame of a video")
         self._grid = grid
         self.name = f"{grid.name}-frames"
         self.rows = frames
@@ -52,17 +44,13 @@ class FramesEncoder:
         self.versions = grid.versions
 
     def decode(self, path: str | Path) -> tuple[Tensor, tuple[int, int]]:
-        """Read evenly spaced frames of a video: the files of a folder in natural order, ``10.jpg`` after ``9.jpg``.
+        """Read evenly spaced frames of a video, a folder of images in natural order: ``10.jpg`` after ``9.jpg``.
 
-        The video is cut into as many equal parts as frames are wanted, and the frame in the middle of each is taken;
-        a video with no more frames than that gives all.
-
-        Args:
-            path: the folder; what in it is hidden or has no image's suffix is passed over.
+        The video is cut into as many equal parts as frames are wanted, and the frame in the middle of each is taken.
 
         Returns:
-            Pixels [n,3,S,S] on the CPU with n of 1 to `rows`, uint8 or float32 as the grid encoder decodes them, and
-            the first one's own (width, height).
+            Pixels [n,3,S,S] on the CPU with n of 1 to `rows`, as the grid encoder decodes them, and the first frame's
+            own (width, height).
 
         Raises:
             SampleError: there is no such folder, it has no frame, or a frame that is taken cannot be read.
@@ -81,14 +69,7 @@ class FramesEncoder:
         return torch.stack(pixels), sizes[0]
 
     def encode(self, decoded: Sequence[Tensor]) -> list[Regions]:
-        """Encode a batch of decoded videos, a bounded number of frames at once.
-
-        Args:
-            decoded: of each video the pixels [n,3,S,S] that `decode` gives.
-
-        Returns:
-            Of each video, the features of its frames in their order, float32 [n,C].
-        """
+        """Encode decoded videos, some frames at a time; return the features of each one's frames, float32 [n,C]."""
         frames = [frame for video in decoded for frame in video]
         batches = (torch.stack(frames[first : first + _AT_ONCE]) for first in range(0, len(frames), _AT_ONCE))
         features = [self._grid.encode(batch)[1] for batch in batches]

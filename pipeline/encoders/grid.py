@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,23 +27,16 @@ _POOLING = {functional.adaptive_avg_pool2d, functional.adaptive_max_pool2d}
 
 
 class Grid(ABC):
-    """What the encoders of a grid have in common: images become squares, and the global feature is the cells' mean.
+    """What the encoders of a grid have in common: images become squares, and the global feature is the cells' mean."""
 
-    Attributes:
-        longest: how many times its shorter side an image's longer one may be.
-        network: up to the last feature map; frozen, unless fine-tuning changes that.
-    """
-
+    name: str
     kind = "grid"
     extras: tuple[str, ...] = ()
-    longest: int | None = LONGEST
-    network: nn.Module
+    longest: int | None = LONGEST  # how many times its shorter side an image's longer one may be
+    network: nn.Module  # up to the last feature map; frozen, unless fine-tuning changes that
 
     def decode(self, path: str | Path) -> tuple[Tensor, tuple[int, int]]:
-        """Read an image and `prepare` it.
-
-        Returns:
-            Pixels [3, S, S] on the CPU, and the image's own (width, height).
+        """Read an image and `prepare` it; return pixels [3,S,S] on the CPU, and the image's own (width, height).
 
         Raises:
             SampleError: the image cannot be read, or is far too long and narrow.
@@ -53,67 +46,70 @@ class Grid(ABC):
 
     @abstractmethod
     def prepare(self, image: Image.Image) -> Tensor:
-        """Make a square of an image; return pixels [3, S, S]."""
+        """Make a square of an image; return pixels [3,S,S], uint8 or float32."""
 
     @torch.inference_mode()
     def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Encode a batch of decoded images.
-
-        Args:
-            pixels: [B, 3, S, S], as `prepare` gives them.
-
-        Returns:
-            The cells, row by row of the map, float32 [B, N, C], and their mean, float32 [B, C].
-        """
+        """Encode a batch of decoded images [B,3,S,S]; return what `features` does."""
         local, global_ = self.features(pixels)
         return local.cpu().numpy(), global_.cpu().numpy()
 
-    @abstractmethod
     def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what `encode` does as tensors on the device, through which gradients reach `network`."""
+        """Encode a batch of decoded images [B,3,S,S], so that gradients reach `network`.
+
+        Returns:
+            The cells, row by row of the map, float32 [B,N,C], and their mean, float32 [B,C], on the device.
+        """
+        maps = self._maps(pixels)
+        # Of a vision transformer they are tokens, [B,1+N,C] with the class token first.
+        local = (maps.flatten(2).transpose(1, 2) if maps.ndim == 4 else maps[:, 1:]).contiguous()
+        return local, local.mean(1)
+
+    @abstractmethod
+    def _maps(self, pixels: Tensor) -> Tensor:
+        """Return the last feature map [B,C,H,W] of decoded images."""
+
+    def weights_id(self) -> str:
+        """Return the weights' entry in the identity of an encoder that reads what `save` writes now."""
+        return digest(self._state())
+
+    def save(self, path: Path) -> None:
+        """Write the whole network as a ``.safetensors`` file; the layers that were cut off are as they were read."""
+        tensors = {name: value.detach().cpu().contiguous() for name, value in self._state().items()}
+        save_file(tensors, path)
+
+    def _state(self) -> dict[str, Tensor]:
+        return self.network.state_dict()
 
 
 class GridEncoder(Grid):
-    """Encode images as the cells of a network's last feature map, and their mean.
-
-    Attributes:
-        name: torchvision's name of the network.
-        rows: cells of the map, N.
-        channels: width of a cell, C; the mean has the same.
-    """
+    """Encode images as the cells of the last feature map of a network of torchvision's, and their mean."""
 
     def __init__(self, name: str, weights: str, image_size: int, device: str, trust: bool = False) -> None:
-        """Build the network and load its weights.
-
-        Args:
-            name: any torchvision classification network.
-            weights: ``imagenet`` (torchvision's IMAGENET1K_V1), a ``.pth``, ``.pt`` or ``.safetensors`` file, or
-                ``random:SEED``.
-            image_size: side of the square input, pixels.
-            device: where it runs.
-            trust: let a file of weights run code while it is read.
-
-        Raises:
-            EncoderError: the name is unknown, the weights do not fit, or the network does not take this size.
-        """
+        """Build the network and load its weights; arguments and errors as of `registry.load_visual`."""
         self.name, self.device = name, device
-        parts = _load(name, weights, image_size, trust)
-        self.rows, self.channels = parts.rows, parts.channels
-        self.global_channels = self.channels
+        weights_id, network, layer = _load(name, weights, image_size, trust)
+        extractor: Any = create_feature_extractor(network, {layer: "map"}, suppress_diff_warning=True).eval()
         # Channels last: 1.7 times as fast for MobileNetV2 on a CPU, no slower for ResNet-18.
-        extractor: Any = parts.extractor
         self.network = extractor.to(device, memory_format=torch.channels_last).requires_grad_(False)
-        inside = self.network.state_dict()
-        self._head = {name: value for name, value in parts.network.state_dict().items() if name not in inside}
+        kept = self.network.state_dict()
+        self._head = {name: value for name, value in network.state_dict().items() if name not in kept}
         preset = _preset(name)
         self._resize = round(image_size * preset.resize_size[0] / preset.crop_size[0])
         self._crop = image_size
         self._interpolation = preset.interpolation
         self._mean = torch.tensor(preset.mean, device=device)[:, None, None]
         self._std = torch.tensor(preset.std, device=device)[:, None, None]
+        local, _ = self.encode(torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8))
+        _, self.rows, self.channels = local.shape
+        self.global_channels = self.channels
+        if self.rows == 1:
+            raise EncoderError(
+                f"{name} makes a single cell of images of {image_size} pixels; choose a larger --image-size"
+            )
         self.identity: dict[str, Any] = {
             "encoder": name,
-            "weights": parts.weights_id,
+            "weights": weights_id,
             "preprocessing": {
                 "decoder": "pillow",
                 "resize": self._resize,
@@ -122,30 +118,21 @@ class GridEncoder(Grid):
                 "mean": list(preset.mean),
                 "std": list(preset.std),
             },
-            "layer": parts.layer,
+            "layer": layer,
         }
         self.versions = library_versions("torch", "torchvision", "PIL")
 
     def prepare(self, image: Image.Image) -> Tensor:
-        """Resize an image's shorter side and cut out the middle; return pixels uint8 [3, S, S]."""
+        """Resize an image's shorter side and cut out the middle; return pixels uint8 [3,S,S]."""
         resized = transforms.resize(image, [self._resize], self._interpolation)
-        return transforms.pil_to_tensor(transforms.center_crop(resized, [self._crop]))
+        pixels: Tensor = transforms.pil_to_tensor(transforms.center_crop(resized, [self._crop]))
+        return pixels
 
-    def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what `encode` does as tensors on the device, through which gradients reach `network`."""
+    def _maps(self, pixels: Tensor) -> Tensor:
         pixels = pixels.to(self.device).contiguous(memory_format=torch.channels_last)
         images = pixels.float().div_(255).sub_(self._mean).div_(self._std)
-        local = _rows(self.network(images)["map"])
-        return local, local.mean(1)
-
-    def weights_id(self) -> str:
-        """Return what the identity of an encoder says of the weights, if it reads what `save` writes now."""
-        return digest(self._state())
-
-    def save(self, path: Path) -> None:
-        """Write the whole network as a ``.safetensors`` file; its head is as it was read."""
-        tensors = {name: value.detach().cpu().contiguous() for name, value in self._state().items()}
-        save_file(tensors, path)
+        maps: Tensor = self.network(images)["map"]
+        return maps
 
     def _state(self) -> dict[str, Tensor]:
         return {**self._head, **self.network.state_dict()}
@@ -188,25 +175,8 @@ def _shortest_name(node: str, names: list[str]) -> str:
     return next(p for p in prefixes if [n for n in names if f"{n}.".startswith(f"{p}.")][-1] == node)
 
 
-def _rows(features: Tensor) -> Tensor:
-    """Return a map [B, C, H, W], or tokens with the class token first [B, 1 + N, C], as rows [B, N, C]."""
-    rows = features.flatten(2).transpose(1, 2) if features.ndim == 4 else features[:, 1:]
-    return rows.contiguous()
-
-
-class _Parts(NamedTuple):
-    """A network with its weights, and what is taken of it."""
-
-    network: nn.Module
-    weights_id: str
-    layer: str
-    extractor: fx.GraphModule
-    rows: int
-    channels: int
-
-
-def _load(name: str, weights: str, image_size: int, trust: bool) -> _Parts:
-    """Build a network on the CPU, fill it, and cut it after its last feature map; errors as for `GridEncoder`."""
+def _load(name: str, weights: str, image_size: int, trust: bool) -> tuple[str, nn.Module, str]:
+    """Build a network on the CPU and fill it; return its weights' entry in an identity, itself and its last map."""
     known = list_models(module=torchvision.models)
     if name not in known:
         raise EncoderError(
@@ -221,10 +191,7 @@ def _load(name: str, weights: str, image_size: int, trust: bool) -> _Parts:
             published=get_model_weights(name).__members__.get("IMAGENET1K_V1"),
             what=f"IMAGENET1K_V1 weights of {name}",
         )
-        layer = last_map(network, image_size)
-        extractor = create_feature_extractor(network, {layer: "map"}, suppress_diff_warning=True).eval()
-        with torch.inference_mode():
-            _, rows, channels = _rows(extractor(torch.zeros(1, 3, image_size, image_size))["map"]).shape
+        return weights_id, network, last_map(network, image_size)
     except EncoderError:
         raise
     except (RuntimeError, ValueError, AssertionError) as error:
@@ -232,9 +199,6 @@ def _load(name: str, weights: str, image_size: int, trust: bool) -> _Parts:
         raise EncoderError(
             f"{name} does not take images of {image_size} pixels ({reason}); try --image-size 224"
         ) from error
-    if rows == 1:
-        raise EncoderError(f"{name} makes a single cell of images of {image_size} pixels; choose a larger --image-size")
-    return _Parts(network, weights_id, layer, extractor, rows, channels)
 
 
 def _build(name: str, image_size: int) -> nn.Module:
@@ -247,7 +211,8 @@ def _build(name: str, image_size: int) -> nn.Module:
         options = {"image_size": image_size}
     elif name.startswith("maxvit_"):
         options = {"input_size": (image_size, image_size)}
-    return get_model(name, **options).eval()
+    network: nn.Module = get_model(name, **options).eval()
+    return network
 
 
 def _settle(name: str, image_size: int, network: nn.Module) -> None:

@@ -1,5 +1,6 @@
 """Text models of the Hugging Face hub: found in a folder, in the hub's cache or on the hub, and complete."""
 
+import logging
 import re
 import sys
 from collections.abc import Iterator
@@ -92,7 +93,7 @@ def _load_tokenizer(weights: str, offline: bool, model: Any) -> Any:
     # Without its files a tokenizer is made all the same, and knows the special tokens only.
     vocabulary = tokenizer.get_vocab()
     if not set(vocabulary) - set(tokenizer.all_special_tokens):
-        raise FileNotFoundError("the vocabulary of its tokenizer is not there: vocab.txt or tokenizer.json")
+        raise FileNotFoundError("its tokenizer lacks a vocabulary: vocab.txt or tokenizer.json")
     rows = getattr(model.config, "vocab_size", 0)
     if max(vocabulary.values()) >= rows:
         raise EncoderError(
@@ -105,15 +106,15 @@ def _load_tokenizer(weights: str, offline: bool, model: Any) -> Any:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence the libraries' logs and bars while they load or save; what matters becomes an error here."""
-    verbosities = transformers_logging.get_verbosity(), hub_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
-    hub_logging.set_verbosity(hub_logging.CRITICAL)
-    transformers_logging.disable_progress_bar()
+    logs: list[Any] = [transformers_logging, hub_logging]  # their functions have no types
+    bars, levels = logs[0].is_progress_bar_enabled(), [log.get_verbosity() for log in logs]
+    logs[0].disable_progress_bar()
+    for log in logs:
+        log.set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:
-        transformers_logging.set_verbosity(verbosities[0])
-        hub_logging.set_verbosity(verbosities[1])
+        for log, level in zip(logs, levels, strict=True):
+            log.set_verbosity(level)
         if bars:
-            transformers_logging.enable_progress_bar()
+            logs[0].enable_progress_bar()

@@ -1,21 +1,21 @@
 """Which class makes an encoder. An encoder is loaded once a process and shared by its threads."""
 
 from functools import cache
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from ..errors import EncoderError
 from .base import TextEncoder, VisualEncoder
 from .threads import loading
 
-# By name: the module, the class, and what the size of its input is; any other name is a network of torchvision's.
-_VISUAL = {
-    "butd": ("detectors.butd", "ButdEncoder", "regions"),
-    "butd-grid": ("detectors.butd", "ButdGridEncoder", "pixels"),
-    "fasterrcnn_resnet50_fpn_v2": ("detectors.torchvision_detector", "DetectorEncoder", "regions"),
+# By name the class that encodes images; any other name is a network of torchvision's.
+_REGIONS = {
+    "butd": ".detectors.butd:ButdEncoder",
+    "fasterrcnn_resnet50_fpn_v2": ".detectors.torchvision_detector:DetectorEncoder",
 }
-REGION_ENCODERS = tuple(name for name, (_, _, size) in _VISUAL.items() if size == "regions")
+_GRIDS = {"butd-grid": ".detectors.butd:ButdGridEncoder"}
+REGION_ENCODERS = tuple(_REGIONS)
 
 
 def load_visual(
@@ -33,7 +33,7 @@ def load_visual(
     Args:
         name: any torchvision classification network, ``butd``, ``butd-grid`` or ``fasterrcnn_resnet50_fpn_v2``.
         weights: ``imagenet``, a file, or ``random:SEED``.
-        image_size: side of the square input, pixels; regions have sizes of their own.
+        image_size: side of the square input, pixels; region encoders have sizes of their own.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         regions: fewest and most boxes of an image, for region encoders; None: 36.
         frames: an image is a folder of frames, of which this many are taken; None: it is a picture.
@@ -54,17 +54,16 @@ def load_visual(
 def load_text(
     weights: str, device: str, *, layer: int = -1, special_tokens: bool = True, max_tokens: int | None = None
 ) -> TextEncoder:
-    """Return the text encoder that a folder or hub id names.
+    """Return the text encoder of a folder or hub id, as `load_visual` does.
 
-    The same arguments give the same object again, unless files were replaced. The words encoder has no weights:
-    `words.WordsEncoder.build` makes it from the training captions.
+    The words encoder has no weights: `words.WordsEncoder.build` makes it from the training captions.
 
     Args:
         weights: hub id or folder.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
-        layer: which hidden states; 0 are the embeddings, -1 the last.
-        special_tokens: keep the states of the special tokens.
-        max_tokens: tokens of a caption that are encoded; None: what the model takes.
+        layer: which hidden states: 0 are the embeddings, L the last layer's; -1 the last, -2 the one before.
+        special_tokens: keep ids and states of the special tokens. The network sees them in any case.
+        max_tokens: tokens of a caption that are encoded, special ones included; None: what the model takes.
 
     Raises:
         EncoderError: there is no such model, it is incomplete, or an option does not fit it.
@@ -73,27 +72,31 @@ def load_text(
         return _text(weights, device, layer, special_tokens, max_tokens, _state(weights))
 
 
-def make_visual(name: str, weights: str, size: int | tuple[int, int], device: str, trust: bool = False) -> Any:
-    """Return a new image encoder that is not shared; the caller is alone with torch (`threads.loading`).
+def make_visual(name: str, weights: str, size: Any, device: str, trust: bool = False) -> Any:
+    """Return a new image encoder that is not shared; arguments and errors as of `load_visual`.
 
-    Args:
-        name, weights, device, trust: as for `load_visual`.
-        size: side of the square input, pixels; of a region encoder the fewest and most boxes.
-
-    Raises:
-        EncoderError: as for `load_visual`.
+    The caller is alone with torch (`threads.loading`). `size` is the side of the square input, pixels; of a region
+    encoder the fewest and most boxes.
     """
-    if name not in _VISUAL:
-        from .grid import GridEncoder
+    if where := (_REGIONS | _GRIDS).get(name):
+        return resolve_name(f"{__package__}{where}")(weights, size, device, trust)
+    from .grid import GridEncoder
 
-        return GridEncoder(name, weights, size, device, trust)  # type: ignore[arg-type]
-    module, encoder, _ = _VISUAL[name]
-    return getattr(import_module(f".{module}", __package__), encoder)(weights, size, device, trust)
+    return GridEncoder(name, weights, size, device, trust)
+
+
+def make_text(weights: str, device: str, layer: int, special_tokens: bool, max_tokens: int | None) -> Any:
+    """Return a new text encoder that is not shared; arguments, errors and caller as of `load_text`, `make_visual`."""
+    from .bert import BertEncoder
+
+    return BertEncoder(weights, device, layer, special_tokens, max_tokens)
 
 
 @cache
-def _visual(name: str, weights: str, size: Any, device: str, frames: int | None, trust: bool, _state: Any) -> Any:
-    encoder = make_visual(name, weights, size, device, trust)
+def _visual(
+    name: str, weights: str, size: Any, device: str, frames: int | None, trust: bool, _state: Any
+) -> VisualEncoder:
+    encoder: VisualEncoder = make_visual(name, weights, size, device, trust)
     if frames is None:
         return encoder
     from .frames import FramesEncoder
@@ -102,10 +105,11 @@ def _visual(name: str, weights: str, size: Any, device: str, frames: int | None,
 
 
 @cache
-def _text(weights: str, device: str, layer: int, special_tokens: bool, max_tokens: int | None, _state: Any) -> Any:
-    from .bert import BertEncoder
-
-    return BertEncoder(weights, device, layer, special_tokens, max_tokens)
+def _text(
+    weights: str, device: str, layer: int, special_tokens: bool, max_tokens: int | None, _state: Any
+) -> TextEncoder:
+    encoder: TextEncoder = make_text(weights, device, layer, special_tokens, max_tokens)
+    return encoder
 
 
 def _state(weights: str) -> tuple[object, ...]:

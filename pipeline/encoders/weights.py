@@ -32,18 +32,14 @@ def load_network(
     published: "WeightsEnum | None",
     what: str,
 ) -> tuple[str, Any]:
-    """Build a network of torchvision's on the CPU and fill it.
+    """Build a network of torchvision's on the CPU and fill it; return its weights' entry in an identity, and itself.
 
     Args:
-        weights: ``imagenet``, a file, or ``random:SEED``.
-        trust: let a file run code while it is read.
+        weights, trust: as of `registry.load_visual`.
         build: makes the network; its own weights are random.
         settle: gives random weights the statistics of their batch norms, by `settle_norms`.
-        published: what ``imagenet`` stands for; None: there is nothing.
-        what: that is, for the message.
-
-    Returns:
-        What the identity of an encoder says of the weights, and the network.
+        published: the weights that ``imagenet`` stands for; None: there are none.
+        what: how a message calls them.
 
     Raises:
         EncoderError: the weights cannot be obtained, or do not fit.
@@ -71,10 +67,8 @@ def read_weights(path: Path, trust: bool = False) -> dict[str, Tensor]:
     In the latter it may lie under ``state_dict`` or ``model``, its names may begin with ``module.``, as
     `DataParallel` leaves them, and it may be one of several by name (``base``, ``top``), which become prefixes.
 
-    Args:
-        path: the file.
-        trust: also read pickles, whose arrays may be numpy's. A pickle can run any code while it is read; without
-            this nothing in the file is ever executed.
+    With `trust` also pickles are read, whose arrays may be numpy's. A pickle can run any code while it is read;
+    without `trust` nothing in the file is ever executed.
 
     Raises:
         EncoderError: the file cannot be read, holds more than tensors and plain values, or no state dict.
@@ -92,12 +86,8 @@ def read_weights(path: Path, trust: bool = False) -> dict[str, Tensor]:
 def seed_or_file(weights: str, *, imagenet: bool) -> int | Path:
     """Return the seed of ``random:SEED``, or the path of a file of weights.
 
-    Args:
-        weights: as on the command line.
-        imagenet: whether ``imagenet``, which a caller looks for first, is known as well; for the message.
-
     Raises:
-        EncoderError: they are neither.
+        EncoderError: they are neither; the message offers ``imagenet`` as well if `imagenet` says so.
     """
     if seed := re.fullmatch(r"random:(\d{1,18})", weights):
         return int(seed[1])
@@ -105,7 +95,7 @@ def seed_or_file(weights: str, *, imagenet: bool) -> int | Path:
         return Path(weights)
     known, either = (["imagenet", "random:0"], "'imagenet', nor ") if imagenet else (["random:0"], "")
     raise EncoderError(
-        f"weights '{weights}': this is neither {either}an existing file, nor 'random:SEED' with a whole number"
+        f"weights '{weights}': this is neither {either}an existing file nor 'random:SEED' with a whole number"
         f"{nearest(weights, known)}; give one of them as --visual-weights"
     )
 
@@ -161,17 +151,13 @@ def _unpickle(path: Path, damaged: str) -> Any:
 
 
 def fetch(entry: "WeightsEnum", what: str) -> dict[str, Tensor]:
-    """Return a state dict of torchvision's from its cache, downloading it if need be.
-
-    Args:
-        entry: whose.
-        what: it is, for the message.
+    """Return a state dict of torchvision's from its cache, downloading it if need be; a message calls it `what`.
 
     Raises:
         EncoderError: it cannot be downloaded.
     """
     try:
-        with redirect_stdout(sys.stderr):  # where a download is told of; standard output is for results
+        with redirect_stdout(sys.stderr):  # torch announces a download; standard output is for results
             return dict(entry.get_state_dict(progress=sys.stderr.isatty(), check_hash=True))
     except (OSError, RuntimeError) as error:
         cached = Path(torch.hub.get_dir(), "checkpoints", entry.url.rpartition("/")[2])
@@ -182,12 +168,7 @@ def fetch(entry: "WeightsEnum", what: str) -> dict[str, Tensor]:
 
 
 def load_strictly(network: nn.Module, weights: Mapping[str, Any], origin: str) -> None:
-    """Copy `weights` into `network`; all its names and shapes must be there, and no others.
-
-    Args:
-        network: changed in place.
-        weights: tensors by name.
-        origin: where they come from, for the message.
+    """Copy `weights`, which come from `origin`, into `network`; all its names and shapes must be there, and no others.
 
     Raises:
         EncoderError: they do not fit; the message tells how many are missing, unknown or of another shape.
@@ -199,25 +180,19 @@ def load_strictly(network: nn.Module, weights: Mapping[str, Any], origin: str) -
     faults = misfits({name: list(value.shape) for name, value in own.items()}, weights, counters)
     if faults:
         raise EncoderError(
-            f"{origin}: these weights do not fit {type(network).__name__}: {faults};"
-            " give the weights of this very network"
+            f"{origin}: these weights do not fit {type(network).__name__}: {faults}; give the weights of this network"
         )
-    # Some networks refuse weights that do not tell the version of their layout, which safetensors cannot.
-    state = type(own)(weights)
-    state._metadata = own._metadata  # type: ignore[attr-defined]
-    network.load_state_dict(state, strict=False)
+    # Into its own: some networks refuse weights that do not tell the version of their layout, which safetensors cannot.
+    own.update(weights)
+    network.load_state_dict(own)
 
 
 def misfits(
     expected: Mapping[str, list[int]], weights: Mapping[str, Any], optional: Collection[str], most: int = 3
 ) -> str:
-    """Return how many weights are missing, unknown or of another shape, and the first of each; empty if none is.
+    """Return what `misfit` says of weights by name against the expected shapes; empty if all fit.
 
-    Args:
-        expected: shapes by name.
-        weights: tensors by name.
-        optional: names that may be missing.
-        most: names to list of each.
+    Names in `optional` may be missing.
     """
     missing = [name for name in expected if name not in weights and name not in optional]
     unknown = [name for name in weights if name not in expected]
@@ -230,7 +205,7 @@ def misfits(
 
 
 def misfit(missing: list[str], unknown: list[str], misshapen: list[str], most: int = 3) -> str:
-    """Return how many weights do not fit, and the first names of each kind, with an ellipsis for the rest."""
+    """Return how many weights do not fit, and the first `most` names of each kind; empty if all fit."""
     kinds = {"missing": missing, "unknown": unknown, "of another shape": misshapen}
     return "; ".join(
         f"{len(names)} {what} ({', '.join([*names[:most], *(['…'] if len(names) > most else [])])})"
@@ -246,8 +221,7 @@ def _shape(value: Any) -> list[int] | None:
 def _present_names(weights: Mapping[str, Any]) -> dict[str, Any]:
     """Name weights as torchvision does now, and leave out the heads that only training uses.
 
-    The DenseNets' published files write ``norm.1`` for ``norm1``; those of GoogLeNet and Inception v3 hold
-    auxiliary classifiers.
+    The published DenseNets write ``norm.1`` for ``norm1``; GoogLeNet and Inception v3 hold auxiliary classifiers.
     """
     auxiliary = re.compile(r"(aux\d|AuxLogits)\.")
     old = re.compile(r"(denselayer\d+\.(?:norm|conv))\.(\d\.)")
@@ -255,7 +229,7 @@ def _present_names(weights: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def digest(weights: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256, in hexadecimal, over names, dtypes, shapes and bytes in the order of the names."""
+    """Return the SHA-256 in hexadecimal of names, dtypes, shapes and bytes, in the order of the names."""
     total = hashlib.sha256()
     for name in sorted(weights):
         value = weights[name].detach().cpu().contiguous()

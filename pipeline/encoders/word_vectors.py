@@ -19,19 +19,12 @@ _TOLD = 10_000  # lines between two reports of progress
 
 @dataclass(frozen=True)
 class WordVectors:
-    """The vectors of a vocabulary.
+    """The vectors of a vocabulary."""
 
-    Attributes:
-        vectors: float32 [V,dim], one row per word of the vocabulary; zeros where the file has none.
-        found: bool [V], whether the file has one.
-        missing: the words without one, in the order of the vocabulary.
-        undecodable: lines that were skipped because their word is not UTF-8.
-    """
-
-    vectors: np.ndarray
-    found: np.ndarray
-    missing: tuple[str, ...]
-    undecodable: int
+    vectors: np.ndarray  # float32 [V,dim], one row per word of the vocabulary; zeros where the file has none
+    found: np.ndarray  # bool [V], whether the file has one
+    missing: tuple[str, ...]  # the words without one, in the order of the vocabulary
+    undecodable: int  # lines that were skipped because their word is not UTF-8
 
 
 def read_word_vectors(path: str | Path, vocabulary: Sequence[str]) -> WordVectors:
@@ -41,12 +34,7 @@ def read_word_vectors(path: str | Path, vocabulary: Sequence[str]) -> WordVector
     two whole numbers, as fastText and word2vec write it, tells how many vectors there are and how wide. A file whose
     name ends in ``.gz`` is decompressed.
 
-    A word gets the vector of the line with this very word, else of one whose word becomes it in lower case; the first
-    of several such lines counts.
-
-    Args:
-        path: the file.
-        vocabulary: V distinct words.
+    A word gets the vector of the first line with this very word, else of the first whose word in lower case is it.
 
     Raises:
         VectorsError: the file cannot be read, a line is not a word with its numbers, lines are missing at the end, or
@@ -80,13 +68,13 @@ def _read(lines: Iterator[bytes], path: Path, vocabulary: Sequence[str]) -> Word
         lines = chain([first], lines)
     rows = {word: row for row, word in enumerate(vocabulary)}
     vectors = np.zeros((len(rows), dim), dtype=np.float32)
-    rank = np.zeros(len(rows), dtype=np.int8)  # of the line that a word has: 2 it is this very word, 1 in lower case
+    rank = np.zeros(len(rows), dtype=np.int8)  # of the line a word has: 2 with this very word, 1 in lower case, 0 none
     undecodable = read = 0
     for read, line in enumerate(lines, 1):
         where = f"{path}: line {read + bool(header)}"
         name, *numbers = line.rsplit(b" ", dim)
         if dim == 0 or len(numbers) < dim:
-            raise VectorsError(f"{where} is not a word with {dim or 'its'} numbers; take a text file of word vectors")
+            raise VectorsError(f"{where} is not a word with {dim or 'its'} numbers; use a text file of word vectors")
         try:
             word = name.decode()
         except UnicodeDecodeError:
@@ -98,7 +86,7 @@ def _read(lines: Iterator[bytes], path: Path, vocabulary: Sequence[str]) -> Word
     if read < promised:
         raise VectorsError(f"{path}: its first line promises {promised} vectors and it has {read}; get the file again")
     if not rank.any():
-        raise VectorsError(f"{path}: it has no word of the vocabulary; take vectors of the captions' language")
+        raise VectorsError(f"{path} has no word of the vocabulary; use vectors of the captions' language")
     missing = tuple(word for word, row in rows.items() if not rank[row])
     return WordVectors(vectors, rank > 0, missing, undecodable)
 

@@ -15,9 +15,10 @@ TOKENIZER = "lower-case words"  # `samples.tokenize`; a change of its result nee
 
 
 class WordsEncoder:
-    """Turn captions into ids of a vocabulary.
+    """Turn captions into ids of a vocabulary, as `build` makes it; id 0 is ``<unk>``, for every other word.
 
-    Id 0 of the vocabulary is ``<unk>``, which stands for every other word.
+    Raises:
+        EncoderError: the vocabulary does not begin with ``<unk>``, or names a word twice.
     """
 
     name = kind = "words"
@@ -25,18 +26,12 @@ class WordsEncoder:
     global_channels: int | None = None
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
-        """Take a vocabulary as `build` makes it.
-
-        Raises:
-            EncoderError: it does not begin with ``<unk>``, or names a word twice.
-        """
-        if not vocabulary or vocabulary[0] != UNK:
-            raise EncoderError(f"the vocabulary does not begin with '{UNK}'; build it from the training captions")
         self.vocabulary: tuple[str, ...] | None = tuple(vocabulary)
         self._ids = {word: number for number, word in enumerate(vocabulary)}
-        if len(self._ids) < len(vocabulary):
-            twice = next(word for word, count in Counter(vocabulary).items() if count > 1)
-            raise EncoderError(f"the vocabulary has '{twice}' twice; build it again from the training captions")
+        if self._ids.get(UNK) != 0 or len(self._ids) < len(vocabulary):
+            raise EncoderError(
+                f"a vocabulary begins with '{UNK}' and names no word twice; build it again from the training captions"
+            )
         self.identity: dict[str, Any] = {
             "encoder": self.name,
             "weights": hashlib.sha256(json.dumps(self.vocabulary).encode()).hexdigest(),
@@ -47,10 +42,7 @@ class WordsEncoder:
 
     @classmethod
     def build(cls, train_texts: Iterable[str], min_count: int = MIN_COUNT) -> "WordsEncoder":
-        """Make a vocabulary of the words that occur at least `min_count` times in the training captions.
-
-        The order is by count, then by the word itself, so that the order of the captions does not matter.
-        """
+        """Make a vocabulary of the words that occur at least `min_count` times, by count, then by the word itself."""
         counts = Counter(word for text in train_texts for word in tokenize(text))
         frequent = [word for word, count in counts.items() if count >= min_count and word != UNK]
         return cls([UNK, *sorted(frequent, key=lambda word: (-counts[word], word))])
@@ -63,7 +55,7 @@ class WordsEncoder:
         """Return nothing: words have no states, a head learns their vectors."""
 
     def unknown_words(self, texts: Iterable[str]) -> list[str]:
-        """Return the words that `tokenize` makes ``<unk>``, each once, in their order."""
+        """Return the words that become ``<unk>``, each once, in their order."""
         return list(dict.fromkeys(word for text in texts for word in tokenize(text) if word not in self._ids))
 
     def count_truncated(self, texts: Iterable[str]) -> int:

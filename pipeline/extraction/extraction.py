@@ -1,4 +1,4 @@
-"""Stage one: encode every sample once, through Dask, into the feature cache.
+"""Encodes every sample once, through Dask, into the feature cache.
 
 One task is one shard (`tasks`, `filling`). An extraction that finds every shard done ends before torch is imported,
 which takes longer than finding that out.
@@ -6,12 +6,13 @@ which takes longer than finding that out.
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..cache import Blocks, CaptionSet, FeatureCache, ImageSet
+from ..cache import Blocks, CaptionSet, FeatureCache
+from ..cache.feature_sets import SetFacts
 from ..cache.layout import (
-    SetFacts,
     caption_set_to_fill,
     choose_splits,
     find_cache,
@@ -46,9 +47,8 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     """
     samples = read_samples(manifest)
     splits = choose_splits(samples, options.splits)
-    options = replace(
-        options, visual_weights=_absolute(options.visual_weights), text_weights=_absolute(options.text_weights)
-    )
+    visual_weights, text_weights = _absolute(options.visual_weights), _absolute(options.text_weights)
+    options = replace(options, visual_weights=visual_weights, text_weights=text_weights)
     if not options.repair and (found := _finished(samples, url, options, splits)) is not None:
         return found
     require_place(url, samples)  # a finished store may lie where nothing can be written
@@ -65,11 +65,13 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     with open_for_writing(url, samples, manifest.protocols, repair=options.repair) as cache:
         url, folder = cache.store.absolute_url, str(manifest.images.resolve())
         if visual is not None:
-            images = _image_set(cache, options, visual, device)
+            facts = _facts(options, "images", visual, device)
+            images = image_set_to_fill(cache, facts, visual.rows, options.shard_images, visual.extras)
             of_images = Job(url, images.name, folder, options)
             sets.append(fill(images, write_image_shard, lambda _: of_images, splits, **how))
         if text is not None:
-            captions = _caption_set(cache, options, text, device)
+            facts = _facts(options, "captions", text, device)
+            captions = caption_set_to_fill(cache, facts, options.shard_images, partial(_count, cache, text))
             of_captions = Job(url, captions.name, folder, options)
             sets.append(fill(captions, write_caption_shard, lambda _: of_captions, splits, **how))
             counts = CaptionCounts(**captions.attributes["counts"])
@@ -82,9 +84,7 @@ def _finished(samples: Samples, url: str, options: Options, splits: list[str]) -
     if cache is None:
         return None
     summaries, counts = [], None
-    for modality, wanted in (("images", options.visual), ("captions", options.text)):
-        if wanted is None:
-            continue
+    for modality in (m for m, wanted in (("images", options.visual), ("captions", options.text)) if wanted):
         asked = options.asked(modality)
         sets = [cache.set_at(path) for path in cache.set_paths(modality)]
         there = [features for features in sets if asked and features.attributes.get("asked") == asked]
@@ -94,18 +94,15 @@ def _finished(samples: Samples, url: str, options: Options, splits: list[str]) -
         shards = [shard for split in splits for shard in features.blocks.of_split(split)]
         if not features.done()[shards].all():
             return None
-        failed = features.failed
-        summary = SetSummary(
-            features.name, shards_before=len(shards), failed=len(failed), reasons=tuple(failed.values())
-        )
-        summaries.append(summary)
+        reasons = tuple(features.failed.values())
+        summaries.append(SetSummary(features.name, shards_before=len(shards), failed=len(reasons), reasons=reasons))
         if isinstance(features, CaptionSet):
             counts = CaptionCounts(**features.attributes["counts"])
     return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(summaries), counts)
 
 
 def _absolute(weights: str) -> str:
-    """Return a path that holds in any working folder; a worker's is not ours."""
+    """Return a path as an absolute one, since a worker has another working folder; other names as they are."""
     return str(Path(weights).resolve()) if weights not in ("imagenet", "") and Path(weights).exists() else weights
 
 
@@ -113,7 +110,7 @@ def load_captions(options: Options, samples: Samples, device: str) -> TextEncode
     """Return the caption encoder that the options name; errors as for `encoders.load_text`.
 
     Raises:
-        CacheError: words have no training captions to take their vocabulary from.
+        CacheError: there are no training captions to take a vocabulary from.
     """
     if options.text != "words":
         return options.load_text(device)
@@ -128,23 +125,9 @@ def _facts(options: Options, modality: str, encoder: VisualEncoder | TextEncoder
     return SetFacts.of(encoder, options.dtype, recorded, options.asked(modality))
 
 
-def _image_set(cache: FeatureCache, options: Options, encoder: VisualEncoder, device: str) -> ImageSet:
-    facts = _facts(options, "images", encoder, device)
-    return image_set_to_fill(cache, facts, encoder.rows, options.shard_images, encoder.extras)
-
-
-def _caption_set(cache: FeatureCache, options: Options, encoder: TextEncoder, device: str) -> CaptionSet:
-    def count(blocks: Blocks) -> tuple[list[int], dict[str, Any]]:
-        tokens, counts = _count(cache, blocks, encoder)
-        vocabulary = {} if encoder.vocabulary is None else {"vocabulary": list(encoder.vocabulary)}
-        return tokens, {"counts": counts.to_json(), **vocabulary}
-
-    return caption_set_to_fill(cache, _facts(options, "captions", encoder, device), options.shard_images, count)
-
-
-def _count(cache: FeatureCache, blocks: Blocks, encoder: TextEncoder) -> tuple[list[int], CaptionCounts]:
-    """Return how many tokens each shard has, and what tokenisation meets."""
-    tokens = []
+def _count(cache: FeatureCache, encoder: TextEncoder, blocks: Blocks) -> tuple[list[int], dict[str, Any]]:
+    """Return how many tokens each shard has; and what tokenisation meets and the vocabulary, as attributes."""
+    tokens: list[int] = []
     counts = Counter(captions_without_words=0, captions_truncated=0)
     with Progress("tokens", cache.captions, "captions") as progress:
         for shard in range(len(blocks)):
@@ -156,5 +139,7 @@ def _count(cache: FeatureCache, blocks: Blocks, encoder: TextEncoder) -> tuple[l
             if encoder.vocabulary is not None:
                 counts["unknown_tokens"] += sum(caption.count(0) for caption in ids)
             progress.update(len(texts))
-    words = None if encoder.vocabulary is None else len(encoder.vocabulary)
-    return tokens, CaptionCounts(**counts, words=words, tokens=sum(tokens))
+    if encoder.vocabulary is None:
+        return tokens, {"counts": CaptionCounts(**counts, tokens=sum(tokens)).to_json()}
+    found = CaptionCounts(**counts, words=len(encoder.vocabulary), tokens=sum(tokens))
+    return tokens, {"counts": found.to_json(), "vocabulary": list(encoder.vocabulary)}

@@ -1,7 +1,7 @@
-"""The loop that fills a feature set: one Dask task a missing shard, whether it encodes or imports.
+"""Fills a feature set: one Dask task a missing shard, whether it encodes or imports.
 
-Only the process that began the work marks a shard as done, after the task's receipt has come, so that a kill at any
-moment loses at most the shards in flight.
+Only this process marks a shard as done, when the task's receipt comes, so that a kill at any moment loses at most the
+shards in flight.
 """
 
 import os
@@ -43,7 +43,7 @@ def fill(
         repair: compute shards again that are damaged or hold samples that failed.
 
     Raises:
-        CacheError: no sample of a split could be read, or the cluster is of no use.
+        CacheError: no sample of a split could be read; or as for `run_on_cluster`.
         XretError: whatever a task raises.
     """
     marks = features.cache.store.open_array(f"{features.path}/done", writable=True)
@@ -82,7 +82,7 @@ def fill(
 class _Receipts:
     """Marks the shards whose receipts come, and adds the receipts up."""
 
-    def __init__(self, features: ImageSet | CaptionSet, marks: zarr.Array) -> None:
+    def __init__(self, features: ImageSet | CaptionSet, marks: "zarr.Array[Any]") -> None:
         self.features, self.marks = features, marks
         self.samples = 0
         self.shares = {"read": 0.0, "encode": 0.0, "write": 0.0}
@@ -99,8 +99,8 @@ class _Receipts:
         return receipt.samples
 
 
-def _require_some(features: ImageSet | CaptionSet, split: str, marks: zarr.Array) -> None:
-    """Refuse a split whose samples have all failed: nothing of it is worth keeping, and it must be tried again."""
+def _require_some(features: ImageSet | CaptionSet, split: str, marks: "zarr.Array[Any]") -> None:
+    """Refuse a split whose samples have all failed, and let it be tried again."""
     if not (features.status[features.rows_of(split)] == FAILED).all():
         return
     cache = features.cache

@@ -1,7 +1,6 @@
 """How to extract: the command line's options, and which of them decide the features.
 
-A set remembers the options that led to it, so that an extraction which finds all its shards done can tell without
-loading an encoder.
+A set remembers the latter, so that an extraction with nothing left to do ends without loading an encoder.
 """
 
 import hashlib
@@ -20,52 +19,28 @@ from ..errors import RunError
 
 @dataclass(frozen=True)
 class Options:
-    """How to extract; the command line's options, with its defaults.
+    """How to extract; the command line's options, with its defaults."""
 
-    Attributes:
-        visual: a torchvision classification network, ``butd``, ``butd-grid`` or ``fasterrcnn_resnet50_fpn_v2``, or
-            None for no images.
-        visual_weights: ``imagenet``, a file, or ``random:SEED``.
-        image_size: side of the square input, pixels; region encoders have sizes of their own.
-        regions: fewest and most boxes of an image, for region encoders; None: 36.
-        frames: an image is a folder of frames, of which at most so many are taken; None: it is a picture.
-        trust: let a file of weights run code while it is read.
-        text: ``bert``, ``words``, or None for no captions.
-        text_weights: hub id or folder of a BERT-family model.
-        text_layer: which hidden states are the features; 0 are the embeddings, -1 the last.
-        special_tokens: keep the states of the special tokens.
-        max_tokens: tokens of a caption that are encoded; None: what the model takes.
-        splits: which splits to compute now.
-        batch_size: samples encoded at once.
-        dtype: ``float16`` or ``float32``.
-        shard_images: images in a shard; None chooses.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        workers: threads that read and write beside the encoder; None: one a core, at least two.
-        on_error: ``fail`` or ``skip``.
-        scheduler: address of a Dask scheduler; None: this process.
-        repair: compute shards again that are damaged or hold samples that failed.
-    """
-
-    visual: str | None = "resnet152"
-    visual_weights: str = "imagenet"
-    image_size: int = 224
-    regions: tuple[int, int] | None = None
-    frames: int | None = None
-    trust: bool = False
-    text: str | None = "bert"
-    text_weights: str = "bert-base-uncased"
-    text_layer: int = -1
-    special_tokens: bool = True
-    max_tokens: int | None = None
-    splits: tuple[str, ...] = DEFAULT_SPLITS
-    batch_size: int = 64
-    dtype: str = "float16"
-    shard_images: int | None = None
-    device: str = "auto"
-    workers: int | None = None
-    on_error: str = "fail"
-    scheduler: str | None = None
-    repair: bool = False
+    visual: str | None = "resnet152"  # a torchvision network, ``butd``, ``butd-grid``, a detector; None: no images
+    visual_weights: str = "imagenet"  # or a file, or ``random:SEED``
+    image_size: int = 224  # side of the square input of grids, pixels
+    regions: tuple[int, int] | None = None  # fewest and most boxes of an image, for region encoders; None: 36
+    frames: int | None = None  # an image is a folder of frames, of which at most so many are taken; None: a picture
+    trust: bool = False  # let a file of weights run code while it is read
+    text: str | None = "bert"  # or ``words``; None: no captions
+    text_weights: str = "bert-base-uncased"  # hub id or folder of a BERT-family model
+    text_layer: int = -1  # whose hidden states are the features: 0 the embeddings, -1 the last
+    special_tokens: bool = True  # keep the states of the special tokens
+    max_tokens: int | None = None  # tokens of a caption that are encoded; None: what the model takes
+    splits: tuple[str, ...] = DEFAULT_SPLITS  # to compute now
+    batch_size: int = 64  # samples encoded at once
+    dtype: str = "float16"  # or ``float32``
+    shard_images: int | None = None  # images in a shard; None: `Blocks.choose`
+    device: str = "auto"  # or ``cpu`` or ``cuda``
+    workers: int | None = None  # threads that read and write beside the encoder; None: one a core, at least two
+    on_error: str = "fail"  # or ``skip``: record a sample that cannot be read, and go on
+    scheduler: str | None = None  # address of a Dask scheduler; None: this process
+    repair: bool = False  # compute shards again that are damaged or hold samples that failed
 
     def load_visual(self, device: str) -> VisualEncoder:
         """Return the image encoder; errors as for `encoders.load_visual`."""
@@ -90,7 +65,7 @@ class Options:
     def asked(self, modality: str) -> dict[str, Any] | None:
         """Return the options that decide the features of ``images`` or ``captions``, with all files in them hashed.
 
-        None where they do not: a name of the hub that is not in its local cache.
+        None where they do not decide them: the hub may hold anything under a name that is not in its local cache.
         """
         if modality == "images":
             settings: dict[str, Any] = {"regions": self.regions, "frames": self.frames}
@@ -103,10 +78,10 @@ class Options:
 
 
 def words_of_run(run: Path) -> dict[str, Any]:
-    """Return the options, visual, text and what belongs to them, that name the backbones of a fine-tuned run.
+    """Return the options that name the backbones of a fine-tuned run.
 
     Raises:
-        RunError: there is no such run, or its backbones are those of the feature sets that it was trained on.
+        RunError: there is no such run, it has no backbones of its own, or no finished epoch.
     """
     try:
         info = json.loads((run / "run.json").read_text(encoding="utf-8"))
@@ -140,7 +115,7 @@ def _resolved(encoder: str, weights: str) -> str | None:
     if encoder != "bert":
         return weights
     from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.utils import HFValidationError
+    from huggingface_hub.errors import HFValidationError
 
     try:
         config = try_to_load_from_cache(weights, "config.json")

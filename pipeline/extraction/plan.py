@@ -1,4 +1,4 @@
-"""What an extraction would take: tasks, bytes and hours, of a few batches that are timed."""
+"""What an extraction would take: tasks, bytes and hours, estimated by timing a few batches."""
 
 import math
 import os
@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..cache import Blocks
-from ..cache.layout import SetFacts, choose_splits, find_cache
+from ..cache.feature_sets import SetFacts
+from ..cache.layout import choose_splits, find_cache
 from ..data.manifest import Manifest
 from ..data.regions import REGION_ARRAYS
 from ..data.samples import Samples, read_samples
@@ -22,8 +23,8 @@ from .options import Options
 from .schedule import count_workers
 from .tasks import encode
 
-PROBE = 2  # batches timed, after one to warm up
-_TEXTS = 20_000  # captions looked at for their length
+_PROBE = 2  # batches timed, after one to warm up
+_TEXTS = 20_000  # captions whose length is counted
 
 
 @dataclass(frozen=True)
@@ -58,15 +59,15 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
 
     Args:
         manifest: the data set.
-        url: the cache; what is done in it already is counted.
+        url: the cache; shards that are done in it are counted.
         options: as for `extraction.extract`.
-        images: plan for a data set of so many images with the same share of splits and captions; None: for this one.
+        images: plan for so many images, with splits and captions in the same proportion; None: for the data set.
 
     Raises:
         ManifestError: the data set cannot be read.
         EncoderError: an encoder cannot be made.
         SampleError: none of the pictures that were tried can be read.
-        CacheError: no scheduler answers.
+        CacheError: as for `count_workers`.
     """
     samples = read_samples(manifest)
     wanted = choose_splits(samples, options.splits)
@@ -154,7 +155,7 @@ def _image_bytes(encoder: VisualEncoder, item: int) -> int:
 
 def _image_rate(encoder: VisualEncoder, manifest: Manifest, samples: Samples, options: Options) -> float:
     """Return images a second: threads read while the encoder works, so the slower of the two decides."""
-    count = min((PROBE + 1) * options.batch_size, len(samples.images))
+    count = min((_PROBE + 1) * options.batch_size, len(samples.images))
     decoded: list[Any] = []
     problem: SampleError | None = None
     began = time.perf_counter()
@@ -189,12 +190,10 @@ def _caption_rate(encoder: TextEncoder, texts: list[str], batch_size: int) -> fl
     if encoder.channels is None:
         return 1 / max(tokenise, 1e-9)
     by_length = sorted(ids, key=len)  # as in a shard: captions of all lengths, like beside like
-    starts = np.linspace(0, max(len(ids) - batch_size, 0), 2 * PROBE + 1).astype(int)
+    starts = np.linspace(0, max(len(ids) - batch_size, 0), 2 * _PROBE + 1).astype(int)
     encoder.encode(by_length[:batch_size])
     began = time.perf_counter()
-    seen = 0
-    for start in starts:
-        batch = by_length[start : start + batch_size]
+    batches = [by_length[start : start + batch_size] for start in starts]
+    for batch in batches:
         encoder.encode(batch)
-        seen += len(batch)
-    return 1 / (tokenise + (time.perf_counter() - began) / seen)
+    return 1 / (tokenise + (time.perf_counter() - began) / sum(map(len, batches)))

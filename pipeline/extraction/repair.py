@@ -1,4 +1,4 @@
-"""What to do about damaged shards and failed samples, as commands to run."""
+"""The commands that repair damaged shards and failed samples."""
 
 from shlex import quote
 
@@ -9,12 +9,7 @@ from ..data.manifest import bundled_manifests
 
 
 def remedies(url: str, found: Verification) -> list[str]:
-    """Return what repairs the damage, and tries what failed again, a line each; none for a sound store.
-
-    Args:
-        url: the cache.
-        found: what `verify.verify` tells of it.
-    """
+    """Return what to do about what `verify` found in the cache at `url`, a line each; nothing for a sound store."""
     store = Store(url)
     if any(damage.array == "/" for damage in found.damaged):
         return [f"restore {url}/zarr.json from a copy, or extract into another --store"]
@@ -40,16 +35,14 @@ def remedies(url: str, found: Verification) -> list[str]:
 def repair_command(dataset: str, url: str) -> str:
     """Return the command that computes damaged and failed parts of an extraction again.
 
-    Args:
-        dataset: a manifest's name or path; of a name that is not bundled, only the user knows the path.
-        url: the cache.
+    Only the user knows the path of a manifest of which `dataset` is the name, unless it is bundled.
     """
     is_known = dataset in bundled_manifests() or dataset.endswith((".yaml", ".yml"))
     return f"xret extract {quote(dataset if is_known else f'{dataset}.yaml')} --store {quote(url)} … --repair"
 
 
 def _set_of(damage: Damage) -> str | None:
-    """Return the path of the feature set that is damaged; None if it is something else."""
+    """Return the path of the feature set that is damaged; None if it is another part of the cache."""
     parts = damage.array.split("/")
     return "/".join(parts[:2]) if parts[0] in MODALITIES and len(parts) > 1 else None
 

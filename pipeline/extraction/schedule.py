@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
 from importlib.metadata import version
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dask
+from dask.base import compute
 from dask.callbacks import Callback
-from dask.delayed import Delayed
+from dask.delayed import Delayed, delayed
 
 from ..errors import CacheError
 from .shards import Receipt
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 PATIENCE = 10.0  # seconds that a scheduler may take to answer
 WAVE = 1024  # tasks under way at once: a data set of any size needs no larger graph
@@ -25,7 +28,7 @@ def shard_tasks(
     work: Callable[[Any, int], Receipt], job_of: Callable[[int], Any], set_name: str, shards: Iterable[int]
 ) -> Iterator[Delayed]:
     """Yield one Dask task a shard; `job_of` gives what the task of a shard is told."""
-    task = dask.delayed(work, pure=False)
+    task = delayed(work, pure=False)
     for shard in shards:
         yield task(job_of(shard), shard, dask_key_name=f"{set_name}-shard-{shard}")
 
@@ -35,7 +38,7 @@ def run_here(tasks: Iterable[Delayed], workers: int, record: Record) -> None:
     tasks = iter(tasks)
     while wave := list(islice(tasks, WAVE)):
         with Callback(posttask=lambda _key, result, *_: record(result) if isinstance(result, Receipt) else None):
-            dask.compute(*wave, scheduler="threads", num_workers=workers, optimize_graph=False)
+            compute(*wave, scheduler="threads", num_workers=workers, optimize_graph=False)
 
 
 def run_on_cluster(tasks: Iterable[Delayed], address: str, record: Record) -> None:
@@ -44,8 +47,7 @@ def run_on_cluster(tasks: Iterable[Delayed], address: str, record: Record) -> No
     A task whose worker dies runs again elsewhere; it writes the same bytes. Only receipts travel.
 
     Raises:
-        CacheError: no scheduler answers or it went away, it has no worker or one without this version of xret, or a
-            task killed several workers.
+        CacheError: as for `count_workers`, or the scheduler went away, or a task killed several workers.
     """
     from distributed import KilledWorker, as_completed
 
@@ -91,7 +93,7 @@ def count_workers(address: str) -> int:
         return sum("GPU" in worker["resources"] for worker in workers) or len(workers)
 
 
-def connect(address: str) -> "Client":  # type: ignore[name-defined] # noqa: F821
+def connect(address: str) -> "Client":
     """Return a client of the Dask scheduler at `address`; CacheError where none answers."""
     from distributed import Client
 
@@ -102,7 +104,7 @@ def connect(address: str) -> "Client":  # type: ignore[name-defined] # noqa: F82
         raise _unanswered(address) from error
 
 
-def workers_of(client: "Client", address: str) -> dict[str, Any]:  # type: ignore[name-defined] # noqa: F821
+def workers_of(client: "Client", address: str) -> dict[str, Any]:
     """Return what the scheduler knows of its workers, by their addresses; CacheError where it has none."""
     workers: dict[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
     if not workers:
@@ -111,12 +113,9 @@ def workers_of(client: "Client", address: str) -> dict[str, Any]:  # type: ignor
 
 
 def _greet(address: str) -> None:
-    """Wait until a scheduler answers: a `Client` hangs where something else does, and prints a traceback.
-
-    Raises:
-        CacheError: none does.
-    """
-    from distributed.comm import connect, parse_address
+    """Raise CacheError unless a scheduler answers; a `Client` would hang, or print a traceback."""
+    from distributed.comm.addressing import parse_address
+    from distributed.comm.core import connect
 
     async def shake_hands() -> None:
         await (await connect(address, timeout=PATIENCE)).close()
@@ -133,7 +132,7 @@ def _unanswered(address: str) -> CacheError:
     return CacheError(f"no Dask scheduler answers at {address}; start one, or correct --scheduler")
 
 
-def _require_same_version(client: "Client", address: str) -> None:  # type: ignore[name-defined] # noqa: F821
+def _require_same_version(client: "Client", address: str) -> None:
     own = version("xret")
     try:
         found = set(client.run(version, "xret").values())

@@ -1,4 +1,4 @@
-"""What every task that fills a shard does besides its own work: it tells how far it is, writes, leaves a receipt."""
+"""What all tasks that fill a shard have in common: they report progress, write, and return a receipt."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,18 +9,18 @@ import numpy as np
 
 from ..cache import FeatureSet
 
-# Whom to tell of finished samples, by feature set: a shard takes long. Only tasks in the same process are heard.
+# What hears of finished samples, by feature set, since a shard takes long. Only tasks of this process are heard.
 _METERS: dict[str, Callable[[int], None]] = {}
 
 
 @dataclass
 class Receipt:
-    """What a finished task tells: the shard, its samples, those that failed, and where the time went."""
+    """What a finished task returns."""
 
     shard: int
     samples: int
-    failed: dict[str, str] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)  # id of a failed sample → reason
+    seconds: dict[str, float] = field(default_factory=dict)  # by share of the work: ``read``, ``encode``, ``write``
 
     def timed(self, share: str, began: float) -> float:
         """Add the time since `began` to a share of the work; return the time now."""

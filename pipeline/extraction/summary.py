@@ -1,4 +1,4 @@
-"""What an extraction or an import has done."""
+"""The summary of an extraction or an import."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -9,7 +9,7 @@ from typing import Any
 class SetSummary:
     """What became of one feature set."""
 
-    name: str  # the set
+    name: str
     samples: int = 0  # encoded or imported now, without those that failed
     shards: int = 0  # written now
     shards_before: int = 0  # found finished
@@ -17,7 +17,7 @@ class SetSummary:
     reasons: tuple[str, ...] = ()  # of each of them, its file and what is wrong
     seconds: float = 0.0  # wall time
     # seconds that the tasks spent reading, encoding and writing
-    shares: Mapping[str, float] = field(default_factory=lambda: {"read": 0.0, "encode": 0.0, "write": 0.0})
+    shares: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(("read", "encode", "write"), 0.0))
 
     @property
     def per_second(self) -> float:

@@ -1,7 +1,7 @@
 """The tasks that encode: one shard, read, encoded and written once. They run on any Dask worker."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from ..cache import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
-from ..cache.feature_sets import NOT_DONE
 from ..cache.rows import ranges
-from ..data.regions import Regions, lay_out, shard_arrays
+from ..data.regions import Regions, lay_out
 from ..device import pick_device
 from ..encoders import TextEncoder, VisualEncoder, encoding
 from ..encoders.words import WordsEncoder
@@ -27,7 +26,7 @@ class Job:
     url: str  # the cache
     set_name: str  # the feature set
     folder: str  # the manifest's image folder
-    options: Options  # with paths that hold in any working folder; the device ``auto`` is decided where the task runs
+    options: Options  # with absolute paths; the device ``auto`` is decided where the task runs
 
 
 def write_image_shard(job: Job, shard: int) -> Receipt:
@@ -44,14 +43,7 @@ def write_image_shard(job: Job, shard: int) -> Receipt:
     _check_identity(features, encoder.identity)
     first, last = features.rows_in(shard)
     names, ids = features.cache.file_names(first, last), features.cache.ids(first, last)
-    arrays = shard_arrays(
-        features.blocks.length,
-        features.rows,
-        encoder.channels,
-        encoder.global_channels,
-        features.dtype,
-        encoder.extras,
-    )
+    arrays = features.blank_shard()
     receipt = Receipt(shard, last - first)
     for start in range(0, last - first, job.options.batch_size):
         began = time.perf_counter()
@@ -100,62 +92,42 @@ def _put(
     names: list[str],
 ) -> None:
     """Lay a batch out in the shard's arrays."""
+    arrays["status"][rows] = OK
     if isinstance(encoded, list):
         for row, regions, name in zip(rows, encoded, names, strict=True):
             _check_range(regions.local[None], features, [name])
-            lay_out(arrays, row, replace(regions, size=tuple(arrays["size"][row])))
+            lay_out(arrays, row, regions)
     else:
         local, global_ = encoded
         _check_range(local, features, names)
-        arrays["local"][rows], arrays["global"][rows] = local, global_
-        arrays["length"][rows], arrays["status"][rows] = local.shape[1], OK
+        arrays["local"][rows], arrays["global"][rows], arrays["length"][rows] = local, global_, local.shape[1]
 
 
 def write_caption_shard(job: Job, shard: int) -> Receipt:
-    """Tokenise, and where the encoder has states encode, the captions of one shard and write it.
-
-    Raises:
-        CacheError: a value does not fit the set's dtype.
-        EncoderError: the weights are no longer the set's.
-    """
+    """Tokenise the captions of one shard, encode them if the set has states, and write it; errors as for images."""
     features = FeatureCache.open(job.url).caption_set(job.set_name)
     first, last = features.rows_in(shard)
     texts = features.cache.caption_texts(first, last)
     receipt = Receipt(shard, last - first)
     began = time.perf_counter()
-    encoder: TextEncoder
-    if features.vocabulary is not None:
-        encoder = WordsEncoder(features.vocabulary)
-    else:
-        encoder = job.options.load_text(str(pick_device(job.options.device)))
+    device = str(pick_device(job.options.device))
+    words = features.vocabulary
+    encoder: TextEncoder = job.options.load_text(device) if words is None else WordsEncoder(words)
     _check_identity(features, encoder.identity)
     ids = encoder.tokenize(texts)
     receipt.timed("read", began)
-    arrays = _packed(features, shard, ids)
+    arrays = features.blank_shard()
+    lengths = np.array([len(caption) for caption in ids], dtype=np.int64)
+    starts = np.cumsum(lengths) - lengths
+    arrays["token"][: lengths.sum()] = np.concatenate(ids)
+    arrays["start"][: len(ids)] = starts + shard * len(arrays["token"])
+    arrays["length"][: len(ids)], arrays["status"][: len(ids)] = lengths, OK
     if features.channels is None:
         tell(job.set_name, len(ids))
     else:
-        arrays["local"], arrays["global"] = _encode_captions(job, features, encoder, texts, ids, receipt)
+        _encode_captions(job, features, encoder, texts, ids, arrays, receipt)
     write_shard(features, shard, arrays, receipt)
     return receipt
-
-
-def _packed(features: CaptionSet, shard: int, ids: list[list[int]]) -> dict[str, np.ndarray]:
-    """Return the arrays of a shard that holds these token ids, one caption after the other."""
-    captions, tokens = features.attributes["shard_captions"], features.attributes["shard_tokens"]
-    lengths = np.array([len(caption) for caption in ids], dtype=np.int64)
-    return {
-        "token": _padded(np.concatenate(ids), tokens, "int32"),
-        "start": _padded(np.cumsum(lengths) - lengths + shard * tokens, captions, "int64"),
-        "length": _padded(lengths, captions, "int32"),
-        "status": _padded(np.full(len(ids), OK), captions, "uint8", NOT_DONE),
-    }
-
-
-def _padded(values: np.ndarray, size: int, dtype: str, fill: int = 0) -> np.ndarray:
-    padded = np.full(size, fill, dtype=dtype)
-    padded[: len(values)] = values
-    return padded
 
 
 def _encode_captions(
@@ -164,14 +136,12 @@ def _encode_captions(
     encoder: TextEncoder,
     texts: list[str],
     ids: list[list[int]],
+    arrays: dict[str, np.ndarray],
     receipt: Receipt,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the local features [tokens,C] and the global features [captions,C] of a shard."""
-    captions, tokens = features.attributes["shard_captions"], features.attributes["shard_tokens"]
-    local = np.full((tokens, features.channels or 0), np.nan, dtype=features.dtype)
-    global_ = np.full((captions, features.global_channels or 0), np.nan, dtype=features.dtype)
-    lengths = np.array([len(caption) for caption in ids], dtype=np.int64)
-    starts = np.cumsum(lengths) - lengths
+) -> None:
+    """Fill the local features [tokens,C] and the global features [captions,C] of a shard."""
+    lengths = arrays["length"][: len(ids)]
+    starts = arrays["start"][: len(ids)] - arrays["start"][0]
     by_length = np.argsort(lengths, kind="stable")  # a batch of captions of like length carries little padding
     for first in range(0, len(ids), job.options.batch_size):
         rows = by_length[first : first + job.options.batch_size]
@@ -182,12 +152,11 @@ def _encode_captions(
         assert encoded is not None, "its states have channels"
         states, pooled = encoded
         _check_range(states[:, None], features, [texts[row] for row in np.repeat(rows, lengths[rows])])
-        local[ranges(starts[rows], lengths[rows])], global_[rows] = states, pooled
+        arrays["local"][ranges(starts[rows], lengths[rows])], arrays["global"][rows] = states, pooled
         tell(job.set_name, len(rows))
-    return local, global_
 
 
-def _check_identity(features: ImageSet | CaptionSet, identity: dict) -> None:
+def _check_identity(features: ImageSet | CaptionSet, identity: dict[str, Any]) -> None:
     if features.identity != identity:
         raise EncoderError(
             f"the weights or preprocessing of '{features.attributes['encoder']}' here are not those that"

@@ -16,26 +16,19 @@ from ..wording import counted
 from .features import Draws, Features, Joined, Source, Stored, arrays_of
 from .placement import Placement, Resident, choose
 from .prefetch import block_order, opened_ahead, read_ahead
-from .split import Split
+from .split import Split, texts_of
 
 Unit = Literal["image", "caption"]
 
 
 @dataclass
 class Batch:
-    """Images and captions that belong to them.
+    """Images and captions that belong to them."""
 
-    Attributes:
-        images: features of B images.
-        captions: features of M captions.
-        caption_image: the image of each caption, an index into the batch, int64 [M].
-        caption_index: each caption's place among the captions of the split, int64 [M], on the CPU.
-    """
-
-    images: Features
-    captions: Features
-    caption_image: Tensor
-    caption_index: Tensor
+    images: Features  # of B images
+    captions: Features  # of M captions
+    caption_image: Tensor  # the image of each caption, an index into the batch, int64 [M]
+    caption_index: Tensor  # each caption's place among the captions of the split, int64 [M], on the CPU
 
     @property
     def positives(self) -> Tensor:
@@ -56,13 +49,8 @@ class _Plan:
 class Batches:
     """The usable samples of a split, of one data set or of several, with a source of features for each modality.
 
-    `stored_batches`, `joined_batches` and `end_to_end.end_to_end_batches` make them.
-
-    Args:
-        parts: the samples of each data set; they are counted on from part to part.
-        image_source: gives the features of the images.
-        caption_source: gives those of the captions.
-        device: where batches are put.
+    `stored_batches`, `joined_batches` and `end_to_end.end_to_end_batches` make them. Samples are counted on from part
+    to part, a part a data set; two sources give their features.
 
     Attributes:
         images: usable images.
@@ -96,15 +84,17 @@ class Batches:
 
     def ids(self) -> list[str]:
         """Return the ids of the images."""
-        return [found for part in self.parts for found in _some(part.image_set.cache.ids, part.image_rows)]
+        return [found for part in self.parts for found in texts_of(part.image_set.cache.ids, part.image_rows)]
 
     def file_names(self) -> list[str]:
         """Return the images' file names, below their manifest's folder."""
-        return [found for part in self.parts for found in _some(part.image_set.cache.file_names, part.image_rows)]
+        return [found for part in self.parts for found in texts_of(part.image_set.cache.file_names, part.image_rows)]
 
     def texts(self) -> list[str]:
         """Return the texts of the captions."""
-        return [found for part in self.parts for found in _some(part.image_set.cache.caption_texts, part.caption_rows)]
+        return [
+            found for part in self.parts for found in texts_of(part.image_set.cache.caption_texts, part.caption_rows)
+        ]
 
     def steps(self, unit: Unit, batch_size: int) -> int:
         """Return how many batches an epoch has."""
@@ -116,8 +106,7 @@ class Batches:
         """Yield an epoch's batches in an order that depends on seed and epoch alone, reading the next ones ahead.
 
         Every unit comes once. Its place is drawn from all places; in ``stream`` from those of a group of blocks.
-        Elsewhere the batches are the same, number by number, wherever the features lie. A last batch of a single unit,
-        which has no negative, is left out.
+        Elsewhere the batches are the same, number by number, wherever the features lie.
 
         Args:
             unit: ``image``: a batch is `batch_size` images with all their captions (SetDiv, section 4.2);
@@ -156,9 +145,8 @@ class Batches:
         return self._in_order(self.caption_source, self.captions, batch_size)
 
     def _in_order(self, source: Source, samples: int, batch_size: int) -> Iterator[Features]:
-        return read_ahead(
-            source.fetch, np.split(np.arange(samples), range(batch_size, samples, batch_size)), self.device
-        )
+        items = np.split(np.arange(samples), range(batch_size, samples, batch_size))
+        return read_ahead(source.fetch, items, self.device)
 
     def _units(self, unit: Unit) -> int:
         return self.images if unit == "image" else self.captions
@@ -212,12 +200,9 @@ def stored_batches(
     placement: Placement = "mapped",
     resident: Resident | None = None,
 ) -> Batches:
-    """Return the usable samples of one split with the features that the cache holds.
+    """Return the usable samples of one split with the features that two sets of a cache hold.
 
     Args:
-        image_set: image features.
-        caption_set: caption features of the same cache.
-        split: which split.
         device: where batches are put.
         image_fields: which of ``local`` and ``global`` to read.
         caption_fields: which of ``local``, ``global`` and ``token`` to read.
@@ -226,7 +211,7 @@ def stored_batches(
         resident: what others have put into memory already, and what is put there now.
 
     Raises:
-        CacheError: the split is not there, is not complete, or has no usable sample.
+        CacheError: the split is missing or incomplete, or has no usable sample.
         RunError: it does not fit where `placement` puts it.
     """
     samples, cache, device = Split.of(image_set, caption_set, split), image_set.cache, torch.device(device)
@@ -248,10 +233,7 @@ def stored_batches(
 
 
 def joined_batches(batches: Sequence[Batches]) -> Batches:
-    """Return the same split of several data sets as one, for training.
-
-    Args:
-        batches: of the same fields on the same device.
+    """Return the same split of several data sets, with the same fields on the same device, as one for training.
 
     Raises:
         CacheError: the features are not of the same encoders, or the words not of the same vocabulary.
@@ -264,13 +246,6 @@ def joined_batches(batches: Sequence[Batches]) -> Batches:
     images = Joined([one.image_source for one in batches], [one.images for one in batches])
     captions = Joined([one.caption_source for one in batches], [one.captions for one in batches])
     return Batches(parts, images, captions, batches[0].device)
-
-
-def _some(read: Callable[[int, int], list[str]], rows: np.ndarray) -> list[str]:
-    """Return what `read` has for some ascending rows; it reads from a first row to a last."""
-    first = int(rows[0])
-    found = read(first, int(rows[-1]) + 1)
-    return [found[row - first] for row in rows.tolist()]
 
 
 def _counted_on(numbers: Sequence[np.ndarray], sizes: Sequence[int]) -> np.ndarray:

@@ -26,14 +26,10 @@ _MASKED, _REPLACED = 0.5, 0.6  # up to which of a chosen word's chance it is mas
 
 
 class Pictures:
-    """The images of a split as pixels [B, 3, S, S], which take the place of local features; a `features.Source`.
+    """The images of a split as pixels [B,3,S,S], which take the place of local features; a `features.Source`.
 
-    Args:
-        encoder: has `decode` and `prepare`.
-        folder: of the images.
-        names: of the files, below it.
-        device: where the pixels are put.
-        crop_and_flip: take a random window of each image while training, mirrored half the time.
+    The encoder has `decode` and `prepare`. With `crop_and_flip` an image in training is a window of it, see
+    `read_window`.
     """
 
     def __init__(
@@ -56,21 +52,16 @@ class Pictures:
                 return read_image(self.encoder, path)
             return read_window(self.encoder, path, np.random.default_rng([*draws, item, _OF_IMAGE]))
 
-        pixels, length = (
-            torch.stack(list(self._pool.map(read, items.tolist()))),
-            torch.ones(len(items), dtype=torch.long),
-        )
+        pixels = torch.stack(list(self._pool.map(read, items.tolist())))
+        length = torch.ones(len(items), dtype=torch.long)
         return lambda: Features(_put(length, self.device), local=_put(pixels, self.device))
 
 
 class Tokens:
     """The captions of a split as token ids; a `features.Source`.
 
-    Args:
-        encoder: has `tokenize`, `words`, `mask_token` and `plain_tokens`.
-        texts: of the captions.
-        device: where the ids are put.
-        masked: the share of the words that are changed while training, see `change_words`.
+    The encoder has `tokenize`, `words`, `mask_token` and `plain_tokens`. The share `masked` of the words is changed in
+    training, see `change_words`.
     """
 
     def __init__(self, encoder: Any, texts: Sequence[str], device: torch.device, masked: float) -> None:
@@ -97,8 +88,7 @@ def end_to_end_batches(
         stored: the same samples of one data set; no field is read of what is put back.
         encoders: by ``image`` and ``text``, what is put back.
         folder: of the images, where they are put back.
-        crop_and_flip: see `Pictures`.
-        masked: see `Tokens`.
+        crop_and_flip, masked: see `Pictures` and `Tokens`.
     """
     images, captions, device = stored.image_source, stored.caption_source, stored.device
     if "image" in encoders:
@@ -110,7 +100,7 @@ def end_to_end_batches(
 
 
 def read_window(encoder: Any, path: Path, rng: np.random.Generator) -> Tensor:
-    """Return the pixels of a random window of an image, mirrored half the time, [3, S, S].
+    """Return the pixels of a random window of an image, mirrored half the time, [3,S,S].
 
     The window has the image's proportions and 60 to 100% of its sides, and goes through the encoder's own
     preprocessing (the published code of VSE-infinity, whose section 5.1.1 names crops and flips).
@@ -125,7 +115,7 @@ def read_window(encoder: Any, path: Path, rng: np.random.Generator) -> Tensor:
     share = rng.uniform(_SMALLEST, 1)
     width, height = (max(1, round(share * side)) for side in image.size)
     left, top = (int(rng.integers(0, most + 1)) for most in (image.width - width, image.height - height))
-    pixels = encoder.prepare(image.crop((left, top, left + width, top + height)))
+    pixels: Tensor = encoder.prepare(image.crop((left, top, left + width, top + height)))
     return pixels.flip(2) if rng.random() < 0.5 else pixels
 
 
@@ -140,8 +130,7 @@ def change_words(
     Args:
         encoder: has `mask_token` and `plain_tokens`.
         share: the chance of a word to be chosen.
-        ids: the caption.
-        words: to which word each id belongs; None: to none, it stays.
+        ids, words: the caption's, as `tokenize` and `words` of the encoder give them.
         rng: decides.
     """
     changed: list[int] = []

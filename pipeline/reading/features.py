@@ -18,19 +18,12 @@ Draws = tuple[int, int]  # seed and epoch, from which every random choice about 
 
 @dataclass
 class Features:
-    """Features of one modality, padded, on one device. What was not asked for is None.
+    """Features of one modality, padded, on one device. What was not asked for is None."""
 
-    Attributes:
-        length: valid local rows, int64 [B].
-        local: [B,N,C] in the cache's dtype; padding rows are zero.
-        global_: [B,C].
-        token: token ids, int64 [B,N].
-    """
-
-    length: Tensor
-    local: Tensor | None = None
-    global_: Tensor | None = None
-    token: Tensor | None = None
+    length: Tensor  # valid local rows, int64 [B]
+    local: Tensor | None = None  # [B,N,C] in the cache's dtype; padding rows are zero
+    global_: Tensor | None = None  # [B,C]
+    token: Tensor | None = None  # token ids, int64 [B,N]
 
 
 class Source(Protocol):
@@ -52,7 +45,7 @@ class Stored:
         length: valid local rows of each sample.
         arrays: what is read of them, by field.
         placement: where they lie, as `placement.choose` returned it.
-        device: where the features are put.
+        device: where a batch is put.
         resident: what lies in memory already, and what is put there now.
     """
 
@@ -86,12 +79,7 @@ class Stored:
 
 
 class Joined:
-    """Several sources one after the other: the samples of the second are counted on from those of the first.
-
-    Args:
-        sources: of the same fields on the same device.
-        sizes: how many samples each has.
-    """
+    """Several sources of so many samples each, of the same fields on one device; samples are counted on."""
 
     def __init__(self, sources: Sequence[Source], sizes: Sequence[int]) -> None:
         self.sources, self.start = sources, np.cumsum([0, *sizes])
@@ -108,13 +96,7 @@ class Joined:
 
 
 def arrays_of(features: ImageSet | CaptionSet, rows: np.ndarray, fields: set[str]) -> dict[str, Array]:
-    """Return arrays of a feature set, by field.
-
-    Args:
-        features: the set.
-        rows: the samples' rows in the cache, int64.
-        fields: which of ``local``, ``global`` and ``token``.
-    """
+    """Return those of the arrays ``local``, ``global`` and ``token`` of a set that are in `fields`, for cache rows."""
     words = features.vocabulary if isinstance(features, CaptionSet) else None  # it may be another store's
     which = (features.cache.url, features.modality, features.name, words, sha256(rows.tobytes()).digest())
     arrays = {}
@@ -166,7 +148,7 @@ def pad(packed: Tensor, length: Tensor) -> Tensor:
     inside = torch.arange(longest)[None, :] < length[:, None]
     places = inside.flatten().nonzero()[:, 0].to(packed.device, non_blocking=True)
     padded = packed.new_zeros((len(length) * longest, *packed.shape[1:]))
-    return padded.index_copy_(0, places, packed).unflatten(0, (len(length), longest))
+    return padded.index_copy_(0, places, packed).reshape(len(length), longest, *packed.shape[1:])
 
 
 def pad_ids(ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

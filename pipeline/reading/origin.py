@@ -11,21 +11,13 @@ from ..errors import EncoderError
 
 @dataclass(frozen=True)
 class Origin:
-    """What made a feature set.
+    """What made a feature set."""
 
-    Attributes:
-        name: the set's.
-        kind: of the features.
-        identity: of the encoder, with all that decides the features.
-        dtype: that the features were rounded to.
-        weights: how the weights were named, where that is known and means the same everywhere.
-    """
-
-    name: str
-    kind: str
-    identity: dict[str, Any]
-    dtype: str
-    weights: str | None
+    name: str  # the set's
+    kind: str  # of the features
+    identity: dict[str, Any]  # of the encoder, with all that decides the features
+    dtype: str  # that the features were rounded to
+    weights: str | None  # how the weights were named, where that is known and means the same everywhere
 
     @classmethod
     def of(cls, features: FeatureSet) -> "Origin":
@@ -52,11 +44,10 @@ class Origin:
         if named is not None:
             return named
         if self.identity.get("encoder") == "bert":
-            raise EncoderError(
-                f"'{self.name}' was made with weights from a folder; give that folder, or the model's hub id, as"
-                f" {option} HUB_ID|DIR"
-            )
-        raise EncoderError(f"'{self.name}' was made with weights from a file; give that file as {option} FILE")
+            place, advice = "folder", f"folder, or the model's hub id, as {option} HUB_ID|DIR"
+        else:
+            place, advice = "file", f"file as {option} FILE"
+        raise EncoderError(f"'{self.name}' was made with weights from a {place}; give that {advice}")
 
     def require(self, encoder: Encoder, weights: str, option: str) -> None:
         """Raise EncoderError unless `encoder`, of `weights` that were given as `option`, makes such features."""

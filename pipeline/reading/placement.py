@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -38,23 +38,14 @@ _LIMITS = (  # of a container's memory, version 2 and 1
 
 @dataclass(frozen=True)
 class Array:
-    """One array of a feature set for the samples of a split, wherever it is put.
+    """One array of a feature set for the samples of a split, wherever it is put."""
 
-    Attributes:
-        name: what tells it from all others.
-        read: returns the rows of samples, packed, from their rows in the cache.
-        rows: the samples' rows in the cache, int64 [S].
-        count: rows of the array that belong to each sample, int64 [S].
-        ragged: whether `count` varies, so that a batch has to be padded.
-        row_bytes: of a row of the array.
-    """
-
-    name: Hashable
-    read: Callable[[np.ndarray], np.ndarray]
-    rows: np.ndarray
-    count: np.ndarray
-    ragged: bool
-    row_bytes: int
+    name: Hashable  # what tells it from all others
+    read: Callable[[np.ndarray], np.ndarray]  # returns the rows of samples, packed, from their rows in the cache
+    rows: np.ndarray  # the samples' rows in the cache, int64 [S]
+    count: np.ndarray  # rows of the array that belong to each sample, int64 [S]
+    ragged: bool  # whether `count` varies, so that a batch has to be padded
+    row_bytes: int  # of a row of the array
 
     @property
     def nbytes(self) -> int:
@@ -70,7 +61,7 @@ def choose(
     what: str,
     resident: "Resident",
 ) -> Placement:
-    """Return where `arrays` are put; what ``auto`` takes is told on standard error.
+    """Return where `arrays`, all features of a split, are put; what ``auto`` takes is told on standard error.
 
     - ``device``: whole in the device's memory, each batch an index there. On a CPU the same as ``pinned``.
     - ``pinned``: whole in the host's memory; batches go to a GPU from page-locked memory, beside the computation.
@@ -80,9 +71,6 @@ def choose(
       ``mapped`` (of an object store ``pinned``) and ``stream`` on a CPU.
 
     Args:
-        placement: what was asked for.
-        arrays: all features of the split.
-        device: what computes.
         is_local: whether the store lies on a local disk.
         what: the features, for messages.
         resident: what lies in memory already.
@@ -139,31 +127,25 @@ def _free_in_container() -> Iterator[int]:
             continue
 
 
-class Column(Protocol):
-    """An array of a split's features where it lies. Samples are counted from 0 within the split."""
-
-    def fetch(self, items: np.ndarray) -> Callable[[], Tensor]:
-        """Do what the host has to do for these samples; what is returned gives their rows on the device, packed.
-
-        Torch computes nothing before that, so any thread may call.
-        """
-
-
 class StoreColumn:
-    """An array in the store, for a device."""
+    """An array of a split's features in the store, for a device. Samples are counted from 0 within the split."""
 
     def __init__(self, array: Array, device: torch.device) -> None:
         array.read(array.rows[:1])  # opens it before two threads do
         self.read, self.rows, self.device = array.read, array.rows, device
 
     def fetch(self, items: np.ndarray) -> Callable[[], Tensor]:
-        """Read the rows; for a GPU into page-locked memory, from which they are copied beside the computation."""
+        """Read the rows of these samples; what is returned gives them on the device, packed.
+
+        For a GPU they are read into page-locked memory, from which they are copied beside the computation. Torch
+        computes nothing before that, so any thread may call.
+        """
         rows = torch.from_numpy(self.read(self.rows[items]))
         return partial((rows.pin_memory() if self.device.type == "cuda" else rows).to, self.device, non_blocking=True)
 
 
 class TableColumn:
-    """An array in memory, of the host or of the device.
+    """An array in memory, of the host or of the device; see `StoreColumn`.
 
     Args:
         table: the rows of all samples, one sample after the other.
@@ -180,7 +162,7 @@ class TableColumn:
         return TableColumn, (self.table, self.count, self.device)
 
     def fetch(self, items: np.ndarray) -> Callable[[], Tensor]:
-        """Find the rows; those in the host's memory are gathered, for a GPU as `StoreColumn` does."""
+        """Find the rows as `StoreColumn` does; those in the host's memory are gathered."""
         rows = ranges(self.start[items], self.count[items])
         if self.table.is_cuda:
             return lambda: self.table.index_select(0, torch.from_numpy(rows).to(self.table.device, non_blocking=True))
@@ -195,6 +177,9 @@ class TableColumn:
         return partial(out.to, self.device, non_blocking=True)
 
 
+Column = StoreColumn | TableColumn
+
+
 class Resident:
     """Columns that several trainings read, one after another or in several processes: each is made once.
 
@@ -206,13 +191,7 @@ class Resident:
         self._columns: dict[Hashable, Column] = {}
 
     def column(self, array: Array, placement: Placement, device: torch.device) -> Column:
-        """Return the column of an array, which is filled the first time where `placement` keeps it in memory.
-
-        Args:
-            array: which.
-            placement: as `choose` returned it.
-            device: what computes.
-        """
+        """Return the column of an array; where `placement`, as `choose` returned it, is memory, it is filled once."""
         kind = _lies_in(placement, device)
         key = (array.name, kind, str(device))
         if key not in self._columns:
@@ -232,8 +211,8 @@ class Resident:
 
     def __getstate__(self) -> dict[str, Any]:
         in_memory = {key: column for key, column in self._columns.items() if isinstance(column, TableColumn)}
-        tables = [column.table for column in in_memory.values()]
-        size = sum(table.nbytes for table in tables if not (table.is_cuda or table.is_shared()))
+        tables = [column.table.untyped_storage() for column in in_memory.values() if not column.table.is_cuda]
+        size = sum(table.nbytes() for table in tables if not table.is_shared())
         room = shutil.disk_usage(_SHARED).free if Path(_SHARED).is_dir() else size
         if size > room:
             raise RunError(

@@ -26,8 +26,6 @@ def block_order(
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return an order that visits shuffled blocks in groups, and shuffles the samples of each group.
 
-    Batches are cut from it without regard to the groups, so that what a group leaves over goes with the next one.
-
     Args:
         block: the block of each sample, int64 [S].
         rng: decides.
@@ -54,11 +52,10 @@ def opened_ahead(
 ) -> Iterator[T]:
     """Yield `items`; with the first one that touches a group, a thread begins to open the shards of the next group.
 
-    Groups are opened in order, that of the first item as well, so that a reader that keeps three groups needs nothing
-    twice.
+    Groups are opened in order, beginning with that of the first item, so a reader that keeps three needs nothing twice.
 
     Args:
-        open_shards: opens shards; what it raises, whoever reads from them finds out.
+        open_shards: opens shards; an error of it is lost, for whoever reads from them meets it again.
         items: in the order of `block_order`.
         shards_of: returns the shards that an item touches.
         groups: the shards of each group.
@@ -84,16 +81,11 @@ def opened_ahead(
 
 
 def read_ahead(read: Callable[[T], Callable[[], R]], items: Iterable[T], device: torch.device) -> Iterator[R]:
-    """Yield ``read(item)()`` of each item, in order; while a thread works on the next ones.
+    """Yield ``read(item)()`` of each item, in order, while a thread works on the next ones.
 
-    On a GPU the thread does both, on a stream of its own. On a CPU it only reads: torch would start as many threads
-    for the rest as there are cores, beside those that compute.
-
-    Args:
-        read: does what the host does, without torch's threads; what it returns puts that on the device, as a
-            dataclass of tensors.
-        items: taken in the thread that iterates.
-        device: where to.
+    `read` does the host's part without torch's threads; what it returns puts that on `device`, as a dataclass of
+    tensors. On a GPU the thread does both, on a stream of its own. On a CPU it only reads: torch would start as many
+    threads for the rest as there are cores, beside those that compute.
     """
     if device.type != "cuda":
         for finish in _ahead(read, items):
@@ -110,14 +102,11 @@ def read_ahead(read: Callable[[T], Callable[[], R]], items: Iterable[T], device:
         computing = torch.cuda.current_stream(device)
         computing.wait_event(ready)
         for tensor in _tensors(made):
-            tensor.record_stream(computing)  # its memory is not to be used anew before that stream is done with it
+            tensor.record_stream(computing)  # its memory is not used anew before that stream is done with it
         yield made
 
 
-@cache
-def _copies(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream on which batches are made; what a stream has used of the memory stays its own."""
-    return torch.cuda.Stream(device)
+_copies = cache(torch.cuda.Stream)  # by device, one to make batches on: memory that a stream has used stays its own
 
 
 def _ahead(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..cache import CaptionSet, FeatureCache, ImageSet
 from ..data.manifest import bundled_manifests, load_manifest
-from ..encoders import TrainableEncoder, VisualEncoder, loading, make_visual
+from ..encoders import TrainableEncoder, VisualEncoder, loading, make_text, make_visual
 from ..errors import CacheError, EncoderError, SampleError
 from .origin import Origin, grid_side, text_settings
 
@@ -20,7 +20,7 @@ _DIFFERENCE = 0.05  # between the features of other files and those of the same;
 def put_back_images(
     features: ImageSet, rows: np.ndarray, folder: Path, weights: str | None, device: str, image_size: int | None
 ) -> TrainableEncoder:
-    """Return the encoder that made an image set, of its own, not shared with anybody.
+    """Return the encoder that made an image set, not shared with anybody.
 
     A few images are encoded and compared with the set first: are they the same files?
 
@@ -28,7 +28,7 @@ def put_back_images(
         features: the set.
         rows: image rows that could be read when it was made.
         folder: of the images.
-        weights: a file, ``imagenet`` or ``random:SEED``; None: as the set remembers them, unless they came from a file.
+        weights: of `registry.load_visual`; None: as the set remembers them, unless they came from a file.
         device: where it runs.
         image_size: another side of the input than the set's, pixels; None: the set's.
 
@@ -46,13 +46,13 @@ def put_back_images(
     origin, name = Origin.of(features), str(features.identity["encoder"])
     weights = origin.weights_named(weights, "--visual-weights")
     with loading():
-        encoder = make_visual(name, weights, size, device)
+        encoder: TrainableEncoder = make_visual(name, weights, size, device)
     origin.require(encoder, weights, "--visual-weights")
     _check_images(encoder, features, rows, folder)
     if image_size is None or image_size == size:
         return encoder
     with loading():
-        other = make_visual(name, weights, image_size, device)
+        other: TrainableEncoder = make_visual(name, weights, image_size, device)
     try:
         other.network.load_state_dict(encoder.network.state_dict())
     except RuntimeError as error:
@@ -64,12 +64,7 @@ def put_back_images(
 
 
 def put_back_captions(features: CaptionSet, weights: str, device: str) -> TrainableEncoder:
-    """Return the encoder that made a caption set, of its own, not shared with anybody.
-
-    Args:
-        features: the set.
-        weights: folder or hub id.
-        device: where it runs.
+    """Return the encoder that made a caption set from `weights`, a folder or hub id; not shared with anybody.
 
     Raises:
         EncoderError: these are not the set's weights.
@@ -81,10 +76,8 @@ def put_back_captions(features: CaptionSet, weights: str, device: str) -> Traina
             f"'{features.name}' in {features.cache.url} holds no states of a text encoder that xret ran, so there is"
             " no backbone to put back; take --reattach image"
         )
-    from ..encoders.bert import BertEncoder
-
     with loading():
-        encoder = BertEncoder(weights, device, **text_settings(identity))
+        encoder: TrainableEncoder = make_text(weights, device, **text_settings(identity))
     Origin.of(features).require(encoder, weights, "--text-weights")
     return encoder
 
@@ -92,13 +85,10 @@ def put_back_captions(features: CaptionSet, weights: str, device: str) -> Traina
 def image_folder(cache: FeatureCache, data_root: Path | None) -> Path:
     """Return the folder that holds the images of a cache.
 
-    Args:
-        cache: names the data set and the files.
-        data_root: what the paths of a bundled manifest start from, or the folder of the images, or one that has
-            them in ``images``.
+    It is `data_root`, the folder ``images`` in it, or for a bundled manifest where that says below `data_root`.
 
     Raises:
-        CacheError: they are not there.
+        CacheError: the images are not there.
         ManifestError: the data set is a bundled one, and is not below `data_root`.
     """
     (first,) = cache.file_names(0, 1)
@@ -107,23 +97,22 @@ def image_folder(cache: FeatureCache, data_root: Path | None) -> Path:
             return folder
     if cache.dataset in bundled_manifests():
         return load_manifest(cache.dataset, data_root).images
-    where = (
-        f"{data_root} has no {first}, neither there nor in images" if data_root else "it is not known where they are"
-    )
-    raise CacheError(f"the images of '{cache.dataset}' are wanted, and {where}; give their folder as --data-root DIR")
+    where = f"{first} is neither in {data_root} nor in {data_root / 'images'}" if data_root else "no folder was given"
+    raise CacheError(f"the images of '{cache.dataset}' are missing: {where}; give their folder as --data-root DIR")
 
 
 def read_image(encoder: VisualEncoder, path: Path) -> Tensor:
     """Return one image's pixels as the network takes them; a `SampleError` says what to do."""
     try:
-        return encoder.decode(path)[0]
+        pixels: Tensor = encoder.decode(path)[0]
     except SampleError as error:
         raise unreadable(error) from error
+    return pixels
 
 
 def unreadable(error: SampleError) -> SampleError:
-    """Return the error of an image that the cache has and that is not there now, with what to do."""
-    return SampleError(error.sample, f"{error.reason}; put the file back that was extracted, or check --data-root")
+    """Return the error of an image that was extracted and cannot be read now, with what to do."""
+    return SampleError(error.sample, f"{error.reason}; put the extracted file back, or check --data-root")
 
 
 def _check_images(encoder: Any, features: ImageSet, rows: np.ndarray, folder: Path) -> None:
@@ -135,6 +124,6 @@ def _check_images(encoder: Any, features: ImageSet, rows: np.ndarray, folder: Pa
         cached = features.global_(np.array([row]))[0].astype(np.float32)
         if np.linalg.norm(found - cached) > _DIFFERENCE * np.linalg.norm(cached):
             raise CacheError(
-                f"{folder / name} has other features than '{features.name}' holds for it: the files there are not those"
-                " that were extracted; give the right --data-root"
+                f"{folder / name} has other features than '{features.name}' holds for it, so it is not the file that"
+                " was extracted; give the right --data-root"
             )

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..data.regions import Regions, lay_out, shard_arrays
+from ..data.regions import Regions, lay_out
 from ..encoders import REGION_ENCODERS, TextEncoder, VisualEncoder, encoding, load_text, load_visual
 from ..errors import EncoderError, SampleError
 from .features import Features, pad, pad_ids
@@ -19,13 +19,7 @@ Picture: TypeAlias = str | Path | Image.Image
 
 
 def image_encoder(origin: Origin, weights: str | None, device: str, trust: bool = False) -> VisualEncoder:
-    """Return the encoder that made an image set.
-
-    Args:
-        origin: of the set.
-        weights: a file, ``imagenet`` or ``random:SEED``; None: as `origin` names them.
-        device: where it runs.
-        trust: let a file of weights run code while it is read.
+    """Return the encoder that made an image set; weights of None are those that `origin` names.
 
     Raises:
         EncoderError: the set was imported, its weights came from a file and are not named, or they are others.
@@ -45,16 +39,7 @@ def image_encoder(origin: Origin, weights: str | None, device: str, trust: bool 
 
 
 def caption_encoder(origin: Origin, weights: str | None, device: str) -> TextEncoder:
-    """Return the encoder that made a caption set of token states.
-
-    Args:
-        origin: of the set.
-        weights: a folder or hub id; None: as `origin` names them.
-        device: where it runs.
-
-    Raises:
-        EncoderError: the set was imported, its weights came from a folder and are not named, or they are others.
-    """
+    """Return the encoder that made a caption set of token states; weights and errors as of `image_encoder`."""
     if origin.identity.get("encoder") != "bert" or "preprocessing" not in origin.identity:
         raise _imported(origin, "captions")
     weights = origin.weights_named(weights, "--text-weights")
@@ -64,12 +49,9 @@ def caption_encoder(origin: Origin, weights: str | None, device: str) -> TextEnc
 
 
 def encode_images(encoder: VisualEncoder, dtype: str, device: str, images: Sequence[Picture]) -> Iterator[Features]:
-    """Yield the features of pictures on `device`, some at a time, rounded as those of a set of `dtype`.
+    """Yield the features of pictures on `device`, the encoder's, some at a time and rounded to `dtype`.
 
     Args:
-        encoder: of `image_encoder`.
-        dtype: ``float16`` or ``float32``.
-        device: the encoder's.
         images: files, or folders of frames where the encoder takes videos; decoded pictures where it does not.
 
     Raises:
@@ -93,7 +75,7 @@ def encode_images(encoder: VisualEncoder, dtype: str, device: str, images: Seque
 
 
 def encode_captions(encoder: TextEncoder, dtype: str, device: str, texts: Sequence[str]) -> Iterator[Features]:
-    """Yield the features of captions on `device`, some at a time, rounded as those of a set of `dtype`.
+    """Yield the features of captions on `device`, the encoder's, some at a time and rounded to `dtype`.
 
     Raises:
         SampleError: `dtype` cannot hold those of one.
@@ -117,7 +99,7 @@ def encode_captions(encoder: TextEncoder, dtype: str, device: str, texts: Sequen
 
 def _decode(encoder: VisualEncoder, image: Picture) -> Any:
     if isinstance(image, Image.Image) and encoder.kind == "frames":
-        raise SampleError(_name(image), "a video is wanted here: give a folder of frames")
+        raise SampleError(_name(image), "this is no video; give a folder of frames")
     try:
         return encoder.decode(image)[0]
     except SampleError as error:
@@ -133,7 +115,11 @@ def _laid_out(
 ) -> dict[str, np.ndarray]:
     """Return local features, their number, and the global ones, as the set's arrays hold them."""
     if isinstance(encoded, list):
-        arrays = shard_arrays(len(encoded), encoder.rows, encoder.channels, encoder.global_channels, dtype, ())
+        arrays = {
+            "local": np.empty((len(encoded), encoder.rows, encoder.channels), dtype),
+            "global": np.empty((len(encoded), encoder.global_channels), dtype),
+            "length": np.empty(len(encoded), np.int32),
+        }
         for row, regions in enumerate(encoded):
             lay_out(arrays, row, regions)
         return arrays
@@ -144,6 +130,6 @@ def _laid_out(
 
 def _imported(origin: Origin, what: str) -> EncoderError:
     return EncoderError(
-        f"'{origin.name}' was imported, so that xret has no encoder for new {what}; search with what is in the store,"
-        " or train on features of `xret extract`"
+        f"'{origin.name}' was imported, so xret has no encoder for new {what}; search with what is in the store, or"
+        " train on features of `xret extract`"
     )

@@ -1,5 +1,6 @@
 """The samples of a split that can be used: images and captions that could be read when they were extracted."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,38 +14,28 @@ from .prefetch import RUN
 
 @dataclass(frozen=True)
 class Split:
-    """The usable samples of one split of one store.
+    """The usable samples of one split of one store."""
 
-    Attributes:
-        image_set: the features of its images.
-        caption_set: the features of its captions.
-        image_rows: image rows of the cache, int64.
-        caption_rows: caption rows of the cache, int64.
-        caption_image: index into `image_rows` of each of `caption_rows`, int64.
-        skipped: failed images, and failed captions of good images.
-        placement: where their features lie while they are read; never ``auto``.
-    """
-
-    image_set: ImageSet
-    caption_set: CaptionSet
-    image_rows: np.ndarray
-    caption_rows: np.ndarray
-    caption_image: np.ndarray
-    skipped: int
-    placement: Placement = "mapped"
+    image_set: ImageSet  # the features of its images
+    caption_set: CaptionSet  # the features of its captions
+    image_rows: np.ndarray  # image rows of the cache, int64
+    caption_rows: np.ndarray  # caption rows of the cache, int64
+    caption_image: np.ndarray  # index into `image_rows` of each of `caption_rows`, int64
+    skipped: int  # failed images, and failed captions of good images
+    placement: Placement = "mapped"  # where their features lie while they are read; never ``auto``
 
     @classmethod
     def of(cls, image_set: ImageSet, caption_set: CaptionSet, name: str) -> "Split":
         """Return the usable samples of the split `name`.
 
         Raises:
-            CacheError: the split is not there, is not complete, or has no usable sample.
+            CacheError: the split is missing or incomplete, or has no usable sample.
         """
         cache = image_set.cache
         if name not in cache.splits:
             raise CacheError(f"{cache.url} has no split '{name}'; it has {', '.join(cache.splits)}")
         for features in (image_set, caption_set):
-            _require_complete(features, name)
+            require_complete(features, name)
         images = np.arange(*cache.splits[name])
         image_rows = images[image_set.status[images] == OK]
         rows = np.arange(cache.captions)[caption_set.rows_of(name)]
@@ -58,7 +49,7 @@ class Split:
 
     @property
     def by_shard(self) -> bool:
-        """Whether shards are read whole, as those of an object store, so that each is best finished with."""
+        """Whether shards are read whole, as those of an object store."""
         return not self.image_set.cache.store.is_local
 
     def blocks(self) -> np.ndarray:
@@ -76,7 +67,7 @@ class Split:
         return f"in groups of {f'shards of {length} images' if self.by_shard else f'runs of {RUN} neighbours'}"
 
     def require_joinable(self, other: "Split") -> None:
-        """Raise CacheError where the features of `other` are not of the same encoders, or its words of other ones."""
+        """Raise CacheError where the features of `other` are of other encoders, or its words of another vocabulary."""
         for ours, theirs, what in (
             (self.image_set.fingerprint, other.image_set, "images"),
             (self.caption_set.vocabulary or self.caption_set.fingerprint, other.caption_set, "captions"),
@@ -88,10 +79,18 @@ class Split:
                 )
 
 
-def _require_complete(features: FeatureSet, split: str) -> None:
+def require_complete(features: FeatureSet, split: str) -> None:
+    """Raise CacheError unless every shard of a split is finished."""
     done = features.done()[features.blocks.of_split(split)]
     if not done.all():
         raise CacheError(
             f"{features.cache.url}: split '{split}' of '{features.name}' lacks {int((~done).sum())} of"
-            f" {counted(len(done), 'shard')}; run the same `xret extract` again"
+            f" {counted(len(done), 'shard')}; run the same `xret extract` again, or choose another split"
         )
+
+
+def texts_of(read: Callable[[int, int], list[str]], rows: np.ndarray) -> list[str]:
+    """Return the texts of some ascending rows; `read` takes the first row and the one after the last."""
+    first = int(rows[0])
+    found = read(first, int(rows[-1]) + 1)
+    return [found[row - first] for row in rows.tolist()]

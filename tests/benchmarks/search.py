@@ -31,7 +31,12 @@ from torch.nn import functional
 
 from xret.heads.evaluation.metrics import log_circular_variance
 from xret.heads.modules.similarity import SmoothChamfer
-from xret.heads.retrieval.index import KINDS, Compare, Effort, Index, IndexOptions, build_index, form_of, search_exactly
+from xret.heads.retrieval.index.build import IndexOptions, write_candidates
+from xret.heads.retrieval.index.candidates import KINDS, Effort
+from xret.heads.retrieval.index.exact import Compare, search_exactly
+from xret.heads.retrieval.index.items import append
+from xret.heads.retrieval.index.search import Index
+from xret.heads.retrieval.index.vectors import form_of
 
 K, ALPHA = 10, 16.0
 PART = 10_000  # sets generated in one go
@@ -161,23 +166,16 @@ def main(
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        path = Path(scratch, "index")
+        path, ids = Path(scratch), [str(row) for row in range(sets)]
         begin, cpu = time.perf_counter(), time.process_time()
-        report = build_index(
-            mixture.gallery(sets),
-            [str(row) for row in range(sets)],
-            path,
-            queries=mixture.draw(400, 2),
-            compare=compare,
-            form=form_of(similarity),
-            facts={},
-            options=IndexOptions(kind, recall),
-        )
+        record = append(path, mixture.gallery(sets), ids, ids, {})
+        how = IndexOptions(kind, recall)
+        report = write_candidates(path, record, mixture.draw(400, 2), compare, form_of(similarity), how)
         built = {key: value for key, value in asdict(report).items() if key != "curve"}
         seconds = {"seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu}
         say("build", **seconds, **built, peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         begin = time.perf_counter()
-        index = Index.open(path)
+        index = Index(path)
         say("open", seconds=time.perf_counter() - begin)
 
         truth = [set(rows.tolist()) for rows, _ in search_exactly(asked, index.items, compare, K)]

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from contextlib import closing
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from small_store import make_store
 
 from xret.cli import main
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.retrieval.index import Effort, Index
+from xret.heads.retrieval.index.candidates import Effort
+from xret.heads.retrieval.index.search import Index
 from xret.heads.retrieval.index.sharded import ShardedSearch, shards_of
-from xret.heads.retrieval.retriever import Retriever
+from xret.heads.retrieval.retriever import Query, Retriever
 from xret.heads.training.training import train
 
 SETTINGS = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "schedule.epochs=1"]
@@ -64,15 +66,15 @@ def test_a_search_by_the_index_finds_what_an_exact_one_finds(runs, built):
     exact, indexed = (Retriever(runs / "setdiv", device="cpu", index=index) for index in (None, out))
     embedding = exact.gallery.captions[:1], exact.gallery.images[:1]
     for query, answers, count in ((embedding[0], "images", 12), (embedding[1], "captions", 30)):
-        expected, found = (retriever.nearest(query, answers, count) for retriever in (exact, indexed))
+        expected, found = (retriever.search(Query(query, answers), count) for retriever in (exact, indexed))
         assert len(found) == count  # as many as there are: every sample is a candidate
         assert sorted(hit.id for hit in found) == sorted(hit.id for hit in expected)
         scores = {hit.id: hit.score for hit in expected}
         assert [hit.score for hit in found] == pytest.approx([scores[hit.id] for hit in found], abs=1e-5)
         assert found[0].id == expected[0].id
-    index = Index.open(out / "images")
+    index = Index(out / "images")
     assert [index.items.labels[row] for row in range(12)] == exact.gallery.file_names
-    texts = Index.open(out / "captions").items
+    texts = Index(out / "captions").items
     assert [texts.labels[row] for row in range(30)] == exact.gallery.texts
 
 
@@ -94,8 +96,8 @@ def test_an_effort_that_is_too_little_is_said(runs, tmp_path):
     given = ("--kind", "flat", "--effort", 1, 2, "--recall", 0.9, "--device", "cpu")
     lines = succeeds("index", runs / "vsepp", "--out", out, *given).splitlines()
     assert "recall of the exact top 10 0.200 with 1 probe and 2 candidates an element" in lines[1]
-    assert lines[2].strip() == "which is below the 0.9 that was wanted: try another --kind, or accept it"
-    assert Index.open(out / "images").effort == Effort(1, 2)
+    assert lines[2].strip() == "below the 0.9 that was wanted: try another --kind, or accept it"
+    assert Index(out / "images").effort == Effort(1, 2)
 
 
 def test_another_split_is_added_once(runs, built, tmp_path):
@@ -105,12 +107,11 @@ def test_another_split_is_added_once(runs, built, tmp_path):
     )
     assert report["images"]["samples"] == 24
     retriever = Retriever(runs / "setdiv", device="cpu", split="val")
-    index, compare = Index.open(out / "images", retriever.index_facts("images")), retriever.comparison("images")
-    answers = index.answers(retriever.gallery.captions[:1], 24, compare)
-    assert {answer.label for answer in answers} >= set(retriever.gallery.file_names)
+    index, compare = Index(out / "images", retriever.index_facts("images")), retriever.comparison("images")
+    expected = index.hits(retriever.gallery.captions[:1], 24, compare)
+    assert {hit.file_name for hit in expected} >= set(retriever.gallery.file_names)
     by_index = Retriever(runs / "setdiv", device="cpu", index=out)  # of the split test, but finds what was added
-    hits = by_index.nearest(retriever.gallery.captions[:1], "images", 24)
-    assert [hit.file_name for hit in hits] == [answer.label for answer in answers]
+    assert by_index.search(Query(retriever.gallery.captions[:1], "images"), 24) == expected
     sentence = refusal("index", runs / "setdiv", "--out", out, "--split", "val", "--add", "--device", "cpu")
     assert "has these samples already" in sentence
     usage = refusal("index", runs / "setdiv", "--out", out, "--add", "--kind", "flat", code=2)
@@ -124,8 +125,8 @@ def test_an_addition_that_was_stopped_between_the_modalities_goes_on(runs, built
     shutil.rmtree(out / "captions")
     shutil.copytree(built[0] / "captions", out / "captions")
     assert len(succeeds(*command).splitlines()) == 2
-    assert [len(Index.open(out / side)) for side in ("images", "captions")] == [24, len(Index.open(out / "captions"))]
-    assert len(Index.open(out / "captions")) > 30
+    assert [len(Index(out / side)) for side in ("images", "captions")] == [24, len(Index(out / "captions"))]
+    assert len(Index(out / "captions")) > 30
 
 
 def test_refusals(runs, built, tmp_path):
@@ -135,7 +136,7 @@ def test_refusals(runs, built, tmp_path):
     assert "is an index of another run" in refusal(
         "index", runs / "vsepp", "--out", out, "--split", "val", "--add", "--device", "cpu"
     )
-    assert "is no index" in refusal("index", run, "--out", tmp_path / "none", "--add", "--device", "cpu")
+    assert "is not an index" in refusal("index", run, "--out", tmp_path / "none", "--add", "--device", "cpu")
     assert "has no split 'tset'" in refusal("index", run, "--out", tmp_path / "a", "--split", "tset", "--device", "cpu")
     assert "is no run" in refusal("index", tmp_path, "--out", tmp_path / "a")
     for seed in (-1, 2**31):
@@ -164,12 +165,10 @@ def test_a_store_a_shard(runs, tmp_path):
         scores = compare(query, images)[0].detach()
         for folder, scheduler in ((tmp_path / "there", cluster.scheduler_address), (tmp_path / "here", None)):
             shards = [shard / "images" for shard in shards_of(folder)]
-            with ShardedSearch(shards, weights, compare, scheduler) as search:
-                found = search.answers(query, 21, exact=True)
-            assert [answer.label for answer in found] == [names[answer.row] for answer in found]
-            assert [answer.score for answer in found] == pytest.approx(
-                scores.sort(descending=True).values.tolist(), abs=1e-5
-            )
+            with closing(ShardedSearch(shards, weights, compare, scheduler)) as search:
+                found = search.hits(query, 21)  # all there are
+            assert sorted(hit.file_name for hit in found) == sorted(names)
+            assert [hit.score for hit in found] == pytest.approx(scores.sort(descending=True).values.tolist(), abs=1e-5)
         clients = set(cluster.scheduler.clients)
         query = ("search", run, "red cube", "--index", tmp_path / "there", "--scheduler", cluster.scheduler_address)
         assert "split test: 21 images" in succeeds(*query, "--device", "cpu")

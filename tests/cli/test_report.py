@@ -49,7 +49,7 @@ def test_the_command_writes_the_page_and_says_where(run, tmp_path):
         (["{folder}"], 1, "is no run: it has no run.json"),
         (["{run}", "--out", "{folder}"], 1, "is a folder; give --out the name of a file"),
         (["{run}", "--out", "{folder}/taken"], 1, "taken exists and is no report of xret"),
-        (["{run}", "--out", "{folder}/taken/report.html"], 1, "is no folder that you may write to"),
+        (["{run}", "--out", "{folder}/taken/report.html"], 1, "taken is a file; choose another --out"),
         (["{run}", "--out", "{folder}/r", "--split", "dev"], 1, "has no split 'dev'"),
         (["{run}", "--out", "{folder}/r", "--store", "{folder}/none"], 1, "no feature cache is there"),
         (["{run}", "--out", "{folder}/r", "--seed", "-1"], 2, "--seed"),

@@ -70,7 +70,7 @@ def test_gaussians_come_with_their_uncertainty(folder):
 
 def test_an_index_of_several_stores_is_searched_whole(folder, tmp_path):
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
-    from xret.heads.retrieval.index import IndexOptions
+    from xret.heads.retrieval.index.build import IndexOptions
     from xret.heads.retrieval.indexing import index_shards
 
     run = folder / "run"
@@ -97,7 +97,7 @@ def test_mistakes_end_in_one_sentence(folder, tmp_path):
         (
             (run, "photo.jpg"),
             1,
-            "'photo.jpg' is a file's name and no text; to search by a picture use --image photo.jpg",
+            "'photo.jpg' is a file name and not a text; to search by a picture use --image photo.jpg",
         ),
         ((run, "xyzzy on photo.jpg"), 1, "no word of the query is in the vocabulary of this run"),
         ((run, " "), 1, "the query is empty; describe in a few words what to look for"),

@@ -126,7 +126,7 @@ def test_whoever_opens_it_to_others_is_told(folder):
             main, ["serve", str(folder / "run"), "--host", "0.0.0.0", "--port", str(taken.getsockname()[1])]
         )
     assert result.exit_code == 1
-    assert "whoever reaches 0.0.0.0 can search" in result.stderr
+    assert "anyone who reaches 0.0.0.0 can search" in result.stderr
 
 
 def test_loopback():

@@ -46,7 +46,7 @@ def test_the_same_seed_makes_the_same_weights():
 
 
 def test_a_part_that_does_not_fit_the_features_is_named():
-    with pytest.raises(RecipeError, match=r"adapter\.grid: .*choose mean or max"):
+    with pytest.raises(RecipeError, match=r"adapter\.grid: .*choose pooled, mean or max"):
         model_of("vsepp", image=FeatureFacts("grid", 5, 7))
     with pytest.raises(RecipeError, match=r"aggregator\.text: .*keeps the width"):
         model_of("setdiv", *POOLED, "aggregator.text=average")

@@ -150,21 +150,22 @@ def small_disk(size):
 
 
 def test_a_killed_writer_leaves_what_was_there_and_partials_that_are_found(tmp_path):
-    write_text(tmp_path / "file", "old")
+    folder = tmp_path / "folder"  # partial files below `tmp_path` are this test's own
+    write_text(folder / "file", "old")
     code = (
         "import os, signal, sys\nfrom pathlib import Path\nfrom xret.pipeline.files import making, writing\n"
         "with writing(Path('file')) as one, making(Path('[folder]')) as other:\n"
         "    one.write_text('half'); (other / 'file').touch(); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == -signal.SIGKILL
-    assert (tmp_path / "file").read_text() == "old"
-    assert not (tmp_path / "[folder]").exists()
-    left = [*partials(tmp_path / "file"), *partials(tmp_path / "[folder]")]
-    assert sorted(left) == sorted(partials_in(tmp_path.parent)) == sorted({*tmp_path.iterdir()} - {tmp_path / "file"})
-    for path in (*left, tmp_path / "absent"):
+    assert subprocess.run([sys.executable, "-c", code], cwd=folder, check=False).returncode == -signal.SIGKILL
+    assert (folder / "file").read_text() == "old"
+    assert not (folder / "[folder]").exists()
+    left = [*partials(folder / "file"), *partials(folder / "[folder]")]
+    assert sorted(left) == sorted(partials_in(tmp_path)) == sorted({*folder.iterdir()} - {folder / "file"})
+    for path in (*left, folder / "absent"):
         remove(path)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
-    assert partials(tmp_path / "nowhere" / "file") == []
+    assert [entry.name for entry in folder.iterdir()] == ["file"]
+    assert partials(folder / "nowhere" / "file") == []
 
 
 def test_links_are_followed_and_pipes_written_as_they_stand(tmp_path):

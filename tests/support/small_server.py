@@ -6,6 +6,7 @@ import io
 import json
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,8 @@ import torch
 from PIL import Image
 
 from xret.heads.modules.embedding import Gaussian
-from xret.heads.retrieval.retriever import Hit
+from xret.heads.retrieval.hits import Hit
+from xret.heads.retrieval.retriever import Query
 from xret.heads.retrieval.serving.server import listen, server_of
 from xret.heads.retrieval.serving.service import Service
 from xret.heads.retrieval.serving.site import Site
@@ -48,9 +50,10 @@ class FakeRetriever:
             texts=[text for name in COLOURS for text in (f"all {name}", f"nothing but {name} <b>& more</b>")],
             caption_image=np.arange(2 * len(COLOURS)) // 2,
             image_path=lambda row: images / f"{COLOURS[row]}.png",
+            names=lambda answers: (range(len(COLOURS)) if answers == "images" else range(2 * len(COLOURS)), None),
         )
 
-    def encode_query(self, query, k=1):
+    def encode_query(self, query):
         assert self.gate.wait(20)
         self.asked.append(query)
         if isinstance(query, str):
@@ -62,18 +65,20 @@ class FakeRetriever:
         embedding = torch.full((1, 3, 2) if self.kind == "set" else (1, 2), float(best))
         if self.kind == "gaussian":
             embedding = Gaussian(embedding, torch.full((1, 2), -2.0))  # of a standard deviation of 1 / e
-        return embedding, "images" if isinstance(query, str) else "captions"
+        if isinstance(query, str):
+            return Query(embedding, "images", self.unknown_words([query]))
+        return Query(embedding, "captions")
 
     def encode_captions(self, texts):
-        return self.encode_query(texts[0])[0]
+        return self.encode_query(texts[0]).embedding
 
     def unknown_words(self, texts):
         return [word for text in texts for word in text.split() if word == "zeppelin"]
 
-    def nearest(self, embedding, answers, k=10):
+    def search(self, query, k=10):
         spread = 0.25 if self.kind == "gaussian" else None
-        first = int((embedding.mean if spread else embedding).flatten()[0])
-        if answers == "images":
+        first = int((query.embedding.mean if spread else query.embedding).flatten()[0])
+        if query.answers == "images":
             rows = [(first + step) % len(COLOURS) for step in range(len(COLOURS))][:k]
             return [
                 Hit(rank, f"i{row}", 1 / rank, file_name=self.gallery.file_names[row], deviation=spread)
@@ -91,8 +96,8 @@ class FakeRetriever:
     def searches_others(self, answers):
         return False
 
-    def nearest_to_elements(self, embedding, answers, k=10):
-        return [self.nearest(embedding + slot, answers, k) for slot in range(embedding.shape[1])]
+    def search_elements(self, query, k=10):
+        return [self.search(replace(query, embedding=query.embedding + slot), k) for slot in range(query.elements)]
 
 
 class Running:

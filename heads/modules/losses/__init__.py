@@ -6,7 +6,7 @@ graph, as long as one of its inputs is.
 
 Every loss is called as `loss(similarity [I, C], positives [I, C], images, captions)`. A pair whose similarity is
 -inf takes no part: it is neither a positive nor a negative. That is how a caption with a positive's own text is kept
-out, in one place, for every loss: `similarity.masked_fill(ignored, -torch.inf)`.
+out (`same_text: excluded`), in one place, for every loss: `similarity.masked_fill(ignored, -torch.inf)`.
 
 Attributes:
     LOSSES: the loss of each name that a recipe may use.
@@ -20,6 +20,7 @@ from .infonce import InfoNce
 from .matching import MatchingBce, SoftContrastive
 from .mmd import Mmd
 from .set_regularisers import GlobalDiscriminative, IntraSetDivergence
+from .sigmoid import Sigmoid
 from .triplet import Triplet
 
 LOSSES: dict[str, type[Loss]] = {
@@ -29,6 +30,7 @@ LOSSES: dict[str, type[Loss]] = {
     "global-discriminative": GlobalDiscriminative,
     "intra-set-divergence": IntraSetDivergence,
     "infonce": InfoNce,
+    "sigmoid": Sigmoid,
     "soft-contrastive": SoftContrastive,
     "matching-bce": MatchingBce,
     "information-bottleneck": InformationBottleneck,

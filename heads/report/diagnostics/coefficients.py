@@ -10,13 +10,7 @@ from ...modules.aggregators.gpo import GPO
 
 @dataclass(frozen=True)
 class Length:
-    """The coefficients for one length.
-
-    Attributes:
-        length: N rows.
-        samples: of the split that have so many.
-        coefficients: N floats that add up to one, from the largest value's to the smallest's.
-    """
+    """The coefficients for N rows, from the largest value's to the smallest's, and how many samples have so many."""
 
     length: int
     samples: int
@@ -25,12 +19,7 @@ class Length:
 
 @dataclass(frozen=True)
 class Part:
-    """A GPO.
-
-    Attributes:
-        part: its name in the branch.
-        lengths: those that occur, ascending.
-    """
+    """A GPO by its name in the branch, with the lengths that occur, ascending."""
 
     part: str
     lengths: list[Length]

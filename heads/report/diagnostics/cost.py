@@ -43,7 +43,8 @@ def cost(images: Embedding, captions: Embedding, compare: Callable[[Any, Any], T
     def count(rows: int, columns: int) -> int:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             compare(_times(left, rows), _times(right, columns))
-        return counter.get_total_flops() // 2
+        flops: int = counter.get_total_flops()
+        return flops // 2
 
     # Work is a + b I + c C + d I C; d is what a pair costs.
     macs = count(2, 2) - count(2, 1) - count(1, 2) + count(1, 1)

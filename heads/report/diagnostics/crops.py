@@ -9,8 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,13 +19,13 @@ from torch import Tensor
 from ....pipeline.data.images import open_image
 from ....pipeline.errors import CacheError, SampleError
 from ....pipeline.progress import Progress
-from ....pipeline.reading.batches import Features
+from ....pipeline.reading.features import Features
 from ....pipeline.reading.reattachment import unreadable
 from ...evaluation.metrics import Ties
 from ...model import Model
 from ...modules.embedding import Embedding, each
-from ..embedded import Side, embed_side
-from .regions import Box, Region, Triplet, regions_of, triplet
+from ..views import Side, embed_side
+from .regions import Region, Triplet, regions_of, triplet
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5)  # Figure 2: the share of the image that A and B stay below
 IMAGES = 2000  # that triplets are made of; drawn at random where there are more
@@ -38,12 +37,7 @@ Encode = Callable[[Sequence[Any]], Iterator[Features]]
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How often the right one of two is chosen, in percent (Table 4).
-
-    Attributes:
-        image_to_text: by letter: crop ``A`` or ``C`` chooses between captions A and C.
-        text_to_image: by letter: caption ``A`` or ``C`` chooses between the crops.
-    """
+    """How often the right one of two is chosen, in percent (Table 4), by the letter, ``A`` or ``C``, of what asks."""
 
     image_to_text: dict[str, float]
     text_to_image: dict[str, float]
@@ -51,13 +45,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Crop:
-    """A crop of an example.
-
-    Attributes:
-        box: left, top, right, bottom in pixels.
-        phrase: its caption.
-        uncertainty: of the crop, ``image``, and of the caption, ``text``; None without Gaussians.
-    """
+    """A crop of an example: its box in pixels, its caption, and the uncertainty of both by ``image`` and ``text``."""
 
     box: list[float]
     phrase: str
@@ -89,7 +77,6 @@ class Threshold:
 
     Attributes:
         area: the share.
-        triplets: how many.
         uncertainty: their mean, by modality (``image``: the crops, ``text``: the captions), then by letter (``A``,
             ``C``); None without Gaussians.
         accuracy: of all of them.
@@ -111,52 +98,38 @@ class Crops:
     thresholds: list[Threshold]
 
 
-@dataclass(frozen=True)
-class Found:
-    """A triplet, the image that it is of, and the threshold that its crops are below."""
+class Found(NamedTuple):
+    """A triplet, the image that it is of with its width and height, and the threshold that its crops are below."""
 
     file_name: str
+    size: tuple[int, int]
     threshold: float
     triplet: Triplet
 
     @property
-    def ambiguous(self) -> tuple[Region, Region]:
-        """Regions A and C."""
-        return self.triplet.a, self.triplet.c
+    def ambiguous(self) -> list[tuple[str, Region]]:
+        """Regions A and C, each with the image's file."""
+        return [(self.file_name, self.triplet.a), (self.file_name, self.triplet.c)]
 
 
 @dataclass(frozen=True)
 class _Looked:
-    """Crops and captions, embedded, and where each of them stands."""
+    """Crops and their captions, embedded, and where each of them stands."""
 
     images: Side
     captions: Side
-    image_row: dict[tuple[str, Box], int]
-    caption_row: dict[str, int]
+    row: dict[tuple[str, Region], int]
 
-    def rows(self, one: Found, region: Region) -> tuple[int, int]:
-        """Return the row of a region's crop, and that of its caption."""
-        return self.image_row[one.file_name, region.box], self.caption_row[region.phrase]
+    @property
+    def uncertainty(self) -> dict[str, Tensor]:
+        """By modality; empty without Gaussians."""
+        images, captions = self.images.uncertainty, self.captions.uncertainty
+        return {} if images is None or captions is None else {"image": images, "text": captions}
 
-    def crop(self, one: Found, region: Region) -> Crop:
-        return Crop(list(region.box), region.phrase, self.uncertainty(one, region))
-
-    def uncertainty(self, one: Found, region: Region) -> dict[str, float] | None:
-        if self.images.uncertainty is None or self.captions.uncertainty is None:
-            return None
-        image, caption = self.rows(one, region)
-        return {"image": self.images.uncertainty[image].item(), "text": self.captions.uncertainty[caption].item()}
-
-    def mean_uncertainty(self, found: Sequence[Found]) -> dict[str, dict[str, float]] | None:
-        """Return the mean uncertainty of crops and captions A and C."""
-        known = [values for one in found for region in one.ambiguous if (values := self.uncertainty(one, region))]
-        if not known:
-            return None
-        by_letter = {"A": known[::2], "C": known[1::2]}
-        return {
-            side: {letter: fmean(one[side] for one in own) for letter, own in by_letter.items()}
-            for side in ("image", "text")
-        }
+    def crop(self, name: str, region: Region) -> Crop:
+        row = self.row[name, region]
+        known = {side: values[row].item() for side, values in self.uncertainty.items()}
+        return Crop(list(region.box), region.phrase, known or None)
 
 
 def crops(
@@ -192,26 +165,20 @@ def crops(
         )
     examples = _examples(found)
     looked = _look(model, folder, found, examples.values(), encode_images, encode_text)
-    similarity = _similarity(model, looked, found)
+    rows = torch.tensor([[looked.row[part] for part in one.ambiguous] for one in found])
+    similarity = _similarity(model, looked, rows)
     thresholds = []
     for area, example in examples.items():
         inside = [place for place, one in enumerate(found) if one.threshold == area]
-        cut = example.triplet
+        mean = {
+            side: dict(zip("AC", values.cpu()[rows[inside]].mean(0).tolist(), strict=True))
+            for side, values in looked.uncertainty.items()
+        }
+        a, b, c = (looked.crop(example.file_name, region) for region in example.triplet)
+        alone = selection_accuracy(similarity[[found.index(example)]], ties)
+        shown = Example(example.file_name, list(example.size), a, b, c, alone)
         thresholds.append(
-            Threshold(
-                area,
-                len(inside),
-                looked.mean_uncertainty([found[place] for place in inside]),
-                selection_accuracy(similarity[inside], ties),
-                Example(
-                    example.file_name,
-                    list(_size(folder / example.file_name)),
-                    looked.crop(example, cut.a),
-                    looked.crop(example, cut.b),
-                    looked.crop(example, cut.c),
-                    selection_accuracy(similarity[[found.index(example)]], ties),
-                ),
-            )
+            Threshold(area, len(inside), mean or None, selection_accuracy(similarity[inside], ties), shown)
         )
     return Crops(len({one.file_name for one in found}), thresholds)
 
@@ -229,7 +196,7 @@ def find_triplets(folder: Path, regions: dict[str, list[Any]]) -> list[Found]:
         usable = regions_of(listed, size)
         for threshold in THRESHOLDS:
             if (one := triplet(usable, size, threshold)) is not None:
-                found.append(Found(name, threshold, one))
+                found.append(Found(name, size, threshold, one))
     return sorted(found, key=lambda one: one.threshold)
 
 
@@ -269,19 +236,12 @@ def _look(
     encode_text: Encode,
 ) -> _Looked:
     """Embed crops and captions A and C of all triplets, and B of some examples; what several share is there once."""
-    parts = [(one.file_name, region) for one in found for region in one.ambiguous]
-    parts += [(one.file_name, one.triplet.b) for one in examples]
-    boxes = sorted({(name, region.box) for name, region in parts})
-    phrases = sorted({region.phrase for _, region in parts})
-    with Progress("crops", len(boxes), "crops") as progress:
-        images = embed_side(model.embed_images, _encoded(folder, boxes, encode_images, progress))
-    captions = embed_side(model.embed_captions, encode_text(phrases))
-    return _Looked(
-        images,
-        captions,
-        {box: row for row, box in enumerate(boxes)},
-        {phrase: row for row, phrase in enumerate(phrases)},
-    )
+    wanted = {part for one in found for part in one.ambiguous}
+    parts = sorted(wanted | {(one.file_name, one.triplet.b) for one in examples})
+    with Progress("crops", len(parts), "crops") as progress:
+        images = embed_side(model.embed_images, _encoded(folder, parts, encode_images, progress))
+    captions = embed_side(model.embed_captions, encode_text([region.phrase for _, region in parts]))
+    return _Looked(images, captions, {part: row for row, part in enumerate(parts)})
 
 
 def pixels(box: Sequence[float]) -> tuple[int, int, int, int]:
@@ -289,13 +249,13 @@ def pixels(box: Sequence[float]) -> tuple[int, int, int, int]:
     return math.floor(box[0]), math.floor(box[1]), math.ceil(box[2]), math.ceil(box[3])
 
 
-def _encoded(folder: Path, boxes: list[tuple[str, Box]], encode: Encode, progress: Progress) -> Iterator[Features]:
-    """Cut crops out of their images and encode them; the boxes of an image stand together."""
+def _encoded(folder: Path, parts: list[tuple[str, Region]], encode: Encode, progress: Progress) -> Iterator[Features]:
+    """Cut crops out of their images and encode them; the regions of an image stand together."""
     cut = (
-        image.crop(pixels(box))
-        for name, of_image in itertools.groupby(boxes, key=lambda key: key[0])
+        image.crop(pixels(region.box))
+        for name, of_image in itertools.groupby(parts, key=lambda part: part[0])
         for image in [_open(folder / name)]
-        for _, box in of_image
+        for _, region in of_image
     )
     while some := list(itertools.islice(cut, PART)):
         for features in encode(some):
@@ -304,17 +264,15 @@ def _encoded(folder: Path, boxes: list[tuple[str, Box]], encode: Encode, progres
 
 
 @torch.no_grad()
-def _similarity(model: Model, looked: _Looked, found: Sequence[Found]) -> Tensor:
-    """Compare the crops A and C (rows) of each triplet with its captions A and C: ``[triplets, 2, 2]``."""
+def _similarity(model: Model, looked: _Looked, rows: Tensor) -> Tensor:
+    """Compare the crops A and C of each triplet with its captions A and C, `rows` of both: ``[triplets, 2, 2]``."""
 
-    def taken(embedding: Embedding, rows: Tensor) -> Embedding:
-        return each(lambda t: t[rows.flatten().to(t.device)], embedding)
+    def taken(side: Side, rows: Tensor) -> Embedding:
+        return each(lambda t: t[rows.flatten().to(t.device)], side.embedding)
 
     blocks = []
-    rows = torch.tensor([[looked.rows(one, region) for region in one.ambiguous] for one in found])
-    for some in rows.split(TOGETHER):
-        images, captions = some.unbind(2)
-        compared = model.similarity(taken(looked.images.embedding, images), taken(looked.captions.embedding, captions))
+    for some in torch.split(rows, TOGETHER):
+        compared = model.similarity(taken(looked.images, some), taken(looked.captions, some))
         compared = compared.view(len(some), 2, len(some), 2)
         blocks.append(compared.diagonal(dim1=0, dim2=2).permute(2, 0, 1).cpu())
     return torch.cat(blocks)

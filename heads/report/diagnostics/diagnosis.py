@@ -34,16 +34,14 @@ REASONS = {  # why there is nothing; that of the crops differs
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a run's embeddings are like on a split. What there is nothing to say of is None.
+    """What a run's embeddings are like on a split; `reasons` says, by name, why something is None.
 
     Attributes:
-        circular_variance: of sets.
-        elements: of sets.
+        circular_variance, elements: of sets.
         uncertainty: of Gaussians, and of sets drawn from them.
         crops: uncertainty against ambiguity, and the binary selection task; for data sets with ``regions``.
         gpo: coefficients of GPO.
         cost: of comparing a pair.
-        reasons: why something is None, by its name.
     """
 
     circular_variance: CircularVariance | None
@@ -100,33 +98,31 @@ def diagnose_view(
 ) -> Diagnosis:
     """Look into an opened run; arguments as for `diagnose`."""
     reasons, found = dict(REASONS), dict[str, Any]()
-    embedded, model = view.embedded, view.model
+    images, captions, model = view.image, view.text, view.model
     with within_memory(view.device):
         found |= _of_sets(view, ties)
-        found["uncertainty"] = uncertainty(embedded)
+        found["uncertainty"] = uncertainty(view.scores, images.uncertainty, captions.uncertainty)
         try:
             found["crops"] = _crops(view, ties, data_root, visual_weights, text_weights)
         except XretError as error:  # the rest is worth having
             found["crops"], reasons["crops"] = None, str(error)
-        gpo = Coefficients(
-            gpo_coefficients(model.image, embedded.image.length), gpo_coefficients(model.text, embedded.text.length)
-        )
+        gpo = Coefficients(gpo_coefficients(model.image, images.length), gpo_coefficients(model.text, captions.length))
         found["gpo"] = gpo if gpo.image or gpo.text else None
-        found["cost"] = cost(embedded.image.embedding, embedded.text.embedding, model.similarity)
+        found["cost"] = cost(images.embedding, captions.embedding, model.similarity)
     return Diagnosis(**found, reasons={key: why for key, why in reasons.items() if found[key] is None})
 
 
 def _of_sets(view: View, ties: Ties) -> dict[str, Any]:
-    images, captions = view.embedded.image.embedding, view.embedded.text.embedding
+    images, captions = view.image.embedding, view.text.embedding
     if not (isinstance(images, Tensor) and isinstance(captions, Tensor) and view.is_set):
         return {"circular_variance": None, "elements": None}
 
     def compare_some(some: Tensor, others: Tensor) -> Tensor:
-        return compare(view.model, some, others, view.embedded.texts)
+        return compare(view.model, some, others, view.scores.texts)
 
     return {
         "circular_variance": circular_variance(images, captions),
-        "elements": elements(images, captions, view.embedded.caption_image, compare_some, ties),
+        "elements": elements(images, captions, view.scores.caption_image, compare_some, ties),
     }
 
 
@@ -136,7 +132,7 @@ def _crops(
     """Make crops of the split's images; any error says why there are none."""
     if data_root is None:
         raise CacheError("crops are cut out of the images; say where these are with --data-root DIR")
-    root, inside, where = Path(data_root), set(view.embedded.file_names), str(view.device)
+    root, inside, where = Path(data_root), set(view.scores.file_names), str(view.device)
     everywhere = read_regions(find_manifest(view.cache.dataset, root).captions)
     regions = {name: listed for name, listed in everywhere.items() if name in inside}
     folder = image_folder(view.cache, root)

@@ -1,10 +1,10 @@
-"""What each element of an embedding set does: alone, missing, winning, and beside the others.
+"""What each element of an embedding set does: alone, left out, winning, and compared with the others.
 
 Sources: *Improving Cross-Modal Retrieval with Set of Diverse Embeddings* (SetDiv, section 4.8, Table 5) and *Maximal
 Matching Matters* (MaxMatch, section 4.4, Table 4 and Figure 4).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,12 +21,7 @@ Compare = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Ablated:
-    """The RSUM with each element of one modality alone, and without it; the other modality stays whole.
-
-    Attributes:
-        only: of each element.
-        without: likewise; None for sets of one.
-    """
+    """The RSUM with `only` each element of one modality, and `without` it, which sets of one have not."""
 
     only: list[float]
     without: list[float] | None
@@ -38,7 +33,7 @@ class AblatedRsum:
 
     Attributes:
         all: with all elements.
-        image, text: with one element of a modality taken, or left out.
+        image, text: with one element of a modality taken, or left out, and the other modality whole.
         pairs: with one element of both, K1 lists of K2.
     """
 
@@ -136,7 +131,7 @@ def wins(images: Tensor, captions: Tensor, caption_image: Tensor) -> Wins:
     Pairs that tie share the win, so that collapsed sets show no winner. Arguments as for `elements`.
     """
     share = torch.zeros(images.shape[1], captions.shape[1], dtype=torch.float64)
-    for cosines in _positive_cosines(images, captions, caption_image):
+    for cosines in _pair_cosines(images, captions, caption_image):
         best = cosines == cosines.amax((1, 2), keepdim=True)
         share += (best / best.sum((1, 2), keepdim=True)).double().sum(0).cpu()
     share /= len(captions)
@@ -145,32 +140,27 @@ def wins(images: Tensor, captions: Tensor, caption_image: Tensor) -> Wins:
 
 def mean_cosines(images: Tensor, captions: Tensor, caption_image: Tensor) -> Cosines:
     """Return the mean cosine of every two elements. Arguments as for `elements`."""
-    matching = torch.zeros(images.shape[1], captions.shape[1], dtype=torch.float64)
-    for cosines in _positive_cosines(images, captions, caption_image):
-        matching += cosines.double().sum(0).cpu()
     centres = [unit(sets).mean(0, dtype=torch.float64) for sets in (images, captions)]
     return Cosines(
-        _within(images).tolist(),
-        _within(captions).tolist(),
-        (matching / len(captions)).tolist(),
+        _paired(images, images, torch.arange(len(images))),
+        _paired(captions, captions, torch.arange(len(captions))),
+        _paired(images, captions, caption_image),
         (centres[0] @ centres[1].T).tolist(),
     )
 
 
-def _positive_cosines(images: Tensor, captions: Tensor, caption_image: Tensor) -> list[Tensor]:
-    """Return the cosines of the elements of captions and of their images, ``[some captions, K1, K2]`` each."""
-    left, right = unit(images), unit(captions)
-    owners = caption_image.to(left.device).split(PAIRS)
-    return [left[some] @ part.transpose(1, 2) for some, part in zip(owners, right.split(PAIRS), strict=True)]
+def _paired(left: Tensor, right: Tensor, owner: Tensor) -> list[list[float]]:
+    """Return the mean cosines of the elements of each set of `right` and of its owner, a row of `left`."""
+    total = torch.zeros(left.shape[1], right.shape[1], dtype=torch.float64)
+    for cosines in _pair_cosines(left, right, owner):
+        total += cosines.double().sum(0).cpu()
+    return (total / len(right)).tolist()
 
 
-def _within(sets: Tensor) -> Tensor:
-    """Return the mean cosines within sets, float64 ``[K, K]``."""
-    total = torch.zeros(sets.shape[1], sets.shape[1], dtype=torch.float64)
-    for part in sets.split(PAIRS):
-        rows = unit(part)
-        total += (rows @ rows.transpose(1, 2)).double().sum(0).cpu()
-    return total / len(sets)
+def _pair_cosines(left: Tensor, right: Tensor, owner: Tensor) -> Iterator[Tensor]:
+    """Yield the cosines of the elements of sets of `right` and of their owners, ``[some, K1, K2]`` each."""
+    for rows, part in zip(torch.split(owner.to(left.device), PAIRS), torch.split(right, PAIRS), strict=True):
+        yield unit(left[rows]) @ unit(part).transpose(1, 2)
 
 
 def _without(sets: Tensor, element: int) -> Tensor:

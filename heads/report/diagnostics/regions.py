@@ -8,9 +8,8 @@ Genome do and those of the generated scenes.
 import json
 import posixpath
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ....pipeline.data.manifest import Manifest, bundled_manifests, load_manifest
 from ....pipeline.errors import CacheError, ManifestError
@@ -21,8 +20,7 @@ THINNEST = 50  # longer side of a box over its shorter one: encoders refuse what
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """A described part of an image.
 
     Attributes:
@@ -34,15 +32,8 @@ class Region:
     phrase: str
 
 
-@dataclass(frozen=True)
-class Triplet:
-    """Two regions, and the box around both, which shows more and is more ambiguous.
-
-    Attributes:
-        a: crop A.
-        b: crop B.
-        c: crop C, with the phrases of both, joined by ``and``.
-    """
+class Triplet(NamedTuple):
+    """Two regions, A and B, and the box around both, C, which shows more and is more ambiguous."""
 
     a: Region
     b: Region
@@ -54,10 +45,10 @@ def find_manifest(dataset: str, data_root: Path) -> Manifest:
 
     Args:
         dataset: its name; a bundled one's paths start from `data_root`.
-        data_root: of others, the folder that holds the manifest, or the folder of images beside it.
+        data_root: of others, the folder that holds the manifest, or the folder of images next to it.
 
     Raises:
-        CacheError: it is not there.
+        CacheError: it is missing.
         ManifestError: a bundled data set is not below `data_root`.
     """
     if dataset in bundled_manifests():
@@ -149,8 +140,9 @@ def triplet(regions: Sequence[Region], size: tuple[int, int], threshold: float) 
         return None
     a, *others = largest
     b = min(others, key=lambda other: overlap(a.box, other.box))
-    around = *map(min, a.box[:2], b.box[:2]), *map(max, a.box[2:], b.box[2:])
-    return Triplet(a, b, Region(around, f"{a.phrase} and {b.phrase}"))  # type: ignore[arg-type]
+    (left, top, right, bottom), other = a.box, b.box
+    around = min(left, other[0]), min(top, other[1]), max(right, other[2]), max(bottom, other[3])
+    return Triplet(a, b, Region(around, f"{a.phrase} and {b.phrase}"))
 
 
 def area(box: Box) -> float:
@@ -160,5 +152,6 @@ def area(box: Box) -> float:
 
 def overlap(one: Box, other: Box) -> float:
     """Return the intersection over union of two boxes."""
-    common = area((*map(max, one[:2], other[:2]), *map(min, one[2:], other[2:])))  # type: ignore[arg-type]
+    (left, top, right, bottom) = one
+    common = area((max(left, other[0]), max(top, other[1]), min(right, other[2]), min(bottom, other[3])))
     return common / (area(one) + area(other) - common)

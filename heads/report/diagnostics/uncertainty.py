@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from ..embedded import Embedded
+from ...evaluation.scoring import Scores
 
 SHOWN = 10  # samples at either end
 
@@ -63,23 +63,28 @@ class Uncertainty:
     text: Distribution[UncertainCaption]
 
 
-def uncertainty(embedded: Embedded) -> Uncertainty | None:
-    """Return the distribution of the uncertainty in a split, by modality; None where embeddings have no Gaussians."""
-    images, captions = embedded.image.uncertainty, embedded.text.uncertainty
+def uncertainty(scores: Scores, images: Tensor | None, captions: Tensor | None) -> Uncertainty | None:
+    """Return the distribution of the uncertainty in a split, by modality; None where embeddings have no Gaussians.
+
+    Args:
+        scores: of the split.
+        images: the uncertainty of each image, ``[I]``.
+        captions: that of each caption, ``[C]``.
+    """
     if images is None or captions is None:
         return None
-    owners = embedded.caption_image.tolist()
-    own: list[list[str]] = [[] for _ in embedded.ids]
+    owners = scores.caption_image.tolist()
+    own: list[list[str]] = [[] for _ in scores.ids]
     first: dict[str, int] = {}  # caption with a text
-    for row, (owner, text) in enumerate(zip(owners, embedded.texts, strict=True)):
+    for row, (owner, text) in enumerate(zip(owners, scores.texts, strict=True)):
         own[owner].append(text)
         first.setdefault(text, row)
 
     def image(row: int, value: float) -> UncertainImage:
-        return UncertainImage(embedded.ids[row], embedded.file_names[row], own[row], value)
+        return UncertainImage(scores.ids[row], scores.file_names[row], own[row], value)
 
     def caption(row: int, value: float) -> UncertainCaption:
-        return UncertainCaption(embedded.sentids[row], embedded.texts[row], embedded.file_names[owners[row]], value)
+        return UncertainCaption(int(scores.sentid[row]), scores.texts[row], scores.file_names[owners[row]], value)
 
     return Uncertainty(
         _distribution(images, list(range(len(images))), image), _distribution(captions, list(first.values()), caption)
@@ -90,13 +95,8 @@ def _distribution(values: Tensor, rows: list[int], describe: Callable[[int, floa
     """Describe one modality; only the samples in `rows` are shown."""
     values = values.cpu()
     ascending = sorted(rows, key=lambda row: values[row].item())
-
-    def shown(some: list[int]) -> list[Sample]:
-        return [describe(row, values[row].item()) for row in some]
-
-    return Distribution(
-        values.mean().item(),
-        values.quantile(torch.linspace(0, 1, 11, dtype=values.dtype)).tolist(),
-        shown(ascending[::-1][:SHOWN]),
-        shown(ascending[:SHOWN]),
+    lowest, highest = (
+        [describe(row, values[row].item()) for row in some] for some in (ascending[:SHOWN], ascending[::-1][:SHOWN])
     )
+    deciles = values.quantile(torch.linspace(0, 1, 11, dtype=values.dtype)).tolist()
+    return Distribution(values.mean().item(), deciles, highest, lowest)

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....pipeline.reading.batches import Features
 from ..pictures import Pictures
 from ..views import View
 from .examples import described, drawn, nearest
@@ -47,7 +46,7 @@ class Attended:
 
 def attended_images(view: View, pictures: Pictures, seed: int) -> tuple[list[Attended], str]:
     """Return the slots' attention over a few random images, and where there is none, a sentence that says why."""
-    chosen = drawn(np.arange(len(view.embedded.ids)), IMAGES, seed)
+    chosen = drawn(np.arange(len(view.scores.ids)), IMAGES, seed)
     attention = attention_of(view, chosen)
     if attention is None:
         return [], "Its image embeddings are made without attention over the local features."
@@ -61,21 +60,13 @@ def attended_images(view: View, pictures: Pictures, seed: int) -> tuple[list[Att
 @torch.no_grad()
 def attention_of(view: View, images: list[int]) -> Tensor | None:
     """Return the attention over the rows of some images, the mean of its heads, ``[T, B, K, N]``; None without any."""
-    device = view.device
-    features, rows = view.image_set, view.embedded.image_rows[images]
-    read = {
-        name: torch.from_numpy(reader(rows)).to(device)
-        for name, reader in (("local", features.local), ("global", features.global_))
-        if name in view.model.image_fields
-    }
-    length = torch.from_numpy(features.length[rows].astype(np.int64)).to(device)
-    made = view.model.embed_images(Features(length, read.get("local"), read.get("global")))
+    made = view.model.embed_images(view.batches.image_source.fetch(np.array(images))())
     return None if made.attention is None else made.attention.float().mean(2).cpu()
 
 
 def _attended(view: View, pictures: Pictures, row: int, attention: Tensor, found: Tensor) -> Attended | None:
     """Draw one image; `attention` is ``[T, K, N]``, `found` the caption nearest to each of K elements."""
-    name, caption = view.embedded.ids[row], view.first_caption(row)
+    name, caption = view.scores.ids[row], view.first_caption(row)
     place = place_of(view, pictures, row)
     if place is None:
         return None
@@ -86,7 +77,7 @@ def _attended(view: View, pictures: Pictures, row: int, attention: Tensor, found
             place.drawn(weights[k].numpy(), f"Attention of slot {k + 1} at iteration {t} over image {name}")
             for t, weights in enumerate(attention, 1)
         ]
-        text = view.embedded.texts[int(found[k])]
-        own = int(view.embedded.caption_image[int(found[k])]) == row
+        text = view.scores.texts[int(found[k])]
+        own = int(view.scores.caption_image[int(found[k])]) == row
         slots.append(Slot(maps, text, own, float(share[k])))
     return Attended(name, caption, place.picture.svg(described(name, caption)), slots)

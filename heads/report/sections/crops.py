@@ -67,5 +67,5 @@ def _whole(example: Example, crops: dict[str, Crop], pictures: Pictures) -> str 
 
 
 def _crop(letter: str, crop: Crop, file_name: str, pictures: Pictures) -> str | None:
-    picture = pictures.crop(file_name, pixels(crop.box))
+    picture = pictures.hold(file_name, pixels(crop.box))
     return None if picture is None else picture.svg(f"Crop {letter} of image {file_name}: {crop.phrase}")

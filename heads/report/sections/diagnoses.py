@@ -97,13 +97,13 @@ def _elements(page: Shown, found: Elements) -> None:
     rsum = found.rsum
     for key, what in MAPS.items():
         caption = f"{page.name}: mean cosine of elements, {what}."
-        page.heat_maps.append(_by_elements(caption, getattr(found.similarity, key), CORNERS.get(key, BOTH)))
+        page.heat_maps.append(heat_map(caption, CORNERS.get(key, BOTH), getattr(found.similarity, key)))
     caption = f"{page.name}: how often (%) two elements are the most similar ones of an image and its own caption."
     percent = [[100 * share for share in line] for line in found.wins.pairs]
-    page.heat_maps.append(_by_elements(caption, percent, full=100))
+    page.heat_maps.append(heat_map(caption, BOTH, percent, full=100))
     whole = f"all elements give {number(rsum.all)}."
     caption = f"{page.name}: RSUM with one element of the image and one of the caption; {whole}"
-    page.heat_maps.append(_by_elements(caption, rsum.pairs, full=max(1e-9, rsum.all)))
+    page.heat_maps.append(heat_map(caption, BOTH, rsum.pairs, full=max(1e-9, rsum.all)))
     for what, one in (("image", rsum.image), ("caption", rsum.text)):
         series = [("only this element", one.only)]
         if one.without:
@@ -115,12 +115,6 @@ def _elements(page: Shown, found: Elements) -> None:
         caption = f"{page.name}: {how}; {whole}"
         draw = partial(bars, labels, series, "RSUM (sum of six %)", x=f"{what} element")
         page.plots.append(Plot(draw, "Bar chart", caption, Table(caption, columns, rows)))
-
-
-def _by_elements(caption: str, values: list[list[float]], corner: str = BOTH, full: float = 1.0) -> Table:
-    columns = [str(k) for k in range(1, len(values[0]) + 1)]
-    rows = [str(k) for k in range(1, len(values) + 1)]
-    return heat_map(caption, corner, columns, rows, values, 2 if full == 1 else 1, full)
 
 
 def _gpo(page: Shown, found: Coefficients) -> None:

@@ -4,18 +4,16 @@ Figures 5-7 of *Maximal Matching Matters* (MaxMatch) show the best result of eac
 failures.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..pictures import Pictures
-from ..views import View
-
-Direction = Literal["image_to_text", "text_to_image"]
+from ..views import Direction, View
 
 QUERIES, TOP = 5, 5  # of a gallery, in each direction
 CASES = 3  # successes, and as many failures, whose elements are looked at
@@ -29,7 +27,7 @@ class Item:
     Attributes:
         text: the caption, or the first caption of the image.
         name: the image's id; empty for a caption.
-        picture: SVG of the image; None for a caption, or where the file is not there.
+        picture: SVG of the image; None for a caption, or where the file is missing.
         right: whether it belongs to the query; None for the query itself.
         note: what else is said of it.
     """
@@ -51,8 +49,8 @@ class Example:
 
 def image_item(view: View, pictures: Pictures, row: int) -> Item:
     """Return an image as the page shows it."""
-    text, name = view.first_caption(row), view.embedded.ids[row]
-    return Item(text, name, pictures.show(view.embedded.file_names[row], described(name, text)))
+    text, name = view.first_caption(row), view.scores.ids[row]
+    return Item(text, name, pictures.show(view.scores.file_names[row], described(name, text)))
 
 
 def described(name: str, caption: str) -> str:
@@ -60,16 +58,32 @@ def described(name: str, caption: str) -> str:
     return f"Image {name}: {caption}" if caption else f"Image {name}"
 
 
+def example(
+    view: View, pictures: Pictures, direction: Direction, query: int, found: Iterable[int], notes: Several[str] = ()
+) -> Example:
+    """Return a query with the items that were found for it, each with its note where there are `notes`."""
+    way, found = view.ways[direction], list(found)
+    query_is_image = direction == "image_to_text"
+
+    def item(row: int, is_image: bool) -> Item:
+        return image_item(view, pictures, row) if is_image else Item(view.scores.texts[row])
+
+    asked = way.query_image[query]
+    items = [
+        replace(item(row, not query_is_image), right=bool(way.item_image[row] == asked), note=note)
+        for row, note in zip(found, notes or [""] * len(found), strict=True)
+    ]
+    return Example(item(query, query_is_image), items)
+
+
 def gallery(view: View, pictures: Pictures, direction: Direction, seed: int) -> list[Example]:
     """Return a few random queries with their best results by the run's own similarity; ties in the store's order."""
-    side = _side(view, pictures, direction)
-    examples = []
-    for query in drawn(side.queries, QUERIES, seed):
-        scores = view.similarity[query] if direction == "image_to_text" else view.similarity[:, query]
-        best = scores.sort(descending=True, stable=True).indices[:TOP].tolist()
-        found = [replace(side.item(row), right=side.right(query, row)) for row in best]
-        examples.append(Example(side.query(query), found))
-    return examples
+    way = view.ways[direction]
+    best = {
+        query: way.similarity[query].sort(descending=True, stable=True).indices[:TOP].tolist()
+        for query in drawn(way.queries, QUERIES, seed)
+    }
+    return [example(view, pictures, direction, query, found) for query, found in best.items()]
 
 
 def by_element(view: View, pictures: Pictures, direction: Direction, seed: int) -> dict[str, list[Example]]:
@@ -78,32 +92,25 @@ def by_element(view: View, pictures: Pictures, direction: Direction, seed: int) 
     Returns:
         ``{"successes", "failures"}``: queries whose whole set finds a right item first, and others, both random.
     """
-    side = _side(view, pictures, direction)
-    hits = (view.image_hits if direction == "image_to_text" else view.caption_hits).numpy()
-    cases = {}
-    for name, which in (
-        ("successes", side.queries[hits[side.queries]]),
-        ("failures", side.queries[~hits[side.queries]]),
-    ):
+    way = view.ways[direction]
+    hits, cases = way.hits[way.queries], {}
+    for name, which in (("successes", way.queries[hits]), ("failures", way.queries[~hits])):
         chosen = drawn(which, CASES, seed)
+        found = nearest(way.query_elements[chosen], way.item_elements)
+        notes = [f"element {k}" for k in range(1, found.shape[1] + 1)]
         cases[name] = [
-            Example(
-                side.query(query),
-                [
-                    replace(side.item(row), right=side.right(query, row), note=f"element {k}")
-                    for k, row in enumerate(rows, 1)
-                ],
-            )
-            for query, rows in zip(chosen, nearest(*_both(view, direction, chosen)).tolist(), strict=True)
+            example(view, pictures, direction, query, rows, notes)
+            for query, rows in zip(chosen, found.tolist(), strict=True)
         ]
     return cases
 
 
 def different_results(view: View, direction: Direction, seed: int) -> float:
     """Return how many different items the elements of a query find first, on average over some random queries."""
-    side = view.image_elements if direction == "image_to_text" else view.caption_elements
-    asked = drawn(np.arange(len(side)), ASKED, seed)
-    return float(np.mean([len(set(rows)) for rows in nearest(*_both(view, direction, asked)).tolist()]))
+    way = view.ways[direction]
+    asked = drawn(np.arange(len(way.query_elements)), ASKED, seed)
+    found = nearest(way.query_elements[asked], way.item_elements)
+    return float(np.mean([len(set(rows)) for rows in found.tolist()]))
 
 
 @torch.no_grad()
@@ -126,34 +133,3 @@ def drawn(rows: np.ndarray, count: int, seed: int) -> list[int]:
     """Return at most so many of `rows`, drawn with the seed, in ascending order."""
     dice = np.random.default_rng(seed)
     return sorted(dice.choice(rows, min(count, len(rows)), replace=False).tolist())
-
-
-@dataclass(frozen=True)
-class _Side:
-    queries: np.ndarray
-    query: Callable[[int], Item]
-    item: Callable[[int], Item]
-    right: Callable[[int, int], bool]
-
-
-def _side(view: View, pictures: Pictures, direction: Direction) -> _Side:
-    """Return what a direction asks and finds; images without a caption ask nothing."""
-    owner = view.embedded.caption_image.numpy()
-
-    def image(row: int) -> Item:
-        return image_item(view, pictures, row)
-
-    def caption(row: int) -> Item:
-        return Item(view.embedded.texts[row])
-
-    if direction == "image_to_text":
-        return _Side(np.unique(owner), image, caption, lambda query, row: bool(owner[row] == query))
-    return _Side(np.arange(len(owner)), caption, image, lambda query, row: bool(owner[query] == row))
-
-
-def _both(view: View, direction: Direction, rows: Iterable[int]) -> tuple[Tensor, Tensor]:
-    """Return the elements of some queries, and of all items."""
-    chosen = list(rows)
-    if direction == "image_to_text":
-        return view.image_elements[chosen], view.caption_elements
-    return view.caption_elements[chosen], view.image_elements

@@ -1,13 +1,11 @@
 """Where the local features of an image lie in its picture, and how attention over them is drawn there."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from math import isqrt
 
 import numpy as np
 
-from ..pictures import Picture, Pictures, box_outline, shade
+from ..pictures import Picture, Pictures, box_outline, input_of, shade
 from ..views import View
 
 CELLS = 36  # of a side of the map that regions are drawn on
@@ -20,27 +18,43 @@ class Place:
 
     Attributes:
         picture: the image, a grid's as its network saw it.
-        over: takes the weights of its rows, ``[N]``, to SVG over the picture.
+        boxes: x1, y1, x2, y2 of its N rows as shares of the picture's width and height, [N, 4].
+        cells: of a side of the map that attention is drawn on.
     """
 
     picture: Picture
-    over: Callable[[np.ndarray], str]
+    boxes: np.ndarray
+    cells: int
 
     def drawn(self, weights: np.ndarray, alt: str) -> str:
-        """Return the picture as SVG with attention over it; `alt` says what it shows."""
-        return self.picture.svg(alt, self.over(weights))
+        """Return the picture as SVG with attention over it.
+
+        It is grey where little is attended to, and the foremost boxes are outlined.
+
+        Args:
+            weights: of each row; what comes after them is padding.
+            alt: what it shows.
+        """
+        relative = weights[: len(self.boxes)] / max(weights.max(), 1e-9)
+        middle = (np.arange(self.cells) + 0.5) / self.cells
+        across = (self.boxes[:, 0, None] <= middle) & (middle <= self.boxes[:, 2, None])
+        down = (self.boxes[:, 1, None] <= middle) & (middle <= self.boxes[:, 3, None])
+        lit = relative[:, None, None] * (down[:, :, None] & across[:, None, :])
+        foremost = self.boxes[np.argsort(-relative, kind="stable")[:OUTLINED]].tolist()
+        outlines = "".join(box_outline(box, self.picture) for box in foremost)
+        return self.picture.svg(alt, shade(lit.max(0), *self.picture.size) + outlines)
 
 
 def why_no_places(view: View, pictures: Pictures, images: list[int]) -> str:
     """Return why attention over these images cannot be drawn, as a sentence; empty where it can."""
-    features = view.image_set
+    features = view.batches.image_set
     if pictures.why_not:
         return "The pictures are not at hand."
     if features.kind == "frames":
         return "Its rows are frames of a video, not places of a picture."
     if features.kind == "roi" and "boxes" not in features.array_names():
         return "The store does not know where its regions are."
-    if features.kind == "roi" and not features.array("size", view.embedded.image_rows[images]).all():
+    if features.kind == "roi" and not features.array("size", view.batches.image_rows[images]).all():
         return "The store does not know how large the pictures of its regions are."
     if features.kind == "grid" and isqrt(features.rows) ** 2 != features.rows:
         return f"Its grid of {features.rows} cells is no square."
@@ -49,51 +63,17 @@ def why_no_places(view: View, pictures: Pictures, images: list[int]) -> str:
 
 def place_of(view: View, pictures: Pictures, image: int) -> Place | None:
     """Return where the rows of an image lie; None where its picture cannot be read."""
-    features, file_name = view.image_set, view.embedded.file_names[image]
-    grid = features.kind == "grid"
-    picture = pictures.hold(file_name, features if grid else None)
+    features, row = view.batches.image_set, view.batches.image_rows[[image]]
+    picture = pictures.hold(view.scores.file_names[image], input_of(features))
     if picture is None:
         return None
-    if grid:
-        return Place(picture, partial(grid_overlay, picture=picture))
-    return Place(picture, partial(region_overlay, _boxes(view, image), picture=picture))
+    if features.kind == "grid":
+        return Place(picture, grid_boxes(isqrt(features.rows)), isqrt(features.rows))
+    boxes, size = features.array("boxes", row)[0], features.array("size", row)[0]
+    return Place(picture, boxes[: int(features.length[row][0])] / np.tile(size, 2), CELLS)
 
 
-def grid_overlay(weights: np.ndarray, picture: Picture) -> str:
-    """Return SVG that greys a picture away from the cells of a square grid [N] that are attended to.
-
-    The foremost cells are outlined.
-    """
-    side = isqrt(len(weights))
-    down, across = np.divmod(np.arange(len(weights)), side)
-    boxes = np.stack([across, down, across + 1, down + 1], 1) / side
-    relative = weights / max(weights.max(), 1e-9)
-    return shade(relative.reshape(side, side), *picture.size) + _foremost(boxes, relative, picture)
-
-
-def region_overlay(boxes: np.ndarray, weights: np.ndarray, picture: Picture) -> str:
-    """Return SVG that greys a picture away from the regions that are attended to, and outlines the foremost.
-
-    Args:
-        boxes: x1, y1, x2, y2 of N regions as shares of the picture's width and height, [N, 4].
-        weights: of each; what stands behind them is padding.
-        picture: what it is drawn over.
-    """
-    relative = weights[: len(boxes)] / max(weights.max(), 1e-9)
-    middle = (np.arange(CELLS) + 0.5) / CELLS
-    across = (boxes[:, 0, None] <= middle) & (middle <= boxes[:, 2, None])
-    down = (boxes[:, 1, None] <= middle) & (middle <= boxes[:, 3, None])
-    inside = down[:, :, None] & across[:, None, :]
-    return shade((relative[:, None, None] * inside).max(0), *picture.size) + _foremost(boxes, relative, picture)
-
-
-def _foremost(boxes: np.ndarray, weights: np.ndarray, picture: Picture) -> str:
-    """Return SVG that outlines the boxes with the largest weights."""
-    return "".join(box_outline(box, picture) for box in boxes[np.argsort(-weights, kind="stable")[:OUTLINED]].tolist())
-
-
-def _boxes(view: View, image: int) -> np.ndarray:
-    """Return the regions of an image, as shares of its width and height, [N, 4]."""
-    features, rows = view.image_set, view.embedded.image_rows[[image]]
-    size = np.tile(features.array("size", rows)[0], 2)
-    return features.array("boxes", rows)[0][: int(features.length[rows][0])] / size
+def grid_boxes(side: int) -> np.ndarray:
+    """Return the boxes of the cells of a square grid, row by row, [N, 4]."""
+    down, across = np.divmod(np.arange(side * side), side)
+    return np.stack([across, down, across + 1, down + 1], 1) / side

@@ -7,6 +7,7 @@ Matters* (MaxMatch).
 from functools import partial
 
 import numpy as np
+import torch
 
 from ...modules.embedding import Gaussian, Sequence
 from ..figures import Plot
@@ -20,17 +21,15 @@ POINTS = 1000  # elements of a map
 def element_map(view: View, seed: int) -> Plot:
     """Draw the elements of random images, each with one of its captions."""
     left, right = view.image_elements, view.caption_elements
-    owner = view.embedded.caption_image.numpy()
-    with_captions = np.unique(owner)
-    images = drawn(with_captions, max(2, POINTS // (left.shape[1] + right.shape[1])), seed)
-    captions = [int(np.flatnonzero(owner == image)[0]) for image in images]
-    sides = (left[images].cpu().numpy(), right[captions].cpu().numpy())
-    placed = tsne(np.concatenate([side.reshape(-1, side.shape[2]) for side in sides]), seed)
-    series, begin = [], 0
-    for side, modality, marker in zip(sides, ("image", "caption"), ("o", "x"), strict=True):
-        own = placed[begin : begin + side.shape[0] * side.shape[1]].reshape(*side.shape[:2], 2)
-        begin += side.shape[0] * side.shape[1]
-        for k in range(side.shape[1]):
+    owner = view.scores.caption_image.numpy()
+    images = drawn(np.unique(owner), max(2, POINTS // (left.shape[1] + right.shape[1])), seed)
+    left, right = left[images], right[np.searchsorted(owner, images)]  # the first caption of each
+    rows = torch.cat([left.flatten(0, 1), right.flatten(0, 1)]).cpu().numpy()
+    placed = np.split(tsne(rows, seed), [left.shape[0] * left.shape[1]])
+    series = []
+    for side, modality, marker in zip(placed, ("image", "caption"), ("o", "x"), strict=True):
+        own = side.reshape(len(images), -1, 2)
+        for k in range(own.shape[1]):
             name = f"{modality}, slot {k + 1}" if view.is_set else modality
             colour = k if view.is_set else int(modality == "caption")
             series.append((name, own[:, k, 0].tolist(), own[:, k, 1].tolist(), colour, marker))
@@ -44,8 +43,8 @@ def element_map(view: View, seed: int) -> Plot:
 
 def tsne(rows: np.ndarray, seed: int) -> np.ndarray:
     """Return a place in the plane for each of `rows` [N, D], [N, 2]; all at the origin where they are all alike."""
-    from sklearn.decomposition import PCA  # type: ignore[import-untyped, unused-ignore]
-    from sklearn.manifold import TSNE  # type: ignore[import-untyped, unused-ignore]
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
 
     rows = rows.astype(np.float64)
     if len(rows) < 3 or np.ptp(rows, axis=0).max() < 1e-6:
@@ -53,11 +52,12 @@ def tsne(rows: np.ndarray, seed: int) -> np.ndarray:
     width = min(50, *rows.shape)
     reduced = PCA(width, random_state=seed).fit_transform(rows)
     perplexity = min(30.0, (len(rows) - 1) / 3)
-    return TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(reduced)
+    placed: np.ndarray = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(reduced)
+    return placed
 
 
 def _what(view: View) -> str:
-    embedding = view.embedded.image.embedding
+    embedding = view.image.embedding
     if isinstance(embedding, Gaussian):
         return "the means of the Gaussians"
     if isinstance(embedding, Sequence):

@@ -11,10 +11,10 @@ from ...evaluation.metrics import Recalls, Ties, ranks, recall_table
 from ...modules.similarity import SIMILARITIES, in_blocks
 from ..figures import Plot, Table, number
 from ..plots import bars, curves
-from ..views import View
-from .examples import Direction
+from ..views import Direction, View
 
 WAYS: dict[Direction, str] = {"image_to_text": "image to text", "text_to_image": "text to image"}
+RECALLS = [f"{short} R@{k}" for short in ("i→t", "t→i") for k in (1, 5, 10)]
 SETS = ("mil", "chamfer", "smooth-chamfer", "assignment")  # similarities of sets that have nothing to learn
 SOME = 1000  # images on which they are compared
 
@@ -72,7 +72,7 @@ def rsum_plot(names: Several[str], results: Several[Evaluation]) -> Plot | None:
         same = [[one for one in found.results if _measured_on(one) == _measured_on(first)] for found in results]
         if first.rsum is None or not all(same):
             continue
-        labels = [f"{short}\nR@{k}" for short in ("i→t", "t→i") for k in (1, 5, 10)]
+        labels = [name.replace(" ", "\n") for name in RECALLS]
         series = [(name, _recalls(found[0])) for name, found in zip(names, same, strict=True)]
         return Plot(partial(bars, labels, series, "recall (%)"), "Bar chart", f"Recalls, protocol {first.protocol}.")
     return None
@@ -80,28 +80,15 @@ def rsum_plot(names: Several[str], results: Several[Evaluation]) -> Plot | None:
 
 def training_plots(views: Several[View]) -> list[Plot]:
     """Draw how each run was trained: validation RSUM of all, then loss and learning rate of each."""
-    lines = [(view.name, [line for line in view.run.metrics() if "epoch" in line]) for view in views]
-    lines = [(name, log) for name, log in lines if log]
-    if not lines:
-        return []
-    rsum = [(name, *_column(log, "rsum")) for name, log in lines]
-    rsum = [(name, epochs, values) for name, epochs, values in rsum if values]
+    logs = {view.name: [line for line in view.run.metrics() if "epoch" in line] for view in views}
     plots = []
-    if rsum:
+    if rsum := _known(logs, "rsum"):
         best = "; ".join(f"{name}: best {max(values):.2f} at epoch {epochs[values.index(max(values))]:.0f}"
                          for name, epochs, values in rsum)  # fmt: skip
-        plots.append(
-            Plot(
-                partial(curves, rsum, "epoch", "validation RSUM (sum of six %)", whole=True),
-                "Line chart",
-                f"Validation RSUM by epoch. {best}.",
-            )
-        )
-    for name, log in lines:
-        plots.append(_losses(name, log))
-    rates = [(name, *_column(log, "lr")) for name, log in lines]
-    rates = [(name, epochs, values) for name, epochs, values in rates if values and min(values) > 0]
-    if rates:
+        draw = partial(curves, rsum, "epoch", "validation RSUM (sum of six %)", whole=True)
+        plots.append(Plot(draw, "Line chart", f"Validation RSUM by epoch. {best}."))
+    plots += [_losses(name, log) for name, log in logs.items() if log]
+    if rates := [one for one in _known(logs, "lr") if min(one[2]) > 0]:
         draw = partial(curves, rates, "epoch", "learning rate", log=True, whole=True)
         plots.append(Plot(draw, "Line chart", "Learning rate at the end of each epoch."))
     return plots
@@ -109,25 +96,26 @@ def training_plots(views: Several[View]) -> list[Plot]:
 
 def _losses(name: str, log: list[dict[str, Any]]) -> Plot:
     terms = list(dict.fromkeys(term for line in log for term in line.get("parts", {})))
-    series = [("loss", *_column(log, "loss"))]
-    if len(terms) > 1:
-        flat = [{**line.get("parts", {}), "epoch": line["epoch"]} for line in log]
-        series += [(term, *_column(flat, term)) for term in terms]
+    terms = terms if len(terms) > 1 else []
+    flat = [{**line.get("parts", {}), **line} for line in log]
+    series = [(key, *_column(flat, key)) for key in ("loss", *terms)]
     positive = all(value > 0 for _, _, values in series for value in values)
-    columns = ["epoch", "loss", *(terms if len(terms) > 1 else []), "validation RSUM", "seconds"]
     rows = [
-        [
-            str(line["epoch"]),
-            *(number(part, 4) for part in (line.get("loss"), *(line.get("parts", {}).get(t) for t in columns[2:-2]))),
-            number(line.get("rsum")),
-            number(line.get("seconds"), 1),
-        ]
-        for line in log
-    ]
+        [str(line["epoch"]), *(number(line.get(key), 4) for key in ("loss", *terms)), number(line.get("rsum")),
+         number(line.get("seconds"), 1)]
+        for line in flat
+    ]  # fmt: skip
+    columns = ["epoch", "loss", *terms, "validation RSUM", "seconds"]
     table = Table(f"Training of {name}, epoch by epoch", columns, rows)
     title = "loss (log scale)" if positive else "loss"
-    caption = f"{name}: mean loss of each epoch" + (", with its terms before they are weighted." if terms[1:] else ".")
+    caption = f"{name}: mean loss of each epoch" + (", with its terms before they are weighted." if terms else ".")
     return Plot(partial(curves, series, "epoch", title, log=positive, whole=True), "Line chart", caption, table)
+
+
+def _known(logs: dict[str, list[dict[str, Any]]], key: str) -> list[tuple[str, list[float], list[float]]]:
+    """Return the name of each run that has numbers for `key`, its epochs and the numbers."""
+    series = [(name, *_column(log, key)) for name, log in logs.items()]
+    return [one for one in series if one[2]]
 
 
 def _column(log: list[dict[str, Any]], key: str) -> tuple[list[float], list[float]]:
@@ -139,25 +127,22 @@ def _column(log: list[dict[str, Any]], key: str) -> tuple[list[float], list[floa
 @torch.no_grad()
 def similarity_table(view: View, ties: Ties) -> Table | None:
     """Return what other similarities would find with the embedding sets of a run; None where they are no sets."""
-    images, captions = view.embedded.image.embedding, view.embedded.text.embedding
+    images, captions = view.image.embedding, view.text.embedding
     if not (view.is_set and isinstance(images, torch.Tensor) and isinstance(captions, torch.Tensor)):
         return None
-    owner = view.embedded.caption_image
-    inside = owner < SOME
-    owner = owner[inside]
+    owner = view.scores.caption_image  # ascending
+    owner = owner[owner < SOME]
+    images, captions = images[:SOME], captions[: len(owner)]
     own = view.run.recipe.similarity["name"]
-    scored = {f"{own} (its own)": view.similarity[:SOME, inside.to(view.similarity.device)]}
-    for name in SETS:
-        if name != own:
-            scored[name] = in_blocks(SIMILARITIES[name](), images[:SOME], captions[inside.to(captions.device)])
+    scored = {f"{own} (its own)": view.scores.similarity[: len(images), : len(captions)]}
+    scored |= {name: in_blocks(SIMILARITIES[name](), images, captions) for name in SETS if name != own}
     rows = []
     for name, similarity in scored.items():
         table = recall_table(*ranks(similarity, owner), ties)
         rows.append([name, *(number(value) for value in (*_recalls(table), table.rsum))])
     caption = (
         f"{view.name}: the same embedding sets compared by its own similarity and by others, which it was "
-        f"not trained with; the first {min(SOME, len(images)):,} images and their {len(owner):,} captions, recall in "
+        f"not trained with; the first {len(images):,} images and their {len(captions):,} captions, recall in "
         "percent."
     )
-    header = ["similarity", *(f"{short} R@{k}" for short in ("i→t", "t→i") for k in (1, 5, 10)), "RSUM"]
-    return Table(caption, header, rows)
+    return Table(caption, ["similarity", *RECALLS, "RSUM"], rows)

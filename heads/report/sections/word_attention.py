@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...modules.embedding import Sequence, each
+from ...modules.embedding import Sequence
 from ...modules.similarity import CrossAttention
 from ..figures import number
 from ..pictures import Pictures
@@ -23,13 +23,7 @@ WORDS = 24  # of a caption that are drawn
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a caption.
-
-    Attributes:
-        text: the word.
-        map: its attention over the image, as SVG.
-        most: its largest weight, percent.
-    """
+    """A word of a caption, its attention over the image as SVG, and its largest weight in percent."""
 
     text: str
     map: str
@@ -44,7 +38,7 @@ class Caption:
         title: why it is shown.
         text: of the caption.
         score: its similarity with the image.
-        even: what each weight would be if attention looked nowhere, percent.
+        even: what each weight would be if all were equal, percent.
         words: its first words.
         more: how many words are not shown.
     """
@@ -59,14 +53,7 @@ class Caption:
 
 @dataclass(frozen=True)
 class Read:
-    """An image and the captions that it is compared with.
-
-    Attributes:
-        name: of the image.
-        picture: as SVG.
-        rows: how many regions or cells the attention is over.
-        captions: its own closest one, and where the run prefers another, that.
-    """
+    """An image as SVG, how many cells or regions it has, and the captions that it is compared with."""
 
     name: str
     picture: str
@@ -95,8 +82,8 @@ def words_over_images(view: View, pictures: Pictures, seed: int) -> Reading | No
     """Return the words' attention over a few random images; None where the run compares without cross-attention."""
     if not isinstance(view.model.compare, CrossAttention):
         return None
-    what = "cells" if view.image_set.kind == "grid" else "regions"
-    chosen = drawn(np.unique(view.embedded.caption_image.numpy()), IMAGES, seed)
+    what = "cells" if view.batches.image_set.kind == "grid" else "regions"
+    chosen = drawn(np.unique(view.scores.caption_image.numpy()), IMAGES, seed)
     reason = why_no_places(view, pictures, chosen)
     shown = [] if reason else [_read(view, pictures, image) for image in chosen]
     images = [one for one in shown if one]
@@ -106,19 +93,19 @@ def words_over_images(view: View, pictures: Pictures, seed: int) -> Reading | No
 @torch.no_grad()
 def word_weights(view: View, image: int, caption: int) -> Tensor:
     """Return the cross-attention between the rows of an image and the words of a caption, ``[N, L]``."""
-    images, captions = view.embedded.image.embedding, view.embedded.text.embedding
+    images, captions = view.image.embedding, view.text.embedding
     assert isinstance(images, Sequence) and isinstance(captions, Sequence)
-    one, other = each(lambda t: t[[image]], images), each(lambda t: t[[caption]], captions)
-    weights: Tensor = view.model.compare.weights(one, other)[0, 0]  # type: ignore[operator]
-    return weights[: int(images.length[image]), : int(captions.length[caption])].cpu()
+    one, other = (Sequence(*(t[[row]] for t in side)) for row, side in ((image, images), (caption, captions)))
+    weights = _compare(view).weights(one, other)[0, 0]
+    return weights[: int(one.length), : int(other.length)].cpu()
 
 
 def words_of(view: View, caption: int) -> list[str]:
     """Return the words of a caption as the run reads them; tokens of a language model are numbered."""
     vocabulary = view.run.vocabulary
     if vocabulary is None:
-        return [f"token {number + 1}" for number in range(int(view.embedded.text.length[caption]))]
-    numbers = view.caption_set.token(view.embedded.caption_rows[[caption]])
+        return [f"token {number + 1}" for number in range(int(view.text.length[caption]))]
+    numbers = view.batches.caption_set.token(view.batches.caption_rows[[caption]])
     return [vocabulary[number] if number else "(unknown word)" for number in numbers.tolist()]
 
 
@@ -126,19 +113,20 @@ def _read(view: View, pictures: Pictures, image: int) -> Read | None:
     place = place_of(view, pictures, image)
     if place is None:
         return None
-    own = (view.embedded.caption_image == image).nonzero()[:, 0]
-    closest = int(own[view.similarity[image].cpu()[own].argmax()])
-    first = int(view.found_captions[image])
+    own = (view.scores.caption_image == image).nonzero()[:, 0]
+    closest = int(own[view.scores.similarity[image].cpu()[own].argmax()])
     captions = [_caption(view, place, image, closest, "The closest of its own captions")]
-    if not view.image_hits[image]:
+    way = view.ways["image_to_text"]
+    if not way.hits[image]:
+        first = int(way.found[image])
         captions.append(_caption(view, place, image, first, "The caption that is found first, of another image"))
-    name = view.embedded.ids[image]
-    picture = place.picture.svg(described(name, view.embedded.texts[closest]))
-    return Read(name, picture, int(view.embedded.image.length[image]), captions)
+    name = view.scores.ids[image]
+    picture = place.picture.svg(described(name, view.scores.texts[closest]))
+    return Read(name, picture, int(view.image.length[image]), captions)
 
 
 def _caption(view: View, place: Place, image: int, caption: int, title: str) -> Caption:
-    weights, name, text = word_weights(view, image, caption), view.embedded.ids[image], view.embedded.texts[caption]
+    weights, name, text = word_weights(view, image, caption), view.scores.ids[image], view.scores.texts[caption]
     words = [
         Word(word, place.drawn(over.numpy(), f"Attention of '{word}' over image {name}"), _percent(float(over.max())))
         for word, over in zip(words_of(view, caption)[:WORDS], weights.T[:WORDS], strict=True)
@@ -146,15 +134,20 @@ def _caption(view: View, place: Place, image: int, caption: int, title: str) -> 
     return Caption(
         title,
         text,
-        score=number(float(view.similarity[image, caption])),
+        score=number(float(view.scores.similarity[image, caption])),
         even=_percent(1 / weights.shape[0 if _by_word(view) else 1]),
         words=words,
         more=weights.shape[1] - len(words),
     )
 
 
+def _compare(view: View) -> CrossAttention:
+    assert isinstance(view.model.compare, CrossAttention)
+    return view.model.compare
+
+
 def _by_word(view: View) -> bool:
-    return view.model.compare.direction == "t-i"
+    return _compare(view).direction == "t-i"
 
 
 def _percent(share: float) -> str:

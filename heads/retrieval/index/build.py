@@ -3,23 +3,27 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Several
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ...modules.embedding import Embedding, Gaussian, Sequence
+from ....pipeline.cache.lease import locked
+from ....pipeline.errors import RunError
+from ...modules.embedding import Embedding, Gaussian, Sequence, each
 from .candidates import Candidates, Effort, Kind, training_size
 from .effort import K, Measurement, cheapest, measure
-from .exact import Compare, one, search_exactly
-from .folder import Facts, appearing, entry_of, write_record
+from .exact import Compare, search_exactly
+from .folder import Facts, entry_of, holds, read_record, require_part, short, write_record
 from .items import Items, append
 from .vectors import Form, vectors
 
 BLOCK = 1 << 16  # elements read and handed to FAISS in one go
 QUERIES = "queries.safetensors"
+PLACE = ("store", "split")  # facts in which what is added may differ
 
 
 @dataclass(frozen=True)
@@ -68,59 +72,28 @@ class IndexReport:
     curve: list[Measurement]
 
 
-def build_index(
-    embeddings: Embedding | Iterable[Embedding],
-    ids: Several[str],
-    folder: str | Path,
-    *,
-    queries: Embedding,
-    compare: Compare,
-    form: Form,
-    facts: Facts,
-    labels: Several[str] | None = None,
-    options: IndexOptions = DEFAULTS,
-) -> IndexReport:
-    """Build an index in a folder that appears when it is whole.
-
-    Args:
-        embeddings: of N samples, in float32; or batches of them, which need not fit in memory together.
-        ids: of the samples.
-        folder: to be made.
-        queries: embeddings to measure the recall with, of the other modality; they are kept for `Index.add`.
-        compare: takes Q queries and N samples to ``[Q, N]``.
-        form: `form_of` the similarity.
-        facts: what the index depends on, of a `store` and a `split`; an index is only opened for the same.
-        labels: of the samples, file names or captions; None: the ids.
-        options: how.
-
-    Raises:
-        RunError: the folder exists, or FAISS is missing.
-        ValueError: there are not as many ids and labels as embeddings.
-    """
-    with appearing(Path(folder)) as partial:
-        record = write_items(partial, batches_of(embeddings), ids, ids if labels is None else labels, facts)
-        return write_candidates(partial, record, queries, compare, form, options)
-
-
-def write_items(
-    folder: Path, batches: Iterable[Embedding], ids: Several[str], labels: Several[str], facts: Facts
-) -> dict[str, Any]:
-    """Write the gallery of an index, without FAISS; return the record for `write_candidates`."""
-    items, files = append(folder, batches, ids, labels)
-    return {"items": items, "files": files, "parts": [{**facts, "samples": items["count"]}]}
-
-
 def write_candidates(
     folder: Path, record: dict[str, Any], queries: Embedding, compare: Compare, form: Form, options: IndexOptions
 ) -> IndexReport:
-    """Build the FAISS index of a folder with a gallery, measure, and write the record; as for `build_index`."""
+    """Build the FAISS index over a gallery, measure its recall, and finish the folder with the record.
+
+    Args:
+        folder: with the gallery.
+        record: what `append` gave.
+        queries: embeddings to measure the recall with, of the other modality; they are kept for `add`.
+        compare: takes Q queries and N samples to ``[Q, N]``.
+        form: `form_of` the similarity.
+        options: how.
+
+    Raises:
+        RunError: FAISS is missing.
+    """
     items = Items(folder, record["items"])
     rng = np.random.default_rng(options.seed)
-    share = training_size(options.kind, items.elements) / max(1, items.elements)
+    share = training_size(items.elements) / max(1, items.elements)
     rows = np.sort(rng.permutation(len(items))[: max(1, round(share * len(items)))])
     sample, inner_product = vectors(form, items.some(rows)), form == "cosines"
     candidates = Candidates.train(options.kind, sample, items.elements, inner_product=inner_product, seed=options.seed)
-    add_elements(candidates, items, form)
     (folder / QUERIES).write_bytes(save(_named(queries)))
     record = {
         **record,
@@ -130,48 +103,63 @@ def write_candidates(
         "wanted_recall": options.recall,
         "fixed_effort": options.effort is not None,
     }
-    return settle(folder, record, items, candidates, queries, compare, options.effort)
+    return _settle(folder, record, candidates, compare, options.effort)
 
 
-def add_elements(candidates: Candidates, items: Items, form: Form, first: int = 0) -> None:
-    """Put the elements of all samples from row `first` on into a FAISS index."""
-    for _, block in items.blocks(max(1, BLOCK // items.size), first):
-        candidates.add(vectors(form, block))
+def add(
+    folder: Path,
+    batches: Iterable[Embedding],
+    ids: Several[str],
+    labels: Several[str],
+    facts: Facts,
+    compare: Compare,
+) -> IndexReport:
+    """Add samples after those that are in an index, and choose its effort anew. Stopped, nothing has changed.
+
+    Arguments as of `append` and `write_candidates`.
+
+    Raises:
+        RunError: the samples are of another run or modality, are in the index already, or another process adds.
+        ValueError: they are of another kind or width.
+    """
+    with locked(folder, RunError(f"another process is adding to {folder}; wait until it has ended")):
+        record = read_record(folder)
+        _require_addable(folder, record["parts"], facts)
+        old, first = record["elements"], record["items"]["count"]
+        candidates = Candidates.open(folder / old, record["kind"], mapped=False)
+        record |= append(folder, batches, ids, labels, facts, record)
+        del record["files"][old]
+        fixed = Effort(**record["effort"]) if record["fixed_effort"] else None
+        report = _settle(folder, record, candidates, compare, fixed, first)
+        (folder / old).unlink()
+    return report
 
 
-def batches_of(embeddings: Embedding | Iterable[Embedding]) -> Iterable[Embedding]:
-    """Return embeddings, given at once or in batches, as batches."""
-    return [embeddings] if isinstance(embeddings, Tensor | Gaussian | Sequence) else embeddings
+def _require_addable(folder: Path, parts: list[Facts], facts: Facts) -> None:
+    require_part(folder, parts, {key: value for key, value in facts.items() if key not in PLACE})
+    if holds(parts, facts):
+        place = ", ".join(f"{key} {short(facts[key])}" for key in PLACE if key in facts)
+        raise RunError(f"{folder} has these samples already ({place}); add another split or store")
 
 
-def settle(
+def _settle(
     folder: Path,
     record: dict[str, Any],
-    items: Items,
     candidates: Candidates,
-    queries: Embedding,
     compare: Compare,
     effort: Effort | None,
-    generation: int = 0,
+    first: int = 0,
 ) -> IndexReport:
-    """Write the FAISS index, measure its recall, choose the effort, and at last write the record.
-
-    Args:
-        folder: of the index.
-        record: what is known so far.
-        items: the gallery.
-        candidates: of all its elements.
-        queries: to measure with, the ones that were saved.
-        compare: takes Q queries and N samples to ``[Q, N]``.
-        effort: to take in place of a chosen one.
-        generation: how often something was added; it names the file.
-    """
+    """Put the samples from row `first` on into the FAISS index and write it, then measure, and write the record."""
+    items, form, wanted = Items(folder, record["items"]), record["form"], record["wanted_recall"]
+    for _, block in items.blocks(max(1, BLOCK // items.size), first):
+        candidates.add(vectors(form, block))
+    queries = _embedding(load_file(folder / QUERIES))
     exact = [rows for rows, _ in search_exactly(queries, items, compare, K)]
-    asked = [vectors(record["form"], one(queries, row), query=True) for row in range(len(exact))]
-    wanted = record["wanted_recall"]
+    asked = [vectors(form, each(itemgetter(slice(row, row + 1)), queries), query=True) for row in range(len(exact))]
     curve = measure(candidates, items, asked, exact, wanted, effort)
     chosen = cheapest(curve, wanted)
-    name = f"elements-{generation}.faiss"
+    name = f"elements-{len(record['parts']) - 1}.faiss"
     candidates.write(folder / name)
     files = {**record["files"], name: entry_of(folder / name), QUERIES: entry_of(folder / QUERIES)}
     found = {
@@ -190,3 +178,10 @@ def settle(
 def _named(embedding: Embedding) -> dict[str, Tensor]:
     named = {"embedding": embedding} if isinstance(embedding, Tensor) else embedding._asdict()
     return {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
+
+
+def _embedding(named: dict[str, Tensor]) -> Embedding:
+    for kind in (Gaussian, Sequence):
+        if set(kind._fields) == set(named):
+            return kind(**named)
+    return named["embedding"]

@@ -5,18 +5,19 @@ Search*, TPAMI 2011); HNSW (Malkov and Yashunin, TPAMI 2018). Elements are kept 
 dimension; `pq`: one for several), as they only choose who is compared exactly; `flat` keeps them as they are.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from ....pipeline.errors import RunError
 
 Kind = Literal["ivf", "flat", "hnsw", "pq"]
-KINDS: tuple[Kind, ...] = ("ivf", "flat", "hnsw", "pq")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 PER_LIST = 39  # elements that a list is trained from; with fewer FAISS calls the centroids unreliable
 CHUNK = 1 << 20  # bytes written in one go
 NEIGHBOURS = 32  # of a node of HNSW
@@ -37,21 +38,17 @@ class Effort:
 
 
 def load_faiss() -> Any:
-    """Return the module faiss.
-
-    Raises:
-        RunError: it is not installed.
-    """
+    """Return the module faiss; RunError where it is not installed."""
     try:
         import faiss
     except ImportError as error:
-        raise RunError("an index needs FAISS, which is not installed; pip install 'xret[index]'") from error
+        raise RunError("an index needs FAISS, which is not installed: pip install 'xret[index]'") from error
     return faiss
 
 
 def lists_for(elements: int) -> int:
     """Return how many lists an inverted file of so many elements has: 4 times the root, if they can be trained."""
-    return max(1, min(round(4 * elements**0.5), elements // PER_LIST))
+    return max(1, min(round(4 * math.sqrt(elements)), elements // PER_LIST))
 
 
 class Candidates:
@@ -100,7 +97,7 @@ class Candidates:
         return cls(faiss.read_index(str(path), way if mapped else 0), kind)
 
     def __len__(self) -> int:
-        return self._index.ntotal
+        return int(self._index.ntotal)
 
     @property
     def lists(self) -> int:
@@ -136,7 +133,9 @@ class Candidates:
             parameters = made(nprobe=min(effort.probes, self.lists))
         elif self.kind == "hnsw":
             parameters = faiss.SearchParametersHNSW(efSearch=effort.probes)
-        return self._index.search(vectors, min(effort.candidates, len(self)), params=parameters)[1]
+        numbers: np.ndarray
+        _, numbers = self._index.search(vectors, min(effort.candidates, len(self)), params=parameters)
+        return numbers
 
     def work(self, effort: Effort) -> float:
         """Return roughly how many elements are looked at for an element of the query, the candidates included."""
@@ -147,7 +146,7 @@ class Candidates:
         return scanned + 4 * effort.candidates  # four bytes a dimension, and from anywhere
 
 
-def training_size(kind: Kind, elements: int) -> int:
+def training_size(elements: int) -> int:
     """Return how many of so many elements `Candidates.train` learns from."""
     return min(elements, max(PER_LIST * lists_for(elements), 1 << 14))
 

@@ -1,4 +1,4 @@
-"""Exact search, one block of the gallery after the other, and the order of answers: by score, then by row."""
+"""Exact search, one block of the gallery after the other."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ....pipeline.device import within_memory
 from ....pipeline.errors import RunError
 from ...modules.embedding import Embedding, each
 from ...modules.similarity import in_blocks
-from ..hits import Modality
+from ..hits import Modality, best
 from .items import Items
 
 # Takes Q queries and N items to their similarities [Q, N], whichever of them are the images.
@@ -43,15 +43,6 @@ class RunCompare:
             return in_blocks(self.similarity, items, queries).T
 
 
-def best(rows: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the k highest of `scores [N]` and their `rows [N]`, best first, equal ones by row; all where N < k."""
-    if len(scores) > k:
-        kept = scores >= np.partition(scores, -k)[-k]
-        rows, scores = rows[kept], scores[kept]
-    order = np.lexsort((rows, -scores))[:k]
-    return rows[order], scores[order]
-
-
 @torch.no_grad()
 def scores_of(compare: Compare, queries: Embedding, items: Embedding) -> np.ndarray:
     """Return the similarities of Q queries and N items, float32 ``[Q, N]``.
@@ -66,14 +57,7 @@ def scores_of(compare: Compare, queries: Embedding, items: Embedding) -> np.ndar
 
 
 def search_exactly(queries: Embedding, items: Items, compare: Compare, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Compare Q queries with every item.
-
-    Returns:
-        For each query the rows, int64, and scores, float32, of its k best answers: `best` of all.
-
-    Raises:
-        RunError: a similarity is not finite.
-    """
+    """Compare Q queries with every item; return for each query the rows and scores of its k best answers."""
     count = len(queries if isinstance(queries, Tensor) else queries[0])
     found = [(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in range(count)]
     step = max(1, min(CELLS // (max(1, count) * items.size**2), VALUES // (items.size * items.width)))
@@ -85,8 +69,3 @@ def search_exactly(queries: Embedding, items: Items, compare: Compare, k: int) -
             both = np.concatenate([old_rows, new_rows]), np.concatenate([old_scores, new_scores])
             found[query] = best(*both, k)
     return found
-
-
-def one(queries: Embedding, row: int) -> Embedding:
-    """Return one of several embeddings, as embeddings of one sample."""
-    return each(lambda tensor: tensor[row : row + 1], queries)

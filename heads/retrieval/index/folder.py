@@ -4,14 +4,14 @@
     *.bin           embeddings, ids and labels, appended to
     elements-N.faiss    FAISS over all elements, written anew at every addition
 
-What stands behind the recorded length of a file was left by an addition that was stopped: nobody reads it, and the
+What stands after the recorded length of a file was left by an addition that was stopped: nobody reads it, and the
 next addition writes over it. A folder without a record is unfinished.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,25 +38,25 @@ class GrowingFile:
     """
 
     def __init__(self, path: Path, entry: dict[str, int] | None = None) -> None:
-        self.bytes, self.crc = (entry["bytes"], entry["crc32c"]) if entry else (0, 0)
+        self._bytes, self._crc = (entry["bytes"], entry["crc32c"]) if entry else (0, 0)
         path.touch()
         self._file = path.open("r+b")
-        self._file.truncate(self.bytes)
-        self._file.seek(self.bytes)
+        self._file.truncate(self._bytes)
+        self._file.seek(self._bytes)
 
     def write(self, values: np.ndarray) -> None:
         """Append an array's bytes."""
         flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         self._file.write(flat.data)
-        self.crc = _extended(self.crc, flat)
-        self.bytes += len(flat)
+        self._crc = google_crc32c.extend(self._crc, flat)
+        self._bytes += len(flat)
 
     def close(self) -> dict[str, int]:
         """Bring all to the disk; return the entry for the record."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        return {"bytes": self.bytes, "crc32c": self.crc}
+        return {"bytes": self._bytes, "crc32c": self._crc}
 
 
 def entry_of(path: Path) -> dict[str, int]:
@@ -69,10 +69,10 @@ def entry_of(path: Path) -> dict[str, int]:
 
 def checksum(path: Path, size: int) -> int:
     """Return the crc32c of the first `size` bytes of a file."""
-    crc, buffer = 0, np.empty(min(CHUNK, size), np.uint8)
+    crc = 0
     with path.open("rb") as file:
-        while size and (count := file.readinto(buffer[:size].data)):
-            crc, size = _extended(crc, buffer[:count]), size - count
+        while chunk := file.read(min(CHUNK, size)):
+            crc, size = google_crc32c.extend(crc, chunk), size - len(chunk)
     return crc
 
 
@@ -88,12 +88,12 @@ def read_record(folder: Path) -> dict[str, Any]:
     """Return the record of an index, after checking it and every byte of the files that it names.
 
     Raises:
-        RunError: it is no index, an unfinished or a damaged one, or one of another version.
+        RunError: there is no index; or it is unfinished, damaged, or of another version.
     """
     if not (folder / RECORD).is_file():
-        raise RunError(f"{folder} is no index, or one that was never finished; make one with `xret index RUN --out …`")
+        raise RunError(f"{folder} is not an index, or was never finished; make one with `xret index RUN --out …`")
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record: dict[str, Any] = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         digest = record.pop("digest")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise _damaged(folder, RECORD) from error
@@ -108,23 +108,28 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
+def holds(parts: Iterable[Facts], facts: Facts) -> bool:
+    """Return whether one of the `parts` of an index has all these facts."""
+    return any(facts.items() <= part.items() for part in parts)
+
+
 def require_part(folder: Path, parts: list[Facts], expected: Facts) -> None:
     """Raise RunError, naming what differs, if none of the `parts` of an index has the `expected` facts."""
-    differing = [[key for key in expected if part.get(key) != expected[key]] for part in parts]
-    if all(differing):
-        keys = min(differing, key=len)
-        part = parts[differing.index(keys)]
-        if "weights" in keys:
-            there, here = short(part.get("weights")), short(expected["weights"])
-            raise RunError(
-                f"{folder} is an index of another run: the weights there have the SHA-256 {there}…, those of this run"
-                f" {here}…; name the run that it was built from, or build one of this run with `xret index RUN --out …`"
-            )
-        what = "; ".join(f"{key} is {short(part.get(key))} there and {short(expected[key])} here" for key in keys)
+    if holds(parts, expected):
+        return
+    differing = ([key for key in expected if part.get(key) != expected[key]] for part in parts)
+    keys, part = min(zip(differing, parts, strict=True), key=lambda pair: len(pair[0]))
+    if "weights" in keys:
+        there, here = short(part.get("weights")), short(expected["weights"])
         raise RunError(
-            f"{folder} is an index of something else: {what}; name the same as it was built of, or build another with"
-            " `xret index RUN --out …`"
+            f"{folder} is an index of another run: the weights there have the SHA-256 {there}…, those of this run"
+            f" {here}…; name the run that it was built from, or build one of this run with `xret index RUN --out …`"
         )
+    what = "; ".join(f"{key} is {short(part.get(key))} there and {short(expected[key])} here" for key in keys)
+    raise RunError(
+        f"{folder} is an index of something else: {what}; name what it was built from, or build another with"
+        " `xret index RUN --out …`"
+    )
 
 
 @contextmanager
@@ -140,8 +145,10 @@ def appearing(path: Path) -> Iterator[Path]:
         yield partial
 
 
-def _extended(crc: int, flat: np.ndarray) -> int:
-    return google_crc32c.extend(crc, flat) if len(flat) else crc
+def short(value: object) -> str:
+    """Return a fact as it is shown: of a digest the beginning."""
+    text = str(value)
+    return text[:8] if len(text) == 64 else text  # a SHA-256
 
 
 def _digest(record: dict[str, Any]) -> str:
@@ -150,9 +157,3 @@ def _digest(record: dict[str, Any]) -> str:
 
 def _damaged(folder: Path, name: str) -> RunError:
     return RunError(f"{folder / name} is missing or damaged; build the index again with `xret index RUN --out …`")
-
-
-def short(value: object) -> str:
-    """Return a fact as it is shown: of a digest the beginning."""
-    text = str(value)
-    return text[:8] if len(text) == 64 else text  # a SHA-256

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ...modules.embedding import Embedding, Gaussian, Sequence, kind_of
 from ...modules.padding import valid_rows
-from .folder import GrowingFile
+from .folder import Facts, GrowingFile
 
 
 class Items:
@@ -22,39 +22,36 @@ class Items:
         record: what `append` gave.
 
     Attributes:
-        kind: of the embeddings, by `kind_of`.
-        count: N.
-        ids: of the samples, by row.
-        labels: of the samples, by row: file names of images, or captions.
+        ids, labels: of the samples, by row; labels are file names of images, or captions.
     """
 
     def __init__(self, folder: Path, record: dict[str, Any]) -> None:
-        self.kind: str = record["kind"]
-        self.count: int = record["count"]
+        self._kind: str = record["kind"]
+        self._count: int = record["count"]
         self._arrays = {name: _mapped(folder / f"{name}.bin", shape) for name, shape in record["shapes"].items()}
-        self.ids, self.labels = _Texts(folder, "id", self.count), _Texts(folder, "label", self.count)
+        self.ids, self.labels = _Texts(folder, "id", self._count), _Texts(folder, "label", self._count)
         # Where the elements of each sample of a sequence begin; of other kinds it follows from the shape.
         self._starts = None
-        if self.kind == "sequence":
-            length = np.fromfile(folder / "length.bin", np.int64, self.count)
+        if self._kind == "sequence":
+            length = np.fromfile(folder / "length.bin", np.int64, self._count)
             self._starts = np.concatenate([[0], np.cumsum(length)])
 
     def __len__(self) -> int:
-        return self.count
+        return self._count
 
     @property
     def elements(self) -> int:
         """How many elements all samples have together."""
         if self._starts is not None:
             return int(self._starts[-1])
-        return self.count * self.size
+        return self._count * self.size
 
     @property
     def size(self) -> int:
         """How many elements a sample has, on average and at least one."""
         if self._starts is not None:
-            return max(1, round(self.elements / max(1, self.count)))
-        return self._arrays["embedding"].shape[1] if self.kind == "set" else 1
+            return max(1, round(self.elements / max(1, self._count)))
+        return self._arrays["embedding"].shape[1] if self._kind == "set" else 1
 
     @property
     def width(self) -> int:
@@ -70,43 +67,46 @@ class Items:
     def some(self, rows: np.ndarray | slice) -> Embedding:
         """Return the embeddings in these rows, read from the disk or the system's cache."""
         if self._starts is not None:
-            rows = np.arange(self.count)[rows]
+            rows = np.arange(self._count)[rows]
             parts = [torch.from_numpy(self._arrays["rows"][self._starts[r] : self._starts[r + 1]].copy()) for r in rows]
             length = torch.tensor([len(part) for part in parts])
             return Sequence(pad_sequence(parts, batch_first=True), length)
         found = [torch.from_numpy(np.array(array[rows])) for array in self._arrays.values()]
-        return Gaussian(*found) if self.kind == "gaussian" else found[0]
+        return Gaussian(*found) if self._kind == "gaussian" else found[0]
 
     def blocks(self, size: int, first: int = 0) -> Iterator[tuple[int, Embedding]]:
         """Yield all embeddings from row `first` on, `size` at a time, each block with its first row."""
-        for begin in range(first, self.count, size):
+        for begin in range(first, self._count, size):
             yield begin, self.some(slice(begin, begin + size))
 
 
 def append(
     folder: Path,
-    parts: Iterable[Embedding],
+    batches: Iterable[Embedding],
     ids: Several[str],
     labels: Several[str],
+    facts: Facts,
     record: dict[str, Any] | None = None,
-    entries: dict[str, dict[str, int]] | None = None,
-) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
+) -> dict[str, Any]:
     """Write embeddings, batch by batch, after those that are there.
 
     Args:
         folder: of the index.
-        parts: batches of embeddings of one kind.
+        batches: embeddings of one kind.
         ids: of all of them.
-        labels: of all of them.
-        record, entries: what the last call returned; None where there is nothing yet.
+        labels: of all of them, file names or captions.
+        facts: what they depend on, of a `store` and a `split`; an index is only opened for the same.
+        record: of the index; None where there is nothing yet.
 
     Returns:
-        What `Items` reads them by, and the entries of the files.
+        What of the record changes: `items`, by which `Items` reads them, `files` and `parts`.
 
     Raises:
         ValueError: the embeddings are of another kind or shape than those there, or not as many as ids and labels.
     """
-    entries = dict(entries or {})
+    record = record or {"items": {"kind": "", "count": 0, "shapes": {}}, "files": {}, "parts": []}
+    kind, before, shapes = (record["items"][key] for key in ("kind", "count", "shapes"))
+    entries: dict[str, dict[str, int]] = record["files"]
     files: dict[str, GrowingFile] = {}
 
     def write(name: str, values: np.ndarray) -> None:
@@ -114,16 +114,14 @@ def append(
             files[name] = GrowingFile(folder / f"{name}.bin", entries.get(f"{name}.bin"))
         files[name].write(values)
 
-    kind, shapes = (record["kind"], record["shapes"]) if record else ("", {})
-    before = record["count"] if record else 0
     count = 0
     try:
-        for part in parts:
-            arrays, length = _arrays(part)
+        for batch in batches:
+            arrays, length = _arrays(batch)
             grown = {name: [shapes.get(name, [0])[0] + len(a), *a.shape[1:]] for name, a in arrays.items()}
-            if kind and (kind_of(part) != kind or any(grown[name][1:] != shapes[name][1:] for name in shapes)):
-                raise ValueError(f"{kind_of(part)} embeddings {grown} do not fit {kind} embeddings {shapes}")
-            kind, shapes, count = kind_of(part), grown, count + len(length)
+            if kind and (kind_of(batch) != kind or any(grown[name][1:] != shapes[name][1:] for name in shapes)):
+                raise ValueError(f"{kind_of(batch)} embeddings {grown} do not fit {kind} embeddings {shapes}")
+            kind, shapes, count = kind_of(batch), grown, count + len(length)
             for name, values in arrays.items():
                 write(name, values)
             if kind == "sequence":
@@ -137,7 +135,11 @@ def append(
             write(name, np.frombuffer(b"".join(encoded), np.uint8))
     finally:
         closed = {f"{name}.bin": file.close() for name, file in files.items()}
-    return {"kind": kind, "count": before + count, "shapes": shapes}, {**entries, **closed}
+    return {
+        "items": {"kind": kind, "count": before + count, "shapes": shapes},
+        "files": {**entries, **closed},
+        "parts": [*record["parts"], {**facts, "samples": count}],
+    }
 
 
 class _Texts:
@@ -160,12 +162,9 @@ def _mapped(path: Path, shape: list[int], dtype: Any = np.float32) -> np.ndarray
 
 def _arrays(embedding: Embedding) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Return what is written of a batch, and how many rows each sample has."""
-    if isinstance(embedding, Gaussian):
-        named = {"mean": embedding.mean, "log_variance": embedding.log_variance}
-    elif isinstance(embedding, Sequence):
+    if isinstance(embedding, Sequence):
         return {"rows": _numpy(embedding.rows[valid_rows(*embedding)])}, embedding.length.cpu().numpy().astype(np.int64)
-    else:
-        named = {"embedding": embedding}
+    named = embedding._asdict() if isinstance(embedding, Gaussian) else {"embedding": embedding}
     arrays = {name: _numpy(tensor) for name, tensor in named.items()}
     return arrays, np.ones(len(next(iter(arrays.values()))), np.int64)
 

@@ -7,19 +7,22 @@ the same candidates. Without a scheduler the shards are searched here, one after
 
 from collections.abc import Callable
 from collections.abc import Sequence as Several
+from dataclasses import replace
+from heapq import merge
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ....pipeline.errors import RunError
 from ....pipeline.extraction.schedule import connect, count_workers, workers_of
 from ...modules.embedding import Embedding
-from ..hits import Answer
+from ..hits import Hit
 from .exact import Compare
 from .folder import RECORD, Facts
 from .search import Index
 
-# The indexes that are open in this process, each with the time of its record.
-_open: dict[tuple[str, tuple[tuple[str, Any], ...]], tuple[int, Index]] = {}
+# The indexes that are open in this process by their folder, each with the time of its record and the facts it has.
+_open: dict[str, tuple[tuple[int, Facts], Index]] = {}
 
 
 def shards_of(folder: str | Path) -> list[Path]:
@@ -37,11 +40,10 @@ class ShardedSearch:
         scheduler: the address of a Dask scheduler whose workers see the folders; None: search here.
 
     Attributes:
-        parts: of each shard the facts of what was put in, as of `Index`.
-        counts: how many samples each shard has.
+        parts: the facts of what was put into the shards, in their order, as of `Index`.
 
     Raises:
-        RunError: a shard is none, damaged, or of something else.
+        RunError: a shard is missing, damaged, or of something else.
         CacheError: no scheduler answers, or it has no worker, or one without this version of xret.
     """
 
@@ -49,71 +51,52 @@ class ShardedSearch:
         self, folders: Several[str | Path], facts: Facts, compare: Compare, scheduler: str | None = None
     ) -> None:
         self._folders = [str(Path(folder).resolve()) for folder in folders]
-        self._facts, self._compare = tuple(sorted(facts.items())), compare
-        self._cluster = None if scheduler is None else Cluster(scheduler)
+        self._facts, self._compare, self._workers = facts, compare, ShardWorkers(scheduler)
         try:
-            self.parts: list[list[Facts]] = self._each(_parts)
+            self.parts: list[Facts] = [part for parts in self._each(_parts) for part in parts]
         except BaseException:
             self.close()
             raise
-        self.counts = [sum(part["samples"] for part in parts) for parts in self.parts]
-
-    def __enter__(self) -> "ShardedSearch":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __len__(self) -> int:
-        return sum(self.counts)
+        return sum(part["samples"] for part in self.parts)
 
     def close(self) -> None:
         """Leave the cluster."""
-        if self._cluster is not None:
-            self._cluster.close()
+        self._workers.close()
 
-    def answers(self, query: Embedding, k: int, *, exact: bool = False) -> list[Answer]:
+    def hits(self, query: Embedding, k: int) -> list[Hit]:
         """Return the k best answers of all shards, best first, equal ones in the order of the shards and their rows.
-
-        Args:
-            query: embedding of one sample.
-            k: from 1.
-            exact: compare with every sample, not only with candidates.
 
         Raises:
             RunError: a shard has changed into something else or is damaged, or a task killed its workers.
             CacheError: there is no worker any more.
         """
-        found, first = [], 0
-        for count, answers in zip(self.counts, self._each(_answers, query, k, self._compare, exact), strict=True):
-            found += [answer._replace(row=first + answer.row) for answer in answers]
-            first += count
-        return sorted(found, key=lambda answer: (-answer.score, answer.row))[:k]
+        found = merge(*self._each(_hits, query, k, self._compare), key=lambda hit: -hit.score)
+        return [replace(hit, rank=rank) for rank, hit in enumerate(islice(found, k), 1)]
 
     def _each(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return what `work` gives for every shard."""
-        tasks = [(folder, self._facts, *arguments) for folder in self._folders]
-        if self._cluster is None:
-            return [work(*task) for task in tasks]
-        return self._cluster.run(work, tasks)
+        return self._workers.run(work, [(folder, self._facts, *arguments) for folder in self._folders])
 
 
-class Cluster:
-    """An existing Dask cluster. A task's shard goes to the same worker each time, so that it is open there already."""
+class ShardWorkers:
+    """Those of the Dask cluster at an address, or, where that is None, this process alone.
 
-    def __init__(self, address: str) -> None:
-        count_workers(address)  # refuses workers that could not run a task
-        self._address, self._client = address, connect(address)
+    A task's shard goes to the same worker each time, so that it is open there already.
+    """
 
-    def __enter__(self) -> "Cluster":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __init__(self, address: str | None) -> None:
+        self._address = address
+        self._client: Any = None
+        if address is not None:
+            count_workers(address)  # refuses workers that could not run a task
+            self._client = connect(address)
 
     def close(self) -> None:
         """Leave the cluster."""
-        self._client.close()
+        if self._client is not None:
+            self._client.close()
 
     def run(self, work: Callable[..., Any], tasks: list[tuple[Any, ...]]) -> list[Any]:
         """Return `work` of each task's arguments, in order.
@@ -122,6 +105,8 @@ class Cluster:
             RunError: a task killed its workers, or the scheduler went away; else what `work` raised.
             CacheError: as for `workers_of`.
         """
+        if self._address is None:
+            return [work(*task) for task in tasks]
         from distributed import KilledWorker
         from distributed.client import FutureCancelledError
 
@@ -133,29 +118,25 @@ class Cluster:
             for number, task in enumerate(tasks)
         ]
         try:
-            return self._client.gather(futures)
+            return list(self._client.gather(futures))
         except KilledWorker as error:
             raise RunError(f"a shard killed every worker it ran on ({error}); give the workers more memory") from error
         except FutureCancelledError as error:
             raise RunError(f"the Dask scheduler at {self._address} has gone; start one and try again") from error
 
 
-def _parts(folder: str, facts: tuple[tuple[str, Any], ...]) -> list[Facts]:
+def _parts(folder: str, facts: Facts) -> list[Facts]:
     return _opened(folder, facts).parts
 
 
-def _answers(
-    folder: str, facts: tuple[tuple[str, Any], ...], query: Embedding, k: int, compare: Compare, exact: bool
-) -> list[Answer]:
-    return _opened(folder, facts).answers(query, k, compare, exact=exact)
+def _hits(folder: str, facts: Facts, query: Embedding, k: int, compare: Compare) -> list[Hit]:
+    return _opened(folder, facts).hits(query, k, compare)
 
 
-def _opened(folder: str, facts: tuple[tuple[str, Any], ...]) -> Index:
+def _opened(folder: str, facts: Facts) -> Index:
     """Return an index, opened and checked once a process as long as its record stays as it is."""
     record = Path(folder, RECORD)
-    changed = record.stat().st_mtime_ns if record.is_file() else 0
-    known, index = _open.get((folder, facts), (None, None))
-    if index is None or known != changed:
-        index = Index.open(folder, dict(facts))
-        _open[folder, facts] = changed, index
-    return index
+    state = record.stat().st_mtime_ns if record.is_file() else 0, facts
+    if folder not in _open or _open[folder][0] != state:
+        _open[folder] = state, Index(folder, facts)
+    return _open[folder][1]

@@ -24,7 +24,7 @@ def open_upload(data: bytes | bytearray) -> Image.Image:
         raise _too_many_pixels() from error
     except Exception as error:  # Pillow's readers raise all kinds of errors on damaged files
         known = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        raise QueryError(f"this is no picture that can be read; send a {known} file") from error
+        raise QueryError(f"this is not a picture that can be read; send a {known} file") from error
     with image:
         if image.width * image.height > MOST_PIXELS:
             raise _too_many_pixels()

@@ -129,7 +129,7 @@ def listen(host: str, port: int) -> socket.socket:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited; without it answers wait 40 ms
         return listening
     except (OSError, UnicodeError) as error:
-        said = getattr(error, "strerror", None) or "this is no name of a host"
+        said = getattr(error, "strerror", None) or "this is not the name of a host"
         reason = said.lower().partition(" (while attempting")[0]  # create_server repeats the address
         raise XretError(
             f"the server cannot listen at {host}, port {port} ({reason}); give --host an address of this"

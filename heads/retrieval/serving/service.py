@@ -1,16 +1,17 @@
 """What the page shows and the endpoint answers: plain functions over a `Retriever`, run in worker threads."""
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from PIL import Image
-from torch import Tensor
 
 from ....pipeline.data.images import jpeg, thumbnail
 from ....pipeline.errors import CacheError, ManifestError, RunError, XretError
-from ..hits import Hit, Modality, deviation
-from ..retriever import Retriever
+from ..hits import Hit, Modality
+from ..retriever import Query, Retriever
 from .pictures import open_upload
 
 EXAMPLES, EXAMPLE_LENGTH = 4, 80  # captions that the page offers as queries, and their characters at most
@@ -18,20 +19,65 @@ SIZES = {"small": 400, "large": 1200}  # of a picture on the page, pixels at mos
 KEPT = 256  # pictures for the page that stay in memory
 
 
+@dataclass(frozen=True)
+class About:
+    """What the page says about run and gallery; no path is told, only the run's name.
+
+    Attributes:
+        run, recipe, dataset, split: their names.
+        images, captions: how many are searched.
+        elements: of the set that a query becomes; 0 where it is none.
+        text, image: whether such queries can be answered.
+        pictures: whether the gallery's pictures can be shown.
+        examples: captions to try.
+    """
+
+    run: str
+    recipe: str
+    dataset: str
+    split: str
+    images: int
+    captions: int
+    elements: int
+    text: bool
+    image: bool
+    pictures: bool
+    examples: list[str]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is found for a query.
+
+    Attributes:
+        results: the hits.
+        seconds: that it took.
+        elements: what each element of the query's set looks for, if that was asked.
+        uncertainty: of the query; None for embeddings without one.
+        unknown: words of the query that are not in the run's vocabulary; None where there are none.
+    """
+
+    results: list[Hit]
+    seconds: float
+    elements: list[list[Hit]] | None = None
+    uncertainty: float | None = None
+    unknown: Sequence[str] | None = None
+
+
 class Service:
     """A retriever at work for many clients. Making it loads gallery and encoders, so that no query waits for them.
 
     Attributes:
-        elements: of the set that a query becomes; 0 where it is none.
+        about: what the page begins with.
         missing: why texts (``text``) or pictures (``image``) cannot be searched with; empty where both can.
         pictureless: why the gallery's pictures cannot be shown, or None.
 
     Raises:
-        XretError: neither text nor picture can be searched with, there is no gallery, or the index has more.
+        XretError: neither text nor picture can be searched with, the gallery is missing, or the index has more.
     """
 
     def __init__(self, retriever: Retriever) -> None:
-        self.retriever, gallery = retriever, retriever.gallery
+        self.retriever, run, gallery = retriever, retriever.run, retriever.gallery
         for answers in ("images", "captions"):
             self._require_own_index(answers)
         self._captions: list[list[str]] = [[] for _ in gallery.image_ids]
@@ -39,111 +85,92 @@ class Service:
             self._captions[int(row)].append(text)
         self._image_row = {name: row for row, name in enumerate(gallery.image_ids)}
         self._caption_row = dict(zip(gallery.caption_ids, gallery.caption_image.tolist(), strict=True))
-        self.elements = 0
-        queries: dict[str, str | Image.Image] = {
-            "text": gallery.texts[0].strip() or "a",
-            "image": Image.new("RGB", (64, 64)),
-        }
-        failures = {kind: error for kind, query in queries.items() if (error := self._try(query))}
-        if len(failures) == len(queries):
+        tried = {"text": self._try(gallery.texts[0].strip() or "a"), "image": self._try(Image.new("RGB", (64, 64)))}
+        failures = {kind: found for kind, found in tried.items() if isinstance(found, XretError)}
+        if len(failures) == len(tried):
             raise failures["text"]
         self.missing = {kind: str(error) for kind, error in failures.items()}
-        self._examples = [] if "text" in self.missing else self._find_examples()
         self.pictureless: str | None = None
         try:
             gallery.image_path(0)
         except (CacheError, ManifestError) as error:
             self.pictureless = str(error)
+        self.about = About(
+            run=run.path.resolve().name,
+            recipe=run.recipe.name,
+            dataset=gallery.dataset,
+            split=gallery.split,
+            images=len(gallery.image_ids),
+            captions=len(gallery.texts),
+            elements=max(found.elements for found in tried.values() if isinstance(found, Query)),
+            text="text" not in self.missing,
+            image="image" not in self.missing,
+            pictures=self.pictureless is None,
+            examples=[] if "text" in self.missing else self._find_examples(),
+        )
         self.picture = lru_cache(KEPT)(self._picture)
 
-    def about(self) -> dict[str, Any]:
-        """Return what the page says about run and gallery; no path is told, only the run's name."""
-        gallery = self.retriever.gallery
-        return {
-            "run": self.retriever.run.path.resolve().name,
-            "recipe": self.retriever.run.recipe.name,
-            "dataset": gallery.dataset,
-            "split": gallery.split,
-            "images": len(gallery.image_ids),
-            "captions": len(gallery.texts),
-            "elements": self.elements,
-            "text": "text" not in self.missing,
-            "image": "image" not in self.missing,
-            "pictures": self.pictureless is None,
-            "examples": self._examples,
-        }
-
-    def answer(self, query: str | bytes | bytearray, k: int, elements: bool) -> dict[str, Any]:
-        """Search with a text, or with the bytes of an image file.
-
-        Returns:
-            ``results``, hits as of `xret search --json` with the image's ``row`` and, of images, their ``captions``;
-            ``elements`` if asked for, such a list for each element of the query's set; of Gaussians the query's
-            ``uncertainty``; of a text with words that are not in the run's vocabulary these words, ``unknown``;
-            ``seconds``.
+    def answer(self, query: str | bytes | bytearray, k: int, elements: bool) -> Answer:
+        """Search with a text, or with the bytes of an image file, and where `elements` with each element of its set.
 
         Raises:
-            QueryError: the query is empty, no picture or without a known word, or there are no elements.
+            QueryError: the query is empty, not a picture or without a known word, or has no elements.
         """
         start = time.perf_counter()
-        sample = query if isinstance(query, str) else open_upload(query)
-        embedding, answers = self.retriever.encode_query(sample, k)
-        hits = self.retriever.nearest(embedding, answers, k)
-        result: dict[str, Any] = {"results": [self._to_dict(hit) for hit in hits]}
-        if elements:
-            each = self.retriever.nearest_to_elements(embedding, answers, k)
-            result["elements"] = [[self._to_dict(hit) for hit in hits] for hits in each]
-        spread = deviation(embedding)
-        if spread is not None:
-            result["uncertainty"] = float(spread[0])
-        if isinstance(sample, str) and (unknown := self.retriever.unknown_words([sample])):
-            result["unknown"] = unknown
-        result["seconds"] = round(time.perf_counter() - start, 4)
-        return result
+        encoded = self.retriever.encode_query(query if isinstance(query, str) else open_upload(query))
+        return Answer(
+            results=self.retriever.search(encoded, k),
+            elements=self.retriever.search_elements(encoded, k) if elements else None,
+            uncertainty=encoded.deviation,
+            unknown=encoded.unknown or None,
+            seconds=round(time.perf_counter() - start, 4),
+        )
+
+    def to_dict(self, answer: Answer) -> dict[str, Any]:
+        """Return what is known, ready for JSON; hits have the image's ``row`` and, of images, its ``captions``."""
+        lists = None if answer.elements is None else [self._hits_to_dicts(hits) for hits in answer.elements]
+        written = {**vars(answer), "results": self._hits_to_dicts(answer.results), "elements": lists}
+        return {key: value for key, value in written.items() if value is not None}
+
+    def _hits_to_dicts(self, hits: list[Hit]) -> list[dict[str, Any]]:
+        written = []
+        for hit in hits:
+            if hit.caption is not None:
+                written.append({**hit.to_dict(), "row": self._caption_row[hit.id]})
+            else:
+                row = self._image_row[hit.id]
+                written.append({**hit.to_dict(), "row": row, "captions": self._captions[row]})
+        return written
 
     def _picture(self, row: int, size: str) -> bytes:
-        """Return the image in a row of the gallery as a JPEG, ``small`` or ``large``.
-
-        Raises:
-            IndexError: there is no such row.
-            XretError: there is no file, or it is damaged.
-        """
+        """Return the image in a row of the gallery as a JPEG; IndexError where there is no such row."""
         if not 0 <= row < len(self.retriever.gallery.image_ids):
             raise IndexError(row)
         return jpeg(thumbnail(self.retriever.gallery.image_path(row), SIZES[size]))
 
     def _require_own_index(self, answers: Modality) -> None:
         gallery = self.retriever.gallery
-        count = len(gallery.image_ids if answers == "images" else gallery.texts)
-        searched = self.retriever.searched(answers)
+        count, searched = len(gallery.names(answers)[0]), self.retriever.searched(answers)
         if searched != count or self.retriever.searches_others(answers):
             raise RunError(
                 f"the index has {searched:,} {answers}, which are not the {count:,} of split {gallery.split}: the page"
                 " shows those of one split of one store; make an index of them alone with `xret index`"
             )
 
-    def _try(self, query: str | Image.Image) -> XretError | None:
-        """Search once, with a caption or a picture; return what it fails with."""
+    def _try(self, query: str | Image.Image) -> Query | XretError:
+        """Search once, with a caption or a picture; return the query, or what it fails with."""
         try:
             if isinstance(query, str):  # it need not have a word that the run knows
-                embedding = self.retriever.encode_captions([query])
-                self.retriever.nearest(embedding, "images", 1)
+                encoded = Query(self.retriever.encode_captions([query]), "images")
             else:
-                embedding, answers = self.retriever.encode_query(query)
-                self.retriever.nearest(embedding, answers, 1)
+                encoded = self.retriever.encode_query(query)
+            self.retriever.search(encoded, 1)
         except XretError as error:
             return error
-        self.elements = embedding.shape[1] if isinstance(embedding, Tensor) and embedding.ndim == 3 else 0
-        return None
+        return encoded
 
     def _find_examples(self) -> list[str]:
         """Return some captions, from all over the gallery, that are short and whose every word the run knows."""
         short = [text for text in self.retriever.gallery.texts if text.strip() and len(text) <= EXAMPLE_LENGTH]
         known = [text for text in short if not self.retriever.unknown_words([text])]
         return known[:: max(1, -(-len(known) // EXAMPLES))]
-
-    def _to_dict(self, hit: Hit) -> dict[str, Any]:
-        if hit.caption is not None:
-            return {**hit.to_dict(), "row": self._caption_row[hit.id]}
-        row = self._image_row[hit.id]
-        return {**hit.to_dict(), "row": row, "captions": self._captions[row]}

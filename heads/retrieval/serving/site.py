@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
@@ -93,7 +94,7 @@ class Site:
     async def about(self, _request: Request) -> Response:
         """Send what the page begins with: facts of run and gallery, and the limits."""
         limits = {"query_length": QUERY_LENGTH, "upload_bytes": UPLOAD_BYTES, "results": MOST_RESULTS}
-        return as_json({**self.service.about(), "limits": limits})
+        return as_json({**asdict(self.service.about), "limits": limits})
 
     async def picture(self, request: Request) -> Response:
         """Send an image of the gallery, by its row, as a JPEG; ``size`` is small or large."""
@@ -113,8 +114,8 @@ class Site:
         given = _parameters(request)
         k = _whole_number(given, "k", 10, 1, MOST_RESULTS)
         elements = bool(_whole_number(given, "elements", 0, 0, 1))
-        if elements and not self.service.elements:
-            raise HTTPException(400, "This run's embeddings are no sets: there are no elements to ask one by one.")
+        if elements and not self.service.about.elements:
+            raise HTTPException(400, "This run's embeddings are not sets: they have no elements to ask one by one.")
         if request.method != "POST":
             return await self._answer(request, "text", _text(given), k, elements)
         async with self._body(request) as body:
@@ -125,7 +126,7 @@ class Site:
             raise HTTPException(422, f"This run cannot search by {kind} here; the server's own messages say why.")
         try:
             call = self.searchers.run(self.service.answer, query, k, elements)
-            return as_json(await _unless_gone(request, call))
+            return as_json(self.service.to_dict(await _unless_gone(request, call)))
         except QueryError as error:
             sentence = str(error)
             raise HTTPException(400, f"{sentence[:1].upper()}{sentence[1:]}.") from error
@@ -205,7 +206,7 @@ def _whole_number(given: dict[str, str], name: str, default: int, least: int, mo
 def _text(given: dict[str, str]) -> str:
     text = given.get("q", "").strip()
     if not text:
-        raise HTTPException(400, "There is no q to search for; ask for example /api/search?q=two+red+boats.")
+        raise HTTPException(400, "q is missing; ask for example /api/search?q=two+red+boats.")
     if len(text) > QUERY_LENGTH:
         raise HTTPException(400, f"q is longer than {QUERY_LENGTH} characters.")
     return text

@@ -1,8 +1,7 @@
-"""What is said of a generated scene: five captions, each of another part of it.
+"""Five captions of a generated scene, each of another part of it.
 
-A caption is made from a claim, which is kept with the text, so that one can decide whether it also fits another
-scene: `things` (objects by number, with the attributes that are named), `relation` between two of them,
-`count`, `ground`.
+A caption is made from a claim, which is kept with the text so that one can tell whether it also fits another scene:
+`things` (objects by number, with the attributes that are named), `relation` between two of them, `count`, `ground`.
 """
 
 from random import Random
@@ -15,11 +14,7 @@ NUMBERS = ("no", "one", "two", "three", "four", "five")
 
 
 def describe(scene: Scene, random: Random) -> list[tuple[str, Claim]]:
-    """Return five captions of a scene, text and claim each.
-
-    Two objects on the ground; a relation of two; one object, its place and the ground; the number of objects on
-    the ground; and an abstract remark, true of many scenes.
-    """
+    """Return five captions of a scene, text and claim each."""
     order = random.sample(range(len(scene.things)), len(scene.things))
     pair, related, single = order[:2], [order[0], order[-1]], order[1 % len(order)]
     return [

@@ -1,7 +1,4 @@
-"""Generated scenes: a small data set of drawn pictures with captions, made here, the same for the same seed.
-
-It is written as any data set comes: JPEG files, a Karpathy JSON (with `regions`) and a manifest.
-"""
+"""Writes generated scenes as any data set comes: JPEG files, a Karpathy JSON (with `regions`) and a manifest."""
 
 import json
 from dataclasses import asdict
@@ -19,18 +16,17 @@ VERSION = 1  # rises when the same seed no longer gives the same files
 
 
 def generate_scenes(folder: str | Path, seed: int = 0, *, train: int = 800, val: int = 100, test: int = 100) -> Path:
-    """Draw a data set of scenes.
+    """Draw a data set of scenes, and return the path of its manifest.
 
-    Each picture depends on the seed and its number alone. The folder appears when all its files are written. Scenes
-    that are there already, made with the same arguments, are left as they are.
+    Each picture depends on the seed and its number alone. The folder appears when all its files are written. Scenes of
+    the same arguments that are there already stay as they are.
 
     Args:
         folder: where ``images/``, ``dataset_scenes.json`` and ``scenes.yaml`` go; new or empty.
         seed: another seed gives other scenes.
-        train: number of pictures of the split of this name; `val` and `test` likewise.
-
-    Returns:
-        The path of the manifest, ``scenes.yaml``.
+        train: number of pictures of this split.
+        val: likewise.
+        test: likewise.
 
     Raises:
         ManifestError: the folder holds something else, or cannot be written.
@@ -55,7 +51,7 @@ def generate_scenes(folder: str | Path, seed: int = 0, *, train: int = 800, val:
 
 
 def are_of_seed(folder: Path, seed: int) -> bool:
-    """Return whether scenes of this seed, all of them, lie in `folder`."""
+    """Return whether all scenes of this seed lie in `folder`."""
     path = folder / "scenes.yaml"
     return path.is_file() and path.read_bytes().startswith(_heading(seed).encode())
 

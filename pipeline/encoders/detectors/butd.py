@@ -32,7 +32,7 @@ _IDLE = ("predictor.bbox_pred.", "predictor.attribute_", "predictor.class_embedd
 
 
 class Picture(NamedTuple):
-    """A decoded picture: pixels float32 [3, H, W] on the CPU, and its (width, height) before it was resized."""
+    """A decoded picture: pixels float32 [3,H,W] on the CPU, and its (width, height) before it was resized."""
 
     pixels: Tensor
     size: tuple[int, int]
@@ -44,25 +44,15 @@ class ButdEncoder(RegionEncoder):
     A region is an RPN proposal, not the box that the detector makes of it: that is the box its feature was pooled
     from, and what the published TSV files hold. Boxes count pixels of the original image, from 0, x2 and y2 inside.
     A class counts from 0 in the published ``objects_vocab.txt``, background excluded: 0 to 1599.
-
-    Attributes:
-        channels: width of a feature, 2048.
     """
 
     name = "butd"
     channels = global_channels = 2048
 
     def __init__(self, weights: str, regions: tuple[int, int], device: str, trust: bool = False) -> None:
-        """Build the network and load its weights.
+        """Build the network and load its weights, a published file (`butd_checkpoints`) or ``random:SEED``.
 
-        Args:
-            weights: a published file (`butd_checkpoints` has the layouts), or ``random:SEED``.
-            regions: fewest and most regions of an image; the published features have (36, 36) or (10, 100).
-            device: where it runs.
-            trust: read pickles, too, which can run any code.
-
-        Raises:
-            EncoderError: the weights cannot be read or do not fit, or the numbers of regions make no sense.
+        Arguments and errors are those of `registry.load_visual`.
         """
         selection = Selection(*regions, proposals=PROPOSALS, confidence=0.2, overlap=0.3)
         weights_id, network = _load(DetectorNetwork, DETECTORS, weights, trust)
@@ -75,14 +65,7 @@ class ButdEncoder(RegionEncoder):
         super().__init__(selection, weights_id, preprocessing, "res5, mean")
 
     def decode(self, path: str | Path) -> tuple[Picture, tuple[int, int]]:
-        """Read an image and resize it: its shorter side to 600 pixels, unless the longer would exceed 1000.
-
-        Returns:
-            The picture, and its own (width, height).
-
-        Raises:
-            SampleError: the image cannot be read, or is far too long and narrow.
-        """
+        """Read an image and resize it: its shorter side to 600 pixels, unless the longer would exceed 1000."""
         image = open_image(path, longest=LONGEST)
         scale = self._scale(image.size)
         width, height = (round(side * scale) for side in image.size)
@@ -102,33 +85,19 @@ class ButdEncoder(RegionEncoder):
 
 
 class ButdGridEncoder(Grid):
-    """Encode images as the cells of the detector's backbone, run as an ordinary ResNet-101, and their mean.
-
-    Attributes:
-        rows: cells of the map, N.
-        channels: width of a cell, 2048; the mean has the same.
-    """
+    """Encode images as the cells of the detector's backbone, run as an ordinary ResNet-101, and their mean."""
 
     name = "butd-grid"
     channels = global_channels = 2048
     longest = None  # whatever its proportions, an image is stretched to the same square
 
     def __init__(self, weights: str, image_size: int, device: str, trust: bool = False) -> None:
-        """Build the network and load its weights.
+        """Build the network and load its weights, VSE∞'s ``original_updown_backbone.pth`` or ``random:SEED``.
 
-        Args:
-            weights: VSE∞'s ``original_updown_backbone.pth``, or ``random:SEED``.
-            image_size: side of the square that an image is stretched to, pixels; the papers' is 512.
-            device: where it runs.
-            trust: read pickles, too, which can run any code.
-
-        Raises:
-            EncoderError: the weights cannot be read or do not fit, or the size is too small.
+        Arguments and errors are those of `registry.load_visual`; the papers' `image_size` is 512.
         """
         if image_size < 64:
-            raise EncoderError(
-                f"{self.name} needs images of at least 64 pixels, not {image_size}; the papers' --image-size is 512"
-            )
+            raise EncoderError(f"{self.name}: --image-size {image_size} is below 64; the papers take 512")
         self.device = device
         weights_id, network = _load(GridNetwork, GRIDS, weights, trust)
         self.network = network.to(device, memory_format=torch.channels_last)
@@ -145,18 +114,13 @@ class ButdGridEncoder(Grid):
         self.versions = library_versions("torch", "torchvision", "PIL")
 
     def prepare(self, image: Image.Image) -> Tensor:
-        """Stretch an image to a square; return pixels float32 [3, S, S], blue first."""
+        """Stretch an image to a square; return pixels float32 [3,S,S], blue first."""
         return _resized(image, self._image_size, self._image_size)
 
-    def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what `encode` does as tensors on the device, through which gradients reach `network`."""
+    def _maps(self, pixels: Tensor) -> Tensor:
         images = (pixels.to(self.device) - self._mean).contiguous(memory_format=torch.channels_last)
-        local = self.network(images).flatten(2).transpose(1, 2).contiguous()
-        return local, local.mean(1)
-
-    def weights_id(self) -> str:
-        """Return what the identity of an encoder says of the weights, if it reads what `save` writes now."""
-        return digest(self.network.state_dict())
+        maps: Tensor = self.network(images)
+        return maps
 
     def save(self, path: Path) -> None:
         """Write the network as a ``.safetensors`` file in the published layout."""
@@ -164,7 +128,7 @@ class ButdGridEncoder(Grid):
 
 
 def _resized(image: Image.Image, height: int, width: int) -> Tensor:
-    """Resize as OpenCV's INTER_LINEAR does, without rounding; return float32 [3, H, W], blue first."""
+    """Resize as OpenCV's INTER_LINEAR does, without rounding; return float32 [3,H,W], blue first."""
     pixels = pil_to_tensor(image).flip(0)[None].float()
     return functional.interpolate(pixels, (height, width), mode="bilinear", align_corners=False)[0]
 
@@ -172,11 +136,11 @@ def _resized(image: Image.Image, height: int, width: int) -> Tensor:
 def _load(
     kind: type[DetectorNetwork] | type[GridNetwork], layouts: tuple[str, ...], weights: str, trust: bool
 ) -> tuple[str, Any]:
-    """Build a network on the CPU and fill it; return what its identity says of the weights, and itself."""
+    """Build a network on the CPU and fill it; return its weights' entry in an identity, and itself."""
     if weights == "imagenet":
         raise EncoderError(
-            "there are no weights 'imagenet' of bottom-up attention to download; give a file of the published"
-            " bottom-up-attention weights as --visual-weights"
+            "bottom-up attention has no weights 'imagenet' to download; give a file of its published weights as"
+            " --visual-weights"
         )
     source = seed_or_file(weights, imagenet=False)
     if isinstance(source, int):

@@ -52,16 +52,11 @@ _RULES = [
 
 
 def convert(weights: Mapping[str, Tensor], layouts: tuple[str, ...], origin: str) -> dict[str, Tensor]:
-    """Return published weights under the names, and in the order, of `DetectorNetwork` or `GridNetwork`.
-
-    Args:
-        weights: as `read_weights` gives them.
-        layouts: those it may have, `DETECTORS` or `GRIDS`.
-        origin: where they come from, for the message.
+    """Return published weights, read from `origin`, named and ordered as those of `DetectorNetwork` or `GridNetwork`.
 
     Raises:
-        EncoderError: they have no such layout; the message lists what is missing, unknown or of another shape in
-            the nearest, by the file's own names.
+        EncoderError: they have none of these layouts; the message lists by the file's own names what is missing,
+            unknown or of another shape in the nearest.
     """
     weights = {name: value for name, value in weights.items() if not name.endswith("num_batches_tracked")}
     layout = max(layouts, key=lambda name: _likeness(weights, name))
@@ -119,7 +114,7 @@ def _order_anchors(state: dict[str, Tensor], anchors: Tensor, origin: str) -> No
     for head in ("objectness_logits", "anchor_deltas"):
         for kind in ("weight", "bias"):
             value = state[f"rpn.{head}.{kind}"]
-            state[f"rpn.{head}.{kind}"] = value.unflatten(0, (ANCHORS, -1))[order].flatten(0, 1)
+            state[f"rpn.{head}.{kind}"] = value.reshape(ANCHORS, -1, *value.shape[1:])[order].flatten(0, 1)
 
 
 def _caffe_rows(state: dict[str, Tensor]) -> None:

@@ -25,7 +25,8 @@ class ConvNorm(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve and normalise."""
-        return self.norm(super().forward(input))
+        normalised: Tensor = self.norm(super().forward(input))
+        return normalised
 
 
 class Bottleneck(nn.Module):
@@ -39,9 +40,9 @@ class Bottleneck(nn.Module):
         self.shortcut = None if channels == 4 * width else ConvNorm(channels, 4 * width, 1, stride)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Return maps [B, 4·width, H/stride, W/stride]."""
+        """Return maps [B,4·width,H/stride,W/stride]."""
         inner = self.conv2(self.conv1(maps).relu_()).relu_()
-        return (self.conv3(inner) + (maps if self.shortcut is None else self.shortcut(maps))).relu_()
+        return functional.relu_(self.conv3(inner) + (maps if self.shortcut is None else self.shortcut(maps)))
 
 
 def stage(blocks: int, channels: int, width: int, stride: int, dilation: int = 1) -> nn.Sequential:
@@ -61,10 +62,11 @@ class Backbone(nn.Module):
         self.res4 = stage(23, 512, 256, 2)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return the feature map [B, 1024, ⌈H/16⌉, ⌈W/16⌉], or a cell fewer each way, of pixels [B, 3, H, W]."""
+        """Return the feature map [B,1024,⌈H/16⌉,⌈W/16⌉], or a cell fewer each way, of pixels [B,3,H,W]."""
         # Caffe pools without padding, and lets the last window overhang.
         pooled = functional.max_pool2d(self.stem(pixels).relu_(), 3, 2, ceil_mode=True)
-        return self.res4(self.res3(self.res2(pooled)))
+        maps: Tensor = self.res4(self.res3(self.res2(pooled)))
+        return maps
 
 
 class GridNetwork(nn.Module):
@@ -76,8 +78,9 @@ class GridNetwork(nn.Module):
         self.res5 = stage(3, 1024, 512, 2)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return the feature map [B, 2048, H', W'] of pixels [B, 3, H, W]."""
-        return self.res5(self.backbone(pixels))
+        """Return the feature map [B,2048,H',W'] of pixels [B,3,H,W]."""
+        maps: Tensor = self.res5(self.backbone(pixels))
+        return maps
 
 
 class ProposalHead(nn.Module):
@@ -90,17 +93,14 @@ class ProposalHead(nn.Module):
         self.anchor_deltas = nn.Conv2d(512, 4 * ANCHORS, 1)
 
     def forward(self, maps: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits [H·W·12] and deltas [H·W·12, 4] of the map of one image [1, 1024, H, W]."""
+        """Return logits [H·W·12] and deltas [H·W·12,4] of the map of one image [1,1024,H,W]."""
         hidden = self.conv(maps).relu_()
         logits, deltas = self.objectness_logits(hidden)[0], self.anchor_deltas(hidden)[0]
         return logits.permute(1, 2, 0).reshape(-1), deltas.permute(1, 2, 0).reshape(-1, 4)
 
 
 class Predictor(nn.Module):
-    """Classify regions; row 0 of the classes is background.
-
-    Boxes and attributes are not predicted; their weights are here because the published files have them.
-    """
+    """Classify regions, background first. The weights for boxes and attributes only have a place for the files'."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,8 +111,8 @@ class Predictor(nn.Module):
         self.attribute_score = nn.Linear(512, ATTRIBUTES + 1)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the scores [n, 1600] of region features [n, 2048]: a softmax with background, without it."""
-        return self.cls_score(features).softmax(1)[:, 1:]
+        """Return the scores [n,1600] of region features [n,2048]: a softmax with background, without it."""
+        return functional.softmax(self.cls_score(features), 1)[:, 1:]
 
 
 class DetectorNetwork(nn.Module):
@@ -126,15 +126,12 @@ class DetectorNetwork(nn.Module):
         self.predictor = Predictor()
 
     def forward(self, pixels: Tensor, smallest: float, proposals: int = PROPOSALS) -> tuple[Tensor, Tensor, Tensor]:
-        """Detect.
+        """Return the n proposals in pixels [n,4], the features pooled from them [n,2048], and their scores [n,1600].
 
         Args:
-            pixels: [1, 3, H, W], blue, green, red, less their means.
+            pixels: [1,3,H,W], blue, green, red, less their means.
             smallest: shortest side of a proposal, pixels.
             proposals: most of them.
-
-        Returns:
-            The n proposals in pixels [n, 4], the features pooled from them [n, 2048], and their scores [n, 1600].
         """
         maps = self.backbone(pixels)
         boxes = self.propose(maps, pixels.shape[2], pixels.shape[3], smallest, proposals)
@@ -142,12 +139,13 @@ class DetectorNetwork(nn.Module):
         return boxes, features, self.predictor(features)
 
     def propose(self, maps: Tensor, height: int, width: int, smallest: float, proposals: int = PROPOSALS) -> Tensor:
-        """Return the proposals [n, 4] for an image of the given size, from its feature map [1, 1024, H, W]."""
+        """Return the proposals [n,4] for an image of the given size, from its feature map [1,1024,H,W]."""
         logits, deltas = self.rpn(maps)
         anchors = grid_anchors(maps.shape[2], maps.shape[3], maps.device)
         boxes = clip(decode(anchors, deltas), height, width)
         return boxes[propose(boxes, logits, smallest, after=proposals)]
 
     def region_features(self, maps: Tensor, boxes: Tensor) -> Tensor:
-        """Return the features [n, 2048] of boxes [n, 4]: maxima of 14×14 parts, the last stage, the mean."""
-        return self.res5(roi_pool(maps, [boxes], _POOLED, 1 / STRIDE)).mean((2, 3))
+        """Return the features [n,2048] of boxes [n,4]: maxima of 14×14 parts, the last stage, the mean."""
+        last: Tensor = self.res5(roi_pool(maps, [boxes], _POOLED, 1 / STRIDE))
+        return last.mean((2, 3))

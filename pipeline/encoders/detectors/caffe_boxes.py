@@ -14,7 +14,7 @@ _LARGEST = math.log(1000 / 16)  # of a side's logarithmic factor; larger ones fi
 
 
 def cell_anchors() -> Tensor:
-    """Return the anchors of the first cell [12, 4]: ratio by ratio, and in each scale by scale.
+    """Return the anchors of the first cell [12,4]: ratio by ratio, and in each scale by scale.
 
     Each side is rounded before it is scaled, and the centre is 7.5, half a pixel off the middle of the cell: the
     published weights were trained with that (Ren et al., Faster R-CNN, 2015, section 3.1.1, and its Caffe code).
@@ -31,21 +31,17 @@ def cell_anchors() -> Tensor:
 
 
 def grid_anchors(height: int, width: int, device: torch.device) -> Tensor:
-    """Return the anchors of a feature map, row by row and cell by cell, [H·W·12, 4]."""
+    """Return the anchors of a feature map, row by row and cell by cell, [H·W·12,4]."""
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     shifts = torch.stack([x, y, x, y], -1).reshape(-1, 1, 4) * STRIDE
     return (cell_anchors() + shifts).reshape(-1, 4).to(device)
 
 
 def decode(boxes: Tensor, deltas: Tensor) -> Tensor:
-    """Move and stretch boxes as a regression says (Girshick et al., R-CNN, 2014, equations 1 to 4).
+    """Move and stretch boxes [n,4] as a regression says (Girshick et al., R-CNN, 2014, equations 1 to 4).
 
-    Args:
-        boxes: [n, 4].
-        deltas: [n, 4]: shifts of the centre in widths and heights, and logarithms of the factors of the sides.
-
-    Returns:
-        Boxes [n, 4]. As in the Caffe code their x2 and y2 are one pixel further than the widths say.
+    The deltas [n,4] are shifts of the centre in widths and heights, and logarithms of the factors of the sides. As in
+    the Caffe code, x2 and y2 of the boxes returned [n,4] are one pixel beyond what the widths say.
     """
     sides = boxes[:, 2:] - boxes[:, :2] + 1
     centres = boxes[:, :2] + sides / 2 + deltas[:, :2] * sides
@@ -54,13 +50,13 @@ def decode(boxes: Tensor, deltas: Tensor) -> Tensor:
 
 
 def clip(boxes: Tensor, height: int, width: int) -> Tensor:
-    """Cut boxes [n, 4] off at the border of an image."""
+    """Cut boxes [n,4] off at the border of an image."""
     most = boxes.new_tensor([width - 1, height - 1, width - 1, height - 1])
     return boxes.clamp(min=0).minimum(most)
 
 
 def corners(boxes: Tensor) -> Tensor:
-    """Return boxes [n, 4] with x2 and y2 one further: their outlines, as torchvision counts."""
+    """Return boxes [n,4] with x2 and y2 one pixel more: their outlines, as torchvision counts."""
     return boxes + boxes.new_tensor([0, 0, 1, 1])
 
 
@@ -70,9 +66,9 @@ def propose(
     """Choose proposals among boxes, best first.
 
     Args:
-        boxes: [n, 4], clipped.
+        boxes: [n,4], clipped.
         objectness: [n].
-        smallest: shortest side of a proposal. Where no box is that large, in an image of a few pixels, all may stay.
+        smallest: shortest side of a proposal; if no box is that large, in an image of a few pixels, all may stay.
         before: boxes that are compared with each other.
         after: most proposals.
         overlap: intersection over union from which the worse of two boxes is dropped.

@@ -17,27 +17,20 @@ from ..base import library_versions
 class Selection:
     """A choice of boxes as the published bottom-up-attention features make it (Anderson et al., 2018, section 3.1).
 
-    Attributes:
-        fewest: boxes of an image, unless there are fewer.
-        most: boxes of an image.
-        proposals: from how many boxes they are chosen.
-        confidence: from which a box is kept.
-        overlap: above which the worse of two boxes is suppressed.
-
     Raises:
         EncoderError: they are not 1 <= fewest <= most <= proposals.
     """
 
-    fewest: int
-    most: int
-    proposals: int
-    confidence: float
-    overlap: float
+    fewest: int  # boxes of an image, unless there are fewer
+    most: int  # boxes of an image
+    proposals: int  # from how many boxes they are chosen
+    confidence: float  # from which a box is kept
+    overlap: float  # intersection over union above which the worse of two boxes is suppressed
 
     def __post_init__(self) -> None:
         if not 1 <= self.fewest <= self.most <= self.proposals:
             raise EncoderError(
-                f"--regions {self.fewest}-{self.most}: fewest and most boxes must be whole numbers in order, from 1 to"
+                f"--regions {self.fewest}-{self.most}: give the fewest and the most boxes in order, from 1 to"
                 f" {self.proposals}; the published features have 36 or 10-100"
             )
 
@@ -45,12 +38,11 @@ class Selection:
         """Choose boxes.
 
         Non-maximum suppression runs for every class on its own. The confidence of a box is its best score among the
-        classes in which it survives, zero where it survives in none. Boxes of at least the wanted confidence are
-        kept, but no fewer than `fewest`, if there are as many, and no more than `most`.
+        classes in which it survives, zero where it survives in none.
 
         Args:
-            scores: of n boxes in C classes, background excluded, [n, C].
-            overlaps: intersection over union of each two boxes [n, n].
+            scores: of n boxes in C classes, background excluded, [n,C].
+            overlaps: intersection over union of each two boxes [n,n].
 
         Returns:
             Which boxes, most confident first and equal ones in their order; the class of each, which for a box that
@@ -71,11 +63,11 @@ def surviving(scores: Tensor, close: Tensor) -> Tensor:
     The boxes are the same in every class, only their order differs; so the classes go in step, best box first.
 
     Args:
-        scores: [n, C].
-        close: whether two boxes cannot both stay, [n, n].
+        scores: [n,C].
+        close: whether two boxes cannot both stay, [n,n].
 
     Returns:
-        Whether a box stays, [n, C].
+        Whether a box stays, [n,C].
     """
     order = scores.T.argsort(descending=True, stable=True)
     rank = order.argsort()
@@ -87,35 +79,22 @@ def surviving(scores: Tensor, close: Tensor) -> Tensor:
 
 
 class Detected(NamedTuple):
-    """The proposals of a picture.
+    """The proposals of a picture."""
 
-    Attributes:
-        outlines: [n, 4], x1, y1, x2, y2 in any pixels; x2 and y2 lie outside.
-        features: pooled from them [n, C].
-        scores: [n, classes], background excluded.
-        boxes: [n, 4], as they are stored.
-        size: width and height of the picture.
-    """
-
-    outlines: Tensor
-    features: Tensor
-    scores: Tensor
-    boxes: Tensor
-    size: tuple[int, int]
+    outlines: Tensor  # [n,4], x1, y1, x2, y2 in any pixels; x2 and y2 lie outside
+    features: Tensor  # pooled from them [n,C]
+    scores: Tensor  # [n,classes], background excluded
+    boxes: Tensor  # [n,4], as they are stored
+    size: tuple[int, int]  # width and height of the picture
 
 
 class RegionEncoder(ABC):
-    """Encode images as regions: a region is a proposal, the box from which its feature was pooled.
-
-    Attributes:
-        rows: most regions of an image.
-        first_class: the number of the first class that is not background.
-    """
+    """Encode images as regions: a region is a proposal, the box from which its feature was pooled."""
 
     name: str
     kind = "roi"
     extras: tuple[str, ...] = ("boxes", "classes", "scores")
-    first_class = 0
+    first_class = 0  # the number of the first class that is not background
 
     def __init__(self, selection: Selection, weights: str, preprocessing: dict[str, Any], layer: str) -> None:
         self._selection = selection
@@ -135,11 +114,7 @@ class RegionEncoder(ABC):
 
     @torch.inference_mode()
     def encode(self, pictures: list[Any]) -> list[Regions]:
-        """Encode pictures one by one, so that a picture's features do not depend on the other pictures.
-
-        Returns:
-            The regions of each, most confident first.
-        """
+        """Encode pictures, each by itself, so that none depends on the others; regions come most confident first."""
         return [self._choose(self.detect(picture)) for picture in pictures]
 
     def _choose(self, found: Detected) -> Regions:

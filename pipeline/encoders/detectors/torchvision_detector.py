@@ -21,9 +21,6 @@ class DetectorEncoder(RegionEncoder):
     It is not bottom-up attention: its features come from the two-layer box head. The choice among proposals is that
     of bottom-up attention, with torchvision's own overlap. Boxes are outlines in pixels of the original image. A class
     is its number in COCO, 1 to 90, as torchvision publishes it; 0 is background.
-
-    Attributes:
-        channels: width of a feature, 1024.
     """
 
     name = "fasterrcnn_resnet50_fpn_v2"
@@ -31,16 +28,9 @@ class DetectorEncoder(RegionEncoder):
     first_class = 1
 
     def __init__(self, weights: str, regions: tuple[int, int], device: str, trust: bool = False) -> None:
-        """Build the network and load its weights.
+        """Build the network and load its weights, of which ``imagenet`` means torchvision's COCO_V1.
 
-        Args:
-            weights: ``imagenet`` (torchvision's COCO_V1), a file with a state dict, or ``random:SEED``.
-            regions: fewest and most regions of an image.
-            device: where it runs.
-            trust: let a file of weights run code while it is read.
-
-        Raises:
-            EncoderError: the weights cannot be obtained or do not fit, or the numbers of regions make no sense.
+        Arguments and errors are those of `registry.load_visual`.
         """
         selection = Selection(*regions, proposals=1000, confidence=0.2, overlap=0.5)
         published = FasterRCNN_ResNet50_FPN_V2_Weights.COCO_V1
@@ -60,19 +50,15 @@ class DetectorEncoder(RegionEncoder):
         super().__init__(selection, weights_id, preprocessing, "roi_heads.box_head")
 
     def decode(self, path: str | Path) -> tuple[Tensor, tuple[int, int]]:
-        """Read an image; the network itself resizes it, its shorter side to 800 pixels, the longer to 1333 at most.
+        """Read an image; return pixels uint8 [3,H,W] on the CPU and its (width, height).
 
-        Returns:
-            Pixels uint8 [3, H, W] on the CPU, and the image's (width, height).
-
-        Raises:
-            SampleError: the image cannot be read, or is far too long and narrow.
+        The network itself resizes it: its shorter side to 800 pixels, the longer to 1333 at most.
         """
         image = open_image(path, longest=LONGEST)
         return pil_to_tensor(image), image.size
 
     def detect(self, picture: Tensor) -> Detected:
-        """Return the proposals of a picture, uint8 [3, H, W]."""
+        """Return the proposals of a picture, uint8 [3,H,W]."""
         height, width = picture.shape[1:]
         images, _ = self._network.transform([convert_image_dtype(picture.to(self.device))])
         maps = self._network.backbone(images.tensors)

@@ -18,11 +18,11 @@ FORMATS = ("npy", "hdf5")
 
 @dataclass(frozen=True)
 class ExportedSplit:
-    """How many images and captions of a split were written, and how many images were left out, for they failed."""
+    """What was written of a split."""
 
     images: int
     captions: int
-    left_out: int
+    left_out: int  # images that failed
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,12 @@ def export(url: str, to: str, out: Path, sets: Sequence[str] = (), splits: Seque
         url: the cache.
         to: one of `FORMATS`.
         out: what to write, a folder or a file; it must not be there yet.
-        sets: prefixes of the sets, at most one of images and one of captions; empty: the only ones there.
-        splits: which, each complete.
+        sets: prefixes of the sets, at most one of images and one of captions; empty: the only ones there are.
+        splits: which; each must be complete.
 
     Raises:
         OutputError: `out` exists or cannot be written.
-        CacheError: the cache, a set or a split is not there, not complete or damaged; or the sets do not fit the
-            format.
+        CacheError: the cache, a set or a split is missing, incomplete or damaged; or the sets do not fit the format.
     """
     require_new(out, folder=to == "npy")
     cache = FeatureCache.open(url)

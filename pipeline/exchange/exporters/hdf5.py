@@ -22,6 +22,7 @@ from ...cache import CaptionSet, ImageSet
 from ...cache.feature_sets import caption_array_rows
 from ...cache.rows import ranges
 from ...progress import Progress
+from ...reading.split import texts_of
 from .selection import Selection
 
 _TEXT = h5py.string_dtype()
@@ -57,7 +58,7 @@ def write(selection: Selection, out: Path) -> None:
                     ):
                         for name, values in arrays.items():
                             _append(group, name, values, at[kind], totals[kind])
-                        at[kind] += len(next(iter(arrays.values()), ()))
+                        at[kind] += max(map(len, arrays.values()), default=0)
                     progress.update(len(rows))
                 splits[split] = [first, at["image"]]
         file.attrs.update(dataset=cache.dataset, manifest_sha256=cache.manifest_sha256, splits=json.dumps(splits))
@@ -110,10 +111,11 @@ def _append(group: h5py.Group, name: str, values: np.ndarray, first: int, total:
 
 def _image_arrays(selection: Selection, rows: np.ndarray, split: str, first_caption: int) -> dict[str, np.ndarray]:
     """Return what the file holds of these image rows."""
-    counts = selection.cache.caption_count[rows]
+    cache = selection.cache
+    counts = cache.caption_count[rows]
     arrays = {
-        "id": _texts(selection.ids(rows)),
-        "file_name": _texts(selection.file_names(rows)),
+        "id": _texts(texts_of(cache.ids, rows)),
+        "file_name": _texts(texts_of(cache.file_names, rows)),
         "split": _texts([split] * len(rows)),
         "cocoid": selection.take("samples/cocoid", rows),
         "caption_start": first_caption + np.cumsum(counts, dtype=np.int64) - counts,
@@ -129,7 +131,7 @@ def _caption_arrays(
     """Return what the file holds of the captions of these image rows: a row a caption, and a row a token."""
     cache, features, captions = selection.cache, selection.captions, selection.caption_rows(rows)
     arrays = {
-        "text": _texts(selection.caption_texts(rows)),
+        "text": _texts(texts_of(cache.caption_texts, captions)),
         "sentid": selection.take("samples/sentid", captions),
         "image": first_image + np.repeat(np.arange(len(rows)), cache.caption_count[rows]),
     }

@@ -6,6 +6,7 @@ import numpy as np
 
 from ...errors import CacheError
 from ...progress import Progress
+from ...reading.split import texts_of
 from .selection import Selection
 
 SCAN_NAMES = {"train": "train", "val": "dev", "test": "test"}
@@ -26,8 +27,8 @@ def check(selection: Selection) -> None:
     lengths = images.length[np.concatenate(list(selection.rows.values()))]
     if lengths.min() < lengths.max():
         raise CacheError(
-            f"'{images.path}' has {lengths.min()} to {lengths.max()} local features an image, and an array of SCAN's"
-            " layout as many for each; use --to hdf5"
+            f"'{images.path}' has {lengths.min()} to {lengths.max()} local features an image, but SCAN's layout needs"
+            " the same number for each; use --to hdf5"
         )
 
 
@@ -68,8 +69,9 @@ def _write_split(selection: Selection, split: str, folder: Path, progress: Progr
             done += len(batch)
             local = selection.image_array("local", batch)[:, :regions].astype("<f4")
             ims.write(np.repeat(local, repeat, axis=0).tobytes())
-            caps.writelines(f"{_line(text)}\n".encode() for text in selection.caption_texts(batch))
-            keys = zip(selection.ids(batch), repeat.tolist(), strict=True)
+            texts = texts_of(cache.caption_texts, selection.caption_rows(batch))
+            caps.writelines(f"{_line(text)}\n".encode() for text in texts)
+            keys = zip(texts_of(cache.ids, batch), repeat.tolist(), strict=True)
             ids.writelines(f"{_line(key)}\n".encode() * count for key, count in keys)
             progress.update(len(batch))
 

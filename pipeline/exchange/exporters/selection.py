@@ -10,7 +10,7 @@ from ...cache.feature_cache import choose_set
 from ...cache.layout import DEFAULT_SPLITS
 from ...cache.rows import ranges
 from ...errors import CacheError
-from ...wording import counted
+from ...reading.split import require_complete
 
 _IMAGES = 64  # read and written at once
 
@@ -37,31 +37,19 @@ class Selection:
 
     def take(self, path: str, at: np.ndarray) -> np.ndarray:
         """Read the rows `at` of an array, some that ascend and lie close together; checksums are checked."""
-        return self.cache.store.read_array(path, int(at[0]), int(at[-1]) + 1)[at - at[0]]
+        values: np.ndarray = self.cache.store.read_array(path, int(at[0]), int(at[-1]) + 1)[at - at[0]]
+        return values
 
     def caption_rows(self, rows: np.ndarray) -> np.ndarray:
         """Return the caption rows of these image rows."""
         return ranges(self.cache.caption_start[rows], self.cache.caption_count[rows])
-
-    def ids(self, rows: np.ndarray) -> list[str]:
-        """Return the ids of these image rows."""
-        return _at(self.cache.ids(int(rows[0]), int(rows[-1]) + 1), rows)
-
-    def file_names(self, rows: np.ndarray) -> list[str]:
-        """Return the file names of these image rows."""
-        return _at(self.cache.file_names(int(rows[0]), int(rows[-1]) + 1), rows)
-
-    def caption_texts(self, rows: np.ndarray) -> list[str]:
-        """Return the captions of these image rows."""
-        captions = self.caption_rows(rows)
-        return _at(self.cache.caption_texts(int(captions[0]), int(captions[-1]) + 1), captions)
 
 
 def select(cache: FeatureCache, prefixes: Sequence[str], splits: Sequence[str], modalities: Sequence[str]) -> Selection:
     """Choose the sets that `prefixes` mean, without any the only ones of `modalities`, and the samples of `splits`.
 
     Raises:
-        CacheError: a set or split is not there or not complete, sets are too many, or every image of a split failed.
+        CacheError: a set or split is missing or incomplete, sets are too many, or every image of a split failed.
     """
     sets = [cache.set_at(path) for path in _choose(cache, prefixes, modalities)]
     images = next((features for features in sets if isinstance(features, ImageSet)), None)
@@ -73,12 +61,7 @@ def select(cache: FeatureCache, prefixes: Sequence[str], splits: Sequence[str], 
         raise CacheError(f"{cache.url} has no split {', '.join(unknown)}; it has {there}: choose with --splits")
     for features in sets:
         for split in wanted:
-            marks = features.done()[features.blocks.of_split(split)]
-            if not marks.all():
-                raise CacheError(
-                    f"'{features.path}' of {cache.url} has {marks.sum()} of {counted(len(marks), 'shard')} of split"
-                    f" '{split}'; extract it completely, or choose others with --splits"
-                )
+            require_complete(features, split)
     rows = {split: np.arange(*cache.splits[split]) for split in wanted}
     if images is not None:
         rows = {split: every[images.status[every] == OK] for split, every in rows.items()}
@@ -101,13 +84,9 @@ def _choose(cache: FeatureCache, prefixes: Sequence[str], modalities: Sequence[s
             )
     if "captions" not in modalities and (not chosen or any(path.startswith("captions/") for path in chosen)):
         raise CacheError(
-            f"{cache.url}: SCAN's layout holds the features of one set of images and the captions' texts, but"
-            f" {', '.join(sorted(chosen)) or 'no set of images'} is there to export; use --to hdf5 or another --set"
+            f"{cache.url}: SCAN's layout holds one set of images and the captions' texts, not"
+            f" {', '.join(sorted(chosen)) or 'features of captions alone'}; use --to hdf5 or another --set"
         )
     if not chosen:
         raise CacheError(f"{cache.url}: there is no feature set to export; run `xret extract`")
     return sorted(chosen)
-
-
-def _at(texts: list[str], rows: np.ndarray) -> list[str]:
-    return [texts[row - rows[0]] for row in rows]

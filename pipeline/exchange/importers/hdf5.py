@@ -13,7 +13,7 @@ import numpy as np
 
 from ...data.regions import Regions
 from ...errors import SampleError, nearest
-from .source import UNREADABLE, SourceError, sha256
+from .source import UNREADABLE, SourceError, sha256, shown
 
 _CACHE = 1 << 27  # bytes of decoded chunks kept, so that neighbours in a chunk are decoded once
 _SHAPES = {  # S images, N regions
@@ -30,9 +30,7 @@ _SHAPES = {  # S images, N regions
 class Hdf5Source:
     """An HDF5 file; the attributes are those of `source.Source`.
 
-    Args:
-        path: the file.
-        arrays: the name in the file of each role, such as ``{"local": "features", "id": "image_id"}``.
+    `arrays` has the name in the file of each role, such as ``{"local": "features", "id": "image_id"}``.
 
     Raises:
         SourceError: it is no HDF5 file, a role is unknown or missing, or an array is absent or has a wrong shape.
@@ -54,10 +52,11 @@ class Hdf5Source:
             raise SourceError(f"--arrays must say which array of {path} is '{missing[0]}'; it holds {there}")
         self._arrays = {role: self._array(role, name) for role, name in arrays.items()}
         local = self._arrays["local"]
-        images, rows = local.shape[0], local.shape[1] if local.ndim == 3 else 1
+        images, rows = local.shape[0] if local.ndim else 0, local.shape[1] if local.ndim == 3 else 1
+        for role in _SHAPES:
+            if role in arrays:
+                self._check(role, {"S": images, "N": rows})
         self.channels: int = local.shape[-1]
-        for role, array in self._arrays.items():
-            self._check(role, array, images, rows)
         self.ids = _ids(self._arrays["id"])
         self.extras = tuple(role for role in ("boxes", "classes", "scores") if role in arrays)
         length = np.full(images, rows) if "length" not in arrays else self._arrays["length"][...].reshape(-1)
@@ -87,22 +86,18 @@ class Hdf5Source:
             )
         return array
 
-    def _check(self, role: str, array: h5py.Dataset, images: int, rows: int) -> None:
-        expected: dict[str, tuple[int, ...]] = {
-            "id": (images,),
-            "length": (images,),
-            "boxes": (images, rows, 4),
-            "classes": (images, rows),
-            "scores": (images, rows),
-            "size": (images, 2),
-        }
+    def _check(self, role: str, sizes: dict[str, int]) -> None:
+        array, expected = self._arrays[role], _SHAPES[role]
         kinds = {"local": "f", "id": "iuSO", "length": "iu", "classes": "iu", "size": "iu"}.get(role, "fiu")
         shape = array.shape[:1] if role in ("id", "length") and array.shape[1:] == (1,) else array.shape
-        good = array.ndim in (2, 3) and 0 not in shape if role == "local" else shape == expected[role]
+        if role == "local":
+            good = array.ndim in (2, 3) and 0 not in shape
+        else:
+            good = shape == tuple(sizes[part] if part in sizes else int(part) for part in expected.split(" x "))
         if not good or array.dtype.kind not in kinds:
             raise SourceError(
-                f"{self._file.filename}: '{array.name}' is {_shown(array)}, which cannot be '{role}'"
-                f" ({_SHAPES[role]}) of {images} images; correct --arrays"
+                f"{self._file.filename}: '{array.name}' is {shown(array)}, which cannot be '{role}' ({expected}) of"
+                f" {sizes['S']} images; correct --arrays"
             )
 
 
@@ -113,9 +108,5 @@ def _ids(array: h5py.Dataset) -> list[str]:
 
 def _contents(file: h5py.File) -> str:
     found: list[str] = []
-    file.visititems(lambda name, item: found.append(f"{name} ({_shown(item)})") if hasattr(item, "dtype") else None)
+    file.visititems(lambda name, item: found.append(f"{name} ({shown(item)})") if hasattr(item, "dtype") else None)
     return ", ".join(found[:20]) or "nothing"
-
-
-def _shown(array: h5py.Dataset) -> str:
-    return f"{array.dtype} {' x '.join(map(str, array.shape))}".strip()

@@ -5,17 +5,11 @@ and hashed each time, because its SHA-256 decides which set it belongs to.
 """
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from ...cache.layout import (
-    SetFacts,
-    choose_splits,
-    image_set_to_fill,
-    open_for_writing,
-    require_place,
-)
+from ...cache.feature_sets import SetFacts
+from ...cache.layout import choose_splits, image_set_to_fill, open_for_writing, require_place
 from ...data.manifest import Manifest
 from ...data.samples import Samples, read_samples
 from ...extraction.filling import fill
@@ -26,12 +20,7 @@ from .tasks import ImportJob, ImportOptions, looked_through, write_imported_shar
 
 
 def import_features(manifest: Manifest, url: str, options: ImportOptions) -> Extraction:
-    """Write features that others extracted into the cache at `url`, as a set of kind ``roi``.
-
-    Args:
-        manifest: the data set; its pictures are not opened.
-        url: local path or fsspec URL of the cache.
-        options: from where, and how.
+    """Write features that others extracted into the cache at `url`, as a set of kind ``roi``; no picture is opened.
 
     Raises:
         ManifestError: the data set cannot be read.
@@ -57,17 +46,11 @@ def import_features(manifest: Manifest, url: str, options: ImportOptions) -> Ext
             def job_of(shard: int) -> ImportJob:
                 return replace(job, entries=tuple(entries[slice(*features.rows_in(shard))].tolist()))
 
-            how: dict[str, Any] = {"workers": options.workers, "scheduler": options.scheduler}
-            filled = fill(features, write_imported_shard, job_of, splits, **how)
-            return Extraction(
-                cache.dataset,
-                cache.url,
-                cache.images,
-                cache.captions,
-                (filled,),
-                matched_by=matched_by,
-                unmatched=unmatched,
+            filled = fill(
+                features, write_imported_shard, job_of, splits, workers=options.workers, scheduler=options.scheduler
             )
+            counts = cache.images, cache.captions
+            return Extraction(cache.dataset, cache.url, *counts, (filled,), matched_by=matched_by, unmatched=unmatched)
 
 
 def _match(source: Source, samples: Samples, splits: list[str], options: ImportOptions) -> tuple[np.ndarray, str, int]:
@@ -102,9 +85,9 @@ def _check_splits(source: Source, rows: np.ndarray, samples: Samples) -> None:
 def _check_missing(entries: np.ndarray, splits: list[str], samples: Samples, options: ImportOptions) -> None:
     missing: list[int] = []
     for split in splits:
-        first, last = samples.splits[split]
-        absent = [row for row in range(first, last) if entries[row] < 0]
-        if len(absent) == last - first:
+        rows = range(*samples.splits[split])
+        absent = [row for row in rows if entries[row] < 0]
+        if len(absent) == len(rows):
             raise SourceError(f"{options.source} has no image of split '{split}'; choose others with --splits")
         missing += absent
     if missing and options.on_error == "fail":

@@ -35,19 +35,19 @@ def match(ids: Sequence[str], samples: Samples) -> tuple[np.ndarray, str]:
     rows = found[best]
     matched = int((rows >= 0).sum())
     if not matched:
-        image = samples.images[0]
+        image, first = samples.images[0], [f"'{key}'" for key in ids[:3]]
         raise SourceError(
-            f"none of the source's {len(ids)} images is in '{samples.dataset}': its ids are like"
-            f" {_shown(ids)}, the data set's first image is '{image.file_name}', id '{image.id}', COCO id"
-            f" {image.cocoid}; choose the source of this data set"
+            f"none of the source's {len(ids)} images is in '{samples.dataset}': its first ids are {', '.join(first)},"
+            f" the data set's first image is '{image.file_name}', id '{image.id}', COCO id {image.cocoid}; choose the"
+            " source of this data set"
         )
     for kind, others in found.items():
         both = (rows >= 0) & (others >= 0)
         if int((others >= 0).sum()) == matched and (rows[both] != others[both]).any():
-            first = int(np.flatnonzero(both & (rows != others))[0])
+            odd = int(np.flatnonzero(both & (rows != others))[0])
             raise SourceError(
-                f"the source's ids fit by {best} as well as by {kind}, but to different images, the first is"
-                f" '{ids[first]}'; use file names as ids in the source"
+                f"the source's ids fit by {best} as well as by {kind}, but to different images, the first of them"
+                f" '{ids[odd]}'; use file names as ids in the source"
             )
     return rows, best
 
@@ -81,7 +81,3 @@ _KINDS: dict[str, tuple[Callable[[ImageSample], str], Callable[[str], str]]] = {
         lambda key: PurePosixPath(key).name.split(".")[0],
     ),
 }
-
-
-def _shown(ids: Sequence[str]) -> str:
-    return ", ".join(f"'{key}'" for key in ids[:3])

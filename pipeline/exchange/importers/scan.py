@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...data.regions import Regions
-from .source import SourceError, sha256
+from .source import SourceError, sha256, shown
 
 # Where an image is in two files, the first of them counts: 'test' is the beginning of 'testall' in COCO.
 SPLIT_OF_FILE = {"train": "train", "dev": "val", "testall": "test", "test": "test"}
@@ -26,9 +26,7 @@ _TREE = {"flickr30k": "f30k"}  # what VSE-infinity calls a data set
 class ScanSource:
     """A folder of SCAN's arrays; the attributes are those of `source.Source`.
 
-    Args:
-        folder: where the arrays lie.
-        names: VSE-infinity's ``id_mapping.json``, from id to file name, which then serves as the id.
+    With `names`, VSE-infinity's ``id_mapping.json`` from id to file name, the file name serves as the id.
 
     Raises:
         SourceError: a file is missing or has a wrong shape, or the numbers of rows, captions and ids do not fit.
@@ -63,10 +61,10 @@ class ScanSource:
                 " and --from"
             )
         self.channels = next(iter(shapes.values()))[-1]
-        odd = [path for path, shape in shapes.items() if shape[-1] != self.channels]
-        if odd:
-            other = f"{shapes[odd[0]][-1]} channels where {self._paths[0].name} has {self.channels}"
-            raise SourceError(f"{odd[0]} has {other}; keep files of one detector in a folder")
+        for path, shape in shapes.items():
+            if shape[-1] != self.channels:
+                other = f"{shape[-1]} channels where {self._paths[0].name} has {self.channels}"
+                raise SourceError(f"{path} has {other}; keep files of one detector in a folder")
         self.counts = np.array(counts, dtype=np.int32)
         self.identity: dict[str, Any] = {"files": {path.name: sha256(path) for path in files}}
 
@@ -105,9 +103,9 @@ def _open(path: Path) -> np.ndarray:
         values = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise SourceError(f"{path} is no array of numbers or was cut off; get it anew") from error
-    shape = getattr(values, "shape", ())
+    shape = getattr(values, "shape", ())  # an .npz under that name has none
     if len(shape) not in (2, 3) or 0 in shape or values.dtype.kind != "f":
-        found = f"{values.dtype} {' x '.join(map(str, shape))}" if shape else "something else"
+        found = shown(values) if shape else "something else"
         raise SourceError(f"{path} must hold floats, images x regions x channels, but holds {found}; check --source")
     return np.asarray(values)
 
@@ -115,7 +113,7 @@ def _open(path: Path) -> np.ndarray:
 def _beside(path: Path, kind: str) -> Path:
     other = path.with_name(path.name.replace("_ims.npy", f"_{kind}.txt"))
     if not other.exists():
-        raise SourceError(f"{other} is not there, without which the rows of {path.name} cannot be told apart")
+        raise SourceError(f"{other} is missing, and only it tells the rows of {path.name} apart; get it as well")
     return other
 
 
@@ -135,7 +133,7 @@ def _entries(path: Path, rows: int) -> tuple[list[str], list[int], list[int]]:
     if len(ids) == captions and captions % rows == 0:
         every = captions // rows
         if any(ids[row] != ids[row - row % every] for row in range(captions)):
-            raise SourceError(f"{where} should mean {every} captions an image, but the ids do not repeat so")
+            raise SourceError(f"{where} mean {every} captions an image, but the ids do not repeat so; get them anew")
         ids = ids[::every]
     if len(ids) != rows or captions % rows:
         raise SourceError(f"{where} do not fit; get files of one kind, with a row an image or a row a caption")

@@ -21,23 +21,14 @@ class SourceError(XretError, ValueError):
 
 
 class Source(Protocol):
-    """A source that was looked through once. Its images are called entries and counted from 0.
+    """A source that was looked through once. Its images are called entries and counted from 0."""
 
-    Attributes:
-        ids: what the source calls each entry; the first of several with one id is used.
-        splits: the split of the data set that each entry should be in; None where the source does not say.
-        counts: regions of each entry, int32; `UNREADABLE` where only `read` can tell what is wrong.
-        channels: width of a region's feature.
-        extras: which of ``boxes``, ``classes``, ``scores`` the source has.
-        identity: what decides the features: SHA-256 of the source's files, and the options that read them.
-    """
-
-    ids: list[str]
-    splits: list[str] | None
-    counts: np.ndarray
-    channels: int
-    extras: tuple[str, ...]
-    identity: dict[str, Any]
+    ids: list[str]  # what the source calls each entry; the first of several with one id is used
+    splits: list[str] | None  # the split of the data set that each entry should be in; None: the source does not say
+    counts: np.ndarray  # regions of each entry, int32; `UNREADABLE` where only `read` can tell what is wrong
+    channels: int  # width of a region's feature
+    extras: tuple[str, ...]  # which of ``boxes``, ``classes``, ``scores`` the source has
+    identity: dict[str, Any]  # what decides the features: SHA-256 of the source's files, and how they are read
 
     def read(self, entry: int) -> Regions:
         """Return the features of one entry, from the disk.
@@ -56,6 +47,11 @@ def sha256(path: Path) -> str:
             digest.update(chunk)
             progress.update(len(chunk))
     return digest.hexdigest()
+
+
+def shown(array: Any) -> str:
+    """Return dtype and shape of an array, for messages: ``float32 10 x 36 x 2048``."""
+    return f"{array.dtype} {' x '.join(map(str, array.shape))}".strip()
 
 
 def usual_width(widths: Iterable[int], source: Path) -> int:

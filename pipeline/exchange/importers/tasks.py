@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ...cache import FAILED, FeatureCache, ImageSet
+from ...cache import FAILED, OK, FeatureCache, ImageSet
 from ...cache.layout import DEFAULT_SPLITS
-from ...data.regions import REGION_ARRAYS, Regions, lay_out, shard_arrays
+from ...data.regions import REGION_ARRAYS, Regions, lay_out
 from ...errors import CacheError, SampleError
 from ...extraction.shards import Receipt, tell, write_shard
 from . import open_source
-from .source import Source, SourceError
+from .source import Source, SourceError, shown
 
 _KINDS = {"f": "floats", "iu": "whole numbers", "fiu": "numbers"}  # of NumPy's dtypes
 _opening = threading.Lock()
@@ -98,12 +98,12 @@ def write_imported_shard(job: ImportJob, shard: int) -> Receipt:
     source = _source_of(features, job)
     first, last = features.rows_in(shard)
     names, ids = features.cache.file_names(first, last), features.cache.ids(first, last)
-    arrays = shard_arrays(
-        features.blocks.length, features.rows, source.channels, source.channels, features.dtype, source.extras
-    )
+    arrays = features.blank_shard()
     for row in np.argsort(job.entries, kind="stable").tolist():  # in the source's order: a disk likes that
         try:
-            lay_out(arrays, row, _read(source, job.entries[row], features, names[row]))
+            regions = _read(source, job.entries[row], features, names[row])
+            lay_out(arrays, row, regions)
+            arrays["size"][row], arrays["status"][row] = regions.size, OK
         except SampleError as error:
             if job.options.on_error == "fail":
                 advice = "repair the source, or record such images with --on-error skip"
@@ -117,13 +117,10 @@ def write_imported_shard(job: ImportJob, shard: int) -> Receipt:
 
 
 def _read(source: Source, entry: int, features: ImageSet, name: str) -> Regions:
+    """Return the regions of an entry if they fit the set; refuse them otherwise."""
     if entry < 0:
         raise SampleError(name, "the source has no features of it")
-    return _checked(source.read(entry), features, source, name)
-
-
-def _checked(regions: Regions, features: ImageSet, source: Source, name: str) -> Regions:
-    """Return the regions if they fit the set; refuse them otherwise."""
+    regions = source.read(entry)
     local = regions.local
     if local.ndim != 2 or local.shape[1] != source.channels or not 1 <= len(local) <= features.rows:
         found = " x ".join(map(str, local.shape))
@@ -133,7 +130,7 @@ def _checked(regions: Regions, features: ImageSet, source: Source, name: str) ->
     for key, shape in {"local": local.shape, **shapes}.items():
         values, kinds = getattr(regions, key), {"local": "f", "classes": "iu"}.get(key, "fiu")
         if values is None or values.shape != shape or values.dtype.kind not in kinds:
-            found = "missing" if values is None else f"{values.dtype} {' x '.join(map(str, values.shape))}"
+            found = "missing" if values is None else shown(values)
             expected = f"{' x '.join(map(str, shape))} {_KINDS[kinds]}"
             raise SampleError(name, f"its {key} are {found}, not {expected}")
         if not np.isfinite(values).all():

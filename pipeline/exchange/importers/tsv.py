@@ -34,9 +34,7 @@ _LONGEST = 1 << 26  # bytes of a line; a hundred boxes take a million
 class TsvSource:
     """A TSV file or a folder of them; the attributes are those of `source.Source`.
 
-    Args:
-        path: a file, or a folder whose files ``*.tsv*`` (``train.tsv.0``, ``train.tsv.1``) are taken together.
-        format_: a key of `COLUMNS`.
+    The files ``*.tsv*`` of a folder (``train.tsv.0``, ``train.tsv.1``) are taken together.
 
     Raises:
         SourceError: there is no such file, or a line has another number of columns.
@@ -60,7 +58,7 @@ class TsvSource:
         self.counts = np.where(usual, np.array(counts), UNREADABLE).astype(np.int32)
         self.identity: dict[str, Any] = {"files": digests}
 
-    def _index(self, number: int, counts: array, widths: array) -> str:
+    def _index(self, number: int, counts: "array[int]", widths: "array[int]") -> str:
         """Note id, place, boxes and channels of each line of a file; return the file's SHA-256."""
         path, digest, offset, line_number = self._paths[number], hashlib.sha256(), 0, 0
         with path.open("rb") as file, Progress(f"read {path.name}", path.stat().st_size, "bytes") as progress:

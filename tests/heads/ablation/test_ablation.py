@@ -176,7 +176,7 @@ def test_a_folder_belongs_to_one_ablation(stores, whole, tmp_path):
         ablated(other, plan_of(), out, device="cpu")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
-    with pytest.raises(RunError, match="is not empty and no ablation"):
+    with pytest.raises(RunError, match="is not empty and holds no ablation"):
         ablated(stores(), plan_of(), tmp_path / "full", device="cpu")
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match="cannot be made: File exists"):

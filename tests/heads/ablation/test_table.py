@@ -3,12 +3,12 @@
 import csv
 import io
 import math
-import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from xret.heads.ablation.table import Entry, as_csv, as_latex, as_text, plot, plotted_key, summarise
+from xret.heads.ablation.table import Entry, as_csv, as_latex, as_text, plot, require_plot, summarise
 from xret.pipeline.errors import RunError
 
 
@@ -108,18 +108,18 @@ def test_a_plot_of_nothing_is_empty(tmp_path):
     assert "<svg" in (tmp_path / "k.svg").read_text()
 
 
-def test_what_can_be_plotted():
-    assert plotted_key([{"a": 1}, {"a": 2.5}]) == "a"
-    assert plotted_key([{"a": 1, "b": 1}, {"a": 2, "b": 2}]) == "a"
+def test_what_can_be_plotted(monkeypatch):
+    pytest.importorskip("matplotlib")
+    require_plot(Path("k.svg"), [{"a": 1}, {"a": 2.5}])
+    require_plot(Path("k.svg"), [{"a": 1, "b": 1}, {"a": 2, "b": 2}])
     for values in ([{"a": 1, "b": 2}], [{"a": "x"}], [{"a": True}], [{"a": 1}, {"b": 1}]):
         with pytest.raises(ValueError, match="a single varied key"):
-            plotted_key(values)
-
-
-def test_a_plot_without_matplotlib_is_a_sentence(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+            require_plot(Path("k.svg"), values)
+    with pytest.raises(ValueError, match=r"k\.gif must end in \.png"):
+        require_plot(Path("k.gif"), [{"a": 1}])
+    monkeypatch.setattr("xret.heads.ablation.table.find_spec", lambda name: None)
     with pytest.raises(RunError, match=r"pip install xret\[plots\]"):
-        plot(summarise(ENTRIES), tmp_path / "k.png")
+        require_plot(Path("k.png"), [{"a": 1}])
 
 
 def test_protocols_of_r_precision_have_their_own_columns(tmp_path):

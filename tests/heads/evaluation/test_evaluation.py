@@ -14,7 +14,7 @@ from small_store import make_store
 from xret.heads.evaluation import evaluation, protocols, scoring
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.judgements import Judgements
-from xret.heads.evaluation.metrics import ranks, recall_table
+from xret.heads.evaluation.metrics import WAYS, ranks, recall_table
 from xret.heads.evaluation.paper_rows import ROWS, row_of
 from xret.heads.evaluation.protocols import recalls
 from xret.heads.evaluation.scoring import compare, representatives, score
@@ -120,9 +120,9 @@ def test_scores_belong_to_their_files_and_texts(setdiv, folder):
     torch.testing.assert_close(scores.similarity, expected)
     assert scores.caption_image.tolist() == owner
     assert scores.file_names == [f"{row}.jpg" for row in (60, *range(62, 72))]
-    assert scores.texts == [
-        FeatureCache.open(other).caption_texts(row, row + 1)[0] for row in scores.caption_rows.tolist()
-    ]
+    cache = FeatureCache.open(other)
+    texts = zip(cache.caption_image, cache.caption_texts(0, cache.captions), strict=True)
+    assert scores.texts == [text for image, text in texts if image >= 60 and image != 61]
 
 
 def test_ties_are_counted_as_asked(vsepp):
@@ -295,7 +295,7 @@ def test_judged_protocols_read_the_numbers_of_the_store(setdiv, tmp_path, monkey
     # With nothing but the own captions, these are the ordinary recalls.
     for key in ("image_to_text", "text_to_image", "rsum", "mean_recall"):
         assert getattr(tables["cxc"], key) == getattr(tables["full"], key)
-    for way in protocols.WAYS:
+    for way in WAYS:
         assert getattr(tables["eccv"], way)["R@1"] == getattr(tables["full"], way)["R@1"]
         assert getattr(tables["eccv"], way)["R-P"] == getattr(tables["rpc2"], way)["RPC2"]
     # One right image each: R is 1.
@@ -315,17 +315,18 @@ def test_what_is_not_judged_is_refused_before_it_is_embedded(setdiv, store, tmp_
     monkeypatch.setattr(protocols, "load_judgements", lambda protocol: truth)
     instances = tmp_path / "instances_val2014.json"
     instances.write_text(json.dumps({"images": [{"id": 500}], "categories": [{"id": 1}], "annotations": []}))
-    original = run_features.Batches
+    original = run_features.image_set_of_run
 
-    def one_failed(cache, image_set, *rest, **more):
-        image_set.status[3] = 1
-        return original(cache, image_set, *rest, **more)
+    def one_failed(run, cache):
+        found = original(run, cache)
+        found.status[3] = 1
+        return found
 
-    with monkeypatch.context() as patch:  # a failed sample shows itself later
-        patch.setattr(run_features, "Batches", one_failed)
+    monkeypatch.setattr(scoring, "embed", None)
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation, "image_set_of_run", one_failed)
         with pytest.raises(RunError, match=r"eccv needs the 12 images and 60 captions .* has 11 and 55"):
             evaluate([setdiv], store=coco, protocol="eccv", device="cpu")
-    monkeypatch.setattr(scoring, "embed", None)
     with pytest.raises(
         RunError, match=r"of COCO's test split, .*split 'test' of .*small\.zarr has 12 and 30, of which 0"
     ):

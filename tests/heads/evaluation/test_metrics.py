@@ -16,7 +16,6 @@ from xret.heads.evaluation import metrics
 from xret.heads.evaluation.metrics import (
     Ranks,
     fold_ranks,
-    folds,
     log_circular_variance,
     mean_table,
     median_rank,
@@ -77,7 +76,7 @@ def test_recorded_5k_and_its_folds(recorded):
         similarity[first : first + 100] = torch.from_numpy(block)
     caption_image = torch.arange(25000) // 5
     assert_recorded(recall_table(*ranks(similarity, caption_image)), recorded["recall_5k"]["expected_5k"])
-    tables = [recall_table(*fold_ranks(similarity, caption_image, fold)) for fold in folds(5000)]
+    tables = [recall_table(*fold_ranks(similarity, caption_image, fold)) for fold in metrics.FOLDS]
     for table, expected in zip(tables, recorded["recall_5k"]["expected_1k_folds"], strict=True):
         assert_recorded(table, expected)
     assert_recorded(mean_table(tables), recorded["recall_5k"]["expected_1k_mean"])
@@ -202,16 +201,14 @@ def test_unknown_rule_is_refused():
 
 
 def test_folds_are_consecutive_and_see_only_themselves():
-    assert folds(7, size=3, count=2) == [range(0, 3), range(3, 6)]
-    assert [len(fold) for fold in folds(5000)] == [1000] * 5
-    with pytest.raises(ValueError, match=r"need 5,000 images, but there are 1,000: .*full"):
-        folds(1000)
+    assert [image for fold in metrics.FOLDS for image in fold] == list(range(5000))
+    assert [len(fold) for fold in metrics.FOLDS] == [1000] * 5
 
     similarity = torch.randn(6, 12, generator=torch.Generator().manual_seed(0))
     caption_image = torch.arange(12) // 2
     first = recall_table(*ranks(similarity[:3, :6], torch.arange(6) // 2))
     second = recall_table(*ranks(similarity[3:, 6:], torch.arange(6) // 2))
-    tables = [recall_table(*fold_ranks(similarity, caption_image, fold)) for fold in folds(6, size=3, count=2)]
+    tables = [recall_table(*fold_ranks(similarity, caption_image, fold)) for fold in (range(3), range(3, 6))]
     assert tables == [first, second]
     mean = mean_table(tables)
     assert mean.rsum == (first.rsum + second.rsum) / 2
@@ -230,9 +227,11 @@ def test_circular_variance_by_hand():
     expected = math.log((1 + 1 - math.sqrt(0.5)) / 2)
     assert log_circular_variance(sets) == pytest.approx(expected)
     # More samples than are looked at in one go.
-    assert log_circular_variance(sets[:, :1]) is None
     assert log_circular_variance(sets.repeat(1500, 1, 1)) == pytest.approx(expected)
-    assert log_circular_variance(torch.randn(4, 8)) is None
+    assert log_circular_variance(sets[:1], sets[1:].expand(3, -1, -1)) == pytest.approx(
+        math.log((1 + 3 * (1 - math.sqrt(0.5))) / 4)
+    )
+    assert log_circular_variance(sets, power=2) == pytest.approx(math.log((1 + 0.5) / 2))
     collapsed = log_circular_variance(torch.randn(4, 1, 8).expand(4, 3, 8))
     assert math.isfinite(collapsed)
     assert collapsed < -30

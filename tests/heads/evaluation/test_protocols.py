@@ -12,7 +12,7 @@ from recorded_scores import recipe_scores, recipe_uniform
 
 from xret.heads.evaluation import protocols
 from xret.heads.evaluation.judgements import Instances, Judgements, load_judgements, relevance
-from xret.heads.evaluation.metrics import folds, recall_table
+from xret.heads.evaluation.metrics import WAYS, recall_table
 from xret.heads.evaluation.protocols import ground_truth, recalls, table
 from xret.heads.evaluation.r_precision import plausible_matches
 from xret.heads.evaluation.scoring import Scores
@@ -27,11 +27,9 @@ EXTENDED_OFFSET = 498
 
 def scores_of(similarity, cocoid, sentid, owner):
     """Return scores as of a split with these numbers, the rest of it empty."""
-    rows = np.arange(0)
     return Scores(
         similarity=similarity,
         caption_image=torch.as_tensor(owner),
-        caption_rows=rows,
         ids=[],
         cocoid=np.asarray(cocoid),
         sentid=np.asarray(sentid),
@@ -76,7 +74,7 @@ def test_the_package_gives_the_same_tables(small):
     package = pytest.importorskip("eccv_caption._metrics", reason=COCO)
     scores, truth = small
     tables = {name: table(name, truth, scores, "pessimistic", "here") for name in ("eccv", "cxc", "rpc2")}
-    for way, ranked, eccv, cxc in zip(protocols.WAYS, full_rankings(scores), truth.eccv, truth.cxc, strict=True):
+    for way, ranked, eccv, cxc in zip(WAYS, full_rankings(scores), truth.eccv, truth.cxc, strict=True):
         expected = package.compute_eccv_metrics(ranked, eccv)
         names = {"mAP@R": "eccv_map_at_r", "R-P": "eccv_rprecision", "R@1": "eccv_r1"}
         assert getattr(tables["eccv"], way) == pytest.approx({new: 100 * expected[old] for new, old in names.items()})
@@ -84,7 +82,7 @@ def test_the_package_gives_the_same_tables(small):
             assert getattr(tables["cxc"], way)[f"R@{k}"] == pytest.approx(100 * package.compute_r_at_k(ranked, cxc, k))
         assert getattr(tables["rpc2"], way) == pytest.approx({"RPC2": 100 * package.compute_rprecision(ranked, cxc)})
     assert tables["eccv"].rsum is tables["rpc2"].rsum is None
-    recalls_ = [getattr(tables["cxc"], way)[f"R@{k}"] for way in protocols.WAYS for k in (1, 5, 10)]
+    recalls_ = [getattr(tables["cxc"], way)[f"R@{k}"] for way in WAYS for k in (1, 5, 10)]
     assert tables["cxc"].rsum == pytest.approx(sum(recalls_))
 
 
@@ -93,11 +91,7 @@ def test_ties_are_counted_as_asked(small):
     constant = scores_of(torch.zeros(10, 20), scores.cocoid, scores.sentid, scores.caption_image)
     for name in ("eccv", "rpc2"):
         values = [
-            [
-                value
-                for way in protocols.WAYS
-                for value in getattr(table(name, truth, constant, ties, "here"), way).values()
-            ]
+            [value for way in WAYS for value in getattr(table(name, truth, constant, ties, "here"), way).values()]
             for ties in ("pessimistic", "mean", "optimistic")
         ]
         assert all(worst < mean < best for worst, mean, best in zip(*values, strict=True))
@@ -114,7 +108,7 @@ def test_folds_judge_what_lies_inside(small, monkeypatch):
     package = pytest.importorskip("eccv_caption._metrics", reason=COCO)
     scores, truth = small
     monkeypatch.setattr(protocols, "FOLDED", 10)
-    monkeypatch.setattr(protocols.metrics, "folds", lambda images: folds(images, size=2, count=5))
+    monkeypatch.setattr(protocols.metrics, "FOLDS", [range(first, first + 2) for first in range(0, 10, 2)])
     codes = torch.rand(10, 4, generator=torch.Generator().manual_seed(1)) < 0.5
     found = {
         "RPC2 1K": table("rpc2", truth, scores, "pessimistic", "here"),
@@ -128,7 +122,7 @@ def test_folds_judge_what_lies_inside(small, monkeypatch):
     }
     owner = scores.caption_image.tolist()
     plausible = [plausible_matches(codes, zeta)[:, scores.caption_image].tolist() for zeta in (0, 1, 2)]
-    for place, way in enumerate(protocols.WAYS):
+    for place, way in enumerate(WAYS):
         judged, plausibly = [], []
         for first in range(0, 10, 2):
             images = scores.cocoid[first : first + 2].tolist()
@@ -156,7 +150,7 @@ def test_other_images_or_captions_are_refused(small):
     with pytest.raises(RunError, match=sentence):
         protocols.require("eccv", truth, scores.cocoid[:9], scores.sentid, "split 'test' of x")
     with pytest.raises(RunError, match=r"here has 10 and 20, of which 10 and 19 are among them"):
-        table("cxc", truth, scores_of(scores.similarity, scores.cocoid, np.r_[5, scores.sentid[1:]], 0), "mean", "here")
+        protocols.require("cxc", truth, scores.cocoid, np.r_[5, scores.sentid[1:]], "here")
 
 
 def test_the_real_judgements():
@@ -225,7 +219,7 @@ def test_plausible_matches_come_from_the_annotations(tmp_path):
         ]
         assert found.image_to_text[f"zeta {zeta}"] == pytest.approx(100 * np.mean(to_text))
         assert found.text_to_image[f"zeta {zeta}"] == pytest.approx(100 * np.mean(to_image))
-    for way in protocols.WAYS:
+    for way in WAYS:
         assert list(getattr(found, way)) == ["PMRP", "zeta 0", "zeta 1", "zeta 2"]
         assert getattr(found, way)["PMRP"] == pytest.approx(
             np.mean([getattr(found, way)[f"zeta {zeta}"] for zeta in (0, 1, 2)])
@@ -298,7 +292,7 @@ def test_recorded_coco_test_split():
     scores, expected = scores_of(similarity, cocoid, sentid, np.arange(25000) // 5), recorded["expected"]
     found = {name: table(name, truth, scores, "pessimistic", "here") for name in ("eccv", "cxc", "rpc2")}
     plain = {name: recalls(similarity, scores.caption_image, name, "pessimistic", "") for name in ("full", "1k-folds")}
-    for way, short in zip(protocols.WAYS, ("i2t", "t2i"), strict=True):
+    for way, short in zip(WAYS, ("i2t", "t2i"), strict=True):
         values = {
             "eccv_map_at_r": getattr(found["eccv"], way)["mAP@R"],
             "eccv_rprecision": getattr(found["eccv"], way)["R-P"],
@@ -321,7 +315,7 @@ def test_recorded_coco_test_split():
     theirs = package.compute_all_metrics(
         ranked["i2t"], ranked["t2i"], ("eccv_r1", "eccv_map_at_r", "eccv_rprecision", "cxc_recalls"), Ks=(1, 5, 10)
     )
-    for way, short in zip(protocols.WAYS, ("i2t", "t2i"), strict=True):
+    for way, short in zip(WAYS, ("i2t", "t2i"), strict=True):
         for name, value in (("mAP@R", "eccv_map_at_r"), ("R-P", "eccv_rprecision"), ("R@1", "eccv_r1")):
             assert getattr(found["eccv"], way)[name] == pytest.approx(100 * theirs[value][short], rel=1e-12)
         for k in (1, 5, 10):

@@ -1,11 +1,13 @@
 """Adapters: what they read, padding that must not count, and agreement with slow references."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from xret.heads.modules.adapters import ADAPTERS, LinearAdapter, RoiAdapter, TokensAdapter, WordsAdapter
+from xret.heads.modules.adapters import RowsAdapter, WordsAdapter
 
-ROWS = [LinearAdapter, RoiAdapter, TokensAdapter]
+ROWS = [RowsAdapter, partial(RowsAdapter, layers="mlp")]
 LENGTH = torch.tensor([5, 1, 3])
 TOKEN = torch.tensor([[3, 1, 4, 1, 5], [2, 0, 0, 0, 0], [6, 0, 5, 0, 0]])
 
@@ -82,15 +84,8 @@ def test_float16_features_meet_float32_weights(adapter, global_):
     assert torch.equal(adapted.global_, exact.global_)
 
 
-def test_defaults_are_the_papers():
-    pooling = {kind: ADAPTERS[kind](6, 6, 8).global_ for kind in ("grid", "roi", "frames", "tokens")}
-    assert pooling == {"grid": "mean", "roi": "max", "frames": "mean", "tokens": "max"}
-    assert WordsAdapter(7, 8).global_ == "last"
-    assert WordsAdapter(7, 8).local_dim == 300
-
-
 def test_regions_are_a_linear_layer_plus_a_perceptron():
-    adapter = RoiAdapter(6, 6, 8).double()
+    adapter = RowsAdapter(6, 6, 8, layers="mlp").double()
     x, layer = rows(), adapter.layer
     first, norm, _, second = layer.mlp
     hidden = x @ first.weight.T + first.bias
@@ -109,25 +104,25 @@ def valid_mask(x):
 
 
 def test_regions_by_one_linear_layer():
-    adapter = RoiAdapter(6, 6, 8, layers="linear").double()
+    adapter = RowsAdapter(6, 6, 8).double()
     expected = rows() @ adapter.layer.weight.T + adapter.layer.bias
     adapted = adapter(local=rows(), length=LENGTH).local
     torch.testing.assert_close(adapted[valid_mask(rows())], expected[valid_mask(rows())])
-    with pytest.raises(ValueError, match="layers is 'none', but must be one of linear, mlp"):
-        RoiAdapter(6, 6, 8, layers="none")
+    with pytest.raises(ValueError, match="layers is 'none', but must be one of linear, mlp, mlp-on-linear"):
+        RowsAdapter(6, 6, 8, layers="none")
 
 
 def test_frames_are_a_linear_layer():
-    adapter = LinearAdapter(6, 6, 8).double()
+    adapter = RowsAdapter(6, 6, 8).double()
     expected = rows() @ adapter.layer.weight.T + adapter.layer.bias
     torch.testing.assert_close(adapter(local=rows(), length=LENGTH).local, expected)
 
 
 @pytest.mark.parametrize("adapter", ROWS)
 def test_wrong_choices_are_refused(adapter):
-    with pytest.raises(ValueError, match="global is 'last', but must be one of cached, mean, max"):
+    with pytest.raises(ValueError, match="global is 'last', but must be one of cached, pooled, mean, max"):
         adapter(6, 6, 8, global_="last")
-    with pytest.raises(ValueError, match="has 2 channels and they have 6: choose mean or max"):
+    with pytest.raises(ValueError, match="has 2 channels and they have 6: choose pooled, mean or max"):
         adapter(6, 2, 8, global_="cached")
 
 
@@ -205,7 +200,7 @@ def test_the_unknown_word_is_trained():
 
 @pytest.mark.parametrize("kind", ["grid", "words"])
 def test_autocast_stays_near(kind):
-    adapter = words(torch.float32, local="gru") if kind == "words" else LinearAdapter(6, 6, 8)
+    adapter = words(torch.float32, local="gru") if kind == "words" else RowsAdapter(6, 6, 8)
     given = {"local": rows(torch.float32), "length": LENGTH, "token": TOKEN}
     expected = adapter(**given).global_
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -22,6 +22,7 @@ from xret.pipeline.reading.batches import Features
 
 SYSTEMS = ["gaussian-vsepp", "gaussian-vsrn", "maxmatch", "pcme", "pcmepp", "pvse", "scan", "setdiv"]
 SYSTEMS += ["vse-infty", "vsepp", "vsrn"]
+BASELINES = ["linear", "mlp"]
 SETDIV = recipe_file("setdiv").read_text()
 WORDS = FeatureFacts("words", None, None, 11)
 SMALL = ["model.dim=8", "adapter.words.word_dim=6"]
@@ -34,7 +35,7 @@ def faults(name, *settings):
 
 
 def test_the_bundled_systems_are_these():
-    assert [name for name in recipe_names() if "/" not in name] == SYSTEMS
+    assert [name for name in recipe_names() if "/" not in name] == sorted([*BASELINES, *SYSTEMS])
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -47,11 +48,11 @@ def test_a_system_is_complete_and_says_where_it_comes_from(name):
     assert written["name"] == resolved["name"] == name
     optional = {"augment", "finetune"}
     assert set(resolved) - optional <= set(written) <= set(resolved)
-    assert set(written["loss"]) | {"exclude_same_text"} == set(resolved["loss"])
+    assert set(written["loss"]) | {"same_text"} == set(resolved["loss"])
     assert set(written["adapter"]) == set(resolved["adapter"])
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("name", [*BASELINES, *SYSTEMS])
 @pytest.mark.parametrize("image", ["grid", "roi"])
 @pytest.mark.parametrize("text", ["words", "tokens"])
 def test_a_system_makes_a_model_that_can_learn(name, image, text):
@@ -90,6 +91,12 @@ def test_resolving_again_changes_nothing(name):
     recipe = load_recipe(name, ["model.dim=8"])  # narrow: the check of the parts takes no time
     assert resolve(recipe.to_dict()) == recipe
     assert resolve(yaml.safe_load(yaml.safe_dump(recipe.to_dict()))) == recipe
+
+
+def test_the_earlier_key_for_equal_texts_is_read():
+    for earlier, now in (("true", "excluded"), ("false", "negative")):
+        assert load_recipe("setdiv", [f"loss.exclude_same_text={earlier}"]).loss["same_text"] == now
+    assert "loss.same_text must be one of negative, excluded, positive" in faults("setdiv", "loss.exclude_same_text=2")
 
 
 def test_a_setting_changes_one_value():
@@ -220,7 +227,7 @@ def test_the_list_groups_variants_below_their_system():
     lines = CliRunner().invoke(recipes_command, [], catch_exceptions=False).stdout.splitlines()
     names = [line.split()[0] for line in lines[1:]]
     assert names == recipe_names()
-    assert [name for name in names if "/" not in name] == SYSTEMS
+    assert [name for name in names if "/" not in name] == sorted([*BASELINES, *SYSTEMS])
     for above, name in itertools.pairwise(names):
         assert "/" not in name or name.split("/")[0] == above.split("/")[0]
     row = next(line for line in lines if line.startswith("setdiv "))

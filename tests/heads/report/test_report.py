@@ -29,7 +29,7 @@ from xret.heads.report.plots import curves
 from xret.heads.report.sections.attention import attention_of
 from xret.heads.report.sections.comparison import agreement_table
 from xret.heads.report.sections.examples import by_element, drawn, gallery, nearest
-from xret.heads.report.sections.places import grid_overlay, region_overlay
+from xret.heads.report.sections.places import CELLS, Place, grid_boxes
 from xret.heads.report.sections.space import tsne
 from xret.heads.report.sections.tables import similarity_table
 from xret.heads.report.views import elements, names, open_views
@@ -37,7 +37,7 @@ from xret.heads.runs.run import Run
 from xret.heads.training.training import train
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.layout import create_image_set
-from xret.pipeline.errors import RunError
+from xret.pipeline.errors import OutputError, RunError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -237,13 +237,13 @@ def test_successes_succeed_and_failures_fail(view, no_pictures):
             for example in cases[name]:
                 assert [item.note for item in example.found] == [f"element {k}" for k in (1, 2, 3, 4)]
                 if direction == "image_to_text":
-                    row = view.embedded.ids.index(example.query.name)
-                    assert bool(view.image_hits[row]) is right
-                    own = {view.embedded.texts[c] for c in np.flatnonzero(view.embedded.caption_image == row)}
+                    row = view.scores.ids.index(example.query.name)
+                    assert bool(view.ways[direction].hits[row]) is right
+                    own = {view.scores.texts[c] for c in np.flatnonzero(view.scores.caption_image == row)}
                     assert all(item.text in own for item in example.found if item.right)
                 else:
-                    asked = [c for c, text in enumerate(view.embedded.texts) if text == example.query.text]
-                    assert any(bool(view.caption_hits[c]) is right for c in asked)
+                    asked = [c for c, text in enumerate(view.scores.texts) if text == example.query.text]
+                    assert any(bool(view.ways[direction].hits[c]) is right for c in asked)
 
 
 def test_attention_is_that_of_the_model(view):
@@ -263,7 +263,7 @@ def covered(overlay):
 
 def test_a_grid_is_lit_where_it_is_attended_to():
     weights = np.array([0.4, 0.1, 0.0, 0.2])
-    overlay = grid_overlay(weights, Picture("p", (30, 20), ""))
+    overlay = Place(Picture("p", (30, 20), ""), grid_boxes(2), 2).drawn(weights, "")
     np.testing.assert_allclose(covered(overlay), 1 - weights.reshape(2, 2) / 0.4, atol=0.01)
     outlines = re.findall('<rect x="([^"]+)" y="([^"]+)" width="([^"]+)" height="([^"]+)"', overlay)
     assert outlines == [("0.0", "0.0", "15.0", "10.0"), ("15.0", "10.0", "15.0", "10.0")]
@@ -272,7 +272,7 @@ def test_a_grid_is_lit_where_it_is_attended_to():
 def test_regions_are_lit_where_they_are():
     boxes = np.array([[0.0, 0.0, 0.5, 0.5], [0.25, 0.25, 1.0, 1.0], [0.0, 0.5, 0.25, 1.0]])
     weights = np.array([0.2, 0.4, 0.1])
-    overlay = region_overlay(boxes, np.append(weights, 0.0), Picture("p", (40, 20), ""))
+    overlay = Place(Picture("p", (40, 20), ""), boxes, CELLS).drawn(np.append(weights, 0.0), "")
     dark = covered(overlay)
     side = len(dark)
     for row in range(side):
@@ -314,7 +314,7 @@ def test_a_picture_is_shown_as_the_network_saw_it(tmp_path):
     Image.fromarray(np.stack([across, down, 0 * down], 2).astype(np.uint8)).save(tmp_path / "a.png")
     cache = SimpleNamespace(file_names=lambda *_: ["a.png"], dataset="x")
     features = SimpleNamespace(kind="grid", identity={"preprocessing": {"resize": 256, "crop": 224}})
-    held = Pictures(cache, tmp_path).hold("a.png", features)
+    held = Pictures(cache, tmp_path).hold("a.png", input_of(features))
     shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(held.data)))).astype(float)
     resized = transforms.resize(Image.open(tmp_path / "a.png"), [256])
     expected = np.asarray(transforms.center_crop(resized, [224]).resize((SIDE, SIDE))).astype(float)
@@ -343,7 +343,7 @@ def test_a_crop_is_cut_where_its_box_is(tmp_path):
     pixels[8:24, 16:48] = (0, 0, 255)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     pictures = Pictures(SimpleNamespace(file_names=lambda *_: ["a.png"], dataset="x"), tmp_path)
-    held = pictures.crop("a.png", (16, 8, 48, 24))
+    held = pictures.hold("a.png", (16, 8, 48, 24))
     shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(held.data)))).astype(int)
     assert shown.shape == (16, 32, 3)
     assert np.abs(shown - (0, 0, 255)).max() < 6
@@ -381,7 +381,7 @@ def test_other_similarities_are_measured_as_a_run_with_them(view, run, folder):
     assert similarity_table(other, "pessimistic") is None
     left, right = view.image_elements, view.caption_elements
     best = torch.einsum("ikd,cjd->ickj", left, right).amax((2, 3))
-    hits = (view.embedded.caption_image[best.argmax(1)] == torch.arange(len(left))).double().mean()
+    hits = (view.scores.caption_image[best.argmax(1)] == torch.arange(len(left))).double().mean()
     assert rows["mil"][0] == number(100 * hits.item())
 
 
@@ -389,9 +389,11 @@ def test_agreement_is_counted_query_by_query(run):
     views = open_views([run("setdiv"), run("vsepp")], None, "test", "cpu")
     right = []
     for view in views:
-        owner = view.embedded.caption_image.tolist()
-        to_text = [owner[max(range(len(owner)), key=lambda c: row[c])] == i for i, row in enumerate(view.similarity)]
-        to_image = [max(range(12), key=lambda i: view.similarity[i, c]) == own for c, own in enumerate(owner)]
+        owner = view.scores.caption_image.tolist()
+        to_text = [
+            owner[max(range(len(owner)), key=lambda c: row[c])] == i for i, row in enumerate(view.scores.similarity)
+        ]
+        to_image = [max(range(12), key=lambda i: view.scores.similarity[i, c]) == own for c, own in enumerate(owner)]
         right.append(to_text + to_image)
     only = [sum(a and not b for a, b in zip(*pair, strict=True)) for pair in (right, right[::-1])]
     table = agreement_table(views)
@@ -424,8 +426,8 @@ def test_runs_are_told_apart(tmp_path):
 
 def test_numbers_as_the_tables_show_them():
     assert [number(value) for value in (None, 1234.567, -0.001, -2.5)] == ["–", "1,234.57", "0.00", "−2.50"]
-    table = heat_map("c", "x", ["1", "2"], ["1"], [[-0.5, 2.0]], full=4.0)
-    assert table.rows == [["1", "−0.50", "2.00"]]
+    table = heat_map("c", "x", [[-0.5, 2.0]], full=4.0)
+    assert table.rows == [["1", "−0.5", "2.0"]]
     assert table.heat == [[0.0, 0.5]]
 
 
@@ -463,16 +465,14 @@ def test_what_is_no_report_is_not_replaced(folder, run, tmp_path):
     assert other.read_text() == "<!DOCTYPE html><p>mine"
     with pytest.raises(RunError, match=r"is a folder; give --out the name of a file"):
         write_report([run("vsepp")], tmp_path, device="cpu")
-    with pytest.raises(RunError, match=r"thesis\.html is no folder that you may write to"):
+    with pytest.raises(OutputError, match=r"because .*thesis\.html is a file; choose another --out"):
         write_report([run("vsepp")], other / "r.html", device="cpu")
     assert list(tmp_path.iterdir()) == [other]
 
 
 def test_missing_packages_are_named(monkeypatch, tmp_path):
     monkeypatch.setattr(report_page, "find_spec", lambda name: None if name == "sklearn" else True)
-    with pytest.raises(
-        RunError, match=r"a report needs scikit-learn, not installed here: `pip install 'xret\[report\]'`"
-    ):
+    with pytest.raises(RunError, match=r"a report needs scikit-learn: `pip install 'xret\[report\]'`"):
         write_report(["run"], tmp_path / "r.html")
 
 

@@ -23,7 +23,7 @@ class NoPictures:
     def show(self, *_):
         return None
 
-    hold = crop = show
+    hold = show
 
 
 def found(**known):
@@ -60,7 +60,7 @@ def test_coefficients_of_the_most_frequent_lengths():
     (plot,) = page.plots
     assert "of the image branch (pool)" in plot.caption
     for length in range(1, 9):
-        assert (f">{length} rows<" in plot.svg) == (length in (3, 4, 8, 2))
+        assert (f">{length} rows<" in plot.draw()) == (length in (3, 4, 8, 2))
 
 
 @pytest.mark.parametrize("gaussians", [True, False])
@@ -84,7 +84,7 @@ def test_crops(gaussians):
     assert table.rows == [[area, "1,200", "80.00", "60.00", "75.00", "55.50"] for area in ("10", "50")]
     assert len(page.plots) == 2 * gaussians
     for plot, what in zip(page.plots, ("crop", "caption"), strict=False):
-        assert re.findall(r">(\w+ [AC])<", plot.svg) == [f"{what} A", f"{what} C"]
+        assert re.findall(r">(\w+ [AC])<", plot.draw()) == [f"{what} A", f"{what} C"]
     assert [one.title for one in page.triplets] == [f"A and B below {area} % of the image" for area in (10, 50)]
     one = page.triplets[0]
     assert (one.picture, one.crops) == (None, dict.fromkeys("ABC"))
@@ -170,6 +170,6 @@ def test_training_with_gaps():
     rsum, loss = training_plots([view])
     assert "best 50.00 at epoch 1" in rsum.caption
     assert loss.table.rows == [["1", "2.0000", "50.00", "1.0"], ["2", "0.0000", "–", "1.0"]]
-    assert ">loss<" in loss.svg  # no logarithm of 0
+    assert ">loss<" in loss.draw()  # no logarithm of 0
     lines.clear()
     assert training_plots([view]) == []

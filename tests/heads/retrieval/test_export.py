@@ -132,7 +132,7 @@ def test_the_command(retriever, tmp_path):
     out = tmp_path / "out.safetensors"
     assert call("--out", out).stdout.startswith(f"{out}: 5 images and 12 captions as vectors (images 5x16, captions")
     assert json.loads(call("--out", tmp_path / "x.npy", "--split", "val", "--json").stdout)["images"] == 4
-    assert "exists; take another --out" in call("--out", out, code=1).stderr
+    assert "exists already; name another --out" in call("--out", out, code=1).stderr
     assert "ending in .parquet or .safetensors, or to a folder" in call("--out", "x.csv", code=1).stderr
     assert "no split 'tset'" in call("--out", tmp_path / "y", "--split", "tset", code=1).stderr
     assert not (tmp_path / "y").exists()

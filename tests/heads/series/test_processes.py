@@ -52,5 +52,7 @@ def test_on_a_cpu_cells_beside_each_other_need_cores(monkeypatch, capsys):
         assert ("OMP_NUM_THREADS=1" in said) is (expected < jobs and threads > 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(1))
     assert at_once(2, cpu) == 1
-    assert capsys.readouterr().err.startswith("--jobs 2: 1 at once, for each takes 4 of 1 core")
+    assert capsys.readouterr().err.startswith(
+        "--jobs 2: 1 at once, because each takes 4 threads and this machine has 1 core"
+    )
     assert at_once(4, torch.device("cuda")) == 4

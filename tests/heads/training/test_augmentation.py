@@ -1,11 +1,13 @@
 """Size augmentation: which rows stay, in what order, and how many."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xret.heads.training.augmentation import drop_rows
-from xret.pipeline.reading.batches import Features
+from xret.heads.training.augmentation import blend, drop_rows
+from xret.pipeline.errors import RecipeError
+from xret.pipeline.reading.features import Features
 
 
 def sample(lengths, width=2):
@@ -58,3 +60,27 @@ def test_features_without_rows_of_one_kind():
     left = drop_rows(words, 0.5)
     assert left.local is None
     assert left.token.shape[0] == 2
+
+
+def test_both_modalities_are_blended_by_the_same_share_with_the_same_partners():
+    torch.manual_seed(0)
+    images = Features(torch.tensor([3, 1, 2]), torch.rand(3, 3, 4), torch.eye(3))
+    captions = Features(torch.ones(3, dtype=torch.long), torch.eye(3)[:, None], torch.rand(3, 5))
+    one, other = blend(images, captions, 1.0)
+    weights = one.global_  # the global features were unit vectors: these are the shares
+    torch.testing.assert_close(weights.sum(1), torch.ones(3))
+    torch.testing.assert_close(other.local[:, 0], weights)
+    torch.testing.assert_close(one.local, torch.einsum("ab,bnc->anc", weights, images.local))
+    torch.testing.assert_close(other.global_, weights @ captions.global_)
+    partner = weights.fill_diagonal_(0).argmax(1)
+    assert one.length.tolist() == [max(a, images.length[b]) for a, b in zip([3, 1, 2], partner, strict=True)]
+
+
+def test_what_cannot_be_blended_is_refused():
+    images, words = sample([3, 1]), sample([2, 2])
+    assert blend(images, words, 0.0) == (images, words)
+    with pytest.raises(RecipeError, match="words are none"):
+        blend(images, words, 1.0)
+    several = Features(torch.tensor([1, 1, 1]), torch.rand(3, 1, 2), None)
+    with pytest.raises(RecipeError, match="blends pairs"):
+        blend(images, several, 1.0)

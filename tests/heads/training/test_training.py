@@ -26,6 +26,7 @@ from xret.heads.model import FeatureFacts, build_losses, build_model, feature_fa
 from xret.heads.recipes.blocks import Optimizer, Schedule
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
+from xret.heads.training import training
 from xret.heads.training.objective import same_text, same_texts
 from xret.heads.training.optimisation import build_optimizer, drop_frozen, learning_rate, warmup
 from xret.heads.training.training import train
@@ -456,7 +457,7 @@ def test_captions_with_the_text_of_a_positive_are_no_negatives():
 NOT_HARDEST = "loss.triplet.negatives=all"
 
 
-def test_excluding_same_texts_changes_what_is_learnt_where_texts_repeat(tmp_path):
+def test_equal_texts_are_negatives_left_out_or_positives(tmp_path):
     url = make_store(tmp_path / "s.zarr")
     cache = FeatureCache.open(url)
     fields = {"image_fields": {"local"}, "caption_fields": {"token"}}
@@ -464,12 +465,13 @@ def test_excluding_same_texts_changes_what_is_learnt_where_texts_repeat(tmp_path
     texts = cache.caption_texts(0, len(numbers_of))
     assert [texts.index(text) for text in texts] == [numbers_of.tolist().index(n) for n in numbers_of.tolist()]
     lines = {}
-    for exclude in (True, False):
-        recipe = recipe_of("vsepp", 1, f"loss.exclude_same_text={exclude}", "data.batch_size=200", NOT_HARDEST)
-        train(url, recipe, tmp_path / str(exclude), device="cpu")
-        lines[exclude] = Run(tmp_path / str(exclude)).metrics()[0]["loss"]
+    for choice in ("negative", "excluded", "positive"):
+        recipe = recipe_of("vsepp", 1, f"loss.same_text={choice}", "data.batch_size=200", NOT_HARDEST)
+        train(url, recipe, tmp_path / choice, device="cpu")
+        lines[choice] = Run(tmp_path / choice).metrics()[0]["loss"]
     assert len(set(texts)) < len(texts)  # pictures of the same things are described in the same words
-    assert lines[True] < lines[False]
+    assert lines["excluded"] < lines["negative"]
+    assert lines["positive"] != lines["excluded"]
 
 
 def test_word_vectors_are_the_first_weights_and_stay_in_the_run(store, tmp_path, capsys):
@@ -501,3 +503,46 @@ def test_what_does_not_learn_has_no_part_in_clipping():
             weight.grad = torch.ones(1)
         drop_frozen(optimizer, now)
         assert [weight.grad is not None for weight in weights] == kept
+
+
+def test_the_mean_of_the_last_epochs_is_what_is_kept(store, tmp_path):
+    plain = recipe_of("vsepp", 3, "optimizer.lr=0.05")
+    averaged = recipe_of("vsepp", 3, "optimizer.lr=0.05", "optimizer.swa_epochs=2")
+    ends = []
+
+    class Ended(Run):
+        def save_epoch(self, state, *rest):
+            ends.append({key: value.clone() for key, value in state["model"].items()})
+            super().save_epoch(state, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "Run", Ended)
+        train(store, plain, tmp_path / "plain", device="cpu")
+    train(store, averaged, tmp_path / "averaged", device="cpu")
+    kept = Run(tmp_path / "averaged")
+    state = kept.load_state()
+    for key, value in ends[2].items():
+        assert torch.equal(state["model"][key], value)  # what learns is not changed by what is kept
+        torch.testing.assert_close(state["average"][f"module.{key}"], (ends[1][key] + value) / 2)
+    assert kept.metrics()[0]["rsum"] == Run(tmp_path / "plain").metrics()[0]["rsum"]  # before the average has begun
+    with pytest.raises(RecipeError, match="two averages"):
+        train(
+            store, recipe_of("vsepp", 1, "optimizer.swa_epochs=1", "optimizer.ema=0.9"), tmp_path / "no", device="cpu"
+        )
+
+
+def test_the_statistics_of_the_training_split_stay_in_the_run(tmp_path):
+    url = make_store(tmp_path / "s.zarr", image="grid", text="tokens")
+    settings = [f"adapter.{kind}.standardize=true" for kind in ("grid", "tokens")]
+    train(url, recipe_of("vsepp", 1, *settings), tmp_path / "run", device="cpu")
+    model = Run(tmp_path / "run").model(torch.device("cpu"))
+    cache = FeatureCache.open(url)
+    fields = {"image_fields": {"global"}, "caption_fields": {"local"}}
+    split = stored_batches(cache.image_set(), cache.caption_set(), "train", **fields)
+    images = torch.cat([part.global_.double() for part in split.image_features(7)])
+    torch.testing.assert_close(model.image.adapter.global_input.mean.double(), images.mean(0), atol=1e-6, rtol=1e-5)
+    states = torch.cat(
+        [part.local[row, :n].double() for part in split.caption_features(7) for row, n in enumerate(part.length)]
+    )
+    found = model.text.adapter.rows_input
+    torch.testing.assert_close(found.deviation.double(), states.std(0, correction=0), atol=1e-6, rtol=1e-4)

@@ -252,7 +252,7 @@ def test_a_folder_belongs_to_one_tuning(stores, whole, tmp_path):
         tuned(stores(), out, "vsepp", "vse-infty")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
-    with pytest.raises(RunError, match="is not empty and no tuning"):
+    with pytest.raises(RunError, match="is not empty and holds no tuning"):
         tuned(stores(), tmp_path / "full")
     assert tuned(stores(), out, settings=[*SETTINGS, "runtime.cache=pinned"], ties="mean") == found
 
@@ -267,7 +267,7 @@ def test_several_recipes_have_the_same_number_of_trials_and_one_table(stores, tm
     assert [line.split()[:2] for line in table[1:]] == [["vsepp", "2"], ["vse-infty", "2"]]
     assert f"{tuning.recipes[1].evaluation.results[0].rsum:.2f}" in table[2]
     assert "space of vse-infty:\n  optimizer.lr" in capsys.readouterr().err
-    with pytest.raises(RunError, match="is not empty and no tuning"):
+    with pytest.raises(RunError, match="is not empty and holds no tuning"):
         tuned(stores(), out)
 
 

@@ -212,7 +212,7 @@ def test_halves_of_different_encoders(tmp_path):
     b = part_of(tmp_path / "b", "val", "test", weights="b", **SIZES)
     sentence = refused(a, [b])
     assert "hold different splits" in sentence
-    assert "they differ in weights; compute" in sentence
+    assert "they differ in weights; make" in sentence
     assert "they differ in weights" in refused(tmp_path / "new", [a, b], there=False)
 
 

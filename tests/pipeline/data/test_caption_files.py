@@ -90,7 +90,7 @@ ALIEN["sentences"][1]["imgid"] = 5
 @pytest.mark.parametrize(
     ("images", "phrase"),
     [
-        ([], "there are no images in it"),
+        ([], "it has no images"),
         ("text", "this is not a Karpathy JSON, it has no list 'images'"),
         (["text"], "images[0] is not a mapping"),
         ([image(1), without(image(2), "filename")], "images[1]: the file name is missing"),
@@ -140,7 +140,7 @@ def test_a_wrong_karpathy_file(tmp_path, images, phrase):
         (".json", b"\xff\xff\xff", "this is not valid JSON"),
         (".json", "[" * 100_000, "this is not valid JSON"),
         (".json", "[]", "this is not a Karpathy JSON, it has no list 'images'; convert it"),
-        (".jsonl", "", "there are no images in it"),
+        (".jsonl", "", "it has no images"),
         (".jsonl", '{"file_name": "a", "caption": "b"}\n{', "line 2: not valid JSON"),
         (".jsonl", "3\n", "line 1: not a mapping of file_name and caption"),
         (".jsonl", b'{"file_name": "\xff"}', "this is not UTF-8"),
@@ -154,7 +154,7 @@ def test_a_wrong_karpathy_file(tmp_path, images, phrase):
         (".jsonl", '{"caption": "a bird"}', "line 1: the file name is missing"),
         (".jsonl", '{"file_name": "a", "caption": "b", "split": 3}', "line 1: the split is empty or not a text"),
         (".csv", "", "line 1: the header must be file_name,caption[,split], not nothing"),
-        (".csv", "file_name,caption,split\n", "there are no images in it"),
+        (".csv", "file_name,caption,split\n", "it has no images"),
         (".csv", "a.jpg,a bird\n", "line 1: the header must be file_name,caption[,split], not a.jpg,a bird"),
         (".csv", "file_name,caption,splitt\na,b,c\n", "line 1: the header must be"),
         (".csv", "file_name,caption,caption\na,b,c\n", "line 1: the header must be"),

@@ -168,13 +168,13 @@ def test_absent_images_and_captions_are_named_with_the_way_out(tmp_path):
     path = write(tmp_path)
     (tmp_path / "captions.json").unlink()
     message = refusal(path)
-    assert f"the caption file {tmp_path / 'captions.json'} is not there" in message
+    assert f"the caption file {tmp_path / 'captions.json'} is missing" in message
     assert "--data-root" in message
     assert "image folder" not in message
     (tmp_path / "images").rmdir()
     (tmp_path / "images").write_text("a file, not a folder")
-    assert f"the image folder {tmp_path / 'images'} is not there and the caption file" in refusal(path)
-    assert f"the image folder {tmp_path / 'away' / 'images'} is not there" in refusal(path, tmp_path / "away")
+    assert f"the image folder {tmp_path / 'images'} is missing and the caption file" in refusal(path)
+    assert f"the image folder {tmp_path / 'away' / 'images'} is missing" in refusal(path, tmp_path / "away")
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "a\\0b"])
@@ -207,8 +207,8 @@ def test_every_bundled_manifest_keeps_its_promise(tmp_path):
         assert values["homepage"].startswith("https://")
 
         absent = refusal(path.stem, tmp_path)  # syntactically good: only the data is missed
-        assert f"the image folder {tmp_path / values['images']} is not there" in absent
-        assert f"the caption file {tmp_path / values['captions']} is not there" in absent
+        assert f"the image folder {tmp_path / values['images']} is missing" in absent
+        assert f"the caption file {tmp_path / values['captions']} is missing" in absent
         assert "--data-root" in absent
 
         (tmp_path / values["images"]).mkdir(parents=True)

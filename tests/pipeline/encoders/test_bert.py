@@ -324,7 +324,7 @@ def test_states_of_any_layer_are_those_of_transformers(family, reference, layer,
 
 def test_layers_above_are_not_computed_where_they_can_be_left_out(family, request):
     encoder = BertEncoder(str(family), "cpu", 1)
-    stacks = [module for module in encoder._model.modules() if isinstance(module, torch.nn.ModuleList)]
+    stacks = [module for module in encoder.network.modules() if isinstance(module, torch.nn.ModuleList)]
     whole = request.node.callspec.params["family"] == "normalised after the last layer"
     assert max(map(len, stacks)) == (3 if whole else 1)
 

@@ -137,7 +137,7 @@ def test_identity_follows_the_network_and_the_number_of_frames(grid):
 
 
 def test_no_frames_at_all_are_refused(grid):
-    with pytest.raises(EncoderError, match="at least one frame of a video is taken, not 0; choose another --frames"):
+    with pytest.raises(EncoderError, match="--frames 0: take at least one frame of a video"):
         FramesEncoder(grid, 0)
 
 

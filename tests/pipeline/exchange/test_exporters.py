@@ -222,7 +222,7 @@ def test_what_exists_is_not_touched(tmp_path):
 
 def test_incomplete_and_unknown_splits(tmp_path):
     url = part_of(tmp_path / "s", "val", train=12, val=3, test=3)
-    assert "has 0 of 2 shards of split 'train'; extract" in refused(url, "npy", tmp_path / "o")
+    assert "lacks 2 of 2 shards; run" in refused(url, "npy", tmp_path / "o")
     assert "has no split dev; it has train, val, test" in refused(url, "npy", tmp_path / "o", splits=("val", "dev"))
     export(url, "npy", tmp_path / "o", splits=("val",))
 

@@ -17,6 +17,7 @@ from xret.pipeline.cache.store import Store
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.encoders import load_visual
 from xret.pipeline.errors import CacheError, EncoderError, OutputError, SampleError
+from xret.pipeline.extraction import schedule
 from xret.pipeline.extraction.extraction import Options, extract
 from xret.pipeline.extraction.plan import plan
 from xret.pipeline.extraction.tasks import Job, write_image_shard
@@ -65,8 +66,8 @@ def test_the_graph_has_one_task_a_missing_shard(tiny_dataset, tmp_path, monkeypa
         graphs.append(sorted(dask.base.collections_to_expr(tasks).__dask_graph__()))
         return real(*tasks, **how)
 
-    real = dask.compute
-    monkeypatch.setattr(dask, "compute", compute)
+    real = schedule.compute
+    monkeypatch.setattr(schedule, "compute", compute)
     extract(manifest, url, Options(**{**vars(SMALL), "splits": ("val",)}))
     extract(manifest, url, SMALL)
     image, words = FeatureCache.open(url).image_set().name, FeatureCache.open(url).caption_set().name

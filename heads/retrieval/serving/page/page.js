@@ -92,7 +92,7 @@ function show(answer, asked) {
   const found = count(answer.results.length, ...(picture ? ["caption", "captions"] : ["picture", "pictures"]));
   const unsure = answer.uncertainty === undefined ? "" : `; the deviation σ of the query is ${answer.uncertainty.toFixed(3)}`;
   const unknown = (answer.unknown || []).map((word) => `“${word}”`).join(", ");
-  const besides = unknown && `. The run has not learnt ${unknown}; it looked for the other words`;
+  const besides = unknown && `. The run does not know ${unknown}; it looked for the other words`;
   say(`${found}, best first, in ${count(Math.round(answer.seconds * 1000), "millisecond", "milliseconds")}${unsure}${besides}`);
 }
 
@@ -201,7 +201,7 @@ async function begin() {
   }
   if (!about.image) {
     at("file").disabled = true;
-    at("hint").textContent = "This run cannot search by picture here; where the server was started is said why.";
+    at("hint").textContent = "This run cannot search by picture here; the messages of the server say why.";
   }
   at("examples").lastElementChild.replaceChildren(...about.examples.map(example));
   at("examples").hidden = about.examples.length === 0;

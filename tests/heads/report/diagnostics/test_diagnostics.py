@@ -8,6 +8,7 @@ import torch
 from small_store import make_store
 
 from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.evaluation.scoring import Scores
 from xret.heads.modules.aggregators import AGGREGATORS
 from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.modules.similarity import SIMILARITIES
@@ -16,7 +17,6 @@ from xret.heads.report.diagnostics import diagnose, diagnose_view
 from xret.heads.report.diagnostics.coefficients import gpo_coefficients
 from xret.heads.report.diagnostics.cost import Cost, cost
 from xret.heads.report.diagnostics.uncertainty import UncertainCaption, UncertainImage, uncertainty
-from xret.heads.report.embedded import Embedded, Side
 from xret.heads.report.views import open_views
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.runs.run import Run
@@ -104,20 +104,20 @@ def test_another_split_and_another_store(run_of, folder):
 
 
 def test_uncertainty_by_hand():
-    images = Side(torch.zeros(3, 2), torch.tensor([0.5, -1.0, 2.0]).double(), torch.ones(3))
-    captions = Side(torch.zeros(5, 2), torch.tensor([4.0, 3.0, 3.0, 1.0, 2.0]).double(), torch.ones(5))
-    split = Embedded(
-        images,
-        captions,
-        torch.tensor([0, 0, 1, 2, 2]),
-        np.arange(3),
-        np.arange(5),
-        ["a", "b", "c"],
-        ["a.jpg", "b.jpg", "c.jpg"],
-        [10, 11, 12, 13, 14],
-        ["a dog", "a cat", "a cat", "a hat", "a cup"],
+    split = Scores(
+        similarity=torch.zeros(3, 5),
+        caption_image=torch.tensor([0, 0, 1, 2, 2]),
+        ids=["a", "b", "c"],
+        cocoid=np.arange(3),
+        sentid=np.arange(10, 15),
+        file_names=["a.jpg", "b.jpg", "c.jpg"],
+        texts=["a dog", "a cat", "a cat", "a hat", "a cup"],
+        skipped=0,
+        log_circular_variance=None,
     )
-    found = uncertainty(split)
+    images, captions = torch.tensor([0.5, -1.0, 2.0]).double(), torch.tensor([4.0, 3.0, 3.0, 1.0, 2.0]).double()
+    assert uncertainty(split, images, None) is None
+    found = uncertainty(split, images, captions)
     assert found.image.mean == pytest.approx(0.5)
     assert found.image.deciles == pytest.approx([-1 + 0.3 * tenth for tenth in range(11)])
     highest = UncertainImage("c", "c.jpg", ["a hat", "a cup"], 2.0)

@@ -86,40 +86,40 @@ def test_weights_agree_with_a_loop_over_pairs(direction, slope):
 def test_weights_are_those_that_the_run_compares_with(view):
     image, caption = 3, 11
     weights = word_weights(view, image, caption)
-    images, captions = view.embedded.image.embedding, view.embedded.text.embedding
+    images, captions = view.image.embedding, view.text.embedding
     regions = torch.nn.functional.normalize(images.rows[image], dim=1)
     words = torch.nn.functional.normalize(captions.rows[caption, : captions.length[caption]], dim=1)
     assert weights.shape == (len(regions), len(words))
     relevance = torch.cosine_similarity(words, weights.T @ regions)
     scale = view.run.recipe.similarity["lambda_lse"]
-    torch.testing.assert_close((scale * relevance).logsumexp(0) / scale, view.similarity[image, caption])
+    torch.testing.assert_close((scale * relevance).logsumexp(0) / scale, view.scores.similarity[image, caption])
 
 
 def test_words_are_those_that_the_run_reads(view, run_of):
-    for caption in range(len(view.embedded.texts)):
-        assert words_of(view, caption) == view.embedded.texts[caption].split()
+    for caption in range(len(view.scores.texts)):
+        assert words_of(view, caption) == view.scores.texts[caption].split()
     (tokens,) = open_views([run_of("tokens", ("grid", "tokens"))], None, "test", "cpu")
-    count = len(tokens.embedded.texts[4].split())
+    count = len(tokens.scores.texts[4].split())
     assert words_of(tokens, 4) == [f"token {number}" for number in range(1, count + 1)]
 
 
 def test_a_word_without_a_vector_is_said_to_be_unknown(view, run_of, tmp_path):
     other = make_store(tmp_path / "other.zarr", words="zebra")
     (other,) = open_views([run_of("t-i", ("grid", "words"))], other, "test", "cpu")
-    assert words_of(other, 0) == ["(unknown word)", *other.embedded.texts[0].split()[1:]]
-    assert other.embedded.texts[0].startswith("zebra ")
+    assert words_of(other, 0) == ["(unknown word)", *other.scores.texts[0].split()[1:]]
+    assert other.scores.texts[0].startswith("zebra ")
 
 
 def test_maps_show_the_weights_of_the_closest_own_caption_and_of_the_first_result(view, folder):
     reading = words_over_images(view, Pictures(view.cache, folder), 0)
     assert (reading.by_word, reading.what, reading.reason, len(reading.images)) == (True, "cells", "", 3)
     for image in reading.images:
-        row = view.embedded.ids.index(image.name)
-        own = [c for c, owner in enumerate(view.embedded.caption_image.tolist()) if owner == row]
-        closest = max(own, key=lambda c: view.similarity[row, c].item())
-        first = int(view.similarity[row].argmax())
+        row = view.scores.ids.index(image.name)
+        own = [c for c, owner in enumerate(view.scores.caption_image.tolist()) if owner == row]
+        closest = max(own, key=lambda c: view.scores.similarity[row, c].item())
+        first = int(view.scores.similarity[row].argmax())
         assert [one.text for one in image.captions] == [
-            view.embedded.texts[c] for c in ([closest] if first in own else [closest, first])
+            view.scores.texts[c] for c in ([closest] if first in own else [closest, first])
         ]
         shown = image.captions[0]
         weights = word_weights(view, row, closest).numpy()

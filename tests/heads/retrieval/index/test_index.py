@@ -6,32 +6,26 @@ import resource
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_index import build_index
 
 from xret.heads.modules.embedding import Gaussian, Sequence, each
 from xret.heads.modules.similarity import SIMILARITIES, Chamfer, Cosine, SampledDistance, SmoothChamfer, Wasserstein
-from xret.heads.retrieval.index import (
-    KINDS,
-    Effort,
-    Index,
-    IndexOptions,
-    Items,
-    best,
-    build_index,
-    form_of,
-    search_exactly,
-)
+from xret.heads.retrieval.hits import best
 from xret.heads.retrieval.index import build as build_module
-from xret.heads.retrieval.index import search as search_module
-from xret.heads.retrieval.index.candidates import Candidates
+from xret.heads.retrieval.index.build import IndexOptions, add
+from xret.heads.retrieval.index.candidates import KINDS, Candidates, Effort
 from xret.heads.retrieval.index.effort import Measurement, cheapest
-from xret.heads.retrieval.index.items import append
-from xret.heads.retrieval.index.vectors import vectors
+from xret.heads.retrieval.index.exact import search_exactly
+from xret.heads.retrieval.index.items import Items, append
+from xret.heads.retrieval.index.search import Index
+from xret.heads.retrieval.index.vectors import form_of, vectors
 from xret.pipeline.cache.lease import locked
 from xret.pipeline.errors import RunError
 
@@ -65,7 +59,7 @@ def make(folder, similarity=None, count=400, **options):
     similarity = similarity or SmoothChamfer()
     queries = options.pop("queries", None)
     return build_index(
-        options.pop("embeddings", None) if "embeddings" in options else embeddings(similarity.embedding, count, 1),
+        options.pop("embeddings", [embeddings(similarity.embedding, count, 1)]),
         [f"id {row}" for row in range(count)],
         folder,
         queries=embeddings(similarity.embedding, 40, 2) if queries is None else queries,
@@ -99,7 +93,7 @@ def test_with_all_elements_as_candidates_the_answers_are_the_exact_ones(name, tm
     similarity = SIMILARITIES[name]().eval()
     kind, count = similarity.embedding, 150
     make(tmp_path / "index", similarity, count, effort=Effort(1, 8))
-    index = Index.open(tmp_path / "index", FACTS)
+    index = Index(tmp_path / "index", FACTS)
     gallery, queries = embeddings(kind, count, 1), embeddings(kind, 5, 3)
     for row in range(5):
         query = each(lambda t, row=row: t[row : row + 1], queries)
@@ -113,7 +107,7 @@ def test_with_all_elements_as_candidates_the_answers_are_the_exact_ones(name, tm
 def test_answers_are_the_best_of_the_candidates_and_recall_is_what_it_says(kind, tmp_path):
     similarity, k = Chamfer(), 10
     report = make(tmp_path / "index", similarity, kind=kind, recall=0.95)
-    index, gallery = Index.open(tmp_path / "index"), embeddings("set", 400, 1)
+    index, gallery = Index(tmp_path / "index"), embeddings("set", 400, 1)
     assert report.recall == index.recall >= 0.95
     assert report.bytes == sum(p.stat().st_size for p in (tmp_path / "index").iterdir() if p.name != "index.json")
     hits = 0
@@ -129,7 +123,7 @@ def test_answers_are_the_best_of_the_candidates_and_recall_is_what_it_says(kind,
 
 
 def test_fewer_candidates_than_asked_for_are_made_more(built):
-    index = Index.open(built)
+    index = Index(built)
     query = embeddings("set", 1, 5)
     for k in (1, 50, 399, 400, 1000):
         rows, scores = index.search(query, k, comparing(SmoothChamfer()), Effort(1, 1))
@@ -185,13 +179,13 @@ def test_items_come_back_as_they_went_in(kind, tmp_path):
     def part(begin, end):
         return each(lambda t: t[begin:end], whole)
 
-    record, files = append(tmp_path, [part(0, 9), part(9, 11)], names[:11], names[:11])
+    record = append(tmp_path, [part(0, 9), part(9, 11)], names[:11], names[:11], FACTS)
     with (tmp_path / "id.bin").open("ab") as file:
         file.write(b"left by a stopped addition")
-    record, files = append(tmp_path, [part(11, 23)], names[11:], names[11:], record, files)
-    items = Items(tmp_path, record)
+    record = append(tmp_path, [part(11, 23)], names[11:], names[11:], FACTS, record)
+    items = Items(tmp_path, record["items"])
     assert [items.ids[row] for row in range(23)] == names == [items.labels[row] for row in range(23)]
-    assert {name: entry["bytes"] for name, entry in files.items()} == {
+    assert {name: entry["bytes"] for name, entry in record["files"].items()} == {
         p.name: p.stat().st_size for p in tmp_path.iterdir()
     }
     picked = np.array([20, 3, 3, 10])
@@ -206,9 +200,9 @@ def test_items_come_back_as_they_went_in(kind, tmp_path):
         owners = np.repeat(np.arange(23), 3 if kind == "set" else 1)
     assert items.owners(np.arange(items.elements)).tolist() == owners.tolist()
     with pytest.raises(ValueError, match="do not fit"):
-        append(tmp_path, [torch.zeros(1, 2)], ["x"], ["x"], record, files)
+        append(tmp_path, [torch.zeros(1, 2)], ["x"], ["x"], FACTS, record)
     with pytest.raises(ValueError, match="1 embeddings, 2 ids and 1 labels"):
-        append(tmp_path, [part(0, 1)], ["x", "y"], ["x"], record, files)
+        append(tmp_path, [part(0, 1)], ["x", "y"], ["x"], FACTS, record)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -224,29 +218,25 @@ def test_added_is_as_if_it_had_been_there(kind, tmp_path):
     similarity, gallery = SmoothChamfer(), embeddings("set", 400, 1)
     make(tmp_path / "all", kind=kind)
     make(tmp_path / "grown", count=250, embeddings=gallery[:250].split(100), kind=kind)
-    grown = Index.open(tmp_path / "grown", FACTS)
-    grown.add(
-        gallery[250:].split(60),
-        [f"id {row}" for row in range(250, 400)],
-        compare=comparing(similarity),
-        facts={**FACTS, "split": "val"},
-    )
-    whole, reopened = Index.open(tmp_path / "all"), Index.open(tmp_path / "grown", {**FACTS, "split": "val"})
-    assert [part["samples"] for part in reopened.parts] == [250, 150]
-    assert reopened.holds(FACTS)
-    assert reopened.recall >= 0.99
+    ids = [f"id {row}" for row in range(250, 400)]
+    add(tmp_path / "grown", gallery[250:].split(60), ids, ids, {**FACTS, "split": "val"}, comparing(similarity))
+    whole, grown = Index(tmp_path / "all"), Index(tmp_path / "grown", {**FACTS, "split": "val"})
+    assert [part["samples"] for part in grown.parts] == [250, 150]
+    assert grown.parts[0] == {**FACTS, "samples": 250}
+    assert grown.recall >= 0.99
     for query in embeddings("set", 20, 6).split(1):
-        expected = whole.answers(query, 10, comparing(similarity), exact=True)
-        for index in (whole, grown, reopened):
+        ((expected, values),) = search_exactly(query, whole.items, comparing(similarity), 10)
+        for index in (whole, grown):
             rows, scores = index.search(query, 10, comparing(similarity), Effort(10_000, 10_000))
-            assert rows.tolist() == [answer.row for answer in expected]
-            np.testing.assert_allclose(scores, [answer.score for answer in expected], rtol=1e-5)
-        assert reopened.answers(query, 3, comparing(similarity))[0].id == f"id {expected[0].row}"
+            assert rows.tolist() == expected.tolist()
+            np.testing.assert_allclose(scores, values, rtol=1e-5)
+        hit = grown.hits(query, 3, comparing(similarity))[0]
+        assert (hit.rank, hit.id, hit.file_name) == (1, f"id {expected[0]}", f"id {expected[0]}")
     assert len(list((tmp_path / "grown").glob("*.faiss"))) == 1
 
 
 def test_what_is_in_or_of_another_run_is_not_added(folder):
-    index, before = Index.open(folder), sorted((p.name, p.read_bytes()) for p in folder.iterdir())
+    before = sorted((p.name, p.read_bytes()) for p in folder.iterdir())
     for facts, sentence in (
         (FACTS, r"has these samples already \(store s, split test\)"),
         (
@@ -256,38 +246,34 @@ def test_what_is_in_or_of_another_run_is_not_added(folder):
         ({**FACTS, "split": "val", "modality": "captions"}, "modality is images there and captions here"),
     ):
         with pytest.raises(RunError, match=sentence):
-            index.add(embeddings("set", 5, 7), list("abcde"), compare=comparing(SmoothChamfer()), facts=facts)
+            add(folder, [embeddings("set", 5, 7)], list("abcde"), list("abcde"), facts, comparing(SmoothChamfer()))
     assert sorted((p.name, p.read_bytes()) for p in folder.iterdir()) == before
 
 
-@pytest.mark.parametrize("where", ["append", "settle", "write_record"])
+@pytest.mark.parametrize("where", ["append", "_settle", "write_record"])
 def test_a_stopped_addition_changes_nothing(folder, where, monkeypatch):
     query, compare = embeddings("set", 1, 8), comparing(SmoothChamfer())
-    before = Index.open(folder).answers(query, 20, compare)
-    new = embeddings("set", 50, 9), [f"new {row}" for row in range(50)]
-    facts = {**FACTS, "split": "val"}
+    before, ids = Index(folder).hits(query, 20, compare), [f"new {row}" for row in range(50)]
+    new = [embeddings("set", 50, 9)], ids, ids, {**FACTS, "split": "val"}, compare
 
     def stopped(*arguments, **options):
         if where == "append":  # everything is written, but does not count yet
             append(*arguments, **options)
         raise KeyboardInterrupt
 
-    module = build_module if where == "write_record" else search_module
-    monkeypatch.setattr(module, where, stopped)
+    monkeypatch.setattr(build_module, where, stopped)
     with pytest.raises(KeyboardInterrupt):
-        Index.open(folder).add(*new, compare=compare, facts=facts)
+        add(folder, *new)
     monkeypatch.undo()
-    index = Index.open(folder, FACTS)
-    assert (len(index), index.answers(query, 20, compare)) == (400, before)
-    index.add(*new, compare=compare, facts=facts)
-    assert Index.open(folder).items.ids[449] == "new 49"
+    index = Index(folder, FACTS)
+    assert (len(index), index.hits(query, 20, compare)) == (400, before)
+    add(folder, *new)
+    assert Index(folder).items.ids[449] == "new 49"
 
 
 def test_two_cannot_add_at_once(folder):
     with locked(folder, OSError()), pytest.raises(RunError, match="another process is adding"):
-        Index.open(folder).add(
-            embeddings("set", 1, 7), ["a"], compare=comparing(SmoothChamfer()), facts={**FACTS, "split": "val"}
-        )
+        add(folder, [embeddings("set", 1, 7)], ["a"], ["a"], {**FACTS, "split": "val"}, comparing(SmoothChamfer()))
 
 
 def test_every_damaged_file_is_found(built, tmp_path):
@@ -301,7 +287,7 @@ def test_every_damaged_file_is_found(built, tmp_path):
             else:
                 (copy / name).write_bytes(content if damage == "flip" else content[: len(content) // 2])
             with pytest.raises(RunError, match=r"build|make one") as caught:
-                Index.open(copy)
+                Index(copy)
             assert str(caught.value).startswith(str(copy))
             assert "\n" not in str(caught.value)
 
@@ -311,12 +297,12 @@ def test_an_index_of_something_else_is_refused(built):
         RunError,
         match=f"another run: .* SHA-256 w…, those of this run {'a' * 8}…; name the run .* or build one of this run",
     ):
-        Index.open(built, {**FACTS, "weights": "a" * 64})
+        Index(built, {**FACTS, "weights": "a" * 64})
     with pytest.raises(
         RunError,
-        match="store is s there and t here; split is test there and val here; name the same",
+        match="store is s there and t here; split is test there and val here; name what it was built from",
     ):
-        Index.open(built, {**FACTS, "store": "t", "split": "val"})
+        Index(built, {**FACTS, "store": "t", "split": "val"})
 
 
 def test_another_version_is_refused(folder):
@@ -327,7 +313,7 @@ def test_another_version_is_refused(folder):
 
     (folder / "index.json").write_text(json.dumps({**record, "digest": _digest(record)}))
     with pytest.raises(RunError, match="version 1; build it again"):
-        Index.open(folder)
+        Index(folder)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("full"), KeyboardInterrupt()])
@@ -344,20 +330,23 @@ def test_an_interrupted_build_leaves_nothing(tmp_path, monkeypatch, error):
 def test_a_killed_build_leaves_nothing_that_looks_whole(tmp_path):
     script = (
         "import os, signal, torch\n"
-        "from xret.heads.retrieval.index import build_index, form_of\n"
+        "from small_index import build_index\n"
+        "from xret.heads.retrieval.index.vectors import form_of\n"
         "from xret.heads.retrieval.index.candidates import Candidates\n"
         "from xret.heads.modules.similarity import Cosine\n"
         "Candidates.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "c = Cosine()\n"
-        f"build_index(torch.randn(50, 8), list(map(str, range(50))), {str(tmp_path / 'index')!r},\n"
+        f"build_index([torch.randn(50, 8)], list(map(str, range(50))), {str(tmp_path / 'index')!r},\n"
         "    queries=torch.randn(5, 8), compare=lambda q, x: c(x, q).T, form=form_of(c), facts={})\n"
     )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    support = Path(__file__).parents[3] / "support"
+    paths = os.pathsep.join([str(support), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     assert subprocess.run([sys.executable, "-c", script], env=environment, check=False).returncode == -9
     (partial,) = tmp_path.iterdir()
     for folder in (tmp_path / "index", partial):
-        with pytest.raises(RunError, match="no index, or one that was never finished"):
-            Index.open(folder)
+        with pytest.raises(RunError, match="not an index, or was never finished"):
+            Index(folder)
 
 
 def test_what_exists_is_not_overwritten(built):
@@ -369,15 +358,15 @@ def test_a_gallery_of_one_and_a_query_without_elements(tmp_path):
     cross = SIMILARITIES["cross-attention"]()
     for kind in KINDS:
         one = Sequence(torch.randn(1, 2, 8), torch.tensor([2]))
-        make(tmp_path / kind, cross, 1, embeddings=one, queries=one, kind=kind)
-        index = Index.open(tmp_path / kind)
+        make(tmp_path / kind, cross, 1, embeddings=[one], queries=one, kind=kind)
+        index = Index(tmp_path / kind)
         for query in (one, one._replace(length=torch.tensor([0]))):
             assert index.search(query, 3, comparing(cross))[0].tolist() == [0]
 
 
 def test_scores_that_are_not_finite_are_refused(built):
     with pytest.raises(RunError, match="not finite"):
-        Index.open(built).search(torch.full((1, 3, WIDTH), 1.0), 3, lambda q, x: torch.full((1, len(x)), torch.nan))
+        Index(built).search(torch.full((1, 3, WIDTH), 1.0), 3, lambda q, x: torch.full((1, len(x)), torch.nan))
 
 
 def test_the_cheapest_effort_that_is_enough_is_chosen(tmp_path):
@@ -396,12 +385,12 @@ def test_the_cheapest_effort_that_is_enough_is_chosen(tmp_path):
     fixed = make(tmp_path / "fixed", Cosine(), effort=Effort(2, 5))
     assert fixed.effort == Effort(2, 5)
     assert len(fixed.curve) == 1
-    assert Index.open(tmp_path / "fixed").effort == Effort(2, 5)
+    assert Index(tmp_path / "fixed").effort == Effort(2, 5)
 
 
 def test_without_faiss_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(RunError, match=r"needs FAISS, which is not installed; pip install 'xret\[index\]'"):
+    with pytest.raises(RunError, match=r"needs FAISS, which is not installed: pip install 'xret\[index\]'"):
         make(tmp_path / "index", count=20)
 
 

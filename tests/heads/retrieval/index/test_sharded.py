@@ -3,16 +3,22 @@
 import re
 import shutil
 import threading
+from contextlib import closing
 
 import pytest
 import torch
 from distributed import LocalCluster
+from small_index import build_index
 
 from xret.heads.modules.embedding import Gaussian
 from xret.heads.modules.similarity import SmoothChamfer, Wasserstein
-from xret.heads.retrieval.index import Index, IndexOptions, RunCompare, build_index, folder, form_of
+from xret.heads.retrieval.index import folder
+from xret.heads.retrieval.index.build import IndexOptions
+from xret.heads.retrieval.index.exact import RunCompare
 from xret.heads.retrieval.index.folder import checksum
+from xret.heads.retrieval.index.search import Index
 from xret.heads.retrieval.index.sharded import ShardedSearch, shards_of
+from xret.heads.retrieval.index.vectors import form_of
 from xret.pipeline.errors import CacheError, RunError
 from xret.pipeline.extraction import schedule as engine
 
@@ -22,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:distributed"),
 ]
 SIZES = (40, 7, 33)  # of the shards
-FACTS = {"weights": "w"}
+FACTS = {"weights": "w", "modality": "images"}
 COMPARE = RunCompare(SmoothChamfer(), "images")
 
 
@@ -47,7 +53,7 @@ def shards(tmp_path_factory):
     folder, sets = tmp_path_factory.mktemp("shards"), gallery()
     for number, part in enumerate(sets.split(SIZES)):
         build_index(
-            part,
+            [part],
             [f"{number}/{row}" for row in range(len(part))],
             folder / f"shard-{number:04}",
             queries=torch.randn(10, 3, 8),
@@ -59,49 +65,45 @@ def shards(tmp_path_factory):
     return shards_of(folder)
 
 
-@pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("there", [True, False], ids=["cluster", "here"])
-def test_merged_answers_are_those_of_one_gallery(shards, cluster, exact, there):
+def test_merged_answers_are_those_of_one_gallery(shards, cluster, there):
     sets = gallery()
+    ids = [f"{number}/{row}" for number, size in enumerate(SIZES) for row in range(size)]
     queries = torch.cat([sets[3:4], torch.randn(3, 3, 8, generator=torch.Generator().manual_seed(1))])
-    with ShardedSearch(shards, FACTS, COMPARE, cluster if there else None) as search:
+    with closing(ShardedSearch(shards, FACTS, COMPARE, cluster if there else None)) as search:
         assert len(search) == sum(SIZES)
-        assert search.counts == list(SIZES)
+        assert [part["samples"] for part in search.parts] == list(SIZES)
         for query in queries.split(1):
             scores = COMPARE(query, sets)[0]
-            found = search.answers(query, 60, exact=exact)  # at 60 nearly everything is a candidate
-            if exact:
-                expected = sorted(range(len(sets)), key=lambda row: (-scores[row].item(), row))[:60]
-                assert [answer.row for answer in found] == expected
-            assert [a.score for a in found] == sorted((a.score for a in found), reverse=True)
-            torch.testing.assert_close(torch.tensor([a.score for a in found]), scores[[a.row for a in found]])
-            for answer in found:
-                shard = 0 if answer.row < 40 else 1 if answer.row < 47 else 2
-                assert answer.id == answer.label == f"{shard}/{answer.row - [0, 40, 47][shard]}"
-    if exact:
-        tied = ShardedSearch(shards, FACTS, COMPARE).answers(sets[3:4], 3, exact=True)
-        assert [answer.row for answer in tied] == [3, 45, 60]
+            found = search.hits(query, 60)  # at 60 every sample of a shard is a candidate
+            expected = sorted(range(len(sets)), key=lambda row: (-scores[row].item(), row))[:60]
+            assert [hit.id for hit in found] == [hit.file_name for hit in found] == [ids[row] for row in expected]
+            assert [hit.rank for hit in found] == list(range(1, 61))
+            torch.testing.assert_close(torch.tensor([hit.score for hit in found]), scores[expected])
+        assert [hit.id for hit in search.hits(sets[3:4], 60)[:3]] == [ids[row] for row in (3, 45, 60)]  # a tie
 
 
 def test_candidates_of_the_shards_merge_as_those_of_each(shards, cluster):
     query = torch.randn(1, 3, 8)
-    own = [Index.open(shard).answers(query, 5, COMPARE) for shard in shards]
-    expected = sorted((answer for answers in own for answer in answers), key=lambda answer: -answer.score)[:5]
-    with ShardedSearch(shards, FACTS, COMPARE, cluster) as search:
-        found = search.answers(query, 5)
-    assert [(a.id, a.score) for a in found] == [(a.id, a.score) for a in expected]
+    own = [Index(shard).hits(query, 5, COMPARE) for shard in shards]
+    expected = sorted((hit for hits in own for hit in hits), key=lambda hit: -hit.score)[:5]
+    with closing(ShardedSearch(shards, FACTS, COMPARE, cluster)) as search:
+        found = search.hits(query, 5)
+    assert [(hit.id, hit.score) for hit in found] == [(hit.id, hit.score) for hit in expected]
 
 
 def test_gaussians_come_with_their_uncertainty(tmp_path, cluster):
     compare = RunCompare(Wasserstein(), "captions")
     some = Gaussian(torch.randn(9, 4), torch.arange(9.0)[:, None].repeat(1, 4))
-    options = {"queries": some, "compare": compare, "form": form_of(compare.similarity), "facts": FACTS}
-    build_index(some, list("abcdefghi"), tmp_path / "shard-0000", options=IndexOptions(kind="flat"), **options)
-    with ShardedSearch(shards_of(tmp_path), FACTS, compare, cluster) as search:
-        found = search.answers(Gaussian(some.mean[4:5], some.log_variance[4:5]), 2)
+    options = {"queries": some, "compare": compare, "form": form_of(compare.similarity)}
+    facts, options = {**FACTS, "modality": "captions"}, {**options, "options": IndexOptions(kind="flat")}
+    build_index([some], list("abcdefghi"), tmp_path / "shard-0000", facts=facts, **options)
+    with closing(ShardedSearch(shards_of(tmp_path), facts, compare, cluster)) as search:
+        found = search.hits(Gaussian(some.mean[4:5], some.log_variance[4:5]), 2)
     assert found[0].id == "e"
-    for answer in found:
-        assert answer.deviation == pytest.approx(torch.tensor(answer.row / 2).exp().item())
+    for hit in found:
+        assert hit.caption == hit.id
+        assert hit.deviation == pytest.approx(torch.tensor("abcdefghi".index(hit.id) / 2).exp().item())
 
 
 def test_a_damaged_or_foreign_shard_is_the_same_sentence_from_a_worker(shards, cluster, tmp_path):
@@ -109,13 +111,13 @@ def test_a_damaged_or_foreign_shard_is_the_same_sentence_from_a_worker(shards, c
     with pytest.raises(
         RunError, match="is an index of another run: the weights there have the SHA-256 w…, those of this run other…"
     ):
-        ShardedSearch(copies, {"weights": "other"}, COMPARE, cluster)
+        ShardedSearch(copies, {**FACTS, "weights": "other"}, COMPARE, cluster)
     with (copies[1] / "embedding.bin").open("r+b") as file:
         file.write(b"x")
     with pytest.raises(RunError, match=re.escape(f"{copies[1]}/embedding.bin is missing or damaged")):
         ShardedSearch(copies, FACTS, COMPARE, cluster)
     shutil.rmtree(copies[2])
-    with pytest.raises(RunError, match=re.escape(f"{copies[2]} is no index")):
+    with pytest.raises(RunError, match=re.escape(f"{copies[2]} is not an index")):
         ShardedSearch(copies[2:], FACTS, COMPARE, cluster)
 
 
@@ -149,12 +151,12 @@ def test_an_open_shard_is_not_read_again_however_many_there_are(shards, tmp_path
     read = []
     monkeypatch.setattr(folder, "checksum", lambda path, size: read.append(path) or checksum(path, size))
     copies = [shutil.copytree(shards[1], tmp_path / f"{number}") for number in range(70)]
-    with ShardedSearch(copies, FACTS, COMPARE) as search:
+    with closing(ShardedSearch(copies, FACTS, COMPARE)) as search:
         assert {path.parent for path in read} == set(copies)
         read.clear()
-        search.answers(torch.randn(1, 3, 8), 3)
+        search.hits(torch.randn(1, 3, 8), 3)
         assert read == []
         shutil.rmtree(copies[5])
         shutil.copytree(shards[2], copies[5])  # another index at the same place
-        search.answers(torch.randn(1, 3, 8), 3)
+        search.hits(torch.randn(1, 3, 8), 3)
         assert {path.parent for path in read} == {copies[5]}

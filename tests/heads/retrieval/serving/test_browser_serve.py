@@ -90,7 +90,7 @@ def test_words_that_the_run_does_not_know_are_told(open_page):
     page.fill("#q", "a gold zeppelin")
     page.keyboard.press("Enter")
     assert shown(page)[0] == "all gold"
-    assert status(page).endswith(". The run has not learnt “zeppelin”; it looked for the other words")
+    assert status(page).endswith(". The run does not know “zeppelin”; it looked for the other words")
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -135,7 +135,7 @@ def test_a_chosen_picture_finds_captions(open_page):
     assert status(page).startswith("12 captions")
     page.set_input_files("#file", {"name": "n.png", "mimeType": "image/png", "buffer": b"no picture"})
     until(page, "document.getElementById('status').classList.contains('wrong')")
-    assert "no picture that can be read" in status(page)
+    assert "not a picture that can be read" in status(page)
 
 
 def test_a_dropped_picture_finds_captions(open_page):

@@ -149,13 +149,13 @@ def test_examples_have_only_words_that_the_run_knows(tmp_path):
     retriever = FakeRetriever(tmp_path)
     retriever.gallery.texts[:2] = ["a red zeppelin", " "]
     retriever.gallery.texts[4] = "blue " * 30
-    assert Service(retriever).about()["examples"] == [retriever.gallery.texts[row] for row in (2, 7, 11, 15)]
+    assert Service(retriever).about.examples == [retriever.gallery.texts[row] for row in (2, 7, 11, 15)]
 
 
 def test_a_run_without_sets_has_no_elements(tmp_path):
     it = Running(FakeRetriever(tmp_path, kind="vector"))
     assert it.ask("/api/about")[2]["elements"] == 0
-    assert "no sets" in refused(it.ask("/api/search?q=red&elements=1"), 400)
+    assert "not sets" in refused(it.ask("/api/search?q=red&elements=1"), 400)
     it.end()
 
 
@@ -202,9 +202,9 @@ def test_the_page_needs_nothing_from_elsewhere_and_says_so(running):
 @pytest.mark.parametrize(
     ("query", "word"),
     [
-        ("", "no q"),
-        ("q=", "no q"),
-        ("q=++%09", "no q"),
+        ("", "q is missing"),
+        ("q=", "q is missing"),
+        ("q=++%09", "q is missing"),
         ("q=" + "a" * 1001, "1000 characters"),
         ("q=red&k=0", "k must"),
         ("q=red&k=101", "k must"),
@@ -283,12 +283,12 @@ def bad_pictures():
     gif = bytearray(picture_bytes(form="GIF"))
     gif[6:10] = b"\xff\xff\xff\xff"
     yield "large GIF", "more than 50 million pixels", bytes(gif)
-    yield "cut header", "no picture", b"GIF89a"
-    yield "PDF", "no picture", b"%PDF-1.4"
-    yield "EPS", "no picture", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"  # Pillow would ask Ghostscript
-    yield "SVG", "no picture", b"<svg xmlns='http://www.w3.org/2000/svg'/>"
-    yield "JSON", "no picture", b'{"q": "red"'
-    yield "zeros", "no picture", b"\x00" * 4096
+    yield "cut header", "not a picture", b"GIF89a"
+    yield "PDF", "not a picture", b"%PDF-1.4"
+    yield "EPS", "not a picture", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"  # Pillow would ask Ghostscript
+    yield "SVG", "not a picture", b"<svg xmlns='http://www.w3.org/2000/svg'/>"
+    yield "JSON", "not a picture", b'{"q": "red"'
+    yield "zeros", "not a picture", b"\x00" * 4096
     whole = picture_bytes(size=(200, 200), form="JPEG")
     yield "half a JPEG", "damaged", whole[: len(whole) // 2]
     yield "no pixels", "damaged", png(100, 100, b"no zlib at all")
@@ -571,10 +571,10 @@ def test_one_missing_encoder_leaves_the_other(tmp_path):
     retriever = FakeRetriever(tmp_path)
     encode = retriever.encode_query
 
-    def only_text(query, k=1):
+    def only_text(query):
         if not isinstance(query, str):
             raise EncoderError("the weights are not named; give --visual-weights")
-        return encode(query, k)
+        return encode(query)
 
     retriever.encode_query = only_text
     it = Running(retriever)

@@ -359,7 +359,7 @@ def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
         text_weights=str(other),
     )
     fail(tune, made, CacheError, r"give their folder as --data-root DIR", ["image"], data_root=tmp_path)
-    fail(tune, made, CacheError, r"it is not known where they are; .*--data-root", ["image"], data_root=None)
+    fail(tune, made, CacheError, r"no folder was given; .*--data-root", ["image"], data_root=None)
     assert not (tmp_path / "tuned").exists()
 
 
@@ -369,7 +369,7 @@ def test_missing_and_other_images_are_a_sentence(made, tune, pictures, tmp_path)
     fail(tune, made, CacheError, r"0\.jpg has other features than 'mobilenet_v3_small@", ["image"], data_root=copied)
     shutil.copy(pictures / "images" / "0.jpg", copied / "images" / "0.jpg")
     (copied / "images" / "1.jpg").unlink()
-    sentence = r"1\.jpg: there is no such file; put the file back that was extracted, or check --data-root"
+    sentence = r"1\.jpg: there is no such file; put the extracted file back, or check --data-root"
     fail(tune, made, SampleError, sentence, ["image"], data_root=copied)
     assert not (tmp_path / "tuned").exists()
 

@@ -139,7 +139,7 @@ def test_random_weights_follow_from_the_seed_alone(random, tmp_path):
     ("weights", "regions", "message"),
     [
         ("random", (36, 36), r"'random'.*did you mean 'random:0'"),
-        ("imagenet", (36, 36), "'imagenet'.*published bottom-up-attention weights"),
+        ("imagenet", (36, 36), "'imagenet'.*published weights"),
         ("random:0", (37, 36), "--regions 37-36"),
         ("random:0", (10, 301), "from 1 to 300"),
     ],
@@ -243,7 +243,7 @@ def test_the_grid_of_vse_inftys_file(tmp_path):
 
 
 def test_a_grid_of_too_few_pixels_is_refused():
-    with pytest.raises(EncoderError, match="at least 64 pixels, not 63"):
+    with pytest.raises(EncoderError, match="--image-size 63 is below 64"):
         ButdGridEncoder("random:0", 63, "cpu")
 
 

@@ -1,0 +1,64 @@
+"""InfoNCE and the sigmoid loss against loops over pairs and torch's own functions."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from xret.heads.modules.losses.infonce import InfoNce
+from xret.heads.modules.losses.sigmoid import Sigmoid
+
+POSITIVES = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 0], [0, 1, 0, 1]]) > 0
+
+
+def similarity():
+    torch.manual_seed(0)
+    return torch.rand(3, 4, dtype=torch.float64) * 2 - 1
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+def test_infonce_compares_each_positive_with_the_negatives(smoothing):
+    matrix, scale = similarity(), 7.0
+    terms = []
+    for scores, positives in ((matrix, POSITIVES), (matrix.T, POSITIVES.T)):
+        of_pairs = []
+        for row, column in positives.nonzero().tolist():
+            logits = scale * torch.cat([scores[row, column, None], scores[row][~positives[row]]])
+            target = torch.zeros(1, dtype=torch.long)
+            of_pairs.append(cross_entropy(logits[None], target, label_smoothing=smoothing))
+        terms.append(torch.stack(of_pairs).mean())
+    loss = InfoNce(scale=scale, smoothing=smoothing)(matrix, POSITIVES)
+    torch.testing.assert_close(loss, (terms[0] + terms[1]) / 2)
+
+
+def test_the_logarithm_of_the_scale_is_the_same_scale():
+    matrix = similarity()
+    plain, logarithm = InfoNce(scale=20), InfoNce(scale=20, logarithm=True)
+    torch.testing.assert_close(logarithm(matrix, POSITIVES), plain(matrix, POSITIVES), rtol=1e-5, atol=0)
+    assert logarithm.scale.item() == pytest.approx(math.log(20))
+    with torch.no_grad():
+        logarithm.scale.fill_(50.0)
+    torch.testing.assert_close(logarithm(matrix, POSITIVES), InfoNce(scale=100)(matrix, POSITIVES), rtol=1e-5, atol=0)
+
+
+def test_a_fixed_scale_is_no_weight():
+    assert not list(InfoNce(learned=False).parameters())
+    assert not list(InfoNce(learned=False, logarithm=True, scale=3).parameters())
+
+
+def test_the_sigmoid_loss_judges_every_pair():
+    matrix = similarity()
+    expected = binary_cross_entropy_with_logits(10 * matrix - 10, POSITIVES.double(), reduction="sum") / 4
+    torch.testing.assert_close(Sigmoid()(matrix, POSITIVES), expected)
+
+
+def test_the_sigmoid_loss_leaves_out_what_is_ignored():
+    matrix = similarity()
+    without = matrix.clone()
+    without[0, 2] = -torch.inf
+    pair = binary_cross_entropy_with_logits(10 * matrix[0, 2] - 10, torch.zeros((), dtype=torch.float64))
+    loss = Sigmoid()
+    torch.testing.assert_close(loss(matrix, POSITIVES) - loss(without, POSITIVES), pair / 4)
+    loss(without, POSITIVES).backward()
+    assert all(p.grad.isfinite().all() for p in loss.parameters())

@@ -1,0 +1,108 @@
+"""Cached features before the head: their statistics, and noise that evaluation never sees."""
+
+import pytest
+import torch
+
+from xret.heads.modules.adapters import RowsAdapter, WordsAdapter
+from xret.heads.modules.cached_input import CachedInput
+
+LENGTH = torch.tensor([4, 1, 3])
+OFF = {"standardize": False, "channel_dropout": 0.0, "dropout": 0.0, "noise": 0.0}
+NOISES = [{"channel_dropout": 0.5}, {"dropout": 0.5}, {"noise": 0.3}, {"hidden_dropout": 0.5, "layers": "mlp"}]
+
+
+class Part:
+    def __init__(self, length, local, global_):
+        self.length, self.local, self.global_ = length, local, global_
+
+
+def rows():
+    torch.manual_seed(0)
+    return 3 + 2 * torch.randn(3, 4, 6)
+
+
+def test_channels_are_standardised_by_the_valid_rows_alone():
+    local = rows()
+    local[1, 1:] = 1e4  # padding
+    local[..., 5] = 0.25  # never changes
+    adapter = RowsAdapter(6, 6, 8, standardize=True, global_="pooled")
+    adapter.measure(lambda: [Part(LENGTH[:2], local[:2], None), Part(LENGTH[2:], local[2:], None)])
+    valid = torch.cat([local[0], local[1, :1], local[2, :3]])
+    expected = (valid - valid.mean(0)) / torch.cat([valid.std(0, correction=0)[:5], torch.ones(1)])
+    torch.testing.assert_close(adapter.rows_input(local)[0], expected[:4])
+    means = torch.stack([local[0].mean(0), local[1, 0], local[2, :3].mean(0)])
+    standardised = adapter.global_input(means)
+    torch.testing.assert_close(standardised.mean(0), torch.zeros(6), atol=1e-5, rtol=0)
+    torch.testing.assert_close(standardised.std(0, correction=0), torch.tensor([1.0] * 5 + [0.0]), atol=1e-5, rtol=0)
+    assert {"rows_input.mean", "rows_input.deviation"} <= adapter.state_dict().keys()  # kept with the weights
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_evaluation_is_untouched_by_noise(noise):
+    torch.manual_seed(1)
+    plain = RowsAdapter(6, 6, 8, global_="pooled", batch_norm=False, layers=noise.get("layers", "linear"))
+    noisy = RowsAdapter(6, 6, 8, global_="pooled", batch_norm=False, **noise)
+    noisy.load_state_dict(plain.state_dict())
+    local = rows()
+    while_training, expected = noisy(LENGTH, local), plain(LENGTH, local)
+    assert not torch.equal(while_training.global_, expected.global_)
+    evaluated = noisy.eval()(LENGTH, local)
+    assert torch.equal(evaluated.local, expected.local)
+    assert torch.equal(evaluated.global_, expected.global_)
+
+
+@pytest.mark.parametrize("noise", [{"dropout": 0.5}, {"state_dropout": 0.5}])
+def test_evaluation_of_words_is_untouched_by_noise(noise):
+    torch.manual_seed(1)
+    plain, noisy = (
+        WordsAdapter(7, 8, local="gru", global_="mean"),
+        WordsAdapter(7, 8, local="gru", global_="mean", **noise),
+    )
+    noisy.load_state_dict(plain.state_dict())
+    token, length = torch.tensor([[1, 2, 3], [4, 0, 0]]), torch.tensor([3, 1])
+    assert not torch.equal(noisy(length, token=token).global_, plain(length, token=token).global_)
+    noisy.eval()
+    assert torch.equal(noisy(length, token=token).global_, plain(length, token=token).global_)
+
+
+def test_a_dropped_channel_is_dropped_in_every_row_of_its_sample():
+    torch.manual_seed(0)
+    made = CachedInput(400, **{**OFF, "channel_dropout": 0.25})(torch.ones(5, 7, 400))
+    assert torch.equal(made, made[:, :1].expand_as(made))
+    assert made.unique().tolist() == pytest.approx([0, 1 / 0.75])
+    assert abs((made[:, 0] == 0).float().mean() - 0.25) < 0.05
+    assert not torch.equal(made[0], made[1])
+
+
+def test_noise_is_added_to_each_value():
+    torch.manual_seed(0)
+    made = CachedInput(100, **{**OFF, "noise": 0.3})(torch.ones(20, 10, 100))
+    assert made.mean() == pytest.approx(1, abs=0.01)
+    assert made.std() == pytest.approx(0.3, abs=0.01)
+
+
+def test_nothing_is_drawn_where_nothing_is_asked_for():
+    before, local = torch.get_rng_state(), torch.ones(2, 3, 6)
+    assert CachedInput(6, **OFF)(local) is local
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_bag_of_words_is_their_mean_through_the_layers():
+    torch.manual_seed(0)
+    adapter = WordsAdapter(7, 8, encoder="bag", global_="mean", word_dim=4)
+    token = torch.tensor([[1, 2, 3], [4, 0, 0]])
+    adapted = adapter(torch.tensor([3, 1]), token=token)
+    vectors = adapter.embedding.weight
+    expected = adapter.bag(torch.stack([vectors[1:4].mean(0), vectors[4]]))
+    torch.testing.assert_close(adapted.global_, expected)
+    assert not hasattr(adapter, "gru")
+    with pytest.raises(ValueError, match="a bag of words has no states"):
+        WordsAdapter(7, 8, encoder="bag")
+
+
+def test_the_perceptron_reads_what_the_linear_layer_gives():
+    adapter = RowsAdapter(6, 6, 8, layers="mlp-on-linear", batch_norm=False, hidden=5)
+    straight = rows() @ adapter.layer.linear.weight.T + adapter.layer.linear.bias
+    first, _, _, second = adapter.layer.mlp
+    expected = straight + (straight @ first.weight.T + first.bias).relu() @ second.weight.T + second.bias
+    torch.testing.assert_close(adapter(LENGTH, rows()).local[0], expected[0])

@@ -44,6 +44,7 @@ COMMANDS = {
     "finetune": (xret.finetune,),
     "eval": (xret.evaluate, diagnose),
     "ablate": (xret.ablate,),
+    "tune": (xret.tune,),
     "search": (xret.load, Retriever),
 }
 # Of the terminal alone; `plan` and `diagnostics` are functions of their own.
@@ -72,10 +73,10 @@ def test_options_and_arguments_have_the_same_names_and_defaults(command):
             continue
         default = arguments[option.name].default
         given = option.to_info_dict()["default"]
-        if option.multiple or option.name == "reattach":
-            assert default == ()
-        elif option.required:
+        if option.required:
             assert default is inspect.Parameter.empty
+        elif option.multiple or option.name == "reattach":
+            assert default == ()
         else:
             assert default == (tuple(given.split(",")) if option.name == "splits" else given), option.name
 

@@ -206,8 +206,20 @@ def _refuse_other_order(run: Run, split: Batches, recipe: Recipe) -> None:
     )
 
 
-def measure_channels(model: Model, split: Batches) -> None:
-    """Give the adapters that standardise their features the statistics of a training split, which is read once more."""
+def look_at_data(model: Model, split: Batches) -> None:
+    """Give a new model what it takes from its training split: statistics of the features, and vectors of the words.
+
+    Raises:
+        VectorsError, RecipeError: as `load_vectors`.
+    """
+    _measure_channels(model, split)
+    path = getattr(model.text.adapter, "vectors", None)
+    if path is not None:
+        load_vectors(model, path, split.caption_set.vocabulary or ())
+
+
+def _measure_channels(model: Model, split: Batches) -> None:
+    """Give the adapters that standardise their features the split's statistics, for which it is read once more."""
     for branch, parts in ((model.image, split.image_features), (model.text, split.caption_features)):
         if isinstance(branch.adapter, RowsAdapter):
             branch.adapter.measure(partial(parts, _AT_ONCE), bool(branch.aggregator.uses_local))

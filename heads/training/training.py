@@ -33,8 +33,7 @@ from .optimisation import build_optimizer, drop_frozen, learning_rate, set_rates
 from .preparation import (
     compile_parts,
     facts_of,
-    load_vectors,
-    measure_channels,
+    look_at_data,
     open_run,
     other_sets,
     placement_of,
@@ -123,12 +122,9 @@ def train(
         info = facts_of(train_split, target, seed)
         run, created = open_run(Run, out, info, recipe, train_split, ranks, resume=resume)
         begun = state.resume(run)
-        path = getattr(model.text.adapter, "vectors", None)
         with run.held(created) if ranks.first else nullcontext(), enough_memory(target, recipe):
             if not begun:
-                measure_channels(model, train_split)
-                if path is not None:
-                    load_vectors(model, path, sets[1].vocabulary or ())
+                look_at_data(model, train_split)
             objective = Objective.of(recipe, model, state.losses, train_split, ranks)
             return Loop(run, objective, state, train_split, val_split, after_epoch).go_on()
 

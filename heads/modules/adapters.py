@@ -61,7 +61,7 @@ class RowsAdapter(Part):
         dim: width D.
         global_: `cached`: the layers over the cached global feature; `pooled`: over the mean of the cached rows;
             `mean`, `max`: of the adapted rows.
-        layers, hidden, batch_norm, hidden_dropout: see `projections.projection`.
+        layers, hidden, depth, batch_norm, hidden_dropout: see `projections.projection`.
         standardize, channel_dropout, dropout, noise: of what is cached, see `cached_input.CachedInput`.
 
     Raises:
@@ -77,6 +77,7 @@ class RowsAdapter(Part):
         global_: Pooling = "mean",
         layers: Layers = "linear",
         hidden: Count | None = None,
+        depth: Count = 1,
         batch_norm: bool = True,
         hidden_dropout: Rate = 0.0,
         standardize: bool = False,
@@ -90,7 +91,9 @@ class RowsAdapter(Part):
                 f"global 'cached' needs a cached global feature as wide as the local ones, "
                 f"but it has {global_channels} channels and they have {channels}: choose pooled, mean or max"
             )
-        self.layer = projection(layers, channels, dim, hidden=hidden, batch_norm=batch_norm, dropout=hidden_dropout)
+        self.layer = projection(
+            layers, channels, dim, hidden=hidden, depth=depth, batch_norm=batch_norm, dropout=hidden_dropout
+        )
         self.local_dim = dim
         self.global_ = global_
         disturbed = {"channel_dropout": channel_dropout, "dropout": dropout, "noise": noise}
@@ -167,7 +170,7 @@ class WordsAdapter(Part):
         global_: `last`: the last valid state (backwards: the first); `mean`, `max`: over the GRU's outputs. A bag has
             `mean` alone.
         bidirectional: run the GRU in both directions.
-        layers, hidden, batch_norm, hidden_dropout: of a bag, see `projections.projection`.
+        layers, hidden, depth, batch_norm, hidden_dropout: of a bag, see `projections.projection`.
         dropout: the share of a word embedding's values that is zero while training; of a bag, of the mean's.
         state_dropout: the same of the GRU's states.
         vectors: a text file of word vectors that the embeddings begin with. The training reads it once and calls
@@ -190,6 +193,7 @@ class WordsAdapter(Part):
         bidirectional: bool = True,
         layers: Layers = "linear",
         hidden: Count | None = None,
+        depth: Count = 1,
         batch_norm: bool = True,
         hidden_dropout: Rate = 0.0,
         dropout: Rate = 0.0,
@@ -214,7 +218,9 @@ class WordsAdapter(Part):
         self.embedding.weight.requires_grad_(train_vectors)
         self.bag: nn.Module | None = None
         if encoder == "bag":
-            self.bag = projection(layers, word_dim, dim, hidden=hidden, batch_norm=batch_norm, dropout=hidden_dropout)
+            self.bag = projection(
+                layers, word_dim, dim, hidden=hidden, depth=depth, batch_norm=batch_norm, dropout=hidden_dropout
+            )
         else:
             self.gru = nn.GRU(word_dim, dim, batch_first=True, bidirectional=bidirectional)
 

@@ -35,6 +35,8 @@ def recipe_of(name, *settings):
     small += [f"aggregator.{side}.head_dim=8" for side, part in recipe.aggregator.items() if "head_dim" in part]
     if "caption-generation" in recipe.terms:
         small += [f"loss.caption-generation.{key}=8" for key in ("hidden", "word_dim")]
+    if recipe.augment.mix:
+        small += ["augment.mix=0"]  # words cannot be blended
     return load_recipe(name, [*small, *settings])
 
 

@@ -238,7 +238,11 @@ def test_the_list_groups_variants_below_their_system():
 
 def test_the_list_as_json_has_the_papers_numbers():
     listed = json.loads(CliRunner().invoke(recipes_command, ["--json"], catch_exceptions=False).stdout)
-    assert [recipe["name"] for recipe in listed][:3] == ["fusemix", "gaussian-vsepp", "gaussian-vsepp/coco-resnet152-gru"]
+    assert [recipe["name"] for recipe in listed][:3] == [
+        "fusemix",
+        "gaussian-vsepp",
+        "gaussian-vsepp/coco-resnet152-gru",
+    ]
     (found,) = [recipe for recipe in listed if recipe["name"] == "setdiv/f30k-butd-bigru"]
     paper = "Kim et al., Improving Cross-Modal Retrieval with Set of Diverse Embeddings, CVPR 2023"
     expected = {"coco_1k": None, "coco_5k": None, "f30k": 500.8}

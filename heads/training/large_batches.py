@@ -18,7 +18,7 @@ from ...pipeline.errors import RecipeError
 from ...pipeline.reading.features import Features
 from ..modules.aggregators import Aggregated
 from ..modules.embedding import Sequence, concatenate, each
-from ..modules.losses.blocks import BlockLoss, Pairs
+from ..modules.losses.blocks import BlockLoss, Pairs, joined
 from ..modules.similarity import Cosine
 from .ranks import ALONE, Ranks
 
@@ -102,7 +102,7 @@ def compared_pairs(caption_image: Tensor, text: Tensor | None, *, same_is_positi
     other = caption_image[columns] != rows
     same = Pairs(rows[other], columns[other])
     if same_is_positive:
-        return Pairs(*(torch.cat(both) for both in zip(own, same, strict=True))), none
+        return joined(own, same), none
     return own, same
 
 

@@ -76,6 +76,11 @@ def pairs_of(mask: Tensor) -> Pairs:
     return Pairs(*mask.nonzero(as_tuple=True))
 
 
+def joined(one: Pairs, other: Pairs) -> Pairs:
+    """Return the pairs of both."""
+    return Pairs(torch.cat([one.rows, other.rows]), torch.cat([one.columns, other.columns]))
+
+
 def in_blocks(
     loss: BlockLoss, images: Tensor, captions: Tensor, positives: Pairs, ignored: Pairs, side: int | None = None
 ) -> Tensor:

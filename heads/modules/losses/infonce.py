@@ -7,15 +7,17 @@ Inception Architecture*, section 7.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ..parameters import Positive, Share
-from .blocks import BlockLoss, Pairs
+from .blocks import BlockLoss, Pairs, joined
 
 LARGEST_SCALE = 100.0  # of a scale that is learned by its logarithm, as in CLIP
+SPREAD = 70.0  # exp(-87) is float32's smallest: what is lost of a row is below exp(-17) of it, its rounding
 
 
 class InfoNce(BlockLoss):
@@ -47,15 +49,15 @@ class InfoNce(BlockLoss):
     def of_block(self, logits: Tensor, positives: Pairs, ignored: Pairs) -> "_Block":
         """Return the positives of a block of logits `[R, C]`, which is overwritten, and what becomes of the others."""
         own = logits[positives]
-        left_out = Pairs(*(torch.cat(both) for both in zip(positives, ignored, strict=True)))
+        left_out = joined(positives, ignored)
         sums = [logits.new_zeros(2, size) for size in logits.shape]  # nobody asks for them
         if self.smoothing:
             kept = torch.ones_like(logits).index_put(left_out, logits.new_zeros(()))
             sums = [torch.stack([(logits * kept).sum(axis), kept.sum(axis)]) for axis in (1, 0)]
         # The lowest number instead of -inf: a row without negatives has a gradient of zero, not NaN.
         negatives = logits.index_put_(left_out, logits.new_tensor(torch.finfo(logits.dtype).min))
-        images, captions = (_Negatives(negatives.logsumexp(axis), sums[1 - axis]) for axis in (1, 0))
-        return _Block(own, images, captions)
+        of_images, of_captions = _LogSumExps.apply(negatives)
+        return _Block(own, _Negatives(of_images, sums[0]), _Negatives(of_captions, sums[1]))
 
     def total(self, blocks: Sequence[Sequence["_Block"]], positives: Pairs, captions: int) -> Tensor:
         """Return the loss, a scalar; zero without a positive."""
@@ -88,3 +90,35 @@ class _Block(NamedTuple):
     own: Tensor
     images: _Negatives
     captions: _Negatives
+
+
+class _LogSumExps(torch.autograd.Function):
+    """The logarithm of the summed exponentials of a matrix's rows and of its columns, as `logsumexp` gives them.
+
+    Where no row and no column lies far below the rest, which the scale and cosines bound, one exponential serves both
+    and their gradients: it costs most of the time that a block takes beside its products.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        rows, columns = matrix.amax(1), matrix.amax(0)
+        top = rows.amax()
+        ctx.shared = bool(torch.minimum(rows.amin(), columns.amin()) >= top - SPREAD)
+        if ctx.shared:
+            powers = (matrix - top).exp_()
+            rows, columns = powers.sum(1), powers.sum(0)
+            ctx.save_for_backward(powers, rows, columns)
+            return rows.log() + top, columns.log() + top
+        rows, columns = matrix.logsumexp(1), matrix.logsumexp(0)
+        ctx.save_for_backward(matrix, rows, columns)
+        return rows, columns
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_rows: Tensor, of_columns: Tensor) -> Tensor:
+        matrix, rows, columns = ctx.saved_tensors
+        if ctx.shared:
+            gradient: Tensor = (of_rows / rows)[:, None] + of_columns / columns
+            return gradient.mul_(matrix)
+        gradient = (matrix - rows[:, None]).exp_().mul_(of_rows[:, None])
+        return gradient.add_((matrix - columns).exp_().mul_(of_columns))

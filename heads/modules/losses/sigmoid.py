@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from ..parameters import Positive
-from .blocks import BlockLoss, Pairs
+from .blocks import BlockLoss, Pairs, joined
 
 
 class Sigmoid(BlockLoss):
@@ -36,9 +36,10 @@ class Sigmoid(BlockLoss):
     def of_block(self, logits: Tensor, positives: Pairs, ignored: Pairs) -> Tensor:
         """Return the sum over a block of scaled similarities `[R, C]`, which is overwritten."""
         logits += self.bias
-        # -log sigmoid(-x) is softplus(x): positives change their sign, and of the lowest number it is zero.
-        logits = logits.index_put_(positives, -logits[positives])
-        return softplus(logits.index_put_(ignored, logits.new_tensor(torch.finfo(logits.dtype).min))).sum()
+        # -log sigmoid(-x) is softplus(x): positives change their sign, and softplus of the lowest number is zero.
+        lowest = logits.new_full(ignored.rows.shape, torch.finfo(logits.dtype).min)
+        changed = torch.cat([-logits[positives], lowest])
+        return softplus(logits.index_put_(joined(positives, ignored), changed)).sum()
 
     def total(self, blocks: Sequence[Sequence[Tensor]], positives: Pairs, captions: int) -> Tensor:
         """Return the loss, a scalar."""

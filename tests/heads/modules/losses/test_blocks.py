@@ -8,13 +8,14 @@ from torch.nn.functional import normalize
 
 from xret.heads.modules.losses import LOSSES
 from xret.heads.modules.losses.blocks import Pairs, in_blocks, pairs_of
-from xret.heads.modules.losses.infonce import InfoNce
+from xret.heads.modules.losses.infonce import InfoNce, _LogSumExps
 from xret.heads.modules.losses.sigmoid import Sigmoid
 
 KINDS = {
     "infonce": lambda: InfoNce(scale=7),
     "infonce, logarithm": lambda: InfoNce(scale=20, logarithm=True),
     "infonce, fixed": lambda: InfoNce(scale=5, learned=False),
+    "infonce, large": lambda: InfoNce(scale=300),
     "infonce, smoothed": lambda: InfoNce(scale=7, smoothing=0.2),
     "sigmoid": lambda: Sigmoid(scale=8, bias=-2),
 }
@@ -137,6 +138,23 @@ def test_no_block_is_kept(kind):
         held[name] = sum(kept)
     assert held["whole"] > count**2
     assert held["blocks"] < count**2 / 4
+
+
+@pytest.mark.parametrize("spread", [0, 30, 60, 69, 71, 90, 200, 1e30])
+def test_one_exponential_serves_where_float32_allows_it(spread):
+    """Rows and columns that lie far below the others, against float64."""
+    torch.manual_seed(0)
+    matrix = 5 * torch.randn(6, 7)
+    matrix[2] -= spread
+    matrix[:, 4] -= spread
+    leaf, reference = matrix.clone().requires_grad_(), matrix.double().requires_grad_()
+    weights = torch.rand(6), torch.rand(7)
+    found, expected = _LogSumExps.apply(leaf), (reference.logsumexp(1), reference.logsumexp(0))
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs.float())
+    sum((ours * weight).sum() for ours, weight in zip(found, weights, strict=True)).backward()
+    sum((theirs * weight).sum() for theirs, weight in zip(expected, weights, strict=True)).backward()
+    torch.testing.assert_close(leaf.grad, reference.grad.float(), rtol=1e-4, atol=1e-7)
 
 
 def test_which_losses_can_be_computed_in_blocks():

@@ -47,11 +47,25 @@ def load_recipe(recipe: str, settings: Sequence[str] = ()) -> Recipe:
     values: dict[str, Any] = {}
     for said in reversed(lineage(recipe).values()):
         values = _laid_over(said, values)
+    return _with(values, settings, recipe)
+
+
+def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """Return a resolved recipe with ``KEY=VALUE`` settings, the same as if `load_recipe` had been given them too.
+
+    Raises:
+        RecipeError: unknown keys and wrong values, all of them at once.
+    """
+    return _with(recipe.to_dict(), settings, recipe.name)
+
+
+def _with(values: dict[str, Any], settings: Sequence[str], name: str) -> Recipe:
+    """Write settings into nested values and resolve them."""
     faults = _apply(values, settings)
     # Not in `resolve`, which reads the recipes of runs too: those that were trained so stay readable.
     if get(values, "data.unit") == "caption" and str(get(values, "data.captions")).lower() not in ("none", "null"):
         faults.append("data.captions has no effect on batches of captions: set data.unit=image, or data.captions=null")
-    return resolve(values, faults=faults, title=f"recipe '{recipe}'")
+    return resolve(values, faults=faults, title=f"recipe '{name}'")
 
 
 def lineage(recipe: str) -> dict[Path, dict[str, Any]]:
@@ -124,7 +138,11 @@ def resolve(values: Mapping[str, Any], *, faults: Sequence[str] = (), title: str
 
 
 def _in_todays_words(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the values of a recipe with the keys of version 0.1 renamed: `exclude_same_text` was a choice of two."""
+    """Return the values of a recipe with what version 0.1 wrote in today's words.
+
+    `loss.exclude_same_text` and `aggregator.….positions` were true or false.
+    """
+    values = _with_named_positions(values)
     loss = get(values, "loss")
     if not isinstance(loss, Mapping) or "exclude_same_text" not in loss or "same_text" in loss:
         return values
@@ -132,6 +150,19 @@ def _in_todays_words(values: Mapping[str, Any]) -> Mapping[str, Any]:
     choice = {"true": "excluded", "false": "negative"}.get(excluded, excluded)
     rest = {key: value for key, value in loss.items() if key != "exclude_same_text"}
     return {**values, "loss": {"same_text": choice, **rest}}
+
+
+def _with_named_positions(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    sides = get(values, "aggregator")
+    if not isinstance(sides, Mapping):
+        return values
+    named = {"true": "circle", "false": "none"}
+    changed = {
+        side: {**block, "positions": named.get(str(block["positions"]).lower(), block["positions"])}
+        for side, block in sides.items()
+        if isinstance(block, Mapping) and "positions" in block
+    }
+    return {**values, "aggregator": {**sides, **changed}}
 
 
 def _schema(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class RowsAdapter(Part):
         global_: `cached`: the layers over the cached global feature; `pooled`: over the mean of the cached rows;
             `mean`, `max`: of the adapted rows.
         global_layer: whether the global feature goes through the layers of the rows, or through its own.
-        layers, hidden, batch_norm, hidden_dropout: see `projections.projection`.
+        layers, hidden, depth, batch_norm, hidden_dropout: see `projections.projection`.
         output_dropout: the share of what the layers give that is zero while training, drawn for the rows and for the
             global feature (or the rows that it is made of) by itself, as SetDiv's published code does.
         standardize, channel_dropout, dropout, noise: of what is cached, see `cached_input.CachedInput`.
@@ -83,6 +83,7 @@ class RowsAdapter(Part):
         global_layer: Sharing = "shared",
         layers: Layers = "linear",
         hidden: Count | None = None,
+        depth: Count = 1,
         batch_norm: bool = True,
         hidden_dropout: Rate = 0.0,
         output_dropout: Rate = 0.0,
@@ -97,7 +98,8 @@ class RowsAdapter(Part):
                 f"global 'cached' needs a cached global feature as wide as the local ones, "
                 f"but it has {global_channels} channels and they have {channels}: choose pooled, mean or max"
             )
-        make = partial(projection, layers, channels, dim, hidden=hidden, batch_norm=batch_norm, dropout=hidden_dropout)
+        make = partial(projection, layers, channels, dim, hidden=hidden, depth=depth)
+        make = partial(make, batch_norm=batch_norm, dropout=hidden_dropout)
         self.layer = make()
         self.global_layer = make() if global_layer == "own" else None
         self.local_dim = dim
@@ -180,7 +182,7 @@ class WordsAdapter(Part):
             `mean` alone.
         bidirectional: run the GRU in both directions.
         ends: read `<start>` before and `<end>` after each caption; their ids follow those of the words.
-        layers, hidden, batch_norm, hidden_dropout: of a bag, see `projections.projection`.
+        layers, hidden, depth, batch_norm, hidden_dropout: of a bag, see `projections.projection`.
         dropout: the share of a word embedding's values that is zero while training; of a bag, of the mean's.
         state_dropout: the same of the GRU's states.
         vectors: a text file of word vectors that the embeddings begin with. The training reads it once and calls
@@ -204,6 +206,7 @@ class WordsAdapter(Part):
         ends: bool = False,
         layers: Layers = "linear",
         hidden: Count | None = None,
+        depth: Count = 1,
         batch_norm: bool = True,
         hidden_dropout: Rate = 0.0,
         dropout: Rate = 0.0,
@@ -229,7 +232,9 @@ class WordsAdapter(Part):
         self.embedding.weight.requires_grad_(train_vectors)
         self.bag: nn.Module | None = None
         if encoder == "bag":
-            self.bag = projection(layers, word_dim, dim, hidden=hidden, batch_norm=batch_norm, dropout=hidden_dropout)
+            self.bag = projection(
+                layers, word_dim, dim, hidden=hidden, depth=depth, batch_norm=batch_norm, dropout=hidden_dropout
+            )
         else:
             self.gru = nn.GRU(word_dim, dim, batch_first=True, bidirectional=bidirectional)
 

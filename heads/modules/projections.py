@@ -3,26 +3,41 @@
 from typing import Literal
 
 from torch import Tensor, nn
+from torch.nn.functional import relu6
 
-Layers = Literal["linear", "mlp", "mlp-on-linear"]
+Layers = Literal["linear", "mlp", "mlp-on-linear", "gated", "blocks"]
 
 
 def projection(
-    layers: Layers, channels: int, dim: int, *, hidden: int | None = None, batch_norm: bool = True, dropout: float = 0.0
+    layers: Layers,
+    channels: int,
+    dim: int,
+    *,
+    hidden: int | None = None,
+    depth: int = 1,
+    batch_norm: bool = True,
+    dropout: float = 0.0,
 ) -> nn.Module:
     """Return the layers that take `[..., channels]` to `[..., dim]`; with a batch norm `[R, channels]` to `[R, dim]`.
 
     Args:
         layers: ``linear``: one layer; ``mlp``: that plus a perceptron over the cached vector (VSE-infinity, appendix
-            A.1); ``mlp-on-linear``: that plus a perceptron over its own output (SetDiv's published code).
+            A.1); ``mlp-on-linear``: that plus a perceptron over its own output (SetDiv's published code); ``gated``:
+            see `GatedPerceptron`; ``blocks``: see `residual_blocks`.
         channels: width of the cached vector.
         dim: width of what is made of it.
-        hidden: width of the perceptron's hidden layer; None: half of `dim`.
-        batch_norm: normalise the hidden layer over a batch.
+        hidden: width of the hidden layer; None: half of `dim` for the perceptrons, 8 times `channels` for the gated
+            one and 4 times for blocks, as their published codes have it.
+        depth: number of blocks.
+        batch_norm: normalise the hidden layer over a batch; of the two perceptrons alone.
         dropout: share of the hidden values that is dropped while training.
     """
     if layers == "linear":
         return linear(channels, dim)
+    if layers == "gated":
+        return GatedPerceptron(channels, dim, hidden or 8 * channels, dropout)
+    if layers == "blocks":
+        return residual_blocks(channels, dim, hidden or 4 * channels, depth, dropout)
     return ResidualPerceptron(
         channels, dim, hidden or dim // 2, on_linear=layers == "mlp-on-linear", batch_norm=batch_norm, dropout=dropout
     )
@@ -52,6 +67,60 @@ class ResidualPerceptron(nn.Module):
         """Return `[R, dim]` of `x [R, channels]`."""
         straight = self.linear(x)
         return straight + self.mlp(straight if self.on_linear else x)
+
+
+class GatedPerceptron(nn.Module):
+    """A perceptron whose hidden values are products of two linear layers, one of them through ReLU6.
+
+    Source: Zhang, Yang, Agrawal: *Assessing and Learning Alignment of Unimodal Vision and Language Models* (SAIL,
+    arXiv 2412.04616), the alignment layer of the published code.
+
+    Args:
+        channels: width of the cached vector, which is normalised first.
+        dim: width of what is made of it.
+        hidden: width of both linear layers.
+        dropout: share of the products that is dropped while training; the published code has none.
+    """
+
+    def __init__(self, channels: int, dim: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+        self.gate, self.value = linear(channels, hidden), linear(channels, hidden)
+        self.dropout = nn.Dropout(dropout)
+        self.out = linear(hidden, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `[..., dim]` of `x [..., channels]`."""
+        x = self.norm(x)
+        return self.out(self.dropout(relu6(self.gate(x)) * self.value(x)))
+
+
+class InvertedBottleneck(nn.Module):
+    """A residual block that normalises, widens and narrows: ``x + W2 dropout(gelu(W1 norm(x)))``.
+
+    Source: Vouitsis et al., *Data-Efficient Multimodal Fusion on a Single GPU* (FuseMix, arXiv 2312.10144), the fusion
+    adapters of the published code.
+    """
+
+    def __init__(self, channels: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.LayerNorm(channels),
+            nn.Linear(channels, hidden),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, channels),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `[..., channels]` of `x [..., channels]`."""
+        return x + self.layers(x)
+
+
+def residual_blocks(channels: int, dim: int, hidden: int, depth: int, dropout: float) -> nn.Sequential:
+    """Return `depth` blocks of the cached vector's own width, a normalisation, and a linear layer to `dim`."""
+    blocks = [InvertedBottleneck(channels, hidden, dropout) for _ in range(depth)]
+    return nn.Sequential(*blocks, nn.LayerNorm(channels), nn.Linear(channels, dim))
 
 
 def linear(channels: int, dim: int) -> nn.Linear:

@@ -7,10 +7,12 @@ from torch import Tensor, nn
 
 from ...pipeline.reading.batches import Batch, Batches
 from ..model import Model
+from ..modules.aggregators import Aggregated
 from ..modules.embedding import Sequence
+from ..modules.losses.blocks import in_blocks
 from ..recipes.blocks import Recipe
 from .augmentation import blend, drop_rows, mask_words
-from .large_batches import embed_in_parts
+from .large_batches import compared_pairs, embed_in_parts, goes_in_blocks
 from .optimisation import autocast_dtype
 from .ranks import ALONE, Ranks
 
@@ -19,7 +21,7 @@ class Objective:
     """The loss of a recipe.
 
     Args:
-        recipe: says the weights of the terms, augmentation and how much of a batch is embedded at once.
+        recipe: says the weights of the terms, augmentation, and how much of a batch is embedded and compared at once.
         model: embeds and compares.
         losses: the terms.
         text_number: see `same_texts`; None: captions of equal text are negatives of each other like any.
@@ -73,16 +75,31 @@ class Objective:
         if augment.mask_words and batch.captions.token is not None:  # a loss that writes captions writes the words
             other = other._replace(token=Sequence(batch.captions.token, batch.captions.length))
         # Similarity and losses stay in float32: differences of a margin's size drown in 8 bits.
-        similarity, positives = self.model.similarity(one.embedding, other.embedding), batch.positives
+        chunked = self.recipe.data.chunk is not None and goes_in_blocks(self.model.compare, self.losses)
+        terms = (self._terms_in_blocks if chunked else self._terms)(batch, one, other)
+        self.weights = self.weights.to(terms)  # the first time
+        return torch.cat([(terms @ self.weights)[None], terms])
+
+    def _terms(self, batch: Batch, images: Aggregated, captions: Aggregated) -> Tensor:
+        """Return the terms of the whole similarity matrix."""
+        similarity, positives = self.model.similarity(images.embedding, captions.embedding), batch.positives
         if self.text_number is not None:
-            same = same_text(positives, self.text_number[batch.caption_index].to(device))
+            same = same_text(positives, self.text_number[batch.caption_index].to(positives.device))
             if self.recipe.loss["same_text"] == "positive":
                 positives = positives | same
             else:
                 similarity = similarity.masked_fill(same, -torch.inf)
-        terms = torch.stack([term(similarity, positives, one, other) for term in self.losses.values()])
-        self.weights = self.weights.to(terms)  # the first time
-        return torch.cat([(terms @ self.weights)[None], terms])
+        return torch.stack([term(similarity, positives, images, captions) for term in self.losses.values()])
+
+    def _terms_in_blocks(self, batch: Batch, images: Aggregated, captions: Aggregated) -> Tensor:
+        """Return the same terms without the matrix."""
+        text = None if self.text_number is None else self.text_number[batch.caption_index]
+        positives, ignored = compared_pairs(
+            batch.caption_image, text, same_is_positive=self.recipe.loss["same_text"] == "positive"
+        )
+        sides: tuple[Any, Any] = (images.embedding, captions.embedding)
+        losses: Any = self.losses.values()
+        return torch.stack([in_blocks(loss, *sides, positives, ignored) for loss in losses])
 
     @property
     def _mask(self) -> int:

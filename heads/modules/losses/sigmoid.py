@@ -4,17 +4,17 @@ Source: Zhai et al., *Sigmoid Loss for Language Image Pre-Training* (SigLIP, ICC
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import softplus
 
-from ..aggregators.aggregated import Aggregated
 from ..parameters import Positive
-from .common import Loss
+from .blocks import BlockLoss, Pairs, joined
 
 
-class Sigmoid(Loss):
+class Sigmoid(BlockLoss):
     """The sum over all pairs of -log sigmoid(+-(scale * similarity + bias)), divided by the number of captions.
 
     The sign is that of a positive or of a negative pair. Pairs whose similarity is -inf are left out.
@@ -29,9 +29,18 @@ class Sigmoid(Loss):
         self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
         self.bias = nn.Parameter(torch.tensor(float(bias)))
 
-    def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:
-        """Return the loss of `similarity [I, C]` under `positives [I, C]`, a scalar."""
-        ignored = similarity == -torch.inf
-        logits = self.log_scale.exp() * similarity.masked_fill(ignored, 0) + self.bias
-        terms = -logsigmoid(torch.where(positives, logits, -logits))
-        return terms.masked_fill(ignored, 0).sum() / similarity.shape[1]
+    def factor(self) -> Tensor:
+        """Return the scale."""
+        return self.log_scale.exp()
+
+    def of_block(self, logits: Tensor, positives: Pairs, ignored: Pairs) -> Tensor:
+        """Return the sum over a block of scaled similarities `[R, C]`, which is overwritten."""
+        logits += self.bias
+        # -log sigmoid(-x) is softplus(x): positives change their sign, and softplus of the lowest number is zero.
+        lowest = logits.new_full(ignored.rows.shape, torch.finfo(logits.dtype).min)
+        changed = torch.cat([-logits[positives], lowest])
+        return softplus(logits.index_put_(joined(positives, ignored), changed)).sum()
+
+    def total(self, blocks: Sequence[Sequence[Tensor]], positives: Pairs, captions: int) -> Tensor:
+        """Return the loss, a scalar."""
+        return torch.stack([block for row in blocks for block in row]).sum() / captions

@@ -20,8 +20,8 @@ from xret.heads.recipes.schema import convert
 from xret.pipeline.errors import RecipeError
 from xret.pipeline.reading.batches import Features
 
-SYSTEMS = ["gaussian-vsepp", "gaussian-vsrn", "maxmatch", "pcme", "pcmepp", "pvse", "scan", "setdiv"]
-SYSTEMS += ["vse-infty", "vsepp", "vsrn"]
+SYSTEMS = ["fusemix", "gaussian-vsepp", "gaussian-vsrn", "lit", "maxmatch", "pcme", "pcmepp", "pvse", "sail", "scan"]
+SYSTEMS += ["setdiv", "vse-infty", "vsepp", "vsrn"]
 BASELINES = ["linear", "mlp"]
 SETDIV = recipe_file("setdiv").read_text()
 WORDS = FeatureFacts("words", None, None, 11)
@@ -250,7 +250,11 @@ def test_the_list_groups_variants_below_their_system():
 
 def test_the_list_as_json_has_the_papers_numbers():
     listed = json.loads(CliRunner().invoke(recipes_command, ["--json"], catch_exceptions=False).stdout)
-    assert [recipe["name"] for recipe in listed][:2] == ["gaussian-vsepp", "gaussian-vsepp/coco-resnet152-gru"]
+    assert [recipe["name"] for recipe in listed][:3] == [
+        "fusemix",
+        "gaussian-vsepp",
+        "gaussian-vsepp/coco-resnet152-gru",
+    ]
     (found,) = [recipe for recipe in listed if recipe["name"] == "setdiv/f30k-butd-bigru"]
     paper = "Kim et al., Improving Cross-Modal Retrieval with Set of Diverse Embeddings, CVPR 2023"
     expected = {"coco_1k": None, "coco_5k": None, "f30k": 500.8}

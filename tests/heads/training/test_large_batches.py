@@ -1,9 +1,11 @@
-"""A batch embedded in parts has the gradients of the whole."""
+"""A batch embedded in parts and compared in blocks has the gradients of the whole."""
 
 from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from small_store import make_store
 
 from xret.heads.model import build_losses, build_model, feature_facts
@@ -12,8 +14,8 @@ from xret.heads.modules.aggregators.region_graph import RegionGraphLayer
 from xret.heads.modules.losses import LOSSES
 from xret.heads.recipes.names import recipe_names
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.training.large_batches import embed_in_parts
-from xret.heads.training.objective import Objective
+from xret.heads.training.large_batches import compared_pairs, embed_in_parts, goes_in_blocks
+from xret.heads.training.objective import Objective, same_text
 from xret.heads.training.training import train
 from xret.pipeline.cache import FeatureCache
 from xret.pipeline.errors import RecipeError
@@ -35,6 +37,8 @@ def recipe_of(name, *settings):
     small += [f"aggregator.{side}.head_dim=8" for side, part in recipe.aggregator.items() if "head_dim" in part]
     if "caption-generation" in recipe.terms:
         small += [f"loss.caption-generation.{key}=8" for key in ("hidden", "word_dim")]
+    if recipe.augment.mix:
+        small += ["augment.mix=0"]  # words cannot be blended
     return load_recipe(name, [*small, *settings])
 
 
@@ -44,6 +48,7 @@ class Trial:
     def __init__(self, store, recipe, dtype=torch.float64):
         cache = FeatureCache.open(store)
         self.recipe = recipe
+        self.text_number = None
         sets = cache.image_set(), cache.caption_set()
         torch.manual_seed(0)
         self.model = build_model(recipe, *map(feature_facts, sets))
@@ -65,7 +70,8 @@ class Trial:
         self.losses.zero_grad()
         recipe = replace(self.recipe, data=replace(self.recipe.data, chunk=chunk))
         torch.manual_seed(seed)
-        values = Objective(recipe, self.model, self.losses, precision=precision)(self.batch, 0.5)
+        objective = Objective(recipe, self.model, self.losses, text_number=self.text_number, precision=precision)
+        values = objective(self.batch, 0.5)
         values[0].backward()
         named = [*self.model.named_parameters(), *self.losses.named_parameters()]
         found = {name: parameter.grad.clone() for name, parameter in named if parameter.grad is not None}
@@ -159,3 +165,47 @@ def test_batch_normalisation_is_refused_before_anything_is_made(tmp_path):
     assert not (tmp_path / "run").exists()
     recipe = recipe_of("setdiv", "data.chunk=3", "adapter.roi.layers=linear")
     assert train(url, recipe, tmp_path / "run", device="cpu").trained == 1
+
+
+@given(
+    seed=st.integers(0, 1000),
+    images=st.integers(1, 6),
+    captions=st.integers(1, 12),
+    texts=st.integers(1, 12),
+    numbered=st.booleans(),
+)
+def test_listed_pairs_are_those_of_the_matrix(seed, images, captions, texts, numbered):
+    generator = torch.Generator().manual_seed(seed)
+    caption_image = torch.randint(images, (captions,), generator=generator)
+    text = torch.randint(texts, (captions,), generator=generator) * 10
+    own = torch.arange(images)[:, None] == caption_image
+    same = same_text(own, text) if numbered else torch.zeros_like(own)
+    for positive in (True, False):
+        found = compared_pairs(caption_image, text if numbered else None, same_is_positive=positive)
+        expected = (own | same, torch.zeros_like(own)) if positive else (own, same)
+        for pairs, matrix in zip(found, expected, strict=True):
+            listed = torch.zeros(images, captions, dtype=torch.int64)
+            listed.index_put_(pairs, torch.tensor(1), accumulate=True)
+            assert torch.equal(listed, matrix.long())  # each once
+
+
+@pytest.mark.parametrize("name", ["linear", "sail"])
+@pytest.mark.parametrize("same", ["negative", "excluded", "positive"])
+@pytest.mark.parametrize("unit", ["image", "caption"])
+def test_pairs_are_compared_in_blocks(store, name, same, unit, no_dice, monkeypatch):
+    settings = [f"loss.same_text={same}", f"data.unit={unit}", "data.captions=null", "loss.infonce.smoothing=0.1"]
+    trial = Trial(store, recipe_of(name, *settings))
+    trial.text_number = torch.arange(20) % 7
+    whole = trial.gradients(None)
+    monkeypatch.setattr("xret.heads.modules.losses.blocks.SIDE", 3)
+    monkeypatch.setattr("xret.heads.model.Model.similarity", None)  # nobody asks for the matrix
+    monkeypatch.setattr("xret.pipeline.reading.batches.Batch.positives", None)
+    assert_close(trial.gradients(3), whole)
+
+
+def test_other_losses_and_similarities_keep_the_matrix(store, no_dice):
+    sets = [f"loss.{term}.weight=0" for term in ("triplet", "mmd", "diversity")]
+    for name, settings in (("linear", ["loss.triplet.weight=1"]), ("setdiv", [*sets, "loss.infonce.weight=1"])):
+        trial = Trial(store, recipe_of(name, *settings))
+        assert not goes_in_blocks(trial.model.compare, trial.losses)
+        assert_close(trial.gradients(3), trial.gradients(None))

@@ -1,0 +1,108 @@
+"""The layers over a cached vector against calculations by hand."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from xret.heads.modules.adapters import RowsAdapter, WordsAdapter
+from xret.heads.modules.projections import GatedPerceptron, projection
+
+LAYERS = ["linear", "mlp", "mlp-on-linear", "gated", "blocks"]
+
+
+def filled(layer, seed=0):
+    """Give every weight a value of its own, normalisations and biases too."""
+    torch.manual_seed(seed)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    return layer.double()
+
+
+def normalised(x, norm):
+    """Normalise a vector, value by value."""
+    mean = sum(x) / len(x)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in x) / len(x) + norm.eps)
+    return [(value - mean) / deviation * w + b for value, w, b in zip(x, *parts(norm), strict=True)]
+
+
+def product(layer, x):
+    return [sum(w * value for w, value in zip(row, x, strict=True)) + b for row, b in zip(*parts(layer), strict=True)]
+
+
+def parts(layer):
+    return layer.weight.tolist(), layer.bias.tolist()
+
+
+def gelu(x):
+    return x * (1 + math.erf(x / math.sqrt(2))) / 2
+
+
+def test_a_gated_perceptron_by_hand():
+    layer = filled(projection("gated", 3, 2, hidden=4))
+    x = [0.3, -2.0, 5.0]
+    inner = normalised(x, layer.norm)
+    gate, value = product(layer.gate, inner), product(layer.value, inner)
+    assert max(gate) > 0 > min(gate)
+    expected = product(layer.out, [min(max(g, 0), 6) * v for g, v in zip(gate, value, strict=True)])
+    assert layer(torch.tensor([x], dtype=torch.float64))[0].tolist() == pytest.approx(expected)
+
+
+def test_the_gate_ends_at_six():
+    layer = projection("gated", 2, 1, hidden=1)
+    with torch.no_grad():
+        layer.gate.weight.zero_()
+        layer.value.weight.zero_()
+        for gate, expected in ((-1.0, 0.0), (2.0, 6.0), (100.0, 18.0)):
+            layer.gate.bias.fill_(gate)
+            layer.value.bias.fill_(3.0)
+            layer.out.weight.fill_(1.0)
+            assert layer(torch.randn(1, 2)).item() == expected
+
+
+def test_blocks_by_hand():
+    layer = filled(projection("blocks", 3, 2, hidden=4, depth=2))
+    x = [0.3, -2.0, 5.0]
+    expected = x
+    for block in layer[:2]:
+        norm, widen, _, _, narrow = block.layers
+        inner = product(narrow, [gelu(value) for value in product(widen, normalised(expected, norm))])
+        expected = [a + b for a, b in zip(expected, inner, strict=True)]
+    expected = product(layer[3], normalised(expected, layer[2]))
+    assert layer(torch.tensor([x], dtype=torch.float64))[0].tolist() == pytest.approx(expected)
+
+
+def test_hidden_layers_are_as_wide_as_the_published_ones():
+    gated, blocks = projection("gated", 6, 5), projection("blocks", 6, 5, depth=3)
+    assert gated.gate.weight.shape == gated.value.weight.shape == (48, 6)
+    assert gated.out.weight.shape == (5, 48)
+    assert len(blocks) == 5
+    assert all(block.layers[1].weight.shape == (24, 6) for block in blocks[:3])
+    assert blocks[4].weight.shape == (5, 6)
+    assert projection("mlp", 6, 8).mlp[0].weight.shape == (4, 6)
+
+
+@pytest.mark.parametrize("layers", ["gated", "blocks"])
+def test_hidden_values_are_dropped_while_training(layers):
+    layer, x = projection(layers, 8, 4, dropout=0.5), torch.randn(5, 8)
+    assert not torch.equal(layer(x), layer(x))
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
+    whole = projection(layers, 8, 4)
+    assert torch.equal(whole(x), whole(x))
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_every_adapter_takes_them(layers):
+    rows = RowsAdapter(6, 6, 8, layers=layers, depth=2, batch_norm=False)
+    length, local = torch.tensor([3, 1]), torch.randn(2, 3, 6)
+    adapted = rows(length, local)
+    changed = local.clone()
+    changed[1, 1:] = 7  # padding
+    torch.testing.assert_close(rows(length, changed).global_, adapted.global_)
+    assert adapted.global_.shape == (2, 8)
+    bag = WordsAdapter(9, 8, encoder="bag", global_="mean", word_dim=6, layers=layers, depth=2, batch_norm=False)
+    made = bag(length, token=torch.tensor([[1, 2, 3], [4, 0, 0]]))
+    assert made.global_.shape == (2, 8)
+    assert isinstance(rows.layer, GatedPerceptron) == (layers == "gated")

@@ -24,7 +24,7 @@ from ...pipeline.wording import counted
 from ..evaluation.evaluation import Result, evaluate
 from ..model import build_model, feature_facts
 from ..recipes.blocks import Recipe
-from ..runs.features import batches_of
+from ..runs.features import batches_of, views_to_draw
 from ..runs.run import write_json
 from ..training.preparation import placement_of
 from ..training.training import train
@@ -43,6 +43,7 @@ class Cell:
     seed: int
     split: str
     device: str
+    views: bool = False  # whether it is evaluated by the mean over all views of an image
 
     @property
     def title(self) -> str:
@@ -54,9 +55,10 @@ class Cell:
         try:
             content = json.loads((Path(self.run) / "eval.json").read_text(encoding="utf-8"))
             results = tuple(Result(**result) for result in content["results"])
+            other = (content.get("views", 1) > 1) != self.views
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return results if results and all(result.split == self.split for result in results) else None
+        return None if other or not results or any(result.split != self.split for result in results) else results
 
 
 Outcome = tuple[Result, ...] | str  # what a finished cell came to, or the sentence that it ended in
@@ -74,7 +76,7 @@ def run_cell(cell: Cell, resident: Resident | None = None) -> Outcome:
     with _one_at_a_time:
         try:
             train(cell.store, cell.recipe, run, device=cell.device, seed=cell.seed, resume=True, resident=resident)
-            evaluation = evaluate(run, store=cell.store, split=cell.split, device=cell.device)
+            evaluation = evaluate(run, store=cell.store, split=cell.split, device=cell.device, views=cell.views)
             write_json(run / "eval.json", evaluation.to_dict())
         except XretError as error:
             return str(error)
@@ -110,13 +112,14 @@ def load_features(cells: Sequence[Cell]) -> Resident:
         sets = cache.image_set(data.image), cache.caption_set(data.text)
         with torch.device("meta"):
             model = build_model(cell.recipe, feature_facts(sets[0]), feature_facts(sets[1]))
-        wanted = (*(one.name for one in sets), *sorted(model.image_fields), *sorted(model.caption_fields))
+        views = views_to_draw(sets[0], cell.recipe)
+        wanted = (*(one.name for one in sets), *sorted(model.image_fields), *sorted(model.caption_fields), len(views))
         target = pick_device(cell.device)
         with suppress(Exception), within_memory(target):  # the cell itself reports what goes wrong
             placement = placement_of(cell.run, cell.recipe, resume=True)
             if (placement, wanted) not in loaded and placement != "stream":
                 loaded.add((placement, wanted))
-                batches_of(sets, model, "train", target, placement, resident)
+                batches_of(sets, model, "train", target, placement, resident, views)
     return resident
 
 

@@ -31,7 +31,7 @@ def load_visual(
     augment: str | None = None,
     trust: bool = False,
 ) -> VisualEncoder:
-    """Return the image encoder `name`; the same arguments give the same object again, unless files were replaced.
+    """Return the image encoder `name`; the same arguments give the same network again, unless files were replaced.
 
     Args:
         name: any torchvision classification network, ``butd``, ``butd-grid`` or ``fasterrcnn_resnet50_fpn_v2``.
@@ -54,7 +54,13 @@ def load_visual(
         raise EncoderError(f"--frames takes the pooled feature of a grid, and '{name}' gives regions; leave it out")
     size = (regions or (36, 36)) if name in REGION_ENCODERS else image_size
     with loading():
-        return _visual(name, weights, size, device, frames, views, augment, trust, _state(weights))
+        encoder: Any = _visual(name, weights, size, device, frames, trust, _state(weights))
+    if augment is not None:
+        from .views import ViewsEncoder
+
+        encoder = ViewsEncoder(encoder, views, augment)
+    made: VisualEncoder = encoder
+    return made
 
 
 def _require_views(name: str, frames: int | None, views: int, augment: str | None) -> None:
@@ -114,27 +120,14 @@ def make_text(weights: str, device: str, layer: int, special_tokens: bool, max_t
 
 @cache
 def _visual(
-    name: str,
-    weights: str,
-    size: Any,
-    device: str,
-    frames: int | None,
-    views: int,
-    augment: str | None,
-    trust: bool,
-    _state: Any,
+    name: str, weights: str, size: Any, device: str, frames: int | None, trust: bool, _state: Any
 ) -> VisualEncoder:
-    encoder: Any = make_visual(name, weights, size, device, trust)
-    if frames is not None:
-        from .frames import FramesEncoder
+    encoder: VisualEncoder = make_visual(name, weights, size, device, trust)
+    if frames is None:
+        return encoder
+    from .frames import FramesEncoder
 
-        encoder = FramesEncoder(encoder, frames)
-    if augment is not None:
-        from .views import ViewsEncoder
-
-        encoder = ViewsEncoder(encoder, views, augment)
-    made: VisualEncoder = encoder
-    return made
+    return FramesEncoder(encoder, frames)
 
 
 @cache

@@ -39,14 +39,12 @@ class ViewsEncoder:
             raise EncoderError(f"there is no augmentation '{augment}'; choose one of {', '.join(AUGMENTATIONS)}")
         if augment == "dihedral" and views > 8:
             raise EncoderError(f"--views {views}: a square has eight turns and mirrorings; ask for at most 8")
-        self._grid: Any = grid
+        self._grid, self.views = grid, views
         self._made, parameters = AUGMENTATIONS[augment]
-        self.views, self.name = views, grid.name
-        self.rows, self.channels, self.global_channels = self._grid.rows, self._grid.channels, self._grid.channels
-        # Not how many there are of a view decides what it is, but a set of more views is another set.
+        self.name, self.versions = grid.name, grid.versions
+        self.rows, self.channels, self.global_channels = grid.rows, grid.channels, grid.global_channels
         described = {"number": views, "augment": augment, **parameters}
-        self.identity: dict[str, Any] = {**self._grid.identity, "views": described}
-        self.versions: dict[str, str] = self._grid.versions
+        self.identity: dict[str, Any] = {**grid.identity, "views": described}
 
     def decode_views(self, path: str | Path, key: str) -> tuple[Tensor, tuple[int, int]]:
         """Read a picture; return its views as the grid's encoder takes them [V,3,S,S], and its own (width, height).

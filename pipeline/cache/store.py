@@ -175,11 +175,16 @@ class Store:
         """Write the files of one shard of the array `name` whole, whatever lies there."""
         array = self.open_array(name, writable=True)
         rows = slice(shard * len(values), (shard + 1) * len(values))
-        try:
-            array[rows] = values
-        except ValueError:  # Zarr reads a sharded file before it replaces it, and this one is damaged
-            self.remove(f"{name}/c/{shard}")
-            array[rows] = values
+        apart = array.ndim > 1 and (array.shards or array.chunks)[1] < array.shape[1]
+        # Of several files one after another: where writing one fails, Zarr leaves the others under way.
+        for step in range(array.shape[1]) if apart else [None]:
+            at: Any = rows if step is None else (rows, step)
+            part = values if step is None else values[:, step]
+            try:
+                array[at] = part
+            except ValueError:  # Zarr reads a sharded file before it replaces it, and this one is damaged
+                self.remove(f"{name}/c/{shard}" if step is None else f"{name}/c/{shard}/{step}")
+                array[at] = part
 
     def open_array(self, name: str, writable: bool = False) -> "zarr.Array[Any]":
         """Open the array `name`.

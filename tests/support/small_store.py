@@ -69,7 +69,7 @@ def make_store(
     return str(url)
 
 
-def _fill_images(cache, blocks, content, kind, weights, broken, views):
+def _fill_images(cache, blocks, content, kind, weights, broken, views=1):
     identity = {"encoder": kind, "weights": weights, **({"views": views} if views > 1 else {})}
     facts = SetFacts(kind, kind, identity, "float16", WIDTH, WIDTH, {})
     create_image_set(cache, facts, ROWS, blocks, views=views)

@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     from .heads.evaluation.metrics import Ties
     from .heads.retrieval.retriever import Retriever
     from .heads.training.training import TrainSummary
+    from .heads.tuning.table import Tuning
     from .pipeline.cache.feature_cache import FeatureCache
     from .pipeline.extraction.summary import Extraction
 
     Settings = Mapping[str, Any] | Sequence[str]  # {"model.dim": 256}, or as on the command line: ["model.dim=256"]
 
-__all__ = ["FeatureCache", "ablate", "evaluate", "extract", "finetune", "load", "train"]
+__all__ = ["FeatureCache", "ablate", "evaluate", "extract", "finetune", "load", "train", "tune"]
 
 
 def extract(
@@ -259,6 +260,68 @@ def ablate(
     plan = make_plan(None if recipe is None else str(recipe), vary, grid, _written(settings))
     how: dict[str, Any] = {"device": device, "split": split, "jobs": jobs, "scheduler": scheduler, "views": views}
     return ablate(str(store), plan, out, seeds=seeds, **how)
+
+
+def tune(
+    store: "str | Path",
+    *,
+    recipe: "str | Path | Sequence[str | Path]",
+    out: "str | Path",
+    trials: int = 50,
+    space: "Mapping[str, Any] | Sequence[str]" = (),
+    settings: "Settings" = (),
+    seed: int = 0,
+    ties: "Ties" = "pessimistic",
+    jobs: int = 1,
+    device: str = "auto",
+    scheduler: str | None = None,
+    plot: bool = False,
+) -> "Tuning":
+    """Find the values of a recipe that suit a store, by validation RSUM, and keep the best run (``xret tune``).
+
+    Called again with the same options, it goes on where it was stopped. More `trials` add to those that are there.
+
+    Args:
+        store: the feature cache.
+        recipe: a name that ``xret recipes`` lists, or the path of a YAML file; several are tuned alike.
+        out: the folder; of several recipes each has one in it.
+        trials: of each recipe all together, pruned ones included.
+        space: beside the bundled one, such as ``{"optimizer.lr": "1e-4:1e-2:log", "model.dim": [256, 512]}``.
+        settings: changes for all trials, such as ``{"schedule.epochs": 20}``.
+        seed: of every run, and of the values that are drawn.
+        ties: on the test split, as in `evaluate`.
+        jobs: trials at once, in processes of this machine.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        scheduler: address of a Dask cluster that trains the trials.
+        plot: draw which keys decide, as ``importance.png`` in `out`.
+
+    Returns:
+        Every trial, and what the best run reaches on the test split; ``print`` shows the tables.
+
+    Raises:
+        RecipeError, CacheError, RunError: as `ablate`; or no trial could be trained.
+    """
+    from pathlib import Path
+
+    from .heads.tuning.tuning import tune
+
+    recipes = [str(recipe)] if isinstance(recipe, str | Path) else [str(one) for one in recipe]
+    if isinstance(space, Mapping):
+        space = [f"{key}={said if isinstance(said, str) else ','.join(map(str, said))}" for key, said in space.items()]
+    return tune(
+        str(store),
+        recipes,
+        out,
+        trials=trials,
+        space=space,
+        settings=_written(settings),
+        ties=ties,
+        seed=seed,
+        device=device,
+        jobs=jobs,
+        scheduler=scheduler,
+        plotted=plot,
+    )
 
 
 def load(run: "str | Path", **options: Any) -> "Retriever":

@@ -22,6 +22,7 @@ from .report import report
 from .search import search
 from .serve import serve
 from .train_head import train_head
+from .tune import tune
 
 
 class Commands(click.Group):
@@ -79,6 +80,7 @@ for command in (
     finetune,
     eval_,
     ablate,
+    tune,
     recipes,
     report,
     search,

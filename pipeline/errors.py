@@ -59,6 +59,10 @@ class OutOfMemory(RunError):
     """The memory of the host or of a device is too small."""
 
 
+class NotFinite(RunError):
+    """The loss or the similarities of a training are not finite."""
+
+
 class QueryError(XretError, ValueError):
     """What is searched for, or how, makes no sense for this run or gallery."""
 

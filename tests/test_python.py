@@ -44,6 +44,7 @@ COMMANDS = {
     "finetune": (xret.finetune,),
     "eval": (xret.evaluate, diagnose),
     "ablate": (xret.ablate,),
+    "tune": (xret.tune,),
     "search": (xret.load, Retriever),
 }
 # Of the terminal alone; `plan` and `diagnostics` are functions of their own.
@@ -72,10 +73,10 @@ def test_options_and_arguments_have_the_same_names_and_defaults(command):
             continue
         default = arguments[option.name].default
         given = option.to_info_dict()["default"]
-        if option.multiple or option.name == "reattach":
-            assert default == ()
-        elif option.required:
+        if option.required:
             assert default is inspect.Parameter.empty
+        elif option.multiple or option.name == "reattach":
+            assert default == ()
         else:
             assert default == (tuple(given.split(",")) if option.name == "splits" else given), option.name
 
@@ -99,7 +100,7 @@ def test_the_import_is_cheap():
 
 def test_settings_and_varied_values_are_those_of_the_command_line(tmp_path, one_thread):
     store = make_store(tmp_path / "s.zarr", train=8, val=4, test=4)
-    settings = {"model.dim": 8, "adapter.words.word_dim": 4, "schedule.epochs": 1, "loss.exclude_same_text": True}
+    settings = {"model.dim": 8, "adapter.words.word_dim": 4, "schedule.epochs": 1, "loss.same_text": "excluded"}
     written = [f"{key}={value}" for key, value in settings.items()]
     found = [
         xret.train(store, recipe="vsepp", out=tmp_path / name, settings=chosen, device="cpu")

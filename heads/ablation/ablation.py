@@ -6,7 +6,6 @@ OUT/VARIANT/seed=N.failed     the sentence that a cell ended in; it is tried aga
 OUT/VARIANT/seed=N.log        what a cell of several at once had to say
 """
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -15,29 +14,27 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.cache.lease import locked
 from ...pipeline.device import pick_device
-from ...pipeline.errors import CacheError, RecipeError, RunError
+from ...pipeline.errors import RecipeError, RunError
 from ...pipeline.files import write_text
-from ...pipeline.reading.placement import Resident
 from ..evaluation.evaluation import Result
 from ..evaluation.metrics import WAYS
 from ..evaluation.paper_rows import row_of
-from ..model import FeatureFacts, build_losses, build_model, feature_facts
+from ..model import FeatureFacts, feature_facts
 from ..recipes.blocks import Recipe
 from ..runs.features import require_views
 from ..runs.info import absolute
-from ..runs.run import Run, write_json
+from ..runs.run import Run
+from ..series.checks import claim, complete_sets, require_buildable
+from ..series.cluster import on_cluster
+from ..series.processes import Series, at_once, in_processes, in_turn, load_features
 from ..training.preparation import on_sets_of
 from ..training.ranks import require_one_process
-from .cells import Cell, Outcome, at_once, in_processes, on_cluster, run_cell
+from .cells import Cell, Outcome, run_cell
 from .plan import Plan, Variant, read_grid
 from .table import Entry, Line, as_text, summarise
-
-FORMAT, VERSION = "xret-ablation", 1
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ def ablate(
         out: the folder of all runs; it belongs to one plan and data set, to which values and seeds may be added.
         seeds: how many; they are counted from 0.
         jobs: cells at once, each in a process of its own, as torch has one generator a process. They share one copy
-            of the features, as cells one after another do. On a CPU they need cores, see `cells.at_once`.
+            of the features, as cells one after another do. On a CPU they need cores, see `processes.at_once`.
         scheduler: the address of a Dask cluster that trains the cells. Its workers must reach `store` and `out` by the
             same names. A worker process trains one cell at a time.
 
@@ -114,7 +111,8 @@ def ablate(
     except OSError as error:
         raise RunError(f"{root} cannot be made: {error.strerror}; take another --out") from error
     with locked(root, RunError(f"another ablation is at work in {root}; wait until it has ended")):
-        _claim(root, {"dataset": cache.dataset, "manifest_sha256": cache.manifest_sha256, **plan.description})
+        samples = {"dataset": cache.dataset, "manifest_sha256": cache.manifest_sha256}
+        claim(root, "ablation", samples | plan.description)
         cells = []
         for variant in plan.variants:
             for seed in range(seeds):
@@ -122,13 +120,13 @@ def ablate(
                 if (run / "run.json").is_file():
                     Run(run).refuse_difference(facts[variant.name] | {"seed": seed}, variant.recipe)
                 cells.append((variant, Cell(str(run), absolute(store), variant.recipe, seed, split, device, views)))
-        outcomes = _outcomes([cell for _, cell in cells], jobs, scheduler)
+        outcomes = _outcomes(root, [cell for _, cell in cells], jobs, scheduler)
     row = _only_row(plan)
     entries = (_entries(variant, cell, outcomes[cell.run], cache.dataset, row) for variant, cell in cells)
     return Ablation(tuple(chain.from_iterable(entries)), plan.source)
 
 
-def _outcomes(cells: Sequence[Cell], jobs: int, scheduler: str | None) -> dict[str, Outcome]:
+def _outcomes(root: Path, cells: Sequence[Cell], jobs: int, scheduler: str | None) -> dict[str, Outcome]:
     """Return every cell's outcome by its run; those that are not finished are trained."""
     outcomes: dict[str, Outcome] = {cell.run: found for cell in cells if (found := cell.results()) is not None}
     waiting = [cell for cell in cells if cell.run not in outcomes]
@@ -148,18 +146,21 @@ def _outcomes(cells: Sequence[Cell], jobs: int, scheduler: str | None) -> dict[s
         passed = time.monotonic() - began
         print(f"cell {len(outcomes)}/{len(cells)}, {passed:.0f} s: {cell.title}: {said}", file=sys.stderr, flush=True)
 
+    def series(cells: Sequence[Cell]) -> Series[Cell, Outcome]:
+        left = iter(cells)
+        return Series(lambda: next(left, None), run_cell, record, record)
+
     if scheduler is not None:
         if waiting:
-            on_cluster(waiting, scheduler, record)
+            on_cluster(series(waiting), scheduler, str(root), all_at_once=True)
         return outcomes
     # Features in memory are given back before others are read, so that a cell finds the room that it would have alone.
-    for _, same in groupby(sorted(waiting, key=_features), _features):
+    for _, group in groupby(sorted(waiting, key=_features), _features):
+        same = list(group)
         if jobs > 1:
-            in_processes(list(same), jobs, record)
-            continue
-        resident = Resident()
-        for cell in same:
-            record(cell, run_cell(cell, resident))
+            in_processes(series(same), jobs, load_features(same))
+        else:
+            in_turn(series(same))
     return outcomes
 
 
@@ -190,25 +191,13 @@ def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> dict[str
     facts: dict[str, dict[str, Any]] = {}
     faults: dict[str, list[str]] = {}  # a sentence, and the labels of the variants that it is true of
     for variant in plan.variants:
-        image_set = cache.image_set(variant.recipe.data.image)
-        caption_set = cache.caption_set(variant.recipe.data.text)
+        image_set, caption_set = complete_sets(cache, variant.recipe, ("train", "val", split))
         if views:
             require_views(image_set)
-        for needed in dict.fromkeys(("train", "val", split)):
-            if needed not in cache.splits:
-                raise CacheError(f"{cache.url} has no split '{needed}'; it has {', '.join(cache.splits)}")
-            for features in (image_set, caption_set):
-                if not features.complete(needed):
-                    raise CacheError(
-                        f"{cache.url}: split '{needed}' of {features.name} is not complete; run the same "
-                        "`xret extract` again"
-                    )
         image_facts, text_facts = feature_facts(image_set), feature_facts(caption_set)
         sentences = _other_kinds(plan, variant.recipe, cache.url, image=image_facts, text=text_facts)
         try:
-            with torch.device("meta"):  # without memory for the weights
-                build_model(variant.recipe, image_facts, text_facts)
-                build_losses(variant.recipe, text_facts)
+            require_buildable(variant.recipe, image_facts, text_facts)
         except RecipeError as error:
             sentences = sentences or [str(error)]
         for sentence in sentences:
@@ -241,26 +230,6 @@ def _other_kinds(plan: Plan, recipe: Recipe, url: str, **facts: FeatureFacts) ->
         for side, found in facts.items()
         if (wanted := getattr(recipe.data, f"{side}_kind")) not in (None, found.kind)
     ]
-
-
-def _claim(root: Path, description: dict[str, Any]) -> None:
-    """Write down what `root` is for, or refuse to use it for something else."""
-    file = root / "ablation.json"
-    own = {"format": FORMAT, "version": VERSION, **description}
-    if not file.exists():
-        if any(root.iterdir()):
-            raise RunError(f"{root} is not empty and holds no ablation; take another --out")
-        write_json(file, own)
-        return
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        differing = [
-            f"{key} is {found.get(key)} there and {value} now" for key, value in own.items() if found.get(key) != value
-        ]
-    except (ValueError, AttributeError) as error:
-        raise RunError(f"{file} is damaged; take another --out") from error
-    if differing:
-        raise RunError(f"{root} belongs to another ablation: {'; '.join(differing)}; take another --out")
 
 
 def _entries(variant: Variant, cell: Cell, outcome: Outcome, dataset: str, row: str | None) -> Iterator[Entry]:

@@ -47,11 +47,25 @@ def load_recipe(recipe: str, settings: Sequence[str] = ()) -> Recipe:
     values: dict[str, Any] = {}
     for said in reversed(lineage(recipe).values()):
         values = _laid_over(said, values)
+    return _with(values, settings, recipe)
+
+
+def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """Return a resolved recipe with ``KEY=VALUE`` settings, the same as if `load_recipe` had been given them too.
+
+    Raises:
+        RecipeError: unknown keys and wrong values, all of them at once.
+    """
+    return _with(recipe.to_dict(), settings, recipe.name)
+
+
+def _with(values: dict[str, Any], settings: Sequence[str], name: str) -> Recipe:
+    """Write settings into nested values and resolve them."""
     faults = _apply(values, settings)
     # Not in `resolve`, which reads the recipes of runs too: those that were trained so stay readable.
     if get(values, "data.unit") == "caption" and str(get(values, "data.captions")).lower() not in ("none", "null"):
         faults.append("data.captions has no effect on batches of captions: set data.unit=image, or data.captions=null")
-    return resolve(values, faults=faults, title=f"recipe '{recipe}'")
+    return resolve(values, faults=faults, title=f"recipe '{name}'")
 
 
 def lineage(recipe: str) -> dict[Path, dict[str, Any]]:

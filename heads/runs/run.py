@@ -31,6 +31,7 @@ from torch import nn
 from ...pipeline.cache.lease import locked
 from ...pipeline.errors import RunError
 from ...pipeline.files import making, partials_in, remove, write_text, writing
+from ...pipeline.wording import some_of
 from ..model import FeatureFacts, Model, build_model
 from ..recipes.blocks import Recipe
 from ..recipes.recipe import resolve
@@ -111,17 +112,8 @@ class Run:
 
         Keys of the recipe that no number depends on may differ.
         """
-        then, now = _flat(self.recipe.to_dict()), _flat(recipe.to_dict())
-        then |= _flat({key: getattr(self.info, key) for key in facts})
-        now |= _flat(facts)
-        differing = [
-            f"{key} is {then.get(key)} there and {now.get(key)} now"
-            for key in sorted({*then, *now})
-            if then.get(key) != now.get(key) and key not in MAY_CHANGE
-        ]
-        if differing:
-            rest = [f"and {len(differing) - _NAMED} more"] if len(differing) > _NAMED else []
-            said = "; ".join([*differing[:_NAMED], *rest])
+        then = self.recipe.to_dict() | {key: getattr(self.info, key) for key in facts}
+        if said := difference(then, recipe.to_dict() | facts, MAY_CHANGE):
             raise RunError(f"{self.path} cannot be resumed, it was begun otherwise: {said}")
 
     def record(self, **values: Any) -> None:
@@ -272,10 +264,22 @@ def require_free(path: str | Path) -> None:
         raise RunError(f"{path} exists; take another --out, or continue that run with --resume")
 
 
-def _flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
+def difference(then: dict[str, Any], now: dict[str, Any], ignored: Sequence[str] = ()) -> str:
+    """Say in which dotted keys, but for those `ignored`, nested values differ; an empty text where in none."""
+    before, after = flat(then), flat(now)
+    differing = [
+        f"{key} is {before.get(key)} there and {after.get(key)} now"
+        for key in sorted({*before, *after})
+        if before.get(key) != after.get(key) and key not in ignored
+    ]
+    return "; ".join(some_of(differing, _NAMED))
+
+
+def flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Return nested values by their dotted keys."""
     out: dict[str, Any] = {}
     for key, value in values.items():
-        out |= _flat(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}
+        out |= flat(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}
     return out
 
 

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...pipeline.cache import FeatureCache
 from ...pipeline.device import deterministic, start_reading
-from ...pipeline.errors import RunError
+from ...pipeline.errors import NotFinite, RunError
 from ...pipeline.progress import Progress
 from ...pipeline.reading.batches import Batch, Batches, joined_batches
 from ...pipeline.reading.placement import Placement, Resident
@@ -78,6 +78,7 @@ def train(
     resume: bool = False,
     also: Sequence[str] = (),
     resident: Resident | None = None,
+    after_epoch: Callable[[int, float], None] | None = None,
 ) -> TrainSummary:
     """Train the head that `recipe` describes on the features in `store`, and leave a run at `out`.
 
@@ -94,6 +95,7 @@ def train(
         also: other stores whose split `train` is learnt as well; features must be of the same encoders, words are
             tokenised with the vocabulary of `store`. Validation is on `store` alone.
         resident: features that other trainings of this process have in memory; what is put there is theirs too.
+        after_epoch: is told each complete epoch, from 1, and its validation RSUM; what it raises ends the training.
 
     Raises:
         RecipeError: the recipe does not fit the feature sets.
@@ -108,9 +110,7 @@ def train(
         cache = FeatureCache.open(store)
         require_splits(cache)
         sets = sets_of(cache, recipe, out, resume)
-        others = other_sets(also, sets)
-        facts = feature_facts(sets[0]), feature_facts(sets[1])
-
+        others, facts = other_sets(also, sets), (feature_facts(sets[0]), feature_facts(sets[1]))
         with enough_memory(target, recipe):
             state = _beginning(recipe, facts, seed, target)
             model = state.model
@@ -130,7 +130,7 @@ def train(
                 if path is not None:
                     load_vectors(model, path, sets[1].vocabulary or ())
             objective = Objective.of(recipe, model, state.losses, train_split, ranks)
-            return Loop(run, objective, state, train_split, val_split).go_on()
+            return Loop(run, objective, state, train_split, val_split, after_epoch).go_on()
 
 
 def _beginning(
@@ -169,13 +169,20 @@ class Loop:
         state: of that model; it is changed.
         train_split: learnt from.
         val_split: decides which epoch is the best.
+        after_epoch: see `train`.
     """
 
     def __init__(
-        self, run: Run, objective: Objective, state: TrainingState, train_split: Batches, val_split: Batches
+        self,
+        run: Run,
+        objective: Objective,
+        state: TrainingState,
+        train_split: Batches,
+        val_split: Batches,
+        after_epoch: Callable[[int, float], None] | None = None,
     ) -> None:
         self.run, self.objective, self.state, self.seed = run, objective, state, run.info.seed
-        self.train_split, self.val_split = train_split, val_split
+        self.train_split, self.val_split, self.after_epoch = train_split, val_split, after_epoch
         self.recipe, self.ranks, self.terms = objective.recipe, objective.ranks, list(state.losses)
         self.unit, self.batch_size = self.recipe.data.unit, self.recipe.data.batch_size
         self.items = train_split.images if self.unit == "image" else train_split.captions
@@ -244,6 +251,8 @@ class Loop:
         note = f"{title}, {describe(means, self.terms)}, validation RSUM {rsum:.1f}"
         bar.update(self.items - self.seen, note)  # a last batch of one was left out
         self.seen = 0
+        if self.after_epoch is not None:
+            self.after_epoch(state.epoch, rsum)
 
     def _learn(self, batch: Batch, lr: float) -> Tensor:
         """Take a step, count it, and write the state down where the recipe says so; return as `_step`."""
@@ -253,7 +262,7 @@ class Loop:
             where = f"epoch {state.epoch + 1}, step {state.steps + 1}"
             what = f"the loss is not finite in {where}: {describe(values, self.terms)}"
             read = (batch.images, batch.captions)
-            raise RunError(not_finite(what, self.run, lr, self.objective.precision, read))
+            raise NotFinite(not_finite(what, self.run, lr, self.objective.precision, read))
         state.count(values)
         state.at_constant = self.collapse.steps_at_constant(values, len(batch.captions.length), state.at_constant)
         if self.ranks.first:
@@ -303,7 +312,7 @@ class Loop:
         except RunError as error:
             what = f"the similarities are not finite in the validation of epoch {self.state.epoch + 1}"
             read = chain(split.image_features(_AT_ONCE), split.caption_features(_AT_ONCE))
-            raise RunError(not_finite(what, self.run, lr, self.objective.precision, read)) from error
+            raise NotFinite(not_finite(what, self.run, lr, self.objective.precision, read)) from error
 
 
 def _line(

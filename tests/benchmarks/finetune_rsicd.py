@@ -31,7 +31,7 @@ COMMON = (
     "augment.text=0",
     "loss.triplet.negatives=all",
     "loss.triplet.reduction=mean",
-    "loss.exclude_same_text=true",
+    "loss.same_text=excluded",
 )
 
 

@@ -110,7 +110,7 @@ def test_mistakes_of_extract(tiny_dataset, tmp_path, store):
         ("extract", manifest, "--store", other, *EXTRACT, "--visual-weights", "none.pth"): "none.pth",
         ("extract", manifest, "--store", other, *EXTRACT, "--splits", "tests"): "it has train, val, test",
         ("extract", manifest, "--store", other, *EXTRACT, "--text", "bert", "--text-weights", tmp_path): str(tmp_path),
-        ("extract", manifest, "--store", other, *EXTRACT, "--device", "cuda:77"): "is not here",
+        ("extract", manifest, "--store", other, *EXTRACT, "--device", "cuda:77"): "is missing",
     }
     for words, sentence in cases.items():
         assert sentence in refused(*words), words

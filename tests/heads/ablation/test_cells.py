@@ -5,16 +5,13 @@ import shutil
 import signal
 import time
 import weakref
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from distributed import LocalCluster
 from small_ablations import MARGIN, SMALL, TOO_LARGE, Stores, ablated, numbers, plan_of, started, weights
 
-from xret.heads.ablation.cells import Cell, at_once, load_features
 from xret.heads.ablation.plan import plan_variation
 from xret.heads.evaluation.evaluation import Result
 from xret.heads.training.training import train
@@ -75,50 +72,12 @@ def test_cells_of_other_features_begin_without_those_before_in_memory(stores, tm
     assert [entry.cell["data.image"] for entry in entries] == ["auto", "auto", "grid", "grid"] * 2
 
 
-def test_what_only_one_cell_stumbles_over_is_left_to_it(stores, tmp_path, monkeypatch):
-    cells = [Cell(str(tmp_path / v.name), stores(), v.recipe, 0, "test", "cpu") for v in plan_of().variants]
-    Path(cells[0].run).mkdir()  # something that is no run
-    assert len(load_features(cells)._columns) == 2
-    monkeypatch.setattr("xret.heads.ablation.cells.batches_of", lambda *_: (_ for _ in ()).throw(OSError("disk")))
-    assert not load_features(cells)._columns
-
-
-def test_processes_that_are_started_share_the_memory_of_the_features(stores, tmp_path):
-    plan = plan_of(settings=["runtime.cache=pinned"])
-    cells = [Cell(str(tmp_path / v.name), stores(), v.recipe, 0, "test", "cpu") for v in plan.variants]
-    ours = load_features(cells)
-    theirs = ForkingPickler.loads(ForkingPickler.dumps(ours))
-    assert len(ours._columns) == 2  # global features and word ids, for both cells
-    assert ours._columns.keys() == theirs._columns.keys()
-    for key, column in ours._columns.items():
-        column.table[0] = 7
-        assert (theirs._columns[key].table[0] == 7).all()
-        assert torch.equal(column.fetch(np.array([2, 1]))(), theirs._columns[key].fetch(np.array([2, 1]))())
-
-
 def test_too_little_shared_memory_is_a_sentence(stores, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
     settings = ["runtime.cache=pinned"]
     with pytest.raises(RunError, match=r"the features take .* has 0\.0 kB free; set runtime\.cache to stream, or"):
         ablated(stores(), plan_of(settings=settings), tmp_path / "out", device="cpu", jobs=2)
-
-
-def test_on_a_cpu_cells_beside_each_other_need_cores(monkeypatch, capsys):
-    cpu = torch.device("cpu")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
-    for threads, jobs, expected in ((1, 4, 4), (1, 9, 8), (3, 4, 2), (8, 4, 1), (16, 2, 1), (4, 1, 1)):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert at_once(jobs, cpu) == expected
-        said = capsys.readouterr().err
-        assert bool(said) is (expected < jobs)
-        assert ("OMP_NUM_THREADS=1" in said) is (expected < jobs and threads > 1)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(1))
-    assert at_once(2, cpu) == 1
-    assert capsys.readouterr().err.startswith(
-        "--jobs 2: 1 at once, because a cell takes 4 threads and this machine has 1 core"
-    )
-    assert at_once(4, torch.device("cuda")) == 4
 
 
 @pytest.mark.parametrize("seeds", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -149,7 +108,7 @@ def test_a_process_that_dies_takes_one_cell_with_it(stores, tmp_path, monkeypatc
     out, plan = tmp_path / "out", plan_of("loss.triplet.margin=0.1,0.2,0.3")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2))
     victim = str(out / plan.variants[0].name / "seed=0")
-    monkeypatch.setattr("xret.heads.ablation.cells._work", DiesIn(victim))
+    monkeypatch.setattr("xret.heads.series.processes._serve", DiesIn(victim))
     entries = ablated(stores(), plan, out, device="cpu", jobs=2)
     assert [entry.status for entry in entries] == ["failed", "done", "done"]
     assert "its process ended with exit code -9" in entries[0].error
@@ -188,7 +147,7 @@ class DiesIn:
     def __init__(self, run):
         self.run = run
 
-    def __call__(self, cells, threads, resident):
+    def __call__(self, cells, work, threads, resident):
         try:
             while True:
                 if cells.recv().run == self.run:

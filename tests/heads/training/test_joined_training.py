@@ -27,7 +27,7 @@ SETTINGS = [
     "data.batch_size=4",
     "schedule.epochs=3",
     "loss.triplet.reduction=mean",
-    "loss.exclude_same_text=true",
+    "loss.same_text=excluded",
 ]
 
 

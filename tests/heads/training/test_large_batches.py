@@ -107,10 +107,15 @@ def test_other_aggregators_too(store, name, no_dice):
     assert_close(trial.gradients(3), trial.gradients(None))
 
 
+def test_other_losses_too(store):
+    trial = Trial(store, recipe_of("vsepp", "loss.triplet.weight=0", "loss.sigmoid.weight=1"))
+    assert_close(trial.gradients(3), trial.gradients(None))
+
+
 def test_no_aggregator_is_forgotten():
     recipes = [load_recipe(name, ["model.dim=8"]) for name in SYSTEMS]
     assert {part["name"] for recipe in recipes for part in recipe.aggregator.values()} | {*VECTORS} == {*AGGREGATORS}
-    assert {term for recipe in recipes for term in recipe.terms} == {*LOSSES}
+    assert {term for recipe in recipes for term in recipe.terms} | {"sigmoid"} == {*LOSSES}
 
 
 def test_both_passes_draw_the_same_numbers(store):

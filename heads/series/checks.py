@@ -1,0 +1,77 @@
+"""What is refused before the first of many trainings begins, and what their folder is for."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...pipeline.cache.feature_cache import FeatureCache
+from ...pipeline.errors import CacheError, RunError
+from ..model import FeatureFacts, build_losses, build_model
+from ..recipes.blocks import Recipe
+from ..runs.features import Sets
+from ..runs.run import MAY_CHANGE, difference, write_json
+
+VERSION = 1
+
+
+def complete_sets(cache: FeatureCache, recipe: Recipe, splits: Sequence[str]) -> Sets:
+    """Return the feature sets that a recipe names.
+
+    Raises:
+        CacheError: none or several fit, the store lacks one of `splits`, or its features are not complete.
+    """
+    sets = cache.image_set(recipe.data.image), cache.caption_set(recipe.data.text)
+    for needed in dict.fromkeys(splits):
+        if needed not in cache.splits:
+            raise CacheError(f"{cache.url} has no split '{needed}'; it has {', '.join(cache.splits)}")
+        for features in sets:
+            if not features.complete(needed):
+                raise CacheError(
+                    f"{cache.url}: split '{needed}' of {features.name} is not complete; run the same "
+                    "`xret extract` again"
+                )
+    return sets
+
+
+def require_buildable(recipe: Recipe, image: FeatureFacts, text: FeatureFacts) -> None:
+    """Raise RecipeError where no head can be made of a recipe for features with these facts; it takes no memory."""
+    with torch.device("meta"):
+        build_model(recipe, image, text)
+        build_losses(recipe, text)
+
+
+def claim(
+    root: Path,
+    what: str,
+    description: dict[str, Any],
+    understood: Callable[[dict[str, Any]], dict[str, Any]] = lambda found: found,
+) -> None:
+    """Write down in ``WHAT.json`` what a folder is for, or refuse to use it for something else.
+
+    Args:
+        root: the folder.
+        what: ``ablation`` or ``tuning``.
+        description: what stays the same as long as the folder is used; of a recipe in it, what no number depends on
+            may change.
+        understood: makes what an earlier version wrote comparable.
+
+    Raises:
+        RunError: it holds something else, or its description is damaged or differs.
+    """
+    file = root / f"{what}.json"
+    own = {"format": f"xret-{what}", "version": VERSION, **description}
+    if not file.exists():
+        if any(root.iterdir()):
+            raise RunError(f"{root} is not empty and holds no {what}; take another --out")
+        write_json(file, own)
+        return
+    try:
+        found = understood(json.loads(file.read_text(encoding="utf-8")))
+        differing = difference(found, own, [f"recipe.{key}" for key in MAY_CHANGE])
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise RunError(f"{file} is damaged; take another --out") from error
+    if differing:
+        raise RunError(f"{root} belongs to another {what}: {differing}; take another --out")

@@ -1,0 +1,170 @@
+"""What a tuning finds, as text, CSV, JSON and a plot."""
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from ...pipeline.errors import RunError
+from ...pipeline.files import writing
+from ...pipeline.wording import aligned, counted, in_time
+from ..evaluation.evaluation import Evaluation
+from .space import Value, written
+
+SHOWN = 5  # trials in the table of a recipe
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of a trial.
+
+    Attributes:
+        number: counted from 0; the first has the recipe's own values.
+        status: ``done``, ``pruned``, or ``failed``.
+        values: of the keys that are varied.
+        rsum: its best validation RSUM, of 600; None before the first epoch.
+        epochs: complete ones.
+        seconds: that they took, validation included.
+        error: the sentence that a failed trial ended in.
+    """
+
+    number: int
+    status: Literal["done", "pruned", "failed"]
+    values: dict[str, Value]
+    rsum: float | None
+    epochs: int
+    seconds: float
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What the tuning of a recipe finds; ``str`` shows it as tables.
+
+    Attributes:
+        recipe: its name.
+        out: the folder, with ``best`` and ``best.yaml``.
+        space: what was varied, by key, as ``--space`` takes it.
+        trials: by their number.
+        best: the one with the highest validation RSUM.
+        evaluation: of its run on the test split.
+    """
+
+    recipe: str
+    out: str
+    space: dict[str, str]
+    trials: tuple[Trial, ...]
+    best: Trial
+    evaluation: Evaluation
+
+    def count(self, status: str) -> int:
+        """Return how many trials have this status."""
+        return sum(trial.status == status for trial in self.trials)
+
+    @property
+    def seconds(self) -> float:
+        """Of the epochs of all trials."""
+        return sum(trial.seconds for trial in self.trials)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        own = {key: getattr(self, key) for key in ("recipe", "out", "space", "seconds")}
+        trials = {"trials": [asdict(trial) for trial in self.trials], "best": asdict(self.best)}
+        return own | trials | {"results": self.evaluation.to_dict()["results"]}
+
+    def __str__(self) -> str:
+        keys = list(self.space)
+        ranked = sorted(self.trials, key=lambda trial: (trial.status != "done", -(trial.rsum or 0), trial.number))
+        shown = ranked[:SHOWN] + [trial for trial in ranked[SHOWN:] if trial.number == 0]
+        rows = [["trial", "validation RSUM", "status", "epochs", "seconds", *keys]]
+        for trial in shown:
+            rsum = "-" if trial.rsum is None else f"{trial.rsum:.2f}"
+            values = [_short(trial.values[key]) for key in keys]
+            rows.append([str(trial.number), rsum, trial.status, str(trial.epochs), f"{trial.seconds:.1f}", *values])
+        counts = f"{self.count('pruned')} pruned, {self.count('failed')} failed"
+        head = f"{self.recipe}: {counted(len(self.trials), 'trial')}, {counts}, {in_time(self.seconds)}"
+        failures = [f"failed: trial {trial.number}: {trial.error}" for trial in self.trials if trial.error]
+        return "\n".join([head, *aligned(rows), *failures, "", str(self.evaluation)])
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `tune` finds; ``str`` shows it as tables.
+
+    Attributes:
+        recipes: a result a recipe, in the order that they were named in.
+    """
+
+    recipes: tuple[Tuned, ...]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Return it as JSON has it."""
+        return [tuned.to_dict() for tuned in self.recipes]
+
+    def __str__(self) -> str:
+        parts = [str(tuned) for tuned in self.recipes]
+        if len(parts) > 1:
+            parts.append("\n".join(aligned(self._comparison())))
+        return "\n\n".join(parts)
+
+    def _comparison(self) -> list[list[str]]:
+        results = {tuned.recipe: tuned.evaluation.results for tuned in self.recipes}
+        protocols = dict.fromkeys(result.protocol for found in results.values() for result in found if result.rsum)
+        rows = [["recipe", "trials", "pruned", "failed", "seconds", "validation RSUM"]]
+        for protocol in protocols:
+            rows[0] += [f"test RSUM, {protocol}", "mean recall"]
+        for tuned in self.recipes:
+            counts = [len(tuned.trials), tuned.count("pruned"), tuned.count("failed"), round(tuned.seconds)]
+            row = [tuned.recipe, *map(str, counts), f"{tuned.best.rsum:.2f}"]
+            for protocol in protocols:
+                found = next((one for one in results[tuned.recipe] if one.protocol == protocol), None)
+                row += ["-", "-"] if found is None else [f"{found.rsum:.2f}", f"{found.mean_recall:.2f}"]
+            rows.append(row)
+        return rows
+
+
+def as_csv(trials: tuple[Trial, ...]) -> str:
+    """Return all trials as CSV: what became of each, and its values in full."""
+    keys = list(dict.fromkeys(key for trial in trials for key in trial.values))
+    facts = ("number", "status", "rsum", "epochs", "seconds", "error")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*facts, *keys])
+    for trial in trials:
+        values = [written(trial.values[key]) for key in keys]
+        writer.writerow([*(getattr(trial, fact) for fact in facts), *values])
+    return text.getvalue()
+
+
+def plot(shares: Mapping[str, float], file: Path) -> None:
+    """Draw the importance of each key as a bar, the most important on top.
+
+    Args:
+        shares: by key.
+        file: a PNG.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 1 + 0.3 * len(shares)), layout="constrained")
+    axes = figure.subplots()
+    ordered = sorted(shares.items(), key=lambda share: share[1])
+    axes.barh([key for key, _ in ordered], [share for _, share in ordered])
+    axes.set_xlabel("share of the variance of validation RSUM")
+    with writing(file) as partial:
+        figure.savefig(partial, format="png")
+
+
+def require_plotting() -> None:
+    """Raise RunError where matplotlib or scikit-learn is not installed."""
+    missing = [
+        name for name, package in (("matplotlib", "matplotlib"), ("scikit-learn", "sklearn")) if not find_spec(package)
+    ]
+    if missing:
+        raise RunError(f"--plot needs {' and '.join(missing)}; install with `pip install 'xret[report]'`")
+
+
+def _short(value: Value) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else written(value)

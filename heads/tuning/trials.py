@@ -1,0 +1,149 @@
+"""The trials of a tuning: how one is trained, reports its epochs and is pruned."""
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from ...pipeline.errors import NotFinite, OutOfMemory, RecipeError, RunError, XretError
+from ...pipeline.reading.placement import Resident
+from ..recipes.blocks import Recipe
+from ..runs.run import Run
+from ..series.processes import one_at_a_time
+from ..training.training import train
+
+NAME = "tuning"  # of the one study in a journal
+JOURNAL = "journal.log"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A trial: all that whoever trains it must know.
+
+    Attributes:
+        run: the run folder, absolute: ``OUT/trials/NUMBER``.
+        store: the feature cache, absolute.
+        recipe: resolved, with the trial's values.
+        seed: of the run.
+        device: ``auto``, ``cpu`` or ``cuda``, where it is trained.
+        number: of the trial.
+    """
+
+    run: str
+    store: str
+    recipe: Recipe
+    seed: int
+    device: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a trial.
+
+    Attributes:
+        status: ``done``; ``pruned``; ``failed``, which its values may be the cause of; or ``stopped``, which is not
+            the trial's fault: it can go on.
+        rsum: the best validation RSUM; None before the first epoch.
+        epochs: complete ones.
+        seconds: that they took, validation included.
+        error: the sentence that a failed or stopped trial ended in.
+    """
+
+    status: Literal["done", "pruned", "failed", "stopped"]
+    rsum: float | None = None
+    epochs: int = 0
+    seconds: float = 0.0
+    error: str | None = None
+
+
+class Pruned(Exception):
+    """Ends a training that others are ahead of."""
+
+
+def open_journal(root: Path) -> JournalStorage:
+    """Open, or begin, the journal of a tuning; any number of processes may do so at once.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    try:
+        return JournalStorage(JournalFileBackend(str(root / JOURNAL)))
+    except ValueError as error:
+        raise RunError(f"{root / JOURNAL} is damaged; restore it, or take another --out") from error
+
+
+def pruner_for(epochs: int) -> optuna.pruners.BasePruner:
+    """Return what decides which trials go on.
+
+    Successive halving, asynchronous: Li et al., *A System for Massively Parallel Hyperparameter Tuning* (MLSys 2020).
+    After a sixth, a third and two thirds of the epochs a trial goes on if it is in the better half of those that came
+    so far.
+    """
+    return optuna.pruners.SuccessiveHalvingPruner(min_resource=max(1, epochs // 6), reduction_factor=2)
+
+
+def run_trial(job: Job, resident: Resident) -> Outcome:
+    """Train a trial, or go on with it, until it is complete or pruned.
+
+    Args:
+        job: which.
+        resident: features that other trials have in memory.
+    """
+    root = Path(job.run).parents[1]
+    if not (root / "tuning.json").is_file():
+        where = f"{root} is missing on {socket.gethostname()}"
+        return Outcome("stopped", error=f"{where}: --out must be a folder that all workers share")
+    try:
+        after_epoch = _reporting(root, job.number, job.recipe.schedule.epochs)
+        with one_at_a_time:
+            train(
+                job.store,
+                job.recipe,
+                job.run,
+                device=job.device,
+                seed=job.seed,
+                resume=True,
+                resident=resident,
+                after_epoch=after_epoch,
+            )
+    except Pruned:
+        return _outcome(job, "pruned")
+    except (NotFinite, OutOfMemory, RecipeError) as error:
+        return _outcome(job, "failed", str(error))
+    except XretError as error:
+        return Outcome("stopped", error=str(error))
+    except OSError as error:
+        return Outcome("stopped", error=f"{error}; mend it and run the same command again")
+    except Exception as error:  # whatever one trial makes of it, the others are to be trained
+        return _outcome(job, "failed", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+    return _outcome(job, "done")
+
+
+def _reporting(root: Path, number: int, epochs: int) -> Callable[[int, float], None]:
+    """Return what writes each epoch's validation RSUM into the journal, and prunes."""
+    storage = open_journal(root)
+    study = optuna.load_study(study_name=NAME, storage=storage)
+    study_id = storage.get_study_id_from_name(NAME)
+    trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, number)
+    pruner = pruner_for(epochs)
+
+    def after_epoch(epoch: int, rsum: float) -> None:
+        storage.set_trial_intermediate_value(trial_id, epoch, rsum)
+        if epoch < epochs and pruner.prune(study, storage.get_trial(trial_id)):
+            raise Pruned
+
+    return after_epoch
+
+
+def _outcome(job: Job, status: Literal["done", "pruned", "failed"], error: str | None = None) -> Outcome:
+    if not (Path(job.run) / "run.json").is_file():
+        return Outcome(status, error=error)
+    lines = Run(job.run).metrics()
+    rsum = max((line["rsum"] for line in lines), default=None)
+    return Outcome(status, rsum, len(lines), round(sum(line["seconds"] for line in lines), 3), error)

@@ -1,0 +1,267 @@
+"""Tuning: many trials of a recipe on one cache, of which the best is kept. It can be stopped and continued.
+
+OUT/tuning.json        what is tuned: samples, feature sets, the recipe in full, the space, the seed
+OUT/journal.log        Optuna's journal: the trials, their values and the validation RSUM of each epoch
+OUT/trials/NUMBER/     the run of a trial that is not over
+OUT/best/              the run of the best trial
+OUT/best.yaml          its recipe
+OUT/result.json        what it reaches on the test split, looked at once all trials are over
+OUT/trials.csv         the table of all trials
+OUT/importance.png     which keys decide
+
+Of several recipes each has a folder OUT/RECIPE like that.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import yaml
+
+from ...pipeline.cache.feature_cache import FeatureCache
+from ...pipeline.cache.lease import locked
+from ...pipeline.device import pick_device
+from ...pipeline.errors import RecipeError, RunError
+from ...pipeline.files import write_text
+from ...pipeline.wording import aligned
+from ..evaluation.evaluation import Evaluation, Result, evaluate
+from ..evaluation.metrics import Ties
+from ..model import feature_facts
+from ..recipes.blocks import Recipe
+from ..recipes.names import recipe_names
+from ..recipes.recipe import changed, load_recipe, resolve
+from ..runs.info import absolute
+from ..runs.run import write_json
+from ..series.checks import claim, complete_sets, require_buildable
+from ..series.cluster import on_cluster
+from ..series.processes import at_once, in_processes, in_turn, load_features
+from ..training.ranks import require_one_process
+from .space import Space, as_settings, make_space
+from .table import Trial, Tuned, Tuning, as_csv, plot, require_plotting
+
+if TYPE_CHECKING:
+    from .study import Study
+
+_SPLITS = ("train", "val", "test")
+
+
+class _Planned(NamedTuple):
+    """A recipe that shall be tuned, checked."""
+
+    name: str  # as the user wrote it
+    root: Path
+    recipe: Recipe  # as it was loaded
+    on_sets: Recipe  # with the feature sets that the tuning was begun with in the place of auto
+    space: Space
+    description: dict[str, Any]
+
+
+def tune(
+    store: str,
+    recipes: Sequence[str],
+    out: str | Path,
+    *,
+    trials: int = 50,
+    space: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    ties: Ties = "pessimistic",
+    seed: int = 0,
+    device: str = "auto",
+    jobs: int = 1,
+    scheduler: str | None = None,
+    plotted: bool = False,
+) -> Tuning:
+    """Tune recipes on a feature cache, each with the same number of trials; the best run of each is kept.
+
+    The sampler is Optuna's TPE, the pruner `trials.pruner_for`. The test split is looked at when all trials are over.
+
+    Args:
+        store: the feature cache.
+        recipes: bundled names or paths of YAML files.
+        out: the folder; it belongs to one recipe, space, seed and data set, to which trials may be added. Of several
+            recipes each has one in it.
+        trials: of each recipe all together, pruned ones included.
+        space: what is varied beside the bundled space, or in its place; see `space.make_space`.
+        settings: ``KEY=VALUE``, for all trials.
+        ties: see `metrics.recall`; on the test split.
+        seed: of every run, and of what is drawn.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        jobs: trials at once, as in `ablation.ablate`.
+        scheduler: the address of a Dask cluster, as in `ablation.ablate`.
+        plotted: draw the importance of the keys.
+
+    Raises:
+        RecipeError: a recipe, its space or the feature sets do not fit; all faults at once, before anything is trained.
+        CacheError: the store or the cluster cannot be used.
+        RunError: Optuna is not installed, `out` belongs to something else or is in use, or no trial could be trained.
+    """
+    _require(plotted)
+    if scheduler is None:
+        jobs = at_once(jobs, pick_device(device))
+    from .study import Study
+
+    cache, found = FeatureCache.open(store), []
+    plans = _plans(cache, recipes, Path(out).resolve(), space, settings, seed)
+    with ExitStack() as held:
+        for plan in plans:
+            _take(plan, held)
+        for plan in plans:
+            _say_space(plan)
+            study = Study(plan.root, absolute(store), plan.on_sets, plan.space, seed=seed, device=device, trials=trials)
+            if study.left:
+                _train(study, jobs, scheduler)
+            found.append(_tuned(plan, study, store, ties, device))
+            if plotted:
+                _draw(plan, found[-1].trials)
+    return Tuning(tuple(found))
+
+
+def _require(plotted: bool) -> None:
+    """Refuse a tuning under torchrun, or without the packages that it needs."""
+    require_one_process("a tuning")
+    if find_spec("optuna") is None:
+        raise RunError("tuning needs Optuna; install it with `pip install 'xret[tune]'`")
+    if plotted:
+        require_plotting()
+
+
+def _plans(
+    cache: FeatureCache, recipes: Sequence[str], out: Path, space: Sequence[str], settings: Sequence[str], seed: int
+) -> list[_Planned]:
+    """Check all recipes and their spaces; raise all faults at once."""
+    if not recipes:
+        raise RecipeError("name a --recipe to tune")
+    roots = [out] if len(recipes) == 1 else [out / _folder(name) for name in recipes]
+    if len(set(roots)) < len(roots):
+        raise RecipeError(f"two of the recipes {', '.join(recipes)} have one name, and would share a folder")
+    if len(recipes) > 1 and (out / "tuning.json").exists():
+        raise RunError(f"{out} belongs to the tuning of a single recipe; take another --out")
+    plans, faults = [], []
+    for name, root in zip(recipes, roots, strict=True):
+        try:
+            recipe = load_recipe(name, settings)
+            on_sets = _on_own_sets(recipe, root, cache)
+            sets = complete_sets(cache, on_sets, _SPLITS)
+            facts = feature_facts(sets[0]), feature_facts(sets[1])
+            require_buildable(recipe, *facts)
+            own = make_space(recipe, *facts, space, settings)
+        except RecipeError as error:
+            faults.append(str(error))
+            continue
+        description = {
+            "name": recipe.name,
+            "dataset": cache.dataset,
+            "manifest_sha256": cache.manifest_sha256,
+            "image_set": sets[0].name,
+            "text_set": sets[1].name,
+            "seed": seed,
+            "space": {key: str(dimension) for key, dimension in own.items()},
+            "recipe": recipe.to_dict(),
+        }
+        plans.append(_Planned(name, root, recipe, on_sets, own, description))
+    if faults:
+        raise RecipeError("; ".join(dict.fromkeys(faults)))
+    return plans
+
+
+def _folder(recipe: str) -> str:
+    return recipe.replace("/", "-") if recipe in recipe_names() else Path(recipe).stem
+
+
+def _on_own_sets(recipe: Recipe, root: Path, cache: FeatureCache) -> Recipe:
+    """Return the recipe with the feature sets that a tuning was begun with in the place of ``auto``."""
+    try:
+        found = json.loads((root / "tuning.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # `claim` will say it
+        return recipe
+    sets = {"image": ("images", "image_set"), "text": ("captions", "text_set")}
+    own = {
+        side: found[key]
+        for side, (modality, key) in sets.items()
+        if getattr(recipe.data, side) == "auto" and found.get(key) in cache.set_names(modality)
+    }
+    return replace(recipe, data=replace(recipe.data, **own))
+
+
+def _take(plan: _Planned, held: ExitStack) -> None:
+    """Make, lock and claim the folder of a plan."""
+    try:
+        plan.root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{plan.root} cannot be made: {error.strerror}; take another --out") from error
+    held.enter_context(
+        locked(plan.root, RunError(f"another tuning is at work in {plan.root}; wait until it has ended"))
+    )
+    claim(plan.root, "tuning", plan.description, _understood)
+
+
+def _understood(found: dict[str, Any]) -> dict[str, Any]:
+    """Return a description with its recipe resolved again: a later version may know more keys."""
+    return found | {"recipe": resolve(found["recipe"]).to_dict()}
+
+
+def _draw(plan: _Planned, trials: tuple[Trial, ...]) -> None:
+    """Draw which keys decide; where too few trials know it, say so, for the tuning is done."""
+    from .study import importances
+
+    try:
+        plot(importances(trials, plan.space), plan.root / "importance.png")
+    except RunError as error:
+        print(f"importance.png is left out: {error}", file=sys.stderr)
+
+
+def _say_space(plan: _Planned) -> None:
+    lines = aligned([[f"  {key}", str(dimension)] for key, dimension in plan.space.items()])
+    print("\n".join([f"space of {plan.name}:", *lines]), file=sys.stderr, flush=True)
+
+
+def _train(study: "Study", jobs: int, scheduler: str | None) -> None:
+    if scheduler is not None:
+        on_cluster(study.series, scheduler, str(study.root), all_at_once=False)
+    elif jobs > 1:
+        in_processes(study.series, jobs, load_features([study.any_job()]))
+    else:
+        in_turn(study.series)
+
+
+def _tuned(plan: _Planned, study: "Study", store: str, ties: Ties, device: str) -> Tuned:
+    """Write down what a study found, and look at the test split."""
+    trials = study.results
+    done = [trial for trial in trials if trial.status == "done"]
+    if not done:
+        first = next((trial.error for trial in trials if trial.error), "")
+        raise RunError(f"none of the trials in {plan.root} could be trained to its end; the first: {first}")
+    best = max(done, key=lambda trial: (trial.rsum, -trial.number))
+    write_text(plan.root / "trials.csv", as_csv(trials), RunError)
+    _write_recipe(plan, best)
+    evaluation = _result(plan.root, best, store, ties, device)
+    space = {key: str(dimension) for key, dimension in plan.space.items()}
+    return Tuned(plan.name, str(plan.root), space, trials, best, evaluation)
+
+
+def _write_recipe(plan: _Planned, best: Trial) -> None:
+    recipe = changed(plan.recipe, as_settings(best.values)).to_dict()
+    head = f"# {plan.name}, tuned: trial {best.number} of {plan.root.name}, validation RSUM {best.rsum:.2f}\n"
+    text = head + yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
+    write_text(plan.root / "best.yaml", text, RunError)
+
+
+def _result(root: Path, best: Trial, store: str, ties: Ties, device: str) -> Evaluation:
+    """Return the best run's result on the test split; it is computed once."""
+    file = root / "result.json"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if found["trial"] == best.number and found["ties"] == ties:
+            results = tuple(Result(**one) for one in found["results"])
+            return Evaluation((str(root / "best"),), (found["store"],), (1,), results)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # not there yet, or of another trial
+    evaluation = evaluate(root / "best", store=absolute(store), split="test", ties=ties, device=device)
+    facts = {"trial": best.number, "validation_rsum": best.rsum, "ties": ties, "values": best.values}
+    write_json(file, facts | evaluation.to_dict())
+    return evaluation

@@ -1,0 +1,329 @@
+"""A tuning: its best run, its stops and continuations, and what it refuses."""
+
+import json
+import time
+
+import optuna
+import pytest
+import torch
+from small_ablations import Stores, weights
+from small_store import make_store
+from small_tunings import SETTINGS, TRIALS, numbers, started, tuned
+
+from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.runs.run import Run
+from xret.heads.training.training import train
+from xret.heads.tuning.trials import pruner_for
+from xret.heads.tuning.tuning import tune
+from xret.pipeline.errors import CacheError, RecipeError, RunError
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Dask's own threads and sockets
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:distributed"),
+]
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    return Stores(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def whole(stores, tmp_path_factory):
+    """A tuning that nobody disturbed: its folder and what it found."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    return out, tuned(stores(), out, ties="mean")
+
+
+def heavy(folder):
+    """The files of weights below a folder, by the name of the run."""
+    return sorted(
+        {str(path.parent.relative_to(folder)) for name in ("*.safetensors", "*.pt") for path in folder.rglob(name)}
+    )
+
+
+def test_the_best_trial_by_validation_is_kept_alone(whole):
+    out, found = whole
+    assert [trial.number for trial in found.trials] == list(range(TRIALS))
+    done = [trial for trial in found.trials if trial.status == "done"]
+    assert found.best.rsum == max(trial.rsum for trial in done)
+    assert {trial.epochs for trial in done} == {6}
+    assert all(trial.epochs < 6 for trial in found.trials if trial.status == "pruned")
+    assert found.count("pruned") > 0
+    assert heavy(out) == ["best"]
+    assert not list((out / "trials").iterdir())
+    best = Run(out / "best")
+    assert best.info.best_rsum == found.best.rsum
+    assert best.recipe == load_recipe(str(out / "best.yaml"))
+    assert best.recipe.optimizer.lr == found.best.values["optimizer.lr"]
+
+
+def test_the_first_trial_is_the_recipe(whole):
+    _, found = whole
+    own = load_recipe("vsepp", SETTINGS)
+    first = found.trials[0].values
+    assert (first["optimizer.lr"], first["loss.triplet.margin"]) == (own.optimizer.lr, own.loss["triplet"]["margin"])
+    assert len({trial.values["optimizer.lr"] for trial in found.trials}) == TRIALS
+
+
+def test_the_best_recipe_gives_the_best_run_again(stores, whole, tmp_path):
+    out, found = whole
+    summary = train(stores(), load_recipe(str(out / "best.yaml")), tmp_path / "again", device="cpu", seed=0)
+    assert summary.best_rsum == found.best.rsum
+    for name, value in weights(tmp_path / "again").items():
+        assert torch.equal(weights(out / "best")[name], value)
+
+
+def test_the_result_is_that_of_the_best_run_on_the_test_split(whole):
+    out, found = whole
+    assert found.evaluation.results == evaluate(out / "best", split="test", ties="mean", device="cpu").results
+    result = json.loads((out / "result.json").read_text())
+    assert (result["trial"], result["results"][0]["rsum"]) == (found.best.number, found.evaluation.results[0].rsum)
+
+
+def test_the_same_command_trains_and_evaluates_nothing_again(stores, whole, monkeypatch):
+    out, found = whole
+    monkeypatch.setattr("xret.heads.tuning.trials.train", None)
+    monkeypatch.setattr("xret.heads.tuning.tuning.evaluate", None)
+    assert tuned(stores(), out, ties="mean") == found
+    assert tuned(stores(), out, ties="mean", trials=2) == found  # fewer take nothing away
+
+
+def test_more_trials_add_and_equal_a_tuning_in_one_go(stores, whole, tmp_path):
+    first = tuned(stores(), tmp_path / "out", trials=3)
+    assert len(first.trials) == 3
+    assert numbers(tuned(stores(), tmp_path / "out").trials) == numbers(whole[1].trials)
+
+
+def test_a_tuning_that_was_interrupted_goes_on_within_the_trial(stores, whole, tmp_path, monkeypatch):
+    out, seen = tmp_path / "out", []
+
+    def interrupted(*args, after_epoch, **options):
+        def noted(epoch, rsum):
+            after_epoch(epoch, rsum)
+            seen.append((args[2], epoch))
+            if len(seen) == 9:  # within the second trial
+                raise KeyboardInterrupt
+
+        return train(*args, after_epoch=noted, **options)
+
+    monkeypatch.setattr("xret.heads.tuning.trials.train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tuned(stores(), out)
+    with (out / "journal.log").open("a") as journal:
+        journal.write('{"op_code":8,"worker')  # what a killed process leaves
+    monkeypatch.setattr("xret.heads.tuning.trials.train", train)
+    found = tuned(stores(), out)
+    assert numbers(found.trials) == numbers(whole[1].trials)
+    assert len(set(seen)) == 9
+    for name, value in weights(out / "best").items():
+        assert torch.equal(weights(whole[0] / "best")[name], value)
+
+
+def test_a_kill_between_a_trial_and_its_keeping_is_made_good(stores, whole, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    monkeypatch.setattr("xret.heads.tuning.study.Study._settle", lambda self: None)
+    with pytest.raises(RunError, match="is no run"):
+        tuned(stores(), out)
+    assert len(list((out / "trials").iterdir())) == TRIALS
+    monkeypatch.undo()
+    (out / "trials" / "99").mkdir()
+    assert numbers(tuned(stores(), out).trials) == numbers(whole[1].trials)
+    assert heavy(out) == ["best"]
+
+
+def test_trials_read_the_features_once(stores, tmp_path, monkeypatch):
+    from xret.pipeline.cache.rows import Rows
+
+    read, original = [], Rows._open
+    monkeypatch.setattr(Rows, "_open", lambda self, shard: read.append((self._folder, shard)) or original(self, shard))
+    tuned(stores(), tmp_path / "out", trials=3)
+    of_train = [one for one in read if "images" in one[0] and one[1] < 2]
+    assert of_train
+    assert sorted(of_train) == sorted(set(of_train))
+
+
+def test_processes_share_a_study(stores, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(2))
+    out = tmp_path / "out"
+    found = tuned(stores(), out, jobs=2, trials=5)
+    assert [trial.number for trial in found.trials] == list(range(5))
+    assert heavy(out) == ["best"]
+    train(stores(), load_recipe(str(out / "best.yaml")), tmp_path / "again", device="cpu", seed=0)
+    for name, value in weights(tmp_path / "again").items():
+        assert torch.equal(weights(out / "best")[name], value)
+
+
+def test_a_cluster_trains_the_trials(stores, whole, tmp_path, capsys):
+    from distributed import LocalCluster
+
+    with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
+        found = tuned(stores(), tmp_path / "out", scheduler=cluster.scheduler_address)
+    assert numbers(found.trials) == numbers(whole[1].trials)
+    assert "Dask dashboard: http://" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_killed_command_goes_on(stores, whole, tmp_path):
+    out = tmp_path / "out"
+    child = started(stores(), out)
+    while child.poll() is None and not list(out.glob("trials/3/state.pt")):
+        time.sleep(0.01)
+    child.kill()
+    child.communicate()
+    assert not (out / "result.json").exists()
+    assert numbers(tuned(stores(), out).trials) == numbers(whole[1].trials)
+
+
+@pytest.mark.slow
+def test_a_trial_whose_process_dies_goes_on_in_another(stores, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(2))
+    monkeypatch.setattr("xret.heads.tuning.study.run_trial", DiesOnce(tmp_path / "died"))
+    found = tuned(stores(), tmp_path / "out", jobs=2, trials=3)
+    assert "its process ended with exit code -9" in capsys.readouterr().err
+    assert [trial.status == "failed" for trial in found.trials] == [False] * 3
+    monkeypatch.setattr("xret.heads.tuning.study.run_trial", DiesOnce(tmp_path / "never" / "died"))
+    found = tuned(stores(), tmp_path / "out", jobs=2, trials=5)
+    assert [trial.status for trial in found.trials][3:] == ["failed"] * 2
+    assert "its process ended with exit code -9" in found.trials[3].error
+
+
+class DiesOnce:
+    """In the place of a trial: the first that is begun kills its process, every one where that cannot be noted."""
+
+    def __init__(self, note):
+        self.note = note
+
+    def __call__(self, job, resident):
+        import os
+        import signal
+
+        from xret.heads.tuning.trials import run_trial
+
+        if not self.note.exists():
+            if self.note.parent.exists():
+                self.note.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return run_trial(job, resident)
+
+
+def test_a_trial_whose_values_are_at_fault_counts_as_failed(stores, tmp_path):
+    found = tuned(stores(), tmp_path / "out", space=["loss.triplet.weight=1,1e38"])
+    failed = [trial for trial in found.trials if trial.status == "failed"]
+    assert failed
+    assert len(found.trials) == TRIALS
+    assert all("not finite" in trial.error and trial.values["loss.triplet.weight"] == 1e38 for trial in failed)
+    assert "failed: trial" in str(found)
+    with pytest.raises(
+        RunError, match=r"none of the trials in .* could be trained to its end; the first: .*not finite"
+    ):
+        tuned(stores(), tmp_path / "none", trials=2, space=["loss.triplet.weight=1e37,1e38"])
+
+
+def test_what_is_not_a_trials_fault_stops_and_the_trial_goes_on_later(stores, whole, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("xret.heads.tuning.trials.train", full)
+    with pytest.raises(RunError, match=r"trial 0: .*No space left on device; mend it and run the same command again"):
+        tuned(stores(), out)
+    monkeypatch.setattr("xret.heads.tuning.trials.train", train)
+    assert numbers(tuned(stores(), out).trials) == numbers(whole[1].trials)
+
+
+def test_a_folder_belongs_to_one_tuning(stores, whole, tmp_path):
+    out, found = whole
+    with pytest.raises(RunError, match=r"another tuning: space.optimizer.lr is 0.0001:0.01:log there and 0.001:1 now;"):
+        tuned(stores(), out, space=["optimizer.lr=1e-3:1"])
+    with pytest.raises(RunError, match=r"recipe.schedule.epochs is 6 there and 7 now"):
+        tuned(stores(), out, settings=[*SETTINGS[:-1], "schedule.epochs=7"])
+    with pytest.raises(RunError, match=r"another tuning: name is vsepp there and vse-infty now"):
+        tuned(stores(), out, "vse-infty")
+    with pytest.raises(RunError, match="seed is 0 there and 1 now"):
+        tuned(stores(), out, seed=1)
+    with pytest.raises(RunError, match="image_set is grid"):
+        tuned(make_store(tmp_path / "s.zarr", train=12, val=4, test=4, weights="b"), out)
+    with pytest.raises(RunError, match="belongs to the tuning of a single recipe"):
+        tuned(stores(), out, "vsepp", "vse-infty")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    with pytest.raises(RunError, match="is not empty and holds no tuning"):
+        tuned(stores(), tmp_path / "full")
+    assert tuned(stores(), out, settings=[*SETTINGS, "runtime.cache=pinned"], ties="mean") == found
+
+
+def test_several_recipes_have_the_same_number_of_trials_and_one_table(stores, tmp_path, capsys):
+    out = tmp_path / "out"
+    settings = [*SETTINGS[:-1], "schedule.epochs=2"]
+    tuning = tune(stores(), ["vsepp", "vse-infty"], out, settings=settings, trials=2, device="cpu")
+    assert [(one.recipe, len(one.trials)) for one in tuning.recipes] == [("vsepp", 2), ("vse-infty", 2)]
+    assert heavy(out) == ["vse-infty/best", "vsepp/best"]
+    table = str(tuning).split("\n\n")[-1].splitlines()
+    assert [line.split()[:2] for line in table[1:]] == [["vsepp", "2"], ["vse-infty", "2"]]
+    assert f"{tuning.recipes[1].evaluation.results[0].rsum:.2f}" in table[2]
+    assert "space of vse-infty:\n  optimizer.lr" in capsys.readouterr().err
+    with pytest.raises(RunError, match="is not empty and holds no tuning"):
+        tuned(stores(), out)
+
+
+def test_faults_of_all_recipes_come_at_once_and_nothing_is_made(stores, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(RecipeError, match=r"recipe 'vsepp' has no key similarity.alpha.*recipe 'pcmepp' has no key"):
+        tuned(stores(), out, "vsepp", "pcmepp", space=["similarity.alpha=1:2"])
+    with pytest.raises(RecipeError, match="have one name, and would share a folder"):
+        tuned(stores(), out, "vsepp", "vsepp")
+    with pytest.raises(CacheError, match="has no split 'test'"):
+        tuned(make_store(tmp_path / "s.zarr", train=12, val=4, test=0), out)
+    assert not out.exists()
+
+
+def test_a_busy_or_damaged_folder(stores, whole, tmp_path):
+    from xret.pipeline.cache.lease import locked
+
+    out = whole[0]
+    with locked(out, RuntimeError("busy")), pytest.raises(RunError, match="another tuning is at work in"):
+        tuned(stores(), out)
+    other = tmp_path / "out"
+    other.mkdir()
+    (other / "tuning.json").write_text((out / "tuning.json").read_text())
+    (other / "journal.log").write_text("rubbish\n{}\n")
+    with pytest.raises(RunError, match=r"journal.log is damaged; restore it, or take another --out"):
+        tuned(stores(), other)
+
+
+def test_a_set_that_comes_later_changes_nothing(stores, whole, monkeypatch):
+    """`auto` stands for the sets that the tuning was begun with."""
+    from xret.pipeline.cache.feature_cache import FeatureCache
+
+    asked, original = [], FeatureCache.image_set
+    monkeypatch.setattr(FeatureCache, "image_set", lambda self, name: asked.append(name) or original(self, name))
+    tuned(stores(), whole[0], ties="mean")
+    assert set(asked) == {json.loads((whole[0] / "tuning.json").read_text())["image_set"]}
+    assert "image: auto" in (whole[0] / "best.yaml").read_text()
+
+
+def test_the_better_half_goes_on():
+    study = optuna.create_study(direction="maximize", pruner=pruner_for(30))
+    gone_on = []
+    for values in ((10, 10, 10), (20, 9, 9), (15,), (30, 20, 5)):
+        trial = study.ask()
+        for epoch, value in zip((5, 10, 20), values, strict=False):
+            trial.report(value, epoch - 1)
+            assert not trial.should_prune()  # only at a sixth, a third and two thirds
+            trial.report(value, epoch)
+            if trial.should_prune():
+                gone_on.append((trial.number, epoch, False))
+                break
+            gone_on.append((trial.number, epoch, True))
+    # At 5: 10 | 20 of 10, 20 | 15 of the best one of three | 30 of the best two of four. At 10: 10 | 9 | 20.
+    assert gone_on == [
+        *[(0, 5, True), (0, 10, True), (0, 20, True)],
+        *[(1, 5, True), (1, 10, False)],
+        (2, 5, False),
+        *[(3, 5, True), (3, 10, True), (3, 20, False)],
+    ]

@@ -66,7 +66,8 @@ class Branch(nn.Module):
         adapted = self.adapter(
             features.length, features.local, features.global_, features.token, uses_local=self.aggregator.uses_local
         )
-        made = self.aggregator(adapted.local, adapted.length, adapted.global_)
+        placed = {"place": features.place} if self.aggregator.uses_place else {}
+        made = self.aggregator(adapted.local, adapted.length, adapted.global_, **placed)
         token = None if features.token is None else Sequence(features.token, features.length)
         return made._replace(global_=adapted.global_, token=token)
 
@@ -154,12 +155,20 @@ def _branch(recipe: Recipe, side: str, facts: FeatureFacts) -> Branch:
     if facts.kind not in ADAPTERS:
         raise RecipeError(f"there is no adapter for {side} features of kind '{facts.kind}': {', '.join(ADAPTERS)}")
     dim = recipe.model.dim
+    masks = side == "text" and recipe.augment.mask_words > 0
     if facts.vocabulary_size is not None:
-        sizes: tuple[int | None, ...] = (facts.vocabulary_size, dim)
+        sizes: tuple[int | None, ...] = (facts.vocabulary_size + masks, dim)  # <mask> is the last word
+    elif masks:
+        raise RecipeError(
+            f"augment.mask_words masks words, and captions of kind '{facts.kind}' are states of a text encoder; set "
+            "augment.text instead, or finetune.mask_words for when the encoder is put back"
+        )
     else:
         sizes = (facts.channels, facts.global_channels, dim)
     adapter = _make(f"adapter.{facts.kind}", ADAPTERS[facts.kind], recipe.adapter[facts.kind], *sizes)
     block = recipe.aggregator[side]
+    if block.get("positions") == "grid" and facts.kind != "grid":
+        block = {**block, "positions": "none"}  # only the cells of a map lie in rows and columns
     return Branch(adapter, _make(f"aggregator.{side}", AGGREGATORS[block["name"]], block, adapter.local_dim, dim))
 
 

@@ -9,6 +9,7 @@ for Visual Semantic Embedding* (VSE-infinity: regions, bi-GRU, BERT, frames of v
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -16,12 +17,13 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout as dropped
 
 from .cached_input import CachedInput
-from .padding import max_rows, mean_rows, on_valid_rows, valid_rows
+from .padding import max_rows, mean_rows, on_valid_rows, valid_rows, with_ends
 from .parameters import Count, Factor, Part, Rate
 from .projections import Layers, projection
 from .recurrence import run_packed
 
 Pooling = Literal["cached", "pooled", "mean", "max"]
+Sharing = Literal["shared", "own"]
 WordEncoder = Literal["gru", "bag"]
 WordRows = Literal["embedding", "gru"]
 WordPooling = Literal["last", "mean", "max"]
@@ -61,7 +63,10 @@ class RowsAdapter(Part):
         dim: width D.
         global_: `cached`: the layers over the cached global feature; `pooled`: over the mean of the cached rows;
             `mean`, `max`: of the adapted rows.
+        global_layer: whether the global feature goes through the layers of the rows, or through its own.
         layers, hidden, batch_norm, hidden_dropout: see `projections.projection`.
+        output_dropout: the share of what the layers give that is zero while training, drawn for the rows and for the
+            global feature (or the rows that it is made of) by itself, as SetDiv's published code does.
         standardize, channel_dropout, dropout, noise: of what is cached, see `cached_input.CachedInput`.
 
     Raises:
@@ -75,10 +80,12 @@ class RowsAdapter(Part):
         dim: int,
         *,
         global_: Pooling = "mean",
+        global_layer: Sharing = "shared",
         layers: Layers = "linear",
         hidden: Count | None = None,
         batch_norm: bool = True,
         hidden_dropout: Rate = 0.0,
+        output_dropout: Rate = 0.0,
         standardize: bool = False,
         channel_dropout: Rate = 0.0,
         dropout: Rate = 0.0,
@@ -90,8 +97,11 @@ class RowsAdapter(Part):
                 f"global 'cached' needs a cached global feature as wide as the local ones, "
                 f"but it has {global_channels} channels and they have {channels}: choose pooled, mean or max"
             )
-        self.layer = projection(layers, channels, dim, hidden=hidden, batch_norm=batch_norm, dropout=hidden_dropout)
+        make = partial(projection, layers, channels, dim, hidden=hidden, batch_norm=batch_norm, dropout=hidden_dropout)
+        self.layer = make()
+        self.global_layer = make() if global_layer == "own" else None
         self.local_dim = dim
+        self.output_dropout = output_dropout
         self.global_ = global_
         disturbed = {"channel_dropout": channel_dropout, "dropout": dropout, "noise": noise}
         self.rows_input = CachedInput(channels, standardize=standardize, **disturbed)
@@ -131,14 +141,17 @@ class RowsAdapter(Part):
             uses_local: whether the aggregator uses the rows; if not, they are left out where nothing else needs them.
         """
         dtype = next(self.layer.parameters()).dtype
-        rows = None
-        if local is not None and self._adapts_rows(uses_local):
-            rows = self._adapted(self.rows_input(local.to(dtype)), length)
+        read = self.rows_input(local.to(dtype)) if local is not None and self._adapts_rows(uses_local) else None
+        rows = None if read is None else _adapted(self.layer, read, length)
+        layer = self.layer if self.global_layer is None else self.global_layer
         if self._reads_vector:
-            vector = self._vector(length, local, global_).to(dtype)
-            return Adapted(rows, length, self.layer(self.global_input(vector)))
-        assert rows is not None, "fields() asks for them"
-        return Adapted(rows, length, _pool(self.global_, rows, length))
+            vector = self.global_input(self._vector(length, local, global_).to(dtype))
+            made = self._dropped(layer(vector))
+        else:
+            assert read is not None and rows is not None, "fields() asks for them"
+            own = rows if self.global_layer is None else _adapted(layer, read, length)
+            made = _pool(self.global_, self._dropped(own), length)
+        return Adapted(None if rows is None else self._dropped(rows), length, made)
 
     def _adapts_rows(self, uses_local: bool) -> bool:
         return uses_local or not self._reads_vector
@@ -150,16 +163,15 @@ class RowsAdapter(Part):
         assert local is not None, "fields() asks for them"
         return mean_rows(local.float(), length)
 
-    def _adapted(self, rows: Tensor, length: Tensor) -> Tensor:
-        # Padding stays out of the statistics of a batch norm.
-        return self.layer(rows) if isinstance(self.layer, nn.Linear) else on_valid_rows(self.layer, rows, length)
+    def _dropped(self, adapted: Tensor) -> Tensor:
+        return dropped(adapted, self.output_dropout, self.training)
 
 
 class WordsAdapter(Part):
     """Trainable word embeddings and what is made of them: a GRU's states, or a bag of words.
 
     Args:
-        vocabulary_size: number of words, `<unk>` (id 0) included.
+        vocabulary_size: number of words, `<unk>` (id 0) and, where words are masked, `<mask>` (the last) included.
         dim: width D of the GRU's state. Two directions are averaged.
         encoder: `gru`, or `bag`: layers over the mean of the word embeddings, whatever their order.
         word_dim: width of a word embedding.
@@ -167,6 +179,7 @@ class WordsAdapter(Part):
         global_: `last`: the last valid state (backwards: the first); `mean`, `max`: over the GRU's outputs. A bag has
             `mean` alone.
         bidirectional: run the GRU in both directions.
+        ends: read `<start>` before and `<end>` after each caption; their ids follow those of the words.
         layers, hidden, batch_norm, hidden_dropout: of a bag, see `projections.projection`.
         dropout: the share of a word embedding's values that is zero while training; of a bag, of the mean's.
         state_dropout: the same of the GRU's states.
@@ -188,6 +201,7 @@ class WordsAdapter(Part):
         local: WordRows = "embedding",
         global_: WordPooling = "last",
         bidirectional: bool = True,
+        ends: bool = False,
         layers: Layers = "linear",
         hidden: Count | None = None,
         batch_norm: bool = True,
@@ -209,7 +223,8 @@ class WordsAdapter(Part):
         self.global_ = global_
         self.dropout, self.state_dropout = dropout, state_dropout
         self.local_dim = word_dim if local == "embedding" else dim
-        self.embedding = nn.Embedding(vocabulary_size, word_dim)
+        self.vocabulary_size, self.ends = vocabulary_size, ends
+        self.embedding = nn.Embedding(vocabulary_size + (2 if ends else 0), word_dim)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)  # as VSE++ does
         self.embedding.weight.requires_grad_(train_vectors)
         self.bag: nn.Module | None = None
@@ -224,20 +239,20 @@ class WordsAdapter(Part):
 
     @torch.no_grad()
     def load_vectors(self, vectors: Tensor, found: Tensor) -> None:
-        """Let the embeddings be `vectors [V, word_dim]` where `found [V]` is true.
+        """Let the embeddings of the first V ids be `vectors [V, word_dim]` where `found [V]` is true.
 
         The others stay random, scaled to the standard deviation of those found, so that no word outweighs the rest.
 
         Raises:
-            ValueError: the vectors differ from the embeddings in width or number.
+            ValueError: the vectors differ from the embeddings in width, or are more.
         """
         weight = self.embedding.weight
-        if vectors.shape != weight.shape:
+        if vectors.shape[1] != weight.shape[1] or len(vectors) > self.vocabulary_size:
             theirs, ours = (" x ".join(map(str, matrix.shape)) for matrix in (vectors, weight))
             raise ValueError(f"the word vectors are {theirs} and the embeddings {ours}: set word_dim to their width")
         rows = vectors[found].to(weight)
         weight *= rows.std(correction=0) / weight.std(correction=0)
-        weight[found.to(weight.device)] = rows
+        weight[: len(found)][found.to(weight.device)] = rows
 
     def forward(
         self,
@@ -249,6 +264,9 @@ class WordsAdapter(Part):
         uses_local: bool = True,
     ) -> Adapted:
         """Adapt the ids `token [B, N]`, of which the first `length[b]` (at least one) count."""
+        assert token is not None, "fields() asks for it"
+        if self.ends:
+            token, length = with_ends(token, length, self.vocabulary_size, self.vocabulary_size + 1)
         words = self.embedding(token)
         if self.bag is not None:
             return Adapted(words, length, self.bag(dropped(mean_rows(words, length), self.dropout, self.training)))
@@ -270,6 +288,11 @@ ADAPTERS: dict[str, type[RowsAdapter] | type[WordsAdapter]] = {
     "words": WordsAdapter,
     "tokens": RowsAdapter,
 }
+
+
+def _adapted(layer: nn.Module, rows: Tensor, length: Tensor) -> Tensor:
+    # Padding stays out of the statistics of a batch norm.
+    return layer(rows) if isinstance(layer, nn.Linear) else on_valid_rows(layer, rows, length)
 
 
 def _pool(how: str, rows: Tensor, length: Tensor) -> Tensor:

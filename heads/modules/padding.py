@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 def valid_rows(rows: Tensor, length: Tensor) -> Tensor:
@@ -24,6 +25,13 @@ def zero_padding(rows: Tensor, length: Tensor) -> Tensor:
     """Return `rows [B, N]` or `[B, N, C]` with zeros in the place of padding."""
     padding = ~valid_rows(rows, length)
     return rows.masked_fill(padding if rows.ndim == 2 else padding[..., None], 0)
+
+
+def with_ends(token: Tensor, length: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
+    """Return `token [B, N]` with `start` before and `end` after each sample's valid ids, `[B, N + 2]`, and lengths."""
+    longer = functional.pad(token, (1, 1))
+    longer[:, 0] = start
+    return longer.scatter(1, length.to(token.device)[:, None] + 1, end), length + 2
 
 
 def mean_rows(rows: Tensor, length: Tensor) -> Tensor:

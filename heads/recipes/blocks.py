@@ -48,7 +48,8 @@ class Optimizer:
     """AdamW and gradient clipping."""
 
     lr: Factor = 1e-3
-    weight_decay: Factor = 0.0  # of matrices; biases and normalisations never decay
+    weight_decay: Factor = 0.0
+    decay: Literal["matrices", "all"] = "matrices"  # of which weights; matrices: of no bias, normalisation or scale
     clip: Positive | None = 2.0  # largest norm of the whole gradient
     ema: Factor | None = None  # decay a step of the weights' moving average, which is then evaluated
     swa_epochs: Epochs = 0  # the mean of the weights at the ends of this many last epochs is evaluated
@@ -57,6 +58,11 @@ class Optimizer:
     aggregator_lr: Factor = 1.0
     similarity_lr: Factor = 1.0
     loss_lr: Factor = 1.0
+    # Times that, for one side alone:
+    image_adapter_lr: Factor = 1.0
+    text_adapter_lr: Factor = 1.0
+    image_aggregator_lr: Factor = 1.0
+    text_aggregator_lr: Factor = 1.0
     # Epochs at the beginning in which a component does not learn:
     adapter_frozen: Epochs = 0
     aggregator_frozen: Epochs = 0
@@ -66,9 +72,10 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The learning rate of an epoch, constant within it but for the warm-up."""
+    """The learning rate."""
 
     name: Literal["cosine", "step"] = "cosine"  # cosine: from lr to 0 over all epochs
+    by: Literal["epoch", "step"] = "epoch"  # how often cosine falls; a warm-up rises step by step in either case
     epochs: Count = 30
     step: Count = 10  # epochs; step only: after each of them …
     gamma: Factor = 0.1  # … lr is multiplied by this
@@ -82,7 +89,9 @@ class Augmentation:
     """What is changed of whole samples while training."""
 
     image: Share = 0.0  # the chance of a row to be left out (size augmentation, VSE-infinity)
+    image_varies: bool = False  # that chance is drawn for each image, up to `image`
     text: Share = 0.0
+    mask_words: Share = 0.0  # share of a caption's words to mask, replace or drop, as finetune.mask_words does
     mix: Factor = 0.0  # alpha of FuseMix, which blends pairs of samples; 0: none
 
 

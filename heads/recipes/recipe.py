@@ -138,7 +138,11 @@ def resolve(values: Mapping[str, Any], *, faults: Sequence[str] = (), title: str
 
 
 def _in_todays_words(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the values of a recipe with the keys of version 0.1 renamed: `exclude_same_text` was a choice of two."""
+    """Return the values of a recipe with what version 0.1 wrote in today's words.
+
+    `loss.exclude_same_text` and `aggregator.….positions` were true or false.
+    """
+    values = _with_named_positions(values)
     loss = get(values, "loss")
     if not isinstance(loss, Mapping) or "exclude_same_text" not in loss or "same_text" in loss:
         return values
@@ -146,6 +150,19 @@ def _in_todays_words(values: Mapping[str, Any]) -> Mapping[str, Any]:
     choice = {"true": "excluded", "false": "negative"}.get(excluded, excluded)
     rest = {key: value for key, value in loss.items() if key != "exclude_same_text"}
     return {**values, "loss": {"same_text": choice, **rest}}
+
+
+def _with_named_positions(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    sides = get(values, "aggregator")
+    if not isinstance(sides, Mapping):
+        return values
+    named = {"true": "circle", "false": "none"}
+    changed = {
+        side: {**block, "positions": named.get(str(block["positions"]).lower(), block["positions"])}
+        for side, block in sides.items()
+        if isinstance(block, Mapping) and "positions" in block
+    }
+    return {**values, "aggregator": {**sides, **changed}}
 
 
 def _schema(values: Mapping[str, Any]) -> dict[str, Any]:

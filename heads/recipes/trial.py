@@ -40,17 +40,17 @@ def refusals(dim: int, aggregator: Mapping[str, Block], similarity: Block, terms
 
 
 def _aggregated(dim: int, aggregator: Mapping[str, Block], faults: list[str]) -> tuple[Aggregated, ...] | None:
-    """Return what the aggregators make of two samples of zeros; None where one is refused, or they are too wide."""
+    """Return what the aggregators make of two samples of zeros, the first a 2 by 2 map; None if one is refused."""
     samples: tuple[Tensor, ...] | None = None
     if dim <= WIDEST:
-        samples = torch.zeros(2, 2, dim), torch.tensor([2, 1]), torch.zeros(2, dim)
+        samples = torch.zeros(2, 4, dim), torch.tensor([4, 1]), torch.zeros(2, dim)
     pair = [
         _try(f"aggregator.{side}", AGGREGATORS[block["name"]], block, (dim, dim), samples, faults)
         for side, block in aggregator.items()
     ]
     if samples is None or None in pair:
         return None
-    token = Sequence(torch.zeros(2, 2, dtype=torch.long), samples[1])
+    token = Sequence(torch.zeros(2, 4, dtype=torch.long), samples[1])
     return tuple(made._replace(global_=samples[2], token=token) for made in pair)
 
 

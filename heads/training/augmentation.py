@@ -1,7 +1,8 @@
-"""Augmentation of cached features: rows of a sample are left out, or two samples are blended.
+"""Augmentation of cached features: rows of a sample are left out, words are masked, or two samples are blended.
 
 Sources: *Learning the Best Pooling Strategy for Visual Semantic Embedding* (VSE-infinity), section 3.2, "Learning
-Generator with Diverse Set Sizes": 20% of the input vectors are dropped at random, of images and of captions.
+Generator with Diverse Set Sizes": 20% of the input vectors are dropped at random, of images and of captions. Its
+published code draws that share for each grid, and masks words.
 *Data-Efficient Multimodal Fusion on a Single GPU* (FuseMix, arXiv 2312.10144), section 4: both modalities of two pairs
 are interpolated by the same share.
 """
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor
 
 from ...pipeline.errors import RecipeError
+from ...pipeline.reading.end_to_end import MASKED, REPLACED
 from ...pipeline.reading.features import Features
 from ..modules.padding import valid_rows, zero_padding
+from ..modules.positions import cell_places
 
 
-def drop_rows(features: Features, share: float) -> Features:
+def drop_rows(features: Features, share: float, varies: bool = False) -> Features:
     """Leave out each row with probability `share`, independently; a sample keeps at least one.
 
     The order of what stays is kept. Chances are drawn on the CPU from torch's global generator, so that a seed means
@@ -23,9 +26,12 @@ def drop_rows(features: Features, share: float) -> Features:
     Args:
         features: padded, `[B, N, …]`.
         share: between 0 and 1; 0 returns the features themselves.
+        varies: draw the share of each sample: a number between 0 and 1, times `share`, but none where that number is
+            not above `share` itself (published code of VSE-infinity, for the cells of a grid).
 
     Returns:
-        Features with shorter lengths, padded to the longest sample that is left.
+        Features with shorter lengths, padded to the longest sample that is left. Where a map was square, `place` says
+        where its cells were.
     """
     if share == 0:
         return features
@@ -36,16 +42,49 @@ def drop_rows(features: Features, share: float) -> Features:
     valid = valid_rows(rows, features.length)
     chance = chance.masked_fill(~valid, -1)
     luckiest = chance == chance.amax(1, keepdim=True)  # kept whatever the share
-    keep = valid & ((chance >= share) | luckiest)
+    least: float | Tensor = share
+    if varies:
+        strength = torch.rand(len(rows), 1).to(rows.device, non_blocking=True)
+        least = strength.where(strength > share, 0) * share
+    return _left(features, valid & ((chance >= least) | luckiest))
+
+
+def mask_words(captions: Features, share: float, mask: int) -> Features:
+    """Change the words of captions as `end_to_end.change_words` changes those of BERT's input; one word always stays.
+
+    Of the words chosen 50% are masked, 10% replaced by any known word, 40% left out. Chances are drawn as those of
+    `drop_rows`.
+
+    Args:
+        captions: word ids; id 0 stands for unknown words, and 1 to `mask - 1` for known ones.
+        share: the chance of a word to be chosen, above 0.
+        mask: the id of `<mask>`.
+    """
+    token = captions.token
+    assert token is not None, "the model takes words alone where they are masked"
+    lot = (torch.rand(token.shape) / share).to(token.device, non_blocking=True)
+    others = torch.randint(1, max(mask, 2), token.shape).to(token.device, non_blocking=True)
+    changed = token.where(lot >= REPLACED, others.where(lot >= MASKED, mask))
+    keep = valid_rows(token, captions.length) & ((lot < REPLACED) | (lot >= 1))
+    nothing = ~keep.any(1)
+    changed[:, 0] = changed[:, 0].masked_fill(nothing, mask)
+    keep[:, 0] |= nothing
+    return _left(Features(captions.length, captions.local, captions.global_, changed), keep)
+
+
+def _left(features: Features, keep: Tensor) -> Features:
+    """Return the rows to `keep`, bool `[B, N]`, in their order."""
     length = keep.sum(1)
     order = (~keep).int().argsort(dim=1, stable=True)[:, : int(length.max())]
     # Rows left out may stand after the new length, where there must be zeros.
-    local, token = features.local, features.token
+    local, token, place = features.local, features.token, None
     if local is not None:
         local = zero_padding(local.gather(1, order[..., None].expand(-1, -1, local.shape[2])), length)
+        places = cell_places(keep.shape[1], keep.device)
+        place = None if places is None else places[order]
     if token is not None:
         token = zero_padding(token.gather(1, order), length)
-    return Features(length, local, features.global_, token)
+    return Features(length, local, features.global_, token, place)
 
 
 def blend(images: Features, captions: Features, alpha: float) -> tuple[Features, Features]:

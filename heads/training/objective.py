@@ -1,14 +1,15 @@
 """From a batch to its loss."""
 
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from ...pipeline.reading.batches import Batch, Batches
 from ..model import Model
+from ..modules.embedding import Sequence
 from ..recipes.blocks import Recipe
-from .augmentation import blend, drop_rows
+from .augmentation import blend, drop_rows, mask_words
 from .large_batches import embed_in_parts
 from .optimisation import autocast_dtype
 from .ranks import ALONE, Ranks
@@ -58,7 +59,10 @@ class Objective:
         for term in self.losses.values():
             term.epoch = now  # type: ignore[assignment]
         images, captions = blend(batch.images, batch.captions, augment.mix)
-        images, captions = drop_rows(images, augment.image), drop_rows(captions, augment.text)
+        if augment.mask_words:
+            captions = mask_words(captions, augment.mask_words, self._mask)
+        images = drop_rows(images, augment.image, augment.image_varies)
+        captions = drop_rows(captions, augment.text)
         parts = self._parts(batch)
         with (
             torch.autocast(device.type, self.precision, enabled=self.precision is not None),
@@ -66,6 +70,8 @@ class Objective:
         ):
             one = embed_in_parts(self.model.embed_images, images, parts, self.ranks)
             other = embed_in_parts(self.model.embed_captions, captions, parts, self.ranks)
+        if augment.mask_words and batch.captions.token is not None:  # a loss that writes captions writes the words
+            other = other._replace(token=Sequence(batch.captions.token, batch.captions.length))
         # Similarity and losses stay in float32: differences of a margin's size drown in 8 bits.
         similarity, positives = self.model.similarity(one.embedding, other.embedding), batch.positives
         if self.text_number is not None:
@@ -77,6 +83,12 @@ class Objective:
         terms = torch.stack([term(similarity, positives, one, other) for term in self.losses.values()])
         self.weights = self.weights.to(terms)  # the first time
         return torch.cat([(terms @ self.weights)[None], terms])
+
+    @property
+    def _mask(self) -> int:
+        """The id of `<mask>`: the last word that the adapter knows."""
+        adapter: Any = self.model.text.adapter
+        return int(adapter.vocabulary_size) - 1
 
     def _parts(self, batch: Batch) -> int:
         """Return in how many parts a batch is embedded: `data.chunk` units at once, on each rank."""

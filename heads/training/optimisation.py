@@ -12,24 +12,25 @@ from ..recipes.blocks import Optimizer, Schedule
 
 
 def build_optimizer(model: Model, losses: nn.ModuleDict, values: Optimizer) -> torch.optim.AdamW:
-    """Return AdamW over all weights, in groups: matrices decay, biases and normalisations do not.
+    """Return AdamW over all weights, in groups: those of one decay, and of one learning rate.
 
     A group's `factor` multiplies the learning rate of its component, for example that of both aggregators (SetDiv
-    appendix A); `frozen` is the number of first epochs in which it does not learn.
+    appendix A) or of one of them; `frozen` is the number of first epochs in which it does not learn.
     """
-    branches = (model.image, model.text)
-    components: dict[str, list[nn.Module]] = {
-        "adapter": [branch.adapter for branch in branches],
-        "aggregator": [branch.aggregator for branch in branches],
-        "similarity": [model.compare],
-        "loss": [losses],
-    }
+    parts: list[tuple[str, str, nn.Module]] = [
+        ("adapter", "image_adapter", model.image.adapter),
+        ("adapter", "text_adapter", model.text.adapter),
+        ("aggregator", "image_aggregator", model.image.aggregator),
+        ("aggregator", "text_aggregator", model.text.aggregator),
+        ("similarity", "", model.compare),
+        ("loss", "", losses),
+    ]
     groups: dict[tuple[float, int, float], list[nn.Parameter]] = {}
-    for component, modules in components.items():
+    for component, part, module in parts:
         factor, frozen = getattr(values, f"{component}_lr"), getattr(values, f"{component}_frozen")
-        for parameter in (p for module in modules for p in module.parameters() if p.requires_grad):
-            decay = values.weight_decay if parameter.ndim > 1 else 0.0
-            groups.setdefault((factor, frozen, decay), []).append(parameter)
+        factor *= getattr(values, f"{part}_lr") if part else 1.0
+        for parameter in (p for p in module.parameters() if p.requires_grad):
+            groups.setdefault((factor, frozen, decay_of(parameter, values)), []).append(parameter)
     return torch.optim.AdamW(
         [
             {"params": parameters, "factor": factor, "frozen": frozen, "weight_decay": decay}
@@ -39,13 +40,18 @@ def build_optimizer(model: Model, losses: nn.ModuleDict, values: Optimizer) -> t
     )
 
 
+def decay_of(parameter: nn.Parameter, values: Optimizer) -> float:
+    """Return the weight decay of a parameter."""
+    return values.weight_decay if values.decay == "all" or parameter.ndim > 1 else 0.0
+
+
 def weights_of(model: nn.Module, losses: nn.ModuleDict) -> list[nn.Parameter]:
     """Return all trained weights."""
     return [*model.parameters(), *losses.parameters()]
 
 
 def set_rates(optimizer: torch.optim.Optimizer, schedule: Schedule, lr: float, now: float) -> None:
-    """Give every group its learning rate after `now` epochs, in an epoch whose own is `lr`."""
+    """Give every group its learning rate after `now` epochs, where the schedule's own is `lr`."""
     for group in optimizer.param_groups:
         frozen = int(now) < group["frozen"]
         group["lr"] = 0.0 if frozen else lr * group["factor"] * warmup(schedule, now)
@@ -59,13 +65,16 @@ def drop_frozen(optimizer: torch.optim.Optimizer, now: float) -> None:
                 parameter.grad = None
 
 
-def learning_rate(schedule: Schedule, lr: float, epoch: int) -> float:
-    """Return the learning rate of an epoch, counted from 0, before any warm-up.
+def learning_rate(schedule: Schedule, lr: float, now: float) -> float:
+    """Return the learning rate after `now` epochs, of which the last may be a part, before any warm-up.
 
-    ``cosine`` falls from `lr` towards 0 over all epochs; ``step`` multiplies it by `gamma` every `step` epochs.
+    ``cosine`` falls from `lr` towards 0 over all epochs, from one to the next or, `by` step, from step to step;
+    ``step`` multiplies it by `gamma` every `step` epochs.
     """
+    epoch = int(now)
     if schedule.name == "cosine":
-        return lr * (1 + math.cos(math.pi * epoch / schedule.epochs)) / 2
+        done = now if schedule.by == "step" else epoch
+        return lr * (1 + math.cos(math.pi * done / schedule.epochs)) / 2
     return lr * schedule.gamma ** (epoch // schedule.step)
 
 

@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...pipeline.cache import CaptionSet, FeatureCache, ImageSet
+from ...pipeline.cache import OK, CaptionSet, FeatureCache, ImageSet
 from ...pipeline.encoders.word_vectors import read_word_vectors
 from ...pipeline.errors import CacheError, RecipeError, RunError
 from ...pipeline.reading.batches import Batches
 from ...pipeline.reading.placement import Placement
 from ..model import Model, feature_facts
 from ..modules.adapters import RowsAdapter
+from ..modules.positions import cell_places
 from ..recipes.blocks import Recipe
 from ..runs.features import RetokenizedCaptions, Sets
 from ..runs.info import AS_A_WHOLE, RunInfo, absolute, versions
@@ -56,6 +57,28 @@ def on_sets_of(run: Run, recipe: Recipe, cache: FeatureCache) -> Recipe:
         if getattr(recipe.data, key) == "auto" and name in cache.set_names(modality)
     }
     return replace(recipe, data=replace(recipe.data, **auto))
+
+
+def require_places(recipe: Recipe, sets: Sets, *, quiet: bool = False) -> None:
+    """Say which features have no rows and columns, where positions in these are asked for.
+
+    Raises:
+        RecipeError: a convolutional map is not square.
+    """
+    for side, features in zip(("image", "text"), sets, strict=True):
+        if recipe.aggregator[side].get("positions") != "grid":
+            continue
+        if not isinstance(features, ImageSet) or features.kind != "grid":
+            without = f"features of kind '{features.kind}' do not lie in rows and columns, and get no positions"
+            if not quiet:
+                print(f"aggregator.{side}.positions=grid: {without}.", file=sys.stderr)
+            continue
+        counts = set(features.length[features.status == OK].tolist())
+        if cell_places(features.rows, torch.device("cpu")) is None or counts - {features.rows}:
+            raise RecipeError(
+                f"aggregator.{side}.positions=grid needs square maps of one size, and those of '{features.name}' have "
+                f"{' or '.join(map(str, sorted(counts)[:3]))} cells; set it to circle or none"
+            )
 
 
 def placement_of(out: str | Path, recipe: Recipe, resume: bool) -> Placement:

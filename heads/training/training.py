@@ -38,6 +38,7 @@ from .preparation import (
     open_run,
     other_sets,
     placement_of,
+    require_places,
     require_splits,
     sets_of,
 )
@@ -109,7 +110,7 @@ def train(
     with joined(device) as (ranks, target):
         cache = FeatureCache.open(store)
         require_splits(cache)
-        sets = sets_of(cache, recipe, out, resume)
+        require_places(recipe, sets := sets_of(cache, recipe, out, resume), quiet=not ranks.first)
         others, facts = other_sets(also, sets), (feature_facts(sets[0]), feature_facts(sets[1]))
         with enough_memory(target, recipe):
             state = _beginning(recipe, facts, seed, target)
@@ -231,8 +232,9 @@ class Loop:
             captions=recipe.data.captions,
             first=state.steps,
         ):
-            values = self._learn(batch, lr)
-            record(step_tags(values.tolist(), self.terms, lr), state.step)
+            rate = learning_rate(recipe.schedule, recipe.optimizer.lr, self._now)
+            values = self._learn(batch, rate)
+            record(step_tags(values.tolist(), self.terms, rate), state.step)
             count = len(batch.images.length if self.unit == "image" else batch.captions.length)
             self.seen += count
             bar.update(count, f"{title}, {describe(values, self.terms)}")
@@ -253,6 +255,11 @@ class Loop:
         self.seen = 0
         if self.after_epoch is not None:
             self.after_epoch(state.epoch, rsum)
+
+    @property
+    def _now(self) -> float:
+        """Epochs so far, of which the last may be a part."""
+        return self.state.epoch + self.state.steps / self.steps_an_epoch
 
     def _learn(self, batch: Batch, lr: float) -> Tensor:
         """Take a step, count it, and write the state down where the recipe says so; return as `_step`."""
@@ -278,7 +285,7 @@ class Loop:
         Where the loss is not finite, no weight is changed.
         """
         recipe, state, optimizer, scaler = self.recipe, self.state, self.state.optimizer, self.state.scaler
-        now = state.epoch + state.steps / self.steps_an_epoch  # epochs
+        now = self._now
         state.seed_step(self.seed)
         set_rates(optimizer, recipe.schedule, lr, now)
         optimizer.zero_grad()

@@ -22,7 +22,7 @@ from .reattachment import read_image, unreadable
 
 _SMALLEST = 0.6  # of a side, that a crop keeps
 _OF_IMAGE, _OF_CAPTION = 1, 2  # so that each draws numbers of its own
-_MASKED, _REPLACED = 0.5, 0.6  # up to which of a chosen word's chance it is masked, or replaced; beyond, left out
+MASKED, REPLACED = 0.5, 0.6  # up to which of a chosen word's chance it is masked, or replaced; beyond, left out
 
 
 class Pictures:
@@ -139,9 +139,9 @@ def change_words(
         lot = 1.0 if word is None else lots.setdefault(word, rng.random() / share)
         if lot >= 1:
             changed.append(token)
-        elif lot < _MASKED:
+        elif lot < MASKED:
             changed.append(encoder.mask_token)
-        elif lot < _REPLACED:
+        elif lot < REPLACED:
             changed.append(int(rng.choice(encoder.plain_tokens)))
     return changed or [encoder.mask_token]
 

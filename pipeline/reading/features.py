@@ -26,6 +26,7 @@ class Features:
     local: Tensor | None = None  # [B,N,C] in the cache's dtype; padding rows are zero
     global_: Tensor | None = None  # [B,C]
     token: Tensor | None = None  # token ids, int64 [B,N]
+    place: Tensor | None = None  # where cells of a map were left out: row and column of those that stay, [B,N,2]
 
 
 class Source(Protocol):

@@ -41,10 +41,12 @@ class Aggregator(Part):
 
     Attributes:
         uses_local: whether it reads the local rows.
+        uses_place: whether it also takes `place`, see `positions.cell_places`, of cells that are left of a map.
         embedding: what it gives: `"vector"`, `"set"`, `"gaussian"` or `"sequence"`.
     """
 
     uses_local = True
+    uses_place = False
     embedding: ClassVar[str] = "vector"
 
     def __init__(self, local_dim: int, dim: int) -> None:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..padding import softmax, valid_rows, zero_padding
-from ..parameters import Count
-from ..positions import sinusoids
+from ..parameters import Count, Rate
+from ..positions import Positions, circle_positions, grid_positions
 from .aggregated import Aggregated, Aggregator
 
 Initial = Literal["learned", "gaussian"]
@@ -30,16 +30,21 @@ class AggregationBlock(nn.Module):
         head_dim: width of a head; keys and values are H times as wide.
         update: how what a slot has gathered changes it: added to it, or as the input of a GRU whose state it is.
         normalized_over: what the attention adds up to one over.
+        dropout: share of what the attention gives, and of the perceptron's hidden values, that is zero in training.
     """
 
-    def __init__(self, dim: int, heads: int, head_dim: int, update: Update, normalized_over: NormalizedOver) -> None:
+    def __init__(
+        self, dim: int, heads: int, head_dim: int, update: Update, normalized_over: NormalizedOver, dropout: float
+    ) -> None:
         super().__init__()
         self.heads = heads
         self.normalized_over = normalized_over
         self.norm = nn.LayerNorm(dim)
         self.query = nn.Linear(dim, heads * head_dim, bias=False)
         self.out = nn.Linear(heads * head_dim, dim)
-        self.mlp = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+        self.dropout = nn.Dropout(dropout)
+        hidden = nn.Sequential(nn.GELU(), nn.Dropout(dropout))
+        self.mlp = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), hidden, nn.Linear(4 * dim, dim))
         self.gru = nn.GRUCell(dim, dim) if update == "gru" else None
 
     def forward(self, slots: Tensor, keys: Tensor, values: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,7 +62,7 @@ class AggregationBlock(nn.Module):
         queries = _split_heads(self.query(self.norm(slots)), self.heads)
         scores = queries @ keys.transpose(2, 3) / keys.shape[3] ** 0.5
         attention, share = self._attend(scores, valid[:, None, None])
-        updates = self.out((share.to(values.dtype) @ values).transpose(1, 2).flatten(2))
+        updates = self.dropout(self.out((share.to(values.dtype) @ values).transpose(1, 2).flatten(2)))
         if self.gru is None:
             slots = slots + updates
         else:
@@ -102,11 +107,14 @@ class ElementSlots(Aggregator):
         iterations: number of rounds T.
         heads: number of attention heads.
         head_dim: width of a head, the paper's D_h; None divides `dim` among the heads.
-        positions: add sinusoidal positions to what the keys are projected from (the paper does it for grids).
+        positions: what is added to what the keys are projected from: `none`; `circle`, each row's number on a circle;
+            `grid`, row and column of a convolutional map's cells (footnote 1). Other features than a map's have no
+            such places: `model.build_model` gives them none.
         initial: the slots to begin with: one learned vector each, or drawn from one learned Gaussian.
         update: a residual sum (eq. 3), or the GRU of slot attention in its place.
         global_feature: add the global feature to every slot (eq. 5).
         normalized_over: the slots, which then compete for the rows (eq. 2), or the inputs, as in a transformer.
+        dropout: see `AggregationBlock` (published code); drawn anew in every round.
     """
 
     embedding = "set"
@@ -120,11 +128,12 @@ class ElementSlots(Aggregator):
         iterations: Count = 4,
         heads: Count = 1,
         head_dim: int | None = None,
-        positions: bool = False,
+        positions: Positions = "none",
         initial: Initial = "learned",
         update: Update = "residual",
         global_feature: bool = True,
         normalized_over: NormalizedOver = "slots",
+        dropout: Rate = 0.0,
     ) -> None:
         super().__init__(local_dim, dim)
         if head_dim is None and dim % heads:
@@ -133,6 +142,7 @@ class ElementSlots(Aggregator):
         self.heads = heads
         self.iterations = iterations
         self.positions = positions
+        self.uses_place = positions == "grid"
         self.initial = initial
         if initial == "gaussian":
             self.gaussian_slots = GaussianSlots(slots, dim)
@@ -141,12 +151,16 @@ class ElementSlots(Aggregator):
         self.norm_local = nn.LayerNorm(local_dim)
         self.key = nn.Linear(local_dim, heads * head_dim, bias=False)
         self.value = nn.Linear(local_dim, heads * head_dim, bias=False)
-        self.block = AggregationBlock(dim, heads, head_dim, update, normalized_over)
+        self.block = AggregationBlock(dim, heads, head_dim, update, normalized_over, dropout)
         self.norm_slots = nn.LayerNorm(dim)
         self.norm_global = nn.LayerNorm(dim) if global_feature else None
 
-    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
+    def forward(self, local: Tensor, length: Tensor, global_: Tensor, place: Tensor | None = None) -> Aggregated:
         """Aggregate `local [B, N, C]`, of which the first `length[b]` rows count, and `global_ [B, D]`.
+
+        Args:
+            local, length, global_: as of every aggregator.
+            place: of `positions` `grid`, see `positions.grid_positions`.
 
         Returns:
             The set `[B, K, D]`, the slots before fusion `[B, K, D]` and the attention `[T, B, H, K, N]`.
@@ -154,8 +168,10 @@ class ElementSlots(Aggregator):
         valid = valid_rows(local, length)
         rows = self.norm_local(zero_padding(local, length))
         values = _split_heads(self.value(rows), self.heads)
-        if self.positions:
-            rows = rows + sinusoidal_positions(rows, length)
+        if self.positions == "circle":
+            rows = rows + circle_positions(rows, length)
+        elif self.positions == "grid":
+            rows = rows + grid_positions(rows, place)
         keys = _split_heads(self.key(rows), self.heads)
         if self.initial == "gaussian":
             slots = self.gaussian_slots(len(local))
@@ -168,18 +184,6 @@ class ElementSlots(Aggregator):
         slots = self.norm_slots(slots)
         fused = slots if self.norm_global is None else slots + self.norm_global(global_)[:, None]
         return Aggregated(fused, slots, torch.stack(attention))
-
-
-def sinusoidal_positions(rows: Tensor, length: Tensor) -> Tensor:
-    """Return the positions `[B, N, C]` of `rows [B, N, C]`, in their dtype.
-
-    Row n of L, counted from 1, stands at the angle 2 pi n / L of a circle; columns 2i and 2i + 1 hold sine
-    and cosine of that angle over 10000^(2i/C). L is the sample's own length, so that padding changes nothing.
-    """
-    number, width = rows.shape[1:]
-    dtype = torch.promote_types(rows.dtype, torch.float32)
-    steps = torch.arange(1, number + 1, device=rows.device, dtype=dtype)
-    return sinusoids(2 * torch.pi * steps / (length.to(steps)[:, None] + 1e-6), width).to(rows.dtype)
 
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:

@@ -101,12 +101,13 @@ def word_weights(view: View, image: int, caption: int) -> Tensor:
 
 
 def words_of(view: View, caption: int) -> list[str]:
-    """Return the words of a caption as the run reads them; tokens of a language model are numbered."""
+    """Return the words of a caption as the run reads them, with its ends; tokens of a language model are numbered."""
     vocabulary = view.run.vocabulary
     if vocabulary is None:
         return [f"token {number + 1}" for number in range(int(view.text.length[caption]))]
     numbers = view.batches.caption_set.token(view.batches.caption_rows[[caption]])
-    return [vocabulary[number] if number else "(unknown word)" for number in numbers.tolist()]
+    words = [vocabulary[number] if number else "(unknown word)" for number in numbers.tolist()]
+    return ["<start>", *words, "<end>"] if view.run.recipe.adapter["words"]["ends"] else words
 
 
 def _read(view: View, pictures: Pictures, image: int) -> Read | None:

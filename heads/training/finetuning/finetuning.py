@@ -39,7 +39,7 @@ from ...runs.info import RunInfo, absolute, versions
 from ...runs.run import Run, require_free
 from ..event_log import require_log
 from ..large_batches import require_whole_batches
-from ..optimisation import build_optimizer, weights_of
+from ..optimisation import build_optimizer, decay_of, weights_of
 from ..preparation import open_run, placement_of, require_splits
 from ..ranks import require_one_process
 from ..state import TrainingState
@@ -208,7 +208,8 @@ def _optimizer(
         factor, frozen = (getattr(recipe.finetune, f"{name}_{what}") for what in ("lr", "frozen"))
         matrices = [p for p in backbone.parameters() if p.ndim > 1]
         others = [p for p in backbone.parameters() if p.ndim <= 1]
-        for parameters, decay in ((matrices, recipe.optimizer.weight_decay), (others, 0.0)):
+        for parameters in (matrices, others):
+            decay = decay_of(parameters[0], recipe.optimizer) if parameters else 0.0
             optimizer.add_param_group({"params": parameters, "factor": factor, "frozen": frozen, "weight_decay": decay})
     return optimizer
 
@@ -226,6 +227,8 @@ def _recipe(
     then, now = base.recipe.to_dict(), recipe.to_dict()
     changed = [key for key in _FIXED if then[key] != now[key]]
     changed += [f"data.{key}" for key in ("image", "text") if then["data"][key] != now["data"][key]]
+    masks = (bool(values["augment"]["mask_words"]) for values in (then, now))  # then the words have one more
+    changed += ["whether augment.mask_words is above 0"] if next(masks) != next(masks) else []
     changed += ["the terms of loss"] if then["loss"].keys() != now["loss"].keys() else []
     if changed:
         raise RecipeError(

@@ -79,13 +79,13 @@ class Reattached(Branch):
     Args:
         branch: the head's; adapter and aggregator are shared with it.
         backbone: gives their features.
-        drop: the chance of a row to be left out while training, see `augmentation.drop_rows`.
+        drop, varies: the chance of a row to be left out while training, see `augmentation.drop_rows`.
     """
 
-    def __init__(self, branch: Branch, backbone: Backbone, drop: float) -> None:
+    def __init__(self, branch: Branch, backbone: Backbone, drop: float, varies: bool = False) -> None:
         super().__init__(branch.adapter, branch.aggregator)
         self.backbone = backbone
-        self.drop = drop
+        self.drop, self.varies = drop, varies
 
     def forward(self, features: Features) -> Aggregated:
         """Return the embeddings of B samples, of pixels [B,3,S,S] or of token ids [B,N]."""
@@ -96,7 +96,7 @@ class Reattached(Branch):
             local, global_ = self.backbone(features.local)
             length = torch.full_like(length, local.shape[1])
         made = Features(length, local, global_)
-        return super().forward(drop_rows(made, self.drop) if self.training else made)
+        return super().forward(drop_rows(made, self.drop, self.varies) if self.training else made)
 
 
 class EndToEndModel(Model):
@@ -119,7 +119,7 @@ class EndToEndModel(Model):
         backbones = {name: Backbone(encoder, tuned.checkpointing) for name, encoder in encoders.items()}
         branches = {"image": head.image, "text": head.text}
         for name, backbone in backbones.items():
-            branches[name] = Reattached(branches[name], backbone, drops[name])
+            branches[name] = Reattached(branches[name], backbone, drops[name], name == "image" and augment.image_varies)
         super().__init__(branches["image"], branches["text"], head.compare)
         self.backbones = backbones
         self._head = (head,)  # in a tuple it is no module of this one, whose weights would have two names
@@ -152,7 +152,7 @@ class EndToEndObjective(Objective):
     """The loss of a recipe with backbones in the loop: some are frozen at first, each drops rows of its own."""
 
     def __init__(self, recipe: Recipe, model: EndToEndModel, losses: nn.ModuleDict, **how: Any) -> None:
-        put_back = dict.fromkeys(model.backbones, 0.0)
+        put_back: dict[str, Any] = dict.fromkeys(model.backbones, 0.0)
         super().__init__(replace(recipe, augment=replace(recipe.augment, **put_back)), model, losses, **how)
         self.end_to_end = model
 

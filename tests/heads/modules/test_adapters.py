@@ -277,3 +277,75 @@ def test_word_vectors_that_do_not_fit_are_refused():
         words().load_vectors(torch.zeros(7, 5), FOUND)
     with pytest.raises(ValueError, match=r"train_vectors is false .* name a file"):
         words(train_vectors=False)
+
+
+# ---- as the published scripts train
+
+
+@pytest.mark.parametrize("global_", ["mean", "max", "pooled", "cached"])
+def test_the_global_feature_may_have_layers_of_its_own(global_):
+    torch.manual_seed(0)
+    adapter = RowsAdapter(6, 6, 8, global_=global_, global_layer="own", layers="mlp").double().eval()
+    shared = RowsAdapter(6, 6, 8, global_=global_, layers="mlp").double().eval()
+    assert set(adapter.state_dict()) - set(shared.state_dict()) == {
+        name.replace("layer.", "global_layer.", 1) for name in shared.state_dict()
+    }
+    cached = rows()[:, 0]
+    adapted = adapter(local=rows(), length=LENGTH, global_=cached)
+    for sample, length in enumerate(LENGTH):
+        own = rows()[sample, :length]
+        expected = {
+            "mean": lambda own: adapter.global_layer(own).mean(0),
+            "max": lambda own: adapter.global_layer(own).amax(0),
+            "pooled": lambda own: adapter.global_layer(own.mean(0)[None])[0],
+            "cached": lambda own: adapter.global_layer(own[:1])[0],
+        }[global_](own)
+        torch.testing.assert_close(adapted.global_[sample], expected)
+        torch.testing.assert_close(adapted.local[sample, :length], adapter.layer(own))
+
+
+@pytest.mark.parametrize("global_", ["max", "pooled"])
+def test_dropout_of_what_the_layers_give(global_):
+    adapter, plain = (RowsAdapter(6, 6, 40, global_=global_, output_dropout=rate).double() for rate in (0.5, 0.0))
+    adapter.load_state_dict(plain.state_dict())
+    expected = plain(local=rows(), length=LENGTH)
+    adapted = adapter.eval()(local=rows(), length=LENGTH)
+    assert torch.equal(adapted.local, expected.local)
+    assert torch.equal(adapted.global_, expected.global_)
+    torch.manual_seed(0)
+    adapted = adapter.train()(local=rows(), length=LENGTH)
+    kept = adapted.local != 0
+    assert 0.3 < kept[valid_mask(rows())].double().mean() < 0.7
+    torch.testing.assert_close(adapted.local[kept], 2 * expected.local[kept])
+    kept = adapted.global_ != 0
+    if global_ == "pooled":
+        assert 0.3 < kept.double().mean() < 0.7
+        torch.testing.assert_close(adapted.global_[kept], 2 * expected.global_[kept])
+    else:  # a single row is its own maximum: what is dropped of it is drawn anew for the global feature
+        own = adapted.global_[1]
+        torch.testing.assert_close(own[own != 0], 2 * expected.global_[1][own != 0])
+        assert not torch.equal(own != 0, adapted.local[1, 0] != 0)
+
+
+@pytest.mark.parametrize("local", ["embedding", "gru"])
+def test_ends_of_captions(local):
+    adapter = words(ends=True, local=local)
+    assert len(adapter.embedding.weight) == 9
+    adapted = adapter(length=LENGTH, token=TOKEN)
+    assert adapted.length.tolist() == [7, 3, 5]
+    spelled = torch.tensor([[7, 3, 1, 4, 1, 5, 8], [7, 2, 8, 0, 0, 0, 0], [7, 6, 0, 5, 8, 0, 0]])
+    plain = WordsAdapter(9, 8, word_dim=4, local=local).double()
+    plain.load_state_dict(adapter.state_dict())
+    expected = plain(length=adapted.length, token=spelled)
+    torch.testing.assert_close(adapted.local, expected.local)
+    torch.testing.assert_close(adapted.global_, expected.global_)
+
+
+def test_word_vectors_leave_ends_and_mask_to_chance():
+    torch.manual_seed(0)
+    adapter = WordsAdapter(8, 8, word_dim=4, ends=True)  # seven words and <mask>
+    adapter.load_vectors(vectors(), FOUND)
+    assert torch.equal(adapter.embedding.weight[:7][FOUND], vectors()[FOUND])
+    assert adapter.embedding.weight[7:].abs().min() > 0
+    with pytest.raises(ValueError, match="vectors are 9 x 4 and the embeddings 10 x 4"):
+        adapter.load_vectors(torch.zeros(9, 4), torch.ones(9).bool())

@@ -64,7 +64,7 @@ def test_a_system_makes_a_model_that_can_learn(name, image, text):
             build_losses(recipe, facts)
         recipe = load_recipe(name, [*SMALL, "loss.caption-generation.weight=0"])
     model = build_model(recipe, FeatureFacts(image, 5, 5), facts)
-    images = model.embed_images(Features(torch.tensor([3, 2]), torch.rand(2, 3, 5), torch.rand(2, 5)))
+    images = model.embed_images(Features(torch.tensor([4, 2]), torch.rand(2, 4, 5), torch.rand(2, 5)))
     tokens = torch.tensor([[1, 2, 0], [3, 0, 0], [4, 5, 6]])
     local = torch.rand(3, 3, 5)
     captions = model.embed_captions(Features(torch.tensor([2, 1, 3]), local, torch.rand(3, 5), tokens))
@@ -97,6 +97,18 @@ def test_the_earlier_key_for_equal_texts_is_read():
     for earlier, now in (("true", "excluded"), ("false", "negative")):
         assert load_recipe("setdiv", [f"loss.exclude_same_text={earlier}"]).loss["same_text"] == now
     assert "loss.same_text must be one of negative, excluded, positive" in faults("setdiv", "loss.exclude_same_text=2")
+
+
+def test_positions_were_true_or_false():
+    for earlier, now in (("true", "circle"), ("false", "none"), ("grid", "grid")):
+        recipe = load_recipe("setdiv", [f"aggregator.text.positions={earlier}"])
+        assert (recipe.aggregator["image"]["positions"], recipe.aggregator["text"]["positions"]) == ("grid", now)
+    values = load_recipe("setdiv").to_dict()
+    values["aggregator"]["image"]["positions"] = True
+    assert resolve(values).aggregator["image"]["positions"] == "circle"
+    assert "aggregator.image.positions must be one of none, circle, grid" in faults(
+        "setdiv", "aggregator.image.positions=2"
+    )
 
 
 def test_a_setting_changes_one_value():
@@ -258,7 +270,7 @@ def test_what_is_shown_has_the_source_of_the_file_that_sets_it():
     lines = {tuple(line.split("  # ")) for line in map(str.strip, shown.splitlines()) if "  # " in line}
     found = {value.strip(): source for value, source in lines}
     assert found["aggregator_lr: 0.05"] == "appendix A"  # its own
-    assert found["head_dim: 2048"] == "section 4.2: regions"  # that of its base
+    assert found["margin: 0.2"] == "section 4.2: regions"  # that of its base
     assert found["alpha: 16.0"] == "section 4.2; Table 4"  # that of its base's base
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xret.heads.training.augmentation import blend, drop_rows
+from xret.heads.training.augmentation import blend, drop_rows, mask_words
 from xret.pipeline.errors import RecipeError
 from xret.pipeline.reading.features import Features
 
@@ -84,3 +84,96 @@ def test_what_cannot_be_blended_is_refused():
     several = Features(torch.tensor([1, 1, 1]), torch.rand(3, 1, 2), None)
     with pytest.raises(RecipeError, match="blends pairs"):
         blend(images, several, 1.0)
+
+
+# ---- as the published code of VSE-infinity has it
+
+
+def test_a_share_that_varies_is_drawn_for_each_sample():
+    torch.manual_seed(3)
+    left = drop_rows(sample([400] * 3000, 1), 0.5, varies=True)
+    dropped = 1 - left.length / 400
+    whole = dropped == 0
+    assert abs(whole.double().mean() - 0.5) < 0.03  # the half of the draws up to 0.5 drops nothing
+    # The others are a half of a number between 0.5 and 1, give or take what chance makes of 400 rows.
+    assert abs(dropped[~whole].mean() - 0.375) < 0.005
+    assert dropped[~whole].min() > 0.15
+    assert dropped[~whole].max() < 0.6
+    assert abs(dropped[~whole].std() - 0.25 / 12**0.5) < 0.01
+
+
+def test_a_share_that_varies_draws_the_same_chances_first():
+    features = sample([40] * 20)
+    torch.manual_seed(0)
+    chance, strength = torch.rand(20, 40), torch.rand(20)
+    torch.manual_seed(0)
+    left = drop_rows(features, 0.3, varies=True)
+    for row, (own, drawn) in enumerate(zip(chance, strength, strict=True)):
+        share = 0.3 * drawn if drawn > 0.3 else 0
+        kept = [place + 1 for place in range(40) if own[place] >= share]
+        assert left.token[row, : left.length[row]].tolist() == kept
+
+
+def test_the_cells_that_stay_keep_their_places():
+    torch.manual_seed(0)
+    left = drop_rows(sample([9] * 8), 0.4)
+    for row, count in enumerate(left.length.tolist()):
+        cells = left.token[row, :count] - 1
+        torch.testing.assert_close(
+            left.place[row, :count] * (3 + 1e-6), torch.stack([cells // 3 + 1, cells % 3 + 1], 1).double()
+        )
+    assert drop_rows(sample([5, 5]), 0.4).place is None  # no square
+
+
+MASK = 30
+
+
+def captions_of(lengths):
+    token = torch.randint(1, MASK, (len(lengths), max(lengths)))
+    inside = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    return Features(torch.tensor(lengths), token=token * inside)
+
+
+def test_masked_words_follow_their_lots():
+    torch.manual_seed(0)
+    captions = captions_of([9, 1, 5, 12])
+    torch.manual_seed(1)
+    lots, others = torch.rand(4, 12) / 0.7, torch.randint(1, MASK, (4, 12))
+    torch.manual_seed(1)
+    changed = mask_words(captions, 0.7, MASK)
+    for row, length in enumerate(captions.length.tolist()):
+        expected = []
+        for place in range(length):
+            lot = lots[row, place]
+            if lot >= 1:
+                expected.append(int(captions.token[row, place]))
+            elif lot < 0.5:
+                expected.append(MASK)
+            elif lot < 0.6:
+                expected.append(int(others[row, place]))
+        expected = expected or [MASK]
+        assert changed.length[row] == len(expected)
+        assert changed.token[row, : len(expected)].tolist() == expected
+        assert not changed.token[row, len(expected) :].any()
+    assert changed.token.shape[1] == int(changed.length.max())
+
+
+def test_shares_of_masked_words():
+    torch.manual_seed(0)
+    captions = Features(torch.full((200,), 100), token=torch.ones(200, 100, dtype=torch.long))
+    changed = mask_words(captions, 0.2, 1000)
+    # Of 20,000 words 4,000 are chosen: the standard deviations are below 60.
+    masked = int((changed.token == 1000).sum())
+    replaced = int(((changed.token > 1) & (changed.token < 1000)).sum())
+    dropped = 20_000 - int(changed.length.sum())
+    assert abs(masked - 2000) < 180
+    assert abs(replaced - 400) < 80
+    assert abs(dropped - 1600) < 160
+
+
+def test_a_word_always_stays():
+    torch.manual_seed(0)
+    changed = mask_words(Features(torch.ones(500, dtype=torch.long), token=torch.ones(500, 1).long()), 1.0, 2)
+    assert changed.length.tolist() == [1] * 500
+    assert set(changed.token.flatten().tolist()) == {1, 2}
+    assert mask_words(Features(torch.tensor([1]), token=torch.zeros(1, 1).long()), 1.0, 1).token.tolist() == [[1]]

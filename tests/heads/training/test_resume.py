@@ -32,6 +32,16 @@ EVERYTHING = [
     "data.captions=2",
     "optimizer.ema=0.9",
     "schedule.patience=2",
+    # as published scripts train
+    "augment.image_varies=true",
+    "augment.mask_words=0.3",
+    "adapter.words.ends=true",
+    "adapter.grid.output_dropout=0.1",
+    "aggregator.image.dropout=0.1",
+    "aggregator.text.dropout=0.1",
+    "optimizer.image_adapter_lr=0.5",
+    "optimizer.decay=all",
+    "schedule.by=step",
 ]
 # Batch normalisation, and dropout in a loss.
 NORMALISED = ["loss.caption-generation.hidden=8", "loss.caption-generation.word_dim=8"]

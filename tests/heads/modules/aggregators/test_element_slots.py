@@ -1,5 +1,7 @@
 """Element slots against recorded values, and what padding, order and precision may do to them."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from recorded import assert_near, near
 
 from xret.heads.modules.aggregators import ElementSlots
-from xret.heads.modules.aggregators.element_slots import sinusoidal_positions
+from xret.heads.modules.positions import cell_places, circle_positions, grid_positions
 
 NAMES = {
     "initial_slots": "slots_init",
@@ -47,7 +49,7 @@ def recorded_module(data, case):
         iterations=iterations,
         heads=heads,
         head_dim=head_dim,
-        positions=case.startswith("text"),
+        positions="circle" if case.startswith("text") else "none",
     )
     weights = {}
     for name in module.state_dict():
@@ -90,7 +92,7 @@ def test_recorded_values(golden, case, variant, padding_counts, dtype):
 
 def test_recorded_positions(golden):
     expected = torch.tensor(golden("set_prediction")["text_4heads/out64_positions"])
-    positions = sinusoidal_positions(torch.zeros(2, *expected.shape, dtype=torch.float64), torch.tensor([8, 8]))
+    positions = circle_positions(torch.zeros(2, *expected.shape, dtype=torch.float64), torch.tensor([8, 8]))
     torch.testing.assert_close(positions, expected.expand_as(positions), rtol=0, atol=1e-12)
 
 
@@ -104,7 +106,7 @@ def make(dtype=torch.float64, **parameters):
     seed=st.integers(0, 1000),
     length=st.integers(1, 6),
     padding=st.integers(0, 5),
-    positions=st.booleans(),
+    positions=st.sampled_from(["none", "circle"]),
     heads=st.sampled_from([1, 2]),
 )
 def test_padding_changes_nothing(seed, length, padding, positions, heads):
@@ -120,7 +122,7 @@ def test_padding_changes_nothing(seed, length, padding, positions, heads):
 
 
 def test_no_gradient_reaches_padding():
-    module, local = make(positions=True), torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)
+    module, local = make(positions="circle"), torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)
     module(local, torch.tensor([2, 5]), torch.randn(2, 8, dtype=torch.float64)).embedding.square().sum().backward()
     assert (local.grad[0, 2:] == 0).all()
     assert (local.grad[0, :2] != 0).any()
@@ -130,7 +132,7 @@ def test_no_gradient_reaches_padding():
 def test_order_of_rows_matters_only_with_positions():
     local, global_ = torch.randn(2, 5, 6, dtype=torch.float64), torch.randn(2, 8, dtype=torch.float64)
     length, reverse = torch.tensor([5, 5]), local.flip(1)
-    plain, placed = make(), make(positions=True)
+    plain, placed = make(), make(positions="circle")
     torch.testing.assert_close(plain(reverse, length, global_).embedding, plain(local, length, global_).embedding)
     assert not torch.allclose(placed(reverse, length, global_).embedding, placed(local, length, global_).embedding)
 
@@ -155,7 +157,7 @@ def test_attention_adds_up_to_one_over_the_slots():
 
 
 def test_sample_without_rows_is_finite():
-    module = make(torch.float32, positions=True)
+    module = make(torch.float32, positions="circle")
     local = torch.randn(1, 3, 6, requires_grad=True)
     embedding = module(local, torch.tensor([0]), torch.randn(1, 8)).embedding
     embedding.sum().backward()
@@ -174,7 +176,7 @@ def test_rounds_share_one_block():
 
 @pytest.mark.parametrize("autocast", [True, False])
 def test_bfloat16_stays_near(autocast):
-    exact, rough = make(torch.float64, positions=True), make(torch.float32, positions=True)
+    exact, rough = make(torch.float64, positions="circle"), make(torch.float32, positions="circle")
     local, global_, length = torch.randn(4, 7, 6), torch.randn(4, 8), torch.tensor([7, 5, 1, 7])
     expected = exact(local.double(), length, global_.double()).embedding
     if not autocast:
@@ -282,3 +284,81 @@ def test_attention_over_inputs_is_that_of_a_transformer():
 def test_refuses_unknown_ablations(parameter):
     with pytest.raises(ValueError, match=f"ElementSlots: {parameter} is 'nothing', but must be one of"):
         make(**{parameter: "nothing"})
+
+
+# ---- positions in rows and columns, and dropout
+
+
+def by_hand(number, side, width):
+    """The positions of cell `number` of a map: half of the channels for its row, half for its column."""
+    values = []
+    for place in (number // side, number % side):
+        angle = 2 * math.pi * (place + 1) / (side + 1e-6)
+        for column in range(0, width // 2, 2):
+            scaled = angle / 10000 ** (column / (width // 2))
+            values += [math.sin(scaled), math.cos(scaled)]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_positions_of_a_grid_are_those_of_its_rows_and_columns():
+    positions = grid_positions(torch.zeros(2, 9, 8, dtype=torch.float64))
+    expected = torch.stack([by_hand(number, 3, 8) for number in range(9)])
+    torch.testing.assert_close(positions, expected[None], rtol=0, atol=1e-12)
+    assert torch.equal(positions[0, 0, :4], positions[0, 2, :4])  # one row
+    assert torch.equal(positions[0, 1, 4:], positions[0, 7, 4:])  # one column
+    assert grid_positions(torch.zeros(1, 4, 7)).shape == (1, 4, 7)
+
+
+def test_a_map_that_is_not_square_has_no_places():
+    with pytest.raises(ValueError, match="as many rows as columns, not of 6 cells"):
+        make(positions="grid")(torch.zeros(1, 6, 6).double(), torch.tensor([6]), torch.zeros(1, 8).double())
+
+
+def test_positions_of_a_grid_join_the_keys_alone():
+    module, seen = make(positions="grid"), []
+    local, global_, length = torch.randn(2, 4, 6).double(), torch.randn(2, 8).double(), torch.tensor([4, 4])
+    for layer in (module.value, module.key):
+        layer.register_forward_hook(lambda layer, inputs, output: seen.append(inputs[0]))
+    module(local, length, global_)
+    torch.testing.assert_close(seen[0], module.norm_local(local))
+    torch.testing.assert_close(seen[1], module.norm_local(local) + grid_positions(local))
+
+
+def test_cells_that_are_left_keep_their_places():
+    module = make(positions="grid")
+    local, global_, length = torch.randn(1, 9, 6).double(), torch.randn(1, 8).double(), torch.tensor([9])
+    kept = [0, 4, 5, 8]
+    place = cell_places(9, local.device)[None]
+    with torch.no_grad():
+        whole = module(local, length, global_)
+        scores = module(local[:, kept], torch.tensor([4]), global_, place[:, kept]).attention
+        seen = torch.cat([local[:, kept], torch.randn(1, 2, 6).double()], 1)  # padding may stand anywhere
+        padded = module(seen, torch.tensor([4]), global_, torch.cat([place[:, kept], place[:, :2]], 1)).attention
+    # In the first round a cell's competition depends on no other cell.
+    torch.testing.assert_close(scores[0], whole.attention[0][..., kept])
+    torch.testing.assert_close(padded[..., :4], scores)
+
+
+def test_dropout_acts_on_what_the_attention_gives_and_on_the_perceptron():
+    module, plain = make(iterations=1, dropout=0.5), make(iterations=1)
+    assert module.state_dict().keys() == plain.state_dict().keys()
+    local, length, global_ = sample()
+    assert torch.equal(module.eval()(local, length, global_).embedding, plain(local, length, global_).embedding)
+    module.train()
+    kept = []
+    for layer in (module.block.dropout, module.block.mlp[2][1]):
+        layer.register_forward_hook(lambda layer, inputs, output: kept.append((inputs[0], output)))
+    slots = module(local, length, global_).slots
+    for before, after in kept:
+        assert 0.2 < (after == 0).double().mean() < 0.8
+        torch.testing.assert_close(after[after != 0], 2 * before[after != 0])
+    gathered, hidden = (after for _, after in kept)
+    updated = module.initial_slots + gathered
+    torch.testing.assert_close(slots, module.norm_slots(updated + module.block.mlp[3](hidden)))
+
+
+def test_every_round_drops_anew():
+    module, masks = make(iterations=2, dropout=0.5), []
+    module.block.dropout.register_forward_hook(lambda layer, inputs, output: masks.append(output == 0))
+    module(*sample())
+    assert not torch.equal(*masks)

@@ -103,6 +103,14 @@ def test_words_are_those_that_the_run_reads(view, run_of):
     assert words_of(tokens, 4) == [f"token {number}" for number in range(1, count + 1)]
 
 
+def test_ends_of_captions_are_words_too(run_of, folder):
+    run = run_of("ends", ("grid", "words"), "adapter.words.word_dim=8", "adapter.words.ends=true")
+    (view,) = open_views([run], None, "test", "cpu")
+    assert words_of(view, 0) == ["<start>", *view.scores.texts[0].split(), "<end>"]
+    assert word_weights(view, 0, 0).shape[1] == len(words_of(view, 0))
+    assert words_over_images(view, Pictures(view.cache, folder), 0).images
+
+
 def test_a_word_without_a_vector_is_said_to_be_unknown(view, run_of, tmp_path):
     other = make_store(tmp_path / "other.zarr", words="zebra")
     (other,) = open_views([run_of("t-i", ("grid", "words"))], other, "test", "cpu")

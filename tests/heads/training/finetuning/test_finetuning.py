@@ -334,6 +334,8 @@ def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
     fail(tune, made, RecipeError, r"--reattach takes image, text or image,text, not 'pixels'", ["pixels"])
     fail(tune, made, RecipeError, r"says of no backbone that it learns; say which .*--reattach", [])
     fail(tune, made, RecipeError, r"aggregator cannot change", ["image"], "aggregator.image=gpo")
+    masks = r"so that whether augment\.mask_words is above 0 cannot change"
+    fail(tune, made, RecipeError, masks, ["image"], "augment.mask_words=0.1")
     fail(tune, made, RecipeError, r"image backbone is not put back", ["text"], text="bert", visual_weights="random:9")
     fail(tune, made, RecipeError, r"data\.image cannot change", ["image"], "data.image=resnet152")
     fail(tune, made, RecipeError, r"optimizer\.ema must be below 1, not 1;", ["image"], "optimizer.ema=1")

@@ -1,0 +1,144 @@
+"""What only published training scripts have: it acts in training alone, and what it cannot act on is refused."""
+
+import json
+
+import pytest
+import small_store
+import torch
+from safetensors.torch import load_file
+from small_store import make_store
+
+from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.evaluation.scoring import embed
+from xret.heads.model import build_losses, build_model, feature_facts
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.runs.features import batches_of
+from xret.heads.runs.run import Run
+from xret.heads.training import training
+from xret.heads.training.objective import Objective
+from xret.heads.training.optimisation import learning_rate
+from xret.heads.training.training import train
+from xret.pipeline.cache import FeatureCache
+from xret.pipeline.errors import RecipeError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SMALL = [
+    "model.dim=16",
+    "data.batch_size=16",
+    "adapter.words.word_dim=8",
+    "aggregator.image.head_dim=8",
+    "aggregator.text.head_dim=8",
+    "schedule.epochs=2",
+    "loss.triplet.warmup_epochs=0",
+]
+ENDS = "adapter.words.ends=true"
+IN_TRAINING = [
+    "adapter.grid.output_dropout=0.3",
+    "adapter.words.dropout=0.3",
+    "adapter.words.state_dropout=0.3",
+    "aggregator.image.dropout=0.3",
+    "aggregator.text.dropout=0.3",
+    "augment.image=0.3",
+    "augment.image_varies=true",
+    "augment.mask_words=0.3",
+]
+
+
+def recipe_of(*settings):
+    return load_recipe("setdiv", [*SMALL, *settings])
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return make_store(tmp_path_factory.mktemp("store") / "small.zarr")
+
+
+def sets_of(store):
+    cache = FeatureCache.open(store)
+    return cache.image_set(), cache.caption_set()
+
+
+def model_of(store, recipe):
+    torch.manual_seed(0)
+    return build_model(recipe, *map(feature_facts, sets_of(store)))
+
+
+def test_a_head_is_trained_as_the_script_trains_it_and_evaluated(store, tmp_path):
+    recipe = recipe_of(
+        *IN_TRAINING, ENDS, "optimizer.decay=all", "schedule.by=step", "aggregator.text.positions=circle"
+    )
+    train(store, recipe, tmp_path / "run", device="cpu")
+    vocabulary = sets_of(store)[1].vocabulary
+    assert json.loads((tmp_path / "run" / "vocabulary.json").read_text()) == list(vocabulary)
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    assert len(weights["text.adapter.embedding.weight"]) == len(vocabulary) + 3
+    first, second = (evaluate([tmp_path / "run"], device="cpu").results for _ in range(2))
+    assert first == second
+
+
+def test_what_acts_in_training_alone_leaves_evaluation_as_it_is(store):
+    noisy, plain = (model_of(store, recipe_of(*settings)).eval() for settings in (IN_TRAINING, ()))
+    weights = noisy.state_dict()
+    words = weights.pop("text.adapter.embedding.weight")
+    plain.load_state_dict(weights | {"text.adapter.embedding.weight": words[:-1]})  # without <mask>
+    split = batches_of(sets_of(store), plain, "test", torch.device("cpu"))
+    for one, other in zip(embed(noisy, split), embed(plain, split), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_rate_of_each_step_is_set(store, tmp_path, monkeypatch):
+    seen, set_rates = [], training.set_rates
+    monkeypatch.setattr(training, "set_rates", lambda o, s, lr, now: (seen.append((now, lr)), set_rates(o, s, lr, now)))
+    recipe = recipe_of("schedule.by=step", "optimizer.lr=0.5")
+    train(store, recipe, tmp_path / "run", device="cpu")
+    assert [now for now, _ in seen] == pytest.approx([0, 1 / 3, 2 / 3, 1, 4 / 3, 5 / 3])
+    assert [lr for _, lr in seen] == [learning_rate(recipe.schedule, 0.5, now) for now, _ in seen]
+    assert len({lr for _, lr in seen}) == 6
+    assert [line["lr"] for line in Run(tmp_path / "run").metrics()] == pytest.approx([0.5, 0.25])
+
+
+def test_a_loss_that_writes_captions_writes_the_words_behind_the_masks(store):
+    small = [f"loss.caption-generation.{key}=8" for key in ("hidden", "word_dim")]
+    recipe = load_recipe("vsrn", ["model.dim=16", "adapter.words.word_dim=8", "augment.mask_words=1", *small])
+    model, losses = model_of(store, recipe), build_losses(recipe, feature_facts(sets_of(store)[1]))
+    split = batches_of(sets_of(store), model, "train", torch.device("cpu"))
+    batch = next(iter(split.epoch(unit="caption", batch_size=8, seed=0, epoch=0)))
+    written, read = [], []
+    losses["caption-generation"].register_forward_pre_hook(lambda term, inputs: written.append(inputs[3].token))
+    model.text.adapter.embedding.register_forward_pre_hook(lambda layer, inputs: read.append(inputs[0]))
+    assert Objective.of(recipe, model, losses, split)(batch, 0)[0].isfinite()
+    assert torch.equal(written[0].rows, batch.captions.token)
+    assert torch.equal(written[0].length, batch.captions.length)
+    assert (read[0] == len(sets_of(store)[1].vocabulary)).any()
+
+
+def test_masks_need_words(tmp_path):
+    url = make_store(tmp_path / "tokens.zarr", text="tokens")
+    with pytest.raises(RecipeError, match=r"augment\.mask_words masks words, and captions of kind 'tokens' are states"):
+        train(url, recipe_of("augment.mask_words=0.2"), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_regions_get_no_positions_of_a_grid(tmp_path, capsys):
+    url = make_store(tmp_path / "roi.zarr", image="roi")
+    weights = {}
+    for positions in ("grid", "none", "circle"):
+        train(url, recipe_of(f"aggregator.image.positions={positions}"), tmp_path / positions, device="cpu")
+        said = (
+            "aggregator.image.positions=grid: features of kind 'roi' do not lie in rows and columns"
+            in capsys.readouterr().err
+        )
+        assert said == (positions == "grid")
+        weights[positions] = load_file(tmp_path / positions / "model.safetensors")
+    assert all(torch.equal(value, weights["none"][name]) for name, value in weights["grid"].items())
+    assert not all(torch.equal(value, weights["circle"][name]) for name, value in weights["grid"].items())
+
+
+def test_maps_that_are_not_square_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(small_store, "ROWS", 6)
+    url = make_store(tmp_path / "oblong.zarr")
+    with pytest.raises(RecipeError, match=r"positions=grid needs square maps of one size, .* have 6 cells; set it to"):
+        train(url, recipe_of(), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+    assert train(url, recipe_of("aggregator.image.positions=circle"), tmp_path / "run", device="cpu").trained == 2

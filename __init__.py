@@ -198,16 +198,8 @@ def evaluate(
     """
     from .heads.evaluation.evaluation import evaluate
 
-    return evaluate(
-        runs,
-        store=store,
-        split=split,
-        protocol=protocol,
-        ties=ties,
-        device=device,
-        annotations=annotations,
-        views=views,
-    )
+    how: dict[str, Any] = {"ties": ties, "device": device, "annotations": annotations, "views": views}
+    return evaluate(runs, store=store, split=split, protocol=protocol, **how)
 
 
 def ablate(

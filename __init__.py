@@ -57,9 +57,9 @@ def extract(
         data_root: what the manifest's relative paths are relative to; None: the manifest's folder.
         from_run: encode with the backbones that `finetune` left in this run, in the place of `visual` and `text`.
         options: of `pipeline.extraction.options.Options`, with its defaults: ``visual``, ``visual_weights``,
-            ``image_size``, ``regions``, ``frames``, ``text``, ``text_weights``, ``text_layer``, ``special_tokens``,
-            ``max_tokens``, ``splits``, ``batch_size``, ``dtype``, ``shard_images``, ``device``, ``workers``,
-            ``scheduler``, ``on_error``, ``repair``, ``trust``.
+            ``image_size``, ``regions``, ``frames``, ``views``, ``augment``, ``text``, ``text_weights``,
+            ``text_layer``, ``special_tokens``, ``max_tokens``, ``splits``, ``batch_size``, ``dtype``,
+            ``shard_images``, ``device``, ``workers``, ``scheduler``, ``on_error``, ``repair``, ``trust``.
 
     Returns:
         What was computed, and what was there already, by feature set.
@@ -175,6 +175,7 @@ def evaluate(
     ties: "Ties" = "pessimistic",
     device: str = "auto",
     annotations: "str | Path | None" = None,
+    views: bool = False,
 ) -> "Evaluation":
     """Rank captions by images and images by captions with the best epoch of a run (``xret eval``).
 
@@ -187,6 +188,7 @@ def evaluate(
         ties: where an own item stands among equal scores: ``pessimistic`` (last), ``optimistic`` or ``mean``.
         device: ``auto``, ``cpu`` or ``cuda``.
         annotations: COCO's ``instances_val2014.json``, for ``pmrp``.
+        views: take the mean of the similarities over all cached views of an image, not those of the first alone.
 
     Returns:
         A result a protocol, recalls in percent; ``print`` shows them as tables.
@@ -196,9 +198,8 @@ def evaluate(
     """
     from .heads.evaluation.evaluation import evaluate
 
-    return evaluate(
-        runs, store=store, split=split, protocol=protocol, ties=ties, device=device, annotations=annotations
-    )
+    how: dict[str, Any] = {"ties": ties, "device": device, "annotations": annotations, "views": views}
+    return evaluate(runs, store=store, split=split, protocol=protocol, **how)
 
 
 def ablate(
@@ -214,6 +215,7 @@ def ablate(
     split: str | None = None,
     jobs: int = 1,
     scheduler: str | None = None,
+    views: bool = False,
 ) -> "Ablation":
     """Train a recipe in many variants and with several seeds, and evaluate each (``xret ablate``).
 
@@ -232,6 +234,7 @@ def ablate(
         split: what is evaluated; None: ``test``, or what the grid's paper took.
         jobs: cells at once, in processes of this machine.
         scheduler: address of a Dask cluster that trains the cells.
+        views: evaluate by the mean over all cached views of an image, as `evaluate` does.
 
     Returns:
         Every cell's numbers, or why it failed; ``print`` shows the table.
@@ -247,7 +250,8 @@ def ablate(
     if isinstance(vary, Mapping):
         vary = [f"{key}={','.join(map(str, values))}" for key, values in vary.items()]
     plan = make_plan(None if recipe is None else str(recipe), vary, grid, _written(settings))
-    return ablate(str(store), plan, out, seeds=seeds, device=device, split=split, jobs=jobs, scheduler=scheduler)
+    how: dict[str, Any] = {"device": device, "split": split, "jobs": jobs, "scheduler": scheduler, "views": views}
+    return ablate(str(store), plan, out, seeds=seeds, **how)
 
 
 def tune(

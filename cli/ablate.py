@@ -27,7 +27,7 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
 @click.command(
     cls=Sectioned,
     sections={
-        "What is trained": "recipe vary grid settings seeds split",
+        "What is trained": "recipe vary grid settings seeds split views",
         "Where and how it runs": "out jobs device scheduler",
         "What is written": "csv_file latex_file plot_file as_json",
     },
@@ -60,6 +60,7 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
 )
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option("--split", help="What is evaluated; by default test, or what the grid's paper took.")
+@click.option("--views", is_flag=True, help="Evaluate by the mean over all views that are cached of an image.")
 @click.option(
     "--jobs",
     default=1,

@@ -18,7 +18,8 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON val
 
 
 def _shape(features: "SetContents") -> str:
-    return " x ".join(map(str, features.shape)) or "token ids"
+    views = [f"{features.views} views"] if features.views > 1 else []
+    return " x ".join([*views, *map(str, features.shape)]) or "token ids"
 
 
 def _spent(features: "SetContents") -> str:

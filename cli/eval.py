@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     "eval",
     cls=Sectioned,
     sections={
-        "What is measured": "split protocol annotations ties",
+        "What is measured": "split protocol annotations ties views",
         "Diagnostics": "diagnostics data_root visual_weights text_weights",
         "Where and how it runs": "store device as_json",
     },
@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 )
 @click.option("--annotations", metavar="FILE", help="COCO's instances_val2014.json, for --protocol pmrp.")
 @click.option(
+    "--views",
+    is_flag=True,
+    help="Compare each image in all views that are cached of it, and take the mean; without it, the image as it is.",
+)
+@click.option(
     "--diagnostics",
     is_flag=True,
     help="Look into one run: circular variance, what each element does, uncertainty, pooling coefficients, cost, and, "
@@ -44,6 +49,7 @@ def eval_(
     runs: tuple[str, ...],
     protocol: str,
     annotations: str | None,
+    views: bool,
     diagnostics: bool,
     as_json: bool,
     data_root: Path | None,
@@ -66,7 +72,8 @@ def eval_(
         raise click.UsageError(f"--{given[0].replace('_', '-')} is for --diagnostics; add that, or leave it out")
     from .. import evaluate
 
-    evaluation, diagnosis = evaluate(runs, protocol=protocol, annotations=annotations, **options), None
+    evaluation = evaluate(runs, protocol=protocol, annotations=annotations, views=views, **options)
+    diagnosis = None
     if diagnostics:
         from ..heads.report.diagnostics import diagnose
 

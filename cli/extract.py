@@ -65,7 +65,7 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     cls=Sectioned,
     sections={
         "Data": "store data_root splits",
-        "Images": "visual visual_weights image_size regions frames",
+        "Images": "visual visual_weights image_size regions frames views augment",
         "Captions": "text text_weights text_layer max_tokens special_tokens",
         "By a fine-tuned run instead": "from_run",
         "Where and how it runs": "plan device batch_size dtype workers scheduler shard_images as_json",
@@ -89,6 +89,19 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     "--regions", callback=_regions, metavar="N|MIN-MAX", help="Boxes of an image for detectors, by default 36."
 )
 @click.option("--frames", type=click.IntRange(1), help="Images are folders of video frames; take at most so many.")
+@click.option(
+    "--views",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Views of each picture, for grids; first itself.",
+)
+@click.option(
+    "--augment",
+    type=click.Choice(["crop-flip", "dihedral"]),
+    help="What makes the other views: random crops, mirrored half the time; or the turns and mirrorings of a square, up"
+    " to eight, for pictures without an upright, as from the air.",
+)
 @click.option(
     "--text", default="bert", show_default=True, type=click.Choice(["bert", "words", "none"]), help="Caption encoder."
 )
@@ -246,7 +259,7 @@ def _refuse_without_effect(ctx: click.Context, options: dict[str, Any]) -> None:
         raise click.UsageError(
             f"{names} has no effect on --text {options['text']}; leave it out, or choose --text bert"
         )
-    of_images = ("visual_weights", "image_size", "regions", "frames", "trust")
+    of_images = ("visual_weights", "image_size", "regions", "frames", "views", "augment", "trust")
     if options["visual"] == "none" and (names := _given(ctx, of_images)):
         raise click.UsageError(f"{names} has no effect on --visual none; leave it out, or choose an encoder")
     refuse_workers_of_a_cluster(options)
@@ -261,6 +274,11 @@ def _words_of(run: Path, ctx: click.Context) -> dict[str, Any]:
     from ..pipeline.extraction.options import words_of_run
 
     words = words_of_run(run)
+    if names := _given(ctx, ["views", "augment"]):
+        raise click.UsageError(
+            f"{names} makes another set than the one that {run} evaluates on; leave it out, or give the run's backbones"
+            " as --visual-weights and --text-weights"
+        )
     if names := _given(ctx, words):
         raise click.UsageError(f"--from-run decides {names}; leave out one or the other")
     return words

@@ -201,7 +201,9 @@ def test_the_example_calls_what_is_there():
 
 def test_a_cache_is_read_as_the_pipeline_readme_says(tmp_path, monkeypatch, capsys):
     make_store(tmp_path / "holiday.zarr")
-    assert run_block("pipeline/README.md", tmp_path, monkeypatch, capsys).endswith("(12, 4, 16) (12, 16)\n")
+    assert run_block("pipeline/README.md", tmp_path, monkeypatch, capsys).endswith(
+        "(12, 4, 16) (12, 16)\n(12, 4, 16)\n"
+    )
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from ..evaluation.metrics import WAYS
 from ..evaluation.paper_rows import row_of
 from ..model import FeatureFacts, feature_facts
 from ..recipes.blocks import Recipe
+from ..runs.features import require_views
 from ..runs.info import absolute
 from ..runs.run import Run
 from ..series.checks import claim, complete_sets, require_buildable
@@ -77,6 +78,7 @@ def ablate(
     split: str | None = None,
     jobs: int = 1,
     scheduler: str | None = None,
+    views: bool = False,
 ) -> Ablation:
     """Train and evaluate every variant of a plan with every seed, but for those that are finished in `out`.
 
@@ -103,7 +105,7 @@ def ablate(
     root = Path(out).resolve()
     cache, split = FeatureCache.open(store), split or plan.split
     plan = _on_own_sets(plan, root, cache)
-    facts = _check(cache, plan, split)
+    facts = _check(cache, plan, split, views)
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -117,7 +119,7 @@ def ablate(
                 run = root / variant.name / f"seed={seed}"
                 if (run / "run.json").is_file():
                     Run(run).refuse_difference(facts[variant.name] | {"seed": seed}, variant.recipe)
-                cells.append((variant, Cell(str(run), absolute(store), variant.recipe, seed, split, device)))
+                cells.append((variant, Cell(str(run), absolute(store), variant.recipe, seed, split, device, views)))
         outcomes = _outcomes(root, [cell for _, cell in cells], jobs, scheduler)
     row = _only_row(plan)
     entries = (_entries(variant, cell, outcomes[cell.run], cache.dataset, row) for variant, cell in cells)
@@ -184,12 +186,14 @@ def _on_own_sets(plan: Plan, root: Path, cache: FeatureCache) -> Plan:
     return replace(plan, variants=tuple(variants))
 
 
-def _check(cache: FeatureCache, plan: Plan, split: str) -> dict[str, dict[str, Any]]:
+def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> dict[str, dict[str, Any]]:
     """Return by variant which samples and feature sets its runs are of; refuse what cannot be trained or evaluated."""
     facts: dict[str, dict[str, Any]] = {}
     faults: dict[str, list[str]] = {}  # a sentence, and the labels of the variants that it is true of
     for variant in plan.variants:
         image_set, caption_set = complete_sets(cache, variant.recipe, ("train", "val", split))
+        if views:
+            require_views(image_set)
         image_facts, text_facts = feature_facts(image_set), feature_facts(caption_set)
         sentences = _other_kinds(plan, variant.recipe, cache.url, image=image_facts, text=text_facts)
         try:

@@ -24,6 +24,7 @@ class Cell:
     seed: int
     split: str
     device: str
+    views: bool = False  # whether it is evaluated by the mean over all views of an image
 
     @property
     def title(self) -> str:
@@ -35,9 +36,10 @@ class Cell:
         try:
             content = json.loads((Path(self.run) / "eval.json").read_text(encoding="utf-8"))
             results = tuple(Result(**result) for result in content["results"])
+            other = (content.get("views", 1) > 1) != self.views
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return results if results and all(result.split == self.split for result in results) else None
+        return None if other or not results or any(result.split != self.split for result in results) else results
 
 
 Outcome = tuple[Result, ...] | str  # what a finished cell came to, or the sentence that it ended in
@@ -54,7 +56,7 @@ def run_cell(cell: Cell, resident: Resident | None = None) -> Outcome:
     with one_at_a_time:
         try:
             train(cell.store, cell.recipe, run, device=cell.device, seed=cell.seed, resume=True, resident=resident)
-            evaluation = evaluate(run, store=cell.store, split=cell.split, device=cell.device)
+            evaluation = evaluate(run, store=cell.store, split=cell.split, device=cell.device, views=cell.views)
             write_json(run / "eval.json", evaluation.to_dict())
         except XretError as error:
             return str(error)

@@ -1,6 +1,7 @@
 """Evaluation: the tables of a run, or of several as an ensemble.
 
-The similarities of an ensemble are the mean of its runs' (SetDiv, rows marked with a dagger). Its runs may have been
+The similarities of an ensemble are the mean of its runs' (SetDiv, rows marked with a dagger), and those of a run on
+images in several views the mean over the views (`scoring.score_run`). The runs of an ensemble may have been
 trained on different stores, as of regions and of a grid: images and captions are then matched by their ids. `metrics`
 and `r_precision` say how ties are counted.
 """
@@ -18,7 +19,7 @@ from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError, nearest
 from ...pipeline.reading.split import Split
 from ...pipeline.wording import counted
-from ..runs.features import caption_set_of_run, image_set_of_run, open_store
+from ..runs.features import caption_set_of_run, image_set_of_run, open_store, require_views
 from ..runs.run import Run
 from .metrics import WAYS, Ties
 from .paper_rows import ROWS, row_of
@@ -95,24 +96,30 @@ class Evaluation:
     Attributes:
         runs: the run folders.
         stores: the feature cache of each.
+        views: over how many views of an image each takes the mean.
         results: one a protocol.
     """
 
     runs: tuple[str, ...]
     stores: tuple[str, ...]
+    views: tuple[int, ...]
     results: tuple[Result, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it: ``run`` is a list where there are several, ``store`` where theirs differ."""
+        """Return it as JSON has it: ``run`` is a list of several, ``store`` and ``views`` where theirs differ."""
         return {
             "run": self.runs[0] if len(self.runs) == 1 else list(self.runs),
             "store": self.stores[0] if len(set(self.stores)) == 1 else list(self.stores),
+            "views": self.views[0] if len(set(self.views)) == 1 else list(self.views),
             "results": [asdict(result) for result in self.results],
         }
 
     def __str__(self) -> str:
         stores = self.stores[:1] if len(set(self.stores)) == 1 else self.stores
-        return "\n".join([f"{', '.join(self.runs)} on {', '.join(stores)}", *map(str, self.results)])
+        first = f"{', '.join(self.runs)} on {', '.join(stores)}"
+        if max(self.views) > 1:
+            first += f", mean over {' and '.join(map(str, dict.fromkeys(self.views)))} views of each image"
+        return "\n".join([first, *map(str, self.results)])
 
 
 def evaluate(
@@ -124,6 +131,7 @@ def evaluate(
     ties: Ties = "pessimistic",
     device: str = "auto",
     annotations: str | Path | None = None,
+    views: bool = False,
     scores: Scores | None = None,
 ) -> Evaluation:
     """Evaluate a run, or several as an ensemble; `xret.evaluate` explains the arguments.
@@ -131,7 +139,7 @@ def evaluate(
     Args:
         protocol: of those that ``auto`` finds in the manifest, one that does not apply to these images is left out, as
             long as another does.
-        scores: of a single run on this store and split; None: they are computed.
+        scores: of a single run on this store and split, in the first view; None: they are computed.
 
     Raises:
         RunError: a run, the store's feature sets, the split or the protocol do not fit, or the runs of an ensemble
@@ -141,12 +149,14 @@ def evaluate(
     opened = [Run(path) for path in ([runs] if isinstance(runs, str | Path) else runs)]
     caches = _open_stores(opened, store)
     truths = _ground_truths(opened[0], caches[0], split, protocol, annotations)
+    counts = _views(opened, caches) if views else (1,) * len(opened)
     if scores is None:
-        scores = _score(opened, caches, split, target)
+        scores = _score(opened, caches, split, target, counts)
     names = _applicable(tuple(truths), len(scores.ids)) if protocol == "auto" else tuple(truths)
     return Evaluation(
         tuple(str(run.path) for run in opened),
         tuple(cache.url for cache in caches),
+        counts,
         tuple(_result(name, truths[name], scores, opened, caches[0], split, ties) for name in names),
     )
 
@@ -155,6 +165,13 @@ def _open_stores(runs: list[Run], store: str | None) -> list[FeatureCache]:
     """Return the store of each run, opened once where several have the same."""
     opened = {url: open_store(run, store) for url, run in {store or run.info.store: run for run in runs}.items()}
     return [opened[store or run.info.store] for run in runs]
+
+
+def _views(runs: list[Run], caches: list[FeatureCache]) -> tuple[int, ...]:
+    """Return how many views of an image each run's features have; RunError where none has several."""
+    sets = [image_set_of_run(run, cache) for run, cache in zip(runs, caches, strict=True)]
+    require_views(max(sets, key=lambda features: features.views))
+    return tuple(features.views for features in sets)
 
 
 def _ground_truths(
@@ -177,11 +194,13 @@ def _ground_truths(
     return truths
 
 
-def _score(runs: list[Run], caches: list[FeatureCache], split: str, device: torch.device) -> Scores:
-    """Return the scores of a run, or the mean of several runs' in the order of the first."""
-    scores = score_run(runs[0], caches[0], split, device)
-    for run, cache in zip(runs[1:], caches[1:], strict=True):
-        _add(scores, score_run(run, cache, split, device), f"{run.path} and {runs[0].path}")
+def _score(
+    runs: list[Run], caches: list[FeatureCache], split: str, device: torch.device, views: tuple[int, ...]
+) -> Scores:
+    """Return the scores of a run over so many views, or the mean of several runs' in the order of the first."""
+    scores = score_run(runs[0], caches[0], split, device, views[0])
+    for run, cache, count in zip(runs[1:], caches[1:], views[1:], strict=True):
+        _add(scores, score_run(run, cache, split, device, count), f"{run.path} and {runs[0].path}")
     scores.similarity.div_(len(runs))
     return scores
 

@@ -43,7 +43,7 @@ class Scores:
         file_names: of the images, below the manifest's image folder.
         texts: the captions.
         skipped: samples that could not be read when the features were extracted.
-        log_circular_variance: of the embedding sets; None where they are vectors.
+        log_circular_variance: of the embedding sets, of images in their first view; None where they are vectors.
     """
 
     similarity: Tensor
@@ -63,12 +63,24 @@ def score(run: str | Path, *, store: str | None = None, split: str = "test", dev
     return score_run(opened, open_store(opened, store), split, pick_device(device))
 
 
-def score_run(run: Run, cache: FeatureCache, split: str, device: torch.device) -> Scores:
-    """Return how an opened run compares the images and captions of a split of an opened store; errors as above."""
+def score_run(run: Run, cache: FeatureCache, split: str, device: torch.device, views: int = 1) -> Scores:
+    """Return how an opened run compares the images and captions of a split of an opened store; errors as above.
+
+    Similarities are the mean over the first `views` views of an image. This is right for whatever an embedding is: the
+    slots of sets may change places from view to view, so that their mean would blend what does not belong together. Of
+    vectors that are compared by cosine it is the product with the mean of the images' normalised embeddings.
+    """
     with within_memory(device):
         model = run.model(device)
         batches = split_of_run(run, cache, split, model, device)
-        return score_embedded(model, batches, *embed(model, batches))
+        images, captions = embed(model, batches)
+        scores = score_embedded(model, batches, images, captions)
+        for view in range(1, views):
+            of_view = split_of_run(run, cache, split, model, device, view)
+            images = embed_all(model.embed_images, of_view.image_features(BATCH))
+            scores.similarity.add_(compare(model, images, captions, scores.texts))
+        scores.similarity.div_(views)
+        return scores
 
 
 def score_embedded(model: Model, batches: Batches, images: Embedding, captions: Embedding) -> Scores:

@@ -1,5 +1,7 @@
 """The features that a run needs, found in its own store or in another one."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -9,6 +11,7 @@ from ...pipeline.errors import CacheError, RunError
 from ...pipeline.reading.batches import Batches, stored_batches
 from ...pipeline.reading.placement import Placement, Resident
 from ..model import Model
+from ..recipes.blocks import Recipe
 from .run import Run
 
 Sets = tuple[ImageSet, CaptionSet]
@@ -31,14 +34,19 @@ def open_store(run: Run, store: str | None) -> FeatureCache:
         ) from error
 
 
-def split_of_run(run: Run, cache: FeatureCache, split: str, model: Model, device: torch.device) -> Batches:
+def split_of_run(
+    run: Run, cache: FeatureCache, split: str, model: Model, device: torch.device, view: int = 0
+) -> Batches:
     """Return a split of `cache`, read from the feature sets that `run` was trained on, or from equal ones.
+
+    Images come in the `view` of that number.
 
     Raises:
         RunError: the store holds no equal sets.
         CacheError: the split is unknown, empty or not complete.
     """
-    return batches_of((image_set_of_run(run, cache), caption_set_of_run(run, cache)), model, split, device)
+    sets = image_set_of_run(run, cache), caption_set_of_run(run, cache)
+    return batches_of(sets, model, split, device, views=(view,))
 
 
 def batches_of(
@@ -48,8 +56,9 @@ def batches_of(
     device: torch.device,
     placement: Placement = "mapped",
     resident: Resident | None = None,
+    views: Sequence[int] = (0,),
 ) -> Batches:
-    """Return a split with what `model` reads of it; errors as of `stored_batches`."""
+    """Return a split with what `model` reads of it; arguments and errors as of `stored_batches`."""
     return stored_batches(
         *sets,
         split,
@@ -58,7 +67,22 @@ def batches_of(
         caption_fields=model.caption_fields,
         placement=placement,
         resident=resident,
+        views=views,
     )
+
+
+def views_to_draw(image_set: ImageSet, recipe: Recipe) -> Sequence[int]:
+    """Return the views of an image that a training by `recipe` draws from."""
+    return range(image_set.views) if recipe.data.views == "draw" else (0,)
+
+
+def require_views(image_set: ImageSet) -> None:
+    """Raise RunError where a set has a single view of each image, over which no mean can be taken."""
+    if image_set.views == 1:
+        raise RunError(
+            f"'{image_set.name}' in {image_set.cache.url} has one view of each image, so that there is no mean over"
+            " views; leave --views out, or train on features of `xret extract --views`"
+        )
 
 
 def image_set_of_run(run: Run, cache: FeatureCache) -> ImageSet:

@@ -23,7 +23,7 @@ from ..evaluation.protocols import recalls
 from ..evaluation.scoring import compare, embed
 from ..model import FeatureFacts, Model, build_losses, build_model, feature_facts
 from ..recipes.blocks import Recipe
-from ..runs.features import Sets, batches_of
+from ..runs.features import Sets, batches_of, views_to_draw
 from ..runs.run import Run, require_free
 from .event_log import Record, epoch_tags, event_log, require_log, step_tags
 from .failures import STEPS, CollapseDetector, enough_memory, not_finite
@@ -116,7 +116,8 @@ def train(
             model = state.model
             if recipe.data.chunk is not None or ranks.count > 1:
                 require_whole_batches(model, "data.chunk" if ranks.count == 1 else "torchrun")
-            train_split = _learnt_from([sets, *others], model, target, placement_of(out, recipe, resume), resident)
+            placement = placement_of(out, recipe, resume)
+            train_split = _learnt_from([sets, *others], recipe, model, target, placement, resident)
             val_split = batches_of(sets, model, "val", target, "mapped", resident)
 
         info = facts_of(train_split, target, seed)
@@ -139,10 +140,16 @@ def _beginning(
 
 
 def _learnt_from(
-    sets: Sequence[Sets], model: Model, target: torch.device, placement: Placement, resident: Resident | None
+    sets: Sequence[Sets],
+    recipe: Recipe,
+    model: Model,
+    target: torch.device,
+    placement: Placement,
+    resident: Resident | None,
 ) -> Batches:
     """Return the training split of all stores as one."""
-    split = joined_batches([batches_of(one, model, "train", target, placement, resident) for one in sets])
+    views = views_to_draw(sets[0][0], recipe)  # the same in all: their fingerprints are equal
+    split = joined_batches([batches_of(one, model, "train", target, placement, resident, views) for one in sets])
     if split.images < 2:
         url = sets[0][0].cache.url
         raise RunError(f"split 'train' of {url} has a single usable image, which has no negative: add images")

@@ -257,9 +257,8 @@ def _result(root: Path, best: Trial, store: str, ties: Ties, device: str) -> Eva
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         if found["trial"] == best.number and found["ties"] == ties:
-            return Evaluation(
-                (str(root / "best"),), (found["store"],), tuple(Result(**one) for one in found["results"])
-            )
+            results = tuple(Result(**one) for one in found["results"])
+            return Evaluation((str(root / "best"),), (found["store"],), (1,), results)
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there yet, or of another trial
     evaluation = evaluate(root / "best", store=absolute(store), split="test", ties=ties, device=device)

@@ -14,10 +14,10 @@ class Blocks:
     splits: dict[str, tuple[int, int]]  # rows of images [first, last) of each split, in row order
 
     @classmethod
-    def choose(cls, splits: dict[str, tuple[int, int]], length: int | None = None) -> "Blocks":
-        """Take `length`, or one that gives the largest split 16 shards, of at most 512 images."""
+    def choose(cls, splits: dict[str, tuple[int, int]], length: int | None = None, views: int = 1) -> "Blocks":
+        """Take `length`, or one that gives the largest split 16 shards, of at most 512 views of images."""
         largest = max(last - first for first, last in splits.values())
-        return cls(length or min(512, -(-largest // 16 // 8) * 8 or 8), splits)
+        return cls(length or min(max(8, 512 // views // 8 * 8), -(-largest // 16 // 8) * 8 or 8), splits)
 
     @cached_property
     def _bounds(self) -> np.ndarray:

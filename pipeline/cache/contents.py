@@ -25,6 +25,7 @@ class SetContents:
     kind: str  # ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``
     dtype: str  # ``float16``, ``float32``, or ``int32`` of token ids
     shape: tuple[int, ...]  # of a sample's local features: (rows, channels), of captions (channels,), of words ()
+    views: int  # of an image; of captions 1
     fingerprint: str  # SHA-256 of what decides the features
     identity: Mapping[str, Any]  # the same, readable
     recorded: Mapping[str, Any]  # what was noted when the set was begun
@@ -144,6 +145,7 @@ def _describe_set(features: ImageSet | CaptionSet) -> SetContents:
         kind=features.kind,
         dtype=features.dtype,
         shape=(*rows, features.channels) if features.channels else (),
+        views=_views(features),
         fingerprint=features.fingerprint,
         identity=features.identity,
         recorded=features.attributes["recorded"],
@@ -161,15 +163,20 @@ def _describe_set(features: ImageSet | CaptionSet) -> SetContents:
 
 def _shard_values(features: ImageSet | CaptionSet, array: "zarr.Array[Any]") -> int:
     """Count the feature values of a shard; `array` are its local features or tokens."""
-    local = math.prod(array.shards or array.chunks)
+    samples: int = (array.shards or array.chunks)[0]
+    local = samples * math.prod(array.shape[1:])
     if features.global_channels is None:
         return local
-    samples: int = features.attributes.get("shard_captions", features.blocks.length)
-    return local + samples * features.global_channels
+    samples = features.attributes.get("shard_captions", features.blocks.length)
+    return local + samples * features.global_channels * _views(features)
 
 
 def _sample_values(features: ImageSet | CaptionSet) -> int:
     """Count the feature values, or token ids, of the finished samples."""
     good = features.status == OK
     local = int(features.length[good].sum(dtype=np.int64)) * (features.channels or 1)
-    return local + int(good.sum()) * (features.global_channels or 0)
+    return (local + int(good.sum()) * (features.global_channels or 0)) * _views(features)
+
+
+def _views(features: ImageSet | CaptionSet) -> int:
+    return features.views if isinstance(features, ImageSet) else 1

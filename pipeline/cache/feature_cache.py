@@ -6,6 +6,7 @@ Layout (format "xret", version 1):
 - ``/samples/``: id, file_name, caption (UTF-8 bytes, with ``*_offset`` i64), split u8, cocoid i64, sentid i64,
   caption_start i64[I], caption_count i32[I], caption_image i64[M].
 - ``/images/<set>/``: local [I,N,C], length i32[I], global [I,C], status u8[I], size i32[I,2] (w, h);
+  of V views of an image (attribute ``views``) local [I,V,N,C] and global [I,V,C], each view in files of its own;
   sets of regions also, where they are known: boxes f32[I,N,4] (x1, y1, x2, y2 in pixels), classes i32[I,N],
   scores f32[I,N]. After an image's length its rows are zero and its classes -1; a failed image holds NaN.
 - ``/captions/<set>/``: local [T,C], token i32[T], start i64[M], length i32[M], global [M,C], status u8[M].

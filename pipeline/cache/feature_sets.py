@@ -94,9 +94,12 @@ class FeatureSet:
         return values
 
     def _gather(self, name: str, first: np.ndarray, count: np.ndarray | int = 1) -> np.ndarray:
+        return self._rows_of(name).gather(first, count)
+
+    def _rows_of(self, name: str, views: int = 1) -> Rows:
         if name not in self._rows:
-            self._rows[name] = Rows(self.cache.store, f"{self.path}/{name}")
-        return self._rows[name].gather(first, count)
+            self._rows[name] = Rows(self.cache.store, f"{self.path}/{name}", views)
+        return self._rows[name]
 
 
 class ImageSet(FeatureSet):
@@ -107,6 +110,7 @@ class ImageSet(FeatureSet):
     def __init__(self, cache: "FeatureCache", name: str) -> None:
         super().__init__(cache, name)
         self.rows: int = self.attributes["rows"]  # local rows of an image, N; the most, where they vary
+        self.views: int = self.attributes.get("views", 1)  # of an image; the first is the image as it is
 
     @cached_property
     def _at(self) -> np.ndarray:
@@ -120,13 +124,13 @@ class ImageSet(FeatureSet):
         """Return the image rows of a split."""
         return slice(*self.cache.splits[split])
 
-    def local(self, rows: np.ndarray) -> np.ndarray:
-        """Return the local features [B,N,C] of these image rows."""
-        return self._gather("local", self._at[rows])
+    def local(self, rows: np.ndarray, view: np.ndarray | int = 0) -> np.ndarray:
+        """Return the local features [B,N,C] of these image rows, in one view or each in its own [B]."""
+        return self._rows_of("local", self.views).gather(self._at[rows], view=view)
 
-    def global_(self, rows: np.ndarray) -> np.ndarray:
-        """Return the global features [B,C] of these image rows."""
-        return self._gather("global", self._at[rows])
+    def global_(self, rows: np.ndarray, view: np.ndarray | int = 0) -> np.ndarray:
+        """Return the global features [B,C] of these image rows, in one view or each in its own [B]."""
+        return self._rows_of("global", self.views).gather(self._at[rows], view=view)
 
     def array(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Return ``size`` [B,2] of these image rows, or of regions ``boxes`` [B,N,4], ``classes`` or ``scores`` [B,N].

@@ -173,11 +173,16 @@ def find_set(cache: FeatureCache, path: str) -> ImageSet | CaptionSet | None:
 
 
 def image_set_to_fill(
-    cache: FeatureCache, facts: SetFacts, rows: int, shard_images: int | None = None, extras: tuple[str, ...] = ()
+    cache: FeatureCache,
+    facts: SetFacts,
+    rows: int,
+    shard_images: int | None = None,
+    extras: tuple[str, ...] = (),
+    views: int = 1,
 ) -> ImageSet:
     """Return the image set of these facts, or make it with shards of `shard_images`; see `create_image_set`."""
     if not _is_begun(cache, "images", facts, shard_images):
-        create_image_set(cache, facts, rows, Blocks.choose(cache.splits, shard_images), extras)
+        create_image_set(cache, facts, rows, Blocks.choose(cache.splits, shard_images, views), extras, views)
     return cache.image_set(facts.name)
 
 
@@ -212,13 +217,18 @@ def _is_begun(cache: FeatureCache, modality: str, facts: SetFacts, shard_images:
 
 
 def create_image_set(
-    cache: FeatureCache, facts: SetFacts, rows: int, blocks: Blocks, extras: tuple[str, ...] = ()
+    cache: FeatureCache, facts: SetFacts, rows: int, blocks: Blocks, extras: tuple[str, ...] = (), views: int = 1
 ) -> None:
-    """Create an empty image set of `rows` local rows an image; `extras` are names in `REGION_ARRAYS`."""
+    """Create an empty image set of `rows` local rows an image; `extras` are names in `REGION_ARRAYS`.
+
+    Local and global features of several views have an axis of views after that of the images.
+    """
     shard, dtype = blocks.length, facts.dtype
+    axis, apart = ((views,), True) if views > 1 else ((), False)
+    local, global_ = (*axis, rows, facts.channels or 0), (*axis, facts.global_channels or 0)
     arrays = {
-        "local": _Array((rows, facts.channels or 0), dtype, shard, math.gcd(shard, _BLOCK), fill=np.nan),
-        "global": _Array((facts.global_channels or 0,), dtype, shard, fill=np.nan),
+        "local": _Array(local, dtype, shard, math.gcd(shard, _BLOCK), fill=np.nan, apart=apart),
+        "global": _Array(global_, dtype, shard, fill=np.nan, apart=apart),
         "length": _Array((), "int32", shard),
         "size": _Array((2,), "int32", shard),
         "status": _Array((), "uint8", shard, fill=NOT_DONE),
@@ -226,7 +236,8 @@ def create_image_set(
     for name in extras:
         shape, kind, fill = REGION_ARRAYS[name]
         arrays[name] = _Array((rows, *shape), kind, shard, fill=fill)
-    _create_set(cache, f"images/{facts.name}", {**facts.attributes(blocks), "rows": rows}, arrays, blocks)
+    attributes = {**facts.attributes(blocks), "rows": rows, **({"views": views} if views > 1 else {})}
+    _create_set(cache, f"images/{facts.name}", attributes, arrays, blocks)
 
 
 def create_caption_set(
@@ -258,13 +269,14 @@ def create_caption_set(
 
 
 class _Array(NamedTuple):
-    """An array of a set: shape and dtype of a row, rows in a shard and in a checked block, what unwritten rows hold."""
+    """An array of a set; the arguments of `Store.create_array`, of which `row` is the shape without the first axis."""
 
     row: tuple[int, ...]
     dtype: str
     shard: int
     inner: int | None = None
     fill: float = 0
+    apart: bool = False
 
 
 def _create_set(
@@ -272,8 +284,9 @@ def _create_set(
 ) -> None:
     cache.store.start_group(path)
     for name, array in (arrays | {"done": _Array((), "uint8", 1)}).items():
-        shape = (len(blocks) * array.shard, *array.row)
-        cache.store.create_array(f"{path}/{name}", shape, array.shard, array.dtype, inner=array.inner, fill=array.fill)
+        row, dtype, shard, inner, fill, apart = array
+        shape = (len(blocks) * shard, *row)
+        cache.store.create_array(f"{path}/{name}", shape, shard, dtype, inner=inner, fill=fill, apart=apart)
     cache.store.seal_group(path, attributes, [*arrays, "done"])
 
 

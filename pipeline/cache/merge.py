@@ -15,7 +15,7 @@ from .feature_cache import FeatureCache
 from .feature_sets import FeatureSet
 from .layout import find_set, open_for_writing, record_failures, require_place
 from .store import Store
-from .verify import CheckedSet, file_of
+from .verify import CheckedSet, files_of
 
 _OF_ONE_MACHINE = {"failed", "recorded", "asked"}  # attributes that may differ between parts of one set
 
@@ -108,7 +108,8 @@ class _Part:
 
     def files(self, shard: int) -> list[str]:
         """Return the files of one shard, without its mark."""
-        return [file_of(array, shard) for name, array in self.checked.arrays.items() if name != "done"]
+        arrays = (array for name, array in self.checked.arrays.items() if name != "done")
+        return [file for array in arrays for file in files_of(array, shard)]
 
 
 def _parts(cache: FeatureCache) -> list[_Part]:

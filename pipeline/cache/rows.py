@@ -25,27 +25,32 @@ class Rows:
 
     On a local store its files are mapped. Elsewhere a shard is read whole when one of its rows is needed, and the last
     ones are kept: rows should then be read in order or in a block shuffle. Two threads may read at once.
+
+    With `views` above one the array's second axis are the views of a sample, each view in files of its own; a row is
+    then that of one view.
     """
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Store, name: str, views: int = 1) -> None:
         array = store.open_array(name)
-        self.dtype, self.row_shape = np.dtype(array.dtype), array.shape[1:]
+        self.dtype, self.row_shape = np.dtype(array.dtype), array.shape[1 if views == 1 else 2 :]
         self._row_bytes = math.prod(self.row_shape) * self.dtype.itemsize
         self._block_rows = array.chunks[0]
         self._sharded = array.shards is not None
         self._per_shard = (array.shards or array.chunks)[0] // self._block_rows
-        self._store, self._folder = store, f"{name}/c"
+        self._store, self._folder, self._views = store, f"{name}/c", views
+        # Files are counted shard by shard, in a shard view by view, and so are their blocks.
         self._shards: dict[int, _Shard] = {}  # those that are open, the first opened first
         self._blocks: dict[int, np.ndarray] = {}  # of the open shards, those that were checked, uint8 [rows, row_bytes]
         self._opening, self._keeping = threading.Lock(), threading.Lock()
         self._buffers = Buffers()
 
-    def gather(self, first: np.ndarray, count: np.ndarray | int = 1) -> np.ndarray:
+    def gather(self, first: np.ndarray, count: np.ndarray | int = 1, view: np.ndarray | int = 0) -> np.ndarray:
         """Return the rows ``first[i] : first[i] + count[i]`` of all i, one range after the other.
 
         Args:
             first: first row of each range, int64 [R].
             count: rows of each range, [R] or one number for all.
+            view: of which view, [R] or one number for all.
 
         Returns:
             An array [sum of counts, ...] in the cache's dtype.
@@ -57,7 +62,7 @@ class Rows:
         counts = np.broadcast_to(np.asarray(count, dtype=np.int64), first.shape)
         out = self._buffers.empty((int(counts.sum()), self._row_bytes), np.dtype(np.uint8))
         blocks, at = self._blocks, 0
-        for number, start, stop in zip(*self._pieces(first, counts), strict=True):
+        for number, start, stop in zip(*self._pieces(first, counts, view), strict=True):
             rows = blocks.get(number)
             if rows is None:
                 rows = self._block(number)
@@ -68,7 +73,9 @@ class Rows:
             at = end
         return out.view(self.dtype).reshape(-1, *self.row_shape)
 
-    def _pieces(self, first: np.ndarray, counts: np.ndarray) -> tuple[list[int], list[int], list[int]]:
+    def _pieces(
+        self, first: np.ndarray, counts: np.ndarray, view: np.ndarray | int
+    ) -> tuple[list[int], list[int], list[int]]:
         """Cut ranges where blocks end; return each piece's block, and its rows there [start, stop)."""
         length = self._block_rows
         last = first + counts
@@ -78,6 +85,10 @@ class Rows:
         block = ranges(begin, pieces)
         start = np.maximum(first[of_range] - block * length, 0)
         stop = np.minimum(last[of_range] - block * length, length)
+        if self._views > 1:
+            shard, inside = np.divmod(block, self._per_shard)
+            of_view = np.broadcast_to(np.asarray(view, dtype=np.int64), first.shape)[of_range]
+            block = (shard * self._views + of_view) * self._per_shard + inside
         return block.tolist(), start.tolist(), stop.tolist()
 
     def _block(self, number: int) -> np.ndarray:
@@ -98,7 +109,7 @@ class Rows:
                 with self._keeping:
                     self._shards[of_shard] = shard
                     size = self._per_shard * self._block_rows * self._row_bytes
-                    if not self._store.is_local and len(self._shards) > max(KEPT, KEPT_BYTES // size):
+                    if not self._store.is_local and len(self._shards) > max(KEPT * self._views, KEPT_BYTES // size):
                         self._close(next(iter(self._shards)))
             return shard
 
@@ -108,7 +119,8 @@ class Rows:
             self._blocks.pop(number, None)
 
     def _open(self, of_shard: int) -> "_Shard":
-        name = "/".join([self._folder, str(of_shard)] + ["0"] * len(self.row_shape))
+        place = [str(of_shard)] if self._views == 1 else [str(part) for part in divmod(of_shard, self._views)]
+        name = "/".join([self._folder, *place] + ["0"] * len(self.row_shape))
         path = self._store.path(name)
         data = self._bytes(name)
         if data is None:

@@ -131,7 +131,15 @@ class Store:
     # Arrays
 
     def create_array(
-        self, name: str, shape: tuple[int, ...], shard: int, dtype: str, *, inner: int | None = None, fill: float = 0
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        shard: int,
+        dtype: str,
+        *,
+        inner: int | None = None,
+        fill: float = 0,
+        apart: bool = False,
     ) -> None:
         """Create an array whose rows, its first axis, are written `shard` at a time, each time into one file.
 
@@ -142,13 +150,15 @@ class Store:
             dtype: NumPy name.
             inner: rows in a checked block inside a file; None: the file is one block.
             fill: value of the rows that are not written yet.
+            apart: each step of the second axis has a file of its own, so that one is read without the others.
         """
+        row = (1, *shape[2:]) if apart else shape[1:]
         zarr.create_array(
             self._zarr(),
             name=name,
             shape=shape,
-            chunks=(inner or shard, *shape[1:]),
-            shards=(shard, *shape[1:]) if inner else None,
+            chunks=(inner or shard, *row),
+            shards=(shard, *row) if inner else None,
             dtype=dtype,
             filters=None,
             compressors=[Crc32cCodec()],
@@ -162,14 +172,19 @@ class Store:
         self.open_array(name, writable=True)[...] = values
 
     def write_shard(self, name: str, shard: int, values: np.ndarray) -> None:
-        """Write one whole file of the array `name`, whatever lies there."""
+        """Write the files of one shard of the array `name` whole, whatever lies there."""
         array = self.open_array(name, writable=True)
         rows = slice(shard * len(values), (shard + 1) * len(values))
-        try:
-            array[rows] = values
-        except ValueError:  # Zarr reads a sharded file before it replaces it, and this one is damaged
-            self.remove(f"{name}/c/{shard}")
-            array[rows] = values
+        apart = array.ndim > 1 and (array.shards or array.chunks)[1] < array.shape[1]
+        # Of several files one after another: where writing one fails, Zarr leaves the others under way.
+        for step in range(array.shape[1]) if apart else [None]:
+            at: Any = rows if step is None else (rows, step)
+            part = values if step is None else values[:, step]
+            try:
+                array[at] = part
+            except ValueError:  # Zarr reads a sharded file before it replaces it, and this one is damaged
+                self.remove(f"{name}/c/{shard}" if step is None else f"{name}/c/{shard}/{step}")
+                array[at] = part
 
     def open_array(self, name: str, writable: bool = False) -> "zarr.Array[Any]":
         """Open the array `name`.
@@ -184,15 +199,15 @@ class Store:
         # Zeros are data: without this a shard of zeros would have no file and look as if it had been lost.
         return array.with_config({"write_empty_chunks": True})
 
-    def read_array(self, name: str, first: int = 0, last: int | None = None) -> np.ndarray:
-        """Return the rows [first, last) of the array `name`, by default all.
+    def read_array(self, name: str, first: int = 0, last: int | None = None, *, step: int | None = None) -> np.ndarray:
+        """Return the rows [first, last) of the array `name`, by default all; with `step` that of its second axis alone.
 
         Raises:
             CacheError: it is missing, or a checksum does not fit.
         """
         array = self.open_array(name)
         try:
-            return np.asarray(array[first:last])
+            return np.asarray(array[first:last] if step is None else array[first:last, step])
         except StoreError:
             raise
         except Exception as error:  # whatever a damaged file makes a codec raise

@@ -1,6 +1,7 @@
 """Checks a cache from end to end: metadata, checksums, missing files, counts and values."""
 
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ class Damage:
     """A part of a cache that is damaged."""
 
     array: str  # path of the array or group
-    shard: int | None = None  # which of its files; None: its metadata
+    shard: int | None = None  # which of its shards; None: its metadata
     samples: tuple[int, int] | None = None  # affected rows [first, last) of images or captions, where they are known
 
 
@@ -108,7 +109,7 @@ class CheckedSet:
         if intact and mark[0] == 1:
             self.done += 1
             return [self._damage(name, shard) for name in self._damaged_arrays(shard)]
-        never_written = not intact and not self._store.exists(file_of(marks, shard))
+        never_written = not intact and not any(map(self._store.exists, files_of(marks, shard)))
         return [] if never_written or (intact and mark[0] == 0) else [self._damage("done", shard)]
 
     def _damaged_arrays(self, shard: int) -> list[str]:
@@ -136,8 +137,9 @@ class CheckedSet:
             return bool(np.isfinite(array[: len(good)][good]).all())
         if self.features.modality == "captions":
             return bool(np.isfinite(array[: lengths.sum()]).all())  # packed, none fails
-        valid = np.arange(array.shape[1]) < lengths[:, None]
-        return bool(np.isfinite(array[: len(good)][good][valid[good]]).all())
+        rows = np.moveaxis(array[: len(good)][good], -2, 1)  # before an axis of views, if there is one
+        valid = np.arange(rows.shape[1]) < lengths[good][:, None]
+        return bool(np.isfinite(rows[valid]).all())
 
     def _damage(self, name: str, shard: int) -> Damage:
         return Damage(f"{self.features.path}/{name}", shard, self.features.rows_in(shard))
@@ -163,7 +165,7 @@ def _samples(store: Store) -> list[Damage]:
 
 
 def _read(store: Store, array: "zarr.Array[Any]", shard: int) -> tuple[np.ndarray, bool]:
-    """Return one file of an array, and whether it is there and its checksums fit."""
+    """Return one shard of an array, and whether its files are there and their checksums fit."""
     rows = (array.shards or array.chunks)[0]
     try:
         values = np.asarray(array[shard * rows : (shard + 1) * rows])
@@ -171,9 +173,11 @@ def _read(store: Store, array: "zarr.Array[Any]", shard: int) -> tuple[np.ndarra
         raise
     except Exception:  # whatever a damaged file makes a codec raise, it is damage
         return np.empty(0), False
-    return values, store.exists(file_of(array, shard))
+    return values, all(map(store.exists, files_of(array, shard)))
 
 
-def file_of(array: "zarr.Array[Any]", shard: int) -> str:
-    """Return the path, below the store, of the file that holds one shard of an array."""
-    return f"{array.path}/c/" + "/".join([str(shard)] + ["0"] * (array.ndim - 1))
+def files_of(array: "zarr.Array[Any]", shard: int) -> list[str]:
+    """Return the paths, below the store, of the files that hold one shard of an array: one, or one a view."""
+    inner = (-(-axis // step) for axis, step in zip(array.shape[1:], (array.shards or array.chunks)[1:], strict=True))
+    places = product([shard], *map(range, inner))
+    return [f"{array.path}/c/" + "/".join(map(str, place)) for place in places]

@@ -32,6 +32,11 @@ class Grid(ABC):
     name: str
     kind = "grid"
     extras: tuple[str, ...] = ()
+    rows: int
+    channels: int
+    global_channels: int
+    identity: dict[str, Any]
+    versions: dict[str, str]
     longest: int | None = LONGEST  # how many times its shorter side an image's longer one may be
     network: nn.Module  # up to the last feature map; frozen, unless fine-tuning changes that
 
@@ -107,7 +112,7 @@ class GridEncoder(Grid):
             raise EncoderError(
                 f"{name} makes a single cell of images of {image_size} pixels; choose a larger --image-size"
             )
-        self.identity: dict[str, Any] = {
+        self.identity = {
             "encoder": name,
             "weights": weights_id,
             "preprocessing": {

@@ -16,6 +16,7 @@ _REGIONS = {
 }
 _GRIDS = {"butd-grid": ".detectors.butd:ButdGridEncoder"}
 REGION_ENCODERS = tuple(_REGIONS)
+AUGMENTATIONS = ("crop-flip", "dihedral")  # that make further views of a picture; see `views`
 
 
 def load_visual(
@@ -26,9 +27,11 @@ def load_visual(
     *,
     regions: tuple[int, int] | None = None,
     frames: int | None = None,
+    views: int = 1,
+    augment: str | None = None,
     trust: bool = False,
 ) -> VisualEncoder:
-    """Return the image encoder `name`; the same arguments give the same object again, unless files were replaced.
+    """Return the image encoder `name`; the same arguments give the same network again, unless files were replaced.
 
     Args:
         name: any torchvision classification network, ``butd``, ``butd-grid`` or ``fasterrcnn_resnet50_fpn_v2``.
@@ -37,18 +40,41 @@ def load_visual(
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         regions: fewest and most boxes of an image, for region encoders; None: 36.
         frames: an image is a folder of frames, of which this many are taken; None: it is a picture.
+        views: of each picture; with more than one the encoder is a `views.ViewsEncoder`.
+        augment: which of `AUGMENTATIONS` makes the views after the first.
         trust: let a file of weights run code while it is read.
 
     Raises:
         EncoderError: the name is unknown, the weights do not fit, or an option is not for this encoder.
     """
+    _require_views(name, frames, views, augment)
     if regions is not None and name not in REGION_ENCODERS:
         raise EncoderError(f"--regions is for {' and '.join(REGION_ENCODERS)}; '{name}' has a fixed grid, leave it out")
     if frames is not None and name in REGION_ENCODERS:
         raise EncoderError(f"--frames takes the pooled feature of a grid, and '{name}' gives regions; leave it out")
     size = (regions or (36, 36)) if name in REGION_ENCODERS else image_size
     with loading():
-        return _visual(name, weights, size, device, frames, trust, _state(weights))
+        encoder: Any = _visual(name, weights, size, device, frames, trust, _state(weights))
+    if augment is not None:
+        from .views import ViewsEncoder
+
+        encoder = ViewsEncoder(encoder, views, augment)
+    made: VisualEncoder = encoder
+    return made
+
+
+def _require_views(name: str, frames: int | None, views: int, augment: str | None) -> None:
+    """Refuse views that cannot be made."""
+    if views < 1:
+        raise EncoderError(f"--views {views}: a picture has at least one view")
+    if (views > 1) != (augment is not None):
+        given, lacking = (
+            ("--views", f"--augment {'|'.join(AUGMENTATIONS)}") if views > 1 else ("--augment", "--views N")
+        )
+        raise EncoderError(f"{given} goes with {lacking}; give both or neither")
+    if views > 1 and (frames is not None or name in REGION_ENCODERS):
+        what = "videos" if frames is not None else f"the regions of {name}"
+        raise EncoderError(f"--views is for pictures that become a grid, and not for {what}; leave it out")
 
 
 def load_text(

@@ -66,7 +66,7 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
         url, folder = cache.store.absolute_url, str(manifest.images.resolve())
         if visual is not None:
             facts = _facts(options, "images", visual, device)
-            images = image_set_to_fill(cache, facts, visual.rows, options.shard_images, visual.extras)
+            images = image_set_to_fill(cache, facts, visual.rows, options.shard_images, visual.extras, options.views)
             of_images = Job(url, images.name, folder, options)
             sets.append(fill(images, write_image_shard, lambda _: of_images, splits, **how))
         if text is not None:

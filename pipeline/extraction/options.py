@@ -26,6 +26,8 @@ class Options:
     image_size: int = 224  # side of the square input of grids, pixels
     regions: tuple[int, int] | None = None  # fewest and most boxes of an image, for region encoders; None: 36
     frames: int | None = None  # an image is a folder of frames, of which at most so many are taken; None: a picture
+    views: int = 1  # of each picture; the first is the picture as it is
+    augment: str | None = None  # what makes the others: ``crop-flip`` or ``dihedral``
     trust: bool = False  # let a file of weights run code while it is read
     text: str | None = "bert"  # or ``words``; None: no captions
     text_weights: str = "bert-base-uncased"  # hub id or folder of a BERT-family model
@@ -51,6 +53,8 @@ class Options:
             device,
             regions=self.regions,
             frames=self.frames,
+            views=self.views,
+            augment=self.augment,
             trust=self.trust,
         )
 
@@ -71,6 +75,8 @@ class Options:
             settings: dict[str, Any] = {"regions": self.regions, "frames": self.frames}
             if self.visual not in REGION_ENCODERS:
                 settings["image_size"] = self.image_size
+            if (self.views, self.augment) != (1, None):
+                settings |= {"views": self.views, "augment": self.augment}
             return _words(self.visual or "", self.visual_weights, self.dtype, settings)
         if self.text == "words":
             return _words("words", "", "int32", {"tokenizer": TOKENIZER, "min_count": MIN_COUNT})

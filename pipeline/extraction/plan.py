@@ -21,7 +21,7 @@ from ..wording import counted
 from .extraction import load_captions
 from .options import Options
 from .schedule import count_workers
-from .tasks import encode
+from .tasks import decode, encode
 
 _PROBE = 2  # batches timed, after one to warm up
 _TEXTS = 20_000  # captions whose length is counted
@@ -81,7 +81,8 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
     sets = []
     for cost in _costs(manifest, samples, options, device, captions / max(total, 1)):
         there = cache.set_at(cost.path) if cache and cost.path in cache.set_paths() else None
-        blocks = there.blocks if there else Blocks.choose(splits, options.shard_images)  # a set keeps its own shards
+        # A set keeps its own shards.
+        blocks = there.blocks if there else Blocks.choose(splits, options.shard_images, cost.views)
         shards = [shard for split in wanted for shard in blocks.of_split(split)]
         tasks, done = len(shards), int(there.done()[shards].sum()) if there else 0
         count = round(cost.of_image * sum(splits[split][1] - splits[split][0] for split in wanted))
@@ -95,7 +96,7 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
                 done=done,
                 shard_images=blocks.length,
                 bytes=round(cost.bytes * blocks.length * tasks),
-                files=cost.arrays * tasks,
+                files=cost.files * tasks,
                 per_second=rate,
                 hours=count * (1 - done / tasks) / rate / 3600,
             )
@@ -106,13 +107,14 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
 
 @dataclass(frozen=True)
 class _Cost:
-    """What one feature set costs: its path, samples and bytes an image, arrays, and samples a second of one worker."""
+    """What one feature set costs: its path, samples, bytes and views an image, files a shard, samples a second."""
 
     path: str
     of_image: float
     bytes: float
-    arrays: int
-    rate: float
+    views: int
+    files: int
+    rate: float  # of one worker
 
 
 def _costs(manifest: Manifest, samples: Samples, options: Options, device: str, captions: float) -> list[_Cost]:
@@ -123,7 +125,9 @@ def _costs(manifest: Manifest, samples: Samples, options: Options, device: str, 
         encoder = options.load_visual(device)
         path = f"images/{SetFacts.of(encoder, options.dtype, {}).name}"
         rate = _image_rate(encoder, manifest, samples, options)
-        costs.append(_Cost(path, 1, _image_bytes(encoder, width), 6 + len(encoder.extras), rate))
+        views = options.views
+        files = 4 + 2 * views + len(encoder.extras)
+        costs.append(_Cost(path, 1, _image_bytes(encoder, width, views), views, files, rate))
     if options.text:
         text = load_captions(options, samples, device)
         path = f"captions/{SetFacts.of(text, options.dtype, {}).name}"
@@ -131,7 +135,7 @@ def _costs(manifest: Manifest, samples: Samples, options: Options, device: str, 
         tokens = sum(map(len, text.tokenize(texts))) / len(texts)
         size = captions * (tokens * (4 + item) + 17 + item)
         rate = _caption_rate(text, texts, options.batch_size)
-        costs.append(_Cost(path, captions, size, 7 if text.channels else 5, rate))
+        costs.append(_Cost(path, captions, size, 1, 7 if text.channels else 5, rate))
     return costs
 
 
@@ -144,13 +148,14 @@ def _scaled(splits: dict[str, tuple[int, int]], ratio: float) -> dict[str, tuple
     return scaled
 
 
-def _image_bytes(encoder: VisualEncoder, item: int) -> int:
+def _image_bytes(encoder: VisualEncoder, item: int, views: int) -> int:
     """Return the bytes of one image in all arrays."""
     extras = sum(
         encoder.rows * math.prod(shape) * np.dtype(dtype).itemsize
         for shape, dtype, _ in (REGION_ARRAYS[name] for name in encoder.extras)
     )
-    return item * (encoder.rows * encoder.channels + encoder.global_channels) + extras + 13  # length, size, status
+    features = views * item * (encoder.rows * encoder.channels + encoder.global_channels)
+    return features + extras + 13  # length, size, status
 
 
 def _image_rate(encoder: VisualEncoder, manifest: Manifest, samples: Samples, options: Options) -> float:
@@ -161,7 +166,7 @@ def _image_rate(encoder: VisualEncoder, manifest: Manifest, samples: Samples, op
     began = time.perf_counter()
     for image in samples.images[:count]:
         try:
-            decoded.append(encoder.decode(manifest.images / image.file_name)[0])
+            decoded.append(decode(encoder, manifest.images / image.file_name, image.id)[0])
         except SampleError as error:
             problem = error
     if not decoded and problem is not None:

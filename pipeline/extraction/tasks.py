@@ -51,7 +51,7 @@ def write_image_shard(job: Job, shard: int) -> Receipt:
         decoded = {}
         for row in batch:
             try:
-                decoded[row], arrays["size"][row] = _decode(job, encoder, names[row])
+                decoded[row], arrays["size"][row] = _decode(job, encoder, names[row], ids[row])
             except SampleError as error:
                 if job.options.on_error == "fail":
                     raise
@@ -68,14 +68,22 @@ def write_image_shard(job: Job, shard: int) -> Receipt:
     return receipt
 
 
+def decode(encoder: VisualEncoder, path: Path, key: str) -> tuple[Any, tuple[int, int]]:
+    """Read an image as `VisualEncoder.decode` does, or its views; `key` is its id."""
+    if (views := getattr(encoder, "decode_views", None)) is not None:
+        found: tuple[Any, tuple[int, int]] = views(path, key)
+        return found
+    return encoder.decode(path)
+
+
 def encode(encoder: VisualEncoder, decoded: list[Any]) -> "tuple[np.ndarray, np.ndarray] | list[Regions]":
-    """Encode images as `VisualEncoder.decode` returned them."""
+    """Encode images as `decode` returned them."""
     return encoder.encode(torch.stack(decoded) if encoder.kind == "grid" else decoded)
 
 
-def _decode(job: Job, encoder: VisualEncoder, name: str) -> tuple[Any, tuple[int, int]]:
+def _decode(job: Job, encoder: VisualEncoder, name: str, key: str) -> tuple[Any, tuple[int, int]]:
     try:
-        return encoder.decode(Path(job.folder, name))
+        return decode(encoder, Path(job.folder, name), key)
     except SampleError as error:
         if job.options.on_error == "skip":
             raise
@@ -100,7 +108,7 @@ def _put(
     else:
         local, global_ = encoded
         _check_range(local, features, names)
-        arrays["local"][rows], arrays["global"][rows], arrays["length"][rows] = local, global_, local.shape[1]
+        arrays["local"][rows], arrays["global"][rows], arrays["length"][rows] = local, global_, features.rows
 
 
 def write_caption_shard(job: Job, shard: int) -> Receipt:
@@ -165,8 +173,8 @@ def _check_identity(features: ImageSet | CaptionSet, identity: dict[str, Any]) -
 
 
 def _check_range(local: np.ndarray, features: FeatureSet, names: list[str]) -> None:
-    """Refuse values that the set's dtype cannot hold; `local` is [samples, rows, channels]."""
-    peak = np.abs(local).max(axis=(1, 2))
+    """Refuse values that the set's dtype cannot hold; the first axis of `local` is the samples."""
+    peak = np.abs(local).reshape(len(local), -1).max(axis=1)
     for name, value in zip(names, peak.tolist(), strict=True):
         if not np.isfinite(value):
             raise CacheError(f"'{name}': the encoder gave NaN or infinity; check its weights")

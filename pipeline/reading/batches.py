@@ -186,7 +186,7 @@ class Batches:
         captions = np.unique(self._first_caption[images].clip(max=self.captions - 1))
         for source, items in ((self.image_source, images), (self.caption_source, captions)):
             if isinstance(source, Stored | Joined):
-                source.fetch(items)
+                source.open(items)
 
 
 def stored_batches(
@@ -199,6 +199,7 @@ def stored_batches(
     caption_fields: set[str],
     placement: Placement = "mapped",
     resident: Resident | None = None,
+    views: Sequence[int] = (0,),
 ) -> Batches:
     """Return the usable samples of one split with the features that two sets of a cache hold.
 
@@ -209,13 +210,15 @@ def stored_batches(
         placement: where the features lie, see `placement.choose`. What is read once and in order is best
             left ``mapped``.
         resident: what others have put into memory already, and what is put there now.
+        views: which views of an image are read. Of several an epoch draws one for each image, which follows from seed,
+            epoch and image alone; `Batches.image_features` gives the first.
 
     Raises:
         CacheError: the split is missing or incomplete, or has no usable sample.
         RunError: it does not fit where `placement` puts it.
     """
     samples, cache, device = Split.of(image_set, caption_set, split), image_set.cache, torch.device(device)
-    images = arrays_of(image_set, samples.image_rows, image_fields)
+    images = arrays_of(image_set, samples.image_rows, image_fields, views)
     captions = arrays_of(caption_set, samples.caption_rows, caption_fields)
     resident = Resident() if resident is None else resident
     arrays = [*images.values(), *captions.values()]
@@ -226,7 +229,7 @@ def stored_batches(
     place = choose(placement, arrays, device, cache.store.is_local, what, resident)
     return Batches(
         [replace(samples, placement=place)],
-        Stored(image_set.length[samples.image_rows], images, place, device, resident),
+        Stored(image_set.length[samples.image_rows], images, place, device, resident, len(views)),
         Stored(caption_set.length[samples.caption_rows], captions, place, device, resident),
         device,
     )

@@ -1,7 +1,8 @@
 """Features of images or of captions, padded on a device, and where they come from."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from ..cache import CaptionSet, ImageSet
 from .placement import Array, Placement, Resident
 
 Draws = tuple[int, int]  # seed and epoch, from which every random choice about a sample follows
+_OF_VIEW = 3  # so that it draws numbers of its own
 
 
 @dataclass
@@ -44,10 +46,11 @@ class Stored:
 
     Args:
         length: valid local rows of each sample.
-        arrays: what is read of them, by field.
+        arrays: what is read of them, by field; with several views all samples in the first, then all in the next.
         placement: where they lie, as `placement.choose` returned it.
         device: where a batch is put.
         resident: what lies in memory already, and what is put there now.
+        views: how many the arrays hold of each sample.
     """
 
     def __init__(
@@ -57,8 +60,9 @@ class Stored:
         placement: Placement,
         device: torch.device,
         resident: Resident,
+        views: int = 1,
     ) -> None:
-        self.length, self.device = length.astype(np.int64), device
+        self.length, self.device, self.views = length.astype(np.int64), device, views
         self.ragged = {field for field, array in arrays.items() if array.ragged}
         self.columns = {}
         for field, array in arrays.items():
@@ -67,9 +71,12 @@ class Stored:
             self.columns[field] = resident.column(array, where, device)
 
     def fetch(self, items: np.ndarray, draws: Draws | None = None) -> Callable[[], Features]:
-        """Read or gather the rows of these samples; nothing is drawn."""
+        """Read or gather the rows of these samples; of several views one is drawn, without `draws` it is the first."""
         length = torch.from_numpy(self.length[items])
-        rows = {field: column.fetch(items) for field, column in self.columns.items()}
+        at = items
+        if draws is not None and self.views > 1:
+            at = items + len(self.length) * drawn_views(draws, self.views, len(self.length))[items]
+        rows = {field: column.fetch(at) for field, column in self.columns.items()}
 
         def finish() -> Features:
             parts = {field: pad(own(), length) if field in self.ragged else own() for field, own in rows.items()}
@@ -77,6 +84,18 @@ class Stored:
             return Features(length.to(self.device, non_blocking=True), parts.get("local"), parts.get("global"), token)
 
         return finish
+
+    def open(self, items: np.ndarray) -> None:
+        """Read these samples in all views, whereby the shards that hold them are fetched."""
+        for view in range(self.views):
+            for column in self.columns.values():
+                column.fetch(items + view * len(self.length))
+
+
+@lru_cache(2)  # of an epoch's batches all ask for the same, of two data sets in turn
+def drawn_views(draws: Draws, views: int, samples: int) -> np.ndarray:
+    """Return the view of each sample in an epoch, int64 [S], each drawn from all of them alike."""
+    return np.random.default_rng([*draws, _OF_VIEW]).integers(views, size=samples)
 
 
 class Joined:
@@ -87,26 +106,53 @@ class Joined:
 
     def fetch(self, items: np.ndarray, draws: Draws | None = None) -> Callable[[], Features]:
         """Fetch these samples, which are in the order of the sources, padded to the longest of all."""
-        bounds = np.searchsorted(items, self.start)
-        parts = [
-            source.fetch(items[a:b] - start, draws)
-            for source, start, a, b in zip(self.sources, self.start, bounds, bounds[1:], strict=False)
-            if a < b
-        ]
+        parts = [source.fetch(own, draws) for source, own in self._parts(items)]
         return parts[0] if len(parts) == 1 else lambda: concatenate([part() for part in parts])
 
+    def open(self, items: np.ndarray) -> None:
+        """Read these samples as `Stored.open` does."""
+        for source, own in self._parts(items):
+            if isinstance(source, Stored):
+                source.open(own)
 
-def arrays_of(features: ImageSet | CaptionSet, rows: np.ndarray, fields: set[str]) -> dict[str, Array]:
-    """Return those of the arrays ``local``, ``global`` and ``token`` of a set that are in `fields`, for cache rows."""
+    def _parts(self, items: np.ndarray) -> Iterator[tuple[Source, np.ndarray]]:
+        """Yield the sources that have some of these samples, with their own numbers of them."""
+        bounds = np.searchsorted(items, self.start)
+        for source, start, a, b in zip(self.sources, self.start, bounds, bounds[1:], strict=False):
+            if a < b:
+                yield source, items[a:b] - start
+
+
+def arrays_of(
+    features: ImageSet | CaptionSet, rows: np.ndarray, fields: set[str], views: Sequence[int] = (0,)
+) -> dict[str, Array]:
+    """Return those of the arrays ``local``, ``global`` and ``token`` of a set that are in `fields`.
+
+    Args:
+        features: the set.
+        rows: the samples' rows in the cache.
+        fields: which arrays.
+        views: of an image set the views that are read: first all samples in the first of them, then in the next.
+    """
     words = features.vocabulary if isinstance(features, CaptionSet) else None  # it may be another store's
-    which = (features.cache.url, features.modality, features.name, words, sha256(rows.tobytes()).digest())
+    samples = sha256(rows.tobytes()).digest()
+    which = (features.cache.url, features.modality, features.name, words, samples, tuple(views))
+    if isinstance(features, ImageSet):
+        rows = np.concatenate([rows + view * features.cache.images for view in views])
     arrays = {}
     for field in sorted(fields):
         ragged = isinstance(features, CaptionSet) and field != "global"
         count = features.length[rows].astype(np.int64) if ragged else np.ones(len(rows), dtype=np.int64)
         read = getattr(features, "global_" if field == "global" else field)
+        if isinstance(features, ImageSet):
+            read = partial(_read_views, read, features.cache.images)
         arrays[field] = Array((*which, field), read, rows, count, ragged, _row_bytes(features, field))
     return arrays
+
+
+def _read_views(read: Callable[..., np.ndarray], images: int, rows: np.ndarray) -> np.ndarray:
+    """Read rows of images that are counted on from view to view."""
+    return read(rows % images, rows // images)
 
 
 def _row_bytes(features: ImageSet | CaptionSet, field: str) -> int:

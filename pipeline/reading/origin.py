@@ -50,8 +50,12 @@ class Origin:
         raise EncoderError(f"'{self.name}' was made with weights from a {place}; give that {advice}")
 
     def require(self, encoder: Encoder, weights: str, option: str) -> None:
-        """Raise EncoderError unless `encoder`, of `weights` that were given as `option`, makes such features."""
-        ours, theirs = self.identity, encoder.identity
+        """Raise EncoderError unless `encoder`, of `weights` that were given as `option`, makes such features.
+
+        Of a set with several views it makes the first.
+        """
+        ours = {key: value for key, value in self.identity.items() if key != "views"}
+        theirs = encoder.identity
         differing = sorted(key for key in ours if theirs.get(key) != ours[key])
         if differing or theirs.keys() - ours.keys():
             raise EncoderError(

@@ -20,6 +20,8 @@ def extract(tiny_dataset, tmp_path):
         ("--visual none --visual-weights imagenet", "--visual-weights has no effect on --visual none; leave it out"),
         ("--visual none --regions 36 --frames 4", "--regions, --frames has no effect on --visual none"),
         ("--visual none --image-size 64 --trust", "--image-size, --trust has no effect on --visual none"),
+        ("--visual none --views 2 --augment dihedral", "--views, --augment has no effect on --visual none"),
+        ("--augment blur --views 2", "'blur' is not one of 'crop-flip', 'dihedral'"),
         ("--scheduler tcp://127.0.0.1:9 --workers 4", "--workers has no effect beside --scheduler"),
     ],
 )
@@ -28,6 +30,31 @@ def test_options_of_what_is_not_there_are_refused(words, sentence, extract, tmp_
     assert result.exit_code == 2
     assert sentence in result.stderr
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--views 2", "--views goes with --augment crop-flip|dihedral; give both or neither"),
+        ("--augment dihedral", "--augment goes with --views N; give both or neither"),
+        ("--views 9 --augment dihedral", "a square has eight turns and mirrorings; ask for at most 8"),
+        ("--views 2 --augment dihedral --frames 3", "--views is for pictures that become a grid, and not for videos"),
+    ],
+)
+def test_views_that_cannot_be_made_are_refused(words, sentence, extract, tmp_path):
+    images = ["--visual", "resnet18", "--visual-weights", "random:0", "--image-size", "64", "--text", "none"]
+    result = extract(*images, *words.split())
+    assert result.exit_code == 1
+    assert sentence in result.stderr
+    assert not (tmp_path / "s").exists()
+
+
+def test_views_are_told(extract, tmp_path):
+    images = ["--visual", "resnet18", "--visual-weights", "random:0", "--image-size", "64", "--text", "none"]
+    assert extract(*images, "--views", "3", "--augment", "dihedral", "--splits", "val").exit_code == 0
+    for command in (["info", "s"], ["ls", "s"]):
+        words = ["cache", command[0], str(tmp_path / command[1])]
+        assert "3 views x 4 x 512" in CliRunner().invoke(main, words).stdout
 
 
 def test_what_failed_is_named_and_what_to_do(tiny_dataset, tmp_path):

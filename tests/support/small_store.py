@@ -26,6 +26,7 @@ def make_store(
     words=None,
     broken=(),
     protocols=("full",),
+    views=1,
 ):
     """Make a store and return its URL.
 
@@ -38,6 +39,7 @@ def make_store(
         words: extra words that the captions begin with.
         broken: rows of images that could not be read.
         protocols: of the data set.
+        views: of an image; the first is what a store of one view has.
     """
     rng = np.random.default_rng(7)
     images, content, splits = [], [], {}
@@ -56,7 +58,7 @@ def make_store(
     with open_for_writing(str(url), Samples("small", tuple(images), splits, digest), protocols) as cache:
         pass
     blocks = Blocks(8, splits)
-    _fill_images(cache, blocks, content, image, weights, broken)
+    _fill_images(cache, blocks, content, image, weights, broken, views)
     texts = [caption.text for image in images for caption in image.captions]
     if text == "words":
         encoder = WordsEncoder.build(texts[: int(cache.caption_start[train])] if val + test else texts, min_count=1)
@@ -67,9 +69,10 @@ def make_store(
     return str(url)
 
 
-def _fill_images(cache, blocks, content, kind, weights, broken):
-    facts = SetFacts(kind, kind, {"encoder": kind, "weights": weights}, "float16", WIDTH, WIDTH, {})
-    create_image_set(cache, facts, ROWS, blocks)
+def _fill_images(cache, blocks, content, kind, weights, broken, views=1):
+    identity = {"encoder": kind, "weights": weights, **({"views": views} if views > 1 else {})}
+    facts = SetFacts(kind, kind, identity, "float16", WIDTH, WIDTH, {})
+    create_image_set(cache, facts, ROWS, blocks, views=views)
     vectors = np.random.default_rng(1).normal(size=(36, WIDTH))
     noise = np.random.default_rng(2).normal(size=(len(content), ROWS, WIDTH)) * 0.1
     at = blocks.array_rows(np.arange(len(content)))
@@ -77,6 +80,9 @@ def _fill_images(cache, blocks, content, kind, weights, broken):
     for row, (first, second) in enumerate(content):
         local[at[row], : ROWS // 2] = vectors[first] + noise[row, : ROWS // 2]
         local[at[row], ROWS // 2 :] = vectors[second] + noise[row, ROWS // 2 :]
+    if views > 1:
+        changed = np.random.default_rng(4).normal(size=(len(local), views - 1, ROWS, WIDTH)) * 0.5
+        local = np.concatenate([local[:, None], (local[:, None] + changed).astype(np.float16)], axis=1)
     status = np.full(len(local), 255, dtype=np.uint8)
     status[at] = 0
     status[at[list(broken)]] = 1
@@ -85,7 +91,7 @@ def _fill_images(cache, blocks, content, kind, weights, broken):
         cache,
         f"images/{facts.name}",
         blocks,
-        {"local": local, "global": local.mean(1), "status": status, "length": length},
+        {"local": local, "global": local.mean(-2), "status": status, "length": length},
     )
 
 

@@ -34,7 +34,7 @@ from ....pipeline.reading.split import Split
 from ...model import build_losses
 from ...recipes.blocks import Recipe
 from ...recipes.recipe import load_recipe
-from ...runs.features import batches_of, caption_set_of_run, image_set_of_run, open_store
+from ...runs.features import batches_of, caption_set_of_run, image_set_of_run, open_store, views_to_draw
 from ...runs.info import RunInfo, absolute, versions
 from ...runs.run import Run, require_free
 from ..event_log import require_log
@@ -101,7 +101,8 @@ def finetune(
         model = EndToEndModel(base.model(target), encoders, recipe)
         state = _state_after(base, before, recipe, model, target)
     sets, placement = (cached.image_set, cached.caption_set), placement_of(out, recipe, resume)
-    read = batches_of(sets, model, "train", target, placement), batches_of(sets, model, "val", target)
+    views = views_to_draw(cached.image_set, recipe)
+    read = batches_of(sets, model, "train", target, placement, views=views), batches_of(sets, model, "val", target)
     how = recipe.finetune.crop_and_flip, recipe.finetune.mask_words
     train_split, val_split = (end_to_end_batches(split, encoders, folder, *how) for split in read)
     facts = _facts_of(base, train_split, encoders, state.epoch)

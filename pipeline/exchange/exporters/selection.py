@@ -31,13 +31,14 @@ class Selection:
             yield rows[first : first + _IMAGES]
 
     def image_array(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Read one array of the image set at these image rows."""
+        """Read one array of the image set at these image rows; of several views the first, the image as it is."""
         assert self.images is not None
-        return self.take(f"{self.images.path}/{name}", self.images.blocks.array_rows(rows))
+        first_view = 0 if self.images.views > 1 and name in ("local", "global") else None
+        return self.take(f"{self.images.path}/{name}", self.images.blocks.array_rows(rows), first_view)
 
-    def take(self, path: str, at: np.ndarray) -> np.ndarray:
+    def take(self, path: str, at: np.ndarray, step: int | None = None) -> np.ndarray:
         """Read the rows `at` of an array, some that ascend and lie close together; checksums are checked."""
-        values: np.ndarray = self.cache.store.read_array(path, int(at[0]), int(at[-1]) + 1)[at - at[0]]
+        values: np.ndarray = self.cache.store.read_array(path, int(at[0]), int(at[-1]) + 1, step=step)[at - at[0]]
         return values
 
     def caption_rows(self, rows: np.ndarray) -> np.ndarray:

@@ -150,8 +150,8 @@ def test_an_average_that_would_never_move_is_refused(store, tmp_path):
 def test_features_that_are_not_finite_are_not_blamed_on_the_learning_rate(tmp_path, monkeypatch, split):
     whole = ImageSet.local
 
-    def spoiled(self, rows):
-        values = whole(self, rows).copy()
+    def spoiled(self, rows, view=0):
+        values = whole(self, rows, view).copy()
         values[rows == self.cache.splits[split][0]] = np.nan
         return values
 

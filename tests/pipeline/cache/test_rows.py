@@ -39,6 +39,27 @@ def test_any_ranges_equal_slices(array, pairs):
     assert got.dtype == values.dtype
 
 
+@pytest.mark.parametrize("inner", [4, None])
+@pytest.mark.parametrize("is_local", [True, False])
+def test_each_view_is_read_from_files_of_its_own(tmp_path, monkeypatch, inner, is_local):
+    store = Store(str(tmp_path / "s.zarr"))
+    store.fs.makedirs(store.root)
+    store.create_array("a", (ROWS, 5, 3, 2), 16, "float16", inner=inner, apart=True)
+    values = np.random.default_rng(0).normal(size=(ROWS, 5, 3, 2)).astype(np.float16)
+    store.open_array("a", writable=True)[...] = values
+    if not is_local:
+        store.is_local, store._zarr = False, lambda: store.root
+    opened, original = [], Rows._bytes
+    monkeypatch.setattr(Rows, "_bytes", lambda rows, name: opened.append(name) or original(rows, name))
+    rows, at = Rows(store, "a", views=5), np.random.default_rng(1).integers(0, ROWS - 1, size=40)
+    assert np.array_equal(rows.gather(at, view=3), values[at, 3])
+    assert {name.split("/")[3] for name in opened} == {"3"}
+    view = np.arange(40) % 5
+    assert np.array_equal(rows.gather(at, view=view), values[at, view])
+    pairs = np.stack([values[at, view], values[at + 1, view]], axis=1)
+    assert np.array_equal(rows.gather(at, 2, view), pairs.reshape(80, 3, 2))
+
+
 def test_a_store_that_is_not_local_is_read_through_zarr(array):
     store, values = array
     remote = Store(store.url)

@@ -177,8 +177,8 @@ def test_only_some_images_are_in_memory_at_once(tmp_path, monkeypatch):
     url = sound_store(tmp_path / "s", train=150, val=0, test=0)
     read, most = Store.read_array, []
 
-    def spying(store, name, first=0, last=None):
-        values = read(store, name, first, last)
+    def spying(store, name, first=0, last=None, **how):
+        values = read(store, name, first, last, **how)
         most.append(len(values) if name.startswith("images/") and name.endswith("/local") else 0)
         return values
 

@@ -1,0 +1,124 @@
+"""Views of a picture: as it is, and turned, mirrored or cropped, always alike for the same picture."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from encoder_contract import EncoderContract, picture
+from PIL import Image
+from torchvision.transforms import RandomResizedCrop
+
+from xret.pipeline.encoders import AUGMENTATIONS, load_visual, views
+from xret.pipeline.errors import EncoderError, SampleError
+
+
+def load(count, augment, name="resnet18", size=64, **words):
+    return load_visual(name, "random:0", size, "cpu", views=count, augment=augment, **words)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return load_visual("resnet18", "random:0", 64, "cpu")
+
+
+class TestViewsEncoder(EncoderContract):
+    @pytest.fixture
+    def encoder(self):
+        return load(3, "crop-flip")
+
+
+def test_the_eight_turns_and_mirrorings_of_a_square(tmp_path):
+    path = picture(tmp_path / "p.png", (64, 64))
+    square, plain = Image.open(path), load_visual("resnet18", "random:0", 56, "cpu")  # as much is cut off on all sides
+    seen = load(8, "dihedral", size=56).decode_views(path, "7")[0]
+    quarters = [None, Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_180, Image.Transpose.ROTATE_270]
+    mirrored = square.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    expected = [one if turn is None else one.transpose(turn) for one in (square, mirrored) for turn in quarters]
+    for view, turned in zip(seen, expected, strict=True):  # up to what resizing rounds
+        assert (view.int() - plain.prepare(turned).int()).abs().max() <= 1
+    assert len({view.numpy().tobytes() for view in seen}) == 8
+
+
+@pytest.mark.parametrize("augment", AUGMENTATIONS)
+def test_the_first_view_is_the_picture_as_it_is(plain, augment, tmp_path):
+    path = picture(tmp_path / "p.png")
+    encoder = load(4, augment)
+    pixels, size = encoder.decode_views(path, "7")
+    whole, own = plain.decode(path)
+    assert (size, pixels.shape) == (own, (4, *whole.shape))
+    assert torch.equal(pixels[0], whole)
+    local, global_ = encoder.encode(pixels[None])
+    assert (local.shape, global_.shape) == ((1, 4, plain.rows, plain.channels), (1, 4, plain.channels))
+    for view in range(4):
+        alone, alone_global = plain.encode(pixels[view][None])
+        assert alone.tobytes() == local[:, view].tobytes()
+        assert alone_global.tobytes() == global_[:, view].tobytes()
+
+
+def test_crops_follow_from_picture_and_number(tmp_path):
+    path = picture(tmp_path / "p.png")
+    few, many = (load(count, "crop-flip").decode_views(path, "7")[0] for count in (3, 6))
+    assert torch.equal(few, many[:3])  # how many there are changes none of them
+    assert len({view.numpy().tobytes() for view in many}) == 6
+    other = load(3, "crop-flip").decode_views(path, "8")[0]
+    assert torch.equal(other[0], few[0])
+    assert not torch.equal(other[1], few[1])
+
+
+def test_half_of_the_crops_are_mirrored(tmp_path):
+    shade = np.tile(np.linspace(0, 255, 120, dtype=np.uint8), (90, 1))
+    Image.fromarray(shade).convert("RGB").save(tmp_path / "p.png")
+    seen = load(201, "crop-flip").decode_views(tmp_path / "p.png", "7")[0][1:].float()
+    falling = (seen[..., -1].mean((1, 2)) < seen[..., 0].mean((1, 2))).float().mean()
+    assert 0.4 < falling < 0.6
+
+
+@pytest.mark.parametrize("size", [(300, 200), (64, 64), (90, 400), (3, 2), (1, 1), (1, 90)])
+def test_windows_are_those_of_torchvision(size):
+    rng, drawn = random.Random(0), []
+    for _ in range(2000):
+        left, top, right, bottom = views.window(size, rng)
+        assert 0 <= left < right <= size[0] and 0 <= top < bottom <= size[1]
+        drawn.append((left, top, right - left, bottom - top))
+    torch.manual_seed(0)
+    blank = torch.zeros(3, size[1], size[0])
+    theirs = [RandomResizedCrop.get_params(blank, list(views._AREA), list(views._RATIO)) for _ in range(2000)]
+    expected = np.array([(left, top, width, height) for top, left, height, width in theirs], float)
+    got = np.array(drawn, float)
+    error = 6 * (expected.std(0) + got.std(0)) / len(got) ** 0.5
+    assert (np.abs(got.mean(0) - expected.mean(0)) <= error + 1e-9).all()
+    if min(size) > 50:
+        share = got[:, 2] * got[:, 3] / (size[0] * size[1])
+        assert share.max() <= 1
+
+
+def test_views_of_the_network_that_stretches_pictures(tmp_path):
+    encoder = load(2, "crop-flip", "butd-grid", 64)
+    pixels, _ = encoder.decode_views(picture(tmp_path / "p.png"), "7")
+    assert encoder.encode(pixels[None])[0].shape == (1, 2, encoder.rows, 2048)
+
+
+@pytest.mark.parametrize(
+    ("count", "augment", "words", "sentence"),
+    [
+        (9, "dihedral", {}, "a square has eight turns and mirrorings; ask for at most 8"),
+        (2, "blur", {}, "there is no augmentation 'blur'; choose one of crop-flip, dihedral"),
+        (2, None, {}, "--views goes with --augment crop-flip|dihedral; give both or neither"),
+        (1, "dihedral", {}, "--augment goes with --views N; give both or neither"),
+        (0, None, {}, "a picture has at least one view"),
+        (2, "dihedral", {"name": "butd"}, "not for the regions of butd; leave it out"),
+        (2, "dihedral", {"frames": 3}, "not for videos; leave it out"),
+    ],
+)
+def test_what_has_no_views_is_refused(count, augment, words, sentence):
+    with pytest.raises(EncoderError, match=sentence.replace("|", r"\|")):
+        load(count, augment, **words)
+
+
+def test_a_picture_that_cannot_be_used_is_named(tmp_path):
+    Image.new("RGB", (1, 101)).save(tmp_path / "thin.png")
+    for path in (tmp_path / "thin.png", tmp_path / "absent.png"):
+        with pytest.raises(SampleError) as caught:
+            load(2, "crop-flip").decode_views(path, "7")
+        assert caught.value.sample == str(path)

@@ -1,0 +1,152 @@
+"""Which view of an image a batch has: one is drawn every epoch, the same wherever the features lie."""
+
+import numpy as np
+import pytest
+import torch
+from small_batches import ALL, EPOCHS, assert_equal
+from small_store import make_store
+
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.rows import Rows
+from xret.pipeline.errors import CacheError
+from xret.pipeline.reading.batches import joined_batches, stored_batches
+from xret.pipeline.reading.features import concatenate, drawn_views
+from xret.pipeline.reading.placement import Resident
+
+VIEWS = 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("views")
+
+
+@pytest.fixture(scope="module")
+def cache(folder):
+    return FeatureCache.open(make_store(folder / "s.zarr", train=160, text="tokens", broken=(0, 77), views=VIEWS))
+
+
+@pytest.fixture
+def remote(cache):
+    """The same store, read as one on an object store is."""
+    opened = FeatureCache.open(cache.url)
+    opened.store.is_local, opened.store._zarr = False, lambda: opened.store.root
+    return opened
+
+
+def batches_of(cache, placement="mapped", views=range(VIEWS), split="train", **how):
+    sets = cache.image_set(), cache.caption_set()
+    return stored_batches(*sets, split, placement=placement, views=views, **ALL, **how)
+
+
+def images_of(batches, batch):
+    """Return which images of the split a batch has."""
+    images = np.empty(len(batch.images.length), dtype=np.int64)
+    images[batch.caption_image] = batches.caption_image[batch.caption_index]
+    return images
+
+
+@pytest.mark.parametrize("placement", ["mapped", "pinned", "device", "stream"])
+@pytest.mark.parametrize("words", EPOCHS)
+def test_the_view_follows_from_seed_epoch_and_image(cache, placement, words):
+    batches, images = batches_of(cache, placement), cache.image_set()
+    drawn = drawn_views((words["seed"], words["epoch"]), VIEWS, batches.images)
+    seen = []
+    for batch in batches.epoch(**words):
+        own = images_of(batches, batch)
+        rows = batches.image_rows[own]
+        assert torch.equal(batch.images.local, torch.from_numpy(images.local(rows, drawn[own])))
+        assert torch.equal(batch.images.global_, torch.from_numpy(images.global_(rows, drawn[own])))
+        assert (batch.images.length == 4).all()
+        seen += drawn[own].tolist()
+    assert set(seen) == set(range(VIEWS))
+
+
+@pytest.mark.parametrize("words", EPOCHS)
+def test_batches_are_the_same_wherever_the_features_lie(cache, words):
+    expected, *others = (list(batches_of(cache, place).epoch(**words)) for place in ("mapped", "pinned", "device"))
+    for other in others:
+        for one, two in zip(expected, other, strict=True):
+            assert_equal(one, two)
+
+
+def test_a_later_beginning_draws_what_an_earlier_one_would(cache):
+    batches = batches_of(cache)
+    whole, rest = list(batches.epoch(**EPOCHS[0])), list(batches.epoch(**EPOCHS[0], first=4))
+    for one, other in zip(whole[4:], rest, strict=True):
+        assert_equal(one, other)
+
+
+def test_all_views_of_each_image_come_over_epochs():
+    drawn = np.stack([drawn_views((3, epoch), VIEWS, 500) for epoch in range(200)])
+    share = np.stack([(drawn == view).mean(0) for view in range(VIEWS)])
+    assert (share > 0.15).all()
+    assert np.abs(share.mean(1) - 1 / VIEWS).max() < 0.01
+    together = (drawn[:-1] == drawn[1:]).mean()
+    assert together == pytest.approx(1 / VIEWS, abs=0.01)  # an epoch says nothing of the next one
+    assert not np.array_equal(drawn[0], drawn_views((4, 0), VIEWS, 500))
+
+
+@pytest.mark.parametrize("placement", ["mapped", "pinned", "stream"])
+def test_what_is_read_in_order_is_the_first_view_or_the_one_that_was_asked_for(cache, placement):
+    images = cache.image_set()
+    for views, expected in ((range(VIEWS), 0), ((0,), 0), ((2,), 2)):
+        batches = batches_of(cache, placement, views, split="val")
+        got = concatenate(list(batches.image_features(5)))
+        assert torch.equal(got.local, torch.from_numpy(images.local(batches.image_rows, expected)))
+        assert torch.equal(got.global_, torch.from_numpy(images.global_(batches.image_rows, expected)))
+
+
+def test_one_view_is_what_a_store_of_one_view_gives(cache, folder):
+    single = FeatureCache.open(make_store(folder / "one.zarr", train=160, text="tokens", broken=(0, 77)))
+    ours, theirs = batches_of(cache, views=(0,)), batches_of(single, views=(0,))
+    for words in EPOCHS:
+        for one, other in zip(ours.epoch(**words), theirs.epoch(**words), strict=True):
+            assert_equal(one, other)
+
+
+def test_one_view_is_read_without_the_others(cache, monkeypatch):
+    opened, original = [], Rows._bytes
+    monkeypatch.setattr(Rows, "_bytes", lambda rows, name: opened.append(name) or original(rows, name))
+    list(batches_of(FeatureCache.open(cache.url), views=(0,)).image_features(16))
+    views = {name.split("/c/")[1].split("/")[1] for name in opened if name.startswith("images/") and "/c/" in name}
+    assert views == {"0"}
+
+
+def test_views_in_memory_are_counted_and_not_taken_for_those_of_others(cache):
+    resident = Resident()
+    sizes = []
+    for views in ((0,), range(VIEWS), (1,)):
+        batches = batches_of(cache, "pinned", views, resident=resident)
+        sizes.append(batches.image_source.columns["local"].table.numel())
+        got = concatenate(list(batches.image_features(50)))
+        assert torch.equal(got.local, torch.from_numpy(cache.image_set().local(batches.image_rows, views[0])))
+    assert sizes == [sizes[0], VIEWS * sizes[0], sizes[0]]
+
+
+def test_joined_data_sets_draw_each_their_own(cache, folder):
+    other = FeatureCache.open(make_store(folder / "other.zarr", train=40, val=0, test=0, text="tokens", views=VIEWS))
+    both = joined_batches([batches_of(cache), batches_of(other)])
+    count = batches_of(cache).images
+    for batch in both.epoch(unit="image", batch_size=50, seed=1, epoch=2):
+        own = images_of(both, batch)
+        for store, mine, first in ((cache, own < count, 0), (other, own >= count, count)):
+            part = batches_of(store)
+            items = own[mine] - first
+            view = drawn_views((1, 2), VIEWS, part.images)[items]
+            expected = store.image_set().local(part.image_rows[items], view)
+            assert torch.equal(batch.images.local[mine], torch.from_numpy(expected))
+    single = FeatureCache.open(make_store(folder / "single.zarr", train=40, val=0, test=0, text="tokens"))
+    with pytest.raises(CacheError, match="another encoder"):
+        joined_batches([batches_of(cache), batches_of(single, views=(0,))])
+
+
+def test_a_stream_of_an_object_store_reads_each_file_once(remote, monkeypatch):
+    batches = batches_of(remote, "stream")
+    fetched, original = [], Rows._bytes
+    monkeypatch.setattr(Rows, "_bytes", lambda rows, name: fetched.append(name) or original(rows, name))
+    got = list(batches.epoch(unit="image", batch_size=16, seed=0, epoch=0))
+    assert sum(len(batch.images.length) for batch in got) == batches.images
+    files = [name for name in fetched if "images/" in name]
+    assert len(files) == len(set(files))
+    assert {name.split("/c/")[1].split("/")[1] for name in files} == {"0", "1", "2"}

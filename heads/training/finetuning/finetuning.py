@@ -88,8 +88,7 @@ def finetune(
     require_one_process("fine-tuning")
     if not resume:
         require_free(out)
-    target = pick_device(device)
-    base, weights = Run(run), {"image": visual_weights, "text": text_weights}
+    base, target, weights = Run(run), pick_device(device), {"image": visual_weights, "text": text_weights}
     recipe, put_back = _recipe(base, settings, reattach, weights)
     cache = open_store(base, store)
     require_splits(cache)
@@ -101,12 +100,12 @@ def finetune(
         model = EndToEndModel(base.model(target), encoders, recipe)
         state = _state_after(base, before, recipe, model, target)
     sets, placement = (cached.image_set, cached.caption_set), placement_of(out, recipe, resume)
-    views = views_to_draw(cached.image_set, recipe)
-    read = batches_of(sets, model, "train", target, placement, views=views), batches_of(sets, model, "val", target)
+    learnt = batches_of(sets, model, "train", target, placement, views=views_to_draw(cached.image_set, recipe))
     how = recipe.finetune.crop_and_flip, recipe.finetune.mask_words
-    train_split, val_split = (end_to_end_batches(split, encoders, folder, *how) for split in read)
-    facts = _facts_of(base, train_split, encoders, state.epoch)
-    new, created = open_run(TunedRun, out, facts, recipe, train_split, resume=resume)
+    both = learnt, batches_of(sets, model, "val", target)
+    train_split, val_split = (end_to_end_batches(split, encoders, folder, *how) for split in both)
+    info = _facts_of(base, train_split, encoders, state.epoch)
+    new, created = open_run(TunedRun, out, info, recipe, train_split, resume=resume)
     if not state.resume(new):
         new.save_metrics(base.metrics()[: state.epoch])
     with new.held(created), _enough_memory(target):

@@ -6,15 +6,14 @@ Inception Architecture*, section 7.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ..parameters import Positive, Share
-from .blocks import BlockLoss, Pairs, joined
+from .blocks import BlockLoss, Pairs, Parts, joined
 
 LARGEST_SCALE = 100.0  # of a scale that is learned by its logarithm, as in CLIP
 SPREAD = 70.0  # exp(-87) is float32's smallest: what is lost of a row is below exp(-17) of it, its rounding
@@ -46,50 +45,36 @@ class InfoNce(BlockLoss):
         """Return the scale."""
         return self.scale.exp().clamp(max=LARGEST_SCALE) if self.logarithm else self.scale
 
-    def of_block(self, logits: Tensor, positives: Pairs, ignored: Pairs) -> "_Block":
-        """Return the positives of a block of logits `[R, C]`, which is overwritten, and what becomes of the others."""
+    def of_block(self, logits: Tensor, positives: Pairs, ignored: Pairs) -> Parts:
+        """Return, of a block of logits `[R, C]`, which is overwritten, what positives and negatives give.
+
+        For each image and each caption these are the logarithm of its negatives' summed exponentials and, where there
+        is smoothing, the negatives' sum and number.
+        """
         own = logits[positives]
         left_out = joined(positives, ignored)
-        sums = [logits.new_zeros(2, size) for size in logits.shape]  # nobody asks for them
+        sums: list[list[Tensor]] = [[], []]
         if self.smoothing:
             kept = torch.ones_like(logits).index_put(left_out, logits.new_zeros(()))
-            sums = [torch.stack([(logits * kept).sum(axis), kept.sum(axis)]) for axis in (1, 0)]
+            sums = [[(logits * kept).sum(axis), kept.sum(axis)] for axis in (1, 0)]
         # The lowest number instead of -inf: a row without negatives has a gradient of zero, not NaN.
         negatives = logits.index_put_(left_out, logits.new_tensor(torch.finfo(logits.dtype).min))
-        of_images, of_captions = _LogSumExps.apply(negatives)
-        return _Block(own, _Negatives(of_images, sums[0]), _Negatives(of_captions, sums[1]))
+        images, captions = _LogSumExps.apply(negatives)
+        return Parts(own, torch.stack([images, *sums[0]]), torch.stack([captions, *sums[1]]))
 
-    def total(self, blocks: Sequence[Sequence["_Block"]], positives: Pairs, captions: int) -> Tensor:
+    def total(self, parts: Parts, positives: Pairs) -> Tensor:
         """Return the loss, a scalar; zero without a positive."""
-        own = torch.cat([block.own for row in blocks for block in row])
-        of_images = [[block.images for block in row] for row in blocks]
-        of_captions = [[block.captions for block in column] for column in zip(*blocks, strict=True)]
-        terms = self._terms(own, of_images, positives.rows) + self._terms(own, of_captions, positives.columns)
-        return terms.sum() / (2 * max(len(own), 1))
+        images = self._terms(parts.own, parts.images, positives.rows)
+        captions = self._terms(parts.own, parts.captions, positives.columns)
+        return (images + captions).sum() / (2 * max(len(parts.own), 1))
 
-    def _terms(self, own: Tensor, parts: list[list["_Negatives"]], anchor: Tensor) -> Tensor:
-        """Return each positive's term in one direction, `[P]`; each list has all parts of its anchors' negatives."""
-        negatives = torch.cat([torch.stack([part.lse for part in some]).logsumexp(0) for some in parts])[anchor]
-        target = own
+    def _terms(self, own: Tensor, negatives: Tensor, anchor: Tensor) -> Tensor:
+        """Return the term of each positive, `[P]`, in the direction of its anchors, of which all blocks give parts."""
+        others, target = negatives[:, 0].logsumexp(0)[anchor], own
         if self.smoothing:
-            sum_, count = torch.cat([torch.stack([part.sums for part in some]).sum(0) for some in parts], 1)[:, anchor]
+            sum_, count = negatives[:, 1:].sum(0)[:, anchor]
             target = torch.lerp(own, (own + sum_) / (1 + count), self.smoothing)
-        return torch.logaddexp(own, negatives) - target
-
-
-class _Negatives(NamedTuple):
-    """The negatives of R anchors: the logarithm of their summed exponentials `[R]`, their sum and number `[2, R]`."""
-
-    lse: Tensor
-    sums: Tensor
-
-
-class _Block(NamedTuple):
-    """What a block gives: the logits of its positives `[P]`, and the negatives of its images and of its captions."""
-
-    own: Tensor
-    images: _Negatives
-    captions: _Negatives
+        return torch.logaddexp(own, others) - target
 
 
 class _LogSumExps(torch.autograd.Function):

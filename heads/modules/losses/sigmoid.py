@@ -4,14 +4,13 @@ Source: Zhai et al., *Sigmoid Loss for Language Image Pre-Training* (SigLIP, ICC
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from ..parameters import Positive
-from .blocks import BlockLoss, Pairs, joined
+from .blocks import BlockLoss, Pairs, Parts, joined
 
 
 class Sigmoid(BlockLoss):
@@ -33,14 +32,15 @@ class Sigmoid(BlockLoss):
         """Return the scale."""
         return self.log_scale.exp()
 
-    def of_block(self, logits: Tensor, positives: Pairs, ignored: Pairs) -> Tensor:
-        """Return the sum over a block of scaled similarities `[R, C]`, which is overwritten."""
+    def of_block(self, logits: Tensor, positives: Pairs, ignored: Pairs) -> Parts:
+        """Return, of a block of scaled similarities `[R, C]`, which is overwritten, each image's sum over captions."""
         logits += self.bias
         # -log sigmoid(-x) is softplus(x): positives change their sign, and softplus of the lowest number is zero.
         lowest = logits.new_full(ignored.rows.shape, torch.finfo(logits.dtype).min)
         changed = torch.cat([-logits[positives], lowest])
-        return softplus(logits.index_put_(joined(positives, ignored), changed)).sum()
+        terms = softplus(logits.index_put_(joined(positives, ignored), changed))
+        return Parts(logits.new_zeros(len(positives.rows)), terms.sum(1)[None], logits.new_zeros(0, logits.shape[1]))
 
-    def total(self, blocks: Sequence[Sequence[Tensor]], positives: Pairs, captions: int) -> Tensor:
+    def total(self, parts: Parts, positives: Pairs) -> Tensor:
         """Return the loss, a scalar."""
-        return torch.stack([block for row in blocks for block in row]).sum() / captions
+        return parts.images.sum() / parts.captions.shape[2]

@@ -121,7 +121,7 @@ def main(
         model, images, captions = embedded[name]
         one = cost(images, captions, model.similarity)
         found = {"recipe": name, "images": gallery, "milliseconds": round(milliseconds[name], 3)}
-        click.echo(json.dumps(found | {"ratio": round(milliseconds[name] / base, 2), **one}))
+        click.echo(json.dumps(found | {"ratio": round(milliseconds[name] / base, 2), **vars(one)}))
     grown: dict[str, list[tuple[int, float]]] = {}
     for name in filter(None, grow.split(",")):
         for size in map(int, sizes.split(",")):

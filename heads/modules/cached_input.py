@@ -40,14 +40,11 @@ class CachedInput(nn.Module):
     @torch.no_grad()
     def measure(self, values: Iterable[Tensor]) -> None:
         """Take mean and deviation from `values`, many tensors `[R, C]`; a channel that never changes stays unscaled."""
-        count, total, squares = (
-            0,
-            torch.zeros_like(self.mean, dtype=torch.float64),
-            torch.zeros((), dtype=torch.float64),
-        )
+        count, total = 0, torch.zeros_like(self.mean, dtype=torch.float64)
+        squares = total.clone()
         for rows in values:
             rows = rows.double()
-            count, total, squares = count + len(rows), total + rows.sum(0), squares.to(rows) + rows.square().sum(0)
+            count, total, squares = count + len(rows), total + rows.sum(0), squares + rows.square().sum(0)
         mean = total / max(count, 1)
         deviation = (squares / max(count, 1) - mean.square()).clamp(min=0).sqrt()
         self.mean.copy_(mean)

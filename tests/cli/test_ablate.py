@@ -5,10 +5,8 @@ import json
 import re
 
 import pytest
-from click.testing import CliRunner
+from command_line import refused, run
 from small_store import make_store
-
-from xret.cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -21,25 +19,12 @@ def store(tmp_path_factory):
     return make_store(tmp_path_factory.mktemp("store") / "s.zarr", train=8, val=4, test=4)
 
 
-def run(*words, code=0):
-    result = CliRunner().invoke(main, ["ablate", *(str(word) for word in words)])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    assert result.exit_code == code, result.output
-    return result
-
-
-def refused(*words, code=1):
-    """Return the sentence that a wrong command ends in."""
-    *_, last = run(*words, code=code).stderr.strip().splitlines()
-    return last.removeprefix("Error: ")
-
-
 def test_a_table_its_files_and_its_json(store, tmp_path):
     files = {ending: tmp_path / "not there yet" / f"table.{ending}" for ending in ("csv", "tex", "svg")}
     out = [store, "--out", tmp_path / "out", *VARY, "--seeds", "2", "--device", "cpu"]
-    table = run(*out, "--csv", files["csv"], "--latex", files["tex"], "--plot", files["svg"]).stdout
+    table = run("ablate", *out, "--csv", files["csv"], "--latex", files["tex"], "--plot", files["svg"]).stdout
     assert table.splitlines()[0] == "split test, protocol full; mean ± standard deviation over 2 seeds"
-    entries = json.loads(run(*out, "--json").stdout)
+    entries = json.loads(run("ablate", *out, "--json").stdout)
     assert [(entry["cell"], entry["seed"], entry["status"]) for entry in entries] == [
         ({"loss.triplet.margin": margin}, seed, "done") for margin in (0.1, 0.2) for seed in (0, 1)
     ]
@@ -54,18 +39,20 @@ def test_a_table_its_files_and_its_json(store, tmp_path):
 
 def test_a_failed_cell_is_told_and_the_exit_code_is_1(store, tmp_path):
     vary = ["--recipe", "vsepp", "--vary", "adapter.words.word_dim=1000000000000,4", SMALL[0], SMALL[2]]
-    said = run(store, "--out", tmp_path / "out", *vary, "--device", "cpu", code=1).stdout
+    said = run("ablate", store, "--out", tmp_path / "out", *vary, "--device", "cpu", code=1).stdout
     assert "\nfailed: adapter.words.word_dim=1000000000000, seed 0: the head does not fit in the memory of cpu" in said
     assert said.splitlines()[3].startswith("adapter.words.word_dim=4 ")
-    result = run(store, "--out", tmp_path / "out", *vary, "--device", "cpu", "--json", code=1)
+    result = run("ablate", store, "--out", tmp_path / "out", *vary, "--device", "cpu", "--json", code=1)
     assert [entry["status"] for entry in json.loads(result.stdout)] == ["failed", "done"]
 
 
 def test_a_grid_and_the_list_of_grids(store, tmp_path):
-    listed = run("--grid", "list").stdout
+    listed = run("ablate", "--grid", "list").stdout
     assert re.search(r"^setdiv-table4 +19 cells  Kim et al\..*, Table 4$", listed, re.MULTILINE)
     entries = json.loads(
-        run(store, "--grid", "gaussian-table6", "--out", tmp_path / "out", *SMALL, "--device", "cpu", "--json").stdout
+        run(
+            "ablate", store, "--grid", "gaussian-table6", "--out", tmp_path / "out", *SMALL, "--device", "cpu", "--json"
+        ).stdout
     )
     assert [entry["label"] for entry in entries] == ["spherical", "ellipsoidal"]
     assert [entry["paper"] for entry in entries] == [
@@ -78,27 +65,27 @@ def test_a_grid_and_the_list_of_grids(store, tmp_path):
 def test_mistakes(store, tmp_path):
     out = ["--out", tmp_path / "out"]
     for words in ([], ["--recipe", "vsepp"], ["--vary", "model.dim=1"], ["--grid", "setdiv-b3", *VARY]):
-        assert "give --recipe with one --vary or more, or --grid" in refused(store, *out, *words, code=2)
+        assert "give --recipe with one --vary or more, or --grid" in refused("ablate", store, *out, *words, code=2)
     both = ["--jobs", "2", "--scheduler", "tcp://127.0.0.1:9"]
-    assert "--jobs is for this machine" in refused(store, *out, *VARY, *both, code=2)
-    assert "Missing argument 'STORE'" in refused(*out, *VARY, code=2)
+    assert "--jobs is for this machine" in refused("ablate", store, *out, *VARY, *both, code=2)
+    assert "Missing argument 'STORE'" in refused("ablate", *out, *VARY, code=2)
     (tmp_path / "file").touch()
     for option in ("--csv", "--latex", "--plot"):
-        assert f"'{tmp_path}' is a directory" in refused(store, *out, *VARY, option, tmp_path, code=2)
-        sentence = refused(store, *out, *VARY, option, tmp_path / "file" / "table.svg")
+        assert f"'{tmp_path}' is a directory" in refused("ablate", store, *out, *VARY, option, tmp_path, code=2)
+        sentence = refused("ablate", store, *out, *VARY, option, tmp_path / "file" / "table.svg")
         assert f"because {tmp_path / 'file'} is a file; choose another {option}" in sentence
-    assert "is a file; choose another --out" in refused(store, "--out", tmp_path / "file" / "x", *VARY)
-    assert "must end in .png" in refused(store, *out, *VARY, "--plot", tmp_path / "t.gif", code=2)
+    assert "is a file; choose another --out" in refused("ablate", store, "--out", tmp_path / "file" / "x", *VARY)
+    assert "must end in .png" in refused("ablate", store, *out, *VARY, "--plot", tmp_path / "t.gif", code=2)
     two = [*VARY, "--vary", "optimizer.lr=1,2", "--plot", tmp_path / "t.png"]
-    assert "a single varied key" in refused(store, *out, *two, code=2)
-    assert "did you mean 'setdiv-table4'?" in refused(store, *out, "--grid", "setdiv-tabel4")
-    sentence = refused(store, *out, *VARY, "--vary", "optimizer.lrr=1,2", "--set", "similarity=cosin")
+    assert "a single varied key" in refused("ablate", store, *out, *two, code=2)
+    assert "did you mean 'setdiv-table4'?" in refused("ablate", store, *out, "--grid", "setdiv-tabel4")
+    sentence = refused("ablate", store, *out, *VARY, "--vary", "optimizer.lrr=1,2", "--set", "similarity=cosin")
     assert "optimizer.lrr is not a key (did you mean 'lr'?)" in sentence
     assert "did you mean 'cosine'?" in sentence
-    result = run(store, *out, *VARY, "--split", "dev", "--json", code=1)
+    result = run("ablate", store, *out, *VARY, "--split", "dev", "--json", code=1)
     assert "has no split 'dev'" in json.loads(result.stderr)["error"]
     assert not (tmp_path / "out").exists()
 
 
 def test_help_has_an_example():
-    assert "xret ablate f30k.zarr --recipe setdiv --vary" in run("--help").stdout
+    assert "xret ablate f30k.zarr --recipe setdiv --vary" in run("ablate", "--help").stdout

@@ -9,9 +9,10 @@ import sys
 import click
 import pytest
 from click.testing import CliRunner
+from command_line import refused, run
 from PIL import Image
 
-from xret.cli import Commands, main
+from xret.cli import Commands
 
 EXTRACT = ["--visual", "resnet18", "--visual-weights", "random:0", "--image-size", "64", "--text", "words"]
 TRAIN = [
@@ -20,22 +21,6 @@ TRAIN = [
     "--set=aggregator.text.head_dim=16",
     "--set=schedule.epochs=2",
 ]
-
-
-def run(*words, code=0):
-    result = CliRunner().invoke(main, [str(word) for word in words])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    assert result.exit_code == code, result.output
-    return result
-
-
-def refused(*words, code=1):
-    """Return the sentence that a wrong command ends in."""
-    result = run(*words, code=code)
-    *_, last = result.stderr.strip().splitlines()
-    assert "Traceback" not in result.stderr
-    assert last.startswith("Error: ")
-    return last.removeprefix("Error: ")
 
 
 @pytest.fixture

@@ -5,10 +5,8 @@ import importlib.util
 import json
 
 import pytest
-from click.testing import CliRunner
+from command_line import refused, run
 from small_store import make_store
-
-from xret.cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -19,19 +17,6 @@ WORDS = ["--recipe", "vsepp", "--trials", "3", "--device", "cpu", *SMALL]
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     return make_store(tmp_path_factory.mktemp("store") / "s.zarr", train=8, val=4, test=4)
-
-
-def run(*words, code=0):
-    result = CliRunner().invoke(main, [str(word) for word in words])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    assert result.exit_code == code, result.output
-    return result
-
-
-def refused(*words, code=1):
-    """Return the sentence that a wrong command ends in."""
-    *_, last = run("tune", *words, code=code).stderr.strip().splitlines()
-    return last.removeprefix("Error: ")
 
 
 def test_a_table_its_files_and_its_json(store, tmp_path):
@@ -58,19 +43,19 @@ def test_a_table_its_files_and_its_json(store, tmp_path):
 
 def test_mistakes(store, tmp_path, monkeypatch):
     out = ["--out", tmp_path / "out"]
-    assert "Missing option '--recipe'" in refused(store, *out, code=2)
+    assert "Missing option '--recipe'" in refused("tune", store, *out, code=2)
     both = ["--jobs", "2", "--scheduler", "tcp://127.0.0.1:9"]
-    assert "--jobs is for this machine" in refused(store, *out, *WORDS, *both, code=2)
-    assert "did you mean 'optimizer.lr'?" in refused(store, *out, *WORDS, "--space", "optimizer.lrr=1:2")
-    assert "there is no recipe 'vsep'" in refused(store, *out, "--recipe", "vsep")
+    assert "--jobs is for this machine" in refused("tune", store, *out, *WORDS, *both, code=2)
+    assert "did you mean 'optimizer.lr'?" in refused("tune", store, *out, *WORDS, "--space", "optimizer.lrr=1:2")
+    assert "there is no recipe 'vsep'" in refused("tune", store, *out, "--recipe", "vsep")
     (tmp_path / "file").touch()
-    assert "is a file; choose another --out" in refused(store, "--out", tmp_path / "file" / "x", *WORDS)
+    assert "is a file; choose another --out" in refused("tune", store, "--out", tmp_path / "file" / "x", *WORDS)
     find = importlib.util.find_spec
     for module, package, extra in (("tuning", "optuna", "tune"), ("table", "sklearn", "report")):
         monkeypatch.setattr(
             f"xret.heads.tuning.{module}.find_spec", lambda name, p=package: None if name == p else find(name)
         )
-        assert f"pip install 'xret[{extra}]'" in refused(store, *out, *WORDS, "--plot")
+        assert f"pip install 'xret[{extra}]'" in refused("tune", store, *out, *WORDS, "--plot")
         monkeypatch.undo()
     assert not (tmp_path / "out").exists()
 

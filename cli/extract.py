@@ -65,7 +65,7 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     cls=Sectioned,
     sections={
         "Data": "store data_root splits",
-        "Images": "visual visual_weights image_size regions frames views augment",
+        "Images": "visual visual_weights visual_layer image_size regions frames views augment",
         "Captions": "text text_weights text_layer max_tokens special_tokens",
         "By a fine-tuned run instead": "from_run",
         "Where and how it runs": "plan device batch_size dtype workers scheduler shard_images as_json",
@@ -79,11 +79,25 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     "--visual",
     default="resnet152",
     show_default=True,
-    help="A torchvision classification network, butd, butd-grid, fasterrcnn_resnet50_fpn_v2, or none.",
+    metavar="ENCODER",
+    help="A torchvision classification network; hf:ID or hf:DIR, an image model of transformers from the hub or a"
+    " folder (CLIP, SigLIP, DINOv2, DINOv3, ViT, Swin, ConvNeXt, …); butd, butd-grid, fasterrcnn_resnet50_fpn_v2; or"
+    " none.",
 )
 @click.option("--visual-weights", default="imagenet", show_default=True, help="imagenet, a file, or random:SEED.")
 @click.option(
-    "--image-size", default=224, show_default=True, type=click.IntRange(32, 2048), help="Pixels a side, for grids."
+    "--visual-layer",
+    default=-1,
+    show_default=True,
+    metavar="N",
+    type=int,
+    help="For hf: whose hidden states are the local features: 0 the embeddings, -1 the last.",
+)
+@click.option(
+    "--image-size",
+    type=click.IntRange(32, 2048),
+    metavar="PIXELS",
+    help="Side of the input, for grids; by default 224, and of hf: what the checkpoint was trained with.",
 )
 @click.option(
     "--regions", callback=_regions, metavar="N|MIN-MAX", help="Boxes of an image for detectors, by default 36."
@@ -139,7 +153,7 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     help="Encode with the backbones that `xret finetune` left in RUN, instead of --visual and --text.",
 )
 @click.option("--repair", is_flag=True, help="Compute shards again that are damaged or hold samples that failed.")
-@click.option("--trust", is_flag=True, help="Unpickle a file of weights that holds more than tensors: it may run code.")
+@click.option("--trust", is_flag=True, help="Unpickle weights, or run a program that a checkpoint comes with.")
 @click.option(
     "--plan",
     is_flag=False,
@@ -252,17 +266,19 @@ def refuse_workers_of_a_cluster(options: dict[str, Any]) -> None:
 
 def _refuse_without_effect(ctx: click.Context, options: dict[str, Any]) -> None:
     """Refuse options that the chosen encoders would pass over in silence."""
-    from ..pipeline.encoders import REGION_ENCODERS
+    from ..pipeline.encoders import HUB, REGION_ENCODERS
 
     of_bert = ("text_weights", "text_layer", "special_tokens", "max_tokens")
     if options["text"] != "bert" and (names := _given(ctx, of_bert)):
         raise click.UsageError(
             f"{names} has no effect on --text {options['text']}; leave it out, or choose --text bert"
         )
-    of_images = ("visual_weights", "image_size", "regions", "frames", "views", "augment", "trust")
+    of_images = ("visual_weights", "visual_layer", "image_size", "regions", "frames", "views", "augment", "trust")
     if options["visual"] == "none" and (names := _given(ctx, of_images)):
         raise click.UsageError(f"{names} has no effect on --visual none; leave it out, or choose an encoder")
     refuse_workers_of_a_cluster(options)
+    if options["visual"].startswith(HUB) and _given(ctx, ["visual_weights"]):
+        raise click.UsageError(f"--visual {options['visual']} names its weights itself; leave --visual-weights out")
     if options["visual"] in REGION_ENCODERS and _given(ctx, ["image_size"]):
         raise click.UsageError(
             f"--image-size has no effect on {options['visual']}, whose sizes are its own; leave it out"

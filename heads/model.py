@@ -13,6 +13,7 @@ from .modules.adapters import ADAPTERS
 from .modules.aggregators import AGGREGATORS, Aggregated
 from .modules.embedding import Embedding, Sequence
 from .modules.losses import LOSSES
+from .modules.positions import cell_places
 from .modules.similarity import SIMILARITIES
 from .recipes.blocks import Block, Recipe, arguments
 from .recipes.schema import takes
@@ -66,10 +67,18 @@ class Branch(nn.Module):
         adapted = self.adapter(
             features.length, features.local, features.global_, features.token, uses_local=self.aggregator.uses_local
         )
-        placed = {"place": features.place} if self.aggregator.uses_place else {}
+        placed = {"place": _place(features)} if self.aggregator.uses_place else {}
         made = self.aggregator(adapted.local, adapted.length, adapted.global_, **placed)
         token = None if features.token is None else Sequence(features.token, features.length)
         return made._replace(global_=adapted.global_, token=token)
+
+
+def _place(features: Features) -> Tensor | None:
+    """Return where the cells of maps lie that are not square, or of which some were left out; else None."""
+    if features.place is None and features.grid is not None and features.local is not None:
+        places = cell_places(features.local.shape[1], features.local.device, features.grid)
+        return None if places is None else places[None]
+    return features.place
 
 
 class Model(nn.Module):

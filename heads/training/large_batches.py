@@ -108,7 +108,7 @@ def compared_pairs(caption_image: Tensor, text: Tensor | None, *, same_is_positi
 
 def _cut(features: Features, first: int, last: int) -> Features:
     """Return some samples; their padding stays, so that parts can be put together again."""
-    cut = {name: None if value is None else value[first:last] for name, value in vars(features).items()}
+    cut = {name: value[first:last] if isinstance(value, Tensor) else value for name, value in vars(features).items()}
     return Features(**cut)  # type: ignore[arg-type]
 
 

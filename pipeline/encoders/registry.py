@@ -9,22 +9,27 @@ from ..errors import EncoderError
 from .base import TextEncoder, VisualEncoder
 from .threads import loading
 
-# By name the class that encodes images; any other name is a network of torchvision's.
+# By name the class that encodes images. `HUB` and a folder or model id name a checkpoint of transformers; any other
+# name is a network of torchvision's.
 _REGIONS = {
     "butd": ".detectors.butd:ButdEncoder",
     "fasterrcnn_resnet50_fpn_v2": ".detectors.torchvision_detector:DetectorEncoder",
 }
 _GRIDS = {"butd-grid": ".detectors.butd:ButdGridEncoder"}
+HUB = "hf:"
 REGION_ENCODERS = tuple(_REGIONS)
+IMAGE_SIZE = 224  # side of the square input of grids that have none of their own, pixels
 AUGMENTATIONS = ("crop-flip", "dihedral")  # that make further views of a picture; see `views`
 
 
 def load_visual(
     name: str,
     weights: str,
-    image_size: int,
+    image_size: int | None,
     device: str,
     *,
+    layer: int = -1,
+    half: bool = True,
     regions: tuple[int, int] | None = None,
     frames: int | None = None,
     views: int = 1,
@@ -34,10 +39,14 @@ def load_visual(
     """Return the image encoder `name`; the same arguments give the same network again, unless files were replaced.
 
     Args:
-        name: any torchvision classification network, ``butd``, ``butd-grid`` or ``fasterrcnn_resnet50_fpn_v2``.
-        weights: ``imagenet``, a file, or ``random:SEED``.
-        image_size: side of the square input, pixels; region encoders have sizes of their own.
+        name: any torchvision classification network, ``butd``, ``butd-grid`` or ``fasterrcnn_resnet50_fpn_v2``; or
+            ``hf:`` and the hub id or folder of an image model of transformers.
+        weights: ``imagenet``, a file, or ``random:SEED``; nothing else but ``imagenet`` beside ``hf:``.
+        image_size: side of the square input, pixels; None: a checkpoint's own, else 224. Region encoders have sizes of
+            their own.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
+        layer: whose hidden states are the local features, of a checkpoint of transformers; -1: the last.
+        half: let a GPU compute in bfloat16, of a checkpoint of transformers.
         regions: fewest and most boxes of an image, for region encoders; None: 36.
         frames: an image is a folder of frames, of which this many are taken; None: it is a picture.
         views: of each picture; with more than one the encoder is a `views.ViewsEncoder`.
@@ -52,11 +61,16 @@ def load_visual(
         raise EncoderError(f"--regions is for {' and '.join(REGION_ENCODERS)}; '{name}' has a fixed grid, leave it out")
     if frames is not None and name in REGION_ENCODERS:
         raise EncoderError(f"--frames takes the pooled feature of a grid, and '{name}' gives regions; leave it out")
+    if name.startswith(HUB) and weights != "imagenet":
+        raise EncoderError(f"'{name}' names its weights itself; leave --visual-weights {weights} out")
+    if layer != -1 and not name.startswith(HUB):
+        raise EncoderError(f"--visual-layer is for {HUB}ID|DIR; '{name}' gives its last map, leave it out")
     size = (regions or (36, 36)) if name in REGION_ENCODERS else image_size
+    state = _state(name.removeprefix(HUB) if name.startswith(HUB) else weights)
     with loading():
-        encoder: Any = _visual(name, weights, size, device, frames, trust, _state(weights))
+        encoder: Any = _visual(name, weights, size, device, frames, trust, state, layer, half)
     if augment is not None:
-        from .views import ViewsEncoder
+        from .wrappers.views import ViewsEncoder
 
         encoder = ViewsEncoder(encoder, views, augment)
     made: VisualEncoder = encoder
@@ -98,12 +112,19 @@ def load_text(
         return _text(weights, device, layer, special_tokens, max_tokens, _state(weights))
 
 
-def make_visual(name: str, weights: str, size: Any, device: str, trust: bool = False) -> Any:
+def make_visual(
+    name: str, weights: str, size: Any, device: str, trust: bool = False, layer: int = -1, half: bool = True
+) -> Any:
     """Return a new image encoder that is not shared; arguments and errors as of `load_visual`.
 
     The caller is alone with torch (`threads.loading`). `size` is the side of the square input, pixels; of a region
     encoder the fewest and most boxes.
     """
+    if name.startswith(HUB):
+        from .huggingface.images import ImageEncoder
+
+        return ImageEncoder(name.removeprefix(HUB), device, layer, size, half=half, trust=trust)
+    size = IMAGE_SIZE if size is None else size
     if where := (_REGIONS | _GRIDS).get(name):
         return resolve_name(f"{__package__}{where}")(weights, size, device, trust)
     from .grid import GridEncoder
@@ -113,19 +134,27 @@ def make_visual(name: str, weights: str, size: Any, device: str, trust: bool = F
 
 def make_text(weights: str, device: str, layer: int, special_tokens: bool, max_tokens: int | None) -> Any:
     """Return a new text encoder that is not shared; arguments, errors and caller as of `load_text`, `make_visual`."""
-    from .bert import BertEncoder
+    from .huggingface.bert import BertEncoder
 
     return BertEncoder(weights, device, layer, special_tokens, max_tokens)
 
 
 @cache
 def _visual(
-    name: str, weights: str, size: Any, device: str, frames: int | None, trust: bool, _state: Any
+    name: str,
+    weights: str,
+    size: Any,
+    device: str,
+    frames: int | None,
+    trust: bool,
+    _state: Any,
+    layer: int,
+    half: bool,
 ) -> VisualEncoder:
-    encoder: VisualEncoder = make_visual(name, weights, size, device, trust)
+    encoder: VisualEncoder = make_visual(name, weights, size, device, trust, layer, half)
     if frames is None:
         return encoder
-    from .frames import FramesEncoder
+    from .wrappers.frames import FramesEncoder
 
     return FramesEncoder(encoder, frames)
 

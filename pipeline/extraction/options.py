@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cache.layout import DEFAULT_SPLITS
-from ..encoders import REGION_ENCODERS, TextEncoder, VisualEncoder, load_text, load_visual
+from ..encoders import HUB, IMAGE_SIZE, REGION_ENCODERS, TextEncoder, VisualEncoder, load_text, load_visual
 from ..encoders.words import MIN_COUNT, TOKENIZER
 from ..errors import RunError
 
@@ -21,9 +21,11 @@ from ..errors import RunError
 class Options:
     """How to extract; the command line's options, with its defaults."""
 
-    visual: str | None = "resnet152"  # a torchvision network, ``butd``, ``butd-grid``, a detector; None: no images
+    # A torchvision network, ``butd``, ``butd-grid``, a detector, ``hf:`` and a hub id or folder; None: no images.
+    visual: str | None = "resnet152"
     visual_weights: str = "imagenet"  # or a file, or ``random:SEED``
-    image_size: int = 224  # side of the square input of grids, pixels
+    visual_layer: int = -1  # whose hidden states are the local features, of ``hf:``: 0 the embeddings, -1 the last
+    image_size: int | None = None  # side of the square input of grids, pixels; None: the checkpoint's own, else 224
     regions: tuple[int, int] | None = None  # fewest and most boxes of an image, for region encoders; None: 36
     frames: int | None = None  # an image is a folder of frames, of which at most so many are taken; None: a picture
     views: int = 1  # of each picture; the first is the picture as it is
@@ -51,6 +53,8 @@ class Options:
             self.visual_weights,
             self.image_size,
             device,
+            layer=self.visual_layer,
+            half=self.dtype == "float16",
             regions=self.regions,
             frames=self.frames,
             views=self.views,
@@ -74,7 +78,10 @@ class Options:
         if modality == "images":
             settings: dict[str, Any] = {"regions": self.regions, "frames": self.frames}
             if self.visual not in REGION_ENCODERS:
-                settings["image_size"] = self.image_size
+                of_hub = (self.visual or "").startswith(HUB)
+                settings["image_size"] = self.image_size or (None if of_hub else IMAGE_SIZE)
+            if self.visual_layer != -1:
+                settings["visual_layer"] = self.visual_layer
             if (self.views, self.augment) != (1, None):
                 settings |= {"views": self.views, "augment": self.augment}
             return _words(self.visual or "", self.visual_weights, self.dtype, settings)
@@ -103,6 +110,9 @@ def words_of_run(run: Path) -> dict[str, Any]:
 
 
 def _words(encoder: str, weights: str, dtype: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    if encoder.startswith(HUB):
+        weights = encoder.removeprefix(HUB)
+        encoder = HUB.rstrip(":") if Path(weights).is_dir() else encoder  # the name of a folder means nothing elsewhere
     resolved = _resolved(encoder, weights)
     if resolved is None:
         return None
@@ -111,14 +121,16 @@ def _words(encoder: str, weights: str, dtype: str, settings: Mapping[str, Any]) 
 
 
 def _resolved(encoder: str, weights: str) -> str | None:
-    if encoder != "bert" and weights == "imagenet":
+    of_hub = encoder == "bert" or f"{encoder}:".startswith(HUB)
+    if not of_hub and weights == "imagenet":
         return weights  # whatever lies in the working folder under that name
     path = Path(weights)
     if weights and path.is_file():
         return f"sha256:{_sha256([path])}"
     if weights and path.is_dir():
-        return f"sha256:{_sha256(sorted(entry for entry in path.iterdir() if entry.is_file()))}"
-    if encoder != "bert":
+        inside = path.iterdir() if encoder == "bert" else path.rglob("*")  # some checkpoints have folders of their own
+        return f"sha256:{_sha256(sorted(entry for entry in inside if entry.is_file()))}"
+    if not of_hub:
         return weights
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError

@@ -108,6 +108,7 @@ def _put(
     else:
         local, global_ = encoded
         _check_range(local, features, names)
+        _check_range(global_, features, names)
         arrays["local"][rows], arrays["global"][rows], arrays["length"][rows] = local, global_, features.rows
 
 
@@ -179,6 +180,7 @@ def _check_range(local: np.ndarray, features: FeatureSet, names: list[str]) -> N
         if not np.isfinite(value):
             raise CacheError(f"'{name}': the encoder gave NaN or infinity; check its weights")
         if value > float(np.finfo(features.dtype).max):
+            way = " or another --visual-layer" if features.identity.get("encoder") == "hf" else ""
             raise CacheError(
-                f"'{name}': an activation of {value:.3g} is beyond {features.dtype}; extract with --dtype float32"
+                f"'{name}': an activation of {value:.3g} is beyond {features.dtype}; extract with --dtype float32{way}"
             )

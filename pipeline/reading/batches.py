@@ -229,7 +229,7 @@ def stored_batches(
     place = choose(placement, arrays, device, cache.store.is_local, what, resident)
     return Batches(
         [replace(samples, placement=place)],
-        Stored(image_set.length[samples.image_rows], images, place, device, resident, len(views)),
+        Stored(image_set.length[samples.image_rows], images, place, device, resident, len(views), image_set.grid),
         Stored(caption_set.length[samples.caption_rows], captions, place, device, resident),
         device,
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..cache import FeatureSet, fingerprint
+from ..encoders import HUB
 from ..encoders.base import Encoder
 from ..errors import EncoderError
 
@@ -23,16 +24,24 @@ class Origin:
     def of(cls, features: FeatureSet) -> "Origin":
         """Return the origin of a cached set."""
         made = str(features.identity.get("weights", ""))
-        asked = str((features.attributes.get("asked") or {}).get("weights"))
+        words = features.attributes.get("asked") or {}
+        asked, encoder = str(words.get("weights")), str(words.get("encoder"))
         weights = made if made.startswith("random:") else "imagenet" if asked == "imagenet" else None
         if features.identity.get("encoder") == "bert" and not asked.startswith("sha256:"):
             weights = "bert-base-uncased"  # of the hub's models only the revision is written down; this is the default
+        if encoder.startswith(HUB):
+            weights = encoder
         return cls(features.name, features.kind, features.identity, features.dtype, weights)
 
     @property
     def fingerprint(self) -> str:
         """The set's fingerprint."""
         return fingerprint(self.identity, self.dtype)
+
+    @property
+    def of_hub(self) -> bool:
+        """Whether a checkpoint of transformers made the set, which ``hf:`` and its folder or hub id name."""
+        return self.identity.get("encoder") == HUB.rstrip(":")
 
     def weights_named(self, given: str | None, option: str) -> str:
         """Return the weights that were `given`, or those that made the set.
@@ -42,8 +51,8 @@ class Origin:
         """
         named = given or self.weights
         if named is not None:
-            return named
-        if self.identity.get("encoder") == "bert":
+            return f"{HUB}{named.removeprefix(HUB)}" if self.of_hub else named
+        if self.of_hub or self.identity.get("encoder") == "bert":
             place, advice = "folder", f"folder, or the model's hub id, as {option} HUB_ID|DIR"
         else:
             place, advice = "file", f"file as {option} FILE"
@@ -72,11 +81,17 @@ def grid_side(identity: dict[str, Any]) -> int | None:
     return preprocessing.get("crop", preprocessing.get("stretch"))
 
 
+def hidden_layer(identity: dict[str, Any]) -> int:
+    """Return whose hidden states of a model of transformers are local features; -1: the last."""
+    layer = str(identity["layer"])
+    return int(layer.rpartition(".")[2]) if layer.startswith("hidden_states.") else -1
+
+
 def text_settings(identity: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of `encoders.load_text` after the device that make a text encoder of this identity."""
-    preprocessing, layer = identity["preprocessing"], identity["layer"]
+    preprocessing = identity["preprocessing"]
     return {
-        "layer": -1 if layer == "last_hidden_state" else int(layer.rpartition(".")[2]),
+        "layer": hidden_layer(identity),
         "special_tokens": preprocessing.get("special_tokens", True),
         "max_tokens": preprocessing["max_length"],
     }

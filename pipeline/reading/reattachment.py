@@ -44,6 +44,11 @@ def put_back_images(
             " put back; leave its images on the cache with --reattach text"
         )
     origin, name = Origin.of(features), str(features.identity["encoder"])
+    if origin.of_hub:
+        raise CacheError(
+            f"'{features.name}' in {features.cache.url} was made with a checkpoint of transformers, whose image models"
+            " xret does not fine-tune; leave its images on the cache with --reattach text"
+        )
     weights = origin.weights_named(weights, "--visual-weights")
     with loading():
         encoder: TrainableEncoder = make_visual(name, weights, size, device)

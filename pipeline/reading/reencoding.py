@@ -12,7 +12,7 @@ from ..data.regions import Regions, lay_out
 from ..encoders import REGION_ENCODERS, TextEncoder, VisualEncoder, encoding, load_text, load_visual
 from ..errors import EncoderError, SampleError
 from .features import Features, pad, pad_ids
-from .origin import Origin, grid_side, text_settings
+from .origin import Origin, grid_side, hidden_layer, text_settings
 
 BATCH = 32  # samples that go through an encoder at once
 Picture: TypeAlias = str | Path | Image.Image
@@ -33,7 +33,18 @@ def image_encoder(origin: Origin, weights: str | None, device: str, trust: bool 
         name, frames = name.removesuffix("-frames"), identity["frames"]["most"]
     if name in REGION_ENCODERS:
         regions = identity["regions"]["fewest"], identity["regions"]["most"]
-    encoder = load_visual(name, weights, grid_side(identity) or 0, device, regions=regions, frames=frames, trust=trust)
+    name, held = (weights, "imagenet") if origin.of_hub else (name, weights)
+    encoder = load_visual(
+        name,
+        held,
+        grid_side(identity),
+        device,
+        layer=hidden_layer(identity),
+        half=origin.dtype == "float16",
+        regions=regions,
+        frames=frames,
+        trust=trust,
+    )
     origin.require(encoder, weights, "--visual-weights")
     return encoder
 
@@ -71,6 +82,7 @@ def encode_images(encoder: VisualEncoder, dtype: str, device: str, images: Seque
             torch.from_numpy(arrays["length"]).long().to(device),
             local=torch.from_numpy(arrays["local"]).to(device),
             global_=torch.from_numpy(arrays["global"]).to(device),
+            grid=encoder.grid,
         )
 
 

@@ -263,7 +263,7 @@ def covered(overlay):
 
 def test_a_grid_is_lit_where_it_is_attended_to():
     weights = np.array([0.4, 0.1, 0.0, 0.2])
-    overlay = Place(Picture("p", (30, 20), ""), grid_boxes(2), 2).drawn(weights, "")
+    overlay = Place(Picture("p", (30, 20), ""), grid_boxes(2, 2), (2, 2)).drawn(weights, "")
     np.testing.assert_allclose(covered(overlay), 1 - weights.reshape(2, 2) / 0.4, atol=0.01)
     outlines = re.findall('<rect x="([^"]+)" y="([^"]+)" width="([^"]+)" height="([^"]+)"', overlay)
     assert outlines == [("0.0", "0.0", "15.0", "10.0"), ("15.0", "10.0", "15.0", "10.0")]
@@ -272,7 +272,7 @@ def test_a_grid_is_lit_where_it_is_attended_to():
 def test_regions_are_lit_where_they_are():
     boxes = np.array([[0.0, 0.0, 0.5, 0.5], [0.25, 0.25, 1.0, 1.0], [0.0, 0.5, 0.25, 1.0]])
     weights = np.array([0.2, 0.4, 0.1])
-    overlay = Place(Picture("p", (40, 20), ""), boxes, CELLS).drawn(np.append(weights, 0.0), "")
+    overlay = Place(Picture("p", (40, 20), ""), boxes, (CELLS, CELLS)).drawn(np.append(weights, 0.0), "")
     dark = covered(overlay)
     side = len(dark)
     for row in range(side):

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import EncoderError
-from .base import library_versions
-from .hub import load_text_model, quiet
-from .weights import digest
+from ...errors import EncoderError
+from ..base import library_versions
+from ..weights import digest
+from .hub import counted_from_0, load_text_model, quiet
 
 # Dask's tasks already run in parallel; the tokenizers' own threads warn when a process forks.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -29,6 +29,7 @@ class BertEncoder:
 
     name = "bert"
     kind = "tokens"
+    space: str | None = None
     vocabulary: tuple[str, ...] | None = None
     channels: int | None
     global_channels: int | None
@@ -50,7 +51,7 @@ class BertEncoder:
         # What `encode` puts around the ids that `tokenize` gives, and whose states it leaves out again.
         self._before, self._after = ([], []) if special_tokens else (before, after)
         layers = getattr(self.network.config, "num_hidden_layers", 0)
-        layer = _counted_from_0(weights, layer, layers)
+        layer = counted_from_0(f"text weights '{weights}'", "--text-layer", layer, layers)
         self._layer: int | None = None  # the last hidden state
         self._above: dict[str, Tensor] = {}  # weights of layers that are cut off
         self.identity = self._identify("last_hidden_state" if layer == layers else f"hidden_states.{layer}")
@@ -185,16 +186,6 @@ class BertEncoder:
 
     def _state(self) -> dict[str, Tensor]:
         return {**self._above, **self.network.state_dict()}
-
-
-def _counted_from_0(weights: str, layer: int, layers: int) -> int:
-    """Return a layer's number from 0; numbers below 0 count from the last layer."""
-    if not -layers - 1 <= layer <= layers:
-        raise EncoderError(
-            f"text weights '{weights}' have no layer {layer}; choose a --text-layer from 0, the embeddings, to"
-            f" {layers}, or from -1, the last layer, down to -{layers + 1}"
-        )
-    return layer % (layers + 1)
 
 
 def _positions(model: Any) -> int:

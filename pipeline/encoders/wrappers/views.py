@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..data.images import open_image
-from ..errors import EncoderError
-from .grid import Grid
+from ...data.images import open_image
+from ...errors import EncoderError
+from ..grid import Grid
 
 _AREA, _RATIO = (0.36, 1.0), (3 / 4, 4 / 3)  # of a window: its share of the picture, and width over height
 _TRIES = 10  # to find a window that fits
@@ -43,6 +43,7 @@ class ViewsEncoder:
         self._made, parameters = AUGMENTATIONS[augment]
         self.name, self.versions = grid.name, grid.versions
         self.rows, self.channels, self.global_channels = grid.rows, grid.channels, grid.global_channels
+        self.grid, self.space = grid.grid, grid.space
         described = {"number": views, "augment": augment, **parameters}
         self.identity: dict[str, Any] = {**grid.identity, "views": described}
 

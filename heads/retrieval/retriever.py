@@ -269,7 +269,7 @@ class Retriever:
     @cached_property
     def text_encoder(self) -> tuple[TextEncoder, str]:
         """The encoder of captions, and the dtype of its features; loaded when it is first asked for."""
-        return find_text_encoder(self.run, lambda: self.cache, self.weights["text"], str(self.device))
+        return find_text_encoder(self.run, lambda: self.cache, self.weights["text"], str(self.device), self._trust)
 
     @cached_property
     def image_encoder(self) -> tuple[VisualEncoder, str]:

@@ -32,7 +32,8 @@ def find_image_encoder(
     Args:
         run: the run.
         open_cache: opens the store, which is asked where the run does not say what made its features.
-        weights: a file, ``imagenet`` or ``random:SEED``; None: as run or store name them.
+        weights: a file, ``imagenet``, ``random:SEED``, or a checkpoint's folder or hub id; None: as run or store name
+            them.
         device: where it runs.
         trust: let a file of weights run code while it is read.
 
@@ -49,7 +50,9 @@ def find_image_encoder(
     return image_encoder(origin, weights, device, trust), origin.dtype
 
 
-def find_text_encoder(run: Run, open_cache: Opener, weights: str | None, device: str) -> tuple[TextEncoder, str]:
+def find_text_encoder(
+    run: Run, open_cache: Opener, weights: str | None, device: str, trust: bool = False
+) -> tuple[TextEncoder, str]:
     """Return the encoder of a run's caption features, and the dtype that they are rounded to.
 
     Args:
@@ -57,6 +60,7 @@ def find_text_encoder(run: Run, open_cache: Opener, weights: str | None, device:
         open_cache: as for `find_image_encoder`.
         weights: a folder or hub id; None: as run or store name them.
         device: where it runs.
+        trust: let a program that a checkpoint comes with run.
 
     Raises:
         EncoderError, RunError, CacheError: as for `find_image_encoder`.
@@ -69,7 +73,7 @@ def find_text_encoder(run: Run, open_cache: Opener, weights: str | None, device:
         _require(run, "text", encoder.identity, options.dtype)
         return encoder, options.dtype
     origin = origin_of(run, "text", open_cache)
-    return caption_encoder(origin, weights, device), origin.dtype
+    return caption_encoder(origin, weights, device, trust), origin.dtype
 
 
 def own_backbone(run: Run, branch: BranchName) -> Options | None:

@@ -92,24 +92,38 @@ def _require_views(name: str, frames: int | None, views: int, augment: str | Non
 
 
 def load_text(
-    weights: str, device: str, *, layer: int = -1, special_tokens: bool = True, max_tokens: int | None = None
+    weights: str,
+    device: str,
+    *,
+    layer: int = -1,
+    special_tokens: bool = True,
+    max_tokens: int | None = None,
+    prompt: str | None = None,
+    half: bool = True,
+    trust: bool = False,
 ) -> TextEncoder:
     """Return the text encoder of a folder or hub id, as `load_visual` does.
 
     The words encoder has no weights: `words.WordsEncoder.build` makes it from the training captions.
 
     Args:
-        weights: hub id or folder.
+        weights: hub id or folder of a model of the BERT family; after ``hf:``, of any text model of transformers.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         layer: which hidden states: 0 are the embeddings, L the last layer's; -1 the last, -2 the one before.
         special_tokens: keep ids and states of the special tokens. The network sees them in any case.
         max_tokens: tokens of a caption that are encoded, special ones included; None: what the model takes.
+        prompt: what is encoded in the place of a caption, which stands in it for ``{}``; None: the caption itself.
+        half: let a GPU compute in bfloat16, of a checkpoint that ``hf:`` names.
+        trust: let a program that such a checkpoint comes with run.
 
     Raises:
         EncoderError: there is no such model, it is incomplete, or an option does not fit it.
     """
+    if prompt is not None and prompt.count("{}") != 1:
+        raise EncoderError(f"--prompt '{prompt}': a caption takes the place of {{}}, which has to stand in it once")
     with loading():
-        return _text(weights, device, layer, special_tokens, max_tokens, _state(weights))
+        state = _state(weights.removeprefix(HUB))
+        return _text(weights, device, layer, special_tokens, max_tokens, prompt, half, trust, state)
 
 
 def make_visual(
@@ -132,11 +146,25 @@ def make_visual(
     return GridEncoder(name, weights, size, device, trust)
 
 
-def make_text(weights: str, device: str, layer: int, special_tokens: bool, max_tokens: int | None) -> Any:
+def make_text(
+    weights: str,
+    device: str,
+    layer: int,
+    special_tokens: bool,
+    max_tokens: int | None,
+    prompt: str | None = None,
+    half: bool = True,
+    trust: bool = False,
+) -> Any:
     """Return a new text encoder that is not shared; arguments, errors and caller as of `load_text`, `make_visual`."""
+    of_captions = layer, special_tokens, max_tokens, prompt
+    if weights.startswith(HUB):
+        from .huggingface.texts import TextEncoder
+
+        return TextEncoder(weights.removeprefix(HUB), device, *of_captions, half=half, trust=trust)
     from .huggingface.bert import BertEncoder
 
-    return BertEncoder(weights, device, layer, special_tokens, max_tokens)
+    return BertEncoder(weights, device, *of_captions)
 
 
 @cache
@@ -161,9 +189,17 @@ def _visual(
 
 @cache
 def _text(
-    weights: str, device: str, layer: int, special_tokens: bool, max_tokens: int | None, _state: Any
+    weights: str,
+    device: str,
+    layer: int,
+    special_tokens: bool,
+    max_tokens: int | None,
+    prompt: str | None,
+    half: bool,
+    trust: bool,
+    _state: Any,
 ) -> TextEncoder:
-    encoder: TextEncoder = make_text(weights, device, layer, special_tokens, max_tokens)
+    encoder: TextEncoder = make_text(weights, device, layer, special_tokens, max_tokens, prompt, half, trust)
     return encoder
 
 

@@ -31,11 +31,12 @@ class Options:
     views: int = 1  # of each picture; the first is the picture as it is
     augment: str | None = None  # what makes the others: ``crop-flip`` or ``dihedral``
     trust: bool = False  # let a file of weights run code while it is read
-    text: str | None = "bert"  # or ``words``; None: no captions
+    text: str | None = "bert"  # or ``words``, or ``hf:`` and a hub id or folder; None: no captions
     text_weights: str = "bert-base-uncased"  # hub id or folder of a BERT-family model
     text_layer: int = -1  # whose hidden states are the features: 0 the embeddings, -1 the last
     special_tokens: bool = True  # keep the states of the special tokens
     max_tokens: int | None = None  # tokens of a caption that are encoded; None: what the model takes
+    prompt: str | None = None  # what is encoded in the place of a caption, which stands in it for ``{}``
     splits: tuple[str, ...] = DEFAULT_SPLITS  # to compute now
     batch_size: int = 64  # samples encoded at once
     dtype: str = "float16"  # or ``float32``
@@ -64,11 +65,13 @@ class Options:
 
     def load_text(self, device: str) -> TextEncoder:
         """Return the caption encoder that has weights; errors as for `encoders.load_text`."""
-        return load_text(self.text_weights, device, **self._text_settings)
+        weights = self.text if self.text is not None and self.text.startswith(HUB) else self.text_weights
+        return load_text(weights, device, **self._text_settings, half=self.dtype == "float16", trust=self.trust)
 
     @property
     def _text_settings(self) -> dict[str, Any]:
-        return {"layer": self.text_layer, "special_tokens": self.special_tokens, "max_tokens": self.max_tokens}
+        settings = {"layer": self.text_layer, "special_tokens": self.special_tokens, "max_tokens": self.max_tokens}
+        return settings if self.prompt is None else {**settings, "prompt": self.prompt}
 
     def asked(self, modality: str) -> dict[str, Any] | None:
         """Return the options that decide the features of ``images`` or ``captions``, with all files in them hashed.
@@ -106,6 +109,8 @@ def words_of_run(run: Path) -> dict[str, Any]:
     weights = {"visual": run / "image_backbone.safetensors", "text": run / "text_backbone"}
     if not all(path.exists() for key, path in weights.items() if words[key] is not None):
         raise RunError(f"{run} has no finished epoch yet; continue it with `xret finetune … --resume`")
+    if words["text"] == HUB.rstrip(":"):
+        return words | {"visual_weights": str(weights["visual"]), "text": f"{HUB}{weights['text']}"}
     return words | {f"{key}_weights": str(path) for key, path in weights.items()}
 
 

@@ -9,6 +9,8 @@ from ..encoders import HUB
 from ..encoders.base import Encoder
 from ..errors import EncoderError
 
+BERT = "bert-base-uncased"  # what ``bert`` means by default
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -28,7 +30,7 @@ class Origin:
         asked, encoder = str(words.get("weights")), str(words.get("encoder"))
         weights = made if made.startswith("random:") else "imagenet" if asked == "imagenet" else None
         if features.identity.get("encoder") == "bert" and not asked.startswith("sha256:"):
-            weights = "bert-base-uncased"  # of the hub's models only the revision is written down; this is the default
+            weights = BERT  # of the hub's models only the revision is written down; this is the default
         if encoder.startswith(HUB):
             weights = encoder
         return cls(features.name, features.kind, features.identity, features.dtype, weights)
@@ -83,7 +85,7 @@ def grid_side(identity: dict[str, Any]) -> int | None:
 
 def hidden_layer(identity: dict[str, Any]) -> int:
     """Return whose hidden states of a model of transformers are local features; -1: the last."""
-    layer = str(identity["layer"])
+    layer = str(identity.get("layer"))
     return int(layer.rpartition(".")[2]) if layer.startswith("hidden_states.") else -1
 
 
@@ -94,6 +96,7 @@ def text_settings(identity: dict[str, Any]) -> dict[str, Any]:
         "layer": hidden_layer(identity),
         "special_tokens": preprocessing.get("special_tokens", True),
         "max_tokens": preprocessing["max_length"],
+        "prompt": preprocessing.get("prompt"),
     }
 
 
@@ -102,9 +105,9 @@ def extraction_words(encoders: Iterable[Encoder]) -> dict[str, Any]:
     words: dict[str, Any] = {"visual": None, "text": None}
     for encoder in encoders:
         identity = encoder.identity
-        if identity["encoder"] == "bert":
+        if identity["encoder"] != "words" and "tokenizer" in identity["preprocessing"]:
             settings = text_settings(identity)
-            words |= {"text": "bert", "text_layer": settings.pop("layer"), **settings}
+            words |= {"text": identity["encoder"], "text_layer": settings.pop("layer"), **settings}
         else:
             words |= {"visual": identity["encoder"], "image_size": grid_side(identity)}
     return words

@@ -49,12 +49,13 @@ def image_encoder(origin: Origin, weights: str | None, device: str, trust: bool 
     return encoder
 
 
-def caption_encoder(origin: Origin, weights: str | None, device: str) -> TextEncoder:
+def caption_encoder(origin: Origin, weights: str | None, device: str, trust: bool = False) -> TextEncoder:
     """Return the encoder that made a caption set of token states; weights and errors as of `image_encoder`."""
-    if origin.identity.get("encoder") != "bert" or "preprocessing" not in origin.identity:
+    if origin.kind != "tokens" or "preprocessing" not in origin.identity:
         raise _imported(origin, "captions")
     weights = origin.weights_named(weights, "--text-weights")
-    encoder = load_text(weights, device, **text_settings(origin.identity))
+    half = origin.dtype == "float16"
+    encoder = load_text(weights, device, **text_settings(origin.identity), half=half, trust=trust)
     origin.require(encoder, weights, "--text-weights")
     return encoder
 

@@ -33,8 +33,8 @@ def assert_equal(one, other):
     if is_dataclass(one):
         for field in fields(one):
             assert_equal(getattr(one, field.name), getattr(other, field.name))
-    elif one is None:
-        assert other is None
+    elif not isinstance(one, torch.Tensor):
+        assert one == other
     else:
         assert one.dtype == other.dtype
         assert torch.equal(one.cpu(), other.cpu())
@@ -59,6 +59,7 @@ def rows_of(cache, batch, batches):
             torch.from_numpy(images.length[rows].astype(np.int64)),
             torch.from_numpy(images.local(rows)),
             torch.from_numpy(images.global_(rows)),
+            grid=images.grid,
         ),
         Features(
             torch.from_numpy(texts.length[captions].astype(np.int64)),

@@ -267,7 +267,7 @@ def _put_back(
     visual, text = (weights[name] or own.get(name) for name in ("image", "text"))
     encoders: dict[str, TrainableEncoder] = {}
     if "text" in put_back:
-        encoders["text"] = put_back_captions(cached.caption_set, text or "bert-base-uncased", str(target))
+        encoders["text"] = put_back_captions(cached.caption_set, text, str(target))
     if folder is not None:
         size = recipe.finetune.image_size
         encoders["image"] = put_back_images(cached.image_set, cached.image_rows, folder, visual, str(target), size)

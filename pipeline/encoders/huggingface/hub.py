@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import huggingface_hub.utils.logging as hub_logging
 import torch
+from torch import nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -64,6 +65,9 @@ def load_from(weights: str, kind: Kind, load: Callable[[bool], T]) -> T:
             raise
         except Exception as error:  # these libraries raise all kinds of errors on damaged or missing files
             cause = error
+            if isinstance(error, ImportError):
+                reason = " ".join(str(error).split())
+                raise EncoderError(f"{kind} weights '{weights}' need a package that is missing: {reason}") from error
             if "trust_remote_code" in str(error):
                 raise EncoderError(
                     f"{kind} weights '{weights}' come with a program of their own, which is not run; if you know where"
@@ -107,6 +111,13 @@ def load_model(weights: str, kind: Kind, offline: bool, trust: bool, auto: Any) 
         if not bool(value.isfinite().all()):
             raise EncoderError(f"{kind} weights '{weights}': {name} holds NaN or infinity; get the model again")
     return model.eval().requires_grad_(False), {key for key in info["missing_keys"] if "pooler." in key}
+
+
+def leave_out(model: nn.Module, beginning: str) -> None:
+    """Take those parts off a model of pictures and texts whose names begin so: its other tower."""
+    for name, _ in list(model.named_children()):
+        if name.startswith(beginning):
+            setattr(model, name, None)
 
 
 def short_name(weights: str) -> str:

@@ -14,7 +14,7 @@ from ...errors import EncoderError
 from ..base import library_versions
 from ..grid import Grid
 from ..weights import digest
-from .hub import autocast, counted_from_0, load_from, load_model, short_name
+from .hub import autocast, counted_from_0, leave_out, load_from, load_model, short_name
 from .pixels import Pixels, noise, plain
 
 # Settings that change the features of equal weights.
@@ -60,7 +60,7 @@ class ImageEncoder(Grid):
         self._joint = hasattr(self.network, "get_image_features")
         if self._joint:
             self.space = digest(self.network.state_dict())
-            _leave_out_texts(self.network)
+            leave_out(self.network, "text")
         self._pixels = Pixels(processor, weights, image_size)
         self.network.to(device)
         self._layer: int | None = None  # the last, after the model's own norm
@@ -162,13 +162,6 @@ def _load(weights: str, offline: bool, trust: bool) -> tuple[nn.Module, Any, boo
             " prepared; put the model's own preprocessor_config.json next to them"
         ) from error
     return model, processor, bool(missing)
-
-
-def _leave_out_texts(model: nn.Module) -> None:
-    """Take the text tower off a model of pictures and texts."""
-    for name, _ in list(model.named_children()):
-        if name.startswith("text"):
-            setattr(model, name, None)
 
 
 def _vision(config: Any) -> Any:

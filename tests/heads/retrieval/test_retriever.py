@@ -141,6 +141,7 @@ class Corners:
     """Regions of pixels, up to four of a picture, under the name of a real encoder of regions."""
 
     name, kind, rows, channels, global_channels = "butd", "roi", 4, 3, 3
+    grid = space = None
     extras = ()
     versions: dict = {}  # noqa: RUF012
     identity: dict = {  # noqa: RUF012

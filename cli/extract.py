@@ -38,6 +38,15 @@ def _regions(_ctx: click.Context, _parameter: click.Parameter, value: str | None
     return bounds
 
 
+def _pool(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    height, _, width = value.partition("x")
+    if not (height.isdecimal() and width.isdecimal()):
+        raise click.BadParameter(f"'{value}' is no window; give height and width in cells, as 2x2")
+    return int(height), int(width)
+
+
 def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
     if value is None:
         return None
@@ -54,7 +63,7 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     cls=Sectioned,
     sections={
         "Data": "store data_root splits",
-        "Images": "visual visual_weights visual_layer image_size regions frames views augment",
+        "Images": "visual visual_weights visual_layer image_size pool regions frames views augment",
         "Both": "encoder",
         "Captions": "text text_weights text_layer max_tokens special_tokens prompt",
         "By a fine-tuned run instead": "from_run",
@@ -71,8 +80,8 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     show_default=True,
     metavar="ENCODER",
     help="A torchvision classification network; hf:ID or hf:DIR, an image model of transformers from the hub or a"
-    " folder (CLIP, SigLIP, DINOv2, DINOv3, ViT, Swin, ConvNeXt, …); butd, butd-grid, fasterrcnn_resnet50_fpn_v2; or"
-    " none.",
+    " folder (CLIP, SigLIP, DINOv2, DINOv3, ViT, Swin, ConvNeXt, …); butd, butd-grid, fasterrcnn_resnet50_fpn_v2; none;"
+    " or a class of your own as MODULE:CLASS, which is run.",
 )
 @click.option("--visual-weights", default="imagenet", show_default=True, help="imagenet, a file, or random:SEED.")
 @click.option(
@@ -93,6 +102,12 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     "--regions", callback=_regions, metavar="N|MIN-MAX", help="Boxes of an image for detectors, by default 36."
 )
 @click.option("--frames", type=click.IntRange(1), help="Images are folders of video frames; take at most so many.")
+@click.option(
+    "--pool",
+    callback=_pool,
+    metavar="HxW",
+    help="Average the cells of a grid in windows of so many, as 2x2, before they are stored.",
+)
 @click.option(
     "--views",
     default=1,
@@ -255,7 +270,18 @@ def _refuse_without_effect(ctx: click.Context, options: dict[str, Any]) -> None:
         )
     if of_hub and _given(ctx, ["text_weights"]):
         raise click.UsageError(f"--text {options['text']} names its weights itself; leave --text-weights out")
-    of_images = ("visual_weights", "visual_layer", "image_size", "regions", "frames", "views", "augment", "trust")
+    of_images: tuple[str, ...] = (
+        "visual_weights",
+        "visual_layer",
+        "image_size",
+        "pool",
+        "regions",
+        "frames",
+        "views",
+        "augment",
+    )
+    if not of_hub:
+        of_images = (*of_images, "trust")
     if options["visual"] == "none" and (names := _given(ctx, of_images)):
         raise click.UsageError(f"{names} has no effect on --visual none; leave it out, or choose an encoder")
     refuse_workers_of_a_cluster(options)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import EncoderError
 from .base import TextEncoder, VisualEncoder
+from .own import make_own
 from .threads import loading
 
 # By name the class that encodes images. `HUB` and a folder or model id name a checkpoint of transformers; any other
@@ -22,6 +23,11 @@ IMAGE_SIZE = 224  # side of the square input of grids that have none of their ow
 AUGMENTATIONS = ("crop-flip", "dihedral")  # that make further views of a picture; see `views`
 
 
+def is_own(name: str) -> bool:
+    """Return whether the name of an image encoder is the import path of a user's own class."""
+    return ":" in name and not name.startswith(HUB)
+
+
 def load_visual(
     name: str,
     weights: str,
@@ -34,13 +40,15 @@ def load_visual(
     frames: int | None = None,
     views: int = 1,
     augment: str | None = None,
+    pool: tuple[int, int] | None = None,
     trust: bool = False,
 ) -> VisualEncoder:
     """Return the image encoder `name`; the same arguments give the same network again, unless files were replaced.
 
     Args:
         name: any torchvision classification network, ``butd``, ``butd-grid`` or ``fasterrcnn_resnet50_fpn_v2``; or
-            ``hf:`` and the hub id or folder of an image model of transformers.
+            ``hf:`` and the hub id or folder of an image model of transformers; or the import path of a class,
+            ``my_module:MyEncoder``, see `own.make_own`.
         weights: ``imagenet``, a file, or ``random:SEED``; nothing else but ``imagenet`` beside ``hf:``.
         image_size: side of the square input, pixels; None: a checkpoint's own, else 224. Region encoders have sizes of
             their own.
@@ -51,6 +59,7 @@ def load_visual(
         frames: an image is a folder of frames, of which this many are taken; None: it is a picture.
         views: of each picture; with more than one the encoder is a `views.ViewsEncoder`.
         augment: which of `AUGMENTATIONS` makes the views after the first.
+        pool: height and width in cells of the windows in which a grid is averaged; None: it is not.
         trust: let a file of weights run code while it is read.
 
     Raises:
@@ -65,10 +74,18 @@ def load_visual(
         raise EncoderError(f"'{name}' names its weights itself; leave --visual-weights {weights} out")
     if layer != -1 and not name.startswith(HUB):
         raise EncoderError(f"--visual-layer is for {HUB}ID|DIR; '{name}' gives its last map, leave it out")
+    if pool is not None and (frames is not None or name in REGION_ENCODERS):
+        raise EncoderError("--pool averages the cells of pictures' grids, and there are none here; leave it out")
     size = (regions or (36, 36)) if name in REGION_ENCODERS else image_size
     state = _state(name.removeprefix(HUB) if name.startswith(HUB) else weights)
     with loading():
         encoder: Any = _visual(name, weights, size, device, frames, trust, state, layer, half)
+    if augment is not None and not hasattr(encoder, "prepare"):
+        raise EncoderError(f"--views needs of '{name}' a method `prepare` that takes a picture to pixels; leave it out")
+    if pool is not None:
+        from .wrappers.pool import PoolEncoder
+
+        encoder = PoolEncoder(encoder, pool)
     if augment is not None:
         from .wrappers.views import ViewsEncoder
 
@@ -139,6 +156,8 @@ def make_visual(
 
         return ImageEncoder(name.removeprefix(HUB), device, layer, size, half=half, trust=trust)
     size = IMAGE_SIZE if size is None else size
+    if is_own(name):
+        return make_own(name, weights, size, device)
     if where := (_REGIONS | _GRIDS).get(name):
         return resolve_name(f"{__package__}{where}")(weights, size, device, trust)
     from .grid import GridEncoder

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cache.layout import DEFAULT_SPLITS
-from ..encoders import HUB, IMAGE_SIZE, REGION_ENCODERS, TextEncoder, VisualEncoder, load_text, load_visual
+from ..encoders import HUB, IMAGE_SIZE, REGION_ENCODERS, TextEncoder, VisualEncoder, is_own, load_text, load_visual
 from ..encoders.words import MIN_COUNT, TOKENIZER
 from ..errors import RunError
 
@@ -30,6 +30,7 @@ class Options:
     frames: int | None = None  # an image is a folder of frames, of which at most so many are taken; None: a picture
     views: int = 1  # of each picture; the first is the picture as it is
     augment: str | None = None  # what makes the others: ``crop-flip`` or ``dihedral``
+    pool: tuple[int, int] | None = None  # height and width of windows in which a grid is averaged; None: it is not
     trust: bool = False  # let a file of weights run code while it is read
     text: str | None = "bert"  # or ``words``, or ``hf:`` and a hub id or folder; None: no captions
     text_weights: str = "bert-base-uncased"  # hub id or folder of a BERT-family model
@@ -60,6 +61,7 @@ class Options:
             frames=self.frames,
             views=self.views,
             augment=self.augment,
+            pool=self.pool,
             trust=self.trust,
         )
 
@@ -83,6 +85,10 @@ class Options:
             if self.visual not in REGION_ENCODERS:
                 of_hub = (self.visual or "").startswith(HUB)
                 settings["image_size"] = self.image_size or (None if of_hub else IMAGE_SIZE)
+            if is_own(self.visual or ""):
+                return None  # nobody knows what its program has become
+            if self.pool is not None:
+                settings["pool"] = self.pool
             if self.visual_layer != -1:
                 settings["visual_layer"] = self.visual_layer
             if (self.views, self.augment) != (1, None):

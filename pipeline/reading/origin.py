@@ -43,7 +43,12 @@ class Origin:
     @property
     def of_hub(self) -> bool:
         """Whether a checkpoint of transformers made the set, which ``hf:`` and its folder or hub id name."""
-        return self.identity.get("encoder") == HUB.rstrip(":")
+        return self.encoder == HUB.rstrip(":")
+
+    @property
+    def encoder(self) -> str:
+        """What the encoder of the pictures or captions is called in `encoders.registry`; of frames, that of each."""
+        return str(self.identity.get("encoder")).removesuffix("-frames")
 
     def weights_named(self, given: str | None, option: str) -> str:
         """Return the weights that were `given`, or those that made the set.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..cache import CaptionSet, FeatureCache, ImageSet
 from ..data.manifest import bundled_manifests, load_manifest
-from ..encoders import TrainableEncoder, VisualEncoder, loading, make_text, make_visual
+from ..encoders import TrainableEncoder, VisualEncoder, is_own, loading, make_text, make_visual
 from ..errors import CacheError, EncoderError, SampleError
 from .origin import BERT, Origin, grid_side, text_settings
 
@@ -44,10 +44,11 @@ def put_back_images(
             " put back; leave its images on the cache with --reattach text"
         )
     origin, name = Origin.of(features), str(features.identity["encoder"])
-    if origin.of_hub:
+    if origin.of_hub or is_own(name) or "pool" in features.identity:
+        made = "a checkpoint of transformers" if origin.of_hub else name if is_own(name) else "--pool"
         raise CacheError(
-            f"'{features.name}' in {features.cache.url} was made with a checkpoint of transformers, whose image models"
-            " xret does not fine-tune; leave its images on the cache with --reattach text"
+            f"'{features.name}' in {features.cache.url} was made with {made}, and xret does not fine-tune such image"
+            " encoders; leave its images on the cache with --reattach text"
         )
     weights = origin.weights_named(weights, "--visual-weights")
     with loading():

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from ..data.regions import Regions, lay_out
-from ..encoders import REGION_ENCODERS, TextEncoder, VisualEncoder, encoding, load_text, load_visual
+from ..encoders import REGION_ENCODERS, TextEncoder, VisualEncoder, encoding, is_own, load_text, load_visual
 from ..errors import EncoderError, SampleError
 from .features import Features, pad, pad_ids
 from .origin import Origin, grid_side, hidden_layer, text_settings
@@ -27,13 +27,20 @@ def image_encoder(origin: Origin, weights: str | None, device: str, trust: bool 
     identity = origin.identity
     if "preprocessing" not in identity:
         raise _imported(origin, "pictures")
+    name, frames, regions = origin.encoder, None, None
+    if is_own(name):
+        if not trust:
+            raise EncoderError(
+                f"'{origin.name}' was made by {name}, a program that is not xret's; if it is yours, give --trust"
+            )
+        weights = weights or "imagenet"
     weights = origin.weights_named(weights, "--visual-weights")
-    name, frames, regions = str(identity["encoder"]), None, None
     if "frames" in identity:
-        name, frames = name.removesuffix("-frames"), identity["frames"]["most"]
+        frames = identity["frames"]["most"]
     if name in REGION_ENCODERS:
         regions = identity["regions"]["fewest"], identity["regions"]["most"]
     name, held = (weights, "imagenet") if origin.of_hub else (name, weights)
+    pool = identity.get("pool")
     encoder = load_visual(
         name,
         held,
@@ -43,6 +50,7 @@ def image_encoder(origin: Origin, weights: str | None, device: str, trust: bool 
         half=origin.dtype == "float16",
         regions=regions,
         frames=frames,
+        pool=None if pool is None else (pool[0], pool[1]),
         trust=trust,
     )
     origin.require(encoder, weights, "--visual-weights")

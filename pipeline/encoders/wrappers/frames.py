@@ -40,7 +40,7 @@ class FramesEncoder:
         self.space = grid.space
         self.identity: dict[str, Any] = {
             **grid.identity,
-            "encoder": self.name,
+            "encoder": f"{grid.identity['encoder']}-frames",
             "frames": {"most": frames, "chosen": "middles of equal parts"},
         }
         self.versions = grid.versions

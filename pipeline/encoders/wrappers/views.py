@@ -57,7 +57,7 @@ class ViewsEncoder:
         Raises:
             SampleError: the picture cannot be read, or is far too long and narrow.
         """
-        image = open_image(path, longest=self._grid.longest)
+        image = open_image(path, longest=getattr(self._grid, "longest", None))
         whole = self._grid.prepare(image)
         others = [self._made(self._grid, image, whole, key, view) for view in range(1, self.views)]
         return torch.stack([whole, *others]), image.size

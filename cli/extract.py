@@ -9,6 +9,13 @@ import click
 from .parsing import FOLDER, Sectioned, comma_list
 from .summaries import print_plan, print_summary
 
+
+def _dtype(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
+    if value not in ("float16", "float32", "bfloat16"):  # why not bfloat16, the pipeline says
+        raise click.BadParameter(f"'{value}' is not one of 'float16', 'float32'.")
+    return value
+
+
 # Options of every command that fills a store.
 STORE = click.option("--store", required=True, help="The feature cache: a local path or an fsspec URL.")
 DATA_ROOT = click.option(
@@ -16,7 +23,9 @@ DATA_ROOT = click.option(
     type=FOLDER,
     help="What the manifest's relative paths are relative to; without it, the manifest's folder.",
 )
-DTYPE = click.option("--dtype", default="float16", show_default=True, type=click.Choice(["float16", "float32"]))
+DTYPE = click.option(
+    "--dtype", default="float16", show_default=True, callback=_dtype, metavar="float16|float32", help="Of the features."
+)
 WORKERS = click.option(
     "--workers", type=click.IntRange(1), help="Threads that read and write; by default one a core, at least two."
 )
@@ -298,11 +307,11 @@ def _words_of(run: Path, ctx: click.Context) -> dict[str, Any]:
     from ..pipeline.extraction.options import words_of_run
 
     words = words_of_run(run)
-    if names := _given(ctx, ["views", "augment"]):
+    if names := _given(ctx, ["views", "augment", "pool", "visual_layer"]):
         raise click.UsageError(
             f"{names} makes another set than the one that {run} evaluates on; leave it out, or give the run's backbones"
             " as --visual-weights and --text-weights"
         )
-    if names := _given(ctx, words):
+    if names := _given(ctx, ["encoder", *words]):
         raise click.UsageError(f"--from-run decides {names}; leave out one or the other")
     return words

@@ -88,8 +88,8 @@ def require_views(image_set: ImageSet) -> None:
 def image_set_of_run(run: Run, cache: FeatureCache) -> ImageSet:
     """Return the image features of `cache` that `run` was trained on, or equal ones; RunError if there are none."""
     name = run.info.image_set
-    if name in cache.set_names("images"):
-        found = cache.image_set(name)
+    for candidate in _candidates(cache, "images", name):
+        found = cache.image_set(candidate)
         if found.fingerprint == run.info.fingerprints["image"]:
             return found
     raise _refusal(run, cache, "images", name)
@@ -101,13 +101,22 @@ def caption_set_of_run(run: Run, cache: FeatureCache) -> CaptionSet:
     Where the run knows words it has a vocabulary, and reads those of any store.
     """
     name = run.info.text_set
-    if name in cache.set_names("captions"):
-        found = cache.caption_set(name)
+    for candidate in _candidates(cache, "captions", name):
+        found = cache.caption_set(candidate)
         if found.fingerprint == run.info.fingerprints["text"]:
             return found
     if run.vocabulary is not None:
         return RetokenizedCaptions(cache, run.vocabulary)
     raise _refusal(run, cache, "captions", name)
+
+
+def _candidates(cache: FeatureCache, modality: str, name: str) -> list[str]:
+    """Return the sets that may be the one of this name: itself, or what a checkpoint in another folder made.
+
+    The latter has another name and the same fingerprint, with which both names end.
+    """
+    ending = f"@{name.rpartition('@')[2]}"
+    return sorted((there for there in cache.set_names(modality) if there.endswith(ending)), key=lambda own: own != name)
 
 
 def _refusal(run: Run, cache: FeatureCache, modality: str, name: str) -> RunError:

@@ -202,6 +202,21 @@ def caption_array_rows(cache: "FeatureCache", blocks: Blocks, shard_captions: in
     return rows
 
 
+def require_dtype(dtype: str) -> None:
+    """Refuse a dtype that features are not stored in.
+
+    Raises:
+        CacheError: it is neither ``float16`` nor ``float32``.
+    """
+    if dtype == "bfloat16":
+        raise CacheError(
+            "--dtype bfloat16: Zarr has no such dtype; take float16, which is finer and reaches up to 65,504, or"
+            " float32, since on a GPU networks compute in bfloat16 anyway"
+        )
+    if dtype not in ("float16", "float32"):
+        raise CacheError(f"--dtype {dtype}: features are stored as float16 or float32; give one of them")
+
+
 def fingerprint(identity: dict[str, Any], dtype: str) -> str:
     """Return the SHA-256 of what decides a set's features: encoder, weights, preprocessing, layer, dtype."""
     text = json.dumps({**identity, "dtype": dtype}, sort_keys=True, ensure_ascii=True)

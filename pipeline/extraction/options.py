@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ..cache.feature_sets import require_dtype
 from ..cache.layout import DEFAULT_SPLITS
 from ..encoders import HUB, IMAGE_SIZE, REGION_ENCODERS, TextEncoder, VisualEncoder, is_own, load_text, load_visual
 from ..encoders.words import MIN_COUNT, TOKENIZER
@@ -47,6 +48,9 @@ class Options:
     on_error: str = "fail"  # or ``skip``: record a sample that cannot be read, and go on
     scheduler: str | None = None  # address of a Dask scheduler; None: this process
     repair: bool = False  # compute shards again that are damaged or hold samples that failed
+
+    def __post_init__(self) -> None:
+        require_dtype(self.dtype)
 
     def load_visual(self, device: str) -> VisualEncoder:
         """Return the image encoder; errors as for `encoders.load_visual`."""

@@ -34,7 +34,6 @@ VISUAL = {
 }
 SLOW = {
     "butd-grid": {"visual": "butd-grid", **OF_PICTURES},
-    "butd": {"visual": "butd", "regions": (3, 5), **OF_PICTURES, "image_size": None},
     "fasterrcnn": {"visual": "fasterrcnn_resnet50_fpn_v2", "regions": (3, 5), **OF_PICTURES, "image_size": None},
 }
 TEXT = {

@@ -44,6 +44,7 @@ def extract(
     store: "str | Path",
     *,
     data_root: "str | Path | None" = None,
+    encoder: str | None = None,
     from_run: "str | Path | None" = None,
     **options: Any,
 ) -> "Extraction":
@@ -55,11 +56,13 @@ def extract(
         dataset: a manifest's name (``coco``, ``flickr30k``, ``flickr8k``, ``rsicd``) or the path of a manifest.
         store: the cache: a local path or an fsspec URL.
         data_root: what the manifest's relative paths are relative to; None: the manifest's folder.
+        encoder: a model of pictures and texts, ``hf:ID`` or ``hf:DIR``; the same as `visual` and `text`.
         from_run: encode with the backbones that `finetune` left in this run, in the place of `visual` and `text`.
         options: of `pipeline.extraction.options.Options`, with its defaults: ``visual``, ``visual_weights``,
-            ``image_size``, ``regions``, ``frames``, ``views``, ``augment``, ``text``, ``text_weights``,
-            ``text_layer``, ``special_tokens``, ``max_tokens``, ``splits``, ``batch_size``, ``dtype``,
-            ``shard_images``, ``device``, ``workers``, ``scheduler``, ``on_error``, ``repair``, ``trust``.
+            ``visual_layer``, ``image_size``, ``pool``, ``regions``, ``frames``, ``views``, ``augment``, ``text``,
+            ``text_weights``, ``text_layer``, ``special_tokens``, ``max_tokens``, ``prompt``, ``splits``,
+            ``batch_size``, ``dtype``, ``shard_images``, ``device``, ``workers``, ``scheduler``, ``on_error``,
+            ``repair``, ``trust``.
 
     Returns:
         What was computed, and what was there already, by feature set.
@@ -75,6 +78,8 @@ def extract(
     from .pipeline.extraction.extraction import extract
     from .pipeline.extraction.options import Options, words_of_run
 
+    if encoder is not None:
+        options = {"visual": encoder, "text": encoder, **options}
     if from_run is not None:
         options |= words_of_run(Path(from_run))
     manifest = load_manifest(dataset, None if data_root is None else Path(data_root))

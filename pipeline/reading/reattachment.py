@@ -37,18 +37,19 @@ def put_back_images(
         CacheError: the set holds no grid or was imported, or the images are others.
         SampleError: an image cannot be read.
     """
-    size = grid_side(features.identity)
-    if features.kind != "grid" or size is None:
-        raise CacheError(
-            f"'{features.name}' in {features.cache.url} holds no grid that xret extracted, so its backbone cannot be"
-            " put back; leave its images on the cache with --reattach text"
-        )
-    origin, name = Origin.of(features), str(features.identity["encoder"])
+    origin = Origin.of(features)
+    name = origin.encoder
     if origin.of_hub or is_own(name) or "pool" in features.identity:
         made = "a checkpoint of transformers" if origin.of_hub else name if is_own(name) else "--pool"
         raise CacheError(
             f"'{features.name}' in {features.cache.url} was made with {made}, and xret does not fine-tune such image"
             " encoders; leave its images on the cache with --reattach text"
+        )
+    size = grid_side(features.identity)
+    if features.kind != "grid" or size is None:
+        raise CacheError(
+            f"'{features.name}' in {features.cache.url} holds no grid that xret extracted, so its backbone cannot be"
+            " put back; leave its images on the cache with --reattach text"
         )
     weights = origin.weights_named(weights, "--visual-weights")
     with loading():

@@ -6,6 +6,7 @@ from small_checkpoints import save_text_model
 
 from xret.cli import main
 from xret.pipeline.cache import FeatureCache
+from xret.pipeline.extraction.options import Options
 
 
 @pytest.fixture
@@ -127,13 +128,14 @@ def test_what_names_an_encoder_is_checked(words, code, sentence, extract, tmp_pa
     assert not (tmp_path / "s").exists()
 
 
-def test_both_towers_of_a_checkpoint(extract, tmp_path):
+def test_both_towers_of_a_checkpoint(extract, tmp_path, monkeypatch):
     folder = save_text_model(tmp_path / "clip", "clip")
     words = ["--encoder", f"hf:{folder}", "--prompt", "a photo of {}", "--pool", "2x2"]
     for done in ("encoded", "0 encoded"):  # the second finds everything done
         result = extract(*words)
         assert result.exit_code == 0, result.stderr
         assert done in result.stdout
+        monkeypatch.delattr(Options, "load_visual", raising=False)  # nobody loads it again
     cache = FeatureCache.open(str(tmp_path / "s"))
     images, captions = cache.image_set("clip"), cache.caption_set("clip")
     assert images.space == captions.space is not None

@@ -261,6 +261,11 @@ def covered(overlay):
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))[..., 3] / COVER
 
 
+def test_the_boxes_of_a_grid_lie_row_by_row():
+    assert grid_boxes(1, 2).tolist() == [[0, 0, 0.5, 1], [0.5, 0, 1, 1]]
+    assert grid_boxes(2, 3)[4].tolist() == pytest.approx([1 / 3, 1 / 2, 2 / 3, 1])
+
+
 def test_a_grid_is_lit_where_it_is_attended_to():
     weights = np.array([0.4, 0.1, 0.0, 0.2])
     overlay = Place(Picture("p", (30, 20), ""), grid_boxes(2, 2), (2, 2)).drawn(weights, "")

@@ -2,17 +2,19 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from small_bert import save_bert
 from small_checkpoints import save_image_model, save_text_model
 
 from xret.pipeline.cache import FeatureCache
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.encoders import load_text, load_visual
-from xret.pipeline.errors import EncoderError
+from xret.pipeline.errors import CacheError, EncoderError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import Options
 from xret.pipeline.reading.origin import Origin
@@ -208,6 +210,20 @@ def test_a_program_is_not_run_because_a_store_names_it(made):
         EncoderError, match=r"made by own_encoder:Quarters, a program that is not xret's; .*give --trust"
     ):
         image_encoder(Origin.of(made[0].image_set()), None, "cpu")
+
+
+def test_values_beyond_the_dtype_say_what_helps(tmp_path, tiny_dataset):
+    folder = save_image_model(tmp_path / "large", "dinov2")
+    weights = load_file(folder / "model.safetensors")
+    weights["embeddings.position_embeddings"] *= 1e6  # the last layer's states are normalised
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    manifest, url = load_manifest(tiny_dataset(train=3)), str(tmp_path / "s.zarr")
+    options = Options(visual=f"hf:{folder}", visual_layer=1, text=None, device="cpu", splits=("train",))
+    with pytest.raises(CacheError, match=r"is beyond float16; extract with --dtype float32 or another --visual-layer"):
+        extract(manifest, url, options)
+    extract(manifest, url, replace(options, visual_layer=-1))
+    extract(manifest, url, replace(options, dtype="float32"))
+    assert len(FeatureCache.open(url).set_names("images")) == 3
 
 
 def test_views_need_a_method_of_their_own():

@@ -135,6 +135,22 @@ def test_a_picture_need_not_be_square(checkpoint, tmp_path, photographs):
     np.testing.assert_allclose(encoder.encode(pixels)[0], found.last_hidden_state[:, 1:], rtol=1e-5, atol=1e-5)
 
 
+def test_what_wraps_an_encoder_of_transformers(checkpoint, photographs, tmp_path):
+    name = f"hf:{checkpoint('clip')}"
+    frames = load_visual(name, "imagenet", None, "cpu", frames=2)
+    plain = load_visual(name, "imagenet", None, "cpu")
+    assert (frames.channels, frames.global_channels, frames.space) == (24, 24, plain.space)
+    decoded, _ = frames.decode(photographs[0].parent)
+    (video,) = frames.encode([decoded])
+    _, expected = plain.encode(torch.stack([plain.decode(path)[0] for path in (photographs[0], photographs[2])]))
+    np.testing.assert_allclose(video.local, expected, rtol=1e-5, atol=1e-5)
+    oblong = save_image_model(tmp_path / "oblong", "dinov2")
+    file = oblong / "preprocessor_config.json"
+    sizes = {"crop_size": {"height": 32, "width": 48}, "size": {"shortest_edge": 64}}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **sizes}))
+    refused(oblong, "--augment dihedral turns squares, and 'oblong' sees none", views=2, augment="dihedral")
+
+
 def test_a_copy_under_another_name_has_the_same_identity(checkpoint, tmp_path):
     folder = checkpoint("clip")
     copy = shutil.copytree(folder, tmp_path / "My CLIP (copy)")

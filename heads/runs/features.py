@@ -28,8 +28,8 @@ def sets_named(cache: FeatureCache, recipe: Recipe) -> Sets:
         CacheError: none or several fit a name, or two names mean one set.
     """
     images = [cache.image_set(name) for name in several(recipe.data.image)]
-    captions = [cache.caption_set(name) for name in several(recipe.data.text)]
     _require_different(images, "data.image")
+    captions = [cache.caption_set(name) for name in several(recipe.data.text)]
     _require_different(captions, "data.text")
     return joined(images), joined(captions)
 

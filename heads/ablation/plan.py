@@ -180,7 +180,10 @@ def _axis(text: str, faults: list[str]) -> tuple[list[str], list[Value]] | None:
 
 
 def _value(text: str) -> Value:
-    """Read a value as JSON would print it, so that 1e-3 and 0.001 are the same cell."""
+    """Read a value as JSON would print it, so that 1e-3 and 0.001 are the same cell, and so are all ways of a list."""
+    if text.startswith("[") and text.endswith("]"):
+        items = (item.strip(" '\"") for item in text[1:-1].split(","))
+        return f"[{', '.join(items)}]"
     if text.lower() in ("true", "false", "null", "none"):
         return {"true": True, "false": False}.get(text.lower())
     try:

@@ -78,7 +78,8 @@ class Run:
         config = self._read_json("config.json")
         try:
             self.recipe = resolve(config["recipe"], title=f"{path}/config.json")
-            self.image_facts, self.text_facts = _facts(config["image"]), _facts(config["text"])
+            self.image_facts = _facts(config["image"], len(self.info.names("image")))
+            self.text_facts = _facts(config["text"], len(self.info.names("text")))
         except (KeyError, TypeError) as error:
             raise self._damaged("config.json") from error
         words = [facts for facts in facts_of_each(self.text_facts) if facts.kind == "words"]
@@ -296,9 +297,11 @@ def write_recipe(folder: Path, recipe: Mapping[str, Any], image: Facts, text: Fa
     (folder / "recipe.yaml").write_text(text_form, encoding="utf-8")
 
 
-def _facts(told: Any) -> Facts:
-    """Return the facts of one feature set, or of several, as config.json has them."""
+def _facts(told: Any, sets: int) -> Facts:
+    """Return the facts of so many feature sets as config.json has them; TypeError where they are not as many."""
     found = tuple(FeatureFacts(**one) for one in several(told))
+    if len(found) != sets:
+        raise TypeError("run.json names another number of feature sets")
     return found[0] if len(found) == 1 else found
 
 

@@ -19,7 +19,9 @@ from xret.heads.retrieval.export import export_embeddings
 from xret.heads.retrieval.queries import UnknownWordsWarning
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.retrieval.serving.service import Service
-from xret.pipeline.errors import EncoderError, RunError
+from xret.heads.runs.run import Run
+from xret.heads.training.finetuning.finetuning import finetune
+from xret.pipeline.errors import EncoderError, RecipeError, RunError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -125,3 +127,12 @@ def test_words_and_tokens_have_labels_in_the_order_of_their_rows(folder, tmp_pat
     assert labels[: len(words)] == words
     assert labels[len(words) :] == [f"token {number + 1}" for number in range(len(labels) - len(words))]
     assert len(labels) == word_weights(view, int(view.scores.caption_image[1]), 1).shape[1] == int(view.text.length[1])
+
+
+def test_the_backbone_of_a_single_set_is_put_back_beside_several(folder, tmp_path):
+    run = make_run(str(folder / "all.zarr"), tmp_path / "run", "vsepp", f"data.image={NETWORK}", BOTH[1])
+    settings, root = ["schedule.epochs=2", "finetune.image_lr=0.01"], folder / "pictures"
+    finetune(run, tmp_path / "tuned", reattach=["image"], data_root=root, settings=settings, device="cpu")
+    assert len(Run(tmp_path / "tuned").metrics()) == 2
+    with pytest.raises(RecipeError, match=r"reads several text feature sets \(words@\w+, bert@\w+\)"):
+        finetune(run, tmp_path / "no", reattach=["text"], settings=settings, device="cpu")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from xret.heads.ablation.ablation import ablate
 from xret.heads.ablation.plan import plan_variation
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.scoring import score
+from xret.heads.model import FeatureFacts, build_model
 from xret.heads.modules.joined_adapter import JoinedAdapter
 from xret.heads.recipes.names import recipe_names
 from xret.heads.recipes.recipe import load_recipe
@@ -192,6 +194,21 @@ def test_positions_by_rows_and_columns_are_left_out_and_said_to_be(store, tmp_pa
     assert (
         "several feature sets together do not lie in rows and columns, and get no positions" in capsys.readouterr().err
     )
+
+
+def test_two_vocabularies_are_one_too_many():
+    words, states = FeatureFacts("words", None, None, 9), FeatureFacts("tokens", 5, 5)
+    with pytest.raises(RecipeError, match=r"data\.text names 2 sets of words, and a head has one vocabulary"):
+        build_model(small("vsepp"), FeatureFacts("grid", 5, 5), (words, states, words))
+
+
+def test_files_that_do_not_fit_each_other_are_damage(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    config["image"] = config["image"][:1]
+    (tmp_path / "run/config.json").write_text(json.dumps(config))
+    with pytest.raises(RunError, match=r"config\.json is missing or damaged"):
+        Run(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

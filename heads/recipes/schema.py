@@ -167,5 +167,5 @@ _PLAIN: dict[Any, tuple[str, Callable[[Any], Any]]] = {
     int: ("a whole number", _whole),
     float: ("a number", _number),
     str: ("text", _text),
-    SetNames: ("the name of a feature set, or several different ones such as [words, bert]", _set_names),
+    SetNames: ("auto, the name of a feature set, or several different names such as [words, bert]", _set_names),
 }

@@ -24,9 +24,8 @@ from .run import Run
 
 ORIGINS = "encoders.json"
 Opener = Callable[[], FeatureCache]
-ImageEncoders = tuple[
-    tuple[VisualEncoder, str], ...
-]  # of each feature set, with the dtype that features are rounded to
+# Of each feature set, with the dtype that its features are rounded to.
+ImageEncoders = tuple[tuple[VisualEncoder, str], ...]
 TextEncoders = tuple[tuple[TextEncoder, str], ...]
 
 
@@ -93,7 +92,7 @@ def reads_states(run: Run) -> bool:
 
 def weights_of_each(given: str | None, origins: Sequence[Origin], option: str) -> list[str | None]:
     """Return the weights of each set; EncoderError where they are not as many."""
-    if given is None or len(origins) == 1:
+    if given is None or len(origins) < 2:
         return [given] * len(origins)
     named = [name.strip() or None for name in given.split(",")]
     if len(named) != len(origins):

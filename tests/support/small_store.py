@@ -66,18 +66,23 @@ def make_store(
         its_views = views if isinstance(views, int) else views[number]
         _fill_images(cache, blocks, content, kind, weights, failed, its_views, number)
     texts = [caption.text for image in images for caption in image.captions]
+    learnt = int(cache.caption_start[train]) if val + test else len(texts)
     for kind in (text,) if isinstance(text, str) else text:
-        if kind == "words":
-            seen = texts[: int(cache.caption_start[train])] if val + test else texts
-            encoder = WordsEncoder.build(seen, min_count=1)
-            _fill_captions(cache, blocks, encoder.tokenize(texts), encoder.identity, "words", encoder.vocabulary)
-        else:
-            ids = WordsEncoder.build(texts, min_count=1).tokenize(texts)
-            if kind == "longer":  # states of other numbers of tokens
-                ids = [[row % 100] * (row % 3) + own for row, own in enumerate(ids)]
-            name = "states" if kind == "tokens" else kind
-            _fill_captions(cache, blocks, ids, {"encoder": name}, name, None)
+        _fill_texts(cache, blocks, kind, texts, learnt)
     return str(url)
+
+
+def _fill_texts(cache, blocks, kind, texts, learnt):
+    """Add a caption set of a kind; words are those of the first `learnt` texts."""
+    if kind == "words":
+        encoder = WordsEncoder.build(texts[:learnt], min_count=1)
+        _fill_captions(cache, blocks, encoder.tokenize(texts), encoder.identity, "words", encoder.vocabulary)
+        return
+    ids = WordsEncoder.build(texts, min_count=1).tokenize(texts)
+    if kind == "longer":  # states of other numbers of tokens
+        ids = [[row % 100] * (row % 3) + own for row, own in enumerate(ids)]
+    name = "states" if kind == "tokens" else kind
+    _fill_captions(cache, blocks, ids, {"encoder": name}, name, None)
 
 
 def _fill_images(cache, blocks, content, kind, weights, broken, views=1, seed=0):

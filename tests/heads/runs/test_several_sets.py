@@ -214,10 +214,14 @@ def test_files_that_do_not_fit_each_other_are_damage(run, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "error", "sentence"),
     [
-        (["data.text=[words, words]"], RecipeError, r"data\.text must be the name of a feature set, or several diff"),
-        (["data.text=[]"], RecipeError, r"data\.text must be the name"),
-        (["data.text=words,"], RecipeError, r"data\.text must be the name"),
-        (["data.image=auto,grid"], RecipeError, r"data\.image must be the name"),
+        (
+            ["data.text=[words, words]"],
+            RecipeError,
+            r"data\.text must be auto, the name of a feature set, or several diff",
+        ),
+        (["data.text=[]"], RecipeError, r"data\.text must be auto, the name"),
+        (["data.text=words,"], RecipeError, r"data\.text must be auto, the name"),
+        (["data.image=auto,grid"], RecipeError, r"data\.image must be auto, the name"),
         (["data.image=[grid, butd]"], CacheError, "no feature set fits 'butd'"),
         (["data.image=[grid, gri]"], CacheError, r"data\.image names the feature set 'grid@\w+' of .* twice"),
         (["data.image=grid"], CacheError, "several feature sets fit 'auto'"),

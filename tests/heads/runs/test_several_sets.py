@@ -12,12 +12,13 @@ from small_store import make_store
 from xret.heads.ablation.ablation import ablate
 from xret.heads.ablation.plan import plan_variation
 from xret.heads.evaluation.evaluation import evaluate
-from xret.heads.evaluation.scoring import score
-from xret.heads.model import FeatureFacts, build_model
+from xret.heads.evaluation.scoring import compare, embed, score_run
+from xret.heads.model import FeatureFacts, build_model, feature_facts
 from xret.heads.modules.joined_adapter import JoinedAdapter
 from xret.heads.recipes.names import recipe_names
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.report.diagnostics.diagnosis import diagnose
+from xret.heads.runs.features import batches_of, sets_named, split_of_run
 from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import finetune
 from xret.heads.training.objective import Objective
@@ -28,6 +29,7 @@ from xret.pipeline.errors import CacheError, RecipeError, RunError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+CPU = torch.device("cpu")
 BOTH = ["data.image=[grid, roi]", "data.text=words,states"]
 SMALL = ["model.dim=16", "adapter.words.word_dim=8", "schedule.epochs=1"]
 SYSTEMS = [name for name in recipe_names() if "/" not in name]
@@ -182,11 +184,27 @@ def test_another_store_is_learnt_as_well_and_evaluated(store, tmp_path):
 
 
 def test_the_mean_over_views_takes_each_sets_own(run, store):
-    seen = [score(run, device="cpu").similarity]
-    (averaged,) = evaluate(run, views=True, device="cpu").results
-    (plain,) = evaluate(run, device="cpu").results
+    opened, cache, texts = Run(run), FeatureCache.open(store), None
+    model, alone = opened.model(CPU), []
+    for view in range(3):  # which roi does not have three of
+        batches = split_of_run(opened, cache, "test", model, CPU, view)
+        images, captions = embed(model, batches)
+        texts = texts or batches.texts()
+        alone.append(compare(model, images, captions, texts))
+    assert not torch.equal(alone[0], alone[2])
+    averaged = score_run(opened, cache, "test", CPU, views=3).similarity
+    torch.testing.assert_close(averaged, torch.stack(alone).mean(0))
     assert evaluate(run, views=True, device="cpu").views == (3,)
-    assert averaged.images == plain.images == len(seen[0])
+
+
+def test_losses_that_write_captions_get_the_words(store):
+    recipe = small("vsrn", BOTH[0], "data.text=[states, words]")
+    sets = sets_named(FeatureCache.open(store), recipe)
+    model = build_model(recipe, *map(feature_facts, sets))
+    (features,) = batches_of(sets, model, "val", CPU).caption_features(100)
+    made, words = model.embed_captions(features), features.parts[1]
+    assert torch.equal(made.token.rows, words.token)
+    assert torch.equal(made.token.length, words.length)
 
 
 def test_positions_by_rows_and_columns_are_left_out_and_said_to_be(store, tmp_path, capsys):

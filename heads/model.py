@@ -6,12 +6,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..pipeline.cache import CaptionSet, ImageSet
 from ..pipeline.errors import RecipeError
 from ..pipeline.reading.features import Features
-from .modules.adapters import ADAPTERS
+from ..pipeline.reading.joined_sets import Captions, Images, parts_of
+from .modules.adapters import ADAPTERS, Adapter, WordsAdapter
 from .modules.aggregators import AGGREGATORS, Aggregated
 from .modules.embedding import Embedding, Sequence
+from .modules.joined_adapter import JoinedAdapter
 from .modules.losses import LOSSES
 from .modules.positions import cell_places
 from .modules.similarity import SIMILARITIES
@@ -36,18 +37,29 @@ class FeatureFacts:
     vocabulary_size: int | None = None
 
 
-def feature_facts(feature_set: ImageSet | CaptionSet) -> FeatureFacts:
-    """Return the facts of a cached feature set."""
-    vocabulary = getattr(feature_set, "vocabulary", None)
-    size = None if vocabulary is None else len(vocabulary)
-    return FeatureFacts(feature_set.kind, feature_set.channels, feature_set.global_channels, size)
+Facts = FeatureFacts | tuple[FeatureFacts, ...]  # of one feature set of images or captions, or of several together
+
+
+def feature_facts(features: Images | Captions) -> Facts:
+    """Return the facts of cached features."""
+    found = []
+    for part in parts_of(features):
+        vocabulary = getattr(part, "vocabulary", None)
+        size = None if vocabulary is None else len(vocabulary)
+        found.append(FeatureFacts(part.kind, part.channels, part.global_channels, size))
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def facts_of_each(facts: Facts) -> tuple[FeatureFacts, ...]:
+    """Return the facts of each set."""
+    return facts if isinstance(facts, tuple) else (facts,)
 
 
 class Branch(nn.Module):
     """One modality: an adapter, then an aggregator.
 
     Args:
-        adapter: projects local and global features.
+        adapter: projects local and global features of one feature set, or of several.
         aggregator: makes one embedding of them.
     """
 
@@ -57,19 +69,35 @@ class Branch(nn.Module):
         self.aggregator = aggregator
 
     @property
-    def fields(self) -> set[str]:
-        """What must be read of the cache, of ``local``, ``global`` and ``token``."""
-        adapter: Any = self.adapter
-        return adapter.fields(self.aggregator.uses_local)
+    def adapters(self) -> list[Adapter]:
+        """That of each feature set."""
+        several: Any = self.adapter.sets if isinstance(self.adapter, JoinedAdapter) else [self.adapter]
+        return list(several)
+
+    @property
+    def words(self) -> WordsAdapter | None:
+        """That of the set of words; None where there is none."""
+        return next((adapter for adapter in self.adapters if isinstance(adapter, WordsAdapter)), None)
+
+    @property
+    def fields(self) -> set[str] | tuple[set[str], ...]:
+        """What must be read of the cache, of ``local``, ``global`` and ``token``; of several sets one for each."""
+        found = [adapter.fields(bool(self.aggregator.uses_local)) for adapter in self.adapters]
+        return found[0] if len(found) == 1 else tuple(found)
 
     def forward(self, features: Features) -> Aggregated:
         """Return the embeddings of B samples, with the global feature and the word ids for losses that want them."""
-        adapted = self.adapter(
-            features.length, features.local, features.global_, features.token, uses_local=self.aggregator.uses_local
-        )
+        uses_local = self.aggregator.uses_local
+        if isinstance(self.adapter, JoinedAdapter):
+            adapted = self.adapter(features.parts, uses_local=uses_local)
+        else:
+            adapted = self.adapter(
+                features.length, features.local, features.global_, features.token, uses_local=uses_local
+            )
         placed = {"place": _place(features)} if self.aggregator.uses_place else {}
         made = self.aggregator(adapted.local, adapted.length, adapted.global_, **placed)
-        token = None if features.token is None else Sequence(features.token, features.length)
+        words = features.words
+        token = None if words is None or words.token is None else Sequence(words.token, words.length)
         return made._replace(global_=adapted.global_, token=token)
 
 
@@ -97,12 +125,12 @@ class Model(nn.Module):
         self.compare = compare
 
     @property
-    def image_fields(self) -> set[str]:
+    def image_fields(self) -> set[str] | tuple[set[str], ...]:
         """What must be read of the image features."""
         return self.image.fields
 
     @property
-    def caption_fields(self) -> set[str]:
+    def caption_fields(self) -> set[str] | tuple[set[str], ...]:
         """What must be read of the caption features."""
         return self.text.fields
 
@@ -119,7 +147,7 @@ class Model(nn.Module):
         return self.compare(images, captions)
 
 
-def build_model(recipe: Recipe, image: FeatureFacts, text: FeatureFacts) -> Model:
+def build_model(recipe: Recipe, image: Facts, text: Facts) -> Model:
     """Make the model that a recipe describes, for feature sets with these facts.
 
     Its weights are drawn from torch's global generator.
@@ -134,51 +162,74 @@ def build_model(recipe: Recipe, image: FeatureFacts, text: FeatureFacts) -> Mode
     )
 
 
-def build_losses(recipe: Recipe, text: FeatureFacts) -> nn.ModuleDict:
+def build_losses(recipe: Recipe, text: Facts) -> nn.ModuleDict:
     """Make the loss terms of a recipe for captions with these facts; the terms' weights stay in the recipe.
 
     Raises:
         RecipeError: a term generates captions, and they are no words.
     """
     losses = {}
+    sets = facts_of_each(text)
+    vocabulary_size = next((one.vocabulary_size for one in sets if one.vocabulary_size is not None), None)
     for term, block in recipe.terms.items():
         sizes: tuple[int, ...] = ()
         if takes(LOSSES[term], "vocabulary_size"):
-            if text.vocabulary_size is None:
+            if vocabulary_size is None:
                 raise RecipeError(
-                    f"loss.{term} writes captions word by word and needs captions of kind 'words', not '{text.kind}'; "
-                    f"extract with --text words, or set loss.{term}.weight=0"
+                    f"loss.{term} writes captions word by word and needs captions of kind 'words', not "
+                    f"{_kinds(sets)}; extract with --text words, or set loss.{term}.weight=0"
                 )
-            sizes = (recipe.model.dim, text.vocabulary_size)
+            sizes = (recipe.model.dim, vocabulary_size)
         losses[term] = _make(f"loss.{term}", LOSSES[term], block, *sizes)
     return nn.ModuleDict(losses)
 
 
-def _branch(recipe: Recipe, side: str, facts: FeatureFacts) -> Branch:
-    wanted = getattr(recipe.data, f"{side}_kind")
-    if wanted is not None and facts.kind != wanted:
-        raise RecipeError(
-            f"recipe '{recipe.name}' holds its paper's values for {side} features of kind '{wanted}', not "
-            f"'{facts.kind}'; take '{recipe.name.split('/')[0]}', or --set data.{side}_kind={facts.kind}"
-        )
-    if facts.kind not in ADAPTERS:
-        raise RecipeError(f"there is no adapter for {side} features of kind '{facts.kind}': {', '.join(ADAPTERS)}")
-    dim = recipe.model.dim
-    masks = side == "text" and recipe.augment.mask_words > 0
-    if facts.vocabulary_size is not None:
-        sizes: tuple[int | None, ...] = (facts.vocabulary_size + masks, dim)  # <mask> is the last word
-    elif masks:
-        raise RecipeError(
-            f"augment.mask_words masks words, and captions of kind '{facts.kind}' are states of a text encoder; set "
-            "augment.text instead, or finetune.mask_words for when the encoder is put back"
-        )
-    else:
-        sizes = (facts.channels, facts.global_channels, dim)
-    adapter = _make(f"adapter.{facts.kind}", ADAPTERS[facts.kind], recipe.adapter[facts.kind], *sizes)
+def _branch(recipe: Recipe, side: str, facts: Facts) -> Branch:
+    sets, dim = facts_of_each(facts), recipe.model.dim
+    _require_kinds(recipe, side, sets)
+    adapters = [_adapter(recipe, side, one) for one in sets]
+    adapter = adapters[0] if len(adapters) == 1 else JoinedAdapter(adapters, dim)
     block = recipe.aggregator[side]
-    if block.get("positions") == "grid" and facts.kind != "grid":
+    if block.get("positions") == "grid" and [one.kind for one in sets] != ["grid"]:
         block = {**block, "positions": "none"}  # only the cells of a map lie in rows and columns
     return Branch(adapter, _make(f"aggregator.{side}", AGGREGATORS[block["name"]], block, adapter.local_dim, dim))
+
+
+def _require_kinds(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -> None:
+    """Raise RecipeError where a recipe takes other features, or features of other kinds together."""
+    wanted = getattr(recipe.data, f"{side}_kind")
+    for facts in sets:
+        if wanted is not None and facts.kind != wanted:
+            raise RecipeError(
+                f"recipe '{recipe.name}' holds its paper's values for {side} features of kind '{wanted}', not "
+                f"'{facts.kind}'; take '{recipe.name.split('/')[0]}', or --set data.{side}_kind="
+                f"{facts.kind if len(sets) == 1 else 'null'}"
+            )
+        if facts.kind not in ADAPTERS:
+            raise RecipeError(f"there is no adapter for {side} features of kind '{facts.kind}': {', '.join(ADAPTERS)}")
+    words = [facts for facts in sets if facts.vocabulary_size is not None]
+    if len(words) > 1:
+        raise RecipeError(f"data.{side} names {len(words)} sets of words, and a head has one vocabulary: leave one out")
+    if side == "text" and recipe.augment.mask_words > 0 and not words:
+        raise RecipeError(
+            f"augment.mask_words masks words, and captions of kind {_kinds(sets)} are states of a text encoder; set "
+            "augment.text instead, or finetune.mask_words for when the encoder is put back"
+        )
+
+
+def _adapter(recipe: Recipe, side: str, facts: FeatureFacts) -> Adapter:
+    dim = recipe.model.dim
+    if facts.vocabulary_size is not None:
+        masks = side == "text" and recipe.augment.mask_words > 0
+        sizes: tuple[int | None, ...] = (facts.vocabulary_size + masks, dim)  # <mask> is the last word
+    else:
+        sizes = (facts.channels, facts.global_channels, dim)
+    made: Adapter = _make(f"adapter.{facts.kind}", ADAPTERS[facts.kind], recipe.adapter[facts.kind], *sizes)
+    return made
+
+
+def _kinds(sets: tuple[FeatureFacts, ...]) -> str:
+    return " and ".join(f"'{facts.kind}'" for facts in sets)
 
 
 def _make(path: str, part: Callable[..., Any], block: Block, *sizes: int | None) -> Any:

@@ -19,13 +19,14 @@ from ...pipeline.cache.lease import locked
 from ...pipeline.device import pick_device
 from ...pipeline.errors import RecipeError, RunError
 from ...pipeline.files import write_text
+from ...pipeline.reading.joined_sets import parts_of
 from ..evaluation.evaluation import Result
 from ..evaluation.metrics import WAYS
 from ..evaluation.paper_rows import row_of
-from ..model import FeatureFacts, feature_facts
+from ..model import Facts, facts_of_each, feature_facts
 from ..recipes.blocks import Recipe
 from ..runs.features import require_views
-from ..runs.info import absolute
+from ..runs.info import absolute, as_told
 from ..runs.run import Run
 from ..series.checks import claim, complete_sets, require_buildable
 from ..series.cluster import on_cluster
@@ -173,7 +174,7 @@ def _in_short(result: Result) -> str:
 
 
 def _features(cell: Cell) -> tuple[str, str]:
-    return cell.recipe.data.image, cell.recipe.data.text
+    return str(cell.recipe.data.image), str(cell.recipe.data.text)
 
 
 def _on_own_sets(plan: Plan, root: Path, cache: FeatureCache) -> Plan:
@@ -204,8 +205,8 @@ def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> dict[str
             faults.setdefault(sentence, []).append(variant.label)
         facts[variant.name] = {
             "manifest_sha256": cache.manifest_sha256,
-            "image_set": image_set.name,
-            "text_set": caption_set.name,
+            "image_set": as_told([part.name for part in parts_of(image_set)]),
+            "text_set": as_told([part.name for part in parts_of(caption_set)]),
             "also": None,
         }
     if faults:
@@ -215,7 +216,7 @@ def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> dict[str
     return facts
 
 
-def _other_kinds(plan: Plan, recipe: Recipe, url: str, **facts: FeatureFacts) -> list[str]:
+def _other_kinds(plan: Plan, recipe: Recipe, url: str, **facts: Facts) -> list[str]:
     """Return a sentence for each side whose features are of another kind than the recipe holds its paper's values for.
 
     A grid's recipes differ in their names alone: what is said names the grid, so that it is the same for all its cells.
@@ -224,12 +225,15 @@ def _other_kinds(plan: Plan, recipe: Recipe, url: str, **facts: FeatureFacts) ->
     replaceable = recipe.name != system and (grid is None or "recipe" in read_grid(grid))
     owner = f"recipe '{recipe.name}'" if grid is None else f"grid '{grid}'"
     other = f"take --recipe {system}, or add " if replaceable else "add "
-    return [
-        f"{owner} holds its paper's values for {side} features of kind '{wanted}', and those of {url} are of kind "
-        f"'{found.kind}'; {other}--set data.{side}_kind={found.kind}"
-        for side, found in facts.items()
-        if (wanted := getattr(recipe.data, f"{side}_kind")) not in (None, found.kind)
-    ]
+    sentences = []
+    for side, of_side in facts.items():
+        wanted, sets = getattr(recipe.data, f"{side}_kind"), facts_of_each(of_side)
+        if wanted is not None and (strange := [found.kind for found in sets if found.kind != wanted]):
+            sentences.append(
+                f"{owner} holds its paper's values for {side} features of kind '{wanted}', and those of {url} are of "
+                f"kind '{strange[0]}'; {other}--set data.{side}_kind={strange[0] if len(sets) == 1 else 'null'}"
+            )
+    return sentences
 
 
 def _entries(variant: Variant, cell: Cell, outcome: Outcome, dataset: str, row: str | None) -> Iterator[Entry]:

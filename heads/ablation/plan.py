@@ -24,6 +24,7 @@ RECALLS = ("R@1", "R@5", "R@10")
 REFUSAL = " cannot be used: "  # what stands between a recipe's name and its faults
 
 Value = int | float | bool | str | None
+_COMMA = re.compile(r",(?![^\[\]]*\])")  # but none within brackets: [words, bert] is one value
 Paper = dict[str, dict[str, float]]  # by row, such as f30k, then by metric, such as rsum or image_to_text R@1
 
 
@@ -83,7 +84,8 @@ def plan_variation(recipe: str, vary: Sequence[str], settings: Sequence[str] = (
 
     Args:
         recipe: a bundled name or the path of a YAML file.
-        vary: ``KEY=V1,V2``, or ``KEY1,KEY2=V1,V2`` for keys that take the same value together.
+        vary: ``KEY=V1,V2``, or ``KEY1,KEY2=V1,V2`` for keys that take the same value together. A list in brackets is
+            one value.
         settings: ``KEY=VALUE``, for all variants.
 
     Raises:
@@ -166,7 +168,8 @@ def _grid_files() -> dict[str, Path]:
 def _axis(text: str, faults: list[str]) -> tuple[list[str], list[Value]] | None:
     """Return the keys of one ``--vary`` and the values that they take."""
     names, equals, choices = text.partition("=")
-    keys, texts = ([part.strip() for part in side.split(",")] for side in (names, choices))
+    keys = [part.strip() for part in names.split(",")]
+    texts = [part.strip() for part in _COMMA.split(choices)]
     if not equals or not all(keys) or not all(texts):
         faults.append(f"--vary '{text}' must have the form KEY=V1,V2, such as similarity.alpha=4,8,16")
         return None
@@ -177,7 +180,10 @@ def _axis(text: str, faults: list[str]) -> tuple[list[str], list[Value]] | None:
 
 
 def _value(text: str) -> Value:
-    """Read a value as JSON would print it, so that 1e-3 and 0.001 are the same cell."""
+    """Read a value as JSON would print it, so that 1e-3 and 0.001 are the same cell, and so are all ways of a list."""
+    if text.startswith("[") and text.endswith("]"):
+        items = (item.strip(" '\"") for item in text[1:-1].split(","))
+        return f"[{', '.join(items)}]"
     if text.lower() in ("true", "false", "null", "none"):
         return {"true": True, "false": False}.get(text.lower())
     try:

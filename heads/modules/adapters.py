@@ -280,6 +280,7 @@ class WordsAdapter(Part):
         return Adapted(words if self.local == "embedding" else states, length, pooled)
 
 
+Adapter = RowsAdapter | WordsAdapter
 ADAPTERS: dict[str, type[RowsAdapter] | type[WordsAdapter]] = {
     "grid": RowsAdapter,
     "roi": RowsAdapter,

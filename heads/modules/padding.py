@@ -4,7 +4,7 @@ A batch of samples with different numbers of rows is padded to the longest. The 
 valid, those after them are padding, and whatever stands there changes no result. A sample may have no row at all.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -32,6 +32,22 @@ def with_ends(token: Tensor, length: Tensor, start: int, end: int) -> tuple[Tens
     longer = functional.pad(token, (1, 1))
     longer[:, 0] = start
     return longer.scatter(1, length.to(token.device)[:, None] + 1, end), length + 2
+
+
+def rows_of_all(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return the valid rows of several batches of the same B samples one after the other, and their numbers.
+
+    Args:
+        parts: rows `[B, N_p, C]` and lengths `[B]` of each.
+
+    Returns:
+        `[B, sum of all N_p, C]`, with zeros after a sample's own rows, and `[B]`.
+    """
+    rows = torch.cat([own for own, _ in parts], 1)
+    padding = torch.cat([~valid_rows(own, length) for own, length in parts], 1)
+    order = padding.int().argsort(dim=1, stable=True)  # the valid ones first, as they stand
+    number = torch.stack([length for _, length in parts]).sum(0)
+    return zero_padding(rows.gather(1, order[..., None].expand_as(rows)), number), number
 
 
 def mean_rows(rows: Tensor, length: Tensor) -> Tensor:

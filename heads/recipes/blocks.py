@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, is_dataclass
 from typing import Annotated, Any, Literal, get_type_hints
 
 from ..modules.parameters import Count, Factor, Positive, Share, at_least, between
+from .schema import SetNames
 
 Block = Mapping[str, Any]  # of a part, with its name or its weight
 Epochs = Annotated[int, at_least(0)]
@@ -14,8 +15,8 @@ Epochs = Annotated[int, at_least(0)]
 class Data:
     """Which feature sets are read, and how samples are put into batches."""
 
-    image: str = "auto"  # prefix of a feature set's name, or auto: the only one there
-    text: str = "auto"
+    image: SetNames = "auto"  # prefix of a feature set's name, or auto: the only one there; a list: several together
+    text: SetNames = "auto"
     image_kind: str | None = None  # refuse features of another kind; null: the adapter follows the kind
     text_kind: str | None = None
     views: Literal["draw", "first"] = (

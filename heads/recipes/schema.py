@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from ...pipeline.errors import nearest
 
 REQUIRED = object()
+SetNames = str | list[str]  # of one feature set, or of several that differ
 
 
 class Field(NamedTuple):
@@ -103,7 +104,7 @@ def convert(value: Any, kind: Any) -> Any:
         if not bound.admits(value):
             raise ValueError(f"must be {bound.text}, not {value!r}")
         return value
-    if get_origin(kind) in (Union, types.UnionType):
+    if get_origin(kind) in (Union, types.UnionType) and kind not in _PLAIN:
         return _any_of(value, get_args(kind))
     if get_origin(kind) is Literal:
         choices = {str(choice): choice for choice in get_args(kind)}
@@ -147,10 +148,24 @@ def _text(value: Any) -> str:
     return value
 
 
+def _set_names(value: Any) -> str | list[str]:
+    """Read a name, a list of names, or a list as a setting writes it: ``a,b`` or ``[a, b]``; one alone is a text."""
+    names = value
+    if isinstance(value, str):
+        inner = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+        names = [name.strip(" '\"") for name in inner.split(",")]
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise ValueError
+    if len(set(names)) < max(len(names), 1) or (len(names) > 1 and "auto" in names):
+        raise ValueError
+    return names[0] if len(names) == 1 else list(names)
+
+
 _PLAIN: dict[Any, tuple[str, Callable[[Any], Any]]] = {
     types.NoneType: ("null", lambda value: {"null": None, "none": None}[str(value).lower()]),
     bool: ("true or false", lambda value: {"true": True, "false": False}[str(value).lower()]),
     int: ("a whole number", _whole),
     float: ("a number", _number),
     str: ("text", _text),
+    SetNames: ("auto, the name of a feature set, or several different names such as [words, bert]", _set_names),
 }

@@ -171,7 +171,7 @@ def _facts(view: View) -> list[tuple[str, str]]:
         ("aggregators", f"{recipe.aggregator['image']['name']} / {recipe.aggregator['text']['name']}"),
         ("similarity", recipe.similarity["name"]),
         ("losses", ", ".join(recipe.terms)),
-        ("features", f"{info.image_set} / {info.text_set}"),
+        ("features", f"{' + '.join(info.names('image'))} / {' + '.join(info.names('text'))}"),
         ("seed", str(info.seed)),
         ("best epoch", f"{info.best_epoch or '–'} (validation RSUM {number(info.best_rsum)})"),
         ("store", view.cache.url),

@@ -176,7 +176,7 @@ def embed_side(embed: Callable[[Features], Aggregated], parts: Iterable[Features
         gaussian = made.embedding if isinstance(made.embedding, Gaussian) else made.gaussian
         if gaussian is not None:
             uncertainties.append(gaussian.log_determinant())
-        lengths.append(features.length.cpu())
+        lengths.append(features.rows.cpu())
         return made
 
     embedding = embed_all(noted, parts)

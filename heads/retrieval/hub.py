@@ -24,7 +24,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from ...pipeline.errors import RunError
 from ...pipeline.files import making
 from ...pipeline.reading.origin import Origin
-from ..runs.encoders import ORIGINS, origin_of, origins_text
+from ..runs.encoders import ORIGINS, origins_of, origins_text, reads_states, weights_of_each
 from ..runs.info import BranchName, RunInfo
 from ..runs.run import Run, write_recipe
 from ..training.finetuning.finetuning import BACKBONES
@@ -88,9 +88,9 @@ def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = 
     run.model(retriever.device)  # damaged weights are refused here, not where the folder is loaded
     origins = _origins(retriever)
     if run.info.tuned("image"):  # likewise, the backbones of a fine-tuned run
-        _ = retriever.image_encoder
+        _ = retriever.image_encoders
     if run.info.tuned("text"):
-        _ = retriever.text_encoder
+        _ = retriever.text_encoders
     recipe = run.recipe.to_dict()
     if vectors := recipe["adapter"]["words"]["vectors"]:
         recipe["adapter"]["words"]["vectors"] = Path(vectors).name  # a trained model has read it
@@ -148,16 +148,21 @@ def local_folder(name: str | Path) -> Path:
         ) from error
 
 
-def _origins(retriever: Retriever) -> dict[BranchName, Origin]:
+def _origins(retriever: Retriever) -> dict[BranchName, tuple[Origin, ...]]:
     """Return what made the features that the run brings no encoder for: words and tuned backbones it has itself."""
     run, origins = retriever.run, {}
-    branches: tuple[BranchName, ...] = ("image",) if run.vocabulary is not None else ("image", "text")
+    branches: tuple[BranchName, ...] = ("image", "text") if reads_states(run) else ("image",)
     for branch in branches:
         if not run.info.tuned(branch):
-            origin, weights = origin_of(run, branch, lambda: retriever.cache), retriever.weights[branch]
-            named = weights is not None and not Path(weights).exists()  # a path means nothing elsewhere
-            origins[branch] = replace(origin, weights=weights) if named else origin
+            found, weights = origins_of(run, branch, lambda: retriever.cache), retriever.weights[branch]
+            named = weights_of_each(weights, found, f"{branch} weights")
+            origins[branch] = tuple(_naming(*pair) for pair in zip(found, named, strict=True))
     return origins
+
+
+def _naming(origin: Origin, weights: str | None) -> Origin:
+    named = weights is not None and not Path(weights).exists()  # a path means nothing elsewhere
+    return replace(origin, weights=weights) if named else origin
 
 
 def _without_paths(info: RunInfo) -> RunInfo:
@@ -169,10 +174,10 @@ def _without_paths(info: RunInfo) -> RunInfo:
     )
 
 
-def _card(run: Run, origins: Mapping[BranchName, Origin], repo: str) -> str:
+def _card(run: Run, origins: Mapping[BranchName, tuple[Origin, ...]], repo: str) -> str:
     recipe = run.recipe
     parameters = {"image": "visual_weights", "text": "text_weights"}
-    needed = [parameters[branch] for branch, origin in origins.items() if origin.weights is None]
+    needed = [parameters[branch] for branch, of_each in origins.items() if any(one.weights is None for one in of_each)]
     return _CARD.format(
         name=repo.rpartition("/")[2],
         repo=repo,
@@ -180,8 +185,8 @@ def _card(run: Run, origins: Mapping[BranchName, Origin], repo: str) -> str:
         dataset=Path(run.info.store).name,
         epoch=run.info.best_epoch,
         rsum=run.info.best_rsum,
-        image=run.info.image_set,
-        text=run.info.text_set,
+        image=" + ".join(run.info.names("image")),
+        text=" + ".join(run.info.names("text")),
         image_aggregator=recipe.aggregator["image"]["name"],
         text_aggregator=recipe.aggregator["text"]["name"],
         similarity=recipe.similarity["name"],

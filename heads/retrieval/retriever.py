@@ -12,14 +12,13 @@ from torch import Tensor
 
 from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.device import pick_device, within_memory
-from ...pipeline.encoders import TextEncoder, VisualEncoder
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, QueryError
-from ...pipeline.reading.reencoding import Picture, encode_captions, encode_images
+from ...pipeline.reading.reencoding import Picture, encode_captions_by_all, encode_images_by_all
 from ..evaluation.scoring import embed_all
 from ..model import Model
 from ..modules.embedding import Embedding
-from ..runs.encoders import find_image_encoder, find_text_encoder
+from ..runs.encoders import ImageEncoders, TextEncoders, find_image_encoders, find_text_encoders, reads_states
 from ..runs.features import open_store
 from ..runs.info import BranchName
 from ..runs.run import Run
@@ -72,7 +71,8 @@ class Retriever:
         split: whose images and captions are searched.
         device: ``auto``, ``cpu`` or ``cuda``.
         data_root: finds the image files of the gallery, see `Gallery.image_path`.
-        visual_weights: of the image encoder, where they came from a file.
+        visual_weights: of the image encoder, where they came from a file; of several feature sets one for each,
+            separated by commas.
         text_weights: of the text encoder: a folder or hub id, if not bert-base-uncased; a run on words has none.
         index: a folder that `xret index` made of the same run, store and split, or of the run and several stores;
             candidates then come from it.
@@ -106,7 +106,7 @@ class Retriever:
         trust: bool = False,
     ) -> None:
         self.run, self.split, self.device = Run(run), split, pick_device(device)
-        if text_weights is not None and self.run.vocabulary is not None:
+        if text_weights is not None and not reads_states(self.run):
             raise EncoderError(
                 f"{run} reads texts by its own vocabulary and takes no text weights; leave out '{text_weights}' (option"
                 " --text-weights, in Python text_weights)"
@@ -152,7 +152,7 @@ class Retriever:
     def encode_captions(self, texts: Sequence[str]) -> Embedding:
         """Embed B captions of a data set: as `encode_text`, but unknown words are nothing to warn of."""
         require_texts(texts)
-        features = encode_captions(*self.text_encoder, str(self.device), texts)
+        features = encode_captions_by_all(self.text_encoders, str(self.device), texts)
         with within_memory(self.device):
             return embed_all(self.model.embed_captions, features)
 
@@ -169,7 +169,7 @@ class Retriever:
         """
         wanted = "a list of files or PIL images such as ['photo.jpg']"
         require_samples(images, str | Path | Image.Image, "picture", wanted)
-        features = encode_images(*self.image_encoder, str(self.device), images)
+        features = encode_images_by_all(self.image_encoders, str(self.device), images)
         with within_memory(self.device):
             return embed_all(self.model.embed_images, features)
 
@@ -218,17 +218,14 @@ class Retriever:
         if not isinstance(query, str):
             return Query(self.encode_images([query]), "captions")
         unknown = self.unknown_words([query])
-        if self.run.vocabulary is not None:
+        if not reads_states(self.run):
             require_known_word(query, unknown)
         return Query(self.encode_captions([query]), "images", unknown)
 
     def unknown_words(self, texts: Sequence[str]) -> list[str]:
         """Return the words of texts that are not in the run's vocabulary, each once; [] if it reads parts of words."""
-        if self.run.vocabulary is None:
-            return []
-        encoder, _ = self.text_encoder
-        assert isinstance(encoder, WordsEncoder)
-        return encoder.unknown_words(texts)
+        words = [encoder for encoder, _ in self.text_encoders if isinstance(encoder, WordsEncoder)]
+        return words[0].unknown_words(texts) if words else []
 
     def comparison(self, answers: Modality) -> RunCompare:
         """Return the run's similarity as a function of Q queries and N answers of a modality, to ``[Q, N]``."""
@@ -267,14 +264,14 @@ class Retriever:
         return hashlib.sha256((self.run.path / "model.safetensors").read_bytes()).hexdigest()
 
     @cached_property
-    def text_encoder(self) -> tuple[TextEncoder, str]:
-        """The encoder of captions, and the dtype of its features; loaded when it is first asked for."""
-        return find_text_encoder(self.run, lambda: self.cache, self.weights["text"], str(self.device), self._trust)
+    def text_encoders(self) -> TextEncoders:
+        """The encoder of captions for each feature set, and the dtype of its features; loaded when first asked for."""
+        return find_text_encoders(self.run, lambda: self.cache, self.weights["text"], str(self.device), self._trust)
 
     @cached_property
-    def image_encoder(self) -> tuple[VisualEncoder, str]:
-        """The encoder of images, and the dtype of its features; loaded when it is first asked for."""
-        return find_image_encoder(self.run, lambda: self.cache, self.weights["image"], str(self.device), self._trust)
+    def image_encoders(self) -> ImageEncoders:
+        """The encoder of images for each feature set, and the dtype of its features; loaded when first asked for."""
+        return find_image_encoders(self.run, lambda: self.cache, self.weights["image"], str(self.device), self._trust)
 
     def _query(self, query: Picture | Query, k: int) -> Query:
         if not isinstance(k, int) or k < 1:

@@ -5,7 +5,7 @@ made its features (`hub.save_to_folder` writes it), else its store does.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,27 +14,32 @@ from ...pipeline.encoders import TextEncoder, VisualEncoder
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, RunError
 from ...pipeline.extraction.options import Options, words_of_run
+from ...pipeline.reading.joined_sets import parts_of
 from ...pipeline.reading.origin import Origin
 from ...pipeline.reading.reencoding import caption_encoder, image_encoder
+from ..model import facts_of_each
 from .features import caption_set_of_run, image_set_of_run
-from .info import BranchName
+from .info import BranchName, several
 from .run import Run
 
 ORIGINS = "encoders.json"
 Opener = Callable[[], FeatureCache]
+# Of each feature set, with the dtype that its features are rounded to.
+ImageEncoders = tuple[tuple[VisualEncoder, str], ...]
+TextEncoders = tuple[tuple[TextEncoder, str], ...]
 
 
-def find_image_encoder(
+def find_image_encoders(
     run: Run, open_cache: Opener, weights: str | None, device: str, trust: bool = False
-) -> tuple[VisualEncoder, str]:
-    """Return the encoder of a run's image features, and the dtype that they are rounded to.
+) -> ImageEncoders:
+    """Return the encoder of each of a run's image feature sets.
 
     Args:
         run: the run.
         open_cache: opens the store, which is asked where the run does not say what made its features.
         weights: a file, ``imagenet``, ``random:SEED``, or a checkpoint's folder or hub id; None: as run or store name
-            them.
-        device: where it runs.
+            them. Of several sets one for each, separated by commas; an empty one counts as None.
+        device: where they run.
         trust: let a file of weights run code while it is read.
 
     Raises:
@@ -45,35 +50,60 @@ def find_image_encoder(
     if options is not None and weights is None:
         encoder = options.load_visual(device)
         _require(run, "image", encoder.identity, options.dtype)
-        return encoder, options.dtype
-    origin = origin_of(run, "image", open_cache)
-    return image_encoder(origin, weights, device, trust), origin.dtype
+        return ((encoder, options.dtype),)
+    origins = origins_of(run, "image", open_cache)
+    named = weights_of_each(weights, origins, "--visual-weights")
+    pairs = zip(origins, named, strict=True)
+    return tuple((image_encoder(origin, given, device, trust), origin.dtype) for origin, given in pairs)
 
 
-def find_text_encoder(
+def find_text_encoders(
     run: Run, open_cache: Opener, weights: str | None, device: str, trust: bool = False
-) -> tuple[TextEncoder, str]:
-    """Return the encoder of a run's caption features, and the dtype that they are rounded to.
+) -> TextEncoders:
+    """Return the encoder of each of a run's caption feature sets.
 
     Args:
         run: the run; words are read by its vocabulary, without the store.
-        open_cache: as for `find_image_encoder`.
-        weights: a folder or hub id; None: as run or store name them.
-        device: where it runs.
+        open_cache: as for `find_image_encoders`.
+        weights: a folder or hub id; None: as run or store name them. Sets of words have none; of several others one
+            for each, as for `find_image_encoders`.
+        device: where they run.
         trust: let a program that a checkpoint comes with run.
 
     Raises:
-        EncoderError, RunError, CacheError: as for `find_image_encoder`.
+        EncoderError, RunError, CacheError: as for `find_image_encoders`.
     """
-    if run.vocabulary is not None:
-        return WordsEncoder(run.vocabulary), "int32"
     options = own_backbone(run, "text")
     if options is not None and weights is None:
         encoder = options.load_text(device)
         _require(run, "text", encoder.identity, options.dtype)
-        return encoder, options.dtype
-    origin = origin_of(run, "text", open_cache)
-    return caption_encoder(origin, weights, device, trust), origin.dtype
+        return ((encoder, options.dtype),)
+    origins = origins_of(run, "text", open_cache) if reads_states(run) else ()
+    named = zip(origins, weights_of_each(weights, origins, "--text-weights"), strict=True)
+    states = iter([(caption_encoder(origin, given, device, trust), origin.dtype) for origin, given in named])
+    words = WordsEncoder(run.vocabulary) if run.vocabulary is not None else None
+    return tuple(
+        (words, "int32") if words is not None and facts.kind == "words" else next(states)
+        for facts in facts_of_each(run.text_facts)
+    )
+
+
+def reads_states(run: Run) -> bool:
+    """Return whether a run reads captions by a text encoder, and not by its own vocabulary alone."""
+    return any(facts.kind != "words" for facts in facts_of_each(run.text_facts))
+
+
+def weights_of_each(given: str | None, origins: Sequence[Origin], option: str) -> list[str | None]:
+    """Return the weights of each set; EncoderError where they are not as many."""
+    if given is None or len(origins) < 2:
+        return [given] * len(origins)
+    named = [name.strip() or None for name in given.split(",")]
+    if len(named) != len(origins):
+        raise EncoderError(
+            f"the run reads {len(origins)} feature sets ({', '.join(origin.name for origin in origins)}), and {option} "
+            f"names weights of {len(named)}; give one for each, separated by commas; one may be empty"
+        )
+    return list(named)
 
 
 def own_backbone(run: Run, branch: BranchName) -> Options | None:
@@ -81,25 +111,36 @@ def own_backbone(run: Run, branch: BranchName) -> Options | None:
     return Options(**words_of_run(run.path)) if run.info.tuned(branch) else None
 
 
-def origin_of(run: Run, branch: BranchName, open_cache: Opener) -> Origin:
-    """Return what made the run's features of ``image`` or ``text``; errors as for `find_image_encoder`."""
+def origins_of(run: Run, branch: BranchName, open_cache: Opener) -> tuple[Origin, ...]:
+    """Return what made each feature set of ``image`` or ``text`` that a run reads; sets of words are left out.
+
+    Errors as for `find_image_encoders`.
+    """
     file = run.path / ORIGINS
     if not file.is_file():
         cache = open_cache()
-        return Origin.of(image_set_of_run(run, cache) if branch == "image" else caption_set_of_run(run, cache))
+        if branch == "image":
+            return tuple(Origin.of(part) for part in parts_of(image_set_of_run(run, cache)))
+        captions = parts_of(caption_set_of_run(run, cache))
+        return tuple(Origin.of(part) for part in captions if part.kind != "words")
+    facts = facts_of_each(run.image_facts if branch == "image" else run.text_facts)
+    made = [one for one, its in zip(run.info.prints(branch), facts, strict=True) if its.kind != "words"]
     try:
-        origin = Origin(**json.loads(file.read_text(encoding="utf-8"))[branch])
-        damaged = origin.fingerprint != run.info.fingerprints[branch]
+        told = several(json.loads(file.read_text(encoding="utf-8"))[branch])
+        origins = tuple(Origin(**one) for one in told)
+        damaged = [origin.fingerprint for origin in origins] != made
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{file} is damaged; remove it and name the store with --store, or get the run again") from error
     if damaged:
         raise RunError(f"{file} does not fit the run's run.json; remove it and name the store, or get the run again")
-    return origin
+    return origins
 
 
-def origins_text(origins: Mapping[BranchName, Origin]) -> str:
-    """Return `encoders.json`, by ``image`` and ``text``."""
-    return json.dumps({name: asdict(origin) for name, origin in origins.items()}, indent=1, ensure_ascii=False) + "\n"
+def origins_text(origins: Mapping[BranchName, Sequence[Origin]]) -> str:
+    """Return `encoders.json`, by ``image`` and ``text``; of several feature sets a list."""
+    told = {name: [asdict(origin) for origin in of_each] for name, of_each in origins.items()}
+    values = {name: of_each[0] if len(of_each) == 1 else of_each for name, of_each in told.items()}
+    return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
 
 
 def _require(run: Run, branch: BranchName, identity: dict[str, Any], dtype: str) -> None:

@@ -1,20 +1,61 @@
 """The features that a run needs, found in its own store or in another one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from ...pipeline.cache import OK, Blocks, CaptionSet, FeatureCache, ImageSet
+from ...pipeline.cache import OK, Blocks, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from ...pipeline.data.samples import tokenize
 from ...pipeline.errors import CacheError, RunError
 from ...pipeline.reading.batches import Batches, stored_batches
+from ...pipeline.reading.joined_sets import Captions, Images, joined
 from ...pipeline.reading.placement import Placement, Resident
-from ..model import Model
+from ..model import Model, facts_of_each
 from ..recipes.blocks import Recipe
+from .info import BranchName, several
 from .run import Run
 
-Sets = tuple[ImageSet, CaptionSet]
+Sets = tuple[Images, Captions]
+
+
+def sets_named(cache: FeatureCache, recipe: Recipe) -> Sets:
+    """Return the feature sets of `cache` that a recipe names, of each side one or several.
+
+    Raises:
+        CacheError: none or several fit a name, or two names mean one set.
+    """
+    images = [cache.image_set(name) for name in several(recipe.data.image)]
+    _require_different(images, "data.image")
+    captions = [cache.caption_set(name) for name in several(recipe.data.text)]
+    _require_different(captions, "data.text")
+    return joined(images), joined(captions)
+
+
+def _require_different(found: Sequence[FeatureSet], key: str) -> None:
+    names = [features.name for features in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise CacheError(f"{key} names the feature set '{name}' of {found[0].cache.url} twice; leave one out")
+
+
+def in_place_of_auto(recipe: Recipe, cache: FeatureCache, *, image: Any, text: Any) -> Recipe:
+    """Return the recipe with the feature sets that something was begun with, where `cache` has them, instead of auto.
+
+    Args:
+        recipe: resolved.
+        cache: the store.
+        image: the name of a set as `run.json` tells it, or a list of names.
+        text: likewise.
+    """
+    auto: dict[str, Any] = {
+        key: told
+        for key, modality, told in (("image", "images", image), ("text", "captions", text))
+        if getattr(recipe.data, key) == "auto" and all(name in cache.set_names(modality) for name in several(told))
+    }
+    return replace(recipe, data=replace(recipe.data, **auto))
 
 
 def open_store(run: Run, store: str | None) -> FeatureCache:
@@ -71,12 +112,12 @@ def batches_of(
     )
 
 
-def views_to_draw(image_set: ImageSet, recipe: Recipe) -> Sequence[int]:
+def views_to_draw(image_set: Images, recipe: Recipe) -> Sequence[int]:
     """Return the views of an image that a training by `recipe` draws from."""
     return range(image_set.views) if recipe.data.views == "draw" else (0,)
 
 
-def require_views(image_set: ImageSet) -> None:
+def require_views(image_set: Images) -> None:
     """Raise RunError where a set has a single view of each image, over which no mean can be taken."""
     if image_set.views == 1:
         raise RunError(
@@ -85,44 +126,51 @@ def require_views(image_set: ImageSet) -> None:
         )
 
 
-def image_set_of_run(run: Run, cache: FeatureCache) -> ImageSet:
+def image_set_of_run(run: Run, cache: FeatureCache) -> Images:
     """Return the image features of `cache` that `run` was trained on, or equal ones; RunError if there are none."""
-    name = run.info.image_set
-    for candidate in _candidates(cache, "images", name):
-        found = cache.image_set(candidate)
-        if found.fingerprint == run.info.fingerprints["image"]:
-            return found
-    raise _refusal(run, cache, "images", name)
+    found = []
+    for name, made in zip(run.info.names("image"), run.info.prints("image"), strict=True):
+        features = next((one for one in _candidates(cache, "images", name) if one.fingerprint == made), None)
+        if not isinstance(features, ImageSet):
+            raise _refusal(run, cache, "images", name)
+        found.append(features)
+    return joined(found)
 
 
-def caption_set_of_run(run: Run, cache: FeatureCache) -> CaptionSet:
+def caption_set_of_run(run: Run, cache: FeatureCache) -> Captions:
     """Return the caption features of `cache` that `run` was trained on, or equal ones; RunError if there are none.
 
     Where the run knows words it has a vocabulary, and reads those of any store.
     """
-    name = run.info.text_set
-    for candidate in _candidates(cache, "captions", name):
-        found = cache.caption_set(candidate)
-        if found.fingerprint == run.info.fingerprints["text"]:
-            return found
-    if run.vocabulary is not None:
-        return RetokenizedCaptions(cache, run.vocabulary)
-    raise _refusal(run, cache, "captions", name)
+    found: list[CaptionSet] = []
+    told = zip(run.info.names("text"), run.info.prints("text"), facts_of_each(run.text_facts), strict=True)
+    for name, made, facts in told:
+        features = next((one for one in _candidates(cache, "captions", name) if one.fingerprint == made), None)
+        if isinstance(features, CaptionSet):
+            found.append(features)
+        elif facts.kind == "words" and run.vocabulary is not None:
+            found.append(RetokenizedCaptions(cache, run.vocabulary))
+        else:
+            raise _refusal(run, cache, "captions", name)
+    return joined(found)
 
 
-def _candidates(cache: FeatureCache, modality: str, name: str) -> list[str]:
-    """Return the sets that may be the one of this name: itself, or what a checkpoint in another folder made.
+def _candidates(cache: FeatureCache, modality: str, name: str) -> Iterator[ImageSet | CaptionSet]:
+    """Yield the sets that may be the one of this name: itself, or what a checkpoint in another folder made.
 
     The latter has another name and the same fingerprint, with which both names end.
     """
     ending = f"@{name.rpartition('@')[2]}"
-    return sorted((there for there in cache.set_names(modality) if there.endswith(ending)), key=lambda own: own != name)
+    there = [found for found in cache.set_names(modality) if found.endswith(ending)]
+    return (cache.set_at(f"{modality}/{found}") for found in sorted(there, key=lambda found: found != name))
 
 
 def _refusal(run: Run, cache: FeatureCache, modality: str, name: str) -> RunError:
     there = ", ".join(cache.set_names(modality)) or "none"
-    tuned = run.info.tuned("image" if modality == "images" else "text")
-    way = f"`xret extract … --from-run {run.path}`" if tuned else "the same encoder, weights and options"
+    branch: BranchName = "image" if modality == "images" else "text"
+    way = (
+        f"`xret extract … --from-run {run.path}`" if run.info.tuned(branch) else "the same encoder, weights and options"
+    )
     return RunError(
         f"{run.path} needs the feature set '{name}' of {modality}, and {cache.url} has {there}: extract it there with "
         f"{way}"

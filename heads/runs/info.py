@@ -1,6 +1,7 @@
 """What `run.json` says of a run: what was trained on what, and how far it is."""
 
 import platform
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,8 +23,8 @@ class RunInfo:
         store: the feature cache, named so that it can be opened from any folder.
         also_stores: other stores that are learnt from, likewise.
         manifest_sha256: of the samples in `store`.
-        image_set, text_set: the feature sets.
-        fingerprints: of both, by ``image`` and ``text``.
+        image_set, text_set: the feature set of each side; of several a list.
+        fingerprints: of both, by ``image`` and ``text``, likewise.
         seed: of the first weights and the order of samples.
         also: names of the other data sets that do not change when a store is moved; None: there are none.
         finetuned: of the head that was fine-tuned: epoch, image_set, text_set, fingerprints; and what was put back, as
@@ -39,9 +40,9 @@ class RunInfo:
     """
 
     store: str
-    image_set: str
-    text_set: str
-    fingerprints: dict[str, str]
+    image_set: str | list[str]
+    text_set: str | list[str]
+    fingerprints: Mapping[str, str | list[str]]
     also_stores: list[str] | None = None
     manifest_sha256: str | None = None
     seed: int = 0
@@ -68,10 +69,21 @@ class RunInfo:
             **{key: value for key, value in values.items() if key in known},
             more={key: value for key, value in values.items() if key not in {*known, "format", "version"}},
         )
-        prints = info.fingerprints.get("image"), info.fingerprints.get("text")
-        if not all(isinstance(text, str) for text in (info.store, info.image_set, info.text_set, *prints)):
+        texts: list[Any] = [info.store]
+        for side, named in (("image", info.image_set), ("text", info.text_set)):
+            names, prints = several(named), several(info.fingerprints.get(side))
+            texts += [*names, *prints] if len(names) == len(prints) > 0 else [None]
+        if not all(isinstance(text, str) for text in texts):
             raise TypeError("a name is no text")
         return info
+
+    def names(self, branch: BranchName) -> tuple[str, ...]:
+        """Return the names of the feature sets of ``image`` or ``text``."""
+        return several(self.image_set if branch == "image" else self.text_set)
+
+    def prints(self, branch: BranchName) -> tuple[str, ...]:
+        """Return their fingerprints."""
+        return several(self.fingerprints[branch])
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `run.json`."""
@@ -90,6 +102,16 @@ class RunInfo:
         sets = ("image_set", "text_set", "fingerprints", "also")
         keys = ("manifest_sha256", "seed", *(sets if self.finetuned is None else ("finetuned",)))
         return {key: getattr(self, key) for key in keys}
+
+
+def several(told: Any) -> tuple[Any, ...]:
+    """Return what a file tells of one feature set, or of several in a list, as one of each."""
+    return tuple(told) if isinstance(told, list) else (told,)
+
+
+def as_told(values: Sequence[str]) -> str | list[str]:
+    """Return what is known of one feature set, or of several, as files tell it."""
+    return values[0] if len(values) == 1 else list(values)
 
 
 def versions() -> dict[str, str]:

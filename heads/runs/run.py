@@ -32,10 +32,10 @@ from ...pipeline.cache.lease import locked
 from ...pipeline.errors import RunError
 from ...pipeline.files import making, partials_in, remove, write_text, writing
 from ...pipeline.wording import some_of
-from ..model import FeatureFacts, Model, build_model
+from ..model import Facts, FeatureFacts, Model, build_model, facts_of_each
 from ..recipes.blocks import Recipe
 from ..recipes.recipe import resolve
-from .info import FORMAT, VERSION, RunInfo
+from .info import FORMAT, VERSION, RunInfo, several
 
 # When a run is resumed; the sets that data.image and data.text stand for are compared themselves.
 MAY_CHANGE = ("data.image", "data.text", "runtime.cache", "runtime.checkpoint_steps", "runtime.log")
@@ -51,7 +51,7 @@ class Run:
         info: `run.json`.
         recipe: the resolved recipe.
         image_facts, text_facts: of the feature sets that it was trained on.
-        vocabulary: the words by token id; None where the text features are no words.
+        vocabulary: the words by token id; None where no text features are words.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -78,10 +78,12 @@ class Run:
         config = self._read_json("config.json")
         try:
             self.recipe = resolve(config["recipe"], title=f"{path}/config.json")
-            self.image_facts, self.text_facts = FeatureFacts(**config["image"]), FeatureFacts(**config["text"])
+            self.image_facts = _facts(config["image"], len(self.info.names("image")))
+            self.text_facts = _facts(config["text"], len(self.info.names("text")))
         except (KeyError, TypeError) as error:
             raise self._damaged("config.json") from error
-        self.vocabulary = self._vocabulary() if self.text_facts.kind == "words" else None
+        words = [facts for facts in facts_of_each(self.text_facts) if facts.kind == "words"]
+        self.vocabulary = self._vocabulary(words[0].vocabulary_size) if words else None
 
     @classmethod
     def create(
@@ -89,8 +91,8 @@ class Run:
         path: str | Path,
         info: RunInfo,
         recipe: Recipe,
-        image: FeatureFacts,
-        text: FeatureFacts,
+        image: Facts,
+        text: Facts,
         vocabulary: tuple[str, ...] | None,
     ) -> "Run":
         """Make the folder, with all that is known before the first epoch.
@@ -241,10 +243,10 @@ class Run:
             raise self._damaged(file.name)
         return lines
 
-    def _vocabulary(self) -> tuple[str, ...]:
+    def _vocabulary(self, size: int | None) -> tuple[str, ...]:
         words = self._read_json("vocabulary.json")
         texts = isinstance(words, list) and all(isinstance(word, str) for word in words)
-        if not texts or len(words) != self.text_facts.vocabulary_size:
+        if not texts or len(words) != size:
             raise self._damaged("vocabulary.json")
         return tuple(words)
 
@@ -283,12 +285,24 @@ def flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
     return out
 
 
-def write_recipe(folder: Path, recipe: Mapping[str, Any], image: FeatureFacts, text: FeatureFacts) -> None:
+def write_recipe(folder: Path, recipe: Mapping[str, Any], image: Facts, text: Facts) -> None:
     """Write a resolved recipe, and the facts of the features that a model is built with, as a run has them."""
-    config = {"recipe": recipe, "image": asdict(image), "text": asdict(text)}
+    sides = {
+        side: [asdict(one) for one in facts] if isinstance(facts, tuple) else asdict(facts)
+        for side, facts in (("image", image), ("text", text))
+    }
+    config = {"recipe": recipe, **sides}
     (folder / "config.json").write_text(_json(config), encoding="utf-8")
     text_form = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
     (folder / "recipe.yaml").write_text(text_form, encoding="utf-8")
+
+
+def _facts(told: Any, sets: int) -> Facts:
+    """Return the facts of so many feature sets as config.json has them; TypeError where they are not as many."""
+    found = tuple(FeatureFacts(**one) for one in several(told))
+    if len(found) != sets:
+        raise TypeError("run.json names another number of feature sets")
+    return found[0] if len(found) == 1 else found
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -9,9 +9,10 @@ import torch
 
 from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.errors import CacheError, RunError
-from ..model import FeatureFacts, build_losses, build_model
+from ...pipeline.reading.joined_sets import parts_of
+from ..model import Facts, build_losses, build_model
 from ..recipes.blocks import Recipe
-from ..runs.features import Sets
+from ..runs.features import Sets, sets_named
 from ..runs.run import MAY_CHANGE, difference, write_json
 
 VERSION = 1
@@ -23,11 +24,11 @@ def complete_sets(cache: FeatureCache, recipe: Recipe, splits: Sequence[str]) ->
     Raises:
         CacheError: none or several fit, the store lacks one of `splits`, or its features are not complete.
     """
-    sets = cache.image_set(recipe.data.image), cache.caption_set(recipe.data.text)
+    sets = sets_named(cache, recipe)
     for needed in dict.fromkeys(splits):
         if needed not in cache.splits:
             raise CacheError(f"{cache.url} has no split '{needed}'; it has {', '.join(cache.splits)}")
-        for features in sets:
+        for features in (*parts_of(sets[0]), *parts_of(sets[1])):
             if not features.complete(needed):
                 raise CacheError(
                     f"{cache.url}: split '{needed}' of {features.name} is not complete; run the same "
@@ -36,7 +37,7 @@ def complete_sets(cache: FeatureCache, recipe: Recipe, splits: Sequence[str]) ->
     return sets
 
 
-def require_buildable(recipe: Recipe, image: FeatureFacts, text: FeatureFacts) -> None:
+def require_buildable(recipe: Recipe, image: Facts, text: Facts) -> None:
     """Raise RecipeError where no head can be made of a recipe for features with these facts; it takes no memory."""
     with torch.device("meta"):
         build_model(recipe, image, text)

@@ -59,7 +59,7 @@ def on_cluster(series: Series[J, T], address: str, name: str, *, all_at_once: bo
 
 def _work(work: Callable[[J, Resident], T], job: J, name: str) -> T:
     """Do a job with the features that jobs of the same series have left in the memory of this process."""
-    key = (name, job.store, job.recipe.data.image, job.recipe.data.text)
+    key = (name, job.store, str(job.recipe.data.image), str(job.recipe.data.text))
     resident = _kept.get(key)
     if resident is None:
         _kept.clear()  # so that a job finds the room that it would have alone

@@ -20,7 +20,7 @@ from ...pipeline.reading.placement import Resident
 from ...pipeline.wording import counted
 from ..model import build_model, feature_facts
 from ..recipes.blocks import Recipe
-from ..runs.features import batches_of, views_to_draw
+from ..runs.features import batches_of, sets_named, views_to_draw
 from ..training.preparation import placement_of
 
 # Weights and batches are drawn from torch's global generator, which two trainings in one process would share.
@@ -97,12 +97,11 @@ def load_features(jobs: Sequence[Job]) -> Resident:
     """Put into memory what the jobs train on, for their processes to share."""
     resident, loaded = Resident(), set()
     for job in jobs:
-        cache, data = FeatureCache.open(job.store), job.recipe.data
-        sets = cache.image_set(data.image), cache.caption_set(data.text)
+        sets = sets_named(FeatureCache.open(job.store), job.recipe)
         with torch.device("meta"):
             model = build_model(job.recipe, feature_facts(sets[0]), feature_facts(sets[1]))
         views = views_to_draw(sets[0], job.recipe)
-        wanted = (*(one.name for one in sets), *sorted(model.image_fields), *sorted(model.caption_fields), len(views))
+        wanted = (*(one.name for one in sets), str(model.image_fields), str(model.caption_fields), len(views))
         target = pick_device(job.device)
         with suppress(Exception), within_memory(target):  # the job itself reports what goes wrong
             placement = placement_of(job.run, job.recipe, resume=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...pipeline.errors import RecipeError
 from ...pipeline.reading.end_to_end import MASKED, REPLACED
-from ...pipeline.reading.features import Features
+from ...pipeline.reading.features import Features, set_by_set, side_by_side
 from ..modules.padding import valid_rows, zero_padding
 from ..modules.positions import cell_places
 
@@ -25,7 +25,7 @@ def drop_rows(features: Features, share: float, varies: bool = False) -> Feature
 
     Args:
         features: padded, `[B, N, …]`.
-        share: between 0 and 1; 0 returns the features themselves.
+        share: between 0 and 1; 0 returns the features themselves. Of several feature sets each keeps a row.
         varies: draw the share of each sample: a number between 0 and 1, times `share`, but none where that number is
             not above `share` itself (published code of VSE-infinity, for the cells of a grid).
 
@@ -35,6 +35,10 @@ def drop_rows(features: Features, share: float, varies: bool = False) -> Feature
     """
     if share == 0:
         return features
+    return set_by_set(lambda part: _drop_rows(part, share, varies), features)
+
+
+def _drop_rows(features: Features, share: float, varies: bool) -> Features:
     rows = features.local if features.local is not None else features.token
     if rows is None:
         return features
@@ -52,16 +56,21 @@ def drop_rows(features: Features, share: float, varies: bool = False) -> Feature
 def mask_words(captions: Features, share: float, mask: int) -> Features:
     """Change the words of captions as `end_to_end.change_words` changes those of BERT's input; one word always stays.
 
-    Of the words chosen 50% are masked, 10% replaced by any known word, 40% left out. Chances are drawn as those of
-    `drop_rows`.
+    What other feature sets have of the captions stays as it is. Of the words chosen 50% are masked,
+    10% replaced by any known word, 40% left out. Chances are drawn as those of `drop_rows`.
 
     Args:
         captions: word ids; id 0 stands for unknown words, and 1 to `mask - 1` for known ones.
         share: the chance of a word to be chosen, above 0.
         mask: the id of `<mask>`.
     """
+    parts = [part if part.token is None else _mask_words(part, share, mask) for part in captions.parts]
+    return side_by_side(parts)
+
+
+def _mask_words(captions: Features, share: float, mask: int) -> Features:
     token = captions.token
-    assert token is not None, "the model takes words alone where they are masked"
+    assert token is not None, "words are masked"
     lot = (torch.rand(token.shape) / share).to(token.device, non_blocking=True)
     others = torch.randint(1, max(mask, 2), token.shape).to(token.device, non_blocking=True)
     changed = token.where(lot >= REPLACED, others.where(lot >= MASKED, mask))
@@ -90,8 +99,9 @@ def _left(features: Features, keep: Tensor) -> Features:
 def blend(images: Features, captions: Features, alpha: float) -> tuple[Features, Features]:
     """Blend each pair with another one of the batch, by a share that is drawn from Beta(`alpha`, `alpha`).
 
-    Share and partners are the same for both modalities (FuseMix), and are drawn on the CPU from torch's global
-    generator. Rows are blended by their number; a blended sample is as long as the longer of the two.
+    Share and partners are the same for both modalities (FuseMix) and for all feature sets, and are drawn on the CPU
+    from torch's global generator. Rows are blended by their number; a blended sample is as long as the longer of the
+    two.
 
     Args:
         images: of B images.
@@ -103,13 +113,14 @@ def blend(images: Features, captions: Features, alpha: float) -> tuple[Features,
     """
     if alpha == 0:
         return images, captions
-    if captions.token is not None:
+    if captions.words is not None:
         raise RecipeError("augment.mix blends cached features, and words are none: extract --text bert, or set it to 0")
     if len(images.length) != len(captions.length):
         raise RecipeError("augment.mix blends pairs: set data.unit=image and data.captions=1")
     share = torch.distributions.Beta(alpha, alpha).sample().item()
     partner = torch.randperm(len(images.length)).to(images.length.device, non_blocking=True)
-    return _blended(images, share, partner), _blended(captions, share, partner)
+    blended = (set_by_set(lambda part: _blended(part, share, partner), side) for side in (images, captions))
+    return next(blended), next(blended)
 
 
 def _blended(features: Features, share: float, partner: Tensor) -> Features:

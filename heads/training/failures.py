@@ -91,7 +91,8 @@ def not_finite(what: str, run: Run, lr: float, precision: torch.dtype | None, re
         way += " or --set runtime.precision=float32"
     kept = "the weights of the best epoch before are kept; " if run.has_weights else ""
     for features in read:
-        values = [one for one in (features.local, features.global_) if one is not None]
+        both = (value for part in features.parts for value in (part.local, part.global_))
+        values = [value for value in both if value is not None]
         if not all(one.isfinite().all() for one in values):
             return f"{what}; {kept}features in the cache are not finite themselves: extract their set again"
     return f"{what}; {kept}begin another run with {way}"

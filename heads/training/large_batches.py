@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from ...pipeline.errors import RecipeError
-from ...pipeline.reading.features import Features
+from ...pipeline.reading.features import Features, set_by_set
 from ..modules.aggregators import Aggregated
 from ..modules.embedding import Sequence, concatenate, each
 from ..modules.losses.blocks import BlockLoss, Pairs, joined
@@ -55,7 +55,8 @@ def embed_in_parts(
         )
     if ranks.count > 1:
         made = _map(lambda tensor: ranks.gather(tensor, samples), made)
-    return made._replace(token=None if features.token is None else Sequence(features.token, features.length))
+    words = features.words
+    return made._replace(token=None if words is None or words.token is None else Sequence(words.token, words.length))
 
 
 def require_whole_batches(model: nn.Module, why: str) -> None:
@@ -108,8 +109,12 @@ def compared_pairs(caption_image: Tensor, text: Tensor | None, *, same_is_positi
 
 def _cut(features: Features, first: int, last: int) -> Features:
     """Return some samples; their padding stays, so that parts can be put together again."""
-    cut = {name: value[first:last] if isinstance(value, Tensor) else value for name, value in vars(features).items()}
-    return Features(**cut)  # type: ignore[arg-type]
+
+    def cut(part: Features) -> Features:
+        values = {name: value[first:last] if isinstance(value, Tensor) else value for name, value in vars(part).items()}
+        return Features(**values)  # type: ignore[arg-type]
+
+    return set_by_set(cut, features)
 
 
 def _join(parts: list[Aggregated]) -> Aggregated:

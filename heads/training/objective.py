@@ -72,8 +72,9 @@ class Objective:
         ):
             one = embed_in_parts(self.model.embed_images, images, parts, self.ranks)
             other = embed_in_parts(self.model.embed_captions, captions, parts, self.ranks)
-        if augment.mask_words and batch.captions.token is not None:  # a loss that writes captions writes the words
-            other = other._replace(token=Sequence(batch.captions.token, batch.captions.length))
+        words = batch.captions.words
+        if augment.mask_words and words is not None and words.token is not None:
+            other = other._replace(token=Sequence(words.token, words.length))  # a loss that writes captions writes them
         # Similarity and losses stay in float32: differences of a margin's size drown in 8 bits.
         chunked = self.recipe.data.chunk is not None and goes_in_blocks(self.model.compare, self.losses)
         terms = (self._terms_in_blocks if chunked else self._terms)(batch, one, other)
@@ -104,8 +105,9 @@ class Objective:
     @property
     def _mask(self) -> int:
         """The id of `<mask>`: the last word that the adapter knows."""
-        adapter: Any = self.model.text.adapter
-        return int(adapter.vocabulary_size) - 1
+        adapter = self.model.text.words
+        assert adapter is not None, "the model takes words where they are masked"
+        return adapter.vocabulary_size - 1
 
     def _parts(self, batch: Batch) -> int:
         """Return in how many parts a batch is embedded: `data.chunk` units at once, on each rank."""

@@ -1,11 +1,10 @@
 """Before the first step of a training: the features it reads, the run folder, and the first word vectors."""
 
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -13,15 +12,18 @@ from ...pipeline.cache import OK, CaptionSet, FeatureCache, ImageSet
 from ...pipeline.encoders.word_vectors import read_word_vectors
 from ...pipeline.errors import CacheError, RecipeError, RunError
 from ...pipeline.reading.batches import Batches
+from ...pipeline.reading.features import Features
+from ...pipeline.reading.joined_sets import Captions, Images, joined, parts_of
 from ...pipeline.reading.placement import Placement
 from ..model import Model, feature_facts
-from ..modules.adapters import RowsAdapter
+from ..modules.adapters import RowsAdapter, WordsAdapter
 from ..recipes.blocks import Recipe
-from ..runs.features import RetokenizedCaptions, Sets
-from ..runs.info import AS_A_WHOLE, RunInfo, absolute, versions
+from ..runs.features import RetokenizedCaptions, Sets, in_place_of_auto, sets_named
+from ..runs.info import AS_A_WHOLE, RunInfo, absolute, as_told, versions
 from ..runs.run import Run
 from .ranks import ALONE, Ranks
 
+S = TypeVar("S", ImageSet, CaptionSet)
 _AT_ONCE = 256  # samples that are read at once for statistics
 
 
@@ -44,18 +46,12 @@ def sets_of(cache: FeatureCache, recipe: Recipe, out: str | Path, resume: bool) 
     """
     if resume and Path(out).exists():
         recipe = on_sets_of(Run(out), recipe, cache)
-    return cache.image_set(recipe.data.image), cache.caption_set(recipe.data.text)
+    return sets_named(cache, recipe)
 
 
 def on_sets_of(run: Run, recipe: Recipe, cache: FeatureCache) -> Recipe:
     """Return the recipe with the feature sets of a run, where they are there, in the place of ``auto``."""
-    own = {"image": ("images", run.info.image_set), "text": ("captions", run.info.text_set)}
-    auto: dict[str, Any] = {
-        key: name
-        for key, (modality, name) in own.items()
-        if getattr(recipe.data, key) == "auto" and name in cache.set_names(modality)
-    }
-    return replace(recipe, data=replace(recipe.data, **auto))
+    return in_place_of_auto(recipe, cache, image=run.info.image_set, text=run.info.text_set)
 
 
 def require_places(recipe: Recipe, sets: Sets, *, quiet: bool = False) -> None:
@@ -67,8 +63,10 @@ def require_places(recipe: Recipe, sets: Sets, *, quiet: bool = False) -> None:
     for side, features in zip(("image", "text"), sets, strict=True):
         if recipe.aggregator[side].get("positions") != "grid":
             continue
-        if not isinstance(features, ImageSet) or features.kind != "grid":
-            without = f"features of kind '{features.kind}' do not lie in rows and columns, and get no positions"
+        kinds = [part.kind for part in parts_of(features)]
+        if not isinstance(features, ImageSet) or kinds != ["grid"]:
+            said = "several feature sets together" if len(kinds) > 1 else f"features of kind '{kinds[0]}'"
+            without = f"{said} do not lie in rows and columns, and get no positions"
             if not quiet:
                 print(f"aggregator.{side}.positions=grid: {without}.", file=sys.stderr)
             continue
@@ -109,27 +107,36 @@ def other_sets(also: Sequence[str], sets: Sets) -> list[Sets]:
     return found
 
 
-def _equal_sets(cache: FeatureCache, image_set: ImageSet, caption_set: CaptionSet) -> Sets:
-    where = f"{cache.url} cannot be joined to {image_set.cache.url}:"
+def _equal_sets(cache: FeatureCache, image_set: Images, caption_set: Captions) -> Sets:
     if "train" not in cache.splits:
-        raise CacheError(f"{where} it has no split 'train'; it has {', '.join(cache.splits)}")
+        raise CacheError(
+            f"{cache.url} cannot be joined to {image_set.cache.url}: it has no split 'train'; it has "
+            f"{', '.join(cache.splits)}"
+        )
     images = [cache.image_set(name) for name in cache.set_names("images")]
     captions = [cache.caption_set(name) for name in cache.set_names("captions")]
-    same_images = [found for found in images if found.fingerprint == image_set.fingerprint]
-    same_captions = [found for found in captions if found.fingerprint == caption_set.fingerprint]
-    if not same_captions and caption_set.vocabulary is not None:
-        same_captions = [RetokenizedCaptions(cache, caption_set.vocabulary)]
-    for same, there, own, what in (
-        (same_images, images, image_set, "images"),
-        (same_captions, captions, caption_set, "captions"),
-    ):
-        if not same:
-            names = ", ".join(found.name for found in there) or "none"
-            raise CacheError(
-                f"{where} it has no features of {what} equal to '{own.name}' (there: {names}); extract them with the"
-                " same options"
-            )
-    return same_images[0], same_captions[0]
+    return (
+        joined([_equal_to(own, images, cache, "images") for own in parts_of(image_set)]),
+        joined([_equal_captions(own, captions, cache) for own in parts_of(caption_set)]),
+    )
+
+
+def _equal_captions(own: CaptionSet, there: Sequence[CaptionSet], cache: FeatureCache) -> CaptionSet:
+    """Return a caption set equal to `own`; words are tokenised where there is none."""
+    if own.vocabulary is not None and own.fingerprint not in [found.fingerprint for found in there]:
+        return RetokenizedCaptions(cache, own.vocabulary)
+    return _equal_to(own, there, cache, "captions")
+
+
+def _equal_to(own: S, there: Sequence[S], cache: FeatureCache, what: str) -> S:
+    same = [found for found in there if found.fingerprint == own.fingerprint]
+    if not same:
+        names = ", ".join(found.name for found in there) or "none"
+        raise CacheError(
+            f"{cache.url} cannot be joined to {own.cache.url}: it has no features of {what} equal to '{own.name}' "
+            f"(there: {names}); extract them with the same options"
+        )
+    return same[0]
 
 
 def facts_of(split: Batches, target: torch.device, seed: int) -> RunInfo:
@@ -140,9 +147,12 @@ def facts_of(split: Batches, target: torch.device, seed: int) -> RunInfo:
         store=absolute(cache.url),
         also_stores=[absolute(other.url) for other in others],
         manifest_sha256=cache.manifest_sha256,
-        image_set=image_set.name,
-        text_set=caption_set.name,
-        fingerprints={"image": image_set.fingerprint, "text": caption_set.fingerprint},
+        image_set=as_told([part.name for part in parts_of(image_set)]),
+        text_set=as_told([part.name for part in parts_of(caption_set)]),
+        fingerprints={
+            "image": as_told([part.fingerprint for part in parts_of(image_set)]),
+            "text": as_told([part.fingerprint for part in parts_of(caption_set)]),
+        },
         seed=seed,
         # What a joined data set is known by where its store may be moved.
         also=[f"{other.dataset} {other.manifest_sha256[:8]}" for other in others] or None,
@@ -212,19 +222,25 @@ def look_at_data(model: Model, split: Batches) -> None:
         VectorsError, RecipeError: as `load_vectors`.
     """
     _measure_channels(model, split)
-    path = getattr(model.text.adapter, "vectors", None)
-    if path is not None:
-        load_vectors(model, path, split.caption_set.vocabulary or ())
+    words = model.text.words
+    if words is not None and words.vectors is not None:
+        load_vectors(words, words.vectors, split.caption_set.vocabulary or ())
 
 
 def _measure_channels(model: Model, split: Batches) -> None:
     """Give the adapters that standardise their features the split's statistics, for which it is read once more."""
     for branch, parts in ((model.image, split.image_features), (model.text, split.caption_features)):
-        if isinstance(branch.adapter, RowsAdapter):
-            branch.adapter.measure(partial(parts, _AT_ONCE), bool(branch.aggregator.uses_local))
+        for number, adapter in enumerate(branch.adapters):
+            if isinstance(adapter, RowsAdapter):
+                adapter.measure(partial(_of_set, parts, number), bool(branch.aggregator.uses_local))
 
 
-def load_vectors(model: Model, path: str, vocabulary: tuple[str, ...]) -> None:
+def _of_set(parts: Callable[[int], Iterator[Features]], number: int) -> Iterator[Features]:
+    """Read a split's features of one of the feature sets anew."""
+    return (features.parts[number] for features in parts(_AT_ONCE))
+
+
+def load_vectors(adapter: WordsAdapter, path: str, vocabulary: tuple[str, ...]) -> None:
     """Begin the text branch's word embeddings with the vectors of a GloVe or fastText file; say how many lack one.
 
     Raises:
@@ -232,7 +248,6 @@ def load_vectors(model: Model, path: str, vocabulary: tuple[str, ...]) -> None:
         RecipeError: its vectors are of another width than `adapter.words.word_dim`.
     """
     read = read_word_vectors(path, vocabulary)
-    adapter: Any = model.text.adapter
     try:
         adapter.load_vectors(torch.from_numpy(read.vectors), torch.from_numpy(read.found))
     except ValueError as error:

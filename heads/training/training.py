@@ -21,7 +21,7 @@ from ...pipeline.reading.placement import Placement, Resident
 from ..evaluation.metrics import Recalls
 from ..evaluation.protocols import recalls
 from ..evaluation.scoring import compare, embed
-from ..model import FeatureFacts, Model, build_losses, build_model, feature_facts
+from ..model import Facts, Model, build_losses, build_model, feature_facts
 from ..recipes.blocks import Recipe
 from ..runs.features import Sets, batches_of, views_to_draw
 from ..runs.run import Run, require_free
@@ -130,9 +130,7 @@ def train(
             return Loop(run, objective, state, train_split, val_split, after_epoch).go_on()
 
 
-def _beginning(
-    recipe: Recipe, facts: tuple[FeatureFacts, FeatureFacts], seed: int, target: torch.device
-) -> TrainingState:
+def _beginning(recipe: Recipe, facts: tuple[Facts, Facts], seed: int, target: torch.device) -> TrainingState:
     """Return a training before its first step, for features of images and captions with these facts."""
     torch.manual_seed(seed)  # on the CPU, where the weights are drawn: a seed begins alike on every device
     model, losses = build_model(recipe, *facts).to(target), build_losses(recipe, facts[1]).to(target)

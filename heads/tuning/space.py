@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from ...pipeline.errors import RecipeError, nearest
-from ..model import FeatureFacts
+from ..model import Facts, facts_of_each
 from ..recipes.blocks import Recipe
 from ..recipes.recipe import PARTS, changed, full_key
 from ..runs.run import flat
@@ -67,7 +67,7 @@ Space = dict[str, Range | Choice]  # by recipe key
 
 
 def make_space(
-    recipe: Recipe, image: FeatureFacts, text: FeatureFacts, own: Sequence[str] = (), settings: Sequence[str] = ()
+    recipe: Recipe, image: Facts, text: Facts, own: Sequence[str] = (), settings: Sequence[str] = ()
 ) -> Space:
     """Return the bundled space of a recipe with the user's own keys laid over it.
 
@@ -162,9 +162,9 @@ def faults_of(error: RecipeError) -> list[str]:
     return (str(error).partition(_REFUSAL)[2] or str(error)).split("; ")
 
 
-def _used_keys(recipe: Recipe, image: FeatureFacts, text: FeatureFacts) -> list[str]:
+def _used_keys(recipe: Recipe, image: Facts, text: Facts) -> list[str]:
     """Return the keys that may be varied: those of adapters that the features do not pick change nothing."""
-    kinds = (f"adapter.{image.kind}", f"adapter.{text.kind}")
+    kinds = [f"adapter.{one.kind}" for facts in (image, text) for one in facts_of_each(facts)]
     return [
         key
         for key in flat(recipe.to_dict())
@@ -174,7 +174,7 @@ def _used_keys(recipe: Recipe, image: FeatureFacts, text: FeatureFacts) -> list[
     ]
 
 
-def _refused_key(key: str, recipe: Recipe, used: list[str], image: FeatureFacts, text: FeatureFacts) -> str:
+def _refused_key(key: str, recipe: Recipe, used: list[str], image: Facts, text: Facts) -> str:
     """Return why a key cannot be varied; an empty text where it can."""
     if key in used:
         return ""
@@ -186,7 +186,8 @@ def _refused_key(key: str, recipe: Recipe, used: list[str], image: FeatureFacts,
         )
     if key in flat(recipe.to_dict()):
         if key.startswith("adapter."):
-            return f"{key} is not in use: the features are of kind '{image.kind}' and '{text.kind}'"
+            kinds = dict.fromkeys(f"'{one.kind}'" for facts in (image, text) for one in facts_of_each(facts))
+            return f"{key} is not in use: the features are of kind {' and '.join(kinds)}"
         return f"{key} decides nothing about a head from the cache, and cannot be varied"
     return f"recipe '{recipe.name}' has no key {key}{nearest(key, used)}"
 
@@ -243,7 +244,7 @@ def _value(key: str, text: str, recipe: Recipe, faults: list[str]) -> tuple[Valu
         return None
 
 
-def _refused_values(space: Space, recipe: Recipe, image: FeatureFacts, text: FeatureFacts) -> list[str]:
+def _refused_values(space: Space, recipe: Recipe, image: Facts, text: Facts) -> list[str]:
     """Return why no head can be made with an end of a range or a choice, the other keys being the recipe's."""
     faults: list[str] = []
     for key, dimension in space.items():

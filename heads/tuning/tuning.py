@@ -16,7 +16,6 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +27,7 @@ from ...pipeline.cache.lease import locked
 from ...pipeline.device import pick_device
 from ...pipeline.errors import RecipeError, RunError
 from ...pipeline.files import write_text
+from ...pipeline.reading.joined_sets import parts_of
 from ...pipeline.wording import aligned
 from ..evaluation.evaluation import Evaluation, Result, evaluate
 from ..evaluation.metrics import Ties
@@ -35,7 +35,8 @@ from ..model import feature_facts
 from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_names
 from ..recipes.recipe import changed, load_recipe, resolve
-from ..runs.info import absolute
+from ..runs.features import in_place_of_auto
+from ..runs.info import absolute, as_told
 from ..runs.run import write_json
 from ..series.checks import claim, complete_sets, require_buildable
 from ..series.cluster import on_cluster
@@ -157,8 +158,8 @@ def _plans(
             "name": recipe.name,
             "dataset": cache.dataset,
             "manifest_sha256": cache.manifest_sha256,
-            "image_set": sets[0].name,
-            "text_set": sets[1].name,
+            "image_set": as_told([part.name for part in parts_of(sets[0])]),
+            "text_set": as_told([part.name for part in parts_of(sets[1])]),
             "seed": seed,
             "space": {key: str(dimension) for key, dimension in own.items()},
             "recipe": recipe.to_dict(),
@@ -179,13 +180,7 @@ def _on_own_sets(recipe: Recipe, root: Path, cache: FeatureCache) -> Recipe:
         found = json.loads((root / "tuning.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):  # `claim` will say it
         return recipe
-    sets = {"image": ("images", "image_set"), "text": ("captions", "text_set")}
-    own = {
-        side: found[key]
-        for side, (modality, key) in sets.items()
-        if getattr(recipe.data, side) == "auto" and found.get(key) in cache.set_names(modality)
-    }
-    return replace(recipe, data=replace(recipe.data, **own))
+    return in_place_of_auto(recipe, cache, image=found.get("image_set"), text=found.get("text_set"))
 
 
 def _take(plan: _Planned, held: ExitStack) -> None:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -13,12 +13,14 @@ from torch import Tensor
 from ..cache import CaptionSet, ImageSet
 from ..cache.rows import ranges
 from ..wording import counted
-from .features import Draws, Features, Joined, Source, Stored, arrays_of
-from .placement import Placement, Resident, choose
+from .features import Draws, Features, Joined, SideBySide, Source, Stored, arrays_of
+from .joined_sets import Captions, Images, parts_of
+from .placement import Array, Placement, Resident, choose
 from .prefetch import block_order, opened_ahead, read_ahead
 from .split import Split, texts_of
 
 Unit = Literal["image", "caption"]
+Fields = set[str] | tuple[set[str], ...]  # of a feature set, or of each of several
 
 
 @dataclass
@@ -185,54 +187,78 @@ class Batches:
         images = np.searchsorted(self._block, np.sort(shards))
         captions = np.unique(self._first_caption[images].clip(max=self.captions - 1))
         for source, items in ((self.image_source, images), (self.caption_source, captions)):
-            if isinstance(source, Stored | Joined):
+            if isinstance(source, Stored | SideBySide | Joined):
                 source.open(items)
 
 
 def stored_batches(
-    image_set: ImageSet,
-    caption_set: CaptionSet,
+    image_set: Images,
+    caption_set: Captions,
     split: str,
     *,
     device: str | torch.device = "cpu",
-    image_fields: set[str],
-    caption_fields: set[str],
+    image_fields: Fields,
+    caption_fields: Fields,
     placement: Placement = "mapped",
     resident: Resident | None = None,
     views: Sequence[int] = (0,),
 ) -> Batches:
-    """Return the usable samples of one split with the features that two sets of a cache hold.
+    """Return the usable samples of one split with the features that sets of a cache hold.
 
     Args:
         device: where batches are put.
-        image_fields: which of ``local`` and ``global`` to read.
-        caption_fields: which of ``local``, ``global`` and ``token`` to read.
+        image_fields: which of ``local`` and ``global`` to read; of several sets one for each.
+        caption_fields: which of ``local``, ``global`` and ``token`` to read; of several sets one for each.
         placement: where the features lie, see `placement.choose`. What is read once and in order is best
             left ``mapped``.
         resident: what others have put into memory already, and what is put there now.
         views: which views of an image are read. Of several an epoch draws one for each image, which follows from seed,
-            epoch and image alone; `Batches.image_features` gives the first.
+            epoch and image alone; `Batches.image_features` gives the first. Where a set has fewer views than these
+            name, it begins again with its first.
 
     Raises:
         CacheError: the split is missing or incomplete, or has no usable sample.
         RunError: it does not fit where `placement` puts it.
     """
     samples, cache, device = Split.of(image_set, caption_set, split), image_set.cache, torch.device(device)
-    images = arrays_of(image_set, samples.image_rows, image_fields, views)
-    captions = arrays_of(caption_set, samples.caption_rows, caption_fields)
+    images = _read_of(image_set, samples.image_rows, image_fields, views)
+    captions = _read_of(caption_set, samples.caption_rows, caption_fields)
     resident = Resident() if resident is None else resident
-    arrays = [*images.values(), *captions.values()]
+    arrays = [array for part in (*images, *captions) for array in part.arrays.values()]
     if not arrays:
         placement = "mapped"
     counts = f"{counted(len(samples.image_rows), 'image')} and {counted(len(samples.caption_rows), 'caption')}"
     what = f"the features of {counts} ({cache.dataset}, {split})"
     place = choose(placement, arrays, device, cache.store.is_local, what, resident)
-    return Batches(
-        [replace(samples, placement=place)],
-        Stored(image_set.length[samples.image_rows], images, place, device, resident, len(views), image_set.grid),
-        Stored(caption_set.length[samples.caption_rows], captions, place, device, resident),
-        device,
-    )
+
+    def source(parts: Sequence[_Read]) -> Source:
+        stored = [Stored(part.length, part.arrays, place, device, resident, part.views, part.grid) for part in parts]
+        return stored[0] if len(stored) == 1 else SideBySide(stored)
+
+    return Batches([replace(samples, placement=place)], source(images), source(captions), device)
+
+
+class _Read(NamedTuple):
+    """What is read of a feature set."""
+
+    length: np.ndarray
+    arrays: dict[str, Array]
+    views: int
+    grid: tuple[int, int] | None
+
+
+def _read_of(features: Images | Captions, rows: np.ndarray, fields: Fields, views: Sequence[int] = (0,)) -> list[_Read]:
+    """Return what is read of each set, for the samples in these rows of the cache."""
+    parts: Sequence[ImageSet | CaptionSet] = parts_of(features)
+    read = []
+    of_each = fields if isinstance(fields, tuple) else (fields,) * len(parts)
+    for part, own in zip(parts, of_each, strict=True):
+        count = part.views if isinstance(part, ImageSet) else 1
+        its_views = list(dict.fromkeys(view % count for view in views))
+        read.append(
+            _Read(part.length[rows], arrays_of(part, rows, own, its_views), len(its_views), getattr(part, "grid", None))
+        )
+    return read
 
 
 def joined_batches(batches: Sequence[Batches]) -> Batches:

@@ -1,7 +1,7 @@
 """Features of images or of captions, padded on a device, and where they come from."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Protocol
@@ -28,6 +28,32 @@ class Features:
     token: Tensor | None = None  # token ids, int64 [B,N]
     place: Tensor | None = None  # where cells of a map were left out: row and column of those that stay, [B,N,2]
     grid: tuple[int, int] | None = None  # height and width of the map whose cells the rows are; None: it is square
+    others: "tuple[Features, ...]" = ()  # of the same samples in further feature sets
+
+    @property
+    def parts(self) -> "tuple[Features, ...]":
+        """The features of each set, these first."""
+        return self, *self.others
+
+    @property
+    def words(self) -> "Features | None":
+        """The features of the first set that came with token ids; None without one."""
+        return next((part for part in self.parts if part.token is not None), None)
+
+    @property
+    def rows(self) -> Tensor:
+        """Valid local rows of all sets together, int64 [B]."""
+        return sum((part.length for part in self.others), self.length)
+
+
+def set_by_set(change: Callable[[Features], Features], features: Features) -> Features:
+    """Return features with `change` applied to those of each set by themselves."""
+    return side_by_side([change(replace(part, others=()) if part.others else part) for part in features.parts])
+
+
+def side_by_side(parts: Sequence[Features]) -> Features:
+    """Return the features that several sets have of the same samples as one."""
+    return replace(parts[0], others=tuple(parts[1:])) if len(parts) > 1 else parts[0]
 
 
 class Source(Protocol):
@@ -96,10 +122,27 @@ class Stored:
                 column.fetch(items + view * len(self.length))
 
 
-@lru_cache(2)  # of an epoch's batches all ask for the same, of two data sets in turn
+@lru_cache(8)  # of an epoch's batches all ask for the same, of several data and feature sets in turn
 def drawn_views(draws: Draws, views: int, samples: int) -> np.ndarray:
     """Return the view of each sample in an epoch, int64 [S], each drawn from all of them alike."""
     return np.random.default_rng([*draws, _OF_VIEW]).integers(views, size=samples)
+
+
+class SideBySide:
+    """The sources of several feature sets of the same samples."""
+
+    def __init__(self, sources: Sequence[Stored]) -> None:
+        self.sources = tuple(sources)
+
+    def fetch(self, items: np.ndarray, draws: Draws | None = None) -> Callable[[], Features]:
+        """Fetch these samples from each; every set draws among its own views."""
+        parts = [source.fetch(items, draws) for source in self.sources]
+        return lambda: side_by_side([part() for part in parts])
+
+    def open(self, items: np.ndarray) -> None:
+        """Read these samples as `Stored.open` does, of each set."""
+        for source in self.sources:
+            source.open(items)
 
 
 class Joined:
@@ -116,7 +159,7 @@ class Joined:
     def open(self, items: np.ndarray) -> None:
         """Read these samples as `Stored.open` does."""
         for source, own in self._parts(items):
-            if isinstance(source, Stored):
+            if isinstance(source, Stored | SideBySide):
                 source.open(own)
 
     def _parts(self, items: np.ndarray) -> Iterator[tuple[Source, np.ndarray]]:
@@ -183,6 +226,7 @@ def concatenate(parts: Sequence[Features]) -> Features:
         whole([part.global_ for part in parts]),
         whole([part.token for part in parts]),
         grid=parts[0].grid,
+        others=tuple(concatenate(of_set) for of_set in zip(*(part.others for part in parts), strict=True)),
     )
 
 

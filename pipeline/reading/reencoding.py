@@ -20,7 +20,7 @@ from ..encoders import (
     load_visual,
 )
 from ..errors import EncoderError, SampleError
-from .features import Features, pad, pad_ids
+from .features import Features, pad, pad_ids, side_by_side
 from .origin import Origin, grid_side, hidden_layer, text_settings
 
 BATCH = 32  # samples that go through an encoder at once
@@ -105,6 +105,22 @@ def encode_images(encoder: VisualEncoder, dtype: str, device: str, images: Seque
             global_=torch.from_numpy(arrays["global"]).to(device),
             grid=encoder.grid,
         )
+
+
+def encode_images_by_all(
+    encoders: Sequence[tuple[VisualEncoder, str]], device: str, images: Sequence[Picture]
+) -> Iterator[Features]:
+    """Yield the features that several encoders, each with its dtype, give pictures; see `encode_images`."""
+    made = [encode_images(encoder, dtype, device, images) for encoder, dtype in encoders]
+    return map(side_by_side, zip(*made, strict=True))
+
+
+def encode_captions_by_all(
+    encoders: Sequence[tuple[TextEncoder, str]], device: str, texts: Sequence[str]
+) -> Iterator[Features]:
+    """Yield the features that several encoders, each with its dtype, give captions; see `encode_captions`."""
+    made = [encode_captions(encoder, dtype, device, texts) for encoder, dtype in encoders]
+    return map(side_by_side, zip(*made, strict=True))
 
 
 def encode_captions(encoder: TextEncoder, dtype: str, device: str, texts: Sequence[str]) -> Iterator[Features]:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..cache import OK, CaptionSet, FeatureSet, ImageSet
+from ..cache import OK, FeatureSet
 from ..errors import CacheError
 from ..wording import counted
+from .joined_sets import Captions, Images, parts_of
 from .placement import Placement
 from .prefetch import RUN
 
@@ -16,8 +17,8 @@ from .prefetch import RUN
 class Split:
     """The usable samples of one split of one store."""
 
-    image_set: ImageSet  # the features of its images
-    caption_set: CaptionSet  # the features of its captions
+    image_set: Images  # the features of its images
+    caption_set: Captions  # the features of its captions
     image_rows: np.ndarray  # image rows of the cache, int64
     caption_rows: np.ndarray  # caption rows of the cache, int64
     caption_image: np.ndarray  # index into `image_rows` of each of `caption_rows`, int64
@@ -25,7 +26,7 @@ class Split:
     placement: Placement = "mapped"  # where their features lie while they are read; never ``auto``
 
     @classmethod
-    def of(cls, image_set: ImageSet, caption_set: CaptionSet, name: str) -> "Split":
+    def of(cls, image_set: Images, caption_set: Captions, name: str) -> "Split":
         """Return the usable samples of the split `name`.
 
         Raises:
@@ -34,7 +35,7 @@ class Split:
         cache = image_set.cache
         if name not in cache.splits:
             raise CacheError(f"{cache.url} has no split '{name}'; it has {', '.join(cache.splits)}")
-        for features in (image_set, caption_set):
+        for features in (*parts_of(image_set), *parts_of(caption_set)):
             require_complete(features, name)
         images = np.arange(*cache.splits[name])
         image_rows = images[image_set.status[images] == OK]
@@ -69,14 +70,19 @@ class Split:
     def require_joinable(self, other: "Split") -> None:
         """Raise CacheError where the features of `other` are of other encoders, or its words of another vocabulary."""
         for ours, theirs, what in (
-            (self.image_set.fingerprint, other.image_set, "images"),
-            (self.caption_set.vocabulary or self.caption_set.fingerprint, other.caption_set, "captions"),
+            (_made_by(self.image_set), other.image_set, "images"),
+            (_made_by(self.caption_set), other.caption_set, "captions"),
         ):
-            if ours != (getattr(theirs, "vocabulary", None) or theirs.fingerprint):
+            if ours != _made_by(theirs):
                 raise CacheError(
                     f"{theirs.cache.url} cannot be joined to {self.image_set.cache.url}: its {what} '{theirs.name}' are"
                     " of another encoder or vocabulary; extract them with the same options"
                 )
+
+
+def _made_by(features: Images | Captions) -> list[object]:
+    """Return what made each set: its vocabulary, where it has one, or its fingerprint."""
+    return [getattr(part, "vocabulary", None) or part.fingerprint for part in parts_of(features)]
 
 
 def require_complete(features: FeatureSet, split: str) -> None:

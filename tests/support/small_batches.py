@@ -29,10 +29,13 @@ def batches_of(cache, placement, wanted=ALL, split="train", device="cpu"):
 
 
 def assert_equal(one, other):
-    """Compare dataclasses of tensors, which may lie on different devices."""
+    """Compare dataclasses and tuples of tensors, which may lie on different devices."""
     if is_dataclass(one):
         for field in fields(one):
             assert_equal(getattr(one, field.name), getattr(other, field.name))
+    elif isinstance(one, tuple):
+        for pair in zip(one, other, strict=True):
+            assert_equal(*pair)
     elif not isinstance(one, torch.Tensor):
         assert one == other
     else:

@@ -45,7 +45,7 @@ def make_pictures(folder, *, frames=0, train=12, val=4, test=6):
 
 def make_store(manifest, url, **options):
     """Extract the pictures, float16, with a network of random weights and words, unless `options` say otherwise."""
-    extract(load_manifest(manifest), str(url), replace(SMALL, visual=NETWORK, **options))
+    extract(load_manifest(manifest), str(url), replace(SMALL, **{"visual": NETWORK, **options}))
     return str(url)
 
 

@@ -33,13 +33,15 @@ def make_store(
     Args:
         url: where.
         train, val, test: images; each has two colours and things, and two or three captions.
-        image: kind and name of the image set, ``grid``, ``roi`` or ``frames``.
-        text: kind of the caption set, ``words`` or ``tokens``.
+        image: kind and name of the image set, ``grid``, ``roi`` or ``frames``; a tuple makes a set of each, the
+            features of the first being those of a store with that one alone.
+        text: kind of the caption set, ``words`` or ``tokens``; ``longer`` are tokens of other numbers. A tuple
+            likewise.
         weights: goes into the fingerprint of the image set.
         words: extra words that the captions begin with.
-        broken: rows of images that could not be read.
+        broken: rows of images that could not be read; of several sets by the last.
         protocols: of the data set.
-        views: of an image; the first is what a store of one view has.
+        views: of an image; the first is what a store of one view has. A tuple: of each set.
     """
     rng = np.random.default_rng(7)
     images, content, splits = [], [], {}
@@ -58,23 +60,37 @@ def make_store(
     with open_for_writing(str(url), Samples("small", tuple(images), splits, digest), protocols) as cache:
         pass
     blocks = Blocks(8, splits)
-    _fill_images(cache, blocks, content, image, weights, broken, views)
+    kinds = (image,) if isinstance(image, str) else image
+    for number, kind in enumerate(kinds):
+        failed = broken if number == len(kinds) - 1 else ()
+        its_views = views if isinstance(views, int) else views[number]
+        _fill_images(cache, blocks, content, kind, weights, failed, its_views, number)
     texts = [caption.text for image in images for caption in image.captions]
-    if text == "words":
-        encoder = WordsEncoder.build(texts[: int(cache.caption_start[train])] if val + test else texts, min_count=1)
-        _fill_captions(cache, blocks, encoder.tokenize(texts), encoder.identity, "words", encoder.vocabulary)
-    else:
-        ids = WordsEncoder.build(texts, min_count=1).tokenize(texts)
-        _fill_captions(cache, blocks, ids, {"encoder": "states"}, "states", None)
+    learnt = int(cache.caption_start[train]) if val + test else len(texts)
+    for kind in (text,) if isinstance(text, str) else text:
+        _fill_texts(cache, blocks, kind, texts, learnt)
     return str(url)
 
 
-def _fill_images(cache, blocks, content, kind, weights, broken, views=1):
+def _fill_texts(cache, blocks, kind, texts, learnt):
+    """Add a caption set of a kind; words are those of the first `learnt` texts."""
+    if kind == "words":
+        encoder = WordsEncoder.build(texts[:learnt], min_count=1)
+        _fill_captions(cache, blocks, encoder.tokenize(texts), encoder.identity, "words", encoder.vocabulary)
+        return
+    ids = WordsEncoder.build(texts, min_count=1).tokenize(texts)
+    if kind == "longer":  # states of other numbers of tokens
+        ids = [[row % 100] * (row % 3) + own for row, own in enumerate(ids)]
+    name = "states" if kind == "tokens" else kind
+    _fill_captions(cache, blocks, ids, {"encoder": name}, name, None)
+
+
+def _fill_images(cache, blocks, content, kind, weights, broken, views=1, seed=0):
     identity = {"encoder": kind, "weights": weights, **({"views": views} if views > 1 else {})}
     facts = SetFacts(kind, kind, identity, "float16", WIDTH, WIDTH, {})
     create_image_set(cache, facts, ROWS, blocks, views=views)
-    vectors = np.random.default_rng(1).normal(size=(36, WIDTH))
-    noise = np.random.default_rng(2).normal(size=(len(content), ROWS, WIDTH)) * 0.1
+    vectors = np.random.default_rng(1 + 10 * seed).normal(size=(36, WIDTH))
+    noise = np.random.default_rng(2 + 10 * seed).normal(size=(len(content), ROWS, WIDTH)) * 0.1
     at = blocks.array_rows(np.arange(len(content)))
     local = np.zeros((len(blocks) * blocks.length, ROWS, WIDTH), dtype=np.float16)
     for row, (first, second) in enumerate(content):

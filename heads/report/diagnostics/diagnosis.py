@@ -11,10 +11,10 @@ from torch import Tensor
 from ....pipeline.device import within_memory
 from ....pipeline.errors import CacheError, XretError
 from ....pipeline.reading.reattachment import image_folder
-from ....pipeline.reading.reencoding import encode_captions, encode_images
+from ....pipeline.reading.reencoding import encode_captions_by_all, encode_images_by_all
 from ...evaluation.metrics import Ties
 from ...evaluation.scoring import compare
-from ...runs.encoders import find_image_encoder, find_text_encoder
+from ...runs.encoders import find_image_encoders, find_text_encoders
 from ..views import View, open_views
 from .circular_variance import CircularVariance, circular_variance
 from .coefficients import Coefficients, gpo_coefficients
@@ -136,13 +136,13 @@ def _crops(
     everywhere = read_regions(find_manifest(view.cache.dataset, root).captions)
     regions = {name: listed for name, listed in everywhere.items() if name in inside}
     folder = image_folder(view.cache, root)
-    image_encoder = find_image_encoder(view.run, lambda: view.cache, visual_weights, where)
-    text_encoder = find_text_encoder(view.run, lambda: view.cache, text_weights, where)
+    image_encoders = find_image_encoders(view.run, lambda: view.cache, visual_weights, where)
+    text_encoders = find_text_encoders(view.run, lambda: view.cache, text_weights, where)
     return crops(
         view.model,
         folder,
         regions,
-        partial(encode_images, *image_encoder, where),
-        partial(encode_captions, *text_encoder, where),
+        partial(encode_images_by_all, image_encoders, where),
+        partial(encode_captions_by_all, text_encoders, where),
         ties,
     )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ....pipeline.reading.joined_sets import JoinedSets
 from ..pictures import Picture, Pictures, box_outline, input_of, shade
 from ..views import View
 
@@ -49,6 +50,8 @@ def why_no_places(view: View, pictures: Pictures, images: list[int]) -> str:
     features = view.batches.image_set
     if pictures.why_not:
         return "The pictures are not at hand."
+    if isinstance(features, JoinedSets):
+        return "Its rows are those of several feature sets, which do not share one division of the picture."
     if features.kind == "frames":
         return "Its rows are frames of a video, not places of a picture."
     if features.kind == "roi" and "boxes" not in features.array_names():
@@ -63,6 +66,7 @@ def why_no_places(view: View, pictures: Pictures, images: list[int]) -> str:
 def place_of(view: View, pictures: Pictures, image: int) -> Place | None:
     """Return where the rows of an image lie; None where its picture cannot be read."""
     features, row = view.batches.image_set, view.batches.image_rows[[image]]
+    assert not isinstance(features, JoinedSets), "why_no_places says so"
     picture = pictures.hold(view.scores.file_names[image], input_of(features))
     if picture is None:
         return None

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ....pipeline.reading.joined_sets import parts_of
 from ...modules.embedding import Sequence
 from ...modules.similarity import CrossAttention
 from ..figures import number
@@ -82,7 +83,8 @@ def words_over_images(view: View, pictures: Pictures, seed: int) -> Reading | No
     """Return the words' attention over a few random images; None where the run compares without cross-attention."""
     if not isinstance(view.model.compare, CrossAttention):
         return None
-    what = "cells" if view.batches.image_set.kind == "grid" else "regions"
+    kinds = {part.kind for part in parts_of(view.batches.image_set)}
+    what = "cells" if kinds == {"grid"} else "regions"
     chosen = drawn(np.unique(view.scores.caption_image.numpy()), IMAGES, seed)
     reason = why_no_places(view, pictures, chosen)
     shown = [] if reason else [_read(view, pictures, image) for image in chosen]
@@ -101,13 +103,18 @@ def word_weights(view: View, image: int, caption: int) -> Tensor:
 
 
 def words_of(view: View, caption: int) -> list[str]:
-    """Return the words of a caption as the run reads them, with its ends; tokens of a language model are numbered."""
-    vocabulary = view.run.vocabulary
-    if vocabulary is None:
-        return [f"token {number + 1}" for number in range(int(view.text.length[caption]))]
-    numbers = view.batches.caption_set.token(view.batches.caption_rows[[caption]])
-    words = [vocabulary[number] if number else "(unknown word)" for number in numbers.tolist()]
-    return ["<start>", *words, "<end>"] if view.run.recipe.adapter["words"]["ends"] else words
+    """Return the words of a caption as the run reads them, with its ends; tokens of a language model are numbered.
+
+    Of several feature sets those of one follow those of the other, as their rows do.
+    """
+    row, labels = view.batches.caption_rows[[caption]], list[str]()
+    for features in parts_of(view.batches.caption_set):
+        if features.vocabulary is None:
+            labels += [f"token {number + 1}" for number in range(int(features.length[row][0]))]
+            continue
+        words = [features.vocabulary[number] if number else "(unknown word)" for number in features.token(row).tolist()]
+        labels += ["<start>", *words, "<end>"] if view.run.recipe.adapter["words"]["ends"] else words
+    return labels
 
 
 def _read(view: View, pictures: Pictures, image: int) -> Read | None:

@@ -21,13 +21,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ....pipeline.cache import FeatureCache, fingerprint
+from ....pipeline.cache import CaptionSet, FeatureCache, ImageSet, fingerprint
 from ....pipeline.device import pick_device, within_memory
 from ....pipeline.encoders import TrainableEncoder
 from ....pipeline.errors import OutOfMemory, RecipeError, RunError
 from ....pipeline.files import remove, writing
 from ....pipeline.reading.batches import Batches
 from ....pipeline.reading.end_to_end import end_to_end_batches
+from ....pipeline.reading.joined_sets import parts_of
 from ....pipeline.reading.origin import extraction_words
 from ....pipeline.reading.reattachment import image_folder, put_back_captions, put_back_images
 from ....pipeline.reading.split import Split
@@ -46,7 +47,10 @@ from ..state import TrainingState
 from ..training import Loop, TrainSummary
 from .reattached import EndToEndModel, EndToEndObjective
 
-BACKBONES = {"image": "image_backbone.safetensors", "text": "text_backbone"}  # in the run's folder
+BACKBONES = {
+    "image": "image_backbone.safetensors",
+    "text": "text_backbone",
+}  # in the run's folder
 _FACTOR = 0.1  # of the learning rate, for a backbone whose recipe names none (VSE-infinity, appendix A.1)
 _FIXED = ("model", "adapter", "aggregator", "similarity")  # what the head's weights were trained for
 
@@ -128,7 +132,7 @@ class TunedRun(Run):
                     remove(path)
             made = fingerprint({**encoder.identity, "weights": encoder.weights_id()}, dtype)
             name: dict[str, Any] = {f"{key}_set": f"{encoder.name}@{made[:8]}"}
-            self.info = replace(self.info, fingerprints=self.info.fingerprints | {key: made}, **name)
+            self.info = replace(self.info, fingerprints={**self.info.fingerprints, key: made}, **name)
         super().save_best(model.head)
 
 
@@ -175,7 +179,7 @@ def _facts_of(base: Run, split: Batches, encoders: dict[str, TrainableEncoder], 
         "text_set": before.text_set,
         "fingerprints": before.fingerprints,
     }
-    dtype = (split.image_set if "image" in encoders else split.caption_set).dtype
+    dtype = (parts_of(split.image_set) if "image" in encoders else parts_of(split.caption_set))[0].dtype
     return RunInfo(
         store=absolute(cache.url),
         manifest_sha256=cache.manifest_sha256,
@@ -242,6 +246,12 @@ def _recipe(
             f"the recipe of {base.path} says of no backbone that it learns; say which to put back with --reattach"
             " image, text or image,text"
         )
+    for name in put_back:
+        if len(sets := base.info.names("image" if name == "image" else "text")) > 1:
+            raise RecipeError(
+                f"{base.path} reads several {name} feature sets ({', '.join(sets)}), and xret puts back the backbone of"
+                " a single one; fine-tune a head that is trained on one of them"
+            )
     for name, given in weights.items():
         if given is not None and name not in put_back:
             raise RecipeError(f"the {name} backbone is not put back, so that its weights {given} have no effect")
@@ -267,8 +277,10 @@ def _put_back(
     visual, text = (weights[name] or own.get(name) for name in ("image", "text"))
     encoders: dict[str, TrainableEncoder] = {}
     if "text" in put_back:
+        assert isinstance(cached.caption_set, CaptionSet), "of several none is put back"
         encoders["text"] = put_back_captions(cached.caption_set, text, str(target))
     if folder is not None:
+        assert isinstance(cached.image_set, ImageSet), "of several none is put back"
         size = recipe.finetune.image_size
         encoders["image"] = put_back_images(cached.image_set, cached.image_rows, folder, visual, str(target), size)
     return encoders

@@ -130,12 +130,12 @@ class EndToEndModel(Model):
         return self._head[0]
 
     @property
-    def image_fields(self) -> set[str]:
+    def image_fields(self) -> set[str] | tuple[set[str], ...]:
         """What must be read of the cached image features."""
         return set() if "image" in self.backbones else super().image_fields
 
     @property
-    def caption_fields(self) -> set[str]:
+    def caption_fields(self) -> set[str] | tuple[set[str], ...]:
         """What must be read of the cached caption features."""
         return set() if "text" in self.backbones else super().caption_fields
 

@@ -43,6 +43,13 @@ def test_keys_that_vary_together():
     assert [v.recipe.aggregator["text"]["slots"] for v in plan.variants] == [2, 3]
 
 
+def test_a_list_in_brackets_is_one_value():
+    for said in ("words,[words,bert]", "words,[words, bert]", "words,['words', 'bert']"):
+        plan = plan_variation("vsepp", [f"data.text={said}"], NARROW)
+        assert [variant.label for variant in plan.variants] == ["data.text=words", "data.text=[words, bert]"]
+        assert [variant.recipe.data.text for variant in plan.variants] == ["words", ["words", "bert"]]
+
+
 def test_names_are_safe_and_never_collide():
     files = ["a/b", "a=b", "../x", "a b", "a%2Fb", "ä", "a;b", "é" * 200, "é" * 201]
     vary = f"adapter.words.vectors={','.join(files)}"

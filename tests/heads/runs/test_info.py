@@ -33,6 +33,16 @@ def test_what_every_run_has_must_be_there_as_text(key):
         RunInfo.from_json(HEAD | {key: 3})
 
 
+def test_of_several_feature_sets_there_are_lists():
+    several = LEAST | {"text_set": ["b@2", "c@3"], "fingerprints": {"image": "1", "text": ["2", "3"]}}
+    info = RunInfo.from_json(HEAD | several)
+    assert (info.names("image"), info.names("text"), info.prints("text")) == (("a@1",), ("b@2", "c@3"), ("2", "3"))
+    assert info.to_json()["text_set"] == ["b@2", "c@3"]
+    for damage in ({"text_set": []}, {"text_set": ["b@2"]}, {"text_set": ["b@2", 3]}):
+        with pytest.raises(TypeError):
+            RunInfo.from_json(HEAD | several | damage)
+
+
 def test_a_fine_tuning_agrees_on_its_head_and_a_training_on_its_feature_sets():
     assert set(RunInfo(**LEAST).facts) == {"manifest_sha256", "seed", "image_set", "text_set", "fingerprints", "also"}
     tuned = RunInfo(**LEAST, finetuned={"epoch": 2}, backbones={"visual": "resnet18", "text": None})

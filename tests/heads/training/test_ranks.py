@@ -58,6 +58,13 @@ def on_ranks(count, work):
 CASES = {
     "setdiv": ["loss.triplet.warmup_epochs=1", "augment.image=0.2", "augment.text=0.2", *HEADS],
     "setdiv-in-parts": ["data.chunk=2", "loss.triplet.warmup_epochs=1", *HEADS],
+    "setdiv-on-several-sets": [
+        "data.image=[grid, roi]",
+        "data.text=[words, states]",
+        "adapter.roi.layers=linear",
+        "augment.text=0.2",
+        *HEADS,
+    ],
     "scan": ["optimizer.lr=0.01"],  # its loss is a sum
     "pcmepp": [],  # weights in the loss
 }
@@ -68,7 +75,8 @@ def test_two_ranks_train_what_one_does(tmp_path, case, monkeypatch):
     # Adam takes a step of full length where a gradient is nothing but rounding.
     monkeypatch.setattr("torch.optim.AdamW", lambda groups, lr: torch.optim.SGD(groups, lr=lr))
     # Three batches, of which the last has fewer samples; 23 images in batches of 10 leave 3.
-    url = make_store(tmp_path / "small.zarr", train=23, val=4)
+    kinds = {"image": ("grid", "roi"), "text": ("words", "tokens")} if "several" in case else {}
+    url = make_store(tmp_path / "small.zarr", train=23, val=4, **kinds)
     name = case.partition("-")[0]
     sampled = ["data.unit=image"] if name == "pcmepp" else []
     recipe = load_recipe(name, [*SMALL, *CASES[case], *sampled])

@@ -1,0 +1,72 @@
+"""Several feature sets of a cache, read side by side: a sample has the features of each."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Generic, TypeVar, overload
+
+import numpy as np
+
+from ..cache import OK, Blocks, CaptionSet, FeatureCache, ImageSet
+from ..cache.feature_sets import FAILED
+
+S = TypeVar("S", ImageSet, CaptionSet)
+
+
+class JoinedSets(Generic[S]):
+    """Two sets of images of one cache, or more, or as many of captions; `joined` makes them.
+
+    Attributes:
+        parts: the sets.
+        cache: which they are of.
+        name: theirs, for messages.
+        blocks: the first one's.
+    """
+
+    def __init__(self, parts: Sequence[S]) -> None:
+        self.parts: tuple[S, ...] = tuple(parts)
+        self.cache: FeatureCache = parts[0].cache
+        self.name = " + ".join(part.name for part in parts)
+        self.blocks: Blocks = parts[0].blocks
+
+    @cached_property
+    def status(self) -> np.ndarray:
+        """Of each sample, u8: 0 where it is ok in every set, else 1."""
+        good = np.logical_and.reduce([part.status == OK for part in self.parts])
+        return np.where(good, OK, FAILED).astype(np.uint8)
+
+    @property
+    def views(self) -> int:
+        """Of an image, the most that one of the sets has."""
+        return max(part.views if isinstance(part, ImageSet) else 1 for part in self.parts)
+
+    @property
+    def vocabulary(self) -> tuple[str, ...] | None:
+        """By token id, of the set of words; None where there is none."""
+        found = (part.vocabulary for part in self.parts if isinstance(part, CaptionSet))
+        return next((words for words in found if words is not None), None)
+
+    def rows_of(self, split: str) -> slice:
+        """Return the rows of a split's samples."""
+        return self.parts[0].rows_of(split)
+
+    def complete(self, split: str) -> bool:
+        """Return whether every shard of `split` is finished, in every set."""
+        return all(part.complete(split) for part in self.parts)
+
+
+Images = ImageSet | JoinedSets[ImageSet]
+Captions = CaptionSet | JoinedSets[CaptionSet]
+
+
+def joined(parts: Sequence[S]) -> S | JoinedSets[S]:
+    """Return several sets as one; a single one stays what it is."""
+    return parts[0] if len(parts) == 1 else JoinedSets(parts)
+
+
+@overload
+def parts_of(features: Images) -> tuple[ImageSet, ...]: ...
+@overload
+def parts_of(features: Captions) -> tuple[CaptionSet, ...]: ...
+def parts_of(features: Any) -> Any:
+    """Return the sets that features are of: one, or several."""
+    return features.parts if isinstance(features, JoinedSets) else (features,)

@@ -1,0 +1,138 @@
+"""Runs on several feature sets at work: queries go through every encoder and get the embeddings of what is cached."""
+
+import json
+
+import pytest
+import torch
+from small_bert import save_bert
+from small_runs import NETWORK, make_pictures, make_run, make_store
+from torch.nn.functional import normalize
+from torchvision.models import resnet18
+
+import xret
+from xret.heads.modules.similarity import CrossAttention
+from xret.heads.report import write_report
+from xret.heads.report.sections.word_attention import word_weights, words_of
+from xret.heads.report.views import open_views
+from xret.heads.retrieval import hub
+from xret.heads.retrieval.export import export_embeddings
+from xret.heads.retrieval.queries import UnknownWordsWarning
+from xret.heads.retrieval.retriever import Retriever
+from xret.heads.retrieval.serving.service import Service
+from xret.heads.runs.run import Run
+from xret.heads.training.finetuning.finetuning import finetune
+from xret.pipeline.errors import EncoderError, RecipeError, RunError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+OTHER = "resnet18"
+BOTH = [f"data.image=[{NETWORK}, {OTHER}]", "data.text=[words, bert]"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Pictures, a store of two networks, words and a small BERT, and a run on all four."""
+    folder = tmp_path_factory.mktemp("encoders")
+    manifest = make_pictures(folder / "pictures")
+    make_store(manifest, folder / "all.zarr")
+    bert = str(save_bert(folder / "bert"))
+    url = make_store(manifest, folder / "all.zarr", visual=OTHER, text="bert", text_weights=bert)
+    make_run(url, folder / "run", "setdiv", *BOTH)
+    return folder
+
+
+def opened(folder, **options):
+    return Retriever(folder / "run", device="cpu", **{"text_weights": str(folder / "bert"), **options})
+
+
+def assert_alike(one, other):
+    assert (normalize(one, dim=-1) * normalize(other, dim=-1)).sum(-1).min() > 0.999
+
+
+def test_cached_captions_and_images_get_their_embeddings_again(folder):
+    retriever = opened(folder)
+    gallery = retriever.gallery
+    files = [folder / "pictures/images" / name for name in gallery.file_names]
+    assert_alike(retriever.encode_images(files), gallery.images)
+    assert_alike(retriever.encode_captions(gallery.texts), gallery.captions)
+    assert retriever.search(gallery.texts[0], 3)[0].file_name
+
+
+def test_a_word_that_the_vocabulary_lacks_is_named_but_bert_reads_it(folder):
+    with pytest.warns(UnknownWordsWarning, match="zeppelin"):
+        assert opened(folder).search("zeppelin", 1)
+
+
+def test_weights_are_named_for_each_set_that_needs_them(folder, tmp_path):
+    file = tmp_path / "w.pth"
+    with torch.random.fork_rng():
+        torch.save(resnet18().state_dict(), file)
+    url = make_store(folder / "pictures/pictures.yaml", tmp_path / "files.zarr")
+    make_store(folder / "pictures/pictures.yaml", url, visual=OTHER, visual_weights=str(file))
+    make_run(url, tmp_path / "run", "vsepp", BOTH[0])
+    pictures = [folder / "pictures/images/3.png"]
+
+    def encode(weights):
+        return Retriever(tmp_path / "run", device="cpu", visual_weights=weights).encode_images(pictures)
+
+    assert torch.equal(encode(f",{file}"), encode(f"random:0, {file}"))
+    with pytest.raises(EncoderError, match=r"was made with weights from a file; give that file"):
+        encode(None)
+    with pytest.raises(EncoderError, match=r"reads 2 feature sets .*names weights of 1; give one for each"):
+        encode(str(file))
+    with pytest.raises(EncoderError, match="is not what"):
+        encode(f"random:1,{file}")
+
+
+def test_a_saved_run_embeds_alike_without_its_store(folder, tmp_path):
+    retriever = opened(folder)
+    saved = hub.save_to_folder(retriever, tmp_path / "saved")
+    origins = json.loads((saved / "encoders.json").read_text())
+    assert [origin["name"] for origin in origins["image"]] == list(retriever.run.info.names("image"))
+    assert origins["text"]["name"] == retriever.run.info.names("text")[1]  # words need none
+    assert " + " in (saved / "README.md").read_text()
+    loaded = xret.load(saved, device="cpu", text_weights=str(folder / "bert"))
+    pictures, texts = [folder / "pictures/images/3.png"], ["red beside blue"]
+    assert torch.equal(loaded.encode_images(pictures), retriever.encode_images(pictures))
+    assert torch.equal(loaded.encode_text(texts), retriever.encode_text(texts))
+    origins["image"].reverse()
+    (saved / "encoders.json").write_text(json.dumps(origins))
+    with pytest.raises(RunError, match=r"does not fit the run's run\.json"):
+        xret.load(saved, device="cpu").encode_images(pictures)
+
+
+def test_embeddings_are_exported_and_served(folder, tmp_path):
+    retriever = opened(folder, data_root=folder / "pictures")
+    assert export_embeddings(retriever, tmp_path / "out").images == 6
+    service = Service(retriever)
+    assert service.about.text
+    assert service.about.image
+    assert len(service.answer("red beside blue", 2, elements=True).results) == 2
+
+
+def test_the_report_leaves_places_out(folder, tmp_path):
+    pytest.importorskip("matplotlib")
+    write_report([folder / "run"], tmp_path / "r.html", data_root=folder / "pictures", device="cpu")
+    page = (tmp_path / "r.html").read_text()
+    assert "Its rows are those of several feature sets, which do not share one division of the picture." in page
+    assert " + ".join(Retriever(folder / "run", device="cpu").run.info.names("image")) in page
+
+
+def test_words_and_tokens_have_labels_in_the_order_of_their_rows(folder, tmp_path):
+    run = make_run(str(folder / "all.zarr"), tmp_path / "scan", "scan", f"data.image={NETWORK}", BOTH[1])
+    (view,) = open_views([run], None, "test", "cpu")
+    assert isinstance(view.model.compare, CrossAttention)
+    labels = words_of(view, 1)
+    words = view.scores.texts[1].split()
+    assert labels[: len(words)] == words
+    assert labels[len(words) :] == [f"token {number + 1}" for number in range(len(labels) - len(words))]
+    assert len(labels) == word_weights(view, int(view.scores.caption_image[1]), 1).shape[1] == int(view.text.length[1])
+
+
+def test_the_backbone_of_a_single_set_is_put_back_beside_several(folder, tmp_path):
+    run = make_run(str(folder / "all.zarr"), tmp_path / "run", "vsepp", f"data.image={NETWORK}", BOTH[1])
+    settings, root = ["schedule.epochs=2", "finetune.image_lr=0.01"], folder / "pictures"
+    finetune(run, tmp_path / "tuned", reattach=["image"], data_root=root, settings=settings, device="cpu")
+    assert len(Run(tmp_path / "tuned").metrics()) == 2
+    with pytest.raises(RecipeError, match=r"reads several text feature sets \(words@\w+, bert@\w+\)"):
+        finetune(run, tmp_path / "no", reattach=["text"], settings=settings, device="cpu")

@@ -1,0 +1,296 @@
+"""Heads on several feature sets of a side: every recipe trains on them, and all that reads a run reads them."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_store import make_store
+
+from xret.heads.ablation.ablation import ablate
+from xret.heads.ablation.plan import plan_variation
+from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.evaluation.scoring import compare, embed, score_run
+from xret.heads.model import FeatureFacts, build_model, feature_facts
+from xret.heads.modules.joined_adapter import JoinedAdapter
+from xret.heads.recipes.names import recipe_names
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.report.diagnostics.diagnosis import diagnose
+from xret.heads.runs.features import batches_of, sets_named, split_of_run
+from xret.heads.runs.run import Run
+from xret.heads.training.finetuning.finetuning import finetune
+from xret.heads.training.objective import Objective
+from xret.heads.training.training import train
+from xret.heads.tuning.tuning import tune
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.errors import CacheError, RecipeError, RunError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU = torch.device("cpu")
+BOTH = ["data.image=[grid, roi]", "data.text=words,states"]
+SMALL = ["model.dim=16", "adapter.words.word_dim=8", "schedule.epochs=1"]
+SYSTEMS = [name for name in recipe_names() if "/" not in name]
+BLENDED = ["fusemix"]  # blends features, and words are none
+
+
+def small(name, *settings):
+    """A recipe with a small head and batches of eight images, or twelve captions."""
+    recipe = load_recipe(name, ["model.dim=8"])
+    own = [f"aggregator.{side}.head_dim=16" for side, part in recipe.aggregator.items() if "head_dim" in part]
+    if "caption-generation" in recipe.terms:
+        own += [f"loss.caption-generation.{key}=8" for key in ("hidden", "word_dim")]
+    batch = 8 if recipe.data.unit == "image" else 12
+    return load_recipe(name, [*SMALL, *own, f"data.batch_size={batch}", *settings])
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    url = tmp_path_factory.mktemp("several") / "small.zarr"
+    kinds = {"image": ("grid", "roi"), "text": ("words", "tokens", "longer")}
+    return make_store(url, train=24, val=8, test=8, views=(3, 2), broken=(5,), **kinds)
+
+
+@pytest.fixture(scope="module")
+def run(store, tmp_path_factory):
+    out = tmp_path_factory.mktemp("run") / "setdiv"
+    train(store, small("setdiv", *BOTH, "adapter.grid.standardize=true", "adapter.tokens.standardize=true"), out)
+    return out
+
+
+def weights(run):
+    return load_file(run / "model.safetensors")
+
+
+def assert_same(one, other):
+    assert [line | {"seconds": 0} for line in Run(one).metrics()] == [
+        line | {"seconds": 0} for line in Run(other).metrics()
+    ]
+    assert weights(one).keys() == weights(other).keys()
+    for name, value in weights(one).items():
+        assert torch.equal(value, weights(other)[name]), name
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_recipe_trains_on_them_and_is_evaluated(name, store, tmp_path):
+    texts = "longer" if name in BLENDED else "words"
+    summary = train(store, small(name, BOTH[0], f"data.text={texts},states"), tmp_path / "run", device="cpu")
+    opened = Run(summary.run)
+    (line,) = opened.metrics()
+    assert all(math.isfinite(part) for part in line["parts"].values())
+    for branch in (opened.model(torch.device("cpu")).image, opened.model(torch.device("cpu")).text):
+        assert isinstance(branch.adapter, JoinedAdapter)
+    again = evaluate(summary.run, split="val", device="cpu").results[0]
+    assert again.rsum == pytest.approx(opened.info.best_rsum)
+
+
+def test_the_run_names_them_in_their_order(run, store):
+    cache = FeatureCache.open(store)
+    info = json.loads((run / "run.json").read_text())
+    sets = {"image_set": [cache.image_set(name) for name in ("grid", "roi")]}
+    sets["text_set"] = [cache.caption_set(name) for name in ("words", "states")]
+    for key, found in sets.items():
+        assert info[key] == [features.name for features in found]
+        assert info["fingerprints"][key.partition("_")[0]] == [features.fingerprint for features in found]
+    config = json.loads((run / "config.json").read_text())
+    assert [facts["kind"] for facts in config["image"]] == ["grid", "roi"]
+    assert config["recipe"]["data"]["image"] == ["grid", "roi"]
+    assert load_recipe(str(run / "recipe.yaml")) == Run(run).recipe
+    assert Run(run).vocabulary == cache.caption_set("words").vocabulary
+
+
+def test_each_set_is_standardised_by_itself(run, store):
+    cache, kept = FeatureCache.open(store), weights(run)
+    rows = torch.tensor([row for row in range(24) if row != 5]).numpy()
+    draws = cache.image_set("grid").local(rows)  # statistics are taken of the first view
+    expected = torch.from_numpy(draws).double().flatten(0, 1).mean(0).float()
+    torch.testing.assert_close(kept["image.adapter.sets.0.rows_input.mean"], expected)
+    captions = [row for row in range(int(cache.caption_start[24])) if cache.caption_image[row] != 5]
+    states = torch.from_numpy(cache.caption_set("states").local(torch.tensor(captions).numpy())).double()
+    torch.testing.assert_close(kept["text.adapter.sets.1.rows_input.mean"], states.mean(0).float())
+    assert "image.adapter.sets.1.rows_input.mean" not in kept  # adapter.roi does not ask for it
+
+
+def test_a_list_of_one_is_that_set(store, tmp_path):
+    train(store, small("vsepp", "data.image=grid", "data.text=words"), tmp_path / "one", device="cpu")
+    train(store, small("vsepp", "data.image=[grid]", "data.text=[words]"), tmp_path / "list", device="cpu")
+    assert_same(tmp_path / "one", tmp_path / "list")
+    for name in ("config.json", "recipe.yaml"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "list" / name).read_bytes()
+    assert Run(tmp_path / "list").info.image_set.startswith("grid@")
+    assert "image.adapter.layer.weight" in weights(tmp_path / "list")
+
+
+AUGMENTED = ["augment.image=0.2", "augment.text=0.2", "augment.mask_words=0.3", "adapter.words.ends=true"]
+
+
+@pytest.mark.parametrize("place", ["pinned", "device"])
+def test_weights_are_the_same_wherever_the_features_lie(store, tmp_path, place):
+    for name in ("mapped", place):
+        how = "auto" if name == "mapped" else name
+        train(store, small("setdiv", *BOTH, *AUGMENTED, f"runtime.cache={how}"), tmp_path / name, device="cpu")
+    assert_same(tmp_path / "mapped", tmp_path / place)
+
+
+@pytest.mark.parametrize("place", ["auto", "stream"])
+def test_a_training_that_was_stopped_goes_on_exactly(store, tmp_path, monkeypatch, place):
+    more = ["runtime.checkpoint_steps=1", f"runtime.cache={place}", "schedule.epochs=2", *AUGMENTED]
+    train(store, small("setdiv", *BOTH, *more), tmp_path / "whole", device="cpu")
+    calls, original = [], Objective.__call__
+
+    def stopping(objective, batch, now):
+        calls.append(now)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return original(objective, batch, now)
+
+    monkeypatch.setattr(Objective, "__call__", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        train(store, small("setdiv", *BOTH, *more), tmp_path / "run", device="cpu")
+    # Without names it goes on with its own sets.
+    train(store, small("setdiv", *more), tmp_path / "run", device="cpu", resume=True)
+    assert_same(tmp_path / "whole", tmp_path / "run")
+    with pytest.raises(RunError, match=r"begun otherwise: fingerprints\.text"):
+        other = small("setdiv", BOTH[0], "data.text=[words, longer]", *more)
+        train(store, other, tmp_path / "run", device="cpu", resume=True)
+
+
+def test_a_batch_in_parts_is_the_whole_batch(store, tmp_path, monkeypatch):
+    # Adam takes a step of full length where a gradient is nothing but rounding.
+    monkeypatch.setattr("torch.optim.AdamW", lambda groups, lr: torch.optim.SGD(groups, lr=lr))
+    for name, chunk in (("whole", "null"), ("parts", "3")):
+        settings = [f"data.chunk={chunk}", "augment.text=0.2", "optimizer.lr=1", "adapter.roi.layers=linear"]
+        recipe = small("setdiv", *BOTH, *settings)
+        train(store, recipe, tmp_path / name, device="cpu")
+    for name, value in weights(tmp_path / "parts").items():
+        torch.testing.assert_close(value, weights(tmp_path / "whole")[name], rtol=0, atol=1e-6, msg=name)
+
+
+def test_another_store_is_learnt_as_well_and_evaluated(store, tmp_path):
+    kinds = {"image": ("grid", "roi"), "text": ("words", "tokens"), "views": (3, 2)}
+    other = make_store(tmp_path / "other.zarr", train=10, val=4, test=6, words="more", **kinds)
+    out = tmp_path / "run"
+    train(store, small("vsepp", *BOTH), out, device="cpu", also=[other])
+    assert Run(out).info.also_stores == [other]
+    assert evaluate(out, store=other, device="cpu").results[0].images == 6
+    alone = make_store(tmp_path / "alone.zarr", train=8, image="grid", text=("words", "tokens"), views=3)
+    with pytest.raises(CacheError, match=r"has no features of images equal to 'roi@"):
+        train(store, small("vsepp", *BOTH), tmp_path / "no", device="cpu", also=[alone])
+    with pytest.raises(RunError, match=r"needs the feature set 'roi@\w+' of images"):
+        evaluate(out, store=alone, device="cpu")
+    assert not (tmp_path / "no").exists()
+
+
+def test_the_mean_over_views_takes_each_sets_own(run, store):
+    opened, cache, texts = Run(run), FeatureCache.open(store), None
+    model, alone = opened.model(CPU), []
+    for view in range(3):  # which roi does not have three of
+        batches = split_of_run(opened, cache, "test", model, CPU, view)
+        images, captions = embed(model, batches)
+        texts = texts or batches.texts()
+        alone.append(compare(model, images, captions, texts))
+    assert not torch.equal(alone[0], alone[2])
+    averaged = score_run(opened, cache, "test", CPU, views=3).similarity
+    torch.testing.assert_close(averaged, torch.stack(alone).mean(0))
+    assert evaluate(run, views=True, device="cpu").views == (3,)
+
+
+def test_losses_that_write_captions_get_the_words(store):
+    recipe = small("vsrn", BOTH[0], "data.text=[states, words]")
+    sets = sets_named(FeatureCache.open(store), recipe)
+    model = build_model(recipe, *map(feature_facts, sets))
+    (features,) = batches_of(sets, model, "val", CPU).caption_features(100)
+    made, words = model.embed_captions(features), features.parts[1]
+    assert torch.equal(made.token.rows, words.token)
+    assert torch.equal(made.token.length, words.length)
+
+
+def test_positions_by_rows_and_columns_are_left_out_and_said_to_be(store, tmp_path, capsys):
+    train(store, small("setdiv", *BOTH, "aggregator.image.positions=grid"), tmp_path / "run", device="cpu")
+    assert (
+        "several feature sets together do not lie in rows and columns, and get no positions" in capsys.readouterr().err
+    )
+
+
+def test_two_vocabularies_are_one_too_many():
+    words, states = FeatureFacts("words", None, None, 9), FeatureFacts("tokens", 5, 5)
+    with pytest.raises(RecipeError, match=r"data\.text names 2 sets of words, and a head has one vocabulary"):
+        build_model(small("vsepp"), FeatureFacts("grid", 5, 5), (words, states, words))
+
+
+def test_files_that_do_not_fit_each_other_are_damage(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    config["image"] = config["image"][:1]
+    (tmp_path / "run/config.json").write_text(json.dumps(config))
+    with pytest.raises(RunError, match=r"config\.json is missing or damaged"):
+        Run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "sentence"),
+    [
+        (
+            ["data.text=[words, words]"],
+            RecipeError,
+            r"data\.text must be auto, the name of a feature set, or several diff",
+        ),
+        (["data.text=[]"], RecipeError, r"data\.text must be auto, the name"),
+        (["data.text=words,"], RecipeError, r"data\.text must be auto, the name"),
+        (["data.image=auto,grid"], RecipeError, r"data\.image must be auto, the name"),
+        (["data.image=[grid, butd]"], CacheError, "no feature set fits 'butd'"),
+        (["data.image=[grid, gri]"], CacheError, r"data\.image names the feature set 'grid@\w+' of .* twice"),
+        (["data.image=grid"], CacheError, "several feature sets fit 'auto'"),
+        ([BOTH[0], "data.text=[longer, states]", "augment.mask_words=0.2"], RecipeError, "'tokens' and 'tokens' are"),
+        ([*BOTH, "data.unit=image", "data.captions=1", "augment.mix=1"], RecipeError, "words are none"),
+    ],
+)
+def test_what_cannot_be_joined_ends_in_a_sentence(store, tmp_path, settings, error, sentence):
+    with pytest.raises(error, match=sentence):
+        train(store, small("vsepp", *settings), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_variant_takes_sets_of_its_papers_kinds_alone(store, tmp_path):
+    name, sets = "setdiv/f30k-butd-bigru", ["data.image=roi", "data.text=[words, states]"]
+    with pytest.raises(RecipeError, match=r"kind 'words', not 'tokens'; .*--set data\.text_kind=null"):
+        train(store, small(name, *sets), tmp_path / "run", device="cpu")
+    with pytest.raises(RecipeError, match=r"of kind 'tokens'; .*--set data\.text_kind=null"):
+        ablate(store, plan_variation(name, ["model.dim=8,16"], sets), tmp_path / "out", device="cpu")
+    train(store, small(name, *sets, "data.text_kind=null"), tmp_path / "run", device="cpu")
+
+
+def test_an_ablation_varies_the_sets(store, tmp_path):
+    settings = [*SMALL, "data.batch_size=8", "data.image=grid,roi"]
+    plan = plan_variation("vsepp", ["data.text=words,[words, states]"], settings)
+    entries = ablate(store, plan, tmp_path / "out", device="cpu").entries
+    assert [entry.label for entry in entries] == ["data.text=words", "data.text=[words, states]"]
+    assert [len(Run(entry.run).info.names("text")) for entry in entries] == [1, 2]
+    assert entries == ablate(store, plan, tmp_path / "out", device="cpu").entries
+
+
+def test_a_tuning_on_them_goes_on(store, tmp_path):
+    settings = [*SMALL, *BOTH, "data.batch_size=8"]
+    space = ["adapter.roi.dropout=0:0.3", "adapter.tokens.dropout=0:0.3"]
+    for trials in (1, 2):
+        found = tune(store, ["vsepp"], tmp_path / "out", trials=trials, space=space, settings=settings, device="cpu")
+    assert found.recipes[0].count("done") == 2
+    assert len(Run(tmp_path / "out/best").info.names("image")) == 2
+    with pytest.raises(RunError, match="text_set"):
+        other = [*settings, "data.text=[words, longer]"]
+        tune(store, ["vsepp"], tmp_path / "out", trials=3, space=space, settings=other, device="cpu")
+
+
+def test_diagnostics_count_the_rows_of_all_sets(store, run, tmp_path):
+    assert diagnose(run, device="cpu").circular_variance is not None
+    train(store, small("vse-infty", *BOTH), tmp_path / "gpo", device="cpu")
+    gpo = diagnose(tmp_path / "gpo", device="cpu").gpo
+    assert gpo.image and gpo.text
+
+
+def test_backbones_of_several_sets_are_not_put_back(run, tmp_path):
+    with pytest.raises(RecipeError, match=r"reads several image feature sets \(grid@\w+, roi@\w+\)"):
+        finetune(run, tmp_path / "tuned", reattach=["image"], settings=["schedule.epochs=3"])
+    assert not (tmp_path / "tuned").exists()

@@ -138,7 +138,7 @@ def _building(what: str, image_size: int | None) -> Iterator[None]:
     except EncoderError:
         raise
     except Exception as error:  # of open_clip, timm or transformers, which have the towers
-        way = "leave --image-size out" if image_size is not None else "choose another"
+        way = "leave --image-size out" if image_size is not None else "check the connection, or choose another"
         raise EncoderError(f"{what} cannot be built ({reason_of(error)}); {way}") from error
 
 

@@ -1,5 +1,7 @@
 """``xret extract``: options that would change nothing are refused, and only those."""
 
+import sys
+
 import pytest
 from click.testing import CliRunner
 from small_checkpoints import save_text_model
@@ -154,3 +156,12 @@ def test_both_towers_of_a_checkpoint(extract, tmp_path, monkeypatch):
     assert images.space == captions.space is not None
     assert (images.grid, images.rows, images.global_channels) == ((2, 2), 4, captions.global_channels)
     assert captions.identity["preprocessing"]["prompt"] == "a photo of {}"
+
+
+@pytest.mark.parametrize(("library", "extra"), [("timm", "timm"), ("open_clip", "open-clip")])
+def test_a_library_that_is_not_installed_is_named_with_its_extra(library, extra, extract, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    result = extract("--visual", f"{library}:ViT-B-32", "--visual-weights", "random:9", "--text", "none")
+    assert result.exit_code == 1
+    assert f"pip install 'xret[{extra}]'" in result.stderr and "Traceback" not in result.stderr
+    assert not (tmp_path / "s").exists()

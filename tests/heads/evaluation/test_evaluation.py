@@ -11,7 +11,7 @@ from captioned_store import make_captioned_store
 from safetensors.torch import load_file, save_file
 from small_store import make_store
 
-from xret.heads.evaluation import protocols, scoring, subjects
+from xret.heads.evaluation import evaluation, protocols, scoring, subjects
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.judgements import Judgements
 from xret.heads.evaluation.metrics import WAYS, ranks, recall_table

@@ -4,9 +4,15 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
+from conftest import tiny_dataset
+from PIL import Image
+from small_checkpoints import save_text_model
 from small_store import make_store
+from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel
 
+import xret
 from xret.cli.ablate import ablate
 from xret.cli.eval import eval_
 from xret.cli.report import report
@@ -75,6 +81,27 @@ def test_it_is_the_cosine_of_the_cached_global_features(store):
         for name, value in expected.items():
             assert getattr(result, way)[name] == pytest.approx(value), (way, name)
     assert result.paper_rsum is None
+
+
+@torch.no_grad()
+def test_it_equals_what_the_library_alone_gives(tmp_path):
+    """The ten lines of transformers' documentation of CLIP, on the files of a data set."""
+    tiny_dataset.__wrapped__(tmp_path)(folder=tmp_path / "tiny", train=2, val=2, test=6)
+    clip = save_text_model(tmp_path / "clip", "clip")
+    words = {"encoder": f"hf:{clip}", "dtype": "float32", "device": "cpu"}
+    xret.extract(tmp_path / "tiny" / "tiny.yaml", tmp_path / "s.zarr", **words)
+    found = score(tmp_path / "s.zarr", device="cpu")
+
+    model = CLIPModel.from_pretrained(clip).eval()
+    processor, tokenizer = CLIPImageProcessor.from_pretrained(clip), AutoTokenizer.from_pretrained(clip)
+    pictures = [Image.open(tmp_path / "tiny" / "images" / name).convert("RGB") for name in found.file_names]
+    inputs = tokenizer(found.texts, padding=True, return_tensors="pt")
+    given = model(**inputs, pixel_values=processor(pictures, return_tensors="pt").pixel_values)
+    expected = given.image_embeds @ given.text_embeds.T
+    torch.testing.assert_close(found.similarity, expected, rtol=0, atol=1e-5)
+    table = recalls_of(expected.numpy(), found.caption_image.numpy())
+    (result,) = xret.evaluate(tmp_path / "s.zarr", device="cpu").results
+    assert result.rsum == pytest.approx(sum(sum(way.values()) for way in table.values()))
 
 
 def test_over_all_views_it_is_the_mean(store):

@@ -44,6 +44,7 @@ def extract(
     store: "str | Path",
     *,
     data_root: "str | Path | None" = None,
+    encoder: str | None = None,
     from_run: "str | Path | None" = None,
     **options: Any,
 ) -> "Extraction":
@@ -55,11 +56,13 @@ def extract(
         dataset: a manifest's name (``coco``, ``flickr30k``, ``flickr8k``, ``rsicd``) or the path of a manifest.
         store: the cache: a local path or an fsspec URL.
         data_root: what the manifest's relative paths are relative to; None: the manifest's folder.
+        encoder: a model of pictures and texts, ``hf:ID`` or ``hf:DIR``; the same as `visual` and `text`.
         from_run: encode with the backbones that `finetune` left in this run, in the place of `visual` and `text`.
         options: of `pipeline.extraction.options.Options`, with its defaults: ``visual``, ``visual_weights``,
-            ``image_size``, ``regions``, ``frames``, ``views``, ``augment``, ``text``, ``text_weights``,
-            ``text_layer``, ``special_tokens``, ``max_tokens``, ``splits``, ``batch_size``, ``dtype``,
-            ``shard_images``, ``device``, ``workers``, ``scheduler``, ``on_error``, ``repair``, ``trust``.
+            ``visual_layer``, ``image_size``, ``pool``, ``regions``, ``frames``, ``views``, ``augment``, ``text``,
+            ``text_weights``, ``text_layer``, ``special_tokens``, ``max_tokens``, ``prompt``, ``splits``,
+            ``batch_size``, ``dtype``, ``shard_images``, ``device``, ``workers``, ``scheduler``, ``on_error``,
+            ``repair``, ``trust``.
 
     Returns:
         What was computed, and what was there already, by feature set.
@@ -75,6 +78,8 @@ def extract(
     from .pipeline.extraction.extraction import extract
     from .pipeline.extraction.options import Options, words_of_run
 
+    if encoder is not None:
+        options = {"visual": encoder, "text": encoder, **options}
     if from_run is not None:
         options |= words_of_run(Path(from_run))
     manifest = load_manifest(dataset, None if data_root is None else Path(data_root))
@@ -152,18 +157,10 @@ def finetune(
 
     from .heads.training.finetuning.finetuning import finetune
 
-    return finetune(
-        run,
-        out,
-        settings=_written(settings),
-        reattach=reattach,
-        data_root=None if data_root is None else Path(data_root),
-        visual_weights=visual_weights,
-        text_weights=text_weights,
-        store=store,
-        device=device,
-        resume=resume,
-    )
+    root = None if data_root is None else Path(data_root)
+    weights: dict[str, Any] = {"visual_weights": visual_weights, "text_weights": text_weights}
+    how: dict[str, Any] = {"reattach": reattach, "store": store, "device": device, "resume": resume}
+    return finetune(run, out, settings=_written(settings), data_root=root, **weights, **how)
 
 
 def evaluate(
@@ -176,11 +173,13 @@ def evaluate(
     device: str = "auto",
     annotations: "str | Path | None" = None,
     views: bool = False,
+    image: str = "auto",
+    text: str = "auto",
 ) -> "Evaluation":
     """Rank captions by images and images by captions with the best epoch of a run (``xret eval``).
 
     Args:
-        runs: a run folder; several make an ensemble.
+        runs: a run folder, or a store: the cosine of its frozen encoders' global features. Several make an ensemble.
         store: another feature cache, with features of the same encoders; None: each run's own.
         split: whose images and captions.
         protocol: ``auto`` (what the data set's manifest says), ``full``, ``1k-folds``, ``eccv``, ``cxc``, ``pmrp`` or
@@ -189,6 +188,7 @@ def evaluate(
         device: ``auto``, ``cpu`` or ``cuda``.
         annotations: COCO's ``instances_val2014.json``, for ``pmrp``.
         views: take the mean of the similarities over all cached views of an image, not those of the first alone.
+        image, text: of a store with several feature sets, how the names begin of those that are meant.
 
     Returns:
         A result a protocol, recalls in percent; ``print`` shows them as tables.
@@ -199,7 +199,7 @@ def evaluate(
     from .heads.evaluation.evaluation import evaluate
 
     how: dict[str, Any] = {"ties": ties, "device": device, "annotations": annotations, "views": views}
-    return evaluate(runs, store=store, split=split, protocol=protocol, **how)
+    return evaluate(runs, store=store, split=split, protocol=protocol, image=image, text=text, **how)
 
 
 def ablate(

@@ -1,19 +1,19 @@
 """``xret extract``: stage one."""
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from ..pipeline.wording import counted, in_bytes, in_time, some_of
 from .parsing import FOLDER, Sectioned, comma_list
+from .summaries import print_plan, print_summary
 
-if TYPE_CHECKING:
-    from ..pipeline.extraction.plan import Plan
-    from ..pipeline.extraction.summary import Extraction
+
+def _dtype(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
+    if value not in ("float16", "float32", "bfloat16"):  # why not bfloat16, the pipeline says
+        raise click.BadParameter(f"'{value}' is not one of 'float16', 'float32'.")
+    return value
 
 
 # Options of every command that fills a store.
@@ -23,17 +23,15 @@ DATA_ROOT = click.option(
     type=FOLDER,
     help="What the manifest's relative paths are relative to; without it, the manifest's folder.",
 )
-DTYPE = click.option("--dtype", default="float16", show_default=True, type=click.Choice(["float16", "float32"]))
+DTYPE = click.option(
+    "--dtype", default="float16", show_default=True, callback=_dtype, metavar="float16|float32", help="Of the features."
+)
 WORKERS = click.option(
     "--workers", type=click.IntRange(1), help="Threads that read and write; by default one a core, at least two."
 )
 SCHEDULER = click.option(
     "--scheduler", metavar="ADDRESS", help="Run on this Dask cluster (tcp://…) instead of this process."
 )
-
-
-def _rate(number: float) -> str:
-    return f"{number:,.0f}" if number >= 10 else f"{number:.1f}"
 
 
 def _regions(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
@@ -47,6 +45,15 @@ def _regions(_ctx: click.Context, _parameter: click.Parameter, value: str | None
     if not 1 <= bounds[0] <= bounds[1]:
         raise click.BadParameter(f"'{value}' is no number of boxes; give one, as 36, or a range, as 10-100")
     return bounds
+
+
+def _pool(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    height, _, width = value.partition("x")
+    if not (height.isdecimal() and width.isdecimal()):
+        raise click.BadParameter(f"'{value}' is no window; give height and width in cells, as 2x2")
+    return int(height), int(width)
 
 
 def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
@@ -65,8 +72,9 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     cls=Sectioned,
     sections={
         "Data": "store data_root splits",
-        "Images": "visual visual_weights image_size regions frames views augment",
-        "Captions": "text text_weights text_layer max_tokens special_tokens",
+        "Images": "visual visual_weights visual_layer image_size pool regions frames views augment",
+        "Both": "encoder",
+        "Captions": "text text_weights text_layer max_tokens special_tokens prompt",
         "By a fine-tuned run instead": "from_run",
         "Where and how it runs": "plan device batch_size dtype workers scheduler shard_images as_json",
         "Faults": "on_error repair trust",
@@ -79,16 +87,36 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     "--visual",
     default="resnet152",
     show_default=True,
-    help="A torchvision classification network, butd, butd-grid, fasterrcnn_resnet50_fpn_v2, or none.",
+    metavar="ENCODER",
+    help="A torchvision classification network; hf:ID or hf:DIR, an image model of transformers from the hub or a"
+    " folder (CLIP, SigLIP, DINOv2, DINOv3, ViT, Swin, ConvNeXt, …); butd, butd-grid, fasterrcnn_resnet50_fpn_v2; none;"
+    " or a class of your own as MODULE:CLASS, which is run.",
 )
 @click.option("--visual-weights", default="imagenet", show_default=True, help="imagenet, a file, or random:SEED.")
 @click.option(
-    "--image-size", default=224, show_default=True, type=click.IntRange(32, 2048), help="Pixels a side, for grids."
+    "--visual-layer",
+    default=-1,
+    show_default=True,
+    metavar="N",
+    type=int,
+    help="For hf: whose hidden states are the local features: 0 the embeddings, -1 the last.",
+)
+@click.option(
+    "--image-size",
+    type=click.IntRange(32, 2048),
+    metavar="PIXELS",
+    help="Side of the input, for grids; by default 224, and of hf: what the checkpoint was trained with.",
 )
 @click.option(
     "--regions", callback=_regions, metavar="N|MIN-MAX", help="Boxes of an image for detectors, by default 36."
 )
 @click.option("--frames", type=click.IntRange(1), help="Images are folders of video frames; take at most so many.")
+@click.option(
+    "--pool",
+    callback=_pool,
+    metavar="HxW",
+    help="Average the cells of a grid in windows of so many, as 2x2, before they are stored.",
+)
 @click.option(
     "--views",
     default=1,
@@ -103,7 +131,17 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     " to eight, for pictures without an upright, as from the air.",
 )
 @click.option(
-    "--text", default="bert", show_default=True, type=click.Choice(["bert", "words", "none"]), help="Caption encoder."
+    "--text",
+    default="bert",
+    show_default=True,
+    metavar="ENCODER",
+    help="bert, words, none; or hf:ID or hf:DIR, a text encoder of transformers (CLIP, SigLIP, RoBERTa, MPNet, T5, a"
+    " folder of sentence-transformers, …).",
+)
+@click.option(
+    "--encoder",
+    metavar="hf:ID|hf:DIR",
+    help="A model of pictures and texts, as CLIP: the same as --visual and --text.",
 )
 @click.option(
     "--text-weights",
@@ -111,11 +149,14 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     show_default=True,
     help="For bert: a model id of the Hugging Face hub, downloaded once, or a local folder.",
 )
+@click.option("--text-layer", default=-1, show_default=True, help="Hidden states: 0 the embeddings, -1 the last.")
+@click.option("--special-tokens/--no-special-tokens", default=True, help="Keep the states of special tokens.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Tokens of a caption; by default all that the model takes.")
 @click.option(
-    "--text-layer", default=-1, show_default=True, help="Hidden states of bert: 0 the embeddings, -1 the last."
+    "--prompt",
+    metavar="TEMPLATE",
+    help='What is encoded in the place of a caption, which stands in it for {}: "a photo of {}".',
 )
-@click.option("--special-tokens/--no-special-tokens", default=True, help="Keep the states of bert's special tokens.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Tokens of a caption, for bert; by default all it takes.")
 @click.option(
     "--splits", default="train,val,test", show_default=True, callback=comma_list, help="Which to compute now."
 )
@@ -139,7 +180,7 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     help="Encode with the backbones that `xret finetune` left in RUN, instead of --visual and --text.",
 )
 @click.option("--repair", is_flag=True, help="Compute shards again that are damaged or hold samples that failed.")
-@click.option("--trust", is_flag=True, help="Unpickle a file of weights that holds more than tensors: it may run code.")
+@click.option("--trust", is_flag=True, help="Unpickle weights, or run a program that a checkpoint comes with.")
 @click.option(
     "--plan",
     is_flag=False,
@@ -175,6 +216,7 @@ def extract(
     from ..pipeline.extraction import extraction
     from ..pipeline.extraction.options import Options
 
+    _take_encoder(ctx, options)
     _refuse_without_effect(ctx, options)
     if options["visual"] == options["text"] == "none" or not (options["visual"] and options["splits"]):
         raise click.UsageError("nothing to extract: give --visual or --text, and at least one of --splits")
@@ -186,54 +228,9 @@ def extract(
     if plan is not None:
         from ..pipeline.extraction.plan import plan as make_plan
 
-        _print_plan(make_plan(manifest, store, chosen, plan or None), as_json)
+        print_plan(make_plan(manifest, store, chosen, plan or None), as_json)
         return
     print_summary(extraction.extract(manifest, store, chosen), as_json, repair_of=dataset)
-
-
-def print_summary(summary: "Extraction", as_json: bool, repair_of: str | None = None) -> None:
-    """Print what an extraction of the data set `repair_of`, or without it an import, has done."""
-    if as_json:
-        click.echo(json.dumps(summary.to_json()))
-        return
-    counts = f"{counted(summary.images, 'image')}, {counted(summary.captions, 'caption')}"
-    click.echo(f"{summary.dataset}: {counts} in {summary.store}")
-    for features in summary.sets:
-        shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in features.shares.items())
-        done = "imported" if summary.matched_by else "encoded"
-        matched = f", matched by {summary.matched_by}" if summary.matched_by else ""
-        click.echo(
-            f"  {features.name}: {features.samples:,} {done} in {features.seconds:.1f} s"
-            f" ({_rate(features.per_second)}/s; {shares}){matched}, {counted(features.shards, 'shard')} written,"
-            f" {features.shards_before:,} there before, {features.failed:,} failed"
-        )
-        for line in some_of([f"failed: {reason}" for reason in features.reasons]):
-            click.echo(f"    {line}")
-    _print_counts(summary)
-    if any(features.failed for features in summary.sets):
-        _print_way_out(summary.store, repair_of)
-
-
-def _print_counts(summary: "Extraction") -> None:
-    counts = summary.counts
-    if counts and counts.words and counts.unknown_tokens is not None:
-        unknown = 100 * counts.unknown_tokens / max(counts.tokens, 1)
-        click.echo(f"  vocabulary: {counted(counts.words, 'word')}, {unknown:.1f}% of the tokens are unknown")
-    if counts and counts.captions_without_words:
-        click.echo(f"  captions without words: {counts.captions_without_words:,}")
-    if counts and counts.captions_truncated:
-        click.echo(f"  captions truncated: {counts.captions_truncated:,}")
-    if summary.unmatched:
-        click.echo(f"  entries of the source that are not in the data set: {summary.unmatched:,}")
-
-
-def _print_way_out(store: str, repair_of: str | None) -> None:
-    from ..pipeline.extraction.repair import repair_command
-
-    way = "a repaired source is imported beside this one"
-    if repair_of is not None:
-        way = f"repair those files and run `{repair_command(repair_of, store)}`, with the other options of this command"
-    click.echo(f"`xret cache verify {store}` lists all that failed; {way}.")
 
 
 def _given(ctx: click.Context, keys: Iterable[str]) -> str:
@@ -250,19 +247,55 @@ def refuse_workers_of_a_cluster(options: dict[str, Any]) -> None:
         )
 
 
+def _take_encoder(ctx: click.Context, options: dict[str, Any]) -> None:
+    """Put --encoder in the place of --visual and --text."""
+    from ..pipeline.encoders import HUB
+
+    encoder = options.pop("encoder")
+    if encoder is None:
+        return
+    if names := _given(ctx, ["visual", "text"]):
+        raise click.UsageError(f"--encoder decides {names}; leave out one or the other")
+    if not encoder.startswith(HUB):
+        raise click.UsageError(
+            f"--encoder {encoder}: give a model of pictures and texts as {HUB}ID or {HUB}DIR, or --visual and --text"
+        )
+    options |= {"visual": encoder, "text": encoder}
+
+
 def _refuse_without_effect(ctx: click.Context, options: dict[str, Any]) -> None:
     """Refuse options that the chosen encoders would pass over in silence."""
-    from ..pipeline.encoders import REGION_ENCODERS
+    from ..pipeline.encoders import HUB, REGION_ENCODERS
 
-    of_bert = ("text_weights", "text_layer", "special_tokens", "max_tokens")
-    if options["text"] != "bert" and (names := _given(ctx, of_bert)):
+    of_hub = options["text"].startswith(HUB)
+    if options["text"] not in ("bert", "words", "none") and not of_hub:
+        raise click.BadParameter(
+            f"'{options['text']}' is none of bert, words, none, {HUB}ID and {HUB}DIR", param_hint="'--text'"
+        )
+    of_texts = ("text_layer", "special_tokens", "max_tokens", "prompt")
+    if options["text"] in ("words", "none") and (names := _given(ctx, ("text_weights", *of_texts))):
         raise click.UsageError(
             f"{names} has no effect on --text {options['text']}; leave it out, or choose --text bert"
         )
-    of_images = ("visual_weights", "image_size", "regions", "frames", "views", "augment", "trust")
+    if of_hub and _given(ctx, ["text_weights"]):
+        raise click.UsageError(f"--text {options['text']} names its weights itself; leave --text-weights out")
+    of_images: tuple[str, ...] = (
+        "visual_weights",
+        "visual_layer",
+        "image_size",
+        "pool",
+        "regions",
+        "frames",
+        "views",
+        "augment",
+    )
+    if not of_hub:
+        of_images = (*of_images, "trust")
     if options["visual"] == "none" and (names := _given(ctx, of_images)):
         raise click.UsageError(f"{names} has no effect on --visual none; leave it out, or choose an encoder")
     refuse_workers_of_a_cluster(options)
+    if options["visual"].startswith(HUB) and _given(ctx, ["visual_weights"]):
+        raise click.UsageError(f"--visual {options['visual']} names its weights itself; leave --visual-weights out")
     if options["visual"] in REGION_ENCODERS and _given(ctx, ["image_size"]):
         raise click.UsageError(
             f"--image-size has no effect on {options['visual']}, whose sizes are its own; leave it out"
@@ -274,27 +307,11 @@ def _words_of(run: Path, ctx: click.Context) -> dict[str, Any]:
     from ..pipeline.extraction.options import words_of_run
 
     words = words_of_run(run)
-    if names := _given(ctx, ["views", "augment"]):
+    if names := _given(ctx, ["views", "augment", "pool", "visual_layer"]):
         raise click.UsageError(
             f"{names} makes another set than the one that {run} evaluates on; leave it out, or give the run's backbones"
             " as --visual-weights and --text-weights"
         )
-    if names := _given(ctx, words):
+    if names := _given(ctx, ["encoder", *words]):
         raise click.UsageError(f"--from-run decides {names}; leave out one or the other")
     return words
-
-
-def _print_plan(plan: "Plan", as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(asdict(plan)))
-        return
-    counts = f"{counted(plan.images, 'image')}, {counted(plan.captions, 'caption')}"
-    click.echo(f"{plan.dataset}: {counts}, computed by {plan.by}")
-    for features in plan.sets:
-        tasks = f"{counted(features.tasks, 'task')} of {counted(features.shard_images, 'image')}"
-        left = f"{in_time(3600 * features.hours)} left" if features.done < features.tasks else "nothing left"
-        files = f"{in_bytes(features.bytes)} in {counted(features.files, 'file')}"
-        click.echo(
-            f"  {features.name}: {tasks}, {features.done:,} of them done; {files};"
-            f" {left} at {_rate(features.per_second)} {features.modality}/s"
-        )

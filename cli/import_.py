@@ -6,8 +6,9 @@ from typing import Any
 import click
 
 from ..pipeline.exchange.importers import FORMATS
-from .extract import DATA_ROOT, DTYPE, SCHEDULER, STORE, WORKERS, print_summary, refuse_workers_of_a_cluster
+from .extract import DATA_ROOT, DTYPE, SCHEDULER, STORE, WORKERS, refuse_workers_of_a_cluster
 from .parsing import comma_list
+from .summaries import print_summary
 
 
 def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict[str, str]:

@@ -20,9 +20,11 @@ def run_options(command: Any) -> Any:
         (
             click.option("--store", help="Where the feature cache is now, if not where RUN was trained."),
             click.option("--split", default="test", show_default=True, help="Whose images and captions."),
-            click.option("--visual-weights", metavar="FILE", help="The image encoder's, if they came from a file."),
+            click.option(
+                "--visual-weights", metavar="FILE|DIR", help="The image encoder's, if they came from a file or folder."
+            ),
             click.option("--text-weights", metavar="HUB_ID|DIR", help="The text encoder's, if not bert-base-uncased."),
-            click.option("--trust", is_flag=True, help="Let a file of weights run code while it is read."),
+            click.option("--trust", is_flag=True, help="Let weights run code while they are read."),
             click.option("--index", type=Path, metavar="DIR", help="Search by an index that `xret index` made of RUN."),
             click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
         )
@@ -76,7 +78,6 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
         raise click.UsageError("--scheduler is for the shards of an --index, which is not given.")
     for option, purpose, needed in (
         ("visual_weights", "an --image", image),
-        ("trust", "an --image", image),
         ("text_weights", "a QUERY", query),
     ):
         if options[option] and needed is None:

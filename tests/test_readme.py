@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 from small_store import make_store
 
 import xret
@@ -23,6 +24,7 @@ from xret.heads.training.training import train
 from xret.heads.tuning.space import make_space
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.scenes.generate import generate_scenes
+from xret.pipeline.encoders import load_visual
 from xret.pipeline.extraction.extraction import Options, extract
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -201,9 +203,20 @@ def test_the_example_calls_what_is_there():
 
 def test_a_cache_is_read_as_the_pipeline_readme_says(tmp_path, monkeypatch, capsys):
     make_store(tmp_path / "holiday.zarr")
-    assert run_block("pipeline/README.md", tmp_path, monkeypatch, capsys).endswith(
+    assert run_block("pipeline/README.md", tmp_path, monkeypatch, capsys, number=1).endswith(
         "(12, 4, 16) (12, 16)\n(12, 4, 16)\n"
     )
+
+
+def test_an_encoder_of_ones_own_is_run_as_the_pipeline_readme_has_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "readme_encoder.py").write_text(blocks("pipeline/README.md", "python")[0])
+    Image.new("RGB", (30, 20), (10, 20, 30)).save("p.png")
+    encoder = load_visual("readme_encoder:Quarters", "w", 64, "cpu", pool=(2, 1))
+    pixels, size = encoder.decode("p.png")
+    local, global_ = encoder.encode(pixels[None])
+    assert (size, local.tolist(), global_.tolist()) == ((30, 20), [[[10, 20, 30]] * 2], [[10, 20, 30]])
 
 
 @pytest.fixture
@@ -230,10 +243,10 @@ def test_a_search_in_python_runs_as_it_stands(drawn, tmp_path, monkeypatch, caps
     assert [line[:6] for line in printed.splitlines()[-4:]] == [f"slot {slot}" for slot in range(4)]
 
 
-def run_block(document, folder, monkeypatch, capsys):
-    """Run the first Python block of a document in a folder, and return what it prints."""
+def run_block(document, folder, monkeypatch, capsys, number=0):
+    """Run a Python block of a document in a folder, the first by default, and return what it prints."""
     monkeypatch.chdir(folder)
-    exec(compile(blocks(document, "python")[0], document, "exec"), {})
+    exec(compile(blocks(document, "python")[number], document, "exec"), {})
     return capsys.readouterr().out
 
 

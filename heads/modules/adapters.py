@@ -63,14 +63,12 @@ class RowsAdapter(Part):
         dim: width D.
         global_: `cached`: the layers over the cached global feature; `pooled`: over the mean of the cached rows;
             `mean`, `max`: of the adapted rows.
-        global_layer: whether the global feature goes through the layers of the rows, or through its own.
+        global_layer: whether the global feature goes through the layers of the rows, or through its own. A cached
+            one of another width than theirs, as CLIP's, always goes through its own.
         layers, hidden, depth, batch_norm, hidden_dropout: see `projections.projection`.
         output_dropout: the share of what the layers give that is zero while training, drawn for the rows and for the
             global feature (or the rows that it is made of) by itself, as SetDiv's published code does.
         standardize, channel_dropout, dropout, noise: of what is cached, see `cached_input.CachedInput`.
-
-    Raises:
-        ValueError: the cached global feature is wanted, but is not as wide as the local features.
     """
 
     def __init__(
@@ -93,21 +91,17 @@ class RowsAdapter(Part):
         noise: Factor = 0.0,
     ) -> None:
         super().__init__()
-        if global_ == "cached" and global_channels != channels:
-            raise ValueError(
-                f"global 'cached' needs a cached global feature as wide as the local ones, "
-                f"but it has {global_channels} channels and they have {channels}: choose pooled, mean or max"
-            )
-        make = partial(projection, layers, channels, dim, hidden=hidden, depth=depth)
+        width = global_channels if global_ == "cached" else channels  # of what the global feature is made of
+        make = partial(projection, layers, dim=dim, hidden=hidden, depth=depth)
         make = partial(make, batch_norm=batch_norm, dropout=hidden_dropout)
-        self.layer = make()
-        self.global_layer = make() if global_layer == "own" else None
+        self.layer = make(channels)
+        self.global_layer = make(width) if global_layer == "own" or width != channels else None
         self.local_dim = dim
         self.output_dropout = output_dropout
         self.global_ = global_
         disturbed = {"channel_dropout": channel_dropout, "dropout": dropout, "noise": noise}
         self.rows_input = CachedInput(channels, standardize=standardize, **disturbed)
-        self.global_input = CachedInput(channels, standardize=standardize and self._reads_vector, **disturbed)
+        self.global_input = CachedInput(width, standardize=standardize and self._reads_vector, **disturbed)
 
     @property
     def _reads_vector(self) -> bool:

@@ -31,17 +31,17 @@ def circle_positions(rows: Tensor, length: Tensor) -> Tensor:
 
 
 def grid_positions(rows: Tensor, place: Tensor | None = None) -> Tensor:
-    """Return the positions `[B, N, C]` (or `[1, N, C]`) of the cells `rows [B, N, C]` of square maps, in their dtype.
+    """Return the positions `[B, N, C]` (or `[1, N, C]`) of the cells `rows [B, N, C]` of maps, in their dtype.
 
     The first half of the channels encodes a cell's row, the others its column, each as `circle_positions` does a
     row's number (published code of SetDiv, after DETR).
 
     Args:
         rows: all cells of a map, one row of it after the other; or, with `place`, some of them.
-        place: see `cell_places`, `[B, N, 2]`; None: all cells are there.
+        place: see `cell_places`, `[B, N, 2]` or `[1, N, 2]`; None: all cells of square maps are there.
 
     Raises:
-        ValueError: all cells are there, and their number is no square.
+        ValueError: no place is given, and the number of cells is no square.
     """
     if place is None:
         found = cell_places(rows.shape[1], rows.device)
@@ -54,13 +54,20 @@ def grid_positions(rows: Tensor, place: Tensor | None = None) -> Tensor:
     return torch.cat([by_row, by_column], -1).to(rows.dtype)
 
 
-def cell_places(number: int, device: torch.device) -> Tensor | None:
-    """Return row and column of the cells of a square map, counted from 1 and over how many there are, `[number, 2]`.
+def cell_places(number: int, device: torch.device, grid: tuple[int, int] | None = None) -> Tensor | None:
+    """Return row and column of the cells of a map, counted from 1 and over how many there are, `[number, 2]`.
 
-    None where the number is no square.
+    Args:
+        number: of cells.
+        device: of the result.
+        grid: height and width of the map; None: it is square.
+
+    Returns:
+        None where these are not the height and width of as many cells, or the number is no square.
     """
-    side = math.isqrt(number)
-    if side * side != number:
+    height, width = grid or (math.isqrt(number), math.isqrt(number))
+    if height * width != number:
         return None
     cell = torch.arange(number, device=device)
-    return torch.stack([cell // side + 1, cell % side + 1], 1).double() / (side + _WHOLE)
+    down, across = cell // width + 1, cell % width + 1
+    return torch.stack([down.double() / (height + _WHOLE), across.double() / (width + _WHOLE)], 1)

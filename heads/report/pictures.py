@@ -106,15 +106,16 @@ class Pictures:
 
 
 def input_of(features: ImageSet) -> tuple[str, float] | None:
-    """Return how a grid's network sees an image: ``("crop", share of the shorter side)`` or ``("stretch", 1)``.
+    """Return how a grid's network sees an image: the middle of its shorter side, or of it stretched to a square.
 
-    None: whole, or nobody knows.
+    ``("crop", share of the shorter side)`` or ``("stretch", share of the square's side)``. None: whole, or nobody
+    knows.
     """
     preprocessing = features.identity.get("preprocessing")
     if features.kind != "grid" or not isinstance(preprocessing, dict):
         return None
     if "stretch" in preprocessing:
-        return "stretch", 1.0
+        return "stretch", preprocessing.get("crop", preprocessing["stretch"]) / preprocessing["stretch"]
     if "crop" in preprocessing and "resize" in preprocessing:
         return "crop", preprocessing["crop"] / preprocessing["resize"]
     return None
@@ -154,7 +155,8 @@ def _cut(image: Image.Image, part: Part) -> Image.Image:
         return thumbnail(image.crop(part), SIDE)
     way, share = part
     if way == "stretch":
-        return image.resize((SIDE, SIDE))
+        left, top = ((1 - share) / 2 * side for side in image.size)
+        return image.resize((SIDE, SIDE), box=(left, top, image.width - left, image.height - top))
     side = min(image.size) * share
     left, top = (image.width - side) / 2, (image.height - side) / 2
     return image.resize((SIDE, SIDE), box=(left, top, left + side, top + side))

@@ -266,7 +266,7 @@ class Retriever:
     @cached_property
     def text_encoders(self) -> TextEncoders:
         """The encoder of captions for each feature set, and the dtype of its features; loaded when first asked for."""
-        return find_text_encoders(self.run, lambda: self.cache, self.weights["text"], str(self.device))
+        return find_text_encoders(self.run, lambda: self.cache, self.weights["text"], str(self.device), self._trust)
 
     @cached_property
     def image_encoders(self) -> ImageEncoders:

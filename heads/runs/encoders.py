@@ -37,8 +37,8 @@ def find_image_encoders(
     Args:
         run: the run.
         open_cache: opens the store, which is asked where the run does not say what made its features.
-        weights: a file, ``imagenet`` or ``random:SEED``; None: as run or store name them. Of several sets one for
-            each, separated by commas; an empty one counts as None.
+        weights: a file, ``imagenet``, ``random:SEED``, or a checkpoint's folder or hub id; None: as run or store name
+            them. Of several sets one for each, separated by commas; an empty one counts as None.
         device: where they run.
         trust: let a file of weights run code while it is read.
 
@@ -57,7 +57,9 @@ def find_image_encoders(
     return tuple((image_encoder(origin, given, device, trust), origin.dtype) for origin, given in pairs)
 
 
-def find_text_encoders(run: Run, open_cache: Opener, weights: str | None, device: str) -> TextEncoders:
+def find_text_encoders(
+    run: Run, open_cache: Opener, weights: str | None, device: str, trust: bool = False
+) -> TextEncoders:
     """Return the encoder of each of a run's caption feature sets.
 
     Args:
@@ -66,6 +68,7 @@ def find_text_encoders(run: Run, open_cache: Opener, weights: str | None, device
         weights: a folder or hub id; None: as run or store name them. Sets of words have none; of several others one
             for each, as for `find_image_encoders`.
         device: where they run.
+        trust: let a program that a checkpoint comes with run.
 
     Raises:
         EncoderError, RunError, CacheError: as for `find_image_encoders`.
@@ -77,7 +80,7 @@ def find_text_encoders(run: Run, open_cache: Opener, weights: str | None, device
         return ((encoder, options.dtype),)
     origins = origins_of(run, "text", open_cache) if reads_states(run) else ()
     named = zip(origins, weights_of_each(weights, origins, "--text-weights"), strict=True)
-    states = iter([(caption_encoder(origin, given, device), origin.dtype) for origin, given in named])
+    states = iter([(caption_encoder(origin, given, device, trust), origin.dtype) for origin, given in named])
     words = WordsEncoder(run.vocabulary) if run.vocabulary is not None else None
     return tuple(
         (words, "int32") if words is not None and facts.kind == "words" else next(states)

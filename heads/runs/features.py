@@ -1,13 +1,13 @@
 """The features that a run needs, found in its own store or in another one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...pipeline.cache import OK, Blocks, CaptionSet, FeatureCache, FeatureSet
+from ...pipeline.cache import OK, Blocks, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from ...pipeline.data.samples import tokenize
 from ...pipeline.errors import CacheError, RunError
 from ...pipeline.reading.batches import Batches, stored_batches
@@ -128,10 +128,10 @@ def require_views(image_set: Images) -> None:
 
 def image_set_of_run(run: Run, cache: FeatureCache) -> Images:
     """Return the image features of `cache` that `run` was trained on, or equal ones; RunError if there are none."""
-    there = cache.set_names("images")
     found = []
     for name, made in zip(run.info.names("image"), run.info.prints("image"), strict=True):
-        if name not in there or (features := cache.image_set(name)).fingerprint != made:
+        features = next((one for one in _candidates(cache, "images", name) if one.fingerprint == made), None)
+        if not isinstance(features, ImageSet):
             raise _refusal(run, cache, "images", name)
         found.append(features)
     return joined(found)
@@ -142,17 +142,27 @@ def caption_set_of_run(run: Run, cache: FeatureCache) -> Captions:
 
     Where the run knows words it has a vocabulary, and reads those of any store.
     """
-    there = cache.set_names("captions")
     found: list[CaptionSet] = []
     told = zip(run.info.names("text"), run.info.prints("text"), facts_of_each(run.text_facts), strict=True)
     for name, made, facts in told:
-        if name in there and (features := cache.caption_set(name)).fingerprint == made:
+        features = next((one for one in _candidates(cache, "captions", name) if one.fingerprint == made), None)
+        if isinstance(features, CaptionSet):
             found.append(features)
         elif facts.kind == "words" and run.vocabulary is not None:
             found.append(RetokenizedCaptions(cache, run.vocabulary))
         else:
             raise _refusal(run, cache, "captions", name)
     return joined(found)
+
+
+def _candidates(cache: FeatureCache, modality: str, name: str) -> Iterator[ImageSet | CaptionSet]:
+    """Yield the sets that may be the one of this name: itself, or what a checkpoint in another folder made.
+
+    The latter has another name and the same fingerprint, with which both names end.
+    """
+    ending = f"@{name.rpartition('@')[2]}"
+    there = [found for found in cache.set_names(modality) if found.endswith(ending)]
+    return (cache.set_at(f"{modality}/{found}") for found in sorted(there, key=lambda found: found != name))
 
 
 def _refusal(run: Run, cache: FeatureCache, modality: str, name: str) -> RunError:

@@ -30,8 +30,8 @@ def drop_rows(features: Features, share: float, varies: bool = False) -> Feature
             not above `share` itself (published code of VSE-infinity, for the cells of a grid).
 
     Returns:
-        Features with shorter lengths, padded to the longest sample that is left. Where a map was square, `place` says
-        where its cells were.
+        Features with shorter lengths, padded to the longest sample that is left. Of the cells of a map, `place` says
+        where they were.
     """
     if share == 0:
         return features
@@ -89,11 +89,11 @@ def _left(features: Features, keep: Tensor) -> Features:
     local, token, place = features.local, features.token, None
     if local is not None:
         local = zero_padding(local.gather(1, order[..., None].expand(-1, -1, local.shape[2])), length)
-        places = cell_places(keep.shape[1], keep.device)
+        places = cell_places(keep.shape[1], keep.device, features.grid)
         place = None if places is None else places[order]
     if token is not None:
         token = zero_padding(token.gather(1, order), length)
-    return Features(length, local, features.global_, token, place)
+    return Features(length, local, features.global_, token, place, features.grid)
 
 
 def blend(images: Features, captions: Features, alpha: float) -> tuple[Features, Features]:
@@ -128,4 +128,4 @@ def _blended(features: Features, share: float, partner: Tensor) -> Features:
         return None if values is None else torch.lerp(values[partner].float(), values.float(), share)
 
     length = torch.maximum(features.length, features.length[partner])
-    return Features(length, mixed(features.local), mixed(features.global_), None)
+    return Features(length, mixed(features.local), mixed(features.global_), None, grid=features.grid)

@@ -111,7 +111,7 @@ def _cut(features: Features, first: int, last: int) -> Features:
     """Return some samples; their padding stays, so that parts can be put together again."""
 
     def cut(part: Features) -> Features:
-        values = {name: None if value is None else value[first:last] for name, value in vars(part).items()}
+        values = {name: value[first:last] if isinstance(value, Tensor) else value for name, value in vars(part).items()}
         return Features(**values)  # type: ignore[arg-type]
 
     return set_by_set(cut, features)

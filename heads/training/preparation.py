@@ -17,7 +17,6 @@ from ...pipeline.reading.joined_sets import Captions, Images, joined, parts_of
 from ...pipeline.reading.placement import Placement
 from ..model import Model, feature_facts
 from ..modules.adapters import RowsAdapter, WordsAdapter
-from ..modules.positions import cell_places
 from ..recipes.blocks import Recipe
 from ..runs.features import RetokenizedCaptions, Sets, in_place_of_auto, sets_named
 from ..runs.info import AS_A_WHOLE, RunInfo, absolute, as_told, versions
@@ -59,7 +58,7 @@ def require_places(recipe: Recipe, sets: Sets, *, quiet: bool = False) -> None:
     """Say which features have no rows and columns, where positions in these are asked for.
 
     Raises:
-        RecipeError: a convolutional map is not square.
+        RecipeError: it is not known how high and wide a map is.
     """
     for side, features in zip(("image", "text"), sets, strict=True):
         if recipe.aggregator[side].get("positions") != "grid":
@@ -72,10 +71,10 @@ def require_places(recipe: Recipe, sets: Sets, *, quiet: bool = False) -> None:
                 print(f"aggregator.{side}.positions=grid: {without}.", file=sys.stderr)
             continue
         counts = set(features.length[features.status == OK].tolist())
-        if cell_places(features.rows, torch.device("cpu")) is None or counts - {features.rows}:
+        if features.grid is None or counts - {features.rows}:
             raise RecipeError(
-                f"aggregator.{side}.positions=grid needs square maps of one size, and those of '{features.name}' have "
-                f"{' or '.join(map(str, sorted(counts)[:3]))} cells; set it to circle or none"
+                f"aggregator.{side}.positions=grid needs maps of one height and width, and those of '{features.name}'"
+                f" have {' or '.join(map(str, sorted(counts)[:3]))} cells; set it to circle or none"
             )
 
 

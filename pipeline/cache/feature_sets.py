@@ -4,6 +4,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
+from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +34,8 @@ class FeatureSet:
         self.dtype: str = self.attributes["dtype"]  # ``float16`` or ``float32``; ``int32`` for words
         self.channels: int | None = self.attributes["channels"]  # width of a local row; None for words
         self.global_channels: int | None = self.attributes["global_channels"]  # likewise of the global feature
+        # Sets of images and of captions with the same one have global features in one joint space; None: no other has.
+        self.space: str | None = self.attributes.get("space")
         self.failed: dict[str, str] = self.attributes["failed"]  # {id: reason} of the samples that could not be read
         self.blocks = Blocks(self.attributes["shard_images"], cache.splits)
         self._rows: dict[str, Rows] = {}
@@ -113,6 +116,17 @@ class ImageSet(FeatureSet):
         self.views: int = self.attributes.get("views", 1)  # of an image; the first is the image as it is
 
     @cached_property
+    def grid(self) -> tuple[int, int] | None:
+        """Height and width, in cells, of the grid that the rows fill row by row; None where they fill none.
+
+        A set that does not say so was made when every grid was square.
+        """
+        if (stored := self.attributes.get("grid")) is not None:
+            return int(stored[0]), int(stored[1])
+        side = isqrt(self.rows)
+        return (side, side) if self.kind == "grid" and side * side == self.rows else None
+
+    @cached_property
     def _at(self) -> np.ndarray:
         return self.blocks.array_rows(np.arange(self.cache.images))
 
@@ -188,6 +202,21 @@ def caption_array_rows(cache: "FeatureCache", blocks: Blocks, shard_captions: in
     return rows
 
 
+def require_dtype(dtype: str) -> None:
+    """Refuse a dtype that features are not stored in.
+
+    Raises:
+        CacheError: it is neither ``float16`` nor ``float32``.
+    """
+    if dtype == "bfloat16":
+        raise CacheError(
+            "--dtype bfloat16: Zarr has no such dtype; take float16, which is finer and reaches up to 65,504, or"
+            " float32, since on a GPU networks compute in bfloat16 anyway"
+        )
+    if dtype not in ("float16", "float32"):
+        raise CacheError(f"--dtype {dtype}: features are stored as float16 or float32; give one of them")
+
+
 def fingerprint(identity: dict[str, Any], dtype: str) -> str:
     """Return the SHA-256 of what decides a set's features: encoder, weights, preprocessing, layer, dtype."""
     text = json.dumps({**identity, "dtype": dtype}, sort_keys=True, ensure_ascii=True)
@@ -206,6 +235,8 @@ class SetFacts:
     global_channels: int | None
     recorded: dict[str, Any]  # versions, device, batch size: a difference gives a note, not another set
     asked: dict[str, Any] | None = None  # the options that decide the set without loading the encoder, if they do
+    space: str | None = None
+    grid: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, encoder: Any, dtype: str, recorded: dict[str, Any], asked: dict[str, Any] | None = None) -> "SetFacts":
@@ -219,6 +250,8 @@ class SetFacts:
             encoder.global_channels,
             {**encoder.versions, **recorded},
             asked,
+            encoder.space,
+            getattr(encoder, "grid", None),  # captions have none
         )
 
     @property
@@ -233,4 +266,5 @@ class SetFacts:
 
     def attributes(self, blocks: Blocks) -> dict[str, Any]:
         """Return the attributes of a new set."""
-        return {**vars(self), "fingerprint": self.fingerprint, "shard_images": blocks.length, "failed": {}}
+        facts = {key: value for key, value in vars(self).items() if value is not None or key not in ("space", "grid")}
+        return {**facts, "fingerprint": self.fingerprint, "shard_images": blocks.length, "failed": {}}

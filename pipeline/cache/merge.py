@@ -17,7 +17,8 @@ from .layout import find_set, open_for_writing, record_failures, require_place
 from .store import Store
 from .verify import CheckedSet, files_of
 
-_OF_ONE_MACHINE = {"failed", "recorded", "asked"}  # attributes that may differ between parts of one set
+# Attributes that may differ between parts of one set; earlier versions wrote no grid.
+_OF_ONE_MACHINE = {"failed", "recorded", "asked", "grid"}
 
 
 @dataclass(frozen=True)

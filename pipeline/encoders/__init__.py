@@ -1,16 +1,29 @@
 """Frozen backbones: `base` says what an encoder is, `registry` names them, the others are one file each."""
 
 from .base import TextEncoder, TrainableEncoder, VisualEncoder
-from .registry import AUGMENTATIONS, REGION_ENCODERS, load_text, load_visual, make_text, make_visual
+from .registry import (
+    AUGMENTATIONS,
+    HUB,
+    IMAGE_SIZE,
+    REGION_ENCODERS,
+    is_own,
+    load_text,
+    load_visual,
+    make_text,
+    make_visual,
+)
 from .threads import encoding, loading
 
 __all__ = [
     "AUGMENTATIONS",
+    "HUB",
+    "IMAGE_SIZE",
     "REGION_ENCODERS",
     "TextEncoder",
     "TrainableEncoder",
     "VisualEncoder",
     "encoding",
+    "is_own",
     "load_text",
     "load_visual",
     "loading",

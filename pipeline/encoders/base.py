@@ -16,16 +16,20 @@ if TYPE_CHECKING:
 class Encoder(Protocol):
     """What every encoder says of itself."""
 
-    name: str  # the set's name begins with it
+    name: str  # the set's name begins with it; letters, digits, ``.``, ``_`` and ``-``
     kind: str  # of the features: ``grid``, ``roi`` or ``frames`` of images, ``tokens`` or ``words`` of captions
     identity: dict[str, Any]  # what decides the features; JSON
     versions: dict[str, str]  # of the libraries; they do not decide the features
+    # Encoders of images and of captions with the same one have global features that are compared by their cosine, as
+    # the towers of one CLIP have; None: there is no such other encoder.
+    space: str | None
 
 
 class VisualEncoder(Encoder, Protocol):
     """What every image encoder offers."""
 
     rows: int  # local rows of an image, N; the most, where they vary
+    grid: tuple[int, int] | None  # of kind ``grid``: the height and width, in cells, that the rows fill row by row
     channels: int  # width of a row, C
     global_channels: int  # width of the global feature
     extras: tuple[str, ...]  # which of ``boxes``, ``classes``, ``scores`` it gives
@@ -41,7 +45,7 @@ class VisualEncoder(Encoder, Protocol):
     def encode(self, decoded: Any) -> tuple[np.ndarray, np.ndarray] | list[Regions]:
         """Encode a batch.
 
-        A grid encoder takes a tensor [B,3,S,S] and gives float32 local [B,N,C] and global features [B,C]. The others
+        A grid encoder takes a tensor [B,3,H,W] and gives float32 local [B,N,C] and global features [B,D]. The others
         take a list and give the regions of each image.
         """
         ...
@@ -67,7 +71,7 @@ class TextEncoder(Encoder, Protocol):
 
         Returns:
             The states of the tokens, caption after caption without padding, float32 [sum of lengths, C], and the
-            global features [B,C]; None where there are only ids.
+            global features [B,D]; None where there are only ids.
         """
         ...
 

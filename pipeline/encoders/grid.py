@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from functools import partial
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ class Grid(ABC):
     name: str
     kind = "grid"
     extras: tuple[str, ...] = ()
+    space: str | None = None
     rows: int
+    grid: tuple[int, int] | None
     channels: int
     global_channels: int
     identity: dict[str, Any]
@@ -107,6 +110,7 @@ class GridEncoder(Grid):
         self._std = torch.tensor(preset.std, device=device)[:, None, None]
         local, _ = self.encode(torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8))
         _, self.rows, self.channels = local.shape
+        self.grid = (isqrt(self.rows), isqrt(self.rows))  # of a square input, it is square
         self.global_channels = self.channels
         if self.rows == 1:
             raise EncoderError(

@@ -7,41 +7,59 @@ from typing import Any
 
 from ..errors import EncoderError
 from .base import TextEncoder, VisualEncoder
+from .own import make_own
 from .threads import loading
 
-# By name the class that encodes images; any other name is a network of torchvision's.
+# By name the class that encodes images. `HUB` and a folder or model id name a checkpoint of transformers; any other
+# name is a network of torchvision's.
 _REGIONS = {
     "butd": ".detectors.butd:ButdEncoder",
     "fasterrcnn_resnet50_fpn_v2": ".detectors.torchvision_detector:DetectorEncoder",
 }
 _GRIDS = {"butd-grid": ".detectors.butd:ButdGridEncoder"}
+HUB = "hf:"
 REGION_ENCODERS = tuple(_REGIONS)
+IMAGE_SIZE = 224  # side of the square input of grids that have none of their own, pixels
 AUGMENTATIONS = ("crop-flip", "dihedral")  # that make further views of a picture; see `views`
+
+
+def is_own(name: str) -> bool:
+    """Return whether the name of an image encoder is the import path of a user's own class."""
+    return ":" in name and not name.startswith(HUB)
 
 
 def load_visual(
     name: str,
     weights: str,
-    image_size: int,
+    image_size: int | None,
     device: str,
     *,
+    layer: int = -1,
+    half: bool = True,
     regions: tuple[int, int] | None = None,
     frames: int | None = None,
     views: int = 1,
     augment: str | None = None,
+    pool: tuple[int, int] | None = None,
     trust: bool = False,
 ) -> VisualEncoder:
     """Return the image encoder `name`; the same arguments give the same network again, unless files were replaced.
 
     Args:
-        name: any torchvision classification network, ``butd``, ``butd-grid`` or ``fasterrcnn_resnet50_fpn_v2``.
-        weights: ``imagenet``, a file, or ``random:SEED``.
-        image_size: side of the square input, pixels; region encoders have sizes of their own.
+        name: any torchvision classification network, ``butd``, ``butd-grid`` or ``fasterrcnn_resnet50_fpn_v2``; or
+            ``hf:`` and the hub id or folder of an image model of transformers; or the import path of a class,
+            ``my_module:MyEncoder``, see `own.make_own`.
+        weights: ``imagenet``, a file, or ``random:SEED``; nothing else but ``imagenet`` beside ``hf:``.
+        image_size: side of the square input, pixels; None: a checkpoint's own, else 224. Region encoders have sizes of
+            their own.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
+        layer: whose hidden states are the local features, of a checkpoint of transformers; -1: the last.
+        half: let a GPU compute in bfloat16, of a checkpoint of transformers.
         regions: fewest and most boxes of an image, for region encoders; None: 36.
         frames: an image is a folder of frames, of which this many are taken; None: it is a picture.
         views: of each picture; with more than one the encoder is a `views.ViewsEncoder`.
         augment: which of `AUGMENTATIONS` makes the views after the first.
+        pool: height and width in cells of the windows in which a grid is averaged; None: it is not.
         trust: let a file of weights run code while it is read.
 
     Raises:
@@ -52,11 +70,24 @@ def load_visual(
         raise EncoderError(f"--regions is for {' and '.join(REGION_ENCODERS)}; '{name}' has a fixed grid, leave it out")
     if frames is not None and name in REGION_ENCODERS:
         raise EncoderError(f"--frames takes the pooled feature of a grid, and '{name}' gives regions; leave it out")
+    if name.startswith(HUB) and weights != "imagenet":
+        raise EncoderError(f"'{name}' names its weights itself; leave --visual-weights {weights} out")
+    if layer != -1 and not name.startswith(HUB):
+        raise EncoderError(f"--visual-layer is for {HUB}ID|DIR; '{name}' gives its last map, leave it out")
+    if pool is not None and (frames is not None or name in REGION_ENCODERS):
+        raise EncoderError("--pool averages the cells of pictures' grids, and there are none here; leave it out")
     size = (regions or (36, 36)) if name in REGION_ENCODERS else image_size
+    state = _state(name.removeprefix(HUB) if name.startswith(HUB) else weights)
     with loading():
-        encoder: Any = _visual(name, weights, size, device, frames, trust, _state(weights))
+        encoder: Any = _visual(name, weights, size, device, frames, trust, state, layer, half)
+    if augment is not None and not hasattr(encoder, "prepare"):
+        raise EncoderError(f"--views needs of '{name}' a method `prepare` that takes a picture to pixels; leave it out")
+    if pool is not None:
+        from .wrappers.pool import PoolEncoder
+
+        encoder = PoolEncoder(encoder, pool)
     if augment is not None:
-        from .views import ViewsEncoder
+        from .wrappers.views import ViewsEncoder
 
         encoder = ViewsEncoder(encoder, views, augment)
     made: VisualEncoder = encoder
@@ -78,32 +109,55 @@ def _require_views(name: str, frames: int | None, views: int, augment: str | Non
 
 
 def load_text(
-    weights: str, device: str, *, layer: int = -1, special_tokens: bool = True, max_tokens: int | None = None
+    weights: str,
+    device: str,
+    *,
+    layer: int = -1,
+    special_tokens: bool = True,
+    max_tokens: int | None = None,
+    prompt: str | None = None,
+    half: bool = True,
+    trust: bool = False,
 ) -> TextEncoder:
     """Return the text encoder of a folder or hub id, as `load_visual` does.
 
     The words encoder has no weights: `words.WordsEncoder.build` makes it from the training captions.
 
     Args:
-        weights: hub id or folder.
+        weights: hub id or folder of a model of the BERT family; after ``hf:``, of any text model of transformers.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         layer: which hidden states: 0 are the embeddings, L the last layer's; -1 the last, -2 the one before.
         special_tokens: keep ids and states of the special tokens. The network sees them in any case.
         max_tokens: tokens of a caption that are encoded, special ones included; None: what the model takes.
+        prompt: what is encoded in the place of a caption, which stands in it for ``{}``; None: the caption itself.
+        half: let a GPU compute in bfloat16, of a checkpoint that ``hf:`` names.
+        trust: let a program that such a checkpoint comes with run.
 
     Raises:
         EncoderError: there is no such model, it is incomplete, or an option does not fit it.
     """
+    if prompt is not None and prompt.count("{}") != 1:
+        raise EncoderError(f"--prompt '{prompt}': a caption takes the place of {{}}, which has to stand in it once")
     with loading():
-        return _text(weights, device, layer, special_tokens, max_tokens, _state(weights))
+        state = _state(weights.removeprefix(HUB))
+        return _text(weights, device, layer, special_tokens, max_tokens, prompt, half, trust, state)
 
 
-def make_visual(name: str, weights: str, size: Any, device: str, trust: bool = False) -> Any:
+def make_visual(
+    name: str, weights: str, size: Any, device: str, trust: bool = False, layer: int = -1, half: bool = True
+) -> Any:
     """Return a new image encoder that is not shared; arguments and errors as of `load_visual`.
 
     The caller is alone with torch (`threads.loading`). `size` is the side of the square input, pixels; of a region
     encoder the fewest and most boxes.
     """
+    if name.startswith(HUB):
+        from .huggingface.images import ImageEncoder
+
+        return ImageEncoder(name.removeprefix(HUB), device, layer, size, half=half, trust=trust)
+    size = IMAGE_SIZE if size is None else size
+    if is_own(name):
+        return make_own(name, weights, size, device)
     if where := (_REGIONS | _GRIDS).get(name):
         return resolve_name(f"{__package__}{where}")(weights, size, device, trust)
     from .grid import GridEncoder
@@ -111,30 +165,60 @@ def make_visual(name: str, weights: str, size: Any, device: str, trust: bool = F
     return GridEncoder(name, weights, size, device, trust)
 
 
-def make_text(weights: str, device: str, layer: int, special_tokens: bool, max_tokens: int | None) -> Any:
+def make_text(
+    weights: str,
+    device: str,
+    layer: int,
+    special_tokens: bool,
+    max_tokens: int | None,
+    prompt: str | None = None,
+    half: bool = True,
+    trust: bool = False,
+) -> Any:
     """Return a new text encoder that is not shared; arguments, errors and caller as of `load_text`, `make_visual`."""
-    from .bert import BertEncoder
+    of_captions = layer, special_tokens, max_tokens, prompt
+    if weights.startswith(HUB):
+        from .huggingface.texts import TextEncoder
 
-    return BertEncoder(weights, device, layer, special_tokens, max_tokens)
+        return TextEncoder(weights.removeprefix(HUB), device, *of_captions, half=half, trust=trust)
+    from .huggingface.bert import BertEncoder
+
+    return BertEncoder(weights, device, *of_captions)
 
 
 @cache
 def _visual(
-    name: str, weights: str, size: Any, device: str, frames: int | None, trust: bool, _state: Any
+    name: str,
+    weights: str,
+    size: Any,
+    device: str,
+    frames: int | None,
+    trust: bool,
+    _state: Any,
+    layer: int,
+    half: bool,
 ) -> VisualEncoder:
-    encoder: VisualEncoder = make_visual(name, weights, size, device, trust)
+    encoder: VisualEncoder = make_visual(name, weights, size, device, trust, layer, half)
     if frames is None:
         return encoder
-    from .frames import FramesEncoder
+    from .wrappers.frames import FramesEncoder
 
     return FramesEncoder(encoder, frames)
 
 
 @cache
 def _text(
-    weights: str, device: str, layer: int, special_tokens: bool, max_tokens: int | None, _state: Any
+    weights: str,
+    device: str,
+    layer: int,
+    special_tokens: bool,
+    max_tokens: int | None,
+    prompt: str | None,
+    half: bool,
+    trust: bool,
+    _state: Any,
 ) -> TextEncoder:
-    encoder: TextEncoder = make_text(weights, device, layer, special_tokens, max_tokens)
+    encoder: TextEncoder = make_text(weights, device, layer, special_tokens, max_tokens, prompt, half, trust)
     return encoder
 
 

@@ -22,6 +22,7 @@ class WordsEncoder:
     """
 
     name = kind = "words"
+    space: str | None = None
     channels: int | None = None
     global_channels: int | None = None
 

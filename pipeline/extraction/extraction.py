@@ -22,7 +22,7 @@ from ..cache.layout import (
 )
 from ..data.manifest import Manifest
 from ..data.samples import Samples, read_samples, tokenize
-from ..encoders import TextEncoder, VisualEncoder
+from ..encoders import HUB, TextEncoder, VisualEncoder
 from ..encoders.words import WordsEncoder
 from ..errors import CacheError
 from ..progress import Progress
@@ -47,8 +47,13 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     """
     samples = read_samples(manifest)
     splits = choose_splits(samples, options.splits)
-    visual_weights, text_weights = _absolute(options.visual_weights), _absolute(options.text_weights)
-    options = replace(options, visual_weights=visual_weights, text_weights=text_weights)
+    options = replace(
+        options,
+        visual=_absolute_name(options.visual),
+        visual_weights=_absolute(options.visual_weights),
+        text=_absolute_name(options.text),
+        text_weights=_absolute(options.text_weights),
+    )
     if not options.repair and (found := _finished(samples, url, options, splits)) is not None:
         return found
     require_place(url, samples)  # a finished store may lie where nothing can be written
@@ -104,6 +109,12 @@ def _finished(samples: Samples, url: str, options: Options, splits: list[str]) -
 def _absolute(weights: str) -> str:
     """Return a path as an absolute one, since a worker has another working folder; other names as they are."""
     return str(Path(weights).resolve()) if weights not in ("imagenet", "") and Path(weights).exists() else weights
+
+
+def _absolute_name(encoder: str | None) -> str | None:
+    """Return the name of an encoder with the absolute path of its folder, where it names one."""
+    named = encoder is not None and encoder.startswith(HUB)
+    return f"{HUB}{_absolute(encoder.removeprefix(HUB))}" if encoder is not None and named else encoder
 
 
 def load_captions(options: Options, samples: Samples, device: str) -> TextEncoder:

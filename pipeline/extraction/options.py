@@ -11,8 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ..cache.feature_sets import require_dtype
 from ..cache.layout import DEFAULT_SPLITS
-from ..encoders import REGION_ENCODERS, TextEncoder, VisualEncoder, load_text, load_visual
+from ..encoders import HUB, IMAGE_SIZE, REGION_ENCODERS, TextEncoder, VisualEncoder, is_own, load_text, load_visual
 from ..encoders.words import MIN_COUNT, TOKENIZER
 from ..errors import RunError
 
@@ -21,19 +22,23 @@ from ..errors import RunError
 class Options:
     """How to extract; the command line's options, with its defaults."""
 
-    visual: str | None = "resnet152"  # a torchvision network, ``butd``, ``butd-grid``, a detector; None: no images
+    # A torchvision network, ``butd``, ``butd-grid``, a detector, ``hf:`` and a hub id or folder; None: no images.
+    visual: str | None = "resnet152"
     visual_weights: str = "imagenet"  # or a file, or ``random:SEED``
-    image_size: int = 224  # side of the square input of grids, pixels
+    visual_layer: int = -1  # whose hidden states are the local features, of ``hf:``: 0 the embeddings, -1 the last
+    image_size: int | None = None  # side of the square input of grids, pixels; None: the checkpoint's own, else 224
     regions: tuple[int, int] | None = None  # fewest and most boxes of an image, for region encoders; None: 36
     frames: int | None = None  # an image is a folder of frames, of which at most so many are taken; None: a picture
     views: int = 1  # of each picture; the first is the picture as it is
     augment: str | None = None  # what makes the others: ``crop-flip`` or ``dihedral``
+    pool: tuple[int, int] | None = None  # height and width of windows in which a grid is averaged; None: it is not
     trust: bool = False  # let a file of weights run code while it is read
-    text: str | None = "bert"  # or ``words``; None: no captions
+    text: str | None = "bert"  # or ``words``, or ``hf:`` and a hub id or folder; None: no captions
     text_weights: str = "bert-base-uncased"  # hub id or folder of a BERT-family model
     text_layer: int = -1  # whose hidden states are the features: 0 the embeddings, -1 the last
     special_tokens: bool = True  # keep the states of the special tokens
     max_tokens: int | None = None  # tokens of a caption that are encoded; None: what the model takes
+    prompt: str | None = None  # what is encoded in the place of a caption, which stands in it for ``{}``
     splits: tuple[str, ...] = DEFAULT_SPLITS  # to compute now
     batch_size: int = 64  # samples encoded at once
     dtype: str = "float16"  # or ``float32``
@@ -44,6 +49,9 @@ class Options:
     scheduler: str | None = None  # address of a Dask scheduler; None: this process
     repair: bool = False  # compute shards again that are damaged or hold samples that failed
 
+    def __post_init__(self) -> None:
+        require_dtype(self.dtype)
+
     def load_visual(self, device: str) -> VisualEncoder:
         """Return the image encoder; errors as for `encoders.load_visual`."""
         return load_visual(
@@ -51,20 +59,25 @@ class Options:
             self.visual_weights,
             self.image_size,
             device,
+            layer=self.visual_layer,
+            half=self.dtype == "float16",
             regions=self.regions,
             frames=self.frames,
             views=self.views,
             augment=self.augment,
+            pool=self.pool,
             trust=self.trust,
         )
 
     def load_text(self, device: str) -> TextEncoder:
         """Return the caption encoder that has weights; errors as for `encoders.load_text`."""
-        return load_text(self.text_weights, device, **self._text_settings)
+        weights = self.text if self.text is not None and self.text.startswith(HUB) else self.text_weights
+        return load_text(weights, device, **self._text_settings, half=self.dtype == "float16", trust=self.trust)
 
     @property
     def _text_settings(self) -> dict[str, Any]:
-        return {"layer": self.text_layer, "special_tokens": self.special_tokens, "max_tokens": self.max_tokens}
+        settings = {"layer": self.text_layer, "special_tokens": self.special_tokens, "max_tokens": self.max_tokens}
+        return settings if self.prompt is None else {**settings, "prompt": self.prompt}
 
     def asked(self, modality: str) -> dict[str, Any] | None:
         """Return the options that decide the features of ``images`` or ``captions``, with all files in them hashed.
@@ -74,7 +87,14 @@ class Options:
         if modality == "images":
             settings: dict[str, Any] = {"regions": self.regions, "frames": self.frames}
             if self.visual not in REGION_ENCODERS:
-                settings["image_size"] = self.image_size
+                of_hub = (self.visual or "").startswith(HUB)
+                settings["image_size"] = self.image_size or (None if of_hub else IMAGE_SIZE)
+            if is_own(self.visual or ""):
+                return None  # nobody knows what its program has become
+            if self.pool is not None:
+                settings["pool"] = self.pool
+            if self.visual_layer != -1:
+                settings["visual_layer"] = self.visual_layer
             if (self.views, self.augment) != (1, None):
                 settings |= {"views": self.views, "augment": self.augment}
             return _words(self.visual or "", self.visual_weights, self.dtype, settings)
@@ -99,10 +119,15 @@ def words_of_run(run: Path) -> dict[str, Any]:
     weights = {"visual": run / "image_backbone.safetensors", "text": run / "text_backbone"}
     if not all(path.exists() for key, path in weights.items() if words[key] is not None):
         raise RunError(f"{run} has no finished epoch yet; continue it with `xret finetune … --resume`")
+    if words["text"] == HUB.rstrip(":"):
+        return words | {"visual_weights": str(weights["visual"]), "text": f"{HUB}{weights['text']}"}
     return words | {f"{key}_weights": str(path) for key, path in weights.items()}
 
 
 def _words(encoder: str, weights: str, dtype: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    if encoder.startswith(HUB):
+        weights = encoder.removeprefix(HUB)
+        encoder = HUB.rstrip(":") if Path(weights).is_dir() else encoder  # the name of a folder means nothing elsewhere
     resolved = _resolved(encoder, weights)
     if resolved is None:
         return None
@@ -111,14 +136,16 @@ def _words(encoder: str, weights: str, dtype: str, settings: Mapping[str, Any]) 
 
 
 def _resolved(encoder: str, weights: str) -> str | None:
-    if encoder != "bert" and weights == "imagenet":
+    of_hub = encoder == "bert" or f"{encoder}:".startswith(HUB)
+    if not of_hub and weights == "imagenet":
         return weights  # whatever lies in the working folder under that name
     path = Path(weights)
     if weights and path.is_file():
         return f"sha256:{_sha256([path])}"
     if weights and path.is_dir():
-        return f"sha256:{_sha256(sorted(entry for entry in path.iterdir() if entry.is_file()))}"
-    if encoder != "bert":
+        inside = path.iterdir() if encoder == "bert" else path.rglob("*")  # some checkpoints have folders of their own
+        return f"sha256:{_sha256(sorted(entry for entry in inside if entry.is_file()))}"
+    if not of_hub:
         return weights
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError

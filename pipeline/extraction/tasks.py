@@ -107,7 +107,9 @@ def _put(
             lay_out(arrays, row, regions)
     else:
         local, global_ = encoded
-        _check_range(local, features, names)
+        layered = features.identity.get("encoder") == "hf"
+        _check_range(local, features, names, " or another --visual-layer" if layered else "")
+        _check_range(global_, features, names)
         arrays["local"][rows], arrays["global"][rows], arrays["length"][rows] = local, global_, features.rows
 
 
@@ -172,13 +174,13 @@ def _check_identity(features: ImageSet | CaptionSet, identity: dict[str, Any]) -
         )
 
 
-def _check_range(local: np.ndarray, features: FeatureSet, names: list[str]) -> None:
-    """Refuse values that the set's dtype cannot hold; the first axis of `local` is the samples."""
-    peak = np.abs(local).reshape(len(local), -1).max(axis=1)
+def _check_range(values: np.ndarray, features: FeatureSet, names: list[str], way: str = "") -> None:
+    """Refuse values that the set's dtype cannot hold; their first axis is the samples. `way` is another way on."""
+    peak = np.abs(values).reshape(len(values), -1).max(axis=1)
     for name, value in zip(names, peak.tolist(), strict=True):
         if not np.isfinite(value):
             raise CacheError(f"'{name}': the encoder gave NaN or infinity; check its weights")
         if value > float(np.finfo(features.dtype).max):
             raise CacheError(
-                f"'{name}': an activation of {value:.3g} is beyond {features.dtype}; extract with --dtype float32"
+                f"'{name}': an activation of {value:.3g} is beyond {features.dtype}; extract with --dtype float32{way}"
             )

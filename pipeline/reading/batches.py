@@ -232,7 +232,7 @@ def stored_batches(
     place = choose(placement, arrays, device, cache.store.is_local, what, resident)
 
     def source(parts: Sequence[_Read]) -> Source:
-        stored = [Stored(part.length, part.arrays, place, device, resident, part.views) for part in parts]
+        stored = [Stored(part.length, part.arrays, place, device, resident, part.views, part.grid) for part in parts]
         return stored[0] if len(stored) == 1 else SideBySide(stored)
 
     return Batches([replace(samples, placement=place)], source(images), source(captions), device)
@@ -244,6 +244,7 @@ class _Read(NamedTuple):
     length: np.ndarray
     arrays: dict[str, Array]
     views: int
+    grid: tuple[int, int] | None
 
 
 def _read_of(features: Images | Captions, rows: np.ndarray, fields: Fields, views: Sequence[int] = (0,)) -> list[_Read]:
@@ -254,7 +255,9 @@ def _read_of(features: Images | Captions, rows: np.ndarray, fields: Fields, view
     for part, own in zip(parts, of_each, strict=True):
         count = part.views if isinstance(part, ImageSet) else 1
         its_views = list(dict.fromkeys(view % count for view in views))
-        read.append(_Read(part.length[rows], arrays_of(part, rows, own, its_views), len(its_views)))
+        read.append(
+            _Read(part.length[rows], arrays_of(part, rows, own, its_views), len(its_views), getattr(part, "grid", None))
+        )
     return read
 
 

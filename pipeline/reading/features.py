@@ -27,6 +27,7 @@ class Features:
     global_: Tensor | None = None  # [B,C]
     token: Tensor | None = None  # token ids, int64 [B,N]
     place: Tensor | None = None  # where cells of a map were left out: row and column of those that stay, [B,N,2]
+    grid: tuple[int, int] | None = None  # height and width of the map whose cells the rows are; None: it is square
     others: "tuple[Features, ...]" = ()  # of the same samples in further feature sets
 
     @property
@@ -77,6 +78,7 @@ class Stored:
         device: where a batch is put.
         resident: what lies in memory already, and what is put there now.
         views: how many the arrays hold of each sample.
+        grid: see `Features`.
     """
 
     def __init__(
@@ -87,8 +89,9 @@ class Stored:
         device: torch.device,
         resident: Resident,
         views: int = 1,
+        grid: tuple[int, int] | None = None,
     ) -> None:
-        self.length, self.device, self.views = length.astype(np.int64), device, views
+        self.length, self.device, self.views, self.grid = length.astype(np.int64), device, views, grid
         self.ragged = {field for field, array in arrays.items() if array.ragged}
         self.columns = {}
         for field, array in arrays.items():
@@ -107,7 +110,8 @@ class Stored:
         def finish() -> Features:
             parts = {field: pad(own(), length) if field in self.ragged else own() for field, own in rows.items()}
             token = parts["token"].long() if "token" in parts else None
-            return Features(length.to(self.device, non_blocking=True), parts.get("local"), parts.get("global"), token)
+            length_ = length.to(self.device, non_blocking=True)
+            return Features(length_, parts.get("local"), parts.get("global"), token, grid=self.grid)
 
         return finish
 
@@ -221,6 +225,7 @@ def concatenate(parts: Sequence[Features]) -> Features:
         whole([part.local for part in parts]),
         whole([part.global_ for part in parts]),
         whole([part.token for part in parts]),
+        grid=parts[0].grid,
         others=tuple(concatenate(of_set) for of_set in zip(*(part.others for part in parts), strict=True)),
     )
 

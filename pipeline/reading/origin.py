@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..cache import FeatureSet, fingerprint
+from ..encoders import HUB
 from ..encoders.base import Encoder
 from ..errors import EncoderError
+
+BERT = "bert-base-uncased"  # what ``bert`` means by default
 
 
 @dataclass(frozen=True)
@@ -23,16 +26,29 @@ class Origin:
     def of(cls, features: FeatureSet) -> "Origin":
         """Return the origin of a cached set."""
         made = str(features.identity.get("weights", ""))
-        asked = str((features.attributes.get("asked") or {}).get("weights"))
+        words = features.attributes.get("asked") or {}
+        asked, encoder = str(words.get("weights")), str(words.get("encoder"))
         weights = made if made.startswith("random:") else "imagenet" if asked == "imagenet" else None
         if features.identity.get("encoder") == "bert" and not asked.startswith("sha256:"):
-            weights = "bert-base-uncased"  # of the hub's models only the revision is written down; this is the default
+            weights = BERT  # of the hub's models only the revision is written down; this is the default
+        if encoder.startswith(HUB):
+            weights = encoder
         return cls(features.name, features.kind, features.identity, features.dtype, weights)
 
     @property
     def fingerprint(self) -> str:
         """The set's fingerprint."""
         return fingerprint(self.identity, self.dtype)
+
+    @property
+    def of_hub(self) -> bool:
+        """Whether a checkpoint of transformers made the set, which ``hf:`` and its folder or hub id name."""
+        return self.encoder == HUB.rstrip(":")
+
+    @property
+    def encoder(self) -> str:
+        """What the encoder of the pictures or captions is called in `encoders.registry`; of frames, that of each."""
+        return str(self.identity.get("encoder")).removesuffix("-frames")
 
     def weights_named(self, given: str | None, option: str) -> str:
         """Return the weights that were `given`, or those that made the set.
@@ -42,8 +58,8 @@ class Origin:
         """
         named = given or self.weights
         if named is not None:
-            return named
-        if self.identity.get("encoder") == "bert":
+            return f"{HUB}{named.removeprefix(HUB)}" if self.of_hub else named
+        if self.of_hub or self.identity.get("encoder") == "bert":
             place, advice = "folder", f"folder, or the model's hub id, as {option} HUB_ID|DIR"
         else:
             place, advice = "file", f"file as {option} FILE"
@@ -72,13 +88,20 @@ def grid_side(identity: dict[str, Any]) -> int | None:
     return preprocessing.get("crop", preprocessing.get("stretch"))
 
 
+def hidden_layer(identity: dict[str, Any]) -> int:
+    """Return whose hidden states of a model of transformers are local features; -1: the last."""
+    layer = str(identity.get("layer"))
+    return int(layer.rpartition(".")[2]) if layer.startswith("hidden_states.") else -1
+
+
 def text_settings(identity: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of `encoders.load_text` after the device that make a text encoder of this identity."""
-    preprocessing, layer = identity["preprocessing"], identity["layer"]
+    preprocessing = identity["preprocessing"]
     return {
-        "layer": -1 if layer == "last_hidden_state" else int(layer.rpartition(".")[2]),
+        "layer": hidden_layer(identity),
         "special_tokens": preprocessing.get("special_tokens", True),
         "max_tokens": preprocessing["max_length"],
+        "prompt": preprocessing.get("prompt"),
     }
 
 
@@ -87,9 +110,9 @@ def extraction_words(encoders: Iterable[Encoder]) -> dict[str, Any]:
     words: dict[str, Any] = {"visual": None, "text": None}
     for encoder in encoders:
         identity = encoder.identity
-        if identity["encoder"] == "bert":
+        if identity["encoder"] != "words" and "tokenizer" in identity["preprocessing"]:
             settings = text_settings(identity)
-            words |= {"text": "bert", "text_layer": settings.pop("layer"), **settings}
+            words |= {"text": identity["encoder"], "text_layer": settings.pop("layer"), **settings}
         else:
             words |= {"visual": identity["encoder"], "image_size": grid_side(identity)}
     return words

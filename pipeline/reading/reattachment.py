@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..cache import CaptionSet, FeatureCache, ImageSet
 from ..data.manifest import bundled_manifests, load_manifest
-from ..encoders import TrainableEncoder, VisualEncoder, loading, make_text, make_visual
+from ..encoders import TrainableEncoder, VisualEncoder, is_own, loading, make_text, make_visual
 from ..errors import CacheError, EncoderError, SampleError
-from .origin import Origin, grid_side, text_settings
+from .origin import BERT, Origin, grid_side, text_settings
 
 _PROBED = 4  # images whose features are compared with the cache
 _DIFFERENCE = 0.05  # between the features of other files and those of the same; other libraries stay far below
@@ -37,13 +37,20 @@ def put_back_images(
         CacheError: the set holds no grid or was imported, or the images are others.
         SampleError: an image cannot be read.
     """
+    origin = Origin.of(features)
+    name = origin.encoder
+    if origin.of_hub or is_own(name) or "pool" in features.identity:
+        made = "a checkpoint of transformers" if origin.of_hub else name if is_own(name) else "--pool"
+        raise CacheError(
+            f"'{features.name}' in {features.cache.url} was made with {made}, and xret does not fine-tune such image"
+            " encoders; leave its images on the cache with --reattach text"
+        )
     size = grid_side(features.identity)
     if features.kind != "grid" or size is None:
         raise CacheError(
             f"'{features.name}' in {features.cache.url} holds no grid that xret extracted, so its backbone cannot be"
             " put back; leave its images on the cache with --reattach text"
         )
-    origin, name = Origin.of(features), str(features.identity["encoder"])
     weights = origin.weights_named(weights, "--visual-weights")
     with loading():
         encoder: TrainableEncoder = make_visual(name, weights, size, device)
@@ -63,22 +70,31 @@ def put_back_images(
     return other
 
 
-def put_back_captions(features: CaptionSet, weights: str, device: str) -> TrainableEncoder:
+def put_back_captions(features: CaptionSet, weights: str | None, device: str) -> TrainableEncoder:
     """Return the encoder that made a caption set from `weights`, a folder or hub id; not shared with anybody.
+
+    Weights of None are those that the set remembers; of ``bert`` they are ``bert-base-uncased``.
 
     Raises:
         EncoderError: these are not the set's weights.
         CacheError: nothing can be put back: the set holds words, or was imported.
     """
     identity = features.identity if features.kind == "tokens" else {}
-    if identity.get("encoder") != "bert" or "preprocessing" not in identity:
+    if "preprocessing" not in identity:
         raise CacheError(
             f"'{features.name}' in {features.cache.url} holds no states of a text encoder that xret ran, so there is"
             " no backbone to put back; take --reattach image"
         )
+    if identity.get("global") in ("projected", "pooled"):
+        raise CacheError(
+            f"'{features.name}' in {features.cache.url} holds the text tower of a model of pictures and texts, which"
+            " xret does not fine-tune; take --reattach image"
+        )
+    origin = Origin.of(features)
+    weights = origin.weights_named(weights or (None if origin.of_hub else BERT), "--text-weights")
     with loading():
         encoder: TrainableEncoder = make_text(weights, device, **text_settings(identity))
-    Origin.of(features).require(encoder, weights, "--text-weights")
+    origin.require(encoder, weights, "--text-weights")
     return encoder
 
 

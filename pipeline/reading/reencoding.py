@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 
 from ..data.regions import Regions, lay_out
-from ..encoders import REGION_ENCODERS, TextEncoder, VisualEncoder, encoding, load_text, load_visual
+from ..encoders import REGION_ENCODERS, TextEncoder, VisualEncoder, encoding, is_own, load_text, load_visual
 from ..errors import EncoderError, SampleError
 from .features import Features, pad, pad_ids, side_by_side
-from .origin import Origin, grid_side, text_settings
+from .origin import Origin, grid_side, hidden_layer, text_settings
 
 BATCH = 32  # samples that go through an encoder at once
 Picture: TypeAlias = str | Path | Image.Image
@@ -27,23 +27,43 @@ def image_encoder(origin: Origin, weights: str | None, device: str, trust: bool 
     identity = origin.identity
     if "preprocessing" not in identity:
         raise _imported(origin, "pictures")
+    name, frames, regions = origin.encoder, None, None
+    if is_own(name):
+        if not trust:
+            raise EncoderError(
+                f"'{origin.name}' was made by {name}, a program that is not xret's; if it is yours, give --trust"
+            )
+        weights = weights or "imagenet"
     weights = origin.weights_named(weights, "--visual-weights")
-    name, frames, regions = str(identity["encoder"]), None, None
     if "frames" in identity:
-        name, frames = name.removesuffix("-frames"), identity["frames"]["most"]
+        frames = identity["frames"]["most"]
     if name in REGION_ENCODERS:
         regions = identity["regions"]["fewest"], identity["regions"]["most"]
-    encoder = load_visual(name, weights, grid_side(identity) or 0, device, regions=regions, frames=frames, trust=trust)
+    name, held = (weights, "imagenet") if origin.of_hub else (name, weights)
+    pool = identity.get("pool")
+    encoder = load_visual(
+        name,
+        held,
+        grid_side(identity),
+        device,
+        layer=hidden_layer(identity),
+        half=origin.dtype == "float16",
+        regions=regions,
+        frames=frames,
+        pool=None if pool is None else (pool[0], pool[1]),
+        trust=trust,
+    )
     origin.require(encoder, weights, "--visual-weights")
     return encoder
 
 
-def caption_encoder(origin: Origin, weights: str | None, device: str) -> TextEncoder:
+def caption_encoder(origin: Origin, weights: str | None, device: str, trust: bool = False) -> TextEncoder:
     """Return the encoder that made a caption set of token states; weights and errors as of `image_encoder`."""
-    if origin.identity.get("encoder") != "bert" or "preprocessing" not in origin.identity:
+    if origin.kind != "tokens" or "preprocessing" not in origin.identity:
         raise _imported(origin, "captions")
     weights = origin.weights_named(weights, "--text-weights")
-    encoder = load_text(weights, device, **text_settings(origin.identity))
+    half = origin.dtype == "float16"
+    encoder = load_text(weights, device, **text_settings(origin.identity), half=half, trust=trust)
     origin.require(encoder, weights, "--text-weights")
     return encoder
 
@@ -71,6 +91,7 @@ def encode_images(encoder: VisualEncoder, dtype: str, device: str, images: Seque
             torch.from_numpy(arrays["length"]).long().to(device),
             local=torch.from_numpy(arrays["local"]).to(device),
             global_=torch.from_numpy(arrays["global"]).to(device),
+            grid=encoder.grid,
         )
 
 

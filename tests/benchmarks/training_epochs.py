@@ -144,7 +144,8 @@ def on_cpu(batch: Batch) -> Batch:
     """Return a batch in the host's memory."""
 
     def moved(features: Features) -> Features:
-        return Features(**{name: None if x is None else x.cpu() for name, x in vars(features).items()})
+        parts = vars(features).items()
+        return Features(**{name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in parts})
 
     return Batch(moved(batch.images), moved(batch.captions), batch.caption_image.cpu(), batch.caption_index)
 

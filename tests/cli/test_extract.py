@@ -2,8 +2,11 @@
 
 import pytest
 from click.testing import CliRunner
+from small_checkpoints import save_text_model
 
 from xret.cli import main
+from xret.pipeline.cache import FeatureCache
+from xret.pipeline.extraction.options import Options
 
 
 @pytest.fixture
@@ -93,3 +96,48 @@ def test_their_defaults_are_not(extract):
     for words in (("--visual", "none", "--text", "words", "--workers", "2"), (*images, "--text", "none")):
         result = extract(*words)
         assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (
+            "--visual hf:m --visual-weights w.pth",
+            2,
+            "--visual hf:m names its weights itself; leave --visual-weights out",
+        ),
+        ("--visual none --text hf:m --text-weights w", 2, "--text hf:m names its weights itself; leave --text-weights"),
+        ("--text berd", 2, "'berd' is none of bert, words, none, hf:ID and hf:DIR"),
+        ("--text words --prompt a{}", 2, "--prompt has no effect on --text words"),
+        ("--encoder hf:m --text words", 2, "--encoder decides --text; leave out one or the other"),
+        ("--encoder resnet18", 2, "--encoder resnet18: give a model of pictures and texts as hf:ID or hf:DIR"),
+        ("--visual none --pool 2x2", 2, "--pool has no effect on --visual none"),
+        ("--pool 4", 2, "'4' is no window; give height and width in cells, as 2x2"),
+        (
+            "--visual resnet18 --visual-weights random:0 --visual-layer 2 --text none",
+            1,
+            "--visual-layer is for hf:ID|DIR",
+        ),
+        ("--visual hf:../absent --text none", 1, "'../absent': there is no such folder; give a folder or a model id"),
+        ("--dtype bfloat16", 1, "Zarr has no such dtype; take float16, which is finer and reaches up to 65,504"),
+    ],
+)
+def test_what_names_an_encoder_is_checked(words, code, sentence, extract, tmp_path):
+    result = extract(*words.split())
+    assert (result.exit_code, sentence in result.stderr) == (code, True), result.stderr
+    assert not (tmp_path / "s").exists()
+
+
+def test_both_towers_of_a_checkpoint(extract, tmp_path, monkeypatch):
+    folder = save_text_model(tmp_path / "clip", "clip")
+    words = ["--encoder", f"hf:{folder}", "--prompt", "a photo of {}", "--pool", "2x2"]
+    for done in ("encoded", "0 encoded"):  # the second finds everything done
+        result = extract(*words)
+        assert result.exit_code == 0, result.stderr
+        assert done in result.stdout
+        monkeypatch.delattr(Options, "load_visual", raising=False)  # nobody loads it again
+    cache = FeatureCache.open(str(tmp_path / "s"))
+    images, captions = cache.image_set("clip"), cache.caption_set("clip")
+    assert images.space == captions.space is not None
+    assert (images.grid, images.rows, images.global_channels) == ((2, 2), 4, captions.global_channels)
+    assert captions.identity["preprocessing"]["prompt"] == "a photo of {}"

@@ -104,5 +104,5 @@ def test_help_has_an_example_and_names_every_format():
 def test_the_command_imports_nothing_heavy():
     source = Path(import_.callback.__code__.co_filename).read_text()
     tops = [line.split()[1] for line in source.splitlines() if line.startswith(("import ", "from "))]
-    ours = ["..pipeline.exchange.importers", ".extract", ".parsing"]
+    ours = ["..pipeline.exchange.importers", ".extract", ".parsing", ".summaries"]
     assert tops == ["pathlib", "typing", "click", *ours]

@@ -87,7 +87,6 @@ def test_mistakes_end_in_one_sentence(folder, tmp_path):
         ((run,), 2, "Search for a QUERY or for an --image FILE, one of the two."),
         ((run, "red", "--image", broken), 2, "Search for a QUERY or for an --image FILE, one of the two."),
         ((run, "red", "--visual-weights", "x"), 2, "--visual-weights is for an --image, which is not given; leave it"),
-        ((run, "red", "--trust"), 2, "--trust is for an --image, which is not given; leave it out."),
         (
             (run, "--image", broken, "--text-weights", "x"),
             2,

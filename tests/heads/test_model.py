@@ -46,10 +46,19 @@ def test_the_same_seed_makes_the_same_weights():
 
 
 def test_a_part_that_does_not_fit_the_features_is_named():
-    with pytest.raises(RecipeError, match=r"adapter\.grid: .*choose pooled, mean or max"):
-        model_of("vsepp", image=FeatureFacts("grid", 5, 7))
     with pytest.raises(RecipeError, match=r"aggregator\.text: .*keeps the width"):
         model_of("setdiv", *POOLED, "aggregator.text=average")
+
+
+def test_a_global_feature_may_be_of_another_width_than_the_rows():
+    model = model_of("vsepp", image=FeatureFacts("grid", 5, 7))
+    features = Features(torch.tensor([4]), torch.rand(1, 4, 5), torch.rand(1, 7))
+    assert (
+        model.embed_images(features).global_.shape
+        == model_of("vsepp")
+        .embed_images(Features(torch.tensor([4]), torch.rand(1, 4, 5), torch.rand(1, 5)))
+        .global_.shape
+    )
 
 
 def test_a_kind_without_an_adapter():

@@ -36,8 +36,8 @@ def assert_equal(one, other):
     elif isinstance(one, tuple):
         for pair in zip(one, other, strict=True):
             assert_equal(*pair)
-    elif one is None:
-        assert other is None
+    elif not isinstance(one, torch.Tensor):
+        assert one == other
     else:
         assert one.dtype == other.dtype
         assert torch.equal(one.cpu(), other.cpu())
@@ -62,6 +62,7 @@ def rows_of(cache, batch, batches):
             torch.from_numpy(images.length[rows].astype(np.int64)),
             torch.from_numpy(images.local(rows)),
             torch.from_numpy(images.global_(rows)),
+            grid=images.grid,
         ),
         Features(
             torch.from_numpy(texts.length[captions].astype(np.int64)),

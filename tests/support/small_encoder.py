@@ -15,6 +15,7 @@ class SmallEncoder:
 
     name, kind, rows, channels, global_channels = "small", "grid", 4, 16, 16
     extras: tuple[str, ...] = ()
+    grid, space = (2, 2), None
     identity: ClassVar[dict[str, Any]] = {"encoder": "small"}
     versions: ClassVar[dict[str, str]] = {}
     pause = 0.001  # seconds a batch

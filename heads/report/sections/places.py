@@ -1,7 +1,6 @@
 """Where the local features of an image lie in its picture, and how attention over them is drawn there."""
 
 from dataclasses import dataclass
-from math import isqrt
 
 import numpy as np
 
@@ -20,12 +19,12 @@ class Place:
     Attributes:
         picture: the image, a grid's as its network saw it.
         boxes: x1, y1, x2, y2 of its N rows as shares of the picture's width and height, [N, 4].
-        cells: of a side of the map that attention is drawn on.
+        cells: height and width of the map that attention is drawn on.
     """
 
     picture: Picture
     boxes: np.ndarray
-    cells: int
+    cells: tuple[int, int]
 
     def drawn(self, weights: np.ndarray, alt: str) -> str:
         """Return the picture as SVG with attention over it.
@@ -37,9 +36,9 @@ class Place:
             alt: what it shows.
         """
         relative = weights[: len(self.boxes)] / max(weights.max(), 1e-9)
-        middle = (np.arange(self.cells) + 0.5) / self.cells
-        across = (self.boxes[:, 0, None] <= middle) & (middle <= self.boxes[:, 2, None])
-        down = (self.boxes[:, 1, None] <= middle) & (middle <= self.boxes[:, 3, None])
+        y, x = ((np.arange(count) + 0.5) / count for count in self.cells)
+        across = (self.boxes[:, 0, None] <= x) & (x <= self.boxes[:, 2, None])
+        down = (self.boxes[:, 1, None] <= y) & (y <= self.boxes[:, 3, None])
         lit = relative[:, None, None] * (down[:, :, None] & across[:, None, :])
         foremost = self.boxes[np.argsort(-relative, kind="stable")[:OUTLINED]].tolist()
         outlines = "".join(box_outline(box, self.picture) for box in foremost)
@@ -59,8 +58,8 @@ def why_no_places(view: View, pictures: Pictures, images: list[int]) -> str:
         return "The store does not know where its regions are."
     if features.kind == "roi" and not features.array("size", view.batches.image_rows[images]).all():
         return "The store does not know how large the pictures of its regions are."
-    if features.kind == "grid" and isqrt(features.rows) ** 2 != features.rows:
-        return f"Its grid of {features.rows} cells is no square."
+    if features.kind == "grid" and features.grid is None:
+        return f"The store does not know how its grid of {features.rows} cells lies."
     return ""
 
 
@@ -71,13 +70,13 @@ def place_of(view: View, pictures: Pictures, image: int) -> Place | None:
     picture = pictures.hold(view.scores.file_names[image], input_of(features))
     if picture is None:
         return None
-    if features.kind == "grid":
-        return Place(picture, grid_boxes(isqrt(features.rows)), isqrt(features.rows))
+    if features.grid is not None:
+        return Place(picture, grid_boxes(*features.grid), features.grid)
     boxes, size = features.array("boxes", row)[0], features.array("size", row)[0]
-    return Place(picture, boxes[: int(features.length[row][0])] / np.tile(size, 2), CELLS)
+    return Place(picture, boxes[: int(features.length[row][0])] / np.tile(size, 2), (CELLS, CELLS))
 
 
-def grid_boxes(side: int) -> np.ndarray:
-    """Return the boxes of the cells of a square grid, row by row, [N, 4]."""
-    down, across = np.divmod(np.arange(side * side), side)
-    return np.stack([across, down, across + 1, down + 1], 1) / side
+def grid_boxes(height: int, width: int) -> np.ndarray:
+    """Return the boxes of the cells of a grid, row by row, [N, 4]."""
+    down, across = np.divmod(np.arange(height * width), width)
+    return np.stack([across, down, across + 1, down + 1], 1) / [width, height, width, height]

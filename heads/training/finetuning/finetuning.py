@@ -278,7 +278,7 @@ def _put_back(
     encoders: dict[str, TrainableEncoder] = {}
     if "text" in put_back:
         assert isinstance(cached.caption_set, CaptionSet), "of several none is put back"
-        encoders["text"] = put_back_captions(cached.caption_set, text or "bert-base-uncased", str(target))
+        encoders["text"] = put_back_captions(cached.caption_set, text, str(target))
     if folder is not None:
         assert isinstance(cached.image_set, ImageSet), "of several none is put back"
         size = recipe.finetune.image_size

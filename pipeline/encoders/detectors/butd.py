@@ -104,7 +104,8 @@ class ButdGridEncoder(Grid):
         self._mean = torch.tensor(MEAN, device=device)[:, None, None]
         self._image_size = image_size
         with torch.device("meta"):
-            self.rows = GridNetwork()(torch.zeros(1, 3, image_size, image_size)).flatten(2).shape[2]
+            height, width = GridNetwork()(torch.zeros(1, 3, image_size, image_size)).shape[2:]
+        self.rows, self.grid = height * width, (height, width)
         self.identity: dict[str, Any] = {
             "encoder": self.name,
             "weights": weights_id,

@@ -93,6 +93,8 @@ class RegionEncoder(ABC):
 
     name: str
     kind = "roi"
+    space: str | None = None
+    grid: tuple[int, int] | None = None
     extras: tuple[str, ...] = ("boxes", "classes", "scores")
     first_class = 0  # the number of the first class that is not background
 

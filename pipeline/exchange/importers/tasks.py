@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ...cache import FAILED, OK, FeatureCache, ImageSet
+from ...cache.feature_sets import require_dtype
 from ...cache.layout import DEFAULT_SPLITS
 from ...data.regions import REGION_ARRAYS, Regions, lay_out
 from ...errors import CacheError, SampleError
@@ -34,6 +35,9 @@ class ImportOptions:
     on_error: str = "fail"  # ``fail`` or ``skip``
     workers: int | None = None  # threads that read and write; None: one a core, at least two
     scheduler: str | None = None  # address of a Dask scheduler; None: this process
+
+    def __post_init__(self) -> None:
+        require_dtype(self.dtype)
 
 
 @dataclass(frozen=True)

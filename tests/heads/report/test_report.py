@@ -18,7 +18,7 @@ from torch.nn import functional
 from torchvision.transforms import functional as transforms
 
 from xret.heads.evaluation.evaluation import evaluate
-from xret.heads.evaluation.scoring import score
+from xret.heads.evaluation.subjects import score
 from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.report import page as report_page
@@ -261,9 +261,14 @@ def covered(overlay):
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))[..., 3] / COVER
 
 
+def test_the_boxes_of_a_grid_lie_row_by_row():
+    assert grid_boxes(1, 2).tolist() == [[0, 0, 0.5, 1], [0.5, 0, 1, 1]]
+    assert grid_boxes(2, 3)[4].tolist() == pytest.approx([1 / 3, 1 / 2, 2 / 3, 1])
+
+
 def test_a_grid_is_lit_where_it_is_attended_to():
     weights = np.array([0.4, 0.1, 0.0, 0.2])
-    overlay = Place(Picture("p", (30, 20), ""), grid_boxes(2), 2).drawn(weights, "")
+    overlay = Place(Picture("p", (30, 20), ""), grid_boxes(2, 2), (2, 2)).drawn(weights, "")
     np.testing.assert_allclose(covered(overlay), 1 - weights.reshape(2, 2) / 0.4, atol=0.01)
     outlines = re.findall('<rect x="([^"]+)" y="([^"]+)" width="([^"]+)" height="([^"]+)"', overlay)
     assert outlines == [("0.0", "0.0", "15.0", "10.0"), ("15.0", "10.0", "15.0", "10.0")]
@@ -272,7 +277,7 @@ def test_a_grid_is_lit_where_it_is_attended_to():
 def test_regions_are_lit_where_they_are():
     boxes = np.array([[0.0, 0.0, 0.5, 0.5], [0.25, 0.25, 1.0, 1.0], [0.0, 0.5, 0.25, 1.0]])
     weights = np.array([0.2, 0.4, 0.1])
-    overlay = Place(Picture("p", (40, 20), ""), boxes, CELLS).drawn(np.append(weights, 0.0), "")
+    overlay = Place(Picture("p", (40, 20), ""), boxes, (CELLS, CELLS)).drawn(np.append(weights, 0.0), "")
     dark = covered(overlay)
     side = len(dark)
     for row in range(side):

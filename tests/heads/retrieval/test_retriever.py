@@ -12,7 +12,7 @@ from small_bert import save_bert
 from small_runs import NETWORK, make_pictures, make_run, make_store
 from torch.nn.functional import normalize
 
-from xret.heads.evaluation.scoring import score
+from xret.heads.evaluation.subjects import score
 from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.retrieval.hits import best, deviation
 from xret.heads.retrieval.queries import UnknownWordsWarning, unknown_sentence
@@ -141,6 +141,7 @@ class Corners:
     """Regions of pixels, up to four of a picture, under the name of a real encoder of regions."""
 
     name, kind, rows, channels, global_channels = "butd", "roi", 4, 3, 3
+    grid = space = None
     extras = ()
     versions: dict = {}  # noqa: RUF012
     identity: dict = {  # noqa: RUF012
@@ -166,7 +167,7 @@ def test_regions_are_asked_for_in_the_numbers_of_the_set(folder, tmp_path, monke
     retriever = open_run(folder, make_run(store, tmp_path / "run", "setdiv"))
     same(retriever.encode_images(files(retriever)), retriever.gallery.images)
     assert len(set(retriever.gallery._batches.image_set.length)) > 1
-    assert asked[-1] == ("butd", "random:0", (2, 4), "cpu", None, False, ())
+    assert asked[-1] == ("butd", "random:0", (2, 4), "cpu", None, False, (), -1, True)
 
 
 def test_a_tuned_run_encodes_with_its_own_backbones(folder, bert_run, tmp_path):

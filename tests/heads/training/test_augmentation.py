@@ -46,6 +46,19 @@ def test_the_share_is_that_of_the_rows():
     assert kept.min() > 280  # of 400, no place is dropped more often
 
 
+def test_cells_that_stay_have_the_places_of_their_map():
+    torch.manual_seed(0)
+    features = sample([6] * 20)
+    features.grid = (2, 3)
+    left = drop_rows(features, 0.5)
+    assert left.grid == (2, 3)
+    cells = left.token - 1  # a row's number
+    for row, length in enumerate(left.length.tolist()):
+        number = cells[row, :length].double()
+        expected = torch.stack([(number // 3 + 1) / 2, (number % 3 + 1) / 3], 1)
+        torch.testing.assert_close(left.place[row, :length], expected, atol=2e-6, rtol=0)
+
+
 def test_nothing_is_dropped_without_being_asked():
     features = sample([3, 1])
     assert drop_rows(features, 0.0) is features

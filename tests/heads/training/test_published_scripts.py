@@ -135,10 +135,12 @@ def test_regions_get_no_positions_of_a_grid(tmp_path, capsys):
     assert not all(torch.equal(value, weights["circle"][name]) for name, value in weights["grid"].items())
 
 
-def test_maps_that_are_not_square_are_refused(tmp_path, monkeypatch):
+def test_maps_of_unknown_height_and_width_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(small_store, "ROWS", 6)
     url = make_store(tmp_path / "oblong.zarr")
-    with pytest.raises(RecipeError, match=r"positions=grid needs square maps of one size, .* have 6 cells; set it to"):
+    with pytest.raises(
+        RecipeError, match=r"positions=grid needs maps of one height and width, .* have 6 cells; set it to"
+    ):
         train(url, recipe_of(), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
     assert train(url, recipe_of("aggregator.image.positions=circle"), tmp_path / "run", device="cpu").trained == 2

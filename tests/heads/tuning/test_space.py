@@ -125,9 +125,8 @@ def test_what_is_wrong_is_said(own, said):
 
 
 def test_a_head_that_cannot_be_built_from_these_features_is_refused():
-    facts = FeatureFacts("grid", 16, 32)
-    faults = refusal(["adapter.grid.global=cached,mean"], image=facts)
-    assert "needs a cached global feature as wide" in faults[0]
+    faults = refusal(["adapter.words.train_vectors=true,false"])
+    assert "the embeddings would stay random" in faults[0]
 
 
 def test_all_faults_come_at_once():

@@ -25,6 +25,7 @@ class ColourRegions:
     name, kind = "colours", "roi"
     rows, channels, global_channels = 5, 3, 3
     extras = ("boxes", "classes", "scores")
+    grid = space = None
     identity: dict = {"encoder": name, "weights": "none", "preprocessing": {}, "layer": None}  # noqa: RUF012
     versions: dict = {}  # noqa: RUF012
 

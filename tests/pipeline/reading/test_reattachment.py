@@ -10,9 +10,9 @@ from small_bert import save_bert
 from xret.pipeline.cache import FeatureCache
 from xret.pipeline.cache.layout import open_for_writing
 from xret.pipeline.data.samples import Caption, ImageSample, Samples
-from xret.pipeline.encoders.bert import BertEncoder
 from xret.pipeline.encoders.detectors.butd import ButdGridEncoder
 from xret.pipeline.encoders.grid import GridEncoder
+from xret.pipeline.encoders.huggingface.bert import BertEncoder
 from xret.pipeline.errors import CacheError, EncoderError, ManifestError
 from xret.pipeline.reading.origin import extraction_words
 from xret.pipeline.reading.reattachment import image_folder, put_back_images

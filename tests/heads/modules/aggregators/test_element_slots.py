@@ -324,6 +324,15 @@ def test_positions_of_a_grid_join_the_keys_alone():
     torch.testing.assert_close(seen[1], module.norm_local(local) + grid_positions(local))
 
 
+def test_places_of_a_map_that_is_not_square():
+    place = cell_places(6, torch.device("cpu"), (2, 3))
+    down, across = [1 / 2, 1 / 2, 1 / 2, 1, 1, 1], [1 / 3, 2 / 3, 1, 1 / 3, 2 / 3, 1]
+    torch.testing.assert_close(place, torch.tensor([down, across]).T.double(), atol=2e-6, rtol=0)
+    assert cell_places(6, torch.device("cpu")) is None
+    assert cell_places(6, torch.device("cpu"), (2, 2)) is None
+    assert torch.equal(cell_places(9, torch.device("cpu"), (3, 3)), cell_places(9, torch.device("cpu")))
+
+
 def test_cells_that_are_left_keep_their_places():
     module = make(positions="grid")
     local, global_, length = torch.randn(1, 9, 6).double(), torch.randn(1, 8).double(), torch.tensor([9])

@@ -22,8 +22,8 @@ from xret.heads.training.finetuning.reattached import Backbone
 from xret.heads.training.training import train
 from xret.pipeline.cache import FeatureCache
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.encoders.bert import BertEncoder
 from xret.pipeline.encoders.grid import GridEncoder
+from xret.pipeline.encoders.huggingface.bert import BertEncoder
 from xret.pipeline.errors import CacheError, EncoderError, RecipeError, RunError, SampleError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import words_of_run

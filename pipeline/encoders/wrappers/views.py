@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..data.images import open_image
-from ..errors import EncoderError
-from .grid import Grid
+from ...data.images import open_image
+from ...errors import EncoderError
+from ..grid import Grid
 
 _AREA, _RATIO = (0.36, 1.0), (3 / 4, 4 / 3)  # of a window: its share of the picture, and width over height
 _TRIES = 10  # to find a window that fits
@@ -39,10 +39,13 @@ class ViewsEncoder:
             raise EncoderError(f"there is no augmentation '{augment}'; choose one of {', '.join(AUGMENTATIONS)}")
         if augment == "dihedral" and views > 8:
             raise EncoderError(f"--views {views}: a square has eight turns and mirrorings; ask for at most 8")
+        if augment == "dihedral" and grid.grid is not None and grid.grid[0] != grid.grid[1]:
+            raise EncoderError(f"--augment dihedral turns squares, and '{grid.name}' sees none; take crop-flip")
         self._grid, self.views = grid, views
         self._made, parameters = AUGMENTATIONS[augment]
         self.name, self.versions = grid.name, grid.versions
         self.rows, self.channels, self.global_channels = grid.rows, grid.channels, grid.global_channels
+        self.grid, self.space = grid.grid, grid.space
         described = {"number": views, "augment": augment, **parameters}
         self.identity: dict[str, Any] = {**grid.identity, "views": described}
 
@@ -56,7 +59,7 @@ class ViewsEncoder:
         Raises:
             SampleError: the picture cannot be read, or is far too long and narrow.
         """
-        image = open_image(path, longest=self._grid.longest)
+        image = open_image(path, longest=getattr(self._grid, "longest", None))
         whole = self._grid.prepare(image)
         others = [self._made(self._grid, image, whole, key, view) for view in range(1, self.views)]
         return torch.stack([whole, *others]), image.size

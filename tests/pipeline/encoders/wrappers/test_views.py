@@ -9,7 +9,8 @@ from encoder_contract import EncoderContract, picture
 from PIL import Image
 from torchvision.transforms import RandomResizedCrop
 
-from xret.pipeline.encoders import AUGMENTATIONS, load_visual, views
+from xret.pipeline.encoders import AUGMENTATIONS, load_visual
+from xret.pipeline.encoders.wrappers import views
 from xret.pipeline.errors import EncoderError, SampleError
 
 

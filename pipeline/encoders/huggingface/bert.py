@@ -1,4 +1,7 @@
-"""Token features: the hidden states of a Hugging Face encoder of the BERT family, of any layer."""
+"""Token features: the hidden states of a Hugging Face encoder of the BERT family, of any layer.
+
+`BertEncoder` is ``--text bert``. `texts.TextEncoder` makes more of the same, of any text model of transformers.
+"""
 
 import hashlib
 import json
@@ -12,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import EncoderError
-from .base import library_versions
-from .hub import load_text_model, quiet
-from .weights import digest
+from ...errors import EncoderError
+from ..base import library_versions
+from ..weights import digest
+from .hub import counted_from_0, load_text_model, quiet
 
 # Dask's tasks already run in parallel; the tokenizers' own threads warn when a process forks.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -29,28 +32,36 @@ class BertEncoder:
 
     name = "bert"
     kind = "tokens"
+    space: str | None = None
     vocabulary: tuple[str, ...] | None = None
     channels: int | None
     global_channels: int | None
     network: Any  # the model up to the wanted layer
     max_length: int  # tokens of a caption that the network sees, special tokens included
+    _width = 0  # to how many tokens captions are padded at least
 
     def __init__(
-        self, weights: str, device: str, layer: int = -1, special_tokens: bool = True, max_tokens: int | None = None
+        self,
+        weights: str,
+        device: str,
+        layer: int = -1,
+        special_tokens: bool = True,
+        max_tokens: int | None = None,
+        prompt: str | None = None,
     ) -> None:
         """Load model and tokenizer; arguments and errors as of `registry.load_text`."""
-        self.device, self._special_tokens = device, special_tokens
-        self.network, self._tokenizer = load_text_model(weights)
+        self.device, self._special_tokens, self._prompt = device, special_tokens, prompt
+        self.network, self._tokenizer = self._load(weights)
         self.network.to(device).eval().requires_grad_(False)
         self._lock = threading.Lock()  # a tokenizer keeps its settings for truncation between calls
-        pad = getattr(self.network.config, "pad_token_id", None)
-        self._pad = 0 if pad is None else pad
+        config = self._config
+        self._pad = self._padding()
         before, after = _specials(self._tokenizer)
-        self.max_length = _max_length(weights, self.network, self._tokenizer, max_tokens, len(before + after))
+        self.max_length = _max_length(weights, self._longest(), max_tokens, len(before + after))
         # What `encode` puts around the ids that `tokenize` gives, and whose states it leaves out again.
         self._before, self._after = ([], []) if special_tokens else (before, after)
-        layers = getattr(self.network.config, "num_hidden_layers", 0)
-        layer = _counted_from_0(weights, layer, layers)
+        layers = getattr(config, "num_hidden_layers", 0)
+        layer = counted_from_0(f"text weights '{weights}'", "--text-layer", layer, layers)
         self._layer: int | None = None  # the last hidden state
         self._above: dict[str, Tensor] = {}  # weights of layers that are cut off
         self.identity = self._identify("last_hidden_state" if layer == layers else f"hidden_states.{layer}")
@@ -58,24 +69,50 @@ class BertEncoder:
         try:
             if layer < layers:
                 self._stop_at(layer)
-            states, _ = self.encode(self.tokenize(["a"]))
+            states, pooled = self.encode(self.tokenize(["a"]))
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             raise EncoderError(
                 f"'{weights}' is a {type(self.network).__name__}, which does not encode captions token by token;"
-                " choose a model of the BERT family"
+                f" choose {self._advice}"
             ) from error
-        self.channels = self.global_channels = states.shape[1]
+        self.channels, self.global_channels = states.shape[1], pooled.shape[1]
+
+    _advice = "a model of the BERT family"
+
+    def _load(self, weights: str) -> tuple[Any, Any]:
+        """Return the network and its tokenizer."""
+        return load_text_model(weights)
+
+    @property
+    def _config(self) -> Any:
+        return self.network.config
+
+    def _longest(self) -> int:
+        """Return how many tokens of a caption can be encoded."""
+        return min(self._tokenizer.model_max_length, _positions(self.network, self._config))
+
+    def _padding(self) -> int:
+        """Return the token that captions are padded with."""
+        pad = getattr(self._config, "pad_token_id", None)
+        return 0 if pad is None else int(pad)
 
     def _identify(self, layer: str) -> dict[str, Any]:
-        config = self.network.config
         preprocessing = {"tokenizer": _tokenizer_digest(self._tokenizer), "max_length": self.max_length}
+        if not self._special_tokens:
+            preprocessing["special_tokens"] = False
+        if self._prompt is not None:
+            preprocessing["prompt"] = self._prompt
         return {
             "encoder": self.name,
             "weights": self.weights_id(),
-            "model": {"class": type(self.network).__name__, **{key: getattr(config, key, None) for key in _SHAPING}},
-            "preprocessing": preprocessing if self._special_tokens else {**preprocessing, "special_tokens": False},
+            "model": {"class": type(self.network).__name__, **self._settings()},
+            "preprocessing": preprocessing,
             "layer": layer,
         }
+
+    def _settings(self) -> dict[str, Any]:
+        """Return what of the config changes the features of equal weights."""
+        return {key: getattr(self._config, key, None) for key in _SHAPING}
 
     def _stop_at(self, layer: int) -> None:
         """Take the states of a layer; those above it are cut off, if that leaves the states as they are."""
@@ -104,6 +141,8 @@ class BertEncoder:
         return [caption or [self._tokenizer.unk_token_id or 0] for caption in ids]
 
     def _encodings(self, texts: Sequence[str], **truncation: Any) -> Any:
+        if self._prompt is not None:
+            texts = [self._prompt.replace("{}", text) for text in texts]
         with self._lock:
             # verbose=False: it would log that a caption is too long.
             return self._tokenizer(
@@ -127,26 +166,38 @@ class BertEncoder:
             length: int64 [B].
 
         Returns:
-            States [B,N,C], zeros after the lengths, and the maximum of each caption's states [B,C], on the device.
+            States [B,N,C], zeros after the lengths, and the global feature of each caption [B,D], on the device.
         """
         token, length = token.to(self.device), length.to(self.device)[:, None]
         first, more = len(self._before), len(self._before + self._after)
-        place = torch.arange(token.shape[1] + more, device=self.device)
+        place = torch.arange(max(self._width, token.shape[1] + more), device=self.device)
         inputs = token.new_full((len(token), len(place)), self._pad)
         kept = (place >= first) & (place < first + length)
         inputs[:, :first] = token.new_tensor(self._before)
         inputs[kept] = token[place[: token.shape[1]] < length]
         for offset, special in enumerate(self._after):
             inputs.scatter_(1, first + length + offset, special)
-        arguments = {"input_ids": inputs, "attention_mask": (place < length + more).long()}
+        states, pooled = self._run(inputs, place < length + more, kept)
+        states = states.masked_fill(~kept[:, :, None], 0)
+        return states[:, first : first + token.shape[1]], pooled
+
+    def _run(self, inputs: Tensor, inside: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the network.
+
+        Args:
+            inputs: ids with the special tokens, int64 [B,W].
+            inside: whether a place is no padding, bool [B,W].
+            kept: whether its state is a local feature, bool [B,W].
+
+        Returns:
+            States [B,W,C] and global features [B,D].
+        """
+        arguments = {"input_ids": inputs, "attention_mask": inside.long()}
         if self._layer is None:
             states = self.network(**arguments).last_hidden_state
         else:
             states = self.network(**arguments, output_hidden_states=True).hidden_states[self._layer]
-        # States of padding are not zero, and could be the largest.
-        pooled = states.masked_fill(~kept[:, :, None], -torch.inf).amax(1)
-        states = states.masked_fill(~kept[:, :, None], 0)
-        return states[:, first : first + token.shape[1]], pooled
+        return states, maximum(states, kept)
 
     def words(self, texts: Sequence[str]) -> list[list[int | None]]:
         """Return the number of its word in the caption for each id that `tokenize` gives; None: a special token.
@@ -187,22 +238,17 @@ class BertEncoder:
         return {**self._above, **self.network.state_dict()}
 
 
-def _counted_from_0(weights: str, layer: int, layers: int) -> int:
-    """Return a layer's number from 0; numbers below 0 count from the last layer."""
-    if not -layers - 1 <= layer <= layers:
-        raise EncoderError(
-            f"text weights '{weights}' have no layer {layer}; choose a --text-layer from 0, the embeddings, to"
-            f" {layers}, or from -1, the last layer, down to -{layers + 1}"
-        )
-    return layer % (layers + 1)
+def maximum(states: Tensor, kept: Tensor) -> Tensor:
+    """Return the maximum [B,C] of the states [B,W,C] to keep; those of padding are not zero, and could be larger."""
+    return states.masked_fill(~kept[:, :, None], -torch.inf).amax(1)
 
 
-def _positions(model: Any) -> int:
+def _positions(model: Any, config: Any) -> int:
     """Return how many positions a model knows; RoBERTa and its kin begin to count after the padding's."""
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
-    return getattr(model.config, "max_position_embeddings", 512)
+    return getattr(config, "max_position_embeddings", 512)
 
 
 def _specials(tokenizer: Any) -> tuple[list[int], list[int]]:
@@ -213,9 +259,8 @@ def _specials(tokenizer: Any) -> tuple[list[int], list[int]]:
     return ids[: own[0]], ids[own[-1] + 1 :]
 
 
-def _max_length(weights: str, model: Any, tokenizer: Any, max_tokens: int | None, specials: int) -> int:
+def _max_length(weights: str, most: int, max_tokens: int | None, specials: int) -> int:
     """Return `max_tokens`, which must be more than the special tokens and no more than the model takes."""
-    most = min(tokenizer.model_max_length, _positions(model))
     if max_tokens is not None and not specials < max_tokens <= most:
         raise EncoderError(
             f"text weights '{weights}' take {specials + 1} to {most} tokens a caption, {specials} of them special"

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.images import frame_names
-from ..data.regions import Regions
-from ..errors import EncoderError, SampleError
+from ...data.images import frame_names
+from ...data.regions import Regions
+from ...errors import EncoderError, SampleError
 
 _AT_ONCE = 64  # frames that go through the network together
 
@@ -19,7 +19,7 @@ class FramesEncoder:
     """Encode videos as the pooled features of evenly spaced frames (VSE∞, section 5.1.2).
 
     Args:
-        grid: a `GridEncoder`, or what has its attributes and methods; a frame's feature is the global one.
+        grid: the encoder of a grid; a frame's feature is the global one.
         frames: the most frames that are taken of a video, N; a shorter one has fewer rows.
 
     Raises:
@@ -28,17 +28,19 @@ class FramesEncoder:
 
     kind = "frames"
     extras: tuple[str, ...] = ()
+    grid: tuple[int, int] | None = None
 
     def __init__(self, grid: Any, frames: int) -> None:
         if frames < 1:
             raise EncoderError(f"--frames {frames}: take at least one frame of a video")
-        self._grid = grid
+        self._encoder = grid
         self.name = f"{grid.name}-frames"
         self.rows = frames
-        self.channels = self.global_channels = grid.channels
+        self.channels = self.global_channels = grid.global_channels
+        self.space = grid.space
         self.identity: dict[str, Any] = {
             **grid.identity,
-            "encoder": self.name,
+            "encoder": f"{grid.identity['encoder']}-frames",
             "frames": {"most": frames, "chosen": "middles of equal parts"},
         }
         self.versions = grid.versions
@@ -61,7 +63,7 @@ class FramesEncoder:
         pixels, sizes = [], []
         for name in taken:
             try:
-                frame, size = self._grid.decode(Path(path, name))
+                frame, size = self._encoder.decode(Path(path, name))
             except SampleError as error:
                 raise SampleError(str(path), f"its frame {name} cannot be used: {error.reason}") from error
             pixels.append(frame)
@@ -72,6 +74,6 @@ class FramesEncoder:
         """Encode decoded videos, some frames at a time; return the features of each one's frames, float32 [n,C]."""
         frames = [frame for video in decoded for frame in video]
         batches = (torch.stack(frames[first : first + _AT_ONCE]) for first in range(0, len(frames), _AT_ONCE))
-        features = [self._grid.encode(batch)[1] for batch in batches]
+        features = [self._encoder.encode(batch)[1] for batch in batches]
         bounds = np.cumsum([len(video) for video in decoded])[:-1]
         return [Regions(local) for local in np.split(np.concatenate(features), bounds)]

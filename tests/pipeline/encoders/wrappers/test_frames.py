@@ -13,8 +13,8 @@ from xret.pipeline.cache import Blocks
 from xret.pipeline.cache.layout import SetFacts, create_image_set, open_for_writing
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import read_samples
-from xret.pipeline.encoders.frames import FramesEncoder
 from xret.pipeline.encoders.grid import GridEncoder
+from xret.pipeline.encoders.wrappers.frames import FramesEncoder
 from xret.pipeline.errors import EncoderError, SampleError
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import ByteLevelBPETokenizer
 
 from xret.pipeline.encoders import load_text
-from xret.pipeline.encoders.bert import BertEncoder
+from xret.pipeline.encoders.huggingface.bert import BertEncoder
 from xret.pipeline.errors import EncoderError
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

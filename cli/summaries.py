@@ -1,0 +1,79 @@
+"""What ``xret extract`` and ``xret import`` print: what was done, or would be."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from ..pipeline.wording import counted, in_bytes, in_time, some_of
+
+if TYPE_CHECKING:
+    from ..pipeline.extraction.plan import Plan
+    from ..pipeline.extraction.summary import Extraction
+
+
+def print_summary(summary: "Extraction", as_json: bool, repair_of: str | None = None) -> None:
+    """Print what an extraction of the data set `repair_of`, or without it an import, has done."""
+    if as_json:
+        click.echo(json.dumps(summary.to_json()))
+        return
+    counts = f"{counted(summary.images, 'image')}, {counted(summary.captions, 'caption')}"
+    click.echo(f"{summary.dataset}: {counts} in {summary.store}")
+    for features in summary.sets:
+        shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in features.shares.items())
+        done = "imported" if summary.matched_by else "encoded"
+        matched = f", matched by {summary.matched_by}" if summary.matched_by else ""
+        click.echo(
+            f"  {features.name}: {features.samples:,} {done} in {features.seconds:.1f} s"
+            f" ({_rate(features.per_second)}/s; {shares}){matched}, {counted(features.shards, 'shard')} written,"
+            f" {features.shards_before:,} there before, {features.failed:,} failed"
+        )
+        for line in some_of([f"failed: {reason}" for reason in features.reasons]):
+            click.echo(f"    {line}")
+    _print_counts(summary)
+    if any(features.failed for features in summary.sets):
+        _print_way_out(summary.store, repair_of)
+
+
+def _print_counts(summary: "Extraction") -> None:
+    counts = summary.counts
+    if counts and counts.words and counts.unknown_tokens is not None:
+        unknown = 100 * counts.unknown_tokens / max(counts.tokens, 1)
+        click.echo(f"  vocabulary: {counted(counts.words, 'word')}, {unknown:.1f}% of the tokens are unknown")
+    if counts and counts.captions_without_words:
+        click.echo(f"  captions without words: {counts.captions_without_words:,}")
+    if counts and counts.captions_truncated:
+        click.echo(f"  captions truncated: {counts.captions_truncated:,}")
+    if summary.unmatched:
+        click.echo(f"  entries of the source that are not in the data set: {summary.unmatched:,}")
+
+
+def _print_way_out(store: str, repair_of: str | None) -> None:
+    from ..pipeline.extraction.repair import repair_command
+
+    way = "a repaired source is imported beside this one"
+    if repair_of is not None:
+        way = f"repair those files and run `{repair_command(repair_of, store)}`, with the other options of this command"
+    click.echo(f"`xret cache verify {store}` lists all that failed; {way}.")
+
+
+def print_plan(plan: "Plan", as_json: bool) -> None:
+    """Print what an extraction would take."""
+    if as_json:
+        click.echo(json.dumps(asdict(plan)))
+        return
+    counts = f"{counted(plan.images, 'image')}, {counted(plan.captions, 'caption')}"
+    click.echo(f"{plan.dataset}: {counts}, computed by {plan.by}")
+    for features in plan.sets:
+        tasks = f"{counted(features.tasks, 'task')} of {counted(features.shard_images, 'image')}"
+        left = f"{in_time(3600 * features.hours)} left" if features.done < features.tasks else "nothing left"
+        files = f"{in_bytes(features.bytes)} in {counted(features.files, 'file')}"
+        click.echo(
+            f"  {features.name}: {tasks}, {features.done:,} of them done; {files};"
+            f" {left} at {_rate(features.per_second)} {features.modality}/s"
+        )
+
+
+def _rate(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 else f"{number:.1f}"

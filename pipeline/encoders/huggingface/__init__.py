@@ -1,0 +1,1 @@
+"""Models of the Hugging Face library transformers: `hub` loads them, `images` and `texts` encode with them."""

@@ -1,0 +1,123 @@
+"""A checkpoint's own image processor: pixels as its documentation prepares them, of any side where it can."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ...errors import EncoderError
+
+# Settings that decide the pixels. What a processor has besides is of the moment, or of other tasks.
+_SHAPING = (
+    *("do_convert_rgb", "do_resize", "size", "resample", "crop_pct", "do_center_crop", "crop_size", "do_pad"),
+    *("pad_size", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"),
+)
+_TRIED = ((96, 64), (64, 96))  # pictures whose pixels must have one shape
+
+
+class Pixels:
+    """Prepare pictures with an image processor of transformers, of the kind that its documentation takes by default.
+
+    Args:
+        processor: as `AutoImageProcessor` gives it.
+        weights: how a message calls its checkpoint.
+        image_size: side of the input, pixels; None: the checkpoint's own.
+
+    Attributes:
+        settings: all that decides the pixels; JSON. ``resize``, ``crop`` and ``stretch`` say what is seen of a picture.
+        shape: (height, width) of the pixels.
+
+    Raises:
+        EncoderError: what it makes of a picture is no tensor of one shape, or it has no side that can be changed.
+    """
+
+    def __init__(self, processor: Any, weights: str, image_size: int | None) -> None:
+        self._processor = processor
+        settings = {key: value for key, value in processor.to_dict().items() if key in _SHAPING and value is not None}
+        self._sizes = {} if image_size is None else _resized(weights, settings, image_size)
+        settings |= self._sizes
+        rng = np.random.default_rng(0)
+        tried = [Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in _TRIED]
+        try:
+            made = [self._processed(image) for image in tried]
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            reason = str(error).strip().partition("\n")[0].rstrip(".")
+            raise EncoderError(
+                f"image weights '{weights}': the processor {type(processor).__name__} prepares no picture ({reason});"
+                " get its preprocessor_config.json again"
+            ) from error
+        if any("pixel_values" not in one or one["pixel_values"].ndim != 4 for one in made):
+            raise EncoderError(
+                f"image weights '{weights}' take a list of patches whose number varies (as SigLIP 2 NaFlex does), and"
+                " not a picture of one size; take a checkpoint of a fixed resolution, as"
+                " google/siglip2-base-patch16-224"
+            )
+        shapes = {tuple(one["pixel_values"].shape[2:]) for one in made}
+        if len(shapes) > 1:
+            raise EncoderError(
+                f"image weights '{weights}': the processor gives pictures of different proportions different shapes;"
+                " let its preprocessor_config.json crop or stretch them to one"
+            )
+        ((height, width),) = shapes
+        self.shape = height, width
+        self.settings: dict[str, Any] = {
+            "decoder": "pillow",
+            "processor": type(processor).__name__,
+            **{key: plain(value) for key, value in settings.items()},
+            **_seen(settings, self.shape),
+        }
+
+    def prepare(self, image: Image.Image) -> Tensor:
+        """Return the pixels of an RGB picture, float32 [3,H,W]."""
+        pixels: Tensor = self._processed(image)["pixel_values"][0]
+        return pixels
+
+    def _processed(self, image: Image.Image) -> Any:
+        return self._processor(images=image, return_tensors="pt", **self._sizes)
+
+
+def _resized(weights: str, settings: dict[str, Any], side: int) -> dict[str, Any]:
+    """Return the sizes that make squares of a side, in the proportion in which the checkpoint resizes and crops."""
+    size, crop = settings.get("size"), settings.get("crop_size")
+    if not settings.get("do_resize", True) or not size:
+        raise EncoderError(f"image weights '{weights}': the processor resizes nothing; leave --image-size out")
+    if not (settings.get("do_center_crop") and crop):
+        return {"size": dict.fromkeys(size, side)}
+    scaled = {key: round(side * value / crop["height"]) for key, value in size.items()}
+    return {"size": scaled, "crop_size": {"height": side, "width": side}}
+
+
+def _seen(settings: dict[str, Any], shape: tuple[int, int]) -> dict[str, int]:
+    """Return what the network sees of a picture, as every encoder of a grid says it; nothing where it is no square.
+
+    ``resize`` is the shorter side and ``crop`` that of the middle; ``stretch`` is the side of the whole picture made a
+    square, before a crop.
+    """
+    size, (height, width) = settings.get("size") or {}, shape
+    if height != width:
+        return {}
+    crops = bool(settings.get("do_center_crop"))
+    if "height" in size and size["height"] == size["width"]:
+        return {"stretch": size["height"]} | ({"crop": height} if crops else {})
+    if "shortest_edge" in size and crops:
+        return {"resize": size["shortest_edge"], "crop": height}
+    if "shortest_edge" in size and "crop_pct" in settings:  # ConvNeXt's
+        warps = height >= 384
+        return {"stretch": height} if warps else {"resize": int(height / settings["crop_pct"]), "crop": height}
+    return {}
+
+
+def plain(value: Any) -> Any:
+    """Return a setting as JSON has it."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return value if isinstance(value, bool | float | str) else int(value)
+
+
+def noise(shape: tuple[int, int], count: int = 1) -> Tensor:
+    """Return pixels of nothing, float32 [count,3,H,W], always the same."""
+    return torch.linspace(-1, 1, count * 3 * shape[0] * shape[1]).view(count, 3, *shape)

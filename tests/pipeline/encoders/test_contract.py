@@ -1,0 +1,257 @@
+"""What every encoder promises, of all encoders at once: an encoder that xret learns to load is one line here."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_bert import save_bert
+from small_checkpoints import save_image_model, save_text_model
+
+from xret.pipeline.cache import FeatureCache
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.encoders import load_text, load_visual
+from xret.pipeline.errors import CacheError, EncoderError
+from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.extraction.options import Options
+from xret.pipeline.reading.origin import Origin
+from xret.pipeline.reading.reencoding import caption_encoder, encode_captions, encode_images, image_encoder
+
+OF_PICTURES = {"visual_weights": "random:0", "image_size": 64, "text": None}
+# By name the options of an extraction; ``hf:`` and a family stands for the folder of its checkpoint.
+VISUAL = {
+    "torchvision": {"visual": "resnet18", **OF_PICTURES},
+    "torchvision transformer": {"visual": "vit_b_32", **OF_PICTURES},
+    "torchvision, pooled": {"visual": "mobilenet_v2", "pool": (1, 2), **OF_PICTURES},
+    "torchvision, views": {"visual": "resnet18", "views": 2, "augment": "dihedral", **OF_PICTURES},
+    "transformers CLIP": {"visual": "hf:clip"},
+    "transformers SigLIP": {"visual": "hf:siglip", "dtype": "float32"},
+    "transformers DINOv3": {"visual": "hf:dinov3", "image_size": 48, "pool": (4, 4)},
+    "transformers ConvNeXt": {"visual": "hf:convnext", "visual_layer": 2},
+    "transformers DINOv2, views": {"visual": "hf:dinov2", "views": 3, "augment": "crop-flip"},
+    "a class of one's own": {"visual": "own_encoder:Quarters", "image_size": 60},
+}
+SLOW = {
+    "butd-grid": {"visual": "butd-grid", **OF_PICTURES},
+    "fasterrcnn": {"visual": "fasterrcnn_resnet50_fpn_v2", "regions": (3, 5), **OF_PICTURES, "image_size": None},
+}
+TEXT = {
+    "bert": {"text": "bert", "text_weights": "bert"},
+    "bert, prompted": {"text": "bert", "text_weights": "bert", "prompt": "a picture of {}", "text_layer": 1},
+    "transformers CLIP": {"text": "hf:clip", "special_tokens": False},
+    "transformers SigLIP": {"text": "hf:siglip", "prompt": "a photo of {}"},
+    "transformers T5": {"text": "hf:t5", "dtype": "float32", "max_tokens": 6},
+}
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """Return the folder of a family's checkpoint, with an image processor or a tokenizer."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    def find(family, save):
+        folder = root / save.__name__ / family
+        if not folder.exists():
+            folder.parent.mkdir(exist_ok=True)
+            save_bert(folder) if family == "bert" else save(folder, family)
+        return folder
+
+    return find
+
+
+@pytest.fixture
+def made(request, tmp_path, tiny_dataset, folder_of):
+    """Extract with the options of a case; return the cache, the case's options and its pictures."""
+    options = dict(request.param)
+    for key, save in (("visual", save_image_model), ("text", save_text_model)):
+        if str(options.get(key)).startswith("hf:"):
+            options[key] = f"hf:{folder_of(options[key][3:], save)}"
+    if options.get("text_weights") == "bert":
+        options["text_weights"] = str(folder_of("bert", save_text_model))
+    chosen = Options(**{"visual": None, "text": None, **options}, shard_images=8, batch_size=4, device="cpu")
+    manifest, url = load_manifest(tiny_dataset(train=3, val=2, test=2)), str(tmp_path / "s.zarr")
+    extract(manifest, url, chosen)
+    return FeatureCache.open(url), chosen, [manifest.images / f"{number}.jpg" for number in range(7)]
+
+
+def cases(named):
+    return pytest.mark.parametrize(
+        "made", [pytest.param(words, id=name) for name, words in named.items()], indirect=True
+    )
+
+
+def says_what_it_is(encoder):
+    assert re.fullmatch(r"[\w.-]+", encoder.name)
+    assert set(encoder.identity) >= {"encoder", "weights", "preprocessing", "layer"}
+    text = json.dumps(encoder.identity)
+    assert json.loads(text) == encoder.identity
+    assert all(isinstance(version, str) for version in encoder.versions.values())
+    for word in ("/", "cpu", "cuda", "version", "batch", *encoder.versions.values()):
+        assert word not in text
+    assert encoder.space is None or isinstance(encoder.space, str)
+
+
+def given(options, origin):
+    """Return the weights that a later command has to name, where the set does not remember them."""
+    if origin.weights is not None or ":" in str(origin.identity["encoder"]):
+        return None
+    named = options.visual if origin.kind in ("grid", "roi") else options.text
+    return named if str(named).startswith("hf:") else options.text_weights
+
+
+def is_kept_for_pictures(cache, options, paths):
+    features = cache.image_set()
+    encoder = options.load_visual("cpu")
+    says_what_it_is(encoder)
+    assert (features.rows, features.channels, features.global_channels) == (
+        encoder.rows, encoder.channels, encoder.global_channels,
+    )  # fmt: skip
+    assert (features.kind, features.grid, features.space) == (encoder.kind, encoder.grid, encoder.space)
+    if encoder.kind == "grid":
+        assert encoder.grid[0] * encoder.grid[1] == encoder.rows
+    origin = Origin.of(features)
+    again = image_encoder(origin, given(options, origin), "cpu", trust=True)
+    assert again.identity == {key: value for key, value in encoder.identity.items() if key != "views"}
+    (found,) = encode_images(again, features.dtype, "cpu", paths)
+    at = np.arange(len(paths))
+    close = {"rtol": 2e-3, "atol": 2e-3}  # the same images in other batches, rounded to float16
+    np.testing.assert_allclose(found.global_, features.global_(at), **close)
+    for row, length in enumerate(features.length):
+        assert found.length[row] == length
+        np.testing.assert_allclose(found.local[row, :length], features.local(at[[row]])[0, :length], **close)
+    return encoder
+
+
+@cases(VISUAL)
+def test_image_encoders_keep_the_contract(made):
+    encoder = is_kept_for_pictures(*made)
+    _, options, paths = made
+    if options.views > 1:
+        return
+    decoded = [encoder.decode(path) for path in paths[:3]]
+    assert all(size == (48, 40) for _, size in decoded)
+    pixels = torch.stack([image for image, _ in decoded])
+    local, global_ = encoder.encode(pixels)
+    assert local.dtype == global_.dtype == np.float32
+    assert local.shape == (3, encoder.rows, encoder.channels)
+    assert global_.shape == (3, encoder.global_channels)
+    assert np.isfinite(local).all() and np.isfinite(global_).all()
+    assert np.abs(global_[0] - global_[1]).max() > 1e-3
+    assert [array.tobytes() for array in encoder.encode(pixels)] == [local.tobytes(), global_.tobytes()]
+    for number in range(3):
+        alone, alone_global = encoder.encode(pixels[number : number + 1])
+        np.testing.assert_allclose(alone[0], local[number], rtol=2e-4, atol=2e-4)
+        np.testing.assert_allclose(alone_global[0], global_[number], rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.slow
+@cases(SLOW)
+def test_large_encoders_keep_the_contract(made):
+    is_kept_for_pictures(*made)
+
+
+@cases(TEXT)
+def test_text_encoders_keep_the_contract(made):
+    cache, options, _ = made
+    features, texts = cache.caption_set(), cache.caption_texts(0, cache.captions)
+    encoder = options.load_text("cpu")
+    says_what_it_is(encoder)
+    assert (features.channels, features.global_channels) == (encoder.channels, encoder.global_channels)
+    assert (features.kind, features.space) == (encoder.kind, encoder.space)
+    origin = Origin.of(features)
+    again = caption_encoder(origin, given(options, origin), "cpu")
+    assert again.identity == encoder.identity
+    ids = encoder.tokenize(texts)
+    local, global_ = encoder.encode(ids)
+    assert local.shape == (sum(map(len, ids)), encoder.channels) and local.dtype == np.float32
+    assert global_.shape == (len(texts), encoder.global_channels) and global_.dtype == np.float32
+    assert [array.tobytes() for array in encoder.encode(ids)] == [local.tobytes(), global_.tobytes()]
+    (found,) = encode_captions(again, features.dtype, "cpu", texts)
+    at = np.arange(len(texts))
+    np.testing.assert_allclose(found.global_, features.global_(at), rtol=2e-3, atol=2e-3)
+    assert found.length.tolist() == features.length.tolist() == [len(caption) for caption in ids]
+    packed = np.concatenate([rows[:length] for rows, length in zip(found.local, found.length, strict=True)])
+    np.testing.assert_allclose(packed, features.local(at), rtol=2e-3, atol=2e-3)
+    for number, caption in enumerate(ids[:3]):
+        _, alone = encoder.encode([caption])
+        np.testing.assert_allclose(alone[0], global_[number], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "sentence"),
+    [
+        ("no_such_module:Encoder", "w", "'no_such_module:Encoder' cannot be imported .*give MODULE:CLASS"),
+        ("own_encoder:Absent", "w", "cannot be imported .*Absent"),
+        (
+            "own_encoder:Unfinished",
+            "broken",
+            "cannot be made .ZeroDivisionError: it is broken.; it is called as Unfini",
+        ),
+        (
+            "own_encoder:Unfinished",
+            "w",
+            "lacks decode, encode, identity, versions, space, rows, grid, channels, .*, which",
+        ),
+        ("own_encoder:Askew", "w", r"its grid is \(2, 2\), which `VisualEncoder` .* does not allow"),
+    ],
+)
+def test_a_class_that_is_no_encoder_is_refused(name, weights, sentence):
+    with pytest.raises(EncoderError, match=sentence) as caught:
+        load_visual(name, weights, None, "cpu")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("made", [{"visual": "own_encoder:Quarters"}], indirect=True)
+def test_a_program_is_not_run_because_a_store_names_it(made):
+    with pytest.raises(
+        EncoderError, match=r"made by own_encoder:Quarters, a program that is not xret's; .*give --trust"
+    ):
+        image_encoder(Origin.of(made[0].image_set()), None, "cpu")
+
+
+def test_values_beyond_the_dtype_say_what_helps(tmp_path, tiny_dataset):
+    folder = save_image_model(tmp_path / "large", "dinov2")
+    weights = load_file(folder / "model.safetensors")
+    weights["embeddings.position_embeddings"] *= 1e6  # the last layer's states are normalised
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    manifest, url = load_manifest(tiny_dataset(train=3)), str(tmp_path / "s.zarr")
+    options = Options(visual=f"hf:{folder}", visual_layer=1, text=None, device="cpu", splits=("train",))
+    with pytest.raises(CacheError, match=r"is beyond float16; extract with --dtype float32 or another --visual-layer"):
+        extract(manifest, url, options)
+    extract(manifest, url, replace(options, visual_layer=-1))
+    extract(manifest, url, replace(options, dtype="float32"))
+    assert len(FeatureCache.open(url).set_names("images")) == 3
+
+
+def test_views_need_a_method_of_their_own():
+    with pytest.raises(EncoderError, match="--views needs of 'own_encoder:Quarters' a method `prepare`"):
+        load_visual("own_encoder:Quarters", "w", 60, "cpu", views=2, augment="dihedral")
+
+
+def test_pooled_cells_are_the_means_of_their_windows():
+    whole = load_visual("own_encoder:Quarters", "w", 60, "cpu")
+    pooled = load_visual("own_encoder:Quarters", "w", 60, "cpu", pool=(2, 2))
+    pixels = torch.randint(256, (2, 3, 60, 60), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    cells, global_ = whole.encode(pixels)
+    local, same = pooled.encode(pixels)
+    assert (pooled.grid, pooled.rows) == ((1, 2), 2)
+    np.testing.assert_allclose(local[:, 0], cells[:, [0, 1, 3, 4]].mean(1), rtol=1e-6)
+    np.testing.assert_allclose(local[:, 1], cells[:, [2, 5]].mean(1), rtol=1e-6)
+    assert np.array_equal(same, global_)
+    assert pooled.identity == {**whole.identity, "pool": [2, 2]}
+    for pool in ((1, 1), (3, 1), (0, 2)):
+        with pytest.raises(EncoderError, match="averages nothing in the grid of 2 x 3 cells of 'quarters'"):
+            load_visual("own_encoder:Quarters", "w", 60, "cpu", pool=pool)
+    with pytest.raises(EncoderError, match="--pool averages the cells of pictures' grids"):
+        load_visual("butd", "random:0", None, "cpu", pool=(2, 2))
+
+
+def test_a_caption_encoder_shares_its_space_with_the_images_of_one_checkpoint(tmp_path, tiny_dataset, folder_of):
+    name = f"hf:{folder_of('clip', save_text_model)}"
+    url = str(tmp_path / "s.zarr")
+    extract(load_manifest(tiny_dataset(train=3, val=2, test=2)), url, Options(visual=name, text=name, device="cpu"))
+    cache = FeatureCache.open(url)
+    assert cache.image_set().space == cache.caption_set().space == load_text(name, "cpu").space

@@ -158,18 +158,10 @@ def finetune(
 
     from .heads.training.finetuning.finetuning import finetune
 
-    return finetune(
-        run,
-        out,
-        settings=_written(settings),
-        reattach=reattach,
-        data_root=None if data_root is None else Path(data_root),
-        visual_weights=visual_weights,
-        text_weights=text_weights,
-        store=store,
-        device=device,
-        resume=resume,
-    )
+    root = None if data_root is None else Path(data_root)
+    weights: dict[str, Any] = {"visual_weights": visual_weights, "text_weights": text_weights}
+    how: dict[str, Any] = {"reattach": reattach, "store": store, "device": device, "resume": resume}
+    return finetune(run, out, settings=_written(settings), data_root=root, **weights, **how)
 
 
 def evaluate(
@@ -182,11 +174,13 @@ def evaluate(
     device: str = "auto",
     annotations: "str | Path | None" = None,
     views: bool = False,
+    image: str = "auto",
+    text: str = "auto",
 ) -> "Evaluation":
     """Rank captions by images and images by captions with the best epoch of a run (``xret eval``).
 
     Args:
-        runs: a run folder; several make an ensemble.
+        runs: a run folder, or a store: the cosine of its frozen encoders' global features. Several make an ensemble.
         store: another feature cache, with features of the same encoders; None: each run's own.
         split: whose images and captions.
         protocol: ``auto`` (what the data set's manifest says), ``full``, ``1k-folds``, ``eccv``, ``cxc``, ``pmrp`` or
@@ -195,6 +189,7 @@ def evaluate(
         device: ``auto``, ``cpu`` or ``cuda``.
         annotations: COCO's ``instances_val2014.json``, for ``pmrp``.
         views: take the mean of the similarities over all cached views of an image, not those of the first alone.
+        image, text: of a store with several feature sets, how the names begin of those that are meant.
 
     Returns:
         A result a protocol, recalls in percent; ``print`` shows them as tables.
@@ -205,7 +200,7 @@ def evaluate(
     from .heads.evaluation.evaluation import evaluate
 
     how: dict[str, Any] = {"ties": ties, "device": device, "annotations": annotations, "views": views}
-    return evaluate(runs, store=store, split=split, protocol=protocol, **how)
+    return evaluate(runs, store=store, split=split, protocol=protocol, image=image, text=text, **how)
 
 
 def ablate(

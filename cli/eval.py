@@ -16,13 +16,19 @@ if TYPE_CHECKING:
     "eval",
     cls=Sectioned,
     sections={
-        "What is measured": "split protocol annotations ties views",
+        "What is measured": "image text split protocol annotations ties views",
         "Diagnostics": "diagnostics data_root visual_weights text_weights",
         "Where and how it runs": "store device as_json",
     },
 )
-@click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN ...]")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN|STORE [RUN ...]")
 @view_options
+@click.option(
+    "--image", default="auto", metavar="NAME", help="Of a STORE with several: how the image set's name begins."
+)
+@click.option(
+    "--text", default="auto", metavar="NAME", help="Of a STORE with several: how the caption set's name begins."
+)
 @click.option(
     "--protocol",
     default="auto",
@@ -50,6 +56,8 @@ def eval_(
     protocol: str,
     annotations: str | None,
     views: bool,
+    image: str,
+    text: str,
     diagnostics: bool,
     as_json: bool,
     data_root: Path | None,
@@ -59,8 +67,12 @@ def eval_(
 ) -> None:
     """Rank captions by images and images by captions with the best epoch of RUN; several runs make an ensemble.
 
+    Of a STORE, rank by the cosine of the frozen encoders' global features, where they lie in one space as those of CLIP
+    do: what a head on them has to beat.
+
     \b
     xret eval run
+    xret eval flickr30k-clip.zarr
     xret eval grid-run region-run --ties mean --json
     xret eval coco-run --protocol pmrp --annotations annotations/instances_val2014.json
     xret eval xret-demo/setdiv --diagnostics --data-root xret-demo/scenes
@@ -71,8 +83,12 @@ def eval_(
     if not diagnostics and (given := [name for name, value in crops.items() if value is not None]):
         raise click.UsageError(f"--{given[0].replace('_', '-')} is for --diagnostics; add that, or leave it out")
     from .. import evaluate
+    from ..heads.evaluation.subjects import is_store
 
-    evaluation = evaluate(runs, protocol=protocol, annotations=annotations, views=views, **options)
+    if diagnostics and is_store(runs[0]):
+        raise click.UsageError(f"--diagnostics looks into a run, and {runs[0]} is a store; leave it out")
+    what: dict[str, Any] = {"image": image, "text": text, "protocol": protocol, "annotations": annotations}
+    evaluation = evaluate(runs, views=views, **what, **options)
     diagnosis = None
     if diagnostics:
         from ..heads.report.diagnostics import diagnose

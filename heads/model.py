@@ -15,6 +15,7 @@ from .modules.embedding import Embedding, Sequence
 from .modules.joined_adapter import JoinedAdapter
 from .modules.losses import LOSSES
 from .modules.positions import cell_places
+from .modules.residual import Residual
 from .modules.similarity import SIMILARITIES
 from .recipes.blocks import Block, Recipe, arguments
 from .recipes.schema import takes
@@ -29,12 +30,14 @@ class FeatureFacts:
         channels: width of the local features; None for words.
         global_channels: width of the global feature; None for words.
         vocabulary_size: number of words; None for other kinds.
+        space: that the global features lie in, see `pipeline.encoders.base.Encoder`; None: in none with others.
     """
 
     kind: str
     channels: int | None
     global_channels: int | None
     vocabulary_size: int | None = None
+    space: str | None = None
 
 
 Facts = FeatureFacts | tuple[FeatureFacts, ...]  # of one feature set of images or captions, or of several together
@@ -46,7 +49,7 @@ def feature_facts(features: Images | Captions) -> Facts:
     for part in parts_of(features):
         vocabulary = getattr(part, "vocabulary", None)
         size = None if vocabulary is None else len(vocabulary)
-        found.append(FeatureFacts(part.kind, part.channels, part.global_channels, size))
+        found.append(FeatureFacts(part.kind, part.channels, part.global_channels, size, getattr(part, "space", None)))
     return found[0] if len(found) == 1 else tuple(found)
 
 
@@ -61,12 +64,14 @@ class Branch(nn.Module):
     Args:
         adapter: projects local and global features of one feature set, or of several.
         aggregator: makes one embedding of them.
+        residual: adds that embedding to the frozen global feature; None: nothing does.
     """
 
-    def __init__(self, adapter: nn.Module, aggregator: nn.Module) -> None:
+    def __init__(self, adapter: nn.Module, aggregator: nn.Module, residual: Residual | None = None) -> None:
         super().__init__()
         self.adapter = adapter
         self.aggregator = aggregator
+        self.residual = residual
 
     @property
     def adapters(self) -> list[Adapter]:
@@ -82,7 +87,8 @@ class Branch(nn.Module):
     @property
     def fields(self) -> set[str] | tuple[set[str], ...]:
         """What must be read of the cache, of ``local``, ``global`` and ``token``; of several sets one for each."""
-        found = [adapter.fields(bool(self.aggregator.uses_local)) for adapter in self.adapters]
+        more = set() if self.residual is None else {"global"}
+        found = [adapter.fields(bool(self.aggregator.uses_local)) | more for adapter in self.adapters]
         return found[0] if len(found) == 1 else tuple(found)
 
     def forward(self, features: Features) -> Aggregated:
@@ -96,6 +102,10 @@ class Branch(nn.Module):
             )
         placed = {"place": _place(features)} if self.aggregator.uses_place else {}
         made = self.aggregator(adapted.local, adapted.length, adapted.global_, **placed)
+        if self.residual is not None:  # losses on the global feature then mean the frozen one
+            assert features.global_ is not None, "fields asks for it"
+            made = made._replace(embedding=self.residual(made.embedding, features.global_))
+            adapted = adapted._replace(global_=features.global_.to(adapted.global_))
         words = features.words
         token = None if words is None or words.token is None else Sequence(words.token, words.length)
         return made._replace(global_=adapted.global_, token=token)
@@ -155,6 +165,8 @@ def build_model(recipe: Recipe, image: Facts, text: Facts) -> Model:
     Raises:
         RecipeError: there is no adapter for a kind, or a part refuses its arguments.
     """
+    if recipe.model.residual:
+        _require_one_space(recipe, image, text)
     return Model(
         _branch(recipe, "image", image),
         _branch(recipe, "text", text),
@@ -192,7 +204,26 @@ def _branch(recipe: Recipe, side: str, facts: Facts) -> Branch:
     block = recipe.aggregator[side]
     if block.get("positions") == "grid" and [one.kind for one in sets] != ["grid"]:
         block = {**block, "positions": "none"}  # only the cells of a map lie in rows and columns
-    return Branch(adapter, _make(f"aggregator.{side}", AGGREGATORS[block["name"]], block, adapter.local_dim, dim))
+    aggregator = _make(f"aggregator.{side}", AGGREGATORS[block["name"]], block, adapter.local_dim, dim)
+    residual = Residual(dim, sets[0].global_channels or 0) if recipe.model.residual else None
+    return Branch(adapter, aggregator, residual)
+
+
+def _require_one_space(recipe: Recipe, image: Facts, text: Facts) -> None:
+    """Raise RecipeError where there is no frozen feature to add to, or what the head makes cannot be added."""
+    spaces = [facts.space for side in (image, text) for facts in facts_of_each(side)]
+    if len(spaces) > 2 or spaces[0] is None or spaces[0] != spaces[1]:
+        raise RecipeError(
+            "model.residual adds to frozen global features of one space, and these image and caption features have "
+            "none in common; extract both towers of one model with --encoder, or set model.residual=false"
+        )
+    for side, block in recipe.aggregator.items():
+        made = AGGREGATORS[block["name"]].embedding
+        if made not in ("vector", "set"):
+            raise RecipeError(
+                f"model.residual adds a vector or a set to the frozen global feature, and aggregator.{side} "
+                f"'{block['name']}' gives a {made}; take another aggregator, or set model.residual=false"
+            )
 
 
 def _require_kinds(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -> None:

@@ -20,7 +20,7 @@ from ...pipeline.device import pick_device
 from ...pipeline.errors import RecipeError, RunError
 from ...pipeline.files import write_text
 from ...pipeline.reading.joined_sets import parts_of
-from ..evaluation.evaluation import Result
+from ..evaluation.evaluation import Result, evaluate_untrained
 from ..evaluation.metrics import WAYS
 from ..evaluation.paper_rows import row_of
 from ..model import Facts, facts_of_each, feature_facts
@@ -34,7 +34,7 @@ from ..series.processes import Series, at_once, in_processes, in_turn, load_feat
 from ..training.preparation import on_sets_of
 from ..training.ranks import require_one_process
 from .cells import Cell, Outcome, run_cell
-from .plan import Plan, Variant, read_grid
+from .plan import Plan, Value, Variant, read_grid
 from .table import Entry, Line, as_text, summarise
 
 
@@ -45,15 +45,17 @@ class Ablation:
     Attributes:
         entries: of each cell, one a protocol; a failed cell has one, without numbers.
         source: the paper's table, of a grid.
+        untrained: of the frozen encoders by themselves, where their features lie in one space; one a protocol.
     """
 
     entries: tuple[Entry, ...]
     source: str | None = None
+    untrained: tuple[Entry, ...] = ()
 
     @property
     def lines(self) -> list[Line]:
         """The lines of the table: mean and standard deviation over seeds."""
-        return summarise(self.entries)
+        return summarise([*self.untrained, *self.entries])
 
     @property
     def failed(self) -> tuple[Entry, ...]:
@@ -62,7 +64,7 @@ class Ablation:
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return the entries as JSON has them."""
-        return [asdict(entry) for entry in self.entries]
+        return [asdict(entry) for entry in (*self.untrained, *self.entries)]
 
     def __str__(self) -> str:
         failures = [f"failed: {entry.label}, seed {entry.seed}: {entry.error}" for entry in self.failed]
@@ -107,6 +109,7 @@ def ablate(
     cache, split = FeatureCache.open(store), split or plan.split
     plan = _on_own_sets(plan, root, cache)
     facts = _check(cache, plan, split, views)
+    untrained = tuple(_untrained(cache, plan, split, device, views))
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -124,7 +127,19 @@ def ablate(
         outcomes = _outcomes(root, [cell for _, cell in cells], jobs, scheduler)
     row = _only_row(plan)
     entries = (_entries(variant, cell, outcomes[cell.run], cache.dataset, row) for variant, cell in cells)
-    return Ablation(tuple(chain.from_iterable(entries)), plan.source)
+    return Ablation(tuple(chain.from_iterable(entries)), plan.source, untrained)
+
+
+def _untrained(cache: FeatureCache, plan: Plan, split: str, device: str, views: bool) -> Iterator[Entry]:
+    """Yield what the frozen encoders of each pair of feature sets in the plan reach without a head."""
+    seen = set()
+    for variant in plan.variants:
+        sets = complete_sets(cache, variant.recipe, (split,))
+        names = sets[0].name, sets[1].name
+        if names not in seen and (found := evaluate_untrained(sets, split, device=device, views=views)):
+            for result in found.results:
+                yield _entry(({}, found.runs[0], 0), cache.url, result, None)
+        seen.add(names)
 
 
 def _outcomes(root: Path, cells: Sequence[Cell], jobs: int, scheduler: str | None) -> dict[str, Outcome]:
@@ -244,18 +259,23 @@ def _entries(variant: Variant, cell: Cell, outcome: Outcome, dataset: str, row: 
         return
     for result in outcome:
         own = row_of(dataset, result.protocol) or row
-        yield Entry(
-            *first,
-            "done",
-            cell.run,
-            cell.split,
-            result.protocol,
-            result.rsum,
-            result.image_to_text,
-            result.text_to_image,
-            result.log_circular_variance,
-            paper={"row": own, **variant.paper[own]} if own in variant.paper else None,
-        )
+        yield _entry(first, cell.run, result, {"row": own, **variant.paper[own]} if own in variant.paper else None)
+
+
+def _entry(first: tuple[dict[str, Value], str, int], run: str, result: Result, paper: dict[str, Any] | None) -> Entry:
+    """Return the entry of a result; `first` is what the variant sets, its label and the seed."""
+    return Entry(
+        *first,
+        "done",
+        run,
+        result.split,
+        result.protocol,
+        result.rsum,
+        result.image_to_text,
+        result.text_to_image,
+        result.log_circular_variance,
+        paper,
+    )
 
 
 def _only_row(plan: Plan) -> str | None:

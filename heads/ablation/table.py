@@ -161,6 +161,7 @@ def plot(lines: Sequence[Line], file: Path) -> None:
         RunError: matplotlib is not installed, or there is no RSUM.
         ValueError: as of `require_plot`.
     """
+    untrained, lines = [line for line in lines if not line.values], [line for line in lines if line.values]
     require_plot(file, [line.values for line in lines])
     from matplotlib.figure import Figure
 
@@ -179,6 +180,8 @@ def plot(lines: Sequence[Line], file: Path) -> None:
         if known:
             label = f"paper, {ROWS[known[0].row or ''].title}"
             axes.plot([line.values[key] for line in known], [line.paper["rsum"] for line in known], "x", label=label)
+    for line in (line for line in untrained if "rsum" in line.mean):
+        axes.axhline(line.mean["rsum"], linestyle=":", label=f"{line.protocol}, untrained")
     values = [line.values[key] for line in lines]
     if min(values) > 0 and max(values) >= 10 * min(values):
         axes.set_xscale("log")

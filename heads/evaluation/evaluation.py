@@ -1,7 +1,7 @@
-"""Evaluation: the tables of a run, or of several as an ensemble.
+"""Evaluation: the tables of a run, of several as an ensemble, or of frozen encoders without any head.
 
 The similarities of an ensemble are the mean of its runs' (SetDiv, rows marked with a dagger), and those of a run on
-images in several views the mean over the views (`scoring.score_run`). The runs of an ensemble may have been
+images in several views the mean over the views (`scoring.score_sets`). The runs of an ensemble may have been
 trained on different stores, as of regions and of a grid: images and captions are then matched by their ids. `metrics`
 and `r_precision` say how ties are counted.
 """
@@ -19,12 +19,12 @@ from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError, nearest
 from ...pipeline.reading.split import Split
 from ...pipeline.wording import counted
-from ..runs.features import caption_set_of_run, image_set_of_run, open_store, require_views
-from ..runs.run import Run
+from ..runs.features import Sets, require_views
 from .metrics import WAYS, Ties
 from .paper_rows import ROWS, row_of
 from .protocols import FOLDED, PROTOCOLS, GroundTruth, ground_truth, require, table
-from .scoring import Scores, score_run
+from .scoring import Scores
+from .subjects import Subject, in_one_space, open_subjects
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Evaluation:
     """What `evaluate` finds; ``str`` shows it as tables.
 
     Attributes:
-        runs: the run folders.
+        runs: the run folders; of frozen encoders ``untrained``, and which.
         stores: the feature cache of each.
         views: over how many views of an image each takes the mean.
         results: one a protocol.
@@ -132,9 +132,11 @@ def evaluate(
     device: str = "auto",
     annotations: str | Path | None = None,
     views: bool = False,
+    image: str = "auto",
+    text: str = "auto",
     scores: Scores | None = None,
 ) -> Evaluation:
-    """Evaluate a run, or several as an ensemble; `xret.evaluate` explains the arguments.
+    """Evaluate a run, several as an ensemble, or a store's frozen encoders; `xret.evaluate` explains the arguments.
 
     Args:
         protocol: of those that ``auto`` finds in the manifest, one that does not apply to these images is left out, as
@@ -146,38 +148,69 @@ def evaluate(
             do not see the same images and captions.
     """
     target = pick_device(device)
-    opened = [Run(path) for path in ([runs] if isinstance(runs, str | Path) else runs)]
-    caches = _open_stores(opened, store)
-    truths = _ground_truths(opened[0], caches[0], split, protocol, annotations)
-    counts = _views(opened, caches) if views else (1,) * len(opened)
+    subjects = open_subjects([runs] if isinstance(runs, str | Path) else runs, store, image, text)
+    counts = _views(subjects) if views else (1,) * len(subjects)
+    truths = _ground_truths(subjects[0], split, protocol, annotations)
+    return _evaluate(subjects, counts, truths, split, ties, target, scores, every=protocol != "auto")
+
+
+def evaluate_untrained(
+    sets: Sets, split: str, ties: Ties = "pessimistic", device: str = "auto", views: bool = False
+) -> Evaluation | None:
+    """Return what frozen encoders reach without a head, by the protocols of the manifest.
+
+    None where their features lie in no common space: then there is nothing to compare.
+
+    Args:
+        views: take the mean over all cached views of an image.
+
+    Raises:
+        RunError: the split does not fit the protocols.
+        CacheError: the split is unknown, empty or not complete.
+    """
+    if not in_one_space(sets):
+        return None
+    subject = Subject(None, sets[0].cache, sets)
+    truths = _ground_truths(subject, split, "auto", None)
+    counts = _views([subject]) if views else (1,)
+    return _evaluate([subject], counts, truths, split, ties, pick_device(device), every=False)
+
+
+def _evaluate(
+    subjects: Several[Subject],
+    views: tuple[int, ...],
+    truths: dict[str, GroundTruth],
+    split: str,
+    ties: Ties,
+    device: torch.device,
+    scores: Scores | None = None,
+    *,
+    every: bool,
+) -> Evaluation:
+    """Return the tables of subjects, each over so many views; of the protocols `every` one, or those that apply."""
     if scores is None:
-        scores = _score(opened, caches, split, target, counts)
-    names = _applicable(tuple(truths), len(scores.ids)) if protocol == "auto" else tuple(truths)
+        scores = _score(subjects, split, device, views)
+    names = tuple(truths) if every else _applicable(tuple(truths), len(scores.ids))
     return Evaluation(
-        tuple(str(run.path) for run in opened),
-        tuple(cache.url for cache in caches),
-        counts,
-        tuple(_result(name, truths[name], scores, opened, caches[0], split, ties) for name in names),
+        tuple(subject.name for subject in subjects),
+        tuple(subject.cache.url for subject in subjects),
+        views,
+        tuple(_result(name, truths[name], scores, subjects, split, ties) for name in names),
     )
 
 
-def _open_stores(runs: list[Run], store: str | None) -> list[FeatureCache]:
-    """Return the store of each run, opened once where several have the same."""
-    opened = {url: open_store(run, store) for url, run in {store or run.info.store: run for run in runs}.items()}
-    return [opened[store or run.info.store] for run in runs]
-
-
-def _views(runs: list[Run], caches: list[FeatureCache]) -> tuple[int, ...]:
-    """Return how many views of an image each run's features have; RunError where none has several."""
-    sets = [image_set_of_run(run, cache) for run, cache in zip(runs, caches, strict=True)]
-    require_views(max(sets, key=lambda features: features.views))
-    return tuple(features.views for features in sets)
+def _views(subjects: Several[Subject]) -> tuple[int, ...]:
+    """Return how many views of an image each one's features have; RunError where none has several."""
+    images = [subject.sets[0] for subject in subjects]
+    require_views(max(images, key=lambda features: features.views))
+    return tuple(features.views for features in images)
 
 
 def _ground_truths(
-    run: Run, cache: FeatureCache, split: str, protocol: str, annotations: str | Path | None
+    subject: Subject, split: str, protocol: str, annotations: str | Path | None
 ) -> dict[str, GroundTruth]:
     """Return what each protocol compares with; refuse what does not cover the split before anything is embedded."""
+    cache = subject.cache
     protocols = cache.protocols if protocol == "auto" else (protocol,)
     for name in protocols:
         if name not in PROTOCOLS:
@@ -186,7 +219,7 @@ def _ground_truths(
         raise RunError(f"--annotations is for the protocol pmrp, and this is {', '.join(protocols)}; leave it out")
     truths = {name: ground_truth(name, annotations) for name in protocols}
     if any(truth is not None for truth in truths.values()):
-        samples = Split.of(image_set_of_run(run, cache), caption_set_of_run(run, cache), split)
+        samples = Split.of(*subject.sets, split)
         cocoid = cache.store.read_array("samples/cocoid", 0, cache.images)[samples.image_rows]
         sentid = cache.sentids(0, cache.captions)[samples.caption_rows]
         for name, truth in truths.items():
@@ -194,23 +227,22 @@ def _ground_truths(
     return truths
 
 
-def _score(
-    runs: list[Run], caches: list[FeatureCache], split: str, device: torch.device, views: tuple[int, ...]
-) -> Scores:
-    """Return the scores of a run over so many views, or the mean of several runs' in the order of the first."""
-    scores = score_run(runs[0], caches[0], split, device, views[0])
-    for run, cache, count in zip(runs[1:], caches[1:], views[1:], strict=True):
-        _add(scores, score_run(run, cache, split, device, count), f"{run.path} and {runs[0].path}")
-    scores.similarity.div_(len(runs))
+def _score(subjects: Several[Subject], split: str, device: torch.device, views: tuple[int, ...]) -> Scores:
+    """Return the scores of one over so many views, or the mean of several's in the order of the first."""
+    scores = subjects[0].score(split, device, views[0])
+    for subject, count in zip(subjects[1:], views[1:], strict=True):
+        _add(scores, subject.score(split, device, count), f"{subject.name} and {subjects[0].name}")
+    scores.similarity.div_(len(subjects))
     return scores
 
 
 def _result(
-    protocol: str, truth: GroundTruth, scores: Scores, runs: list[Run], cache: FeatureCache, split: str, ties: Ties
+    protocol: str, truth: GroundTruth, scores: Scores, subjects: Several[Subject], split: str, ties: Ties
 ) -> Result:
+    cache = subjects[0].cache
     found = table(protocol, truth, scores, ties, _where(cache, split))
-    alone = len(runs) == 1
-    row = row_of(cache.dataset, protocol) if alone and split == "test" else None
+    run = subjects[0].run if len(subjects) == 1 else None
+    row = row_of(cache.dataset, protocol) if run is not None and split == "test" else None
     of_papers_size = row is not None and ROWS[row].images == len(scores.ids)
     return Result(
         split=split,
@@ -224,8 +256,8 @@ def _result(
         text_to_image=found.text_to_image,
         rsum=found.rsum,
         mean_recall=None if found.rsum is None else found.rsum / 6,
-        paper_rsum=getattr(runs[0].recipe.expected, row) if row and of_papers_size else None,
-        log_circular_variance=scores.log_circular_variance if alone else None,
+        paper_rsum=getattr(run.recipe.expected, row) if run is not None and row and of_papers_size else None,
+        log_circular_variance=scores.log_circular_variance if len(subjects) == 1 else None,
     )
 
 

@@ -7,14 +7,12 @@ exact.
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...pipeline.cache.feature_cache import FeatureCache
-from ...pipeline.device import pick_device, within_memory
+from ...pipeline.device import within_memory
 from ...pipeline.errors import RunError
 from ...pipeline.reading.batches import Batches
 from ...pipeline.reading.features import Features
@@ -23,8 +21,7 @@ from ..modules.aggregators import Aggregated
 from ..modules.embedding import Embedding, Sequence, concatenate, each
 from ..modules.padding import zero_padding
 from ..modules.similarity import in_blocks
-from ..runs.features import open_store, split_of_run
-from ..runs.run import Run
+from ..runs.features import Sets, batches_of
 from . import metrics
 
 BATCH = 256  # samples embedded in one go
@@ -57,26 +54,23 @@ class Scores:
     log_circular_variance: float | None
 
 
-def score(run: str | Path, *, store: str | None = None, split: str = "test", device: str = "auto") -> Scores:
-    """Return how a run compares all images and captions of a split; arguments and errors as for `evaluate`."""
-    opened = Run(run)
-    return score_run(opened, open_store(opened, store), split, pick_device(device))
-
-
-def score_run(run: Run, cache: FeatureCache, split: str, device: torch.device, views: int = 1) -> Scores:
-    """Return how an opened run compares the images and captions of a split of an opened store; errors as above.
+def score_sets(model: Model, sets: Sets, split: str, device: torch.device, views: int = 1) -> Scores:
+    """Return how a model compares the images and captions of a split of two feature sets.
 
     Similarities are the mean over the first `views` views of an image. This is right for whatever an embedding is: the
     slots of sets may change places from view to view, so that their mean would blend what does not belong together. Of
     vectors that are compared by cosine it is the product with the mean of the images' normalised embeddings.
+
+    Raises:
+        RunError: a similarity is not finite, or memory does not suffice.
+        CacheError: the split is unknown, empty or not complete.
     """
     with within_memory(device):
-        model = run.model(device)
-        batches = split_of_run(run, cache, split, model, device)
+        batches = batches_of(sets, model, split, device)
         images, captions = embed(model, batches)
         scores = score_embedded(model, batches, images, captions)
         for view in range(1, views):
-            of_view = split_of_run(run, cache, split, model, device, view)
+            of_view = batches_of(sets, model, split, device, views=(view,))
             images = embed_all(model.embed_images, of_view.image_features(BATCH))
             scores.similarity.add_(compare(model, images, captions, scores.texts))
         scores.similarity.div_(views)

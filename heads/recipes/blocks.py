@@ -39,9 +39,10 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How large the embedding is."""
+    """What the embedding is."""
 
-    dim: Count = 1024
+    dim: Count = 1024  # its width, before a residual
+    residual: bool = False  # is added to the frozen global feature, of encoders that lie in one space
 
 
 @dataclass(frozen=True, kw_only=True)

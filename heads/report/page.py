@@ -11,8 +11,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from ...pipeline.errors import RunError
 from ...pipeline.files import require_writable, write_text
 from ...pipeline.progress import Progress
-from ..evaluation.evaluation import Evaluation, evaluate
+from ..evaluation.evaluation import Evaluation, evaluate, evaluate_untrained
 from ..evaluation.metrics import Ties
+from ..runs.features import caption_set_of_run, image_set_of_run
 from ..runs.info import versions
 from .diagnostics import Diagnosis, diagnose_view
 from .figures import number
@@ -81,7 +82,8 @@ def write_report(
             progress.update(1)
             found.append(diagnose_view(view, ties, data_root, visual_weights, text_weights))
             progress.update(1)
-        page = _content(views, results, found, pictures, ties, seed)
+        untrained = _untrained(views, split, ties, device)
+        page = _content(views, results, untrained, found, pictures, ties, seed)
         progress.update(1)
     text = render(page)
     write_text(Path(out), text, RunError)
@@ -122,6 +124,7 @@ def render(page: dict[str, Any]) -> str:
 def _content(
     views: Several[View],
     results: Several[Evaluation],
+    untrained: Several[Evaluation],
     found: Several[Diagnosis],
     pictures: Pictures,
     ties: Ties,
@@ -129,14 +132,15 @@ def _content(
 ) -> dict[str, Any]:
     """Return what the template fills in."""
     names = [view.name for view in views]
+    measured = [*names, *(one.runs[0] for one in untrained)], [*results, *untrained]
     alike = len(views) > 1 and same_samples(views)
     sets = [view for view in views if view.is_set]
     page = {
         "views": views,
         "ways": WAYS,
         "facts": [_facts(view) for view in views],
-        "evaluation": evaluation_tables(names, results),
-        "recalls": rsum_plot(names, results),
+        "evaluation": evaluation_tables(*measured),
+        "recalls": rsum_plot(*measured),
         "training": training_plots(views),
         "comparable": alike,
         "agreement": agreement_table(views) if alike else None,
@@ -157,6 +161,17 @@ def _content(
         "version": versions()["xret"],
     }
     return page | {"pictures": pictures}  # last: by now it holds what is shown
+
+
+def _untrained(views: Several[View], split: str, ties: Ties, device: str) -> list[Evaluation]:
+    """Return what the runs' frozen encoders reach without a head, where their features lie in one space."""
+    found = {}
+    for view in views:
+        sets = image_set_of_run(view.run, view.cache), caption_set_of_run(view.run, view.cache)
+        key = view.cache.url, sets[0].name, sets[1].name
+        if key not in found:
+            found[key] = evaluate_untrained(sets, split, ties, device)
+    return [one for one in found.values() if one is not None]
 
 
 def _spread(view: View, way: Direction, seed: int) -> str:

@@ -17,11 +17,15 @@ def build_optimizer(model: Model, losses: nn.ModuleDict, values: Optimizer) -> t
     A group's `factor` multiplies the learning rate of its component, for example that of both aggregators (SetDiv
     appendix A) or of one of them; `frozen` is the number of first epochs in which it does not learn.
     """
+    image, text = (
+        nn.ModuleList([side.aggregator, *([] if side.residual is None else [side.residual])])
+        for side in (model.image, model.text)
+    )
     parts: list[tuple[str, str, nn.Module]] = [
         ("adapter", "image_adapter", model.image.adapter),
         ("adapter", "text_adapter", model.text.adapter),
-        ("aggregator", "image_aggregator", model.image.aggregator),
-        ("aggregator", "text_aggregator", model.text.aggregator),
+        ("aggregator", "image_aggregator", image),
+        ("aggregator", "text_aggregator", text),
         ("similarity", "", model.compare),
         ("loss", "", losses),
     ]

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ...pipeline.reading.placement import Placement, Resident
 from ..evaluation.metrics import Recalls
 from ..evaluation.protocols import recalls
 from ..evaluation.scoring import compare, embed
+from ..evaluation.subjects import untrained_rsum
 from ..model import Facts, Model, build_losses, build_model, feature_facts
 from ..recipes.blocks import Recipe
 from ..runs.features import Sets, batches_of, views_to_draw
@@ -58,6 +59,8 @@ class TrainSummary:
         best_epoch: counted from 1; its weights are `model.safetensors`.
         best_rsum: its validation RSUM, of 600.
         seconds: of this call's epochs, validation included.
+        untrained_rsum: of the frozen encoders without a head, on the same split; None where their features lie in no
+            common space.
     """
 
     run: str
@@ -66,6 +69,7 @@ class TrainSummary:
     best_epoch: int
     best_rsum: float
     seconds: float
+    untrained_rsum: float | None = None
 
 
 def train(
@@ -127,7 +131,8 @@ def train(
             if not begun:
                 look_at_data(model, train_split)
             objective = Objective.of(recipe, model, state.losses, train_split, ranks)
-            return Loop(run, objective, state, train_split, val_split, after_epoch).go_on()
+            summary = Loop(run, objective, state, train_split, val_split, after_epoch).go_on()
+            return replace(summary, untrained_rsum=untrained_rsum(sets, "val", target) if ranks.first else None)
 
 
 def _beginning(recipe: Recipe, facts: tuple[Facts, Facts], seed: int, target: torch.device) -> TrainingState:

@@ -27,6 +27,7 @@ def make_store(
     broken=(),
     protocols=("full",),
     views=1,
+    space=None,
 ):
     """Make a store and return its URL.
 
@@ -42,6 +43,7 @@ def make_store(
         broken: rows of images that could not be read; of several sets by the last.
         protocols: of the data set.
         views: of an image; the first is what a store of one view has. A tuple: of each set.
+        space: that the global features of images and captions lie in; captions are tokens.
     """
     rng = np.random.default_rng(7)
     images, content, splits = [], [], {}
@@ -64,15 +66,15 @@ def make_store(
     for number, kind in enumerate(kinds):
         failed = broken if number == len(kinds) - 1 else ()
         its_views = views if isinstance(views, int) else views[number]
-        _fill_images(cache, blocks, content, kind, weights, failed, its_views, number)
+        _fill_images(cache, blocks, content, kind, weights, failed, its_views, number, space)
     texts = [caption.text for image in images for caption in image.captions]
     learnt = int(cache.caption_start[train]) if val + test else len(texts)
     for kind in (text,) if isinstance(text, str) else text:
-        _fill_texts(cache, blocks, kind, texts, learnt)
+        _fill_texts(cache, blocks, kind, texts, learnt, space)
     return str(url)
 
 
-def _fill_texts(cache, blocks, kind, texts, learnt):
+def _fill_texts(cache, blocks, kind, texts, learnt, space):
     """Add a caption set of a kind; words are those of the first `learnt` texts."""
     if kind == "words":
         encoder = WordsEncoder.build(texts[:learnt], min_count=1)
@@ -82,12 +84,12 @@ def _fill_texts(cache, blocks, kind, texts, learnt):
     if kind == "longer":  # states of other numbers of tokens
         ids = [[row % 100] * (row % 3) + own for row, own in enumerate(ids)]
     name = "states" if kind == "tokens" else kind
-    _fill_captions(cache, blocks, ids, {"encoder": name}, name, None)
+    _fill_captions(cache, blocks, ids, {"encoder": name}, name, None, space)
 
 
-def _fill_images(cache, blocks, content, kind, weights, broken, views=1, seed=0):
+def _fill_images(cache, blocks, content, kind, weights, broken, views=1, seed=0, space=None):
     identity = {"encoder": kind, "weights": weights, **({"views": views} if views > 1 else {})}
-    facts = SetFacts(kind, kind, identity, "float16", WIDTH, WIDTH, {})
+    facts = SetFacts(kind, kind, identity, "float16", WIDTH, WIDTH, {}, space=space)
     create_image_set(cache, facts, ROWS, blocks, views=views)
     vectors = np.random.default_rng(1 + 10 * seed).normal(size=(36, WIDTH))
     noise = np.random.default_rng(2 + 10 * seed).normal(size=(len(content), ROWS, WIDTH)) * 0.1
@@ -111,9 +113,9 @@ def _fill_images(cache, blocks, content, kind, weights, broken, views=1, seed=0)
     )
 
 
-def _fill_captions(cache, blocks, ids, identity, name, vocabulary):
-    width = None if vocabulary else 12
-    facts = SetFacts(name, "words" if vocabulary else "tokens", identity, "float16", width, width, {})
+def _fill_captions(cache, blocks, ids, identity, name, vocabulary, space=None):
+    width = None if vocabulary else WIDTH if space else 12
+    facts = SetFacts(name, "words" if vocabulary else "tokens", identity, "float16", width, width, {}, space=space)
     per_shard = [slice(*blocks.images(shard)) for shard in range(len(blocks))]
     first = [int(cache.caption_start[rows][0]) for rows in per_shard]
     count = [int(cache.caption_count[rows].sum()) for rows in per_shard]

@@ -11,13 +11,14 @@ from captioned_store import make_captioned_store
 from safetensors.torch import load_file, save_file
 from small_store import make_store
 
-from xret.heads.evaluation import evaluation, protocols, scoring
+from xret.heads.evaluation import evaluation, protocols, scoring, subjects
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.judgements import Judgements
 from xret.heads.evaluation.metrics import WAYS, ranks, recall_table
 from xret.heads.evaluation.paper_rows import ROWS, row_of
 from xret.heads.evaluation.protocols import recalls
-from xret.heads.evaluation.scoring import compare, representatives, score
+from xret.heads.evaluation.scoring import compare, representatives
+from xret.heads.evaluation.subjects import score
 from xret.heads.modules.similarity import blocks
 from xret.heads.recipes.blocks import Expected
 from xret.heads.recipes.recipe import load_recipe
@@ -324,7 +325,7 @@ def test_what_is_not_judged_is_refused_before_it_is_embedded(setdiv, store, tmp_
 
     monkeypatch.setattr(scoring, "embed", None)
     with monkeypatch.context() as patch:
-        patch.setattr(evaluation, "image_set_of_run", one_failed)
+        patch.setattr(subjects, "image_set_of_run", one_failed)
         with pytest.raises(RunError, match=r"eccv needs the 12 images and 60 captions .* has 11 and 55"):
             evaluate([setdiv], store=coco, protocol="eccv", device="cpu")
     with pytest.raises(
@@ -380,7 +381,7 @@ def test_an_ensemble_must_see_the_same_samples(store, setdiv, folder, monkeypatc
         return found
 
     shutil.copytree(setdiv, folder / "setdiv2")
-    monkeypatch.setattr(run_features, "image_set_of_run", one_broken)
+    monkeypatch.setattr(subjects, "image_set_of_run", one_broken)
     with pytest.raises(
         RunError, match="cannot be one ensemble: of 11 and 12 images 11 are in both, of 27 and 30 captions 27: "
     ):

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torchvision.transforms import functional as transforms
 
 from xret.heads.evaluation.evaluation import evaluate
-from xret.heads.evaluation.scoring import score
+from xret.heads.evaluation.subjects import score
 from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.report import page as report_page

@@ -1,13 +1,16 @@
 """Heads on features of timm and open_clip: trained, searched with new pictures and texts, image encoders tuned."""
 
+import open_clip
 import pytest
 import small_open_clip
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from small_extraction import files
 from small_timm import save_timm_model
 
 import xret
+from xret.heads.evaluation.subjects import score
 from xret.pipeline.cache import FeatureCache
 from xret.pipeline.encoders import registry
 from xret.pipeline.errors import CacheError, EncoderError
@@ -58,6 +61,19 @@ def test_towers_of_one_file_share_a_space(data):
     assert cache.image_set("small-ViT").space == cache.caption_set().space is not None
     assert cache.image_set("small_swin").space is None
     assert cache.image_set("small_swin").grid == (8, 8)  # of its first stage
+
+
+@torch.no_grad()
+def test_without_a_head_it_is_what_open_clip_alone_gives(data):
+    found = score(data / "s.zarr", device="cpu")
+    model, _, transform = open_clip.create_model_and_transforms("small-ViT", pretrained=str(data / "clip.pt"))
+    pictures = [Image.open(data / "tiny" / "images" / name) for name in found.file_names]
+    pixels, tokens = (
+        torch.stack([transform(one) for one in pictures]),
+        open_clip.get_tokenizer("small-ViT")(found.texts),
+    )
+    image, text, *_ = model.eval()(pixels, tokens)
+    torch.testing.assert_close(found.similarity, image @ text.T, rtol=0, atol=2e-3)  # rounded to float16
 
 
 @pytest.mark.parametrize(("image", "file"), [("small-ViT", "clip.pt"), ("small_swin", "swin.pth")])

@@ -12,7 +12,7 @@ from small_bert import save_bert
 from small_runs import NETWORK, make_pictures, make_run, make_store
 from torch.nn.functional import normalize
 
-from xret.heads.evaluation.scoring import score
+from xret.heads.evaluation.subjects import score
 from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.retrieval.hits import best, deviation
 from xret.heads.retrieval.queries import UnknownWordsWarning, unknown_sentence

@@ -1,0 +1,70 @@
+"""A head that adds to frozen features: before it has learnt, it is what they reach untrained."""
+
+import pytest
+import torch
+from small_store import make_store
+from torch.nn.functional import normalize
+
+from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.evaluation.scoring import score_sets
+from xret.heads.evaluation.subjects import score
+from xret.heads.model import build_model, feature_facts
+from xret.heads.modules.residual import Residual
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.training.training import train
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.errors import RecipeError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU = torch.device("cpu")
+NARROW = ["aggregator.image.head_dim=16", "aggregator.text.head_dim=16"]
+SMALL = ["model.dim=24", "model.residual=true", "data.batch_size=16", "schedule.epochs=2", "optimizer.lr=0.01"]
+KINDS = {"mlp": [], "vse-infty": [], "pvse": [], "setdiv": NARROW, "maxmatch": NARROW}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return make_store(tmp_path_factory.mktemp("residual") / "joint.zarr", text="tokens", space="of one model")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_at_step_0_it_ranks_as_the_frozen_encoders_do(store, name):
+    cache = FeatureCache.open(store)
+    sets = cache.image_set(), cache.caption_set()
+    recipe = load_recipe(name, [*SMALL, *KINDS[name]])
+    made = score_sets(build_model(recipe, *map(feature_facts, sets)).eval(), sets, "test", CPU).similarity
+    frozen = score(store, device="cpu").similarity
+    order = frozen.flatten().argsort()
+    assert (made.flatten()[order].diff() >= -1e-5).all()
+    if recipe.similarity["name"] == "cosine":
+        torch.testing.assert_close(made, frozen, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_it_trains_and_is_read_again(store, name, tmp_path):
+    found = train(store, load_recipe(name, [*SMALL, *KINDS[name]]), tmp_path / "run", device="cpu")
+    assert found.untrained_rsum is not None
+    assert found.best_rsum > found.untrained_rsum
+    assert evaluate(tmp_path / "run", split="val", device="cpu").results[0].rsum == pytest.approx(found.best_rsum)
+
+
+@pytest.mark.parametrize("elements", [(), (3,)])
+def test_the_sum_is_that_of_the_formula(elements):
+    torch.manual_seed(0)
+    residual = Residual(4, 6)
+    torch.nn.init.normal_(residual.layer.weight)
+    embedding, frozen = torch.randn(2, *elements, 4), torch.randn(2, 6)
+    expected = torch.stack(
+        [normalize(one, dim=0) + own @ residual.layer.weight.T for own, one in zip(embedding, frozen, strict=True)]
+    )
+    torch.testing.assert_close(residual(embedding, frozen), expected)
+
+
+def test_what_has_no_common_space_or_is_no_vector_is_refused(store, tmp_path):
+    apart = make_store(tmp_path / "apart.zarr", text="tokens")
+    with pytest.raises(RecipeError, match=r"model.residual adds to frozen global features of one space, and these"):
+        train(apart, load_recipe("mlp", SMALL), tmp_path / "run", device="cpu")
+    with pytest.raises(RecipeError, match=r"aggregator.image 'pcmepp' gives a gaussian; take another aggregator"):
+        train(store, load_recipe("pcmepp", SMALL), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()

@@ -4,8 +4,11 @@ import math
 import re
 
 import pytest
+from conftest import tiny_dataset
+from small_checkpoints import save_text_model
 from small_store import make_store
 
+import xret
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.model import FeatureFacts, build_model
 from xret.heads.recipes.names import FOLDER, recipe_file, recipe_names
@@ -110,6 +113,27 @@ def test_a_recipe_trains_two_steps_and_is_evaluated(name, store, tmp_path):
     assert 0 <= result.rsum <= 600
     sets = recipe.aggregator["image"]["name"] in ("element-slots", "pie-net", "pcme")
     assert (result.log_circular_variance is not None) == sets
+
+
+@pytest.fixture(scope="module")
+def of_today(tmp_path_factory):
+    """Give a store with both towers of a CLIP, and the words of the captions."""
+    folder = tmp_path_factory.mktemp("today")
+    tiny_dataset.__wrapped__(folder)(folder=folder / "tiny", train=8, val=4, test=4)
+    clip = save_text_model(folder / "clip", "clip")
+    for encoders in ({"encoder": f"hf:{clip}"}, {"visual": None, "text": "words"}):
+        xret.extract(folder / "tiny" / "tiny.yaml", folder / "s.zarr", **encoders, device="cpu")
+    return str(folder / "s.zarr")
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_trains_on_the_features_of_a_clip(name, of_today, tmp_path):
+    """Patches 32 wide beside global features of 24; only what writes captions word by word needs words."""
+    text = "words" if "caption-generation" in load_recipe(name, ["model.dim=8"]).terms else "clip"
+    summary = train(of_today, load_recipe(name, [*small(name), f"data.text={text}"]), tmp_path / "run", device="cpu")
+    assert (summary.untrained_rsum is not None) == (text == "clip")
+    (result,) = evaluate([summary.run], device="cpu").results
+    assert 0 <= result.rsum <= 600
 
 
 def small(name):

@@ -56,7 +56,8 @@ def extract(
         dataset: a manifest's name (``coco``, ``flickr30k``, ``flickr8k``, ``rsicd``) or the path of a manifest.
         store: the cache: a local path or an fsspec URL.
         data_root: what the manifest's relative paths are relative to; None: the manifest's folder.
-        encoder: a model of pictures and texts, ``hf:ID`` or ``hf:DIR``; the same as `visual` and `text`.
+        encoder: a model of pictures and texts, ``hf:ID``, ``hf:DIR`` or ``open_clip:ARCH/TAG``; the same as `visual`
+            and `text`.
         from_run: encode with the backbones that `finetune` left in this run, in the place of `visual` and `text`.
         options: of `pipeline.extraction.options.Options`, with its defaults: ``visual``, ``visual_weights``,
             ``visual_layer``, ``image_size``, ``pool``, ``regions``, ``frames``, ``views``, ``augment``, ``text``,

@@ -89,23 +89,29 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     show_default=True,
     metavar="ENCODER",
     help="A torchvision classification network; hf:ID or hf:DIR, an image model of transformers from the hub or a"
-    " folder (CLIP, SigLIP, DINOv2, DINOv3, ViT, Swin, ConvNeXt, …); butd, butd-grid, fasterrcnn_resnet50_fpn_v2; none;"
-    " or a class of your own as MODULE:CLASS, which is run.",
+    " folder (CLIP, SigLIP, DINOv2, DINOv3, ViT, Swin, ConvNeXt, …); timm:NAME or timm:NAME.TAG; open_clip:ARCH/TAG;"
+    " butd, butd-grid, fasterrcnn_resnet50_fpn_v2; none; or a class of your own as MODULE:CLASS, which is run.",
 )
-@click.option("--visual-weights", default="imagenet", show_default=True, help="imagenet, a file, or random:SEED.")
+@click.option(
+    "--visual-weights",
+    default="imagenet",
+    show_default=True,
+    help="imagenet, which for timm: and open_clip: means those of the tag; a file; or random:SEED.",
+)
 @click.option(
     "--visual-layer",
     default=-1,
     show_default=True,
     metavar="N",
     type=int,
-    help="For hf: whose hidden states are the local features: 0 the embeddings, -1 the last.",
+    help="Which gives the local features; -1 the last. Of hf: 0 are the embeddings, of timm: and open_clip: the first"
+    " block or stage.",
 )
 @click.option(
     "--image-size",
     type=click.IntRange(32, 2048),
     metavar="PIXELS",
-    help="Side of the input, for grids; by default 224, and of hf: what the checkpoint was trained with.",
+    help="Side of the input, for grids; by default 224, and of hf:, timm: and open_clip: the model's own.",
 )
 @click.option(
     "--regions", callback=_regions, metavar="N|MIN-MAX", help="Boxes of an image for detectors, by default 36."
@@ -135,19 +141,20 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     default="bert",
     show_default=True,
     metavar="ENCODER",
-    help="bert, words, none; or hf:ID or hf:DIR, a text encoder of transformers (CLIP, SigLIP, RoBERTa, MPNet, T5, a"
-    " folder of sentence-transformers, …).",
+    help="bert, words, none; hf:ID or hf:DIR, a text encoder of transformers (CLIP, SigLIP, RoBERTa, MPNet, T5, a"
+    " folder of sentence-transformers, …); or open_clip:ARCH/TAG.",
 )
 @click.option(
     "--encoder",
-    metavar="hf:ID|hf:DIR",
+    metavar="hf:ID|hf:DIR|open_clip:ARCH/TAG",
     help="A model of pictures and texts, as CLIP: the same as --visual and --text.",
 )
 @click.option(
     "--text-weights",
     default="bert-base-uncased",
     show_default=True,
-    help="For bert: a model id of the Hugging Face hub, downloaded once, or a local folder.",
+    help="For bert: a model id of the Hugging Face hub, downloaded once, or a local folder. For open_clip: a file, or"
+    " random:SEED, in place of those of the tag.",
 )
 @click.option("--text-layer", default=-1, show_default=True, help="Hidden states: 0 the embeddings, -1 the last.")
 @click.option("--special-tokens/--no-special-tokens", default=True, help="Keep the states of special tokens.")
@@ -249,28 +256,30 @@ def refuse_workers_of_a_cluster(options: dict[str, Any]) -> None:
 
 def _take_encoder(ctx: click.Context, options: dict[str, Any]) -> None:
     """Put --encoder in the place of --visual and --text."""
-    from ..pipeline.encoders import HUB
+    from ..pipeline.encoders import HUB, OPEN_CLIP
 
     encoder = options.pop("encoder")
     if encoder is None:
         return
     if names := _given(ctx, ["visual", "text"]):
         raise click.UsageError(f"--encoder decides {names}; leave out one or the other")
-    if not encoder.startswith(HUB):
+    if not encoder.startswith((HUB, OPEN_CLIP)):
         raise click.UsageError(
-            f"--encoder {encoder}: give a model of pictures and texts as {HUB}ID or {HUB}DIR, or --visual and --text"
+            f"--encoder {encoder}: give a model of pictures and texts as {HUB}ID, {HUB}DIR or {OPEN_CLIP}ARCH/TAG, or"
+            " --visual and --text"
         )
     options |= {"visual": encoder, "text": encoder}
 
 
 def _refuse_without_effect(ctx: click.Context, options: dict[str, Any]) -> None:
     """Refuse options that the chosen encoders would pass over in silence."""
-    from ..pipeline.encoders import HUB, REGION_ENCODERS
+    from ..pipeline.encoders import HUB, OPEN_CLIP, REGION_ENCODERS
 
     of_hub = options["text"].startswith(HUB)
-    if options["text"] not in ("bert", "words", "none") and not of_hub:
+    if options["text"] not in ("bert", "words", "none") and not options["text"].startswith((HUB, OPEN_CLIP)):
         raise click.BadParameter(
-            f"'{options['text']}' is none of bert, words, none, {HUB}ID and {HUB}DIR", param_hint="'--text'"
+            f"'{options['text']}' is none of bert, words, none, {HUB}ID, {HUB}DIR and {OPEN_CLIP}ARCH/TAG",
+            param_hint="'--text'",
         )
     of_texts = ("text_layer", "special_tokens", "max_tokens", "prompt")
     if options["text"] in ("words", "none") and (names := _given(ctx, ("text_weights", *of_texts))):

@@ -23,7 +23,9 @@ def run_options(command: Any) -> Any:
             click.option(
                 "--visual-weights", metavar="FILE|DIR", help="The image encoder's, if they came from a file or folder."
             ),
-            click.option("--text-weights", metavar="HUB_ID|DIR", help="The text encoder's, if not bert-base-uncased."),
+            click.option(
+                "--text-weights", metavar="HUB_ID|DIR|FILE", help="The text encoder's, if not bert-base-uncased."
+            ),
             click.option("--trust", is_flag=True, help="Let weights run code while they are read."),
             click.option("--index", type=Path, metavar="DIR", help="Search by an index that `xret index` made of RUN."),
             click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),

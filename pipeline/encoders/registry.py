@@ -10,14 +10,17 @@ from .base import TextEncoder, VisualEncoder
 from .own import make_own
 from .threads import loading
 
-# By name the class that encodes images. `HUB` and a folder or model id name a checkpoint of transformers; any other
-# name is a network of torchvision's.
+# By name the class that encodes images. `HUB` and a folder or model id name a checkpoint of transformers, one of
+# `LIBRARIES` and a name a model of that library; any other name is a network of torchvision's.
 _REGIONS = {
     "butd": ".detectors.butd:ButdEncoder",
     "fasterrcnn_resnet50_fpn_v2": ".detectors.torchvision_detector:DetectorEncoder",
 }
 _GRIDS = {"butd-grid": ".detectors.butd:ButdGridEncoder"}
 HUB = "hf:"
+OPEN_CLIP = "open_clip:"
+_OF_LIBRARIES = {"timm:": ".libraries.timm_images:TimmEncoder", OPEN_CLIP: ".libraries.clip_images:ClipImageEncoder"}
+LIBRARIES = tuple(_OF_LIBRARIES)
 REGION_ENCODERS = tuple(_REGIONS)
 IMAGE_SIZE = 224  # side of the square input of grids that have none of their own, pixels
 AUGMENTATIONS = ("crop-flip", "dihedral")  # that make further views of a picture; see `views`
@@ -25,7 +28,7 @@ AUGMENTATIONS = ("crop-flip", "dihedral")  # that make further views of a pictur
 
 def is_own(name: str) -> bool:
     """Return whether the name of an image encoder is the import path of a user's own class."""
-    return ":" in name and not name.startswith(HUB)
+    return ":" in name and not name.startswith((HUB, *LIBRARIES))
 
 
 def load_visual(
@@ -47,14 +50,15 @@ def load_visual(
 
     Args:
         name: any torchvision classification network, ``butd``, ``butd-grid`` or ``fasterrcnn_resnet50_fpn_v2``; or
-            ``hf:`` and the hub id or folder of an image model of transformers; or the import path of a class,
-            ``my_module:MyEncoder``, see `own.make_own`.
-        weights: ``imagenet``, a file, or ``random:SEED``; nothing else but ``imagenet`` beside ``hf:``.
-        image_size: side of the square input, pixels; None: a checkpoint's own, else 224. Region encoders have sizes of
-            their own.
+            ``hf:`` and the hub id or folder of an image model of transformers; or ``timm:NAME[.TAG]``; or
+            ``open_clip:ARCH[/TAG]``; or the import path of a class, ``my_module:MyEncoder``, see `own.make_own`.
+        weights: ``imagenet``, a file, or ``random:SEED``; nothing else but ``imagenet`` beside ``hf:``. Of a library's
+            model ``imagenet`` are those of its tag.
+        image_size: side of the square input, pixels; None: a model's own, of torchvision 224. Region encoders have
+            sizes of their own.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
-        layer: whose hidden states are the local features, of a checkpoint of transformers; -1: the last.
-        half: let a GPU compute in bfloat16, of a checkpoint of transformers.
+        layer: which gives the local features, of `HUB` and `LIBRARIES`; -1: the last.
+        half: let a GPU compute in bfloat16, of `HUB` and `LIBRARIES`.
         regions: fewest and most boxes of an image, for region encoders; None: 36.
         frames: an image is a folder of frames, of which this many are taken; None: it is a picture.
         views: of each picture; with more than one the encoder is a `views.ViewsEncoder`.
@@ -72,8 +76,9 @@ def load_visual(
         raise EncoderError(f"--frames takes the pooled feature of a grid, and '{name}' gives regions; leave it out")
     if name.startswith(HUB) and weights != "imagenet":
         raise EncoderError(f"'{name}' names its weights itself; leave --visual-weights {weights} out")
-    if layer != -1 and not name.startswith(HUB):
-        raise EncoderError(f"--visual-layer is for {HUB}ID|DIR; '{name}' gives its last map, leave it out")
+    if layer != -1 and not name.startswith((HUB, *LIBRARIES)):
+        models = ", ".join((HUB, *LIBRARIES))
+        raise EncoderError(f"--visual-layer is for models of {models}; '{name}' gives its last map, leave it out")
     if pool is not None and (frames is not None or name in REGION_ENCODERS):
         raise EncoderError("--pool averages the cells of pictures' grids, and there are none here; leave it out")
     size = (regions or (36, 36)) if name in REGION_ENCODERS else image_size
@@ -116,22 +121,25 @@ def load_text(
     special_tokens: bool = True,
     max_tokens: int | None = None,
     prompt: str | None = None,
+    file: str = "imagenet",
     half: bool = True,
     trust: bool = False,
 ) -> TextEncoder:
-    """Return the text encoder of a folder or hub id, as `load_visual` does.
+    """Return the text encoder of a folder or hub id, or of a model of open_clip, as `load_visual` does.
 
     The words encoder has no weights: `words.WordsEncoder.build` makes it from the training captions.
 
     Args:
-        weights: hub id or folder of a model of the BERT family; after ``hf:``, of any text model of transformers.
+        weights: hub id or folder of a model of the BERT family; after ``hf:``, of any text model of transformers;
+            or ``open_clip:ARCH[/TAG]``.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         layer: which hidden states: 0 are the embeddings, L the last layer's; -1 the last, -2 the one before.
         special_tokens: keep ids and states of the special tokens. The network sees them in any case.
         max_tokens: tokens of a caption that are encoded, special ones included; None: what the model takes.
         prompt: what is encoded in the place of a caption, which stands in it for ``{}``; None: the caption itself.
-        half: let a GPU compute in bfloat16, of a checkpoint that ``hf:`` names.
-        trust: let a program that such a checkpoint comes with run.
+        file: weights of a model of open_clip: a file or ``random:SEED``; ``imagenet``: those of its tag.
+        half: let a GPU compute in bfloat16, of a checkpoint that ``hf:`` names, or of open_clip.
+        trust: let a program that such a checkpoint comes with run, or a file while it is read.
 
     Raises:
         EncoderError: there is no such model, it is incomplete, or an option does not fit it.
@@ -139,8 +147,8 @@ def load_text(
     if prompt is not None and prompt.count("{}") != 1:
         raise EncoderError(f"--prompt '{prompt}': a caption takes the place of {{}}, which has to stand in it once")
     with loading():
-        state = _state(weights.removeprefix(HUB))
-        return _text(weights, device, layer, special_tokens, max_tokens, prompt, half, trust, state)
+        state = (_state(weights.removeprefix(HUB)), _state(file))
+        return _text(weights, device, layer, special_tokens, max_tokens, prompt, half, trust, file, state)
 
 
 def make_visual(
@@ -155,6 +163,9 @@ def make_visual(
         from .huggingface.images import ImageEncoder
 
         return ImageEncoder(name.removeprefix(HUB), device, layer, size, half=half, trust=trust)
+    library, colon, model = name.partition(":")
+    if where := _OF_LIBRARIES.get(library + colon):
+        return resolve_name(f"{__package__}{where}")(model, weights, device, layer, size, half=half, trust=trust)
     size = IMAGE_SIZE if size is None else size
     if is_own(name):
         return make_own(name, weights, size, device)
@@ -174,6 +185,7 @@ def make_text(
     prompt: str | None = None,
     half: bool = True,
     trust: bool = False,
+    file: str = "imagenet",
 ) -> Any:
     """Return a new text encoder that is not shared; arguments, errors and caller as of `load_text`, `make_visual`."""
     of_captions = layer, special_tokens, max_tokens, prompt
@@ -181,6 +193,11 @@ def make_text(
         from .huggingface.texts import TextEncoder
 
         return TextEncoder(weights.removeprefix(HUB), device, *of_captions, half=half, trust=trust)
+    if weights.startswith(OPEN_CLIP):
+        from .libraries.clip_texts import ClipTextEncoder
+
+        model = weights.removeprefix(OPEN_CLIP)
+        return ClipTextEncoder(model, device, *of_captions, file=file, half=half, trust=trust)
     from .huggingface.bert import BertEncoder
 
     return BertEncoder(weights, device, *of_captions)
@@ -216,9 +233,10 @@ def _text(
     prompt: str | None,
     half: bool,
     trust: bool,
+    file: str,
     _state: Any,
 ) -> TextEncoder:
-    encoder: TextEncoder = make_text(weights, device, layer, special_tokens, max_tokens, prompt, half, trust)
+    encoder: TextEncoder = make_text(weights, device, layer, special_tokens, max_tokens, prompt, half, trust, file)
     return encoder
 
 

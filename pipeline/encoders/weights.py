@@ -228,6 +228,15 @@ def _present_names(weights: Mapping[str, Any]) -> dict[str, Any]:
     return {old.sub(r"\1\2", name): value for name, value in weights.items() if not auxiliary.match(name)}
 
 
+def require_finite(network: nn.Module, what: str) -> None:
+    """Raise EncoderError if the weights of a network, which a message calls `what`, hold NaN or infinity."""
+    buffers = dict(network.named_buffers())
+    for name, value in network.state_dict().items():
+        # A buffer may begin with infinity, as a bound that nothing has reached yet.
+        if bool((value.isnan() if name in buffers else ~value.isfinite()).any()):
+            raise EncoderError(f"{what}: {name} holds NaN or infinity; get the model again")
+
+
 def digest(weights: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 in hexadecimal of names, dtypes, shapes and bytes, in the order of the names."""
     total = hashlib.sha256()

@@ -7,13 +7,24 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ..cache.feature_sets import require_dtype
 from ..cache.layout import DEFAULT_SPLITS
-from ..encoders import HUB, IMAGE_SIZE, REGION_ENCODERS, TextEncoder, VisualEncoder, is_own, load_text, load_visual
+from ..encoders import (
+    HUB,
+    IMAGE_SIZE,
+    LIBRARIES,
+    OPEN_CLIP,
+    REGION_ENCODERS,
+    TextEncoder,
+    VisualEncoder,
+    is_own,
+    load_text,
+    load_visual,
+)
 from ..encoders.words import MIN_COUNT, TOKENIZER
 from ..errors import RunError
 
@@ -22,19 +33,22 @@ from ..errors import RunError
 class Options:
     """How to extract; the command line's options, with its defaults."""
 
-    # A torchvision network, ``butd``, ``butd-grid``, a detector, ``hf:`` and a hub id or folder; None: no images.
+    # A torchvision network, ``butd``, ``butd-grid``, a detector, ``hf:`` and a hub id or folder, ``timm:NAME[.TAG]``,
+    # ``open_clip:ARCH[/TAG]``; None: no images.
     visual: str | None = "resnet152"
     visual_weights: str = "imagenet"  # or a file, or ``random:SEED``
-    visual_layer: int = -1  # whose hidden states are the local features, of ``hf:``: 0 the embeddings, -1 the last
-    image_size: int | None = None  # side of the square input of grids, pixels; None: the checkpoint's own, else 224
+    visual_layer: int = -1  # which gives the local features; -1: the last
+    image_size: int | None = None  # side of the square input of grids, pixels; None: the model's own, else 224
     regions: tuple[int, int] | None = None  # fewest and most boxes of an image, for region encoders; None: 36
     frames: int | None = None  # an image is a folder of frames, of which at most so many are taken; None: a picture
     views: int = 1  # of each picture; the first is the picture as it is
     augment: str | None = None  # what makes the others: ``crop-flip`` or ``dihedral``
     pool: tuple[int, int] | None = None  # height and width of windows in which a grid is averaged; None: it is not
     trust: bool = False  # let a file of weights run code while it is read
-    text: str | None = "bert"  # or ``words``, or ``hf:`` and a hub id or folder; None: no captions
-    text_weights: str = "bert-base-uncased"  # hub id or folder of a BERT-family model
+    # Or ``words``, or ``hf:`` and a hub id or folder, or ``open_clip:ARCH[/TAG]``; None: no captions.
+    text: str | None = "bert"
+    # Hub id or folder of a BERT-family model; of ``open_clip:`` a file or ``random:SEED``, by default those of the tag.
+    text_weights: str = "bert-base-uncased"
     text_layer: int = -1  # whose hidden states are the features: 0 the embeddings, -1 the last
     special_tokens: bool = True  # keep the states of the special tokens
     max_tokens: int | None = None  # tokens of a caption that are encoded; None: what the model takes
@@ -71,8 +85,16 @@ class Options:
 
     def load_text(self, device: str) -> TextEncoder:
         """Return the caption encoder that has weights; errors as for `encoders.load_text`."""
-        weights = self.text if self.text is not None and self.text.startswith(HUB) else self.text_weights
-        return load_text(weights, device, **self._text_settings, half=self.dtype == "float16", trust=self.trust)
+        how: dict[str, Any] = {**self._text_settings, "half": self.dtype == "float16", "trust": self.trust}
+        text = self.text or ""
+        if text.startswith(OPEN_CLIP):
+            return load_text(text, device, **how, file=self._text_file)
+        return load_text(text if text.startswith(HUB) else self.text_weights, device, **how)
+
+    @property
+    def _text_file(self) -> str:
+        """The weights of a text tower of open_clip, in the words of `visual_weights`."""
+        return "imagenet" if self.text_weights == Options.text_weights else self.text_weights
 
     @property
     def _text_settings(self) -> dict[str, Any]:
@@ -87,8 +109,8 @@ class Options:
         if modality == "images":
             settings: dict[str, Any] = {"regions": self.regions, "frames": self.frames}
             if self.visual not in REGION_ENCODERS:
-                of_hub = (self.visual or "").startswith(HUB)
-                settings["image_size"] = self.image_size or (None if of_hub else IMAGE_SIZE)
+                own = (self.visual or "").startswith((HUB, *LIBRARIES))
+                settings["image_size"] = self.image_size or (None if own else IMAGE_SIZE)
             if is_own(self.visual or ""):
                 return None  # nobody knows what its program has become
             if self.pool is not None:
@@ -100,7 +122,9 @@ class Options:
             return _words(self.visual or "", self.visual_weights, self.dtype, settings)
         if self.text == "words":
             return _words("words", "", "int32", {"tokenizer": TOKENIZER, "min_count": MIN_COUNT})
-        return _words(self.text or "", self.text_weights, self.dtype, self._text_settings)
+        text = self.text or ""
+        weights = self._text_file if text.startswith(OPEN_CLIP) else self.text_weights
+        return _words(text, weights, self.dtype, self._text_settings)
 
 
 def words_of_run(run: Path) -> dict[str, Any]:
@@ -132,6 +156,12 @@ def _words(encoder: str, weights: str, dtype: str, settings: Mapping[str, Any]) 
     if resolved is None:
         return None
     words = {"xret": version("xret"), "encoder": encoder, "weights": resolved, "dtype": dtype}
+    if encoder.startswith(LIBRARIES):  # which says what a name without a tag means, and how pictures are prepared
+        library = encoder.partition(":")[0]
+        try:
+            words[library] = version({"open_clip": "open_clip_torch"}.get(library, library))
+        except PackageNotFoundError:  # loading the encoder says so
+            return None
     return {**words, **{key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}}
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..cache import FeatureSet, fingerprint
-from ..encoders import HUB
+from ..encoders import HUB, LIBRARIES
 from ..encoders.base import Encoder
 from ..errors import EncoderError
 
@@ -48,7 +48,7 @@ class Origin:
     @property
     def encoder(self) -> str:
         """What the encoder of the pictures or captions is called in `encoders.registry`; of frames, that of each."""
-        return str(self.identity.get("encoder")).removesuffix("-frames")
+        return encoder_name(self.identity)
 
     def weights_named(self, given: str | None, option: str) -> str:
         """Return the weights that were `given`, or those that made the set.
@@ -80,18 +80,28 @@ class Origin:
             )
 
 
+def encoder_name(identity: dict[str, Any]) -> str:
+    """Return how the command line names an encoder of this identity; of a checkpoint of transformers its beginning."""
+    name = str(identity.get("encoder"))
+    name = name.removesuffix("-frames") if "frames" in identity else name
+    if f"{name}:" not in LIBRARIES:
+        return name
+    model, tag = (str(identity["model"].get(key, "")) for key in ("name", "tag"))
+    return f"{name}:{model}" + (f"{'/' if name == 'open_clip' else '.'}{tag}" if tag else "")
+
+
 def grid_side(identity: dict[str, Any]) -> int | None:
     """Return the side of a grid encoder's input, pixels; None where that is no such encoder."""
     preprocessing = identity.get("preprocessing")
     if not isinstance(preprocessing, dict):
         return None
-    return preprocessing.get("crop", preprocessing.get("stretch"))
+    return next((preprocessing[key] for key in ("crop", "pad", "stretch") if key in preprocessing), None)
 
 
 def hidden_layer(identity: dict[str, Any]) -> int:
-    """Return whose hidden states of a model of transformers are local features; -1: the last."""
+    """Return which layer of a model of transformers, timm or open_clip gives the local features; -1: the last."""
     layer = str(identity.get("layer"))
-    return int(layer.rpartition(".")[2]) if layer.startswith("hidden_states.") else -1
+    return int(layer.rpartition(".")[2]) if layer.startswith(("hidden_states.", "intermediates.")) else -1
 
 
 def text_settings(identity: dict[str, Any]) -> dict[str, Any]:
@@ -114,5 +124,7 @@ def extraction_words(encoders: Iterable[Encoder]) -> dict[str, Any]:
             settings = text_settings(identity)
             words |= {"text": identity["encoder"], "text_layer": settings.pop("layer"), **settings}
         else:
-            words |= {"visual": identity["encoder"], "image_size": grid_side(identity)}
+            words |= {"visual": encoder_name(identity), "image_size": grid_side(identity)}
+            if (layer := hidden_layer(identity)) != -1:
+                words["visual_layer"] = layer
     return words

@@ -11,7 +11,7 @@ from ..cache import CaptionSet, FeatureCache, ImageSet
 from ..data.manifest import bundled_manifests, load_manifest
 from ..encoders import TrainableEncoder, VisualEncoder, is_own, loading, make_text, make_visual
 from ..errors import CacheError, EncoderError, SampleError
-from .origin import BERT, Origin, grid_side, text_settings
+from .origin import BERT, Origin, grid_side, hidden_layer, text_settings
 
 _PROBED = 4  # images whose features are compared with the cache
 _DIFFERENCE = 0.05  # between the features of other files and those of the same; other libraries stay far below
@@ -52,14 +52,15 @@ def put_back_images(
             " put back; leave its images on the cache with --reattach text"
         )
     weights = origin.weights_named(weights, "--visual-weights")
+    how: dict[str, Any] = {"layer": hidden_layer(features.identity), "half": origin.dtype == "float16"}
     with loading():
-        encoder: TrainableEncoder = make_visual(name, weights, size, device)
+        encoder: TrainableEncoder = make_visual(name, weights, size, device, **how)
     origin.require(encoder, weights, "--visual-weights")
     _check_images(encoder, features, rows, folder)
     if image_size is None or image_size == size:
         return encoder
     with loading():
-        other: TrainableEncoder = make_visual(name, weights, image_size, device)
+        other: TrainableEncoder = make_visual(name, weights, image_size, device, **how)
     try:
         other.network.load_state_dict(encoder.network.state_dict())
     except RuntimeError as error:

@@ -9,7 +9,16 @@ import torch
 from PIL import Image
 
 from ..data.regions import Regions, lay_out
-from ..encoders import REGION_ENCODERS, TextEncoder, VisualEncoder, encoding, is_own, load_text, load_visual
+from ..encoders import (
+    OPEN_CLIP,
+    REGION_ENCODERS,
+    TextEncoder,
+    VisualEncoder,
+    encoding,
+    is_own,
+    load_text,
+    load_visual,
+)
 from ..errors import EncoderError, SampleError
 from .features import Features, pad, pad_ids, side_by_side
 from .origin import Origin, grid_side, hidden_layer, text_settings
@@ -62,8 +71,11 @@ def caption_encoder(origin: Origin, weights: str | None, device: str, trust: boo
     if origin.kind != "tokens" or "preprocessing" not in origin.identity:
         raise _imported(origin, "captions")
     weights = origin.weights_named(weights, "--text-weights")
-    half = origin.dtype == "float16"
-    encoder = load_text(weights, device, **text_settings(origin.identity), half=half, trust=trust)
+    how: dict[str, Any] = {**text_settings(origin.identity), "half": origin.dtype == "float16", "trust": trust}
+    if origin.encoder.startswith(OPEN_CLIP):
+        encoder = load_text(origin.encoder, device, **how, file=weights)
+    else:
+        encoder = load_text(weights, device, **how)
     origin.require(encoder, weights, "--text-weights")
     return encoder
 

@@ -1,5 +1,7 @@
 """``xret extract``: options that would change nothing are refused, and only those."""
 
+import sys
+
 import pytest
 from click.testing import CliRunner
 from small_checkpoints import save_text_model
@@ -107,16 +109,29 @@ def test_their_defaults_are_not(extract):
             "--visual hf:m names its weights itself; leave --visual-weights out",
         ),
         ("--visual none --text hf:m --text-weights w", 2, "--text hf:m names its weights itself; leave --text-weights"),
-        ("--text berd", 2, "'berd' is none of bert, words, none, hf:ID and hf:DIR"),
+        ("--text berd", 2, "'berd' is none of bert, words, none, hf:ID, hf:DIR and open_clip:ARCH/TAG"),
         ("--text words --prompt a{}", 2, "--prompt has no effect on --text words"),
         ("--encoder hf:m --text words", 2, "--encoder decides --text; leave out one or the other"),
-        ("--encoder resnet18", 2, "--encoder resnet18: give a model of pictures and texts as hf:ID or hf:DIR"),
+        (
+            "--encoder resnet18",
+            2,
+            "--encoder resnet18: give a model of pictures and texts as hf:ID, hf:DIR or open_clip:ARCH/TAG",
+        ),
+        (
+            "--text timm:test_vit",
+            2,
+            "'timm:test_vit' is none of bert, words, none, hf:ID, hf:DIR and open_clip:ARCH/TAG",
+        ),
+        ("--encoder timm:test_vit", 2, "--encoder timm:test_vit: give a model of pictures and texts"),
+        ("--visual timm:test_vitt --text none", 1, "timm has no model 'test_vitt' (did you mean 'test_vit'?)"),
+        ("--visual none --text open_clip:ViT-B-31/openai", 1, "no architecture 'ViT-B-31' (did you mean 'ViT-B-32'?)"),
+        ("--encoder open_clip:RN50", 1, "open_clip:RN50 names no weights; give a tag as open_clip:RN50/TAG, or a file"),
         ("--visual none --pool 2x2", 2, "--pool has no effect on --visual none"),
         ("--pool 4", 2, "'4' is no window; give height and width in cells, as 2x2"),
         (
             "--visual resnet18 --visual-weights random:0 --visual-layer 2 --text none",
             1,
-            "--visual-layer is for hf:ID|DIR",
+            "--visual-layer is for models of hf:, timm:, open_clip:; 'resnet18'",
         ),
         ("--visual hf:../absent --text none", 1, "'../absent': there is no such folder; give a folder or a model id"),
         ("--dtype bfloat16", 1, "Zarr has no such dtype; take float16, which is finer and reaches up to 65,504"),
@@ -141,3 +156,12 @@ def test_both_towers_of_a_checkpoint(extract, tmp_path, monkeypatch):
     assert images.space == captions.space is not None
     assert (images.grid, images.rows, images.global_channels) == ((2, 2), 4, captions.global_channels)
     assert captions.identity["preprocessing"]["prompt"] == "a photo of {}"
+
+
+@pytest.mark.parametrize(("library", "extra"), [("timm", "timm"), ("open_clip", "open-clip")])
+def test_a_library_that_is_not_installed_is_named_with_its_extra(library, extra, extract, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    result = extract("--visual", f"{library}:ViT-B-32", "--visual-weights", "random:9", "--text", "none")
+    assert result.exit_code == 1
+    assert f"pip install 'xret[{extra}]'" in result.stderr and "Traceback" not in result.stderr
+    assert not (tmp_path / "s").exists()

@@ -16,7 +16,7 @@ from transformers import MODEL_MAPPING, AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from ...errors import EncoderError
-from ..weights import misfit
+from ..weights import misfit, require_finite
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _FILES = {"text": "the tokenizer's files", "image": "preprocessor_config.json"}
@@ -107,9 +107,7 @@ def load_model(weights: str, kind: Kind, offline: bool, trust: bool, auto: Any) 
     )
     if faults := _faults(model, info):
         raise EncoderError(f"{kind} weights '{weights}' do not fit their config.json: {faults}; get the model again")
-    for name, value in model.state_dict().items():
-        if not bool(value.isfinite().all()):
-            raise EncoderError(f"{kind} weights '{weights}': {name} holds NaN or infinity; get the model again")
+    require_finite(model, f"{kind} weights '{weights}'")
     return model.eval().requires_grad_(False), {key for key in info["missing_keys"] if "pooler." in key}
 
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import small_open_clip  # noqa: F401 - it registers its architectures
+import small_timm  # noqa: F401 - it registers its models
 import torch
 from safetensors.torch import load_file, save_file
 from small_bert import save_bert
@@ -32,6 +34,12 @@ VISUAL = {
     "transformers DINOv3": {"visual": "hf:dinov3", "image_size": 48, "pool": (4, 4)},
     "transformers ConvNeXt": {"visual": "hf:convnext", "visual_layer": 2},
     "transformers DINOv2, views": {"visual": "hf:dinov2", "views": 3, "augment": "crop-flip"},
+    "timm": {"visual": "timm:small_registers", "visual_weights": "random:0"},
+    "timm, a layer": {"visual": "timm:small_eva.own", "visual_weights": "random:0", "visual_layer": 0, "pool": (2, 3)},
+    "timm, views": {"visual": "timm:small_swin", "visual_weights": "random:0", "views": 2, "augment": "crop-flip"},
+    "timm, of a side": {"visual": "timm:test_resnet", "visual_weights": "random:0", "image_size": 96},
+    "open_clip": {"visual": "open_clip:small-ViT", "visual_weights": "random:0"},
+    "open_clip, a layer": {"visual": "open_clip:small-RN", "visual_weights": "random:0", "visual_layer": 2},
     "a class of one's own": {"visual": "own_encoder:Quarters", "image_size": 60},
 }
 SLOW = {
@@ -44,6 +52,13 @@ TEXT = {
     "transformers CLIP": {"text": "hf:clip", "special_tokens": False},
     "transformers SigLIP": {"text": "hf:siglip", "prompt": "a photo of {}"},
     "transformers T5": {"text": "hf:t5", "dtype": "float32", "max_tokens": 6},
+    "open_clip": {"text": "open_clip:small-ViT", "text_weights": "random:0", "prompt": "a photo of {}"},
+    "open_clip, a layer": {
+        "text": "open_clip:small-timm",
+        "text_weights": "random:0",
+        "text_layer": 1,
+        "max_tokens": 9,
+    },
 }
 
 

@@ -273,7 +273,9 @@ def test_options_that_do_not_fit(checkpoint, options, sentence):
 def test_other_options_and_names(checkpoint, tmp_path):
     with pytest.raises(EncoderError, match=r"names its weights itself; leave --visual-weights w.pth out"):
         load_visual(f"hf:{checkpoint('vit')}", "w.pth", None, "cpu")
-    with pytest.raises(EncoderError, match=r"--visual-layer is for hf:ID|DIR; 'resnet18' gives its last map"):
+    with pytest.raises(
+        EncoderError, match="--visual-layer is for models of hf:, timm:, open_clip:; 'resnet18' gives its last map"
+    ):
         load_visual("resnet18", "random:0", None, "cpu", layer=2)
     refused(tmp_path / "absent", "there is no such folder; give a folder or a model id of the hub")
     refused(tmp_path, r"is not a complete image model .*it needs config.json, the weights and preprocessor_config.json")

@@ -1,0 +1,129 @@
+"""What image encoders of timm and open_clip share: the library's own transform, and a map that becomes rows."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NoReturn
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ...errors import EncoderError
+from ..grid import Grid
+from ..huggingface.hub import autocast
+from ..huggingface.pixels import noise
+
+_FAULTS = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+
+
+class LibraryGrid(Grid):
+    """Encode images as the cells of a map that a library's model gives, and that library's global feature."""
+
+    device: str
+    _half: bool  # let a GPU compute in bfloat16
+    _transform: Callable[[Image.Image], Tensor]
+    _layer: int  # whose map the local features are, counted from 0
+    _last: bool  # whether that is the last
+
+    def prepare(self, image: Image.Image) -> Tensor:
+        """Prepare an image with the library's own transform; return pixels float32 [3,H,W]."""
+        return self._transform(image)
+
+    def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode a batch of decoded images [B,3,H,W], so that gradients reach `network`.
+
+        Returns:
+            The patches or cells, row by row, float32 [B,N,C], and the global feature, float32 [B,D], on the device.
+        """
+        with autocast(self.device, self._half):
+            maps, pooled = self._run(pixels.to(self.device))
+        return maps.flatten(2).transpose(1, 2).float().contiguous(), pooled.float()
+
+    @abstractmethod
+    def _run(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the map [B,C,H,W] of the layer, without tokens that are no patches, and the global feature [B,D]."""
+
+    @abstractmethod
+    def _count(self, pixels: Tensor) -> int:
+        """Return how many layers have a map."""
+
+    def _maps(self, pixels: Tensor) -> Tensor:
+        return self._run(pixels)[0]
+
+    @torch.inference_mode()
+    def _settle(self, what: str, layer: int, shape: tuple[int, int]) -> None:
+        """Choose a layer, counted from 0 or, below 0, from the last, and take the features' shapes.
+
+        Args:
+            what: how a message calls the model.
+            layer: which.
+            shape: height and width of the pixels.
+
+        Raises:
+            EncoderError: there is no such layer, or the model encodes no picture of that shape so.
+        """
+        try:
+            pixels = noise(shape).to(self.device)
+            with autocast(self.device, self._half):
+                count = self._count(pixels)
+            if not -count <= layer < count:
+                raise EncoderError(
+                    f"{what} has no layer {layer}; choose a --visual-layer from 0 to {count - 1}, or from -1, the last,"
+                    f" down to -{count}"
+                )
+            self._layer, self._last = layer % count, layer % count == count - 1
+            maps, pooled = self._run(pixels)
+            (_, self.channels, height, width), (_, self.global_channels) = maps.shape, pooled.shape
+        except EncoderError:
+            raise
+        except _FAULTS as error:
+            _no_encoder(what, shape, error)
+        self.grid, self.rows = (height, width), height * width
+        if self.rows == 1:
+            raise EncoderError(
+                f"{what} makes a single cell of pictures of {shape[0]} pixels; choose a larger --image-size"
+            )
+
+    def _layer_name(self) -> str:
+        """Return the layer's entry in the identity; `reading.origin.hidden_layer` reads it."""
+        return "last" if self._last else f"intermediates.{self._layer}"
+
+
+def seen(mode: str, side: int, resized: int) -> dict[str, int]:
+    """Return what a network sees of a picture, as every encoder of a grid says it.
+
+    Args:
+        mode: ``crop`` the middle of the shorter side, ``squash`` the whole picture into a square, or ``pad`` the
+            longer side.
+        side: of the square that the network takes, pixels.
+        resized: side that the picture is resized to before, pixels.
+    """
+    if mode == "crop":
+        return {"resize": resized, "crop": side}
+    if mode == "squash":
+        return {"stretch": resized} | ({"crop": side} if resized != side else {})
+    return {"resize": resized, "pad": side}
+
+
+def load_library(module: str, extra: str) -> Any:
+    """Return a library's module; EncoderError where it is not installed, which names the extra that installs it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise EncoderError(
+            f"models of {module} need {module}, which is not installed ({reason_of(error)}): pip install"
+            f" 'xret[{extra}]'"
+        ) from error
+
+
+def reason_of(error: Exception) -> str:
+    """Return the beginning of a library's message, for brackets."""
+    return str(error).strip().partition("\n")[0].rstrip(".:") or type(error).__name__
+
+
+def _no_encoder(what: str, shape: tuple[int, int], error: Exception) -> NoReturn:
+    raise EncoderError(
+        f"{what} does not encode a picture of {shape[0]} x {shape[1]} pixels as a map ({reason_of(error)}); choose"
+        " another model or --image-size"
+    ) from error

@@ -1,0 +1,261 @@
+"""Features of timm's models against timm called as its documentation does, and what bad input gets."""
+
+import sys
+
+import numpy as np
+import pytest
+import timm
+import torch
+from encoder_contract import picture
+from PIL import Image
+from safetensors.torch import save_file
+from small_timm import save_timm_model
+
+from xret.pipeline.encoders import load_visual
+from xret.pipeline.errors import EncoderError
+
+SIZES = [(180, 140), (90, 200), (64, 64)]
+# By model height and width of the grid, and the tokens that stand before its rows.
+EXPECTED = {
+    "test_vit": ((10, 10), 1),
+    "test_vit2": ((10, 10), 1),
+    "test_vit3": ((10, 10), 1),
+    "small_registers": ((6, 6), 4),
+    "small_eva": ((6, 6), 1),
+    "small_swin": ((4, 4), 0),
+    "small_swin.squashed": ((4, 4), 0),
+    "test_convnext": ((5, 5), 0),
+    "test_resnet": ((5, 5), 0),
+    "test_efficientnet": ((5, 5), 0),
+    "test_byobnet": ((5, 5), 0),
+}
+
+
+@pytest.fixture(scope="module")
+def file_of(tmp_path_factory):
+    """Return the file of a model's weights, written once."""
+    root = tmp_path_factory.mktemp("weights")
+
+    def find(name):
+        file = root / f"{name}.pth"
+        return file if file.exists() else save_timm_model(file, name)
+
+    return find
+
+
+@pytest.fixture
+def photographs(tmp_path):
+    return [picture(tmp_path / f"{number}.jpg", size, number) for number, size in enumerate(SIZES)]
+
+
+def load(name, weights, image_size=None, **options):
+    return load_visual(f"timm:{name}", str(weights), image_size, "cpu", **options)
+
+
+def documented(name, file, photographs, **options):
+    """Return the model, pixels, features before and after pooling, as timm's pages make them."""
+    model = timm.create_model(name, checkpoint_path=str(file), **options).eval()
+    config = timm.data.resolve_model_data_config(model)
+    transform = timm.data.create_transform(**config, is_training=False)
+    pixels = torch.stack([transform(Image.open(path).convert("RGB")) for path in photographs])
+    with torch.inference_mode():
+        features = model.forward_features(pixels)
+        return model, pixels, features, model.forward_head(features, pre_logits=True).numpy()
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_features_are_those_of_the_documented_call(file_of, photographs, name):
+    grid, before = EXPECTED[name]
+    encoder = load(name, file_of(name))
+    model, pixels, features, pooled = documented(name, file_of(name), photographs)
+    if name == "test_efficientnet":  # a convolution of its head follows on the last stage
+        with torch.inference_mode():
+            features = model.forward_intermediates(pixels, intermediates_only=True)[-1]
+    ours = torch.stack([encoder.decode(path)[0] for path in photographs])
+    assert torch.equal(ours, pixels)
+    local, global_ = encoder.encode(ours)
+    if features.ndim == 4:  # Swin's channels stand last
+        features = features.flatten(1, 2) if "swin" in name else features.flatten(2).transpose(1, 2)
+    close(local, features[:, before:].numpy())
+    close(global_, pooled)
+    assert (encoder.name, encoder.grid, encoder.rows) == (name.partition(".")[0], grid, grid[0] * grid[1])
+    assert encoder.identity["tokens_left_out"] == before
+    assert encoder.space is None and encoder.versions["timm"] == timm.__version__
+
+
+@pytest.mark.parametrize(("name", "layer", "block"), [("test_vit", 2, 2), ("test_vit", -6, 0), ("test_resnet", 3, 3)])
+def test_another_layer_gives_its_map_and_the_same_global_feature(file_of, photographs, name, layer, block):
+    encoder, whole = load(name, file_of(name), layer=layer), load(name, file_of(name))
+    model, pixels, _, pooled = documented(name, file_of(name), photographs)
+    local, global_ = encoder.encode(pixels)
+    with torch.inference_mode():
+        (maps,) = model.forward_intermediates(pixels, indices=[block], intermediates_only=True)
+    close(local, maps.flatten(2).transpose(1, 2).numpy())
+    close(global_, pooled)
+    assert encoder.identity["layer"] == f"intermediates.{block}" and whole.identity["layer"] == "last"
+    assert encoder.grid == tuple(maps.shape[2:])
+
+
+def test_the_last_layer_has_two_numbers(file_of):
+    assert load("test_vit", file_of("test_vit"), layer=5).identity == load("test_vit", file_of("test_vit")).identity
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "grid"), [("test_vit", 96, (6, 6)), ("small_swin", 64, (8, 8)), ("test_convnext", 64, (2, 2))]
+)
+def test_pictures_of_another_size(file_of, photographs, name, side, grid):
+    encoder = load(name, file_of(name), side)
+    own = {} if name == "test_convnext" else {"img_size": side}
+    classes = {"num_classes": 7} if name == "small_swin" else {}
+    state = {"state_dict": torch.load(file_of(name), weights_only=True)}
+    model = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=state, **own, **classes).eval()
+    config = timm.data.resolve_model_data_config(model, {"input_size": (3, side, side)})
+    transform = timm.data.create_transform(**config, is_training=False)
+    pixels = torch.stack([transform(Image.open(path)) for path in photographs])
+    assert torch.equal(torch.stack([encoder.decode(path)[0] for path in photographs]), pixels)
+    with torch.inference_mode():
+        pooled = model.forward_head(model.forward_features(pixels), pre_logits=True)
+    close(encoder.encode(pixels)[1], pooled.numpy())
+    assert encoder.grid == grid and encoder.identity != load(name, file_of(name)).identity
+    own_side = 32 if name == "small_swin" else 160
+    assert load(name, file_of(name), own_side).identity == load(name, file_of(name)).identity
+
+
+def test_what_is_seen_of_a_picture_is_recorded():
+    pixels = {name: load(name, "random:0").identity["preprocessing"] for name in EXPECTED if name.startswith("small")}
+    assert {"resize": 35, "crop": 32}.items() <= pixels["small_swin"].items()
+    assert pixels["small_swin.squashed"]["stretch"] == 36 and pixels["small_swin.squashed"]["crop"] == 32
+    assert {"resize": 54, "pad": 48}.items() <= pixels["small_eva"].items()
+
+
+def test_random_weights_follow_from_the_seed_as_in_timm(photographs):
+    encoder = load("small_eva", "random:5")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = timm.create_model("small_eva").eval()
+    pixels = torch.stack([encoder.decode(path)[0] for path in photographs])
+    with torch.inference_mode():
+        close(encoder.encode(pixels)[0], model.forward_features(pixels)[:, 1:].numpy())
+    assert encoder.identity["weights"] == "random:5"
+    assert load("small_eva", "random:6").identity != encoder.identity
+
+
+def test_batch_norms_of_random_weights_are_settled(photographs):
+    encoder = load("test_resnet", "random:0")
+    local, _ = encoder.encode(torch.stack([encoder.decode(path)[0] for path in photographs]))
+    assert 0.05 < local.std() < 10
+
+
+def test_a_file_of_other_classes_or_none_gives_the_same_features(file_of, tmp_path):
+    whole = load("test_resnet", file_of("test_resnet"))
+    state = torch.load(file_of("test_resnet"), weights_only=True)
+    state["fc.weight"], state["fc.bias"] = torch.ones(3, 96), torch.ones(3)
+    torch.save({"state_dict": {f"module.{key}": value for key, value in state.items()}}, tmp_path / "three.pth")
+    whole.save(tmp_path / "none.safetensors")
+    for name in ("three.pth", "none.safetensors"):
+        encoder = load("test_resnet", tmp_path / name)
+        assert encoder.identity == whole.identity
+        assert encoder.weights_id() == encoder.identity["weights"]
+
+
+def test_a_tag_fetches_the_hubs_file(file_of, photographs, monkeypatch, tmp_path):
+    """The hub's own download is replaced; all that comes after it is timm's."""
+    asked = []
+    save_file(torch.load(file_of("test_vit"), weights_only=True), tmp_path / "model.safetensors")
+
+    def download(repo_id, filename, **_):
+        asked.append((repo_id, filename))
+        return str(tmp_path / "model.safetensors")
+
+    monkeypatch.setattr(timm.models._hub, "hf_hub_download", download)
+    encoder = load("test_vit", "imagenet")
+    assert asked == [("timm/test_vit.r160_in1k", "model.safetensors")]
+    assert encoder.name == "test_vit.r160_in1k"
+    assert encoder.identity == load("test_vit.r160_in1k", file_of("test_vit")).identity
+    _, pixels, _, pooled = documented("test_vit", file_of("test_vit"), photographs)
+    close(encoder.encode(pixels)[1], pooled)
+
+
+def refused(name, weights, sentence, **options):
+    with pytest.raises(EncoderError, match=sentence) as caught:
+        load(name, weights, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_connection_a_file_is_asked_for(monkeypatch):
+    def download(*_, **__):
+        raise OSError("no route to the hub\nTraceback")
+
+    monkeypatch.setattr(timm.models._hub, "hf_hub_download", download)
+    refused(
+        "test_convnext",
+        "imagenet",
+        r"weights of timm:test_convnext cannot be fetched from timm/test_convnext.r160_in1k \(no route to the hub\);"
+        r" check the connection, or give a file of them as --visual-weights FILE",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "sentence"),
+    [
+        (
+            "vit_bas_patch16_224",
+            "random:0",
+            r"timm has no model 'vit_bas_patch16_224' \(did you mean 'vit_base_patch16_",
+        ),
+        ("test_vit.r160_in2k", "random:0", r"has no weights tagged 'r160_in2k' .did you mean 'r160_in1k'\?.; its tags"),
+        ("test_vit4", "imagenet", "timm has no weights of timm:test_vit4; give a file as --visual-weights FILE"),
+        ("test_vit", "absent.pth", "neither 'imagenet', nor an existing file nor 'random:SEED'"),
+    ],
+)
+def test_names_and_weights_that_are_unknown(name, weights, sentence):
+    refused(name, weights, sentence)
+
+
+def test_files_that_do_not_fit(file_of, tmp_path):
+    refused(
+        "test_vit",
+        file_of("test_resnet"),
+        r"these weights do not fit timm:test_vit: \d+ missing .*; \d+ unknown .*; give the weights of this model",
+    )
+    state = torch.load(file_of("test_vit"), weights_only=True)
+    state["norm.weight"] = torch.ones(7)
+    torch.save(state, tmp_path / "w.pth")
+    refused("test_vit", tmp_path / "w.pth", r"1 of another shape \(norm.weight \(\[7\] in place of \[64\]\)\); give")
+    state["norm.weight"] = torch.full((64,), torch.nan)
+    torch.save(state, tmp_path / "w.pth")
+    refused("test_vit", tmp_path / "w.pth", "norm.weight holds NaN or infinity; get the model again")
+    torch.save({"state_dict": state, "more": sys.exit}, tmp_path / "w.pth")
+    refused("test_vit", tmp_path / "w.pth", "holds pickled objects, which could run code and are refused")
+    (tmp_path / "w.pth").write_bytes(b"no weights")
+    refused("test_vit", tmp_path / "w.pth", "this is not a file of weights")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        (
+            "test_vit",
+            {"layer": 6},
+            "has no layer 6; choose a --visual-layer from 0 to 5, or from -1, the last, down to -6",
+        ),
+        ("test_vit", {"regions": (3, 8)}, "has a fixed grid, leave it out"),
+        (
+            "test_resnet",
+            {"image_size": 32},
+            "makes a single cell of pictures of 32 pixels; choose a larger --image-size",
+        ),
+        ("test_vit", {"image_size": 8}, "8 x 8 pixels"),
+    ],
+)
+def test_options_that_do_not_fit(name, options, sentence):
+    refused(name, "random:0", sentence, **options)
+
+
+def test_the_library_is_an_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    refused("test_vit", "random:1", r"models of timm need timm, which is not installed .*pip install 'xret\[timm\]'")

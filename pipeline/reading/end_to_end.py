@@ -62,10 +62,15 @@ class Tokens:
 
     The encoder has `tokenize`, `words`, `mask_token` and `plain_tokens`. The share `masked` of the words is changed in
     training, see `change_words`.
+
+    Raises:
+        EncoderError: words are to be masked, and its tokenizer cannot do it.
     """
 
     def __init__(self, encoder: Any, texts: Sequence[str], device: torch.device, masked: float) -> None:
         self.encoder, self.texts, self.device, self.masked = encoder, texts, device, masked
+        if masked:
+            encoder.words(texts[:1])  # what cannot tell words is refused before the training begins
 
     def fetch(self, items: np.ndarray, draws: Draws | None = None) -> Callable[[], Features]:
         """Tokenise these captions."""

@@ -95,7 +95,7 @@ class Reattached(Branch):
         else:
             local, global_ = self.backbone(features.local)
             length = torch.full_like(length, local.shape[1])
-        made = Features(length, local, global_)
+        made = Features(length, local, global_, grid=getattr(self.backbone.encoder, "grid", None))
         return super().forward(drop_rows(made, self.drop, self.varies) if self.training else made)
 
 

@@ -1,5 +1,6 @@
 """A checkpoint's own image processor: pixels as its documentation prepares them, of any side where it can."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,10 @@ class Pixels:
         """Return the pixels of an RGB picture, float32 [3,H,W]."""
         pixels: Tensor = self._processed(image)["pixel_values"][0]
         return pixels
+
+    def save(self, folder: Path) -> None:
+        """Write the checkpoint's processor as the hub has it; a side that was chosen here has to be given again."""
+        self._processor.save_pretrained(folder)
 
     def _processed(self, image: Image.Image) -> Any:
         return self._processor(images=image, return_tensors="pt", **self._sizes)

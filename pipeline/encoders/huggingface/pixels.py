@@ -95,13 +95,15 @@ def _resized(weights: str, settings: dict[str, Any], side: int) -> dict[str, Any
 
 
 def _seen(settings: dict[str, Any], shape: tuple[int, int]) -> dict[str, int]:
-    """Return what the network sees of a picture, as every encoder of a grid says it; nothing where it is no square.
+    """Return what the network sees of a picture, as every encoder of a grid says it.
+
+    That is nothing where it is no square, or is not resized.
 
     ``resize`` is the shorter side and ``crop`` that of the middle; ``stretch`` is the side of the whole picture made a
     square, before a crop.
     """
     size, (height, width) = settings.get("size") or {}, shape
-    if height != width:
+    if height != width or not settings.get("do_resize", True):
         return {}
     crops = bool(settings.get("do_center_crop"))
     if "height" in size and size["height"] == size["width"]:

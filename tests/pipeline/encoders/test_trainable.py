@@ -8,14 +8,7 @@ import small_open_clip  # noqa: F401 - it registers its architectures
 import small_timm  # noqa: F401 - it registers its models
 import torch
 from PIL import Image
-from small_checkpoints import (
-    IMAGE_FAMILIES,
-    TEXT_FAMILIES,
-    save_image_model,
-    save_sentence_model,
-    save_text_model,
-    save_tokenizer,
-)
+from small_checkpoints import save_image_model, save_sentence_model, save_text_model, save_tokenizer
 
 from xret.pipeline.encoders.registry import make_text, make_visual
 from xret.pipeline.errors import EncoderError
@@ -24,7 +17,8 @@ from xret.pipeline.reading.origin import extraction_words
 
 TEXTS = ["a picture of thing 1 2", "two dogs", "a red square number 3"]
 # By name what `make_visual` takes as name, weights, size and layer; ``hf:FAMILY`` stands for the family's checkpoint.
-VISUAL = {family: (f"hf:{family}", "imagenet", None, -1) for family in IMAGE_FAMILIES} | {
+_PICTURES = ("clip", "siglip", "dinov2", "dinov3", "vit-classifier", "beit", "swinv2", "convnext", "resnet")
+VISUAL = {family: (f"hf:{family}", "imagenet", None, -1) for family in _PICTURES} | {
     "clip, a layer, resized": ("hf:clip", "imagenet", 48, 1),
     "timm": ("timm:small_registers", "random:0", None, -1),
     "timm, a layer": ("timm:small_swin.squashed", "random:0", None, 0),
@@ -33,7 +27,8 @@ VISUAL = {family: (f"hf:{family}", "imagenet", None, -1) for family in IMAGE_FAM
     "open_clip, a ResNet": ("open_clip:small-RN", "random:0", None, -1),
 }
 # By name what `make_text` takes as weights, layer, special tokens, most tokens and prompt.
-TEXT = {family: (f"hf:{family}", -1, True, None, None) for family in TEXT_FAMILIES} | {
+_CAPTIONS = ("clip", "siglip", "siglip-left", "clip-text", "roberta", "t5")
+TEXT = {family: (f"hf:{family}", -1, True, None, None) for family in _CAPTIONS} | {
     "clip, a layer": ("hf:clip", 1, False, 9, "a photo of {}"),
     "t5, a layer": ("hf:t5", 1, True, 9, None),
     "sentences": ("hf:sentences", -1, True, None, None),

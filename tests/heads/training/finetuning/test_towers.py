@@ -139,7 +139,6 @@ def state_of(run):
         ("oblong", BOTH, "float32", 1e-5, "setdiv", SLOTS),
         ("timm", ["image"], "float32", 1e-5, "vse-infty", {}),
         ("open_clip", BOTH, "float32", 1e-5, "vse-infty", {}),
-        ("open_clip", BOTH, "float16", 2e-3, "vsepp", {}),
     ],
 )
 def test_before_a_backbone_has_learnt_a_step_is_the_caches(made, tune, pair, sides, dtype, tolerance, recipe, settings):

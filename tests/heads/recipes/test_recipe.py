@@ -171,7 +171,7 @@ def test_every_fault_of_file_and_settings_is_named_at_once(tmp_path):
         "optimiser is not a key (did you mean 'optimizer'?)",
         "data.unit must be one of image, caption, not 'images' (did you mean 'image'?)",
         "data.batch_size must be a whole number, not 'many'",
-        "model must be a block with the keys dim, not 3",
+        "model must be a block with the keys dim, residual, not 3",
         "adapter.gird is not a key (did you mean 'grid'?)",
         "aggregator.text.slotz is not a key (did you mean 'slots'?)",
         "loss.triplett is not a key (did you mean 'triplet'?)",

@@ -109,7 +109,7 @@ def load_model(weights: str, kind: Kind, offline: bool, trust: bool, auto: Any) 
         local_files_only=offline,
         trust_remote_code=trust,
     )
-    joint = hasattr(model, "get_text_features")
+    joint = hasattr(model, f"get_{kind}_features")
     other = {name for name, _ in model.named_parameters() if joint and name.startswith(_OTHERS[kind])}
     whole = not other <= set(info["missing_keys"])
     if not whole:

@@ -321,6 +321,6 @@ def _words_of(run: Path, ctx: click.Context) -> dict[str, Any]:
             f"{names} makes another set than the one that {run} evaluates on; leave it out, or give the run's backbones"
             " as --visual-weights and --text-weights"
         )
-    if names := _given(ctx, ["encoder", *words]):
+    if names := _given(ctx, list(dict.fromkeys(["encoder", "visual_weights", "text_weights", *words]))):
         raise click.UsageError(f"--from-run decides {names}; leave out one or the other")
     return words

@@ -33,8 +33,10 @@ from .train_head import format_summary, say_if_new
     metavar="image,text|image|text",
     help="Which backbones; by default those that the recipe's finetune block trains. The rest stays on the cache.",
 )
-@click.option("--visual-weights", metavar="FILE", help="The image backbone's weights, where they came from a file.")
-@click.option("--text-weights", metavar="HUB_ID|DIR", help="The text backbone's weights, if not bert-base-uncased.")
+@click.option(
+    "--visual-weights", metavar="FILE|DIR", help="Of the image backbone, where they came from a file or folder."
+)
+@click.option("--text-weights", metavar="HUB_ID|DIR|FILE", help="Of the text backbone, if not bert-base-uncased.")
 @click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a value of the recipe; as often as needed."
 )

@@ -3,7 +3,7 @@
     model.safetensors, vocabulary.json  as in every run
     run.json, config.json, recipe.yaml  the same; without paths of the machine that it was trained on
     encoders.json                       what made the features, so that new texts and pictures need no store
-    image_backbone.safetensors, text_backbone/      of a run that was fine-tuned
+    image_backbone*, text_backbone*     of a run that was fine-tuned
     README.md                           the model card
 
 Such a folder is a run: every command takes it. What only serves to go on training is left out.
@@ -22,18 +22,18 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ...pipeline.errors import RunError
+from ...pipeline.extraction.options import backbone_of
 from ...pipeline.files import making
 from ...pipeline.reading.origin import Origin
 from ..runs.encoders import ORIGINS, origins_of, origins_text, reads_states, weights_of_each
 from ..runs.info import BranchName, RunInfo
 from ..runs.run import Run, write_recipe
-from ..training.finetuning.finetuning import BACKBONES
 from .retriever import Retriever
 
 # The bases of the first are OSError and all errors of the hub's HTTP client, whose name depends on its version.
 _HUB_ERRORS: Any = (*HfHubHTTPError.__bases__, HFValidationError)
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-_COPIED = ("model.safetensors", "vocabulary.json", *BACKBONES.values())
+_COPIED = ("model.safetensors", "vocabulary.json")
 
 _CARD = """\
 ---
@@ -85,6 +85,7 @@ def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = 
     if folder.exists():
         raise RunError(f"{folder} exists; take another folder")
     files = [run.path / name for name in _COPIED if (run.path / name).exists()]
+    files += [path for branch in ("image", "text") if (path := backbone_of(run.path, branch)) is not None]
     run.model(retriever.device)  # damaged weights are refused here, not where the folder is loaded
     origins = _origins(retriever)
     if run.info.tuned("image"):  # likewise, the backbones of a fine-tuned run
@@ -139,7 +140,7 @@ def local_folder(name: str | Path) -> Path:
     if Path(name).exists() or not _HUB_ID.fullmatch(str(name)):
         return Path(name)
     try:
-        patterns = ["config.json", "recipe.yaml", "run.json", ORIGINS, *_COPIED, "text_backbone/*"]
+        patterns = ["config.json", "recipe.yaml", "run.json", ORIGINS, *_COPIED, "*_backbone*"]
         return Path(snapshot_download(str(name), allow_patterns=patterns))
     except _HUB_ERRORS as error:
         raise RunError(

@@ -80,6 +80,7 @@ class TrainableEncoder(Encoder, Protocol):
     """What an encoder offers besides where its network can be trained."""
 
     network: "nn.Module"  # what is trained; it comes frozen, in evaluation mode
+    suffix: str  # of what `save` writes: ``.safetensors``, a file, or none, a folder
 
     @property
     def features(self) -> "Callable[..., tuple[Tensor, Tensor]]":
@@ -91,7 +92,7 @@ class TrainableEncoder(Encoder, Protocol):
         ...
 
     def save(self, path: Path) -> None:
-        """Write the weights so that they can be given as ``--visual-weights`` or ``--text-weights``."""
+        """Write the weights so that the registry can make the encoder of them: a file, or a folder."""
         ...
 
 

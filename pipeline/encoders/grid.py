@@ -42,6 +42,7 @@ class Grid(ABC):
     versions: dict[str, str]
     longest: int | None = LONGEST  # how many times its shorter side an image's longer one may be
     network: nn.Module  # up to the last feature map; frozen, unless fine-tuning changes that
+    suffix = ".safetensors"  # of what `save` writes
 
     def decode(self, path: str | Path) -> tuple[Tensor, tuple[int, int]]:
         """Read an image and `prepare` it; return pixels [3,S,S] on the CPU, and the image's own (width, height).

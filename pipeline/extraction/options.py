@@ -140,12 +140,18 @@ def words_of_run(run: Path) -> dict[str, Any]:
     words = info.get("backbones") if isinstance(info, dict) else None
     if not isinstance(words, dict):
         raise RunError(f"{run} has no backbones of its own; --from-run takes a run that `xret finetune` made")
-    weights = {"visual": run / "image_backbone.safetensors", "text": run / "text_backbone"}
-    if not all(path.exists() for key, path in weights.items() if words[key] is not None):
+    weights = {"visual": backbone_of(run, "image"), "text": backbone_of(run, "text")}
+    if any(path is None for key, path in weights.items() if words[key] is not None):
         raise RunError(f"{run} has no finished epoch yet; continue it with `xret finetune … --resume`")
-    if words["text"] == HUB.rstrip(":"):
-        return words | {"visual_weights": str(weights["visual"]), "text": f"{HUB}{weights['text']}"}
-    return words | {f"{key}_weights": str(path) for key, path in weights.items()}
+    of_hub = [key for key in weights if words[key] == HUB.rstrip(":")]  # such an encoder names its weights itself
+    named = {key if key in of_hub else f"{key}_weights": path for key, path in weights.items()}
+    return words | {key: f"{HUB}{path}" if key in of_hub else str(path) for key, path in named.items()}
+
+
+def backbone_of(run: Path, branch: str) -> Path | None:
+    """Return where a run has a backbone of its own for ``image`` or ``text``, a folder or a file; None: it has none."""
+    paths = (run / f"{branch}_backbone{suffix}" for suffix in ("", ".safetensors"))
+    return next((path for path in paths if path.exists()), None)
 
 
 def _words(encoder: str, weights: str, dtype: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..data.images import open_image
 from ..device import cores
-from ..errors import SampleError
+from ..errors import EncoderError, SampleError
 from .batches import Batches
 from .features import Draws, Features, pad_ids
 from .reattachment import read_image, unreadable
@@ -30,6 +30,9 @@ class Pictures:
 
     The encoder has `decode` and `prepare`. With `crop_and_flip` an image in training is a window of it, see
     `read_window`.
+
+    Raises:
+        EncoderError: windows are wanted, and the encoder brings none to the size of a whole picture.
     """
 
     def __init__(
@@ -37,6 +40,11 @@ class Pictures:
     ) -> None:
         self.encoder, self.folder, self.names = encoder, folder, names
         self.device, self.crop_and_flip = device, crop_and_flip
+        if crop_and_flip and encoder.identity["preprocessing"].get("do_resize") is False:
+            raise EncoderError(
+                f"the image processor of '{encoder.name}' resizes nothing, so that a window of a picture would be a"
+                " smaller picture; set finetune.crop_and_flip=false"
+            )
         self._pool = ThreadPoolExecutor(max(2, cores()), "read-images")
 
     def fetch(self, items: np.ndarray, draws: Draws | None = None) -> Callable[[], Features]:
@@ -62,10 +70,15 @@ class Tokens:
 
     The encoder has `tokenize`, `words`, `mask_token` and `plain_tokens`. The share `masked` of the words is changed in
     training, see `change_words`.
+
+    Raises:
+        EncoderError: words are to be masked, and its tokenizer cannot do it.
     """
 
     def __init__(self, encoder: Any, texts: Sequence[str], device: torch.device, masked: float) -> None:
         self.encoder, self.texts, self.device, self.masked = encoder, texts, device, masked
+        if masked:
+            encoder.words(texts[:1])  # what cannot tell words is refused before the training begins
 
     def fetch(self, items: np.ndarray, draws: Draws | None = None) -> Callable[[], Features]:
         """Tokenise these captions."""

@@ -122,7 +122,7 @@ def extraction_words(encoders: Iterable[Encoder]) -> dict[str, Any]:
         identity = encoder.identity
         if identity["encoder"] != "words" and "tokenizer" in identity["preprocessing"]:
             settings = text_settings(identity)
-            words |= {"text": identity["encoder"], "text_layer": settings.pop("layer"), **settings}
+            words |= {"text": encoder_name(identity), "text_layer": settings.pop("layer"), **settings}
         else:
             words |= {"visual": encoder_name(identity), "image_size": grid_side(identity)}
             if (layer := hidden_layer(identity)) != -1:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..cache import CaptionSet, FeatureCache, ImageSet
 from ..data.manifest import bundled_manifests, load_manifest
-from ..encoders import TrainableEncoder, VisualEncoder, is_own, loading, make_text, make_visual
+from ..encoders import OPEN_CLIP, TrainableEncoder, VisualEncoder, is_own, loading, make_text, make_visual
 from ..errors import CacheError, EncoderError, SampleError
 from .origin import BERT, Origin, grid_side, hidden_layer, text_settings
 
@@ -39,42 +39,47 @@ def put_back_images(
     """
     origin = Origin.of(features)
     name = origin.encoder
-    if origin.of_hub or is_own(name) or "pool" in features.identity:
-        made = "a checkpoint of transformers" if origin.of_hub else name if is_own(name) else "--pool"
+    if is_own(name) or "pool" in features.identity:
         raise CacheError(
-            f"'{features.name}' in {features.cache.url} was made with {made}, and xret does not fine-tune such image"
-            " encoders; leave its images on the cache with --reattach text"
+            f"'{features.name}' in {features.cache.url} was made with {name if is_own(name) else '--pool'}, and xret"
+            " fine-tunes image encoders of torchvision, transformers, timm and open_clip whose cells are stored as they"
+            " are; leave its images on the cache with --reattach text"
         )
     size = grid_side(features.identity)
-    if features.kind != "grid" or size is None:
+    if features.kind != "grid" or "preprocessing" not in features.identity:
         raise CacheError(
             f"'{features.name}' in {features.cache.url} holds no grid that xret extracted, so its backbone cannot be"
             " put back; leave its images on the cache with --reattach text"
         )
     weights = origin.weights_named(weights, "--visual-weights")
+    name, held = (weights, "imagenet") if origin.of_hub else (name, weights)
     how: dict[str, Any] = {"layer": hidden_layer(features.identity), "half": origin.dtype == "float16"}
     with loading():
-        encoder: TrainableEncoder = make_visual(name, weights, size, device, **how)
+        encoder: TrainableEncoder = make_visual(name, held, size, device, **how)
     origin.require(encoder, weights, "--visual-weights")
     _check_images(encoder, features, rows, folder)
     if image_size is None or image_size == size:
         return encoder
-    with loading():
-        other: TrainableEncoder = make_visual(name, weights, image_size, device, **how)
+    try:
+        with loading():
+            other: TrainableEncoder = make_visual(name, held, image_size, device, **how)
+    except EncoderError as error:
+        raise EncoderError(f"finetune.image_size={image_size} does not suit the backbone: {error}") from error
     try:
         other.network.load_state_dict(encoder.network.state_dict())
     except RuntimeError as error:
         raise EncoderError(
             f"the weights of {name} are for images of {size} pixels and do not fit those of {image_size}; leave"
-            " finetune.image_size as it is"
+            " finetune.image_size out"
         ) from error
     return other
 
 
 def put_back_captions(features: CaptionSet, weights: str | None, device: str) -> TrainableEncoder:
-    """Return the encoder that made a caption set from `weights`, a folder or hub id; not shared with anybody.
+    """Return the encoder that made a caption set from `weights`; not shared with anybody.
 
-    Weights of None are those that the set remembers; of ``bert`` they are ``bert-base-uncased``.
+    They are a folder or hub id, of open_clip a file. Weights of None are those that the set remembers; of ``bert``
+    they are ``bert-base-uncased``.
 
     Raises:
         EncoderError: these are not the set's weights.
@@ -86,15 +91,14 @@ def put_back_captions(features: CaptionSet, weights: str | None, device: str) ->
             f"'{features.name}' in {features.cache.url} holds no states of a text encoder that xret ran, so there is"
             " no backbone to put back; take --reattach image"
         )
-    if identity.get("global") in ("projected", "pooled"):
-        raise CacheError(
-            f"'{features.name}' in {features.cache.url} holds the text tower of a model of pictures and texts, which"
-            " xret does not fine-tune; take --reattach image"
-        )
     origin = Origin.of(features)
-    weights = origin.weights_named(weights or (None if origin.of_hub else BERT), "--text-weights")
+    weights = origin.weights_named(weights or (BERT if origin.encoder == "bert" else None), "--text-weights")
+    how: dict[str, Any] = {**text_settings(identity), "half": origin.dtype == "float16"}
+    name = weights
+    if origin.encoder.startswith(OPEN_CLIP):
+        name, how["file"] = origin.encoder, weights
     with loading():
-        encoder: TrainableEncoder = make_text(weights, device, **text_settings(identity))
+        encoder: TrainableEncoder = make_text(name, device, **how)
     origin.require(encoder, weights, "--text-weights")
     return encoder
 

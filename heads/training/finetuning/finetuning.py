@@ -2,8 +2,10 @@
 
 The run that comes of it has, beside what every run has, the weights of its best epoch's backbones:
 
-    image_backbone.safetensors   where images were put back; a file for ``xret extract --visual-weights``
-    text_backbone/               where captions were; a folder for ``--text-weights``
+    image_backbone.safetensors   where images were put back, a file for ``xret extract --visual-weights``; or
+    image_backbone/              a folder for ``--visual hf:``
+    text_backbone/               where captions were, a folder for ``--text-weights`` or ``--text hf:``; or
+    text_backbone.safetensors    a file for ``--text-weights``
     run.json                     also `finetuned` {epoch, reattach, image_set, text_set, fingerprints} of the head, its
                                  folder as `head`, and `backbones`: what ``xret extract --from-run`` needs to know
 
@@ -25,6 +27,7 @@ from ....pipeline.cache import CaptionSet, FeatureCache, ImageSet, fingerprint
 from ....pipeline.device import pick_device, within_memory
 from ....pipeline.encoders import TrainableEncoder
 from ....pipeline.errors import OutOfMemory, RecipeError, RunError
+from ....pipeline.extraction.options import backbone_of
 from ....pipeline.files import remove, writing
 from ....pipeline.reading.batches import Batches
 from ....pipeline.reading.end_to_end import end_to_end_batches
@@ -47,10 +50,7 @@ from ..state import TrainingState
 from ..training import Loop, TrainSummary
 from .reattached import EndToEndModel, EndToEndObjective
 
-BACKBONES = {
-    "image": "image_backbone.safetensors",
-    "text": "text_backbone",
-}  # in the run's folder
+_BRANCHES = ("image", "text")
 _FACTOR = 0.1  # of the learning rate, for a backbone whose recipe names none (VSE-infinity, appendix A.1)
 _FIXED = ("model", "adapter", "aggregator", "similarity")  # what the head's weights were trained for
 
@@ -79,7 +79,7 @@ def finetune(
         reattach: which of ``image`` and ``text``; none: those that the recipe's `finetune` block trains.
         data_root: where the images are, see `reattachment.image_folder`.
         visual_weights: of the image backbone, see `reattachment.put_back_images`.
-        text_weights: folder or hub id of the text backbone; None: ``bert-base-uncased``.
+        text_weights: of the text backbone, see `reattachment.put_back_captions`.
         store: the feature cache; None: the run's own, of several the first.
         device: ``auto``, ``cpu`` or ``cuda``.
         resume: go on where `out` stopped; without it, `out` must not exist.
@@ -125,7 +125,8 @@ class TunedRun(Run):
         assert isinstance(model, EndToEndModel) and self.info.backbones, "what is fine-tuned has backbones"
         dtype = self.info.backbones["dtype"]
         for key, backbone in model.backbones.items():
-            path, encoder = self.path / BACKBONES[key], backbone.encoder
+            encoder = backbone.encoder
+            path = self.path / f"{key}_backbone{encoder.suffix}"
             with writing(path, RunError, "make room, or take another --out") as partial:
                 encoder.save(partial)
                 if path.is_dir():  # a folder is not replaced in one step
@@ -184,7 +185,7 @@ def _facts_of(base: Run, split: Batches, encoders: dict[str, TrainableEncoder], 
         store=absolute(cache.url),
         manifest_sha256=cache.manifest_sha256,
         seed=before.seed,
-        finetuned={"epoch": epoch, "reattach": [name for name in BACKBONES if name in encoders], **sets},
+        finetuned={"epoch": epoch, "reattach": [name for name in _BRANCHES if name in encoders], **sets},
         head=absolute(str(base.path)),
         backbones=extraction_words(encoders.values()) | {"dtype": dtype},
         device=str(split.device),
@@ -237,10 +238,10 @@ def _recipe(
         raise RecipeError(
             f"the head of {base.path} is trained, so that {' and '.join(changed)} cannot change; train another head"
         )
-    if set(reattach) - set(BACKBONES):
+    if set(reattach) - set(_BRANCHES):
         raise RecipeError(f"--reattach takes image, text or image,text, not '{','.join(reattach)}'")
-    learns = {name: now["finetune"][f"{name}_lr"] > 0 for name in BACKBONES}
-    put_back = tuple(name for name in BACKBONES if name in reattach or (not reattach and learns[name]))
+    learns = {name: now["finetune"][f"{name}_lr"] > 0 for name in _BRANCHES}
+    put_back = tuple(name for name in _BRANCHES if name in reattach or (not reattach and learns[name]))
     if not put_back:
         raise RecipeError(
             f"the recipe of {base.path} says of no backbone that it learns; say which to put back with --reattach"
@@ -273,7 +274,7 @@ def _put_back(
     target: torch.device,
 ) -> dict[str, TrainableEncoder]:
     """Return the encoders that made the sets of `cached`; a head that was fine-tuned before has weights of its own."""
-    own = {name: str(path) for name, file in BACKBONES.items() if (path := base.path / file).exists()}
+    own = {name: str(path) for name in _BRANCHES if (path := backbone_of(base.path, name)) is not None}
     visual, text = (weights[name] or own.get(name) for name in ("image", "text"))
     encoders: dict[str, TrainableEncoder] = {}
     if "text" in put_back:

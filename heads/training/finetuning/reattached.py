@@ -77,13 +77,13 @@ class Reattached(Branch):
     """A head's branch with its backbone before it. Images come as pixels in the place of local features.
 
     Args:
-        branch: the head's; adapter and aggregator are shared with it.
+        branch: the head's; its parts are shared with it.
         backbone: gives their features.
         drop, varies: the chance of a row to be left out while training, see `augmentation.drop_rows`.
     """
 
     def __init__(self, branch: Branch, backbone: Backbone, drop: float, varies: bool = False) -> None:
-        super().__init__(branch.adapter, branch.aggregator)
+        super().__init__(branch.adapter, branch.aggregator, branch.residual)
         self.backbone = backbone
         self.drop, self.varies = drop, varies
 
@@ -95,7 +95,7 @@ class Reattached(Branch):
         else:
             local, global_ = self.backbone(features.local)
             length = torch.full_like(length, local.shape[1])
-        made = Features(length, local, global_)
+        made = Features(length, local, global_, grid=getattr(self.backbone.encoder, "grid", None))
         return super().forward(drop_rows(made, self.drop, self.varies) if self.training else made)
 
 

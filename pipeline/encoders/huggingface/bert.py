@@ -38,6 +38,7 @@ class BertEncoder:
     global_channels: int | None
     network: Any  # the model up to the wanted layer
     max_length: int  # tokens of a caption that the network sees, special tokens included
+    suffix = ""  # `save` writes a folder
     _width = 0  # to how many tokens captions are padded at least
 
     def __init__(
@@ -209,6 +210,13 @@ class BertEncoder:
             raise EncoderError(
                 "the tokenizer of these text weights does not tell which pieces make a word, so words cannot be masked;"
                 " set finetune.mask_words=0"
+            )
+        marks = {None, *(getattr(self._tokenizer, f"{mark}_token_id") for mark in ("bos", "eos", "pad"))}
+        # CLIP's unknown token is the mark of the end, where its text tower stops reading.
+        if self._tokenizer.mask_token_id is None and self._tokenizer.unk_token_id in marks:
+            raise EncoderError(
+                "the tokenizer of these text weights has neither a mask nor an unknown token apart from its marks, so"
+                " words cannot be masked; set finetune.mask_words=0"
             )
         encodings = self._encodings(texts, truncation=True, max_length=self._room)
         return [encodings.word_ids(row) or [0] for row in range(len(texts))]

@@ -16,10 +16,11 @@ from transformers import MODEL_MAPPING, AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from ...errors import EncoderError
-from ..weights import misfit, require_finite
+from ..weights import digest, misfit, require_finite
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _FILES = {"text": "the tokenizer's files", "image": "preprocessor_config.json"}
+_OTHERS = {"text": "vis", "image": "text"}  # how the names of the other tower's parts begin
 
 Kind = Literal["text", "image"]
 T = TypeVar("T")
@@ -85,8 +86,11 @@ def load_from(weights: str, kind: Kind, load: Callable[[bool], T]) -> T:
     ) from cause
 
 
-def load_model(weights: str, kind: Kind, offline: bool, trust: bool, auto: Any) -> tuple[Any, set[str]]:
-    """Return a model in float32, as its documentation loads it, and the names of its pooler's missing weights.
+def load_model(weights: str, kind: Kind, offline: bool, trust: bool, auto: Any) -> tuple[Any, set[str], str | None]:
+    """Return a model in float32, as its documentation loads it, the names of its pooler's missing weights, its space.
+
+    Of a model of pictures and texts the other tower is left out; a checkpoint may lack it, as a tuned one does. Such a
+    model's space is the digest of both towers, None of one alone or of any other model; see `base.Encoder`.
 
     Args:
         weights, offline: as `load_from` has them.
@@ -105,13 +109,21 @@ def load_model(weights: str, kind: Kind, offline: bool, trust: bool, auto: Any) 
         local_files_only=offline,
         trust_remote_code=trust,
     )
+    joint = hasattr(model, f"get_{kind}_features")
+    other = {name for name, _ in model.named_parameters() if joint and name.startswith(_OTHERS[kind])}
+    whole = not other <= set(info["missing_keys"])
+    if not whole:
+        info["missing_keys"] = set(info["missing_keys"]) - other
     if faults := _faults(model, info):
         raise EncoderError(f"{kind} weights '{weights}' do not fit their config.json: {faults}; get the model again")
     require_finite(model, f"{kind} weights '{weights}'")
-    return model.eval().requires_grad_(False), {key for key in info["missing_keys"] if "pooler." in key}
+    space = digest(model.state_dict()) if joint and whole else None
+    if joint:
+        _leave_out(model, _OTHERS[kind])
+    return model.eval().requires_grad_(False), {key for key in info["missing_keys"] if "pooler." in key}, space
 
 
-def leave_out(model: nn.Module, beginning: str) -> None:
+def _leave_out(model: nn.Module, beginning: str) -> None:
     """Take those parts off a model of pictures and texts whose names begin so: its other tower."""
     for name, _ in list(model.named_children()):
         if name.startswith(beginning):

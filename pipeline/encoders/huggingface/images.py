@@ -3,6 +3,7 @@
 Source: the models' pages in transformers' documentation, which load them by `AutoModel` and `AutoImageProcessor`.
 """
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from ...errors import EncoderError
 from ..base import library_versions
 from ..grid import Grid
 from ..weights import digest
-from .hub import autocast, counted_from_0, leave_out, load_from, load_model, short_name
+from .hub import autocast, counted_from_0, load_from, load_model, quiet, short_name
 from .pixels import Pixels, noise, plain
 
 # Settings that change the features of equal weights.
@@ -45,6 +46,8 @@ class ImageEncoder(Grid):
         EncoderError: there is no such model, it is incomplete, or does not encode pictures so.
     """
 
+    suffix = ""  # `save` writes a folder
+
     def __init__(
         self,
         weights: str,
@@ -56,11 +59,10 @@ class ImageEncoder(Grid):
         trust: bool = False,
     ) -> None:
         self.name, self.device, self._half = short_name(weights), device, half
-        self.network, processor, lacks_pooler = load_from(weights, "image", lambda off: _load(weights, off, trust))
+        self.network, processor, lacks_pooler, self.space = load_from(
+            weights, "image", lambda off: _load(weights, off, trust)
+        )
         self._joint = hasattr(self.network, "get_image_features")
-        if self._joint:
-            self.space = digest(self.network.state_dict())
-            leave_out(self.network, "text")
         self._pixels = Pixels(processor, weights, image_size)
         self.network.to(device)
         self._layer: int | None = None  # the last, after the model's own norm
@@ -128,11 +130,9 @@ class ImageEncoder(Grid):
     def _identify(self) -> dict[str, Any]:
         config = _vision(self.network.config)
         settings = {key: plain(value) for key in _SHAPING if (value := getattr(config, key, None)) is not None}
-        unused = ("logit_", "pooler.") if self._global != "pooler" else ("logit_",)
-        state = {name: value for name, value in self._state().items() if not any(part in name for part in unused)}
         return {
             "encoder": "hf",
-            "weights": digest(state),
+            "weights": self.weights_id(),
             "model": {"class": type(self.network).__name__, **settings},
             "preprocessing": self._pixels.settings,
             "layer": "last_hidden_state" if self._layer is None else f"hidden_states.{self._layer}",
@@ -140,13 +140,29 @@ class ImageEncoder(Grid):
             "global": self._global,
         }
 
+    def weights_id(self) -> str:
+        """Return the weights' entry in the identity of an encoder that reads what `save` writes now."""
+        return digest({name: value for name, value in self._state().items() if "logit_" not in name})
+
+    def save(self, folder: Path) -> None:
+        """Write the model, of pictures and texts this tower alone, and the image processor as the hub has them."""
+        network: Any = self.network
+        with quiet():
+            network.save_pretrained(folder, state_dict=self._state())
+            self._pixels.save(folder)
+
+    def _state(self) -> dict[str, Tensor]:
+        """Return the weights without those of a pooler that the checkpoint lacks, or that has no part in them."""
+        used = self._global == "pooler"
+        return {name: value for name, value in self.network.state_dict().items() if used or "pooler." not in name}
+
     def _maps(self, pixels: Tensor) -> Tensor:
         raise NotImplementedError  # `features` has no need of it
 
 
-def _load(weights: str, offline: bool, trust: bool) -> tuple[nn.Module, Any, bool]:
-    """Return a model, its image processor, and whether it lacks the weights of its pooler."""
-    model, missing = load_model(weights, "image", offline, trust, AutoModel)
+def _load(weights: str, offline: bool, trust: bool) -> tuple[nn.Module, Any, bool, str | None]:
+    """Return a model, its image processor, whether it lacks the weights of its pooler, and its space."""
+    model, missing, space = load_model(weights, "image", offline, trust, AutoModel)
     if model.main_input_name != "pixel_values" and not hasattr(model, "get_image_features"):
         raise EncoderError(
             f"image weights '{weights}' are a {type(model).__name__}, which takes no pictures; give an image model, or"
@@ -161,7 +177,7 @@ def _load(weights: str, offline: bool, trust: bool) -> tuple[nn.Module, Any, boo
             f"image weights '{weights}' have no image processor that can be used, which says how pictures are"
             " prepared; put the model's own preprocessor_config.json next to them"
         ) from error
-    return model, processor, bool(missing)
+    return model, processor, bool(missing), space
 
 
 def _vision(config: Any) -> Any:

@@ -1,5 +1,6 @@
 """A checkpoint's own image processor: pixels as its documentation prepares them, of any side where it can."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,10 @@ class Pixels:
         pixels: Tensor = self._processed(image)["pixel_values"][0]
         return pixels
 
+    def save(self, folder: Path) -> None:
+        """Write the checkpoint's processor as the hub has it; a side that was chosen here has to be given again."""
+        self._processor.save_pretrained(folder)
+
     def _processed(self, image: Image.Image) -> Any:
         return self._processor(images=image, return_tensors="pt", **self._sizes)
 
@@ -90,13 +95,15 @@ def _resized(weights: str, settings: dict[str, Any], side: int) -> dict[str, Any
 
 
 def _seen(settings: dict[str, Any], shape: tuple[int, int]) -> dict[str, int]:
-    """Return what the network sees of a picture, as every encoder of a grid says it; nothing where it is no square.
+    """Return what the network sees of a picture, as every encoder of a grid says it.
+
+    That is nothing where it is no square, or is not resized.
 
     ``resize`` is the shorter side and ``crop`` that of the middle; ``stretch`` is the side of the whole picture made a
     square, before a crop.
     """
     size, (height, width) = settings.get("size") or {}, shape
-    if height != width:
+    if height != width or not settings.get("do_resize", True):
         return {}
     crops = bool(settings.get("do_center_crop"))
     if "height" in size and size["height"] == size["width"]:

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
 from ...errors import EncoderError
 from ..weights import digest
 from .bert import BertEncoder, maximum
-from .hub import autocast, leave_out, load_from, load_model, load_tokenizer, short_name
+from .hub import autocast, load_from, load_model, load_tokenizer, short_name
 from .sentences import Pooling, read_pooling
 
 # Settings that change the features of equal weights.
@@ -65,11 +65,10 @@ class TextEncoder(BertEncoder):
         super().__init__(weights, device, layer, special_tokens, max_tokens, prompt)
 
     def _load(self, weights: str) -> tuple[Any, Any]:
-        model, tokenizer, self._pooling = load_from(weights, "text", lambda off: _load(weights, off, self._trust))
+        model, tokenizer, self._pooling, self.space = load_from(
+            weights, "text", lambda off: _load(weights, off, self._trust)
+        )
         self._joint = hasattr(model, "get_text_features")
-        if self._joint:
-            self.space = digest(model.state_dict())
-            leave_out(model, "vis")
         config = getattr(model.config, "text_config", model.config)
         if config.model_type in _PADDED:
             self._width = int(config.max_position_embeddings)
@@ -148,11 +147,12 @@ class TextEncoder(BertEncoder):
         return states, maximum(states, kept) if self._pooling is None else self._pooling.pool(states, inside)
 
 
-def _load(weights: str, offline: bool, trust: bool) -> tuple[Any, Any, Pooling | None]:
-    """Return a model, its tokenizer and how a sentence-transformers folder pools."""
+def _load(weights: str, offline: bool, trust: bool) -> tuple[Any, Any, Pooling | None, str | None]:
+    """Return a model, its tokenizer, how a sentence-transformers folder pools, and the model's space."""
     config = AutoConfig.from_pretrained(weights, local_files_only=offline, trust_remote_code=trust)
-    auto = AutoModelForTextEncoding if getattr(config, "is_encoder_decoder", False) else AutoModel
-    model, _ = load_model(weights, "text", offline, trust, auto)
+    alone = str((config.architectures or [""])[0]).endswith("EncoderModel")  # as the encoder of T5 is saved
+    auto = AutoModelForTextEncoding if alone or getattr(config, "is_encoder_decoder", False) else AutoModel
+    model, _, space = load_model(weights, "text", offline, trust, auto)
     if model.main_input_name != "input_ids" and not hasattr(model, "get_text_features"):
         raise EncoderError(
             f"text weights '{weights}' are a {type(model).__name__}, which takes no texts; give a text model, or use it"
@@ -160,4 +160,4 @@ def _load(weights: str, offline: bool, trust: bool) -> tuple[Any, Any, Pooling |
         )
     pooling = read_pooling(weights, offline)
     tokenizer = load_tokenizer(weights, offline, getattr(config, "text_config", config), trust)
-    return model, tokenizer, pooling
+    return model, tokenizer, pooling, space

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ...errors import EncoderError
@@ -35,6 +36,7 @@ class ClipTextEncoder(BertEncoder):
     """
 
     _advice = "another architecture"
+    suffix = ".safetensors"  # of what `save` writes
 
     def __init__(
         self,
@@ -92,13 +94,20 @@ class ClipTextEncoder(BertEncoder):
     def _stop_at(self, layer: int) -> None:
         self._layer = layer  # the embedding is of the last in any case
 
-    def save(self, folder: Path) -> None:
-        """Refuse: its projection belongs to an image tower.
+    def words(self, texts: Sequence[str]) -> list[list[int | None]]:
+        """Refuse: the library's tokenizers tell no words and know no mask.
 
         Raises:
             EncoderError: always.
         """
-        raise EncoderError(f"xret does not fine-tune the text towers of open_clip, as '{self.name}'")
+        raise EncoderError(
+            "the tokenizers of open_clip do not tell which pieces make a word, so words cannot be masked; set"
+            " finetune.mask_words=0"
+        )
+
+    def save(self, path: Path) -> None:
+        """Write the tower as a ``.safetensors`` file, named as in a file of both towers."""
+        save_file({f"text.{name}": value.detach().cpu().contiguous() for name, value in self._state().items()}, path)
 
     def _run(self, inputs: Tensor, inside: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
         with autocast(self.device, self._half):

@@ -1,0 +1,269 @@
+"""Fine-tuning of image encoders and text towers of transformers, timm and open_clip, from cache to search."""
+
+import json
+
+import numpy as np
+import pytest
+import small_open_clip
+import torch
+import transformers as hf
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from small_checkpoints import CROP, save_image_model, save_text_model
+from small_timm import save_timm_model
+
+import xret
+from xret.heads.retrieval.hub import save_to_folder
+from xret.heads.runs.run import Run
+from xret.heads.training.finetuning.reattached import Backbone
+from xret.pipeline.encoders.registry import make_text, make_visual
+from xret.pipeline.errors import EncoderError, RunError
+from xret.pipeline.reading.end_to_end import read_window
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+HEAD = {
+    "model.dim": 16,
+    "data.unit": "image",
+    "data.batch_size": 12,  # an epoch is one step
+    "augment.image": 0,
+    "augment.text": 0,
+    "loss.triplet.negatives": "all",
+    "loss.triplet.reduction": "mean",
+    "optimizer.lr": 0.003,
+}
+SLOTS = {"aggregator.image.head_dim": 8, "aggregator.text.head_dim": 8, "aggregator.image.positions": "grid"}
+FROZEN = {"finetune.image_frozen": 99, "finetune.text_frozen": 99}
+BOTH = ["image", "text"]
+# By name the checkpoint of the pictures and that of the captions.
+PAIRS = {
+    "clip": ("hf:clip", "hf:clip"),
+    "siglip": ("hf:siglip", "hf:siglip"),
+    "oblong": ("hf:oblong", "hf:t5"),
+    "cropped": ("hf:cropped", "hf:t5"),
+    "timm": ("timm:small_swin.squashed", "hf:clip"),
+    "open_clip": ("open_clip:small-ViT", "open_clip:small-ViT"),
+}
+FILES = {"timm": "swin.pth", "open_clip": "clip.pt"}
+
+
+class Made:
+    """A data set with checkpoints, and what tests ask for once: stores and heads."""
+
+    def __init__(self, folder, dataset):
+        self.folder, self.manifest = folder, dataset(folder=folder / "tiny", train=12, val=6, test=6)
+        for family in ("clip", "siglip", "t5"):
+            save_text_model(folder / family, family)
+        save_image_model(folder / "oblong", "dinov2")
+        file = folder / "oblong" / "preprocessor_config.json"
+        sizes = {"crop_size": {"height": 32, "width": 48}, "size": {"shortest_edge": 64}}
+        file.write_text(json.dumps({**json.loads(file.read_text()), **sizes}))
+        save_image_model(folder / "cropped", "clip")
+        hf.CLIPImageProcessor(do_resize=False, crop_size=CROP["crop_size"]).save_pretrained(folder / "cropped")
+        save_timm_model(folder / "swin.pth", "small_swin")
+        small_open_clip.save_clip(folder / "clip.pt", "small-ViT")
+
+    def named(self, name):
+        """Return a name as commands take it, and the weights beside it."""
+        library, _, model = name.partition(":")
+        if library == "hf":
+            return f"hf:{self.folder / model}", None
+        return name, str(self.folder / FILES[library])
+
+    def weights(self, pair):
+        """Return how a later command names the weights of a pair."""
+        given = [self.named(name) for name in PAIRS[pair]]
+        return {f"{side}_weights": file or name for side, (name, file) in zip(("visual", "text"), given, strict=True)}
+
+    def store(self, pair, dtype, more=""):
+        url = self.folder / f"{pair}-{dtype}{more}.zarr"
+        if not url.exists():
+            words = {"dtype": dtype, "shard_images": 8, "device": "cpu"}
+            for side, name in zip(("visual", "text"), PAIRS[pair], strict=True):
+                words[side], file = self.named(name)
+                words |= {f"{side}_weights": file} if file else {}
+            xret.extract(self.manifest, url, **words)
+        return url
+
+    def image_encoder(self, pair):
+        name, file = self.named(PAIRS[pair][0])
+        return make_visual(name, file or "imagenet", None, "cpu")
+
+    def text_encoder(self, pair):
+        name, file = self.named(PAIRS[pair][1])
+        return make_text(name, "cpu", -1, True, None, file=file or "imagenet")
+
+    def head(self, pair, dtype="float32", epochs=2, recipe="vsepp", more="", **settings):
+        """Train a head; its best epoch is its last."""
+        run = self.folder / "-".join([pair, dtype, str(epochs), recipe, more, *settings])
+        if not run.exists():
+            chosen = {**HEAD, **settings, "schedule.name": "step", "schedule.epochs": epochs}
+            xret.train(self.store(pair, dtype, more), recipe=recipe, out=run, settings=chosen, device="cpu", seed=3)
+            state = torch.load(run / "state.pt", weights_only=True)["model"]
+            save_file({key: value.contiguous() for key, value in state.items()}, run / "model.safetensors")
+        return run
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    from conftest import tiny_dataset
+
+    return Made(tmp_path_factory.mktemp("towers"), tiny_dataset.__wrapped__(tmp_path_factory.mktemp("data")))
+
+
+@pytest.fixture
+def tune(made, tmp_path):
+    """Fine-tune: `tune(head, "clip", ["image"], setting=…)` gives the new run's folder."""
+
+    def run(head, pair, sides, out="tuned", resume=False, **settings):
+        named = {"image": "visual_weights", "text": "text_weights"}
+        weights = {named[side]: made.weights(pair)[named[side]] for side in sides}
+        words = {"data_root": made.manifest.parent, "device": "cpu", "resume": resume, **weights}
+        chosen = {"schedule.epochs": 3, **settings}
+        xret.finetune(head, out=tmp_path / out, reattach=sides, settings=chosen, **words)
+        return tmp_path / out
+
+    return run
+
+
+def state_of(run):
+    return torch.load(run / "state.pt", weights_only=True)["model"]
+
+
+@pytest.mark.parametrize(
+    ("pair", "sides", "dtype", "tolerance", "recipe", "settings"),
+    [
+        ("clip", BOTH, "float32", 1e-5, "vsepp", {"model.residual": True}),
+        ("clip", BOTH, "float16", 2e-3, "vse-infty", {}),
+        ("siglip", BOTH, "float32", 1e-5, "vse-infty", {}),
+        ("oblong", BOTH, "float32", 1e-5, "setdiv", SLOTS),
+        ("timm", ["image"], "float32", 1e-5, "vse-infty", {}),
+        ("open_clip", BOTH, "float32", 1e-5, "vse-infty", {}),
+    ],
+)
+def test_before_a_backbone_has_learnt_a_step_is_the_caches(made, tune, pair, sides, dtype, tolerance, recipe, settings):
+    """The third epoch, of one step, from the cache and with the backbones in the loop: loss, and weights after it."""
+    two, three = (made.head(pair, dtype, epochs, recipe, **settings) for epochs in (2, 3))
+    tuned = tune(two, pair, sides, **FROZEN)
+    assert Run(tuned).metrics()[2]["loss"] == pytest.approx(Run(three).metrics()[2]["loss"], rel=tolerance)
+    before, expected, found = (state_of(run) for run in (two, three, tuned))
+    for key, value in expected.items():
+        moved = (value - before[key]).norm()
+        assert (found[key] - value).norm() <= max(100 * tolerance * moved, 1e-6), key
+
+
+@pytest.mark.parametrize("pair", ["clip", "siglip", "open_clip"])
+def test_tuned_towers_are_extracted_evaluated_and_searched(made, tune, tmp_path, pair):
+    learn = {"finetune.image_lr": 1, "finetune.text_lr": 1}
+    tuned = tune(made.head(pair, more="-tuned", **{"model.residual": True}), pair, BOTH, **learn)
+    info, state, weights = Run(tuned).info, state_of(tuned), made.weights(pair)
+    for side, encoder in (("image", made.image_encoder(pair)), ("text", made.text_encoder(pair))):
+        network = {key: value for key, value in encoder.network.state_dict().items() if value.is_floating_point()}
+        assert len(network) > 20
+        for key, value in network.items():  # the scale of CLIP's own loss has no part in the features
+            learnt = state[f"{side}.backbone.network.{key}"]
+            assert torch.equal(learnt, value) is key.startswith("logit_"), key
+    store = made.store(pair, "float32", "-tuned")  # which gets another set
+    with pytest.raises(RunError, match=r"extract it there with `xret extract … --from-run .*tuned`"):
+        xret.evaluate(tuned, split="val", device="cpu")
+    extract = {"from_run": tuned, "shard_images": 8, "device": "cpu"}
+    assert all(features.samples for features in xret.extract(made.manifest, store, **extract).sets)
+    assert not any(features.samples for features in xret.extract(made.manifest, store, **extract).sets)
+    result = xret.evaluate(tuned, split="val", device="cpu").results[0]
+    assert result.rsum == pytest.approx(info.best_rsum)
+
+    retriever = xret.load(tuned, device="cpu")  # its encoders are its own
+    path, caption = made.manifest.parent / "images" / "19.jpg", "a picture of thing 19 number 0"
+    picture, other = retriever.encode_images([path, path.with_name("20.jpg")])
+    (text,) = retriever.encode_text([caption])
+    scores = {hit.file_name: hit.score for hit in retriever.search(caption, k=6)}
+    for name, image in (("19.jpg", picture), ("20.jpg", other)):
+        assert scores[name] == pytest.approx(torch.cosine_similarity(text, image, dim=0).item(), abs=1e-5)
+    (before,) = xret.load(Run(tuned).info.head, device="cpu", **weights).encode_text([caption])
+    assert torch.cosine_similarity(text, before, dim=0) < 0.999
+    save_to_folder(retriever, tmp_path / "hub")
+    torch.testing.assert_close(xret.load(tmp_path / "hub", device="cpu").encode_images([path])[0], picture)
+    again = tune(tuned, None, [], out="again", **{"schedule.epochs": 4})  # a tuned run is tuned further
+    assert Run(again).info.finetuned["image_set"] == info.image_set
+
+
+def test_stopped_and_resumed_it_is_as_if_never_stopped(made, tune, monkeypatch):
+    settings = {"finetune.crop_and_flip": True, "finetune.mask_words": 0.3, "finetune.image_size": 48}
+    settings |= {"finetune.checkpointing": True, "schedule.epochs": 4, "optimizer.ema": 0.9, "data.batch_size": 5}
+    words = made.head("clip"), "clip", BOTH
+    whole, original = tune(*words, out="whole", **settings), Run.save_state
+
+    def save_state(self, state):
+        original(self, state)
+        if (state["epoch"], state["steps"]) == (3, 2):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "save_state", save_state)
+    with pytest.raises(KeyboardInterrupt):
+        tune(*words, out="stopped", **settings, **{"runtime.checkpoint_steps": 1})
+    monkeypatch.undo()
+    stopped = tune(*words, out="stopped", resume=True, **settings)
+    for name in ("model", "image_backbone/model", "text_backbone/model"):
+        one, two = (load_file(run / f"{name}.safetensors") for run in (whole, stopped))
+        assert one.keys() == two.keys()
+        assert all(torch.equal(value, two[key]) for key, value in one.items()), name
+    image = xret.load(whole, device="cpu").image_encoders[0][0]
+    assert image.grid == (6, 6)  # of patches of 8 pixels
+
+
+@pytest.mark.parametrize("name", ["hf:clip", "hf:oblong", "timm:small_swin.squashed", "open_clip:small-ViT"])
+def test_checkpointing_gives_the_same_gradients(made, monkeypatch, name):
+    monkeypatch.setattr("xret.heads.training.finetuning.reattached._TOGETHER", 2)
+    named, file = made.named(name)
+    found = []
+    for checkpointing in (False, True):
+        encoder = make_visual(named, file or "imagenet", None, "cpu", layer=0)
+        backbone = Backbone(encoder, checkpointing).train()
+        for module in backbone.modules():  # they draw in another order for other parts
+            for rate in {"p", "drop_prob"} & vars(module).keys():
+                setattr(module, rate, 0.0)
+        pixels = torch.randn(5, 3, *(side * 8 for side in (4, 6 if name == "hf:oblong" else 4)))
+        local, global_ = backbone(torch.linspace(-1, 1, pixels.numel()).view_as(pixels))
+        (local.square().mean() + global_.sin().mean()).backward()
+        found.append({key: p.grad for key, p in backbone.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys() and len(found[0]) > 20
+    for key, gradient in found[0].items():
+        assert (gradient - found[1][key]).norm() <= 1e-4 * gradient.norm() + 1e-7, key
+
+
+def test_a_window_is_prepared_as_the_checkpoint_says(made):
+    """Of a picture of one colour every window, mirrored or not, has the pixels of the whole."""
+    encoder, path = made.image_encoder("clip"), made.folder / "red.png"
+    Image.new("RGB", (90, 60), (200, 30, 30)).save(path)
+    whole, size = encoder.decode(path)
+    window = read_window(encoder, path, np.random.default_rng(0))
+    assert (window.shape, size) == ((3, 32, 32), (90, 60))
+    torch.testing.assert_close(window, whole)
+    mean, std = torch.tensor(hf.CLIPImageProcessor().image_mean), torch.tensor(hf.CLIPImageProcessor().image_std)
+    torch.testing.assert_close(window[:, 0, 0], (torch.tensor([200, 30, 30]) / 255 - mean) / std, rtol=1e-5, atol=1e-5)
+
+
+def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
+    def fails(error, match, pair, sides, **settings):
+        with pytest.raises(error, match=match) as caught:
+            tune(made.head(pair), pair, sides, **settings)
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "tuned").exists()
+
+    words = {"data_root": made.manifest.parent, "out": tmp_path / "tuned", "settings": {"schedule.epochs": 3}}
+    for side, option in (("image", "--visual-weights"), ("text", "--text-weights")):
+        with pytest.raises(EncoderError, match=f"weights from a folder; give that folder, .* {option} HUB_ID"):
+            xret.finetune(made.head("clip"), reattach=[side], device="cpu", **words)
+    with pytest.raises(EncoderError, match="made with weights from a file; give that file as --text-weights FILE"):
+        xret.finetune(made.head("open_clip"), reattach=["text"], device="cpu", **words)
+    other = save_text_model(tmp_path / "other", "clip", seed=1)
+    with pytest.raises(EncoderError, match=r"was made with \(its weights differ\); .* as --visual-weights"):
+        xret.finetune(made.head("clip"), reattach=["image"], device="cpu", visual_weights=str(other), **words)
+    masks = r"do not tell which pieces make a word, so words cannot be masked; set finetune\.mask_words=0"
+    fails(EncoderError, masks, "open_clip", ["text"], **{"finetune.mask_words": 0.1})
+    size = r"finetune\.image_size=48 does not suit the backbone: image weights .* the processor resizes nothing"
+    fails(EncoderError, size, "cropped", ["image"], **{"finetune.image_size": 48})
+    crop = r"processor of 'cropped' resizes nothing, so that a window .*; set finetune\.crop_and_flip=false"
+    fails(EncoderError, crop, "cropped", ["image"], **{"finetune.crop_and_flip": True})
+    size = r"are for images of 32 pixels and do not fit those of 48; leave finetune\.image_size out"
+    fails(EncoderError, size, "open_clip", ["image"], **{"finetune.image_size": 48})

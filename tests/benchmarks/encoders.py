@@ -132,7 +132,7 @@ def _wait(device: str) -> None:
 
 @main.command("bytes")
 @click.option("--shape", "shapes", type=click.Choice(list(VITS)), multiple=True, default=list(VITS))
-@click.option("--images", default=64, show_default=True)
+@click.option("--images", default=16, show_default=True)
 def bytes_(shapes: tuple[str, ...], images: int) -> None:
     """Measure what an image weighs in a store, float16, with all of its patches and with means of 2 by 2."""
     from xret.pipeline.cache.feature_cache import FeatureCache

@@ -56,8 +56,7 @@ def extract(
         dataset: a manifest's name (``coco``, ``flickr30k``, ``flickr8k``, ``rsicd``) or the path of a manifest.
         store: the cache: a local path or an fsspec URL.
         data_root: what the manifest's relative paths are relative to; None: the manifest's folder.
-        encoder: a model of pictures and texts, ``hf:ID``, ``hf:DIR`` or ``open_clip:ARCH/TAG``; the same as `visual`
-            and `text`.
+        encoder: of pictures and texts, ``hf:ID``, ``hf:DIR`` or ``open_clip:ARCH/TAG``: both `visual` and `text`.
         from_run: encode with the backbones that `finetune` left in this run, in the place of `visual` and `text`.
         options: of `pipeline.extraction.options.Options`, with its defaults: ``visual``, ``visual_weights``,
             ``visual_layer``, ``image_size``, ``pool``, ``regions``, ``frames``, ``views``, ``augment``, ``text``,
@@ -159,9 +158,9 @@ def finetune(
     from .heads.training.finetuning.finetuning import finetune
 
     root = None if data_root is None else Path(data_root)
-    weights: dict[str, Any] = {"visual_weights": visual_weights, "text_weights": text_weights}
+    what: dict[str, Any] = {"visual_weights": visual_weights, "text_weights": text_weights, "data_root": root}
     how: dict[str, Any] = {"reattach": reattach, "store": store, "device": device, "resume": resume}
-    return finetune(run, out, settings=_written(settings), data_root=root, **weights, **how)
+    return finetune(run, out, settings=_written(settings), **what, **how)
 
 
 def evaluate(
@@ -199,8 +198,8 @@ def evaluate(
     """
     from .heads.evaluation.evaluation import evaluate
 
-    how: dict[str, Any] = {"ties": ties, "device": device, "annotations": annotations, "views": views}
-    return evaluate(runs, store=store, split=split, protocol=protocol, image=image, text=text, **how)
+    what: dict[str, Any] = {"split": split, "protocol": protocol, "annotations": annotations, "image": image}
+    return evaluate(runs, store=store, ties=ties, device=device, views=views, text=text, **what)
 
 
 def ablate(

@@ -116,8 +116,7 @@ def train(
         require_places(recipe, sets := sets_of(cache, recipe, out, resume), quiet=not ranks.first)
         others, facts = other_sets(also, sets), (feature_facts(sets[0]), feature_facts(sets[1]))
         with enough_memory(target, recipe):
-            state = _beginning(recipe, facts, seed, target)
-            model = state.model
+            model = (state := _beginning(recipe, facts, seed, target)).model
             if recipe.data.chunk is not None or ranks.count > 1:
                 require_whole_batches(model, "data.chunk" if ranks.count == 1 else "torchrun")
             placement = placement_of(out, recipe, resume)

@@ -70,17 +70,7 @@ def load_visual(
         EncoderError: the name is unknown, the weights do not fit, or an option is not for this encoder.
     """
     _require_views(name, frames, views, augment)
-    if regions is not None and name not in REGION_ENCODERS:
-        raise EncoderError(f"--regions is for {' and '.join(REGION_ENCODERS)}; '{name}' has a fixed grid, leave it out")
-    if frames is not None and name in REGION_ENCODERS:
-        raise EncoderError(f"--frames takes the pooled feature of a grid, and '{name}' gives regions; leave it out")
-    if name.startswith(HUB) and weights != "imagenet":
-        raise EncoderError(f"'{name}' names its weights itself; leave --visual-weights {weights} out")
-    if layer != -1 and not name.startswith((HUB, *LIBRARIES)):
-        models = ", ".join((HUB, *LIBRARIES))
-        raise EncoderError(f"--visual-layer is for models of {models}; '{name}' gives its last map, leave it out")
-    if pool is not None and (frames is not None or name in REGION_ENCODERS):
-        raise EncoderError("--pool averages the cells of pictures' grids, and there are none here; leave it out")
+    _require_fitting(name, weights, layer, regions, frames, pool)
     size = (regions or (36, 36)) if name in REGION_ENCODERS else image_size
     state = _state(name.removeprefix(HUB) if name.startswith(HUB) else weights)
     with loading():
@@ -97,6 +87,28 @@ def load_visual(
         encoder = ViewsEncoder(encoder, views, augment)
     made: VisualEncoder = encoder
     return made
+
+
+def _require_fitting(
+    name: str,
+    weights: str,
+    layer: int,
+    regions: tuple[int, int] | None,
+    frames: int | None,
+    pool: tuple[int, int] | None,
+) -> None:
+    """Refuse options that are for other encoders."""
+    if regions is not None and name not in REGION_ENCODERS:
+        raise EncoderError(f"--regions is for {' and '.join(REGION_ENCODERS)}; '{name}' has a fixed grid, leave it out")
+    if frames is not None and name in REGION_ENCODERS:
+        raise EncoderError(f"--frames takes the pooled feature of a grid, and '{name}' gives regions; leave it out")
+    if name.startswith(HUB) and weights != "imagenet":
+        raise EncoderError(f"'{name}' names its weights itself; leave --visual-weights {weights} out")
+    if layer != -1 and not name.startswith((HUB, *LIBRARIES)):
+        models = ", ".join((HUB, *LIBRARIES))
+        raise EncoderError(f"--visual-layer is for models of {models}; '{name}' gives its last map, leave it out")
+    if pool is not None and (frames is not None or name in REGION_ENCODERS):
+        raise EncoderError("--pool averages the cells of pictures' grids, and there are none here; leave it out")
 
 
 def _require_views(name: str, frames: int | None, views: int, augment: str | None) -> None:

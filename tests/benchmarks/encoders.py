@@ -95,8 +95,9 @@ def rate(
 
         bare()
         before = bare()
+        # A batch a shard: with few large shards a core would wait for another at the end, which no data set of size does.
         options = Options(
-            visual=name, text=None, batch_size=batch_size, device=device, splits=("test",), shard_images=4 * batch_size
+            visual=name, text=None, batch_size=batch_size, device=device, splits=("test",), shard_images=batch_size
         )
         facts = extract(load_manifest(manifest), f"{work}/s.zarr", options).sets[0]
         alone = (before + bare()) / 2
@@ -119,7 +120,7 @@ def _some(files: list[Path], folder: Path) -> Path:
     with (folder / "captions.jsonl").open("w") as lines:
         for file in files:
             lines.write(json.dumps({"file_name": file.name, "caption": "a picture", "split": "test"}) + "\n")
-    (folder / "some.yaml").write_text(f"name: some\nimages: {files[0].parent}\ncaptions: captions.jsonl\n")
+    (folder / "some.yaml").write_text(f"name: some\nimages: {files[0].parent.resolve()}\ncaptions: captions.jsonl\n")
     return folder / "some.yaml"
 
 

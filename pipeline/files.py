@@ -1,8 +1,12 @@
-"""Files and folders appear whole: they are written beside their place and renamed into it.
+"""Files and folders appear whole, and are on the disk before anything says that they are there.
 
-What a killed process leaves is called ``.NAME.XXXXXXXX.partial``: nobody reads it, and `partials` finds it.
+They are written beside their place, brought to the disk, renamed into it, and the name is brought to the disk. Whoever
+returns from a function here may therefore count on what it wrote, also after a power failure; and what is written in a
+certain order is there in that order. What a killed process leaves is called ``.NAME.XXXXXXXX.partial``: nobody reads
+it, and `partials` finds it.
 """
 
+import errno
 import glob
 import os
 import shutil
@@ -16,9 +20,7 @@ from .errors import OutputError, XretError
 
 
 @contextmanager
-def writing(
-    path: Path, failure: type[XretError] | None = None, remedy: str = "", *, durable: bool = False
-) -> Iterator[Path]:
+def writing(path: Path, failure: type[XretError] | None = None, remedy: str = "") -> Iterator[Path]:
     """Give a temporary path beside `path`; the file or folder made there becomes `path` when the block ends.
 
     Missing folders above are made, a file at `path` is replaced in one step, and a link is followed. After an error
@@ -28,7 +30,6 @@ def writing(
         path: of the file or folder.
         failure: raised, instead of OSError, when `path` cannot be written or is a folder that is not empty.
         remedy: what to do then; it ends the sentence.
-        durable: bring a file to the disk before it is renamed, so that it survives a power failure.
     """
     place = path.resolve()
     partial = place.with_name(f".{place.name}.{os.urandom(4).hex()}.partial")
@@ -37,13 +38,11 @@ def writing(
             yield place
             return
         with suppress(FileExistsError):  # a file above is reported where it is in the way
-            place.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(place.parent)
         yield partial
-        if durable:
-            _to_disk(partial)
+        _all_to_disk(partial)
         partial.replace(place)
-        if durable:
-            _to_disk(place.parent)
+        to_disk(place.parent)
     except BaseException as error:
         remove(partial)
         if failure is None or not isinstance(error, (OSError, SafetensorError)):
@@ -60,7 +59,9 @@ def making(folder: Path, failure: type[XretError] | None = None, remedy: str = "
         yield partial
 
 
-def write_bytes(path: Path, data: bytes, failure: type[XretError] | None = None, remedy: str = "") -> None:
+def write_bytes(
+    path: Path, data: "bytes | bytearray | memoryview[int]", failure: type[XretError] | None = None, remedy: str = ""
+) -> None:
     """Write a file in one step; arguments and errors of `writing`."""
     with writing(path, failure, remedy) as partial:
         partial.write_bytes(data)
@@ -91,13 +92,47 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
-def _to_disk(path: Path) -> None:
+def make_folders(folder: Path) -> None:
+    """Make a folder and those above it that are missing; FileExistsError where a file is in the way."""
+    if folder.is_dir():
+        return
+    make_folders(folder.parent)
+    folder.mkdir(exist_ok=True)  # another thread may have made it meanwhile
+    to_disk(folder.parent)
+
+
+def remove_whole(path: Path) -> None:
+    """Delete a file or folder in one step: after a power failure it is there as it was, or not at all.
+
+    Raises:
+        OSError: it is not there or cannot be deleted.
+    """
+    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
+    path.rename(partial)
+    to_disk(path.parent)
+    remove(partial)
+
+
+def to_disk(path: Path) -> None:
     """Have the system write a file, or a folder's list of names, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some file systems of a network cannot do that for folders
+            raise
     finally:
         os.close(handle)
+
+
+def _all_to_disk(path: Path) -> None:
+    """Bring a file, or a folder and all below it, to the disk."""
+    if path.is_symlink():
+        return
+    if path.is_dir():
+        for below in path.iterdir():
+            _all_to_disk(below)
+    to_disk(path)
 
 
 def require_writable(path: Path, option: str) -> None:

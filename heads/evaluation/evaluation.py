@@ -220,7 +220,7 @@ def _ground_truths(
     truths = {name: ground_truth(name, annotations) for name in protocols}
     if any(truth is not None for truth in truths.values()):
         samples = Split.of(*subject.sets, split)
-        cocoid = cache.store.read_array("samples/cocoid", 0, cache.images)[samples.image_rows]
+        cocoid = cache.sample_array("cocoid")[samples.image_rows]
         sentid = cache.sentids(0, cache.captions)[samples.caption_rows]
         for name, truth in truths.items():
             require(name, truth, cocoid, sentid, _where(cache, split))

@@ -85,7 +85,7 @@ def score_embedded(model: Model, batches: Batches, images: Embedding, captions: 
         similarity=compare(model, images, captions, texts),
         caption_image=torch.as_tensor(batches.caption_image),
         ids=batches.ids(),
-        cocoid=cache.store.read_array("samples/cocoid", 0, cache.images)[batches.image_rows],
+        cocoid=cache.sample_array("cocoid")[batches.image_rows],
         sentid=cache.sentids(0, cache.captions)[batches.caption_rows],
         file_names=batches.file_names(),
         texts=texts,

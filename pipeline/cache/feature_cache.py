@@ -10,7 +10,8 @@ Layout (format "xret", version 1):
   sets of regions also, where they are known: boxes f32[I,N,4] (x1, y1, x2, y2 in pixels), classes i32[I,N],
   scores f32[I,N]. After an image's length its rows are zero and its classes -1; a failed image holds NaN.
 - ``/captions/<set>/``: local [T,C], token i32[T], start i64[M], length i32[M], global [M,C], status u8[M].
-- ``/<images|captions>/<set>/done``: u8, one file a shard.
+- ``/<images|captions>/<set>/done``: u8, one file a shard; ``seal`` u32[shards, files], one file a shard: of each file
+  of the shard a checksum of its checksums and its place. Attribute ``seals`` of the samples likewise.
 
 A shard holds the images of one split from `Blocks`, and the captions of the same images. A split begins a new shard,
 so the rows of a set's arrays are those of the samples with a gap after each split; a gap's status stays 255.
@@ -41,7 +42,7 @@ class FeatureCache:
         self.protocols: tuple[str, ...] = tuple(attributes["protocols"])  # what ``--protocol auto`` evaluates
         # rows of images [first, last) of each split
         self.splits = {name: (first, last) for name, (first, last) in attributes["splits"].items()}
-        store.read_group("samples")
+        self._seals: dict[str, list[int]] = store.read_group("samples").get("seals", {})  # none of an earlier version
 
     @classmethod
     def open(cls, url: str) -> "FeatureCache":
@@ -71,17 +72,17 @@ class FeatureCache:
     @cached_property
     def caption_start(self) -> np.ndarray:
         """First caption row of each image, int64 [I]."""
-        return self.store.read_array("samples/caption_start")
+        return self.sample_array("caption_start")
 
     @cached_property
     def caption_count(self) -> np.ndarray:
         """Captions of each image, int32 [I]."""
-        return self.store.read_array("samples/caption_count")
+        return self.sample_array("caption_count")
 
     @cached_property
     def caption_image(self) -> np.ndarray:
         """Image row of each caption, int64 [M]."""
-        return self.store.read_array("samples/caption_image")
+        return self.sample_array("caption_image")
 
     @property
     def images(self) -> int:
@@ -112,7 +113,17 @@ class FeatureCache:
 
     def sentids(self, first: int, last: int) -> np.ndarray:
         """Return the sentence ids, int64, of caption rows [first, last)."""
-        return self.store.read_array("samples/sentid", first, last)
+        return self.sample_array("sentid", first, last)
+
+    def sample_array(self, name: str, first: int = 0, last: int | None = None) -> np.ndarray:
+        """Return the rows [first, last) of an array of the samples, by default all.
+
+        Raises:
+            CacheError: it is damaged, or its files do not lie where they were written.
+        """
+        if name not in self._seals:
+            return self.store.read_array(f"samples/{name}", first, last)
+        return self.store.read_sealed(f"samples/{name}", self._seals[name], first, last)
 
     def set_names(self, modality: str) -> list[str]:
         """Return the names of the feature sets of `modality`, ``images`` or ``captions``, without unfinished ones."""
@@ -152,8 +163,8 @@ class FeatureCache:
         return choose_set(self.url, prefix, paths, fitting, f" with {key}").partition("/")[2]
 
     def _texts(self, name: str, first: int, last: int) -> list[str]:
-        offsets = self.store.read_array(f"samples/{name}_offset", first, last + 1)
-        raw = self.store.read_array(f"samples/{name}", int(offsets[0]), int(offsets[-1])).tobytes()
+        offsets = self.sample_array(f"{name}_offset", first, last + 1)
+        raw = self.sample_array(name, int(offsets[0]), int(offsets[-1])).tobytes()
         return [raw[a:b].decode() for a, b in itertools.pairwise(offsets - offsets[0])]
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +12,13 @@ import numpy as np
 from ..errors import CacheError
 from .blocks import Blocks
 from .rows import Rows
+from .store import seals
 
 if TYPE_CHECKING:
     from .feature_cache import FeatureCache
 
 OK, FAILED, NOT_DONE = 0, 1, 255  # the status of a sample
+MARKS = ("seal", "done")  # arrays that say something of a shard, and not of its samples
 
 
 class FeatureSet:
@@ -74,8 +76,33 @@ class FeatureSet:
         return last - first
 
     def array_names(self) -> list[str]:
-        """Return the names of this set's arrays, without `done`."""
-        return [name for name in self.attributes["arrays"] if name != "done"]
+        """Return the names of this set's arrays, without `MARKS`."""
+        return [name for name in self.attributes["arrays"] if name not in MARKS]
+
+    def sealed(self, name: str, shard: int) -> list[int] | None:
+        """Return what `seals` gave when this shard of an array was written; None: by an earlier version."""
+        if "seal" not in self.attributes["arrays"]:
+            return None
+        if not self._seals[shard].any():  # it may have been written since
+            del self._seals
+        names = self.array_names()
+        files = [self.attributes.get("views", 1) if array in ("local", "global") else 1 for array in names]
+        first = sum(files[: names.index(name)])
+        found: list[int] = self._seals[shard, first : first + files[names.index(name)]].tolist()
+        return found
+
+    @cached_property
+    def _seals(self) -> np.ndarray:
+        return self.cache.store.read_array(f"{self.path}/seal")
+
+    def write(self, shard: int, arrays: dict[str, np.ndarray]) -> None:
+        """Write all arrays of a shard, and seal them; then it may be marked as done."""
+        store, found = self.cache.store, []
+        for name in self.array_names():
+            store.write_shard(f"{self.path}/{name}", shard, arrays[name])
+            found += seals(store.open_array(f"{self.path}/{name}"), shard, arrays[name])
+        if "seal" in self.attributes["arrays"]:
+            store.write_shard(f"{self.path}/seal", shard, np.array([found], dtype=np.uint32))
 
     def blank_shard(self) -> dict[str, np.ndarray]:
         """Return the arrays of a shard, by name, as they are before anything is written."""
@@ -93,7 +120,16 @@ class FeatureSet:
                 f"{self.cache.url}: '{self.path}/{name}' has lost shard {min(map(int, lost))}; run `xret cache verify`,"
                 " then the extraction again with --repair"
             )
-        values: np.ndarray = self.cache.store.read_array(f"{self.path}/{name}")[self._at]
+        whole = self.cache.store.read_array(f"{self.path}/{name}")
+        array, rows = self.cache.store.open_array(f"{self.path}/{name}"), len(whole) // len(self.blocks)
+        for shard in np.flatnonzero(self.done()).tolist():
+            sealed = self.sealed(name, shard)
+            if sealed is not None and seals(array, shard, whole[shard * rows : (shard + 1) * rows]) != sealed:
+                raise CacheError(
+                    f"{self.cache.url}: shard {shard} of '{self.path}/{name}' is not what was written there;"
+                    " `xret cache verify` lists what is affected"
+                )
+        values: np.ndarray = whole[self._at]
         return values
 
     def _gather(self, name: str, first: np.ndarray, count: np.ndarray | int = 1) -> np.ndarray:
@@ -101,7 +137,7 @@ class FeatureSet:
 
     def _rows_of(self, name: str, views: int = 1) -> Rows:
         if name not in self._rows:
-            self._rows[name] = Rows(self.cache.store, f"{self.path}/{name}", views)
+            self._rows[name] = Rows(self.cache.store, f"{self.path}/{name}", views, partial(self.sealed, name))
         return self._rows[name]
 
 

@@ -146,14 +146,13 @@ def _write_samples(store: Store, samples: Samples) -> None:
         "caption_image": np.repeat(np.arange(len(counts), dtype=np.int64), counts),
     }
     store.start_group("samples")
-    for name, values in numbers.items():
-        store.write_array(f"samples/{name}", values)
+    seals = {name: store.write_array(f"samples/{name}", values) for name, values in numbers.items()}
     for name, strings in texts.items():
         encoded = [text.encode() for text in strings]
         offsets = np.cumsum([0] + [len(text) for text in encoded], dtype=np.int64)
-        store.write_array(f"samples/{name}", np.frombuffer(b"".join(encoded), dtype=np.uint8))
-        store.write_array(f"samples/{name}_offset", offsets)
-    store.seal_group("samples", {}, [*numbers, *texts, *(f"{name}_offset" for name in texts)])
+        seals[name] = store.write_array(f"samples/{name}", np.frombuffer(b"".join(encoded), dtype=np.uint8))
+        seals[f"{name}_offset"] = store.write_array(f"samples/{name}_offset", offsets)
+    store.seal_group("samples", {"seals": seals}, list(seals))
     for modality in ("images", "captions"):
         store.seal_group(modality, {}, [])
 
@@ -282,12 +281,14 @@ class _Array(NamedTuple):
 def _create_set(
     cache: FeatureCache, path: str, attributes: dict[str, Any], arrays: dict[str, _Array], blocks: Blocks
 ) -> None:
+    files = sum(array.row[0] if array.apart else 1 for array in arrays.values())
+    every = arrays | {"seal": _Array((files,), "uint32", 1), "done": _Array((), "uint8", 1)}
     cache.store.start_group(path)
-    for name, array in (arrays | {"done": _Array((), "uint8", 1)}).items():
+    for name, array in every.items():
         row, dtype, shard, inner, fill, apart = array
         shape = (len(blocks) * shard, *row)
         cache.store.create_array(f"{path}/{name}", shape, shard, dtype, inner=inner, fill=fill, apart=apart)
-    cache.store.seal_group(path, attributes, [*arrays, "done"])
+    cache.store.seal_group(path, attributes, list(every))
 
 
 def record_failures(features: FeatureSet, ids: list[str], failed: dict[str, str]) -> None:

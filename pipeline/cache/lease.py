@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import CacheError, StoreError
+from ..files import make_folders
 from .store import Store
 
 NAME = "writer.partial"
@@ -34,7 +35,7 @@ def alone(store: Store) -> Iterator[None]:
         with lease(store):
             yield
         return
-    store.fs.makedirs(store.root, exist_ok=True)
+    make_folders(Path(store.root))
     try:
         with locked(store.root, _occupied(store)):
             yield

@@ -123,7 +123,7 @@ def _samples(cache: FeatureCache) -> Samples:
     captions = [Caption(text, sentid) for text, sentid in zip(texts, sentids, strict=True)]
     splits = [split for split, (first, last) in cache.splits.items() for _ in range(first, last)]
     ids, names = cache.ids(0, cache.images), cache.file_names(0, cache.images)
-    cocoids = cache.store.read_array("samples/cocoid").tolist()
+    cocoids = cache.sample_array("cocoid").tolist()
     ranges = zip(cache.caption_start.tolist(), cache.caption_count.tolist(), strict=True)
     images = tuple(
         ImageSample(key, name, split, cocoid, tuple(captions[start : start + count]))

@@ -8,12 +8,12 @@ import math
 import struct
 import sys
 import threading
+from collections.abc import Callable
 
-import google_crc32c
 import numpy as np
 
 from ..errors import CacheError
-from .store import Store
+from .store import Store, crc32c, seal
 
 # An array in an object store keeps its last shards: at least so many, the three groups of a block shuffle of shards of
 # 512 images, and more of smaller ones, up to so many bytes.
@@ -27,17 +27,19 @@ class Rows:
     ones are kept: rows should then be read in order or in a block shuffle. Two threads may read at once.
 
     With `views` above one the array's second axis are the views of a sample, each view in files of its own; a row is
-    then that of one view.
+    then that of one view. `sealed` gives what the files of a shard must fit, if anything.
     """
 
-    def __init__(self, store: Store, name: str, views: int = 1) -> None:
+    def __init__(
+        self, store: Store, name: str, views: int = 1, sealed: Callable[[int], list[int] | None] = lambda _: None
+    ) -> None:
         array = store.open_array(name)
         self.dtype, self.row_shape = np.dtype(array.dtype), array.shape[1 if views == 1 else 2 :]
         self._row_bytes = math.prod(self.row_shape) * self.dtype.itemsize
         self._block_rows = array.chunks[0]
         self._sharded = array.shards is not None
         self._per_shard = (array.shards or array.chunks)[0] // self._block_rows
-        self._store, self._folder, self._views = store, f"{name}/c", views
+        self._store, self._name, self._views, self._sealed = store, name, views, sealed
         # Files are counted shard by shard, in a shard view by view, and so are their blocks.
         self._shards: dict[int, _Shard] = {}  # those that are open, the first opened first
         self._blocks: dict[int, np.ndarray] = {}  # of the open shards, those that were checked, uint8 [rows, row_bytes]
@@ -119,13 +121,18 @@ class Rows:
             self._blocks.pop(number, None)
 
     def _open(self, of_shard: int) -> "_Shard":
-        place = [str(of_shard)] if self._views == 1 else [str(part) for part in divmod(of_shard, self._views)]
-        name = "/".join([self._folder, *place] + ["0"] * len(self.row_shape))
+        number, view = divmod(of_shard, self._views)
+        place = [str(number)] if self._views == 1 else [str(number), str(view)]
+        name = "/".join([self._name, "c", *place] + ["0"] * len(self.row_shape))
         path = self._store.path(name)
         data = self._bytes(name)
         if data is None:
             raise CacheError(f"{path} is missing; run `xret cache verify`, then `xret extract --repair`")
-        return _Shard(data, path, self._row_bytes, self._per_shard if self._sharded else None)
+        shard = _Shard(data, path, self._row_bytes, self._per_shard if self._sharded else None)
+        sealed = self._sealed(number)
+        if sealed is not None and seal(self._name, number, view, shard.checksums()) != sealed[view]:
+            raise CacheError(f"{path} is not what was written there; `xret cache verify` lists what is affected")
+        return shard
 
     def _bytes(self, name: str) -> np.ndarray | None:
         if not self._store.is_local:
@@ -160,14 +167,19 @@ class _Shard:
         """
         offset, length = self._spans[number]
         body, stored = self._data[offset : offset + length - 4], self._data[offset + length - 4 : offset + length]
-        if len(stored) != 4 or _crc32c(body) != struct.unpack("<I", stored.tobytes())[0]:
+        if len(stored) != 4 or crc32c(body) != struct.unpack("<I", stored.tobytes())[0]:
             raise CacheError(f"{self._path} is damaged (checksum); `xret cache verify` lists what is affected")
         return body.reshape(-1, self._row_bytes)
+
+    def checksums(self) -> np.ndarray:
+        """Return the stored checksums of the blocks, uint32; they are checked with the blocks."""
+        ends = [self._data[offset + length - 4 : offset + length] for offset, length in self._spans]
+        return np.concatenate(ends).view("<u4") if all(len(end) == 4 for end in ends) else np.zeros(0, np.uint32)
 
     def _index(self, blocks: int) -> list[tuple[int, int]]:
         """Parse the index: offset and length of each block as little-endian u64, then its crc32c."""
         index = self._data[-16 * blocks - 4 :]
-        if len(index) != 16 * blocks + 4 or _crc32c(index[:-4]) != struct.unpack("<I", index[-4:].tobytes())[0]:
+        if len(index) != 16 * blocks + 4 or crc32c(index[:-4]) != struct.unpack("<I", index[-4:].tobytes())[0]:
             raise CacheError(f"{self._path} is damaged (index); `xret cache verify` lists what is affected")
         pairs = index[:-4].view("<u8").reshape(blocks, 2).tolist()
         return [(offset, length) for offset, length in pairs]
@@ -204,7 +216,3 @@ def ranges(start: np.ndarray, count: np.ndarray) -> np.ndarray:
     """Return the numbers ``start[i] … start[i] + count[i] - 1`` of all i, one range after the other, int64."""
     ends = np.cumsum(count)
     return np.repeat(start - ends + count, count) + np.arange(ends[-1] if len(ends) else 0)
-
-
-def _crc32c(data: np.ndarray) -> int:
-    return int(google_crc32c.value(data.tobytes()))

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import google_crc32c
 import numpy as np
 import zarr
 from fsspec.asyn import AsyncFileSystem, sync
 from zarr.codecs import Crc32cCodec
 
 from ..errors import CacheError, StoreError
-from ..files import write_bytes
-from .object_store import connect, one_sentence
+from ..files import remove_whole, write_bytes
+from .zarr_stores import DiskStore, connect, one_sentence
 
 PATIENCE = 60.0  # seconds that an object store may take to say whether something exists, with all retries
 _BLANK = "0" * 64
@@ -64,6 +65,15 @@ class Store:
                 return bool(sync(self.fs.loop, self.fs._exists, self.path(name), timeout=PATIENCE))
             return bool(self.fs.exists(self.path(name)))
 
+    def is_written(self, name: str) -> bool:
+        """Return whether there is a file `name` that is not empty."""
+        with self._answering():
+            try:
+                info = self.fs.info(self.path(name))
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+        return bool(info["type"] == "file" and info["size"] > 0)
+
     def names(self, name: str) -> list[str]:
         """Return the names directly below the folder `name`, sorted, without partial files; none if it is absent."""
         if not self.exists(name):
@@ -73,10 +83,14 @@ class Store:
             return sorted(entry for entry in entries if not entry.endswith(".partial"))
 
     def remove(self, name: str) -> None:
-        """Delete the folder `name` and all below it, if it is there."""
-        if self.exists(name):
-            with self._answering():
-                self.fs.rm(self.path(name), recursive=True)
+        """Delete the file or folder `name` and all below it, if it is there; on a disk in one step."""
+        if not self.exists(name):
+            return
+        if self.is_local:
+            remove_whole(Path(self.path(name)))
+            return
+        with self._answering():
+            self.fs.rm(self.path(name), recursive=True)
 
     def read_bytes(self, name: str) -> bytes:
         """Return the content of the file `name`.
@@ -154,7 +168,7 @@ class Store:
         """
         row = (1, *shape[2:]) if apart else shape[1:]
         zarr.create_array(
-            self._zarr(),
+            self._zarr(True),
             name=name,
             shape=shape,
             chunks=(inner or shard, *row),
@@ -166,23 +180,44 @@ class Store:
             overwrite=True,
         )
 
-    def write_array(self, name: str, values: np.ndarray) -> None:
-        """Create the array `name` with these values, about a million rows a file."""
-        self.create_array(name, values.shape, min(1 << 20, max(len(values), 1)), values.dtype.name)
+    def write_array(self, name: str, values: np.ndarray) -> list[int]:
+        """Create the array `name` with these values, a million rows a file; return the seal of each file."""
+        rows = min(1 << 20, max(len(values), 1))
+        self.create_array(name, values.shape, rows, values.dtype.name)
         self.open_array(name, writable=True)[...] = values
+        return [_of_file(name, values, rows, file) for file in range(-(-len(values) // rows))]
+
+    def read_sealed(self, name: str, sealed: list[int], first: int, last: int | None) -> np.ndarray:
+        """Return the rows [first, last) of an array that `write_array` made with these seals; as `read_array`.
+
+        Raises:
+            CacheError: also, a file holds what was written for another place.
+        """
+        array = self.open_array(name)
+        rows, last = array.chunks[0], array.shape[0] if last is None else last
+        begin = first // rows
+        values = self.read_array(name, begin * rows, -(-last // rows) * rows)
+        for number in range(-(-len(values) // rows)):
+            file = begin + number
+            if _of_file(name, values, rows, number, begin) != sealed[file]:
+                raise CacheError(
+                    f"{self.url}: file {file} of '{name}' is not what was written there; `xret cache verify` lists"
+                    " what is affected"
+                )
+        return values[first - begin * rows : last - begin * rows]
 
     def write_shard(self, name: str, shard: int, values: np.ndarray) -> None:
         """Write the files of one shard of the array `name` whole, whatever lies there."""
         array = self.open_array(name, writable=True)
         rows = slice(shard * len(values), (shard + 1) * len(values))
-        apart = array.ndim > 1 and (array.shards or array.chunks)[1] < array.shape[1]
+        apart = is_apart(array)
         # Of several files one after another: where writing one fails, Zarr leaves the others under way.
         for step in range(array.shape[1]) if apart else [None]:
             at: Any = rows if step is None else (rows, step)
             part = values if step is None else values[:, step]
             try:
                 array[at] = part
-            except ValueError:  # Zarr reads a sharded file before it replaces it, and this one is damaged
+            except (ValueError, IsADirectoryError):  # Zarr reads a sharded file before it replaces it: this is damaged
                 self.remove(f"{name}/c/{shard}" if step is None else f"{name}/c/{shard}/{step}")
                 array[at] = part
 
@@ -193,28 +228,28 @@ class Store:
             CacheError: it is not there or its metadata cannot be read.
         """
         try:
-            array = zarr.open_array(self._zarr(), path=name, mode="r+" if writable else "r", zarr_format=3)
+            array = zarr.open_array(self._zarr(writable), path=name, mode="r+" if writable else "r", zarr_format=3)
         except (FileNotFoundError, ValueError, KeyError) as error:
             raise CacheError(f"{self.url}: array '{name}' is missing or its zarr.json is damaged") from error
         # Zeros are data: without this a shard of zeros would have no file and look as if it had been lost.
         return array.with_config({"write_empty_chunks": True})
 
-    def read_array(self, name: str, first: int = 0, last: int | None = None, *, step: int | None = None) -> np.ndarray:
-        """Return the rows [first, last) of the array `name`, by default all; with `step` that of its second axis alone.
+    def read_array(self, name: str, first: int = 0, last: int | None = None) -> np.ndarray:
+        """Return the rows [first, last) of the array `name`, by default all.
 
         Raises:
             CacheError: it is missing, or a checksum does not fit.
         """
         array = self.open_array(name)
         try:
-            return np.asarray(array[first:last] if step is None else array[first:last, step])
+            return np.asarray(array[first:last])
         except StoreError:
             raise
         except Exception as error:  # whatever a damaged file makes a codec raise
             raise CacheError(f"{self.url}: '{name}' is damaged; `xret cache verify` lists what is affected") from error
 
-    def _zarr(self) -> Any:
-        return self.root if self.is_local else self._objects
+    def _zarr(self, writable: bool) -> Any:
+        return DiskStore(self.root, read_only=not writable) if self.is_local else self._objects
 
     # Groups
 
@@ -272,6 +307,38 @@ class Store:
     def _sha256(self, name: str) -> str:
         data = self.find_bytes(name)
         return "" if data is None else hashlib.sha256(data).hexdigest()
+
+
+def is_apart(array: "zarr.Array[Any]") -> bool:
+    """Return whether each step of an array's second axis, a view, has files of its own."""
+    return array.ndim > 1 and (array.shards or array.chunks)[1] < array.shape[1]
+
+
+def seals(array: "zarr.Array[Any]", shard: int, values: np.ndarray) -> list[int]:
+    """Return what binds each file of a shard, with these values, to its place: one file, or one a view.
+
+    A checksum says that a file is what was written, and not that it is where it was written.
+    """
+    parts = [values[:, view] for view in range(values.shape[1])] if is_apart(array) else [values]
+    rows = array.chunks[0]
+    checksums = [[crc32c(part[at : at + rows]) for at in range(0, len(part), rows)] for part in parts]
+    return [seal(array.path, shard, view, np.array(of_part)) for view, of_part in enumerate(checksums)]
+
+
+def seal(name: str, shard: int, view: int, checksums: np.ndarray) -> int:
+    """Return the crc32c of an array's name, of a place in it, and of the checksums of the blocks there, uint32."""
+    return int(google_crc32c.value(f"{name}/{shard}/{view}".encode() + checksums.astype("<u4").tobytes()))
+
+
+def crc32c(data: np.ndarray) -> int:
+    """Return the checksum of an array's bytes."""
+    return int(google_crc32c.value(data.tobytes()))
+
+
+def _of_file(name: str, values: np.ndarray, rows: int, number: int, before: int = 0) -> int:
+    """Return the seal of one file of an array; `values` begin after `before` files."""
+    part = values[number * rows : (number + 1) * rows]
+    return seal(name, before + number, 0, np.array([crc32c(part)]))
 
 
 def _metadata(name: str) -> str:

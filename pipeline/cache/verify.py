@@ -12,7 +12,7 @@ from ..progress import Progress
 from .feature_cache import MODALITIES, FeatureCache
 from .feature_sets import FAILED, OK, FeatureSet
 from .layout import TEXTS
-from .store import Store
+from .store import Store, crc32c, seal, seals
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class CheckedSet:
 
     def __init__(self, features: FeatureSet) -> None:
         self.features, self._store = features, features.cache.store
-        names = [*features.array_names(), "done"]
+        names = features.attributes["arrays"]
         self.arrays = {name: self._store.open_array(f"{features.path}/{name}") for name in names}
         self.done = 0
 
@@ -114,10 +114,14 @@ class CheckedSet:
 
     def _damaged_arrays(self, shard: int) -> list[str]:
         """Return the arrays whose files are damaged, or if none is, whose values are impossible."""
-        damaged, values = [], {}
+        damaged: list[str] = []
+        values: dict[str, np.ndarray] = {}
         for name in self.features.array_names():
-            values[name], intact = _read(self._store, self.arrays[name], shard)
+            read, intact = _read(self._store, self.arrays[name], shard)
+            values |= {name: read} if intact else {}
             damaged += [] if intact else [name]
+        if "seal" in self.arrays:
+            damaged += self._misplaced(shard, values)
         if damaged:
             return damaged
         first, last = self.features.rows_in(shard)
@@ -129,6 +133,19 @@ class CheckedSet:
         return damaged + [
             name for name in ("local", "global") if name in values and not self._finite(name, values, status == OK)
         ]
+
+    def _misplaced(self, shard: int, values: dict[str, np.ndarray]) -> list[str]:
+        """Return the arrays with intact files that are not those that were written here."""
+        seal, intact = _read(self._store, self.arrays["seal"], shard)
+        if not intact:
+            return ["seal"]
+        found, at = [], 0
+        for name in self.features.array_names():
+            files = files_of(self.arrays[name], shard)
+            expected, at = seal[0, at : at + len(files)].tolist(), at + len(files)
+            if name in values and seals(self.arrays[name], shard, values[name]) != expected:
+                found.append(name)
+        return found
 
     def _finite(self, name: str, values: dict[str, np.ndarray], good: np.ndarray) -> bool:
         """Return whether the valid rows of the good samples are finite."""
@@ -157,7 +174,10 @@ def _samples(store: Store) -> list[Damage]:
     for name in attributes["arrays"]:
         array = store.open_array(f"samples/{name}")
         for chunk in range(-(-array.shape[0] // array.chunks[0])):
-            if not _read(store, array, chunk)[1]:
+            values, intact = _read(store, array, chunk)
+            sealed = attributes.get("seals", {}).get(name)  # none of an earlier version
+            here = sealed is None or seal(f"samples/{name}", chunk, 0, np.array([crc32c(values)])) == sealed[chunk]
+            if not (intact and here):
                 rows = (chunk * array.chunks[0], min((chunk + 1) * array.chunks[0], array.shape[0]))
                 # Of a byte array, which rows are affected is not known.
                 damaged.append(Damage(f"samples/{name}", chunk, None if name in TEXTS else rows))
@@ -173,7 +193,8 @@ def _read(store: Store, array: "zarr.Array[Any]", shard: int) -> tuple[np.ndarra
         raise
     except Exception:  # whatever a damaged file makes a codec raise, it is damage
         return np.empty(0), False
-    return values, all(map(store.exists, files_of(array, shard)))
+    # Of an empty file of several blocks Zarr makes zeros.
+    return values, all(map(store.is_written, files_of(array, shard)))
 
 
 def files_of(array: "zarr.Array[Any]", shard: int) -> list[str]:

@@ -126,7 +126,7 @@ def _costs(manifest: Manifest, samples: Samples, options: Options, device: str, 
         path = f"images/{SetFacts.of(encoder, options.dtype, {}).name}"
         rate = _image_rate(encoder, manifest, samples, options)
         views = options.views
-        files = 4 + 2 * views + len(encoder.extras)
+        files = 5 + 2 * views + len(encoder.extras)
         costs.append(_Cost(path, 1, _image_bytes(encoder, width, views), views, files, rate))
     if options.text:
         text = load_captions(options, samples, device)
@@ -135,7 +135,7 @@ def _costs(manifest: Manifest, samples: Samples, options: Options, device: str, 
         tokens = sum(map(len, text.tokenize(texts))) / len(texts)
         size = captions * (tokens * (4 + item) + 17 + item)
         rate = _caption_rate(text, texts, options.batch_size)
-        costs.append(_Cost(path, captions, size, 1, 7 if text.channels else 5, rate))
+        costs.append(_Cost(path, captions, size, 1, 8 if text.channels else 6, rate))
     return costs
 
 

@@ -46,8 +46,7 @@ def tell(set_name: str, samples: int) -> None:
 
 
 def write_shard(features: FeatureSet, shard: int, arrays: dict[str, np.ndarray], receipt: Receipt) -> None:
-    """Write all arrays of a shard."""
+    """Write and seal all arrays of a shard."""
     began = time.perf_counter()
-    for name, values in arrays.items():
-        features.cache.store.write_shard(f"{features.path}/{name}", shard, values)
+    features.write(shard, arrays)
     receipt.timed("write", began)

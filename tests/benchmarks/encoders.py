@@ -95,7 +95,7 @@ def rate(
 
         bare()
         before = bare()
-        # A batch a shard: with few large shards a core would wait for another at the end, which no data set of size does.
+        # A batch a shard: of few large shards one core would have the last alone, which is little of a data set.
         options = Options(
             visual=name, text=None, batch_size=batch_size, device=device, splits=("test",), shard_images=batch_size
         )

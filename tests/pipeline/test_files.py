@@ -181,11 +181,11 @@ def test_links_are_followed_and_pipes_written_as_they_stand(tmp_path):
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_what_has_to_last_is_on_the_disk_before_it_is_renamed(tmp_path, monkeypatch):
+def test_a_file_is_on_the_disk_before_it_is_renamed(tmp_path, monkeypatch):
     done = []
     sync, replace = os.fsync, Path.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (done.append(stat.S_IFMT(os.fstat(handle).st_mode)), sync(handle)))
     monkeypatch.setattr(Path, "replace", lambda *paths: (done.append("replace"), replace(*paths)))
-    with writing(tmp_path / "file", durable=True) as partial:
+    with writing(tmp_path / "file") as partial:
         partial.write_text("mine")
     assert done == [stat.S_IFREG, "replace", stat.S_IFDIR]

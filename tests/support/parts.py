@@ -1,7 +1,7 @@
 """Small stores in which nothing is missing, and what one machine would have of them."""
 
 import numpy as np
-from small_store import make_store
+from small_store import make_store, seal_anew
 
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.layout import record_failures
@@ -16,6 +16,7 @@ def sound_store(url, failed=None, **options):
         images = cache.image_set(name)
         size = cache.store.open_array(f"{images.path}/size", writable=True)
         size[...] = np.arange(2 * size.shape[0]).reshape(-1, 2)
+        seal_anew(images)
         record_failures(images, [], {str(row): reason for row, reason in (failed or {}).items()})
     return str(url)
 
@@ -27,7 +28,7 @@ def part_of(url, *splits, **options):
     for features in (cache.image_set(), cache.caption_set()):
         for split in set(cache.splits) - set(splits):
             for shard in features.blocks.of_split(split):
-                for name in [*features.array_names(), "done"]:
+                for name in features.attributes["arrays"]:
                     array = cache.store.open_array(f"{features.path}/{name}")
                     cache.store.remove("/".join([array.path, "c", str(shard), *["0"] * (array.ndim - 1)]))
         here = {str(row) for split in splits for row in range(*cache.splits[split])}

@@ -10,7 +10,6 @@ next addition writes over it. A folder without a record is unfinished.
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ import google_crc32c
 import numpy as np
 
 from ....pipeline.errors import RunError
-from ....pipeline.files import making, writing
+from ....pipeline.files import making, to_disk, write_text
 
 FORMAT, VERSION = "xret-index", 1
 RECORD = "index.json"
@@ -53,16 +52,14 @@ class GrowingFile:
 
     def close(self) -> dict[str, int]:
         """Bring all to the disk; return the entry for the record."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
         self._file.close()
+        to_disk(Path(self._file.name))
         return {"bytes": self._bytes, "crc32c": self._crc}
 
 
 def entry_of(path: Path) -> dict[str, int]:
     """Return ``{"bytes", "crc32c"}`` of a whole file, after bringing it to the disk."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    to_disk(path)
     size = path.stat().st_size
     return {"bytes": size, "crc32c": checksum(path, size)}
 
@@ -80,8 +77,8 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
     """Put the record in its place in one step."""
     sealed = {"format": FORMAT, "version": VERSION, **record}
     text = json.dumps({**sealed, "digest": _digest(sealed)}, indent=1, ensure_ascii=False)
-    with writing(folder / RECORD, durable=True) as partial:
-        partial.write_text(text, encoding="utf-8")
+    to_disk(folder)  # the names of new files, before the record names them
+    write_text(folder / RECORD, text)
 
 
 def read_record(folder: Path) -> dict[str, Any]:

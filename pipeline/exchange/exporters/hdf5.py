@@ -19,8 +19,6 @@ import h5py
 import numpy as np
 
 from ...cache import CaptionSet, ImageSet
-from ...cache.feature_sets import caption_array_rows
-from ...cache.rows import ranges
 from ...progress import Progress
 from ...reading.split import texts_of
 from .selection import Selection
@@ -117,7 +115,7 @@ def _image_arrays(selection: Selection, rows: np.ndarray, split: str, first_capt
         "id": _texts(texts_of(cache.ids, rows)),
         "file_name": _texts(texts_of(cache.file_names, rows)),
         "split": _texts([split] * len(rows)),
-        "cocoid": selection.take("samples/cocoid", rows),
+        "cocoid": cache.sample_array("cocoid")[rows],
         "caption_start": first_caption + np.cumsum(counts, dtype=np.int64) - counts,
         "caption_count": counts,
     }
@@ -132,19 +130,16 @@ def _caption_arrays(
     cache, features, captions = selection.cache, selection.captions, selection.caption_rows(rows)
     arrays = {
         "text": _texts(texts_of(cache.caption_texts, captions)),
-        "sentid": selection.take("samples/sentid", captions),
+        "sentid": cache.sample_array("sentid")[captions],
         "image": first_image + np.repeat(np.arange(len(rows)), cache.caption_count[rows]),
     }
     if features is None:
         return arrays, {}
-    at = caption_array_rows(cache, features.blocks, features.attributes["shard_captions"])[captions]
-    lengths, starts = features.length[captions], selection.take(f"{features.path}/start", at)
+    lengths = features.length[captions]
     arrays |= {"length": lengths, "start": first_token + np.cumsum(lengths, dtype=np.int64) - lengths}
-    tokens = ranges(starts, lengths)
-    of_tokens = {"token": selection.take(f"{features.path}/token", tokens)}
+    of_tokens = {"token": features.token(captions)}
     if features.channels is not None:
-        arrays["global"] = selection.take(f"{features.path}/global", at)
-        of_tokens["local"] = selection.take(f"{features.path}/local", tokens)
+        arrays["global"], of_tokens["local"] = features.global_(captions), features.local(captions)
     return arrays, of_tokens
 
 

@@ -33,13 +33,8 @@ class Selection:
     def image_array(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Read one array of the image set at these image rows; of several views the first, the image as it is."""
         assert self.images is not None
-        first_view = 0 if self.images.views > 1 and name in ("local", "global") else None
-        return self.take(f"{self.images.path}/{name}", self.images.blocks.array_rows(rows), first_view)
-
-    def take(self, path: str, at: np.ndarray, step: int | None = None) -> np.ndarray:
-        """Read the rows `at` of an array, some that ascend and lie close together; checksums are checked."""
-        values: np.ndarray = self.cache.store.read_array(path, int(at[0]), int(at[-1]) + 1, step=step)[at - at[0]]
-        return values
+        gathers = {"local": self.images.local, "global": self.images.global_}
+        return gathers[name](rows) if name in gathers else self.images.array(name, rows)
 
     def caption_rows(self, rows: np.ndarray) -> np.ndarray:
         """Return the caption rows of these image rows."""

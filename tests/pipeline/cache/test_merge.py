@@ -12,6 +12,7 @@ import pytest
 import small_store
 from parts import part_of, sound_store
 from small_extraction import SMALL, files
+from small_store import seal_anew
 
 from xret.pipeline.cache import Blocks, FeatureCache
 from xret.pipeline.cache.layout import alone, record_failures
@@ -155,7 +156,7 @@ def test_machines_that_differ_are_noted_and_the_first_is_recorded(apart, tmp_pat
     a, b, _ = apart
     features = FeatureCache.open(b).image_set()
     attributes = {**features.attributes, "recorded": {"device": "cuda"}}
-    features.cache.store.seal_group(features.path, attributes, [*features.array_names(), "done"])
+    features.cache.store.seal_group(features.path, attributes, list(features.attributes["arrays"]))
     merge(str(tmp_path / "c"), [a, b])
     note = f"Note: unlike {b}, '{features.name}' was begun with device None (there cuda).\n"
     assert capsys.readouterr().err.count(note) == 1
@@ -184,6 +185,7 @@ def test_a_shard_that_differs_is_named(apart, tmp_path):
     a, b, whole = apart
     features = FeatureCache.open(b).image_set()
     features.cache.store.open_array(f"{features.path}/global", writable=True)[16] = 1  # first of val
+    seal_anew(features)
     assert f"shard 2 of '{features.path}' is finished in {whole} and in {b}, but global/c/2/0" in refused(whole, [b])
     assert "global/c/2/0 differs" in refused(tmp_path / "new", [whole, b], there=False)
     merge(a, [b])  # nobody else had it
@@ -193,6 +195,7 @@ def test_a_failed_image_in_one_store_is_a_difference(apart):
     _, b, whole = apart
     features = FeatureCache.open(b).image_set()
     features.cache.store.open_array(f"{features.path}/status", writable=True)[16] = 1
+    seal_anew(features)
     record_failures(features, [], {"12": "12.jpg: gone"})
     assert "status/c/2 differs" in refused(whole, [b])
 
@@ -220,7 +223,7 @@ def test_one_name_but_another_set(apart):
     a, b, _ = apart
     features = FeatureCache.open(b).image_set()
     attributes = {**features.attributes, "fingerprint": features.fingerprint[:8] + "0" * 56}
-    features.cache.store.seal_group(features.path, attributes, [*features.array_names(), "done"])
+    features.cache.store.seal_group(features.path, attributes, list(features.attributes["arrays"]))
     assert f"'{features.path}' is not the same set in {a} and {b}: they differ in fingerprint" in refused(a, [b])
 
 
@@ -229,7 +232,7 @@ def test_arrays_that_are_laid_out_otherwise(apart):
     features = FeatureCache.open(b).image_set()
     store, path = features.cache.store, features.path
     store.create_array(f"{path}/global", (40, 16), 8, "float32")
-    store.seal_group(path, features.attributes, [*features.array_names(), "done"])
+    store.seal_group(path, features.attributes, list(features.attributes["arrays"]))
     assert "they differ in arrays" in refused(a, [b])
 
 

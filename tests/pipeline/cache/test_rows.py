@@ -48,7 +48,7 @@ def test_each_view_is_read_from_files_of_its_own(tmp_path, monkeypatch, inner, i
     values = np.random.default_rng(0).normal(size=(ROWS, 5, 3, 2)).astype(np.float16)
     store.open_array("a", writable=True)[...] = values
     if not is_local:
-        store.is_local, store._zarr = False, lambda: store.root
+        store.is_local, store._zarr = False, lambda writable: store.root
     opened, original = [], Rows._bytes
     monkeypatch.setattr(Rows, "_bytes", lambda rows, name: opened.append(name) or original(rows, name))
     rows, at = Rows(store, "a", views=5), np.random.default_rng(1).integers(0, ROWS - 1, size=40)
@@ -64,7 +64,7 @@ def test_a_store_that_is_not_local_is_read_through_zarr(array):
     store, values = array
     remote = Store(store.url)
     remote.is_local = False
-    remote._zarr = lambda: store.root
+    remote._zarr = lambda writable: store.root
     assert np.array_equal(Rows(remote, "a").gather(np.array([40, 3]), 2), values[[40, 41, 3, 4]])
 
 

@@ -1,5 +1,6 @@
 """`verify` finds what was broken: any byte of any file, a missing file, a value that is no number."""
 
+import itertools
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from small_extraction import SMALL, files
+from small_store import seal_anew
 
 from xret.pipeline.cache.contents import describe
 from xret.pipeline.cache.feature_cache import FeatureCache
@@ -115,6 +117,7 @@ def test_values_that_are_no_numbers_are_found(store, array, value):
 def test_a_status_that_contradicts_the_record_is_found(store):
     features = FeatureCache.open(str(store)).image_set()
     features.cache.store.open_array(f"{features.path}/status", writable=True)[2] = 1
+    seal_anew(features)
     assert [d.array for d in verify(str(store)).damaged] == [f"{features.path}/status"]
     record_failures(features, [], {"2": "2.jpg: truncated"})
     report = verify(str(store))
@@ -125,3 +128,61 @@ def test_a_status_that_contradicts_the_record_is_found(store):
 def test_no_cache(tmp_path):
     with pytest.raises(CacheError, match="no feature cache is there"):
         verify(str(tmp_path / "none.zarr"))
+
+
+def read_all(url):
+    """Return everything that a reader can ask of a store."""
+    cache = FeatureCache.open(str(url))
+    images, captions = cache.image_set(), cache.caption_set()
+    pictures, texts = np.arange(cache.images), np.arange(cache.captions)
+    arrays = [images.local(pictures), images.global_(pictures), images.array("size", pictures), images.length]
+    arrays += [images.status, captions.token(texts), captions.length, captions.status, cache.caption_image]
+    arrays += [cache.sample_array("cocoid"), cache.sentids(0, cache.captions), cache.caption_count]
+    said = [cache.ids(0, cache.images), cache.file_names(0, cache.images), cache.caption_texts(0, cache.captions)]
+    return [array.tolist() for array in arrays] + said
+
+
+def is_noticed(url, whole):
+    """Return whether `verify` finds a fault; what readers say is right, or refused."""
+    try:
+        assert read_all(url) == whole
+    except CacheError as error:
+        assert "is not what was written there" in str(error) or "damaged" in str(error) or "missing" in str(error)
+    return not verify(str(url)).ok
+
+
+def test_a_file_that_lies_in_anothers_place_is_found(store):
+    whole = read_all(store)
+    by_size = {}
+    for path in sorted(store.rglob("c/**/*")):
+        if path.is_file() and "done" not in path.parts and "split" not in path.parts:
+            by_size.setdefault(path.stat().st_size, []).append((path, path.read_bytes()))
+    pairs = [
+        pair for alike in by_size.values() for pair in itertools.combinations(alike, 2) if pair[0][1] != pair[1][1]
+    ]
+    assert len(pairs) > 60
+    for (one, first), (two, second) in pairs:
+        one.write_bytes(second)
+        assert is_noticed(store, whole), f"{one} holds what belongs to {two}"
+        two.write_bytes(first)
+        assert is_noticed(store, whole), f"{one} and {two} have changed places"
+        one.write_bytes(first), two.write_bytes(second)
+    assert verify(str(store)).ok
+
+
+@pytest.mark.parametrize("fault", ["empty", "folder"])
+def test_a_file_that_is_none_is_found_and_repaired(store, fault):
+    manifest, before, whole = load_manifest(store.parent / "tiny" / "tiny.yaml"), files(store), read_all(store)
+    paths = [path for path in sorted(store.rglob("c/**/*")) if path.is_file()]
+    for path in paths:
+        data = path.read_bytes()
+        path.unlink()
+        path.mkdir() if fault == "folder" else path.write_bytes(b"")
+        assert is_noticed(store, whole), path
+        if path.parts[-3] == "local" or "token" in path.parts or "cocoid" in path.parts:
+            extract(manifest, str(store), replace(SMALL, repair=True))
+            assert files(store) == before
+        else:
+            path.rmdir() if fault == "folder" else path.unlink()
+            path.write_bytes(data)
+    assert verify(str(store)).ok

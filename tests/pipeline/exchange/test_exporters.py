@@ -12,6 +12,7 @@ from region_sources import ARRAYS, World
 from small_extraction import files
 
 from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.feature_sets import ImageSet
 from xret.pipeline.cache.store import Store
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import XretError
@@ -175,14 +176,13 @@ def test_a_caption_stays_on_its_line(tmp_path):
 
 def test_only_some_images_are_in_memory_at_once(tmp_path, monkeypatch):
     url = sound_store(tmp_path / "s", train=150, val=0, test=0)
-    read, most = Store.read_array, []
+    read, most = ImageSet.local, []
 
-    def spying(store, name, first=0, last=None, **how):
-        values = read(store, name, first, last, **how)
-        most.append(len(values) if name.startswith("images/") and name.endswith("/local") else 0)
-        return values
+    def spying(images, rows):
+        most.append(len(rows))
+        return read(images, rows)
 
-    monkeypatch.setattr(Store, "read_array", spying)
+    monkeypatch.setattr(ImageSet, "local", spying)
     for to in ("npy", "hdf5"):
         export(url, to, tmp_path / to)
     assert max(most) == 64
@@ -275,7 +275,7 @@ def test_a_damaged_store(tmp_path):
     data = path.read_bytes()
     path.write_bytes(data[:9] + bytes([data[9] ^ 16]) + data[10:])
     for to in ("npy", "hdf5"):
-        assert "local' is damaged" in refused(url, to, tmp_path / "o")
+        assert "local/c/1/0/0 is damaged" in refused(url, to, tmp_path / "o")
 
 
 @pytest.mark.parametrize("to", ["npy", "hdf5"])

@@ -121,7 +121,7 @@ def test_what_lies_in_memory_already_needs_no_more(cache, monkeypatch, capsys):
         assert all(column is two[field] for field, column in one.items())
         assert two == three
     monkeypatch.setattr(cache.store, "is_local", False)
-    monkeypatch.setattr(cache.store, "_zarr", lambda: cache.store.root)
+    monkeypatch.setattr(cache.store, "_zarr", lambda writable: cache.store.root)
     capsys.readouterr()
     assert again("auto").placement == "pinned"
     assert capsys.readouterr().err == ""

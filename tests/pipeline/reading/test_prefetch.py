@@ -33,7 +33,7 @@ def small_groups(monkeypatch):
 def remote(cache, monkeypatch):
     """The same store, read like one that is not on a local disk."""
     monkeypatch.setattr(cache.store, "is_local", False)
-    monkeypatch.setattr(cache.store, "_zarr", lambda: cache.store.root)
+    monkeypatch.setattr(cache.store, "_zarr", lambda writable: cache.store.root)
     return cache
 
 

@@ -30,7 +30,7 @@ def cache(folder):
 def remote(cache):
     """The same store, read as one on an object store is."""
     opened = FeatureCache.open(cache.url)
-    opened.store.is_local, opened.store._zarr = False, lambda: opened.store.root
+    opened.store.is_local, opened.store._zarr = False, lambda writable: opened.store.root
     return opened
 
 

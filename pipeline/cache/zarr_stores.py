@@ -1,14 +1,41 @@
-"""Connections to an object store through fsspec, ours and Zarr's; their errors become one sentence."""
+"""The stores that Zarr reads and writes: a folder of a disk, or an object store through fsspec.
 
+To an object store we have a connection of our own as well; the errors of both become one sentence.
+"""
+
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, cast
 
 import fsspec
-from zarr.storage import FsspecStore
+from zarr.core.buffer import Buffer
+from zarr.storage import FsspecStore, LocalStore
 
 from ..errors import CacheError, StoreError
+from ..files import write_bytes
+
+
+class DiskStore(LocalStore):
+    """A folder for the accesses that Zarr makes itself; what it writes is on the disk when it returns."""
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Write a file in one step."""
+        self._check_writable()
+        await asyncio.to_thread(self.set_sync, key, value)
+
+    def set_sync(self, key: str, value: Buffer) -> None:
+        """Write a file in one step."""
+        self._check_writable()
+        if not isinstance(value, Buffer):
+            raise TypeError(f"'{key}': a Buffer is written, not {type(value).__name__}")
+        write_bytes(self.root / key, value.as_buffer_like())
+
+    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
+        """Write a file unless it is there."""
+        if not (self.root / key).exists():
+            await self.set(key, value)
 
 
 class ObjectStore(FsspecStore):

@@ -7,18 +7,22 @@ Each command prints one JSON line with the ratios of one run:
     python tests/benchmarks/extraction.py memory
     python tests/benchmarks/extraction.py resume
     python tests/benchmarks/extraction.py size STORE
+    python tests/benchmarks/extraction.py syncs rsicd --data-root DIR --visual mobilenet_v2 --visual-weights FILE
 """
 
 import io
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import click
 import numpy as np
@@ -140,6 +144,26 @@ def captions(dataset: str, data_root: Path | None, split: str, **options: Any) -
     before = bare()
     facts = _timed(manifest, Options(**options, visual=None, splits=(split,)))
     _report(facts, (before + bare()) / 2, device)
+
+
+@main.command()
+@options_of(*common)
+@click.option("--visual", default="resnet50", show_default=True)
+@click.option("--visual-weights", default="random:0", show_default=True)
+@click.option("--rounds", default=3, show_default=True)
+def syncs(dataset: str, data_root: Path | None, split: str, rounds: int, **options: Any) -> None:
+    """Compare extraction with one that brings nothing to the disk, in turns."""
+    manifest = load_manifest(dataset, data_root)
+    wanted = Options(**options, text=None, splits=(split,))
+    _timed(manifest, wanted)
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(2 * rounds):
+        synced = number % 4 in (0, 3)
+        with nullcontext() if synced else patch("os.fsync"):
+            rates[synced].append(_timed(manifest, wanted).per_second)
+    means = {synced: statistics.mean(found) for synced, found in rates.items()}
+    line = {"per_second": means[True], "unsynced_per_second": means[False], "ratio": means[True] / means[False]}
+    click.echo(json.dumps({key: round(value, 3) for key, value in line.items()}))
 
 
 def _wait(device: str) -> None:

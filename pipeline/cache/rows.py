@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..errors import CacheError
-from .store import Store, crc32c, seal
+from .store import Store, crc32c, forbidden, seal
 
 # An array in an object store keeps its last shards: at least so many, the three groups of a block shuffle of shards of
 # 512 images, and more of smaller ones, up to so many bytes.
@@ -141,6 +141,8 @@ class Rows:
         try:
             # As a plain array: each slice of a memmap runs through Python.
             return np.memmap(self._store.path(name), dtype=np.uint8, mode="r").view(np.ndarray)
+        except PermissionError as error:
+            raise forbidden(self._store.path(name)) from error
         except (OSError, ValueError):  # an empty file cannot be mapped
             return None
 

@@ -110,6 +110,8 @@ class Store:
                 return bytes(self.fs.cat_file(self.path(name)))
             except FileNotFoundError:
                 return None
+            except PermissionError as error:
+                raise forbidden(self.path(name)) from error
             except OSError:
                 if self.is_local:  # damaged, for whoever asks
                     return None
@@ -118,6 +120,7 @@ class Store:
     def write_bytes(self, name: str, data: bytes) -> None:
         """Write the file `name` in one step: it is there whole, or as it was before."""
         if self.is_local:
+            self._require_root()
             write_bytes(Path(self.path(name)), data)
             return
         with self._answering():
@@ -245,10 +248,21 @@ class Store:
             return np.asarray(array[first:last])
         except StoreError:
             raise
+        except PermissionError as error:
+            raise forbidden(str(error.filename)) from error
         except Exception as error:  # whatever a damaged file makes a codec raise
             raise CacheError(f"{self.url}: '{name}' is damaged; `xret cache verify` lists what is affected") from error
 
+    def _require_root(self) -> None:
+        """Raise CacheError where the folder has gone: writing would begin another one in its place."""
+        if not Path(self.root).is_dir():
+            raise CacheError(
+                f"{self.url} has gone while it was written; move it back, or name its new place as --store"
+            )
+
     def _zarr(self, writable: bool) -> Any:
+        if writable and self.is_local:
+            self._require_root()
         return DiskStore(self.root, read_only=not writable) if self.is_local else self._objects
 
     # Groups
@@ -339,6 +353,11 @@ def _of_file(name: str, values: np.ndarray, rows: int, number: int, before: int 
     """Return the seal of one file of an array; `values` begin after `before` files."""
     part = values[number * rows : (number + 1) * rows]
     return seal(name, before + number, 0, np.array([crc32c(part)]))
+
+
+def forbidden(path: str) -> CacheError:
+    """Return what is raised for a file that may not be read; it is neither missing nor damaged."""
+    return CacheError(f"{path} may not be read by you; have its owner allow it")
 
 
 def _metadata(name: str) -> str:

@@ -12,7 +12,7 @@ from ..progress import Progress
 from .feature_cache import MODALITIES, FeatureCache
 from .feature_sets import FAILED, OK, FeatureSet
 from .layout import TEXTS
-from .store import Store, crc32c, seal, seals
+from .store import Store, crc32c, forbidden, seal, seals
 
 
 @dataclass(frozen=True)
@@ -191,6 +191,8 @@ def _read(store: Store, array: "zarr.Array[Any]", shard: int) -> tuple[np.ndarra
         values = np.asarray(array[shard * rows : (shard + 1) * rows])
     except StoreError:
         raise
+    except PermissionError as error:
+        raise forbidden(str(error.filename)) from error
     except Exception:  # whatever a damaged file makes a codec raise, it is damage
         return np.empty(0), False
     # Of an empty file of several blocks Zarr makes zeros.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...cache import FeatureCache
 from ...cache.layout import DEFAULT_SPLITS
+from ...errors import OutputError
 from ...files import require_new, writing
 from . import hdf5, npy
 from .selection import Selection, select
@@ -61,7 +62,7 @@ def export(url: str, to: str, out: Path, sets: Sequence[str] = (), splits: Seque
     if to == "npy":
         npy.check(selection)
     write = npy.write if to == "npy" else hdf5.write
-    with writing(out) as partial:
+    with writing(out, OutputError, "make room, or take another --out") as partial:
         write(selection, partial)
     files = [out] if out.is_file() else list(out.iterdir())
     return Export(

@@ -1,6 +1,7 @@
 """`verify` finds what was broken: any byte of any file, a missing file, a value that is no number."""
 
 import itertools
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -186,3 +187,15 @@ def test_a_file_that_is_none_is_found_and_repaired(store, fault):
             path.rmdir() if fault == "folder" else path.unlink()
             path.write_bytes(data)
     assert verify(str(store)).ok
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read every file")
+def test_a_file_that_may_not_be_read_is_neither_damaged_nor_missing(store):
+    for part in ("local/c/1/0/0", "length/c/0", "zarr.json"):
+        path = store / FeatureCache.open(str(store)).image_set().path / part
+        mode = path.stat().st_mode
+        path.chmod(0)
+        for work in (verify, read_all):
+            with pytest.raises(CacheError, match=f"{path} may not be read by you"):
+                work(str(store))
+        path.chmod(mode)

@@ -260,3 +260,22 @@ def test_damage_names_the_samples(sound):
         samples = spans[array.split("/")[0]][shard]
         assert verify(str(store)).damaged == (Damage(array, shard, samples),)
         (store / name).write_bytes(whole[name])
+
+
+def test_a_store_that_is_moved_meanwhile_is_not_begun_again_in_its_place(tiny_dataset, tmp_path, monkeypatch):
+    small_encoder.use(monkeypatch)
+    manifest, url = load_manifest(tiny_dataset()), tmp_path / "s.zarr"
+    encode, calls = small_encoder.SmallEncoder.encode, []
+
+    def moving(self, pixels):
+        calls.append(1)
+        if len(calls) == 3:
+            url.rename(tmp_path / "moved.zarr")
+        return encode(self, pixels)
+
+    monkeypatch.setattr(small_encoder.SmallEncoder, "encode", moving)
+    with pytest.raises(CacheError, match=r"s\.zarr has gone while it was written; move it back, or name its new place"):
+        extract(manifest, str(url), SMALL)
+    assert not url.exists()
+    extract(manifest, str(tmp_path / "moved.zarr"), SMALL)
+    assert verify(str(tmp_path / "moved.zarr")).ok

@@ -148,6 +148,7 @@ class Site:
             yield body
         finally:
             self.held -= len(body)
+            body.clear()  # a call that was cancelled stays in its thread's queue, and an error in its frames
 
     async def _receive(self, request: Request, body: bytearray) -> None:
         """Fill a body. One that is too large is read to its end, so that its sender hears why, but not kept."""

@@ -12,6 +12,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ....pipeline.errors import XretError
+from ....pipeline.wording import printable
 from ..retriever import Retriever
 from .service import Service
 from .site import Site
@@ -76,7 +77,7 @@ def serve(retriever: Retriever, *, host: str, port: int, say: Callable[[str], No
         service = Service(retriever)
         for reason in [*service.missing.values(), service.pictureless]:
             if reason:
-                print(f"not everything works: {reason}", file=sys.stderr, flush=True)
+                print(printable(f"not everything works: {reason}"), file=sys.stderr, flush=True)
         at, port = listening.getsockname()[:2]
         address = f"http://[{at}]:{port}/" if ":" in at else f"http://{at}:{port}/"
         server = server_of(Site(service, host), lambda: say(address))

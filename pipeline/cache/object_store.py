@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import lru_cache
 from typing import Any, cast
 
 import fsspec
@@ -34,7 +34,7 @@ class ObjectStore(FsspecStore):
             await super().delete_dir(prefix)
 
 
-@cache
+@lru_cache(16)  # of the stores that are in use
 def connect(url: str, _process: int) -> tuple[fsspec.AbstractFileSystem, ObjectStore]:
     """Return our and Zarr's connection, one a process, where fsspec would make one a thread."""
     ours, zarrs = fsspec.core.url_to_fs(url)[0], cast(ObjectStore, ObjectStore.from_url(url))

@@ -60,7 +60,7 @@ def fill(
     with Progress(printable(features.name), total, features.modality, done=total - left) as progress:
         tasks = shard_tasks(work, job_of, features.name, missing)
         if not scheduler:
-            with metered(features.name, progress.update):
+            with metered(features.cache.store.absolute_url, features.name, progress.update):
                 run_here(tasks, workers or max(2, os.cpu_count() or 2), receipts.take)
         elif missing:
             run_on_cluster(tasks, scheduler, lambda receipt: progress.update(receipts.take(receipt)))

@@ -99,7 +99,7 @@ def eval_(
         found = evaluation.to_dict() | ({} if diagnosis is None else {"diagnostics": diagnosis.to_dict()})
         click.echo(json.dumps(found))
         return
-    click.echo(str(evaluation))
+    click.echo("\n".join(map(printable, str(evaluation).splitlines())))
     if diagnosis is not None:
         click.echo(f"\n{format_diagnostics(runs[0], diagnosis)}")
 

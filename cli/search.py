@@ -94,7 +94,7 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
             return
         way = f", by the index {options['index']}" if options["index"] else ""
         searched = counted(retriever.searched(encoded.answers), encoded.answers.removesuffix("s"))
-        click.echo(f"{run} on {retriever.cache.url}, split {retriever.split}: {searched}{way}")
+        click.echo(printable(f"{run} on {retriever.cache.url}, split {retriever.split}: {searched}{way}"))
     click.echo(format_hits(hits))
     if encoded.deviation is not None:
         click.echo(f"the query's deviation {encoded.deviation:.4f}")

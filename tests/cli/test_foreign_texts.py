@@ -1,6 +1,8 @@
 """A store may come from a stranger: none of its texts commands a terminal or becomes a part of a page."""
 
+import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,16 @@ def test_a_refusal(folder):
 
 def test_hits(folder):
     require_harmless(run("search", folder / "setdiv", "a red cube", "--device", "cpu").output)
+
+
+def test_where_a_run_says_that_its_store_is(folder, tmp_path):
+    place = tmp_path / re.sub(r"[/\\]", "", MARK)
+    place.symlink_to(folder / "s.zarr")
+    copy = Path(shutil.copytree(folder / "setdiv", tmp_path / "run"))
+    (copy / "run.json").write_text(json.dumps(json.loads((copy / "run.json").read_text()) | {"store": str(place)}))
+    first, *_ = run("eval", copy, "--device", "cpu").stdout.splitlines()
+    assert "alert(1)" in first
+    require_harmless(first + run("search", copy, "a red cube", "--device", "cpu").stdout.splitlines()[0])
 
 
 def test_diagnostics(folder):

@@ -359,6 +359,12 @@ def test_only_readers_of_rasters_are_asked(tmp_path):
     assert "this is no JPEG" in failure(tmp_path / "b.pcx")
 
 
+def test_nothing_else_opens_pictures():
+    rooms = [Path(__file__).parents[3] / room for room in ("pipeline", "heads", "cli")]
+    openers = [path.name for room in rooms for path in room.rglob("*.py") if "Image.open(" in path.read_text()]
+    assert openers == ["images.py"]
+
+
 def test_the_size_of_a_picture_needs_no_pixels(tmp_path):
     (tmp_path / "a.png").write_bytes(png(40, 30, 8, 2, b""))
     assert image_size(tmp_path / "a.png") == (40, 30)

@@ -18,6 +18,7 @@ from ..wording import in_bytes
 LONGEST = 100  # longer side over shorter; beyond that, a resized picture would fill the memory or have no pixels left
 MOST_BYTES = 500_000_000  # of a file
 MOST_PIXELS = 175_000_000  # of a picture; Pillow refuses somewhat more by itself
+MOST_SCANS = 100  # of a JPEG; ten are usual, and each takes time for all pixels though it may have only 75 bytes
 # The readers of Pillow that are asked. Others start programs (EPS) or are seldom tested.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")  # of a frame
@@ -98,6 +99,8 @@ def _open(picture: AnyPicture, formats: tuple[str, ...], most_pixels: int) -> It
         raise _too_many_pixels(most_pixels) from error
     with opened:
         _check_pixels(opened, most_pixels)
+        if opened.format in ("JPEG", "MPO") and data.count(b"\xff\xda") > MOST_SCANS:
+            raise ValueError(f"it has more than {MOST_SCANS} scans; save it anew")
         yield opened
 
 

@@ -408,6 +408,17 @@ def test_a_decompression_bomb_is_refused_by_its_header(tmp_path):
     assert "more than 175 million pixels" in failure(tmp_path / "bomb.png")
 
 
+def test_a_picture_of_endless_scans_is_refused_before_the_first(tmp_path):
+    buffer = BytesIO()
+    Image.new("L", (7000, 7000)).save(buffer, "JPEG", progressive=True)
+    whole = buffer.getvalue()
+    last = whole[whole.rindex(b"\xff\xda") : -2]
+    (tmp_path / "scans.jpg").write_bytes(whole[:-2] + 100_000 * last + whole[-2:])  # 8 MB; two hours to decode
+    assert failure(tmp_path / "scans.jpg") == "it has more than 100 scans; save it anew"
+    (tmp_path / "usual.jpg").write_bytes(whole)
+    assert open_image(tmp_path / "usual.jpg").size == (7000, 7000)
+
+
 def test_a_large_picture_is_no_bomb(tmp_path, monkeypatch):
     Image.fromarray(noise(30, 50)).save(tmp_path / "large.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow warns from here, and refuses from twice as many

@@ -8,6 +8,7 @@ import sys
 import click
 
 from ..pipeline.errors import XretError
+from ..pipeline.wording import printable
 from .ablate import ablate
 from .cache import cache
 from .demo import demo
@@ -35,7 +36,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except XretError as error:
-            failure = click.ClickException(str(error))
+            failure = click.ClickException(printable(str(error)))
         except click.ClickException as error:
             failure = error
         except OSError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..pipeline.wording import counted, in_bytes
+from ..pipeline.wording import counted, in_bytes, printable
 from .parsing import comma_list
 
 if TYPE_CHECKING:
@@ -62,17 +62,19 @@ def info(store: str, as_json: bool) -> None:
         click.echo(json.dumps(asdict(facts)))
         return
     click.echo(
-        f"{facts.dataset} ({facts.manifest_sha256[:8]}): {counted(facts.images, 'image')},"
+        f"{printable(facts.dataset)} ({facts.manifest_sha256[:8]}): {counted(facts.images, 'image')},"
         f" {counted(facts.captions, 'caption')}, {in_bytes(facts.bytes)}"
     )
-    click.echo("splits: " + ", ".join(f"{name} {count:,}" for name, count in facts.splits.items()))
+    click.echo(printable("splits: " + ", ".join(f"{name} {count:,}" for name, count in facts.splits.items())))
     for features in facts.sets:
         click.echo(
-            f"{features.modality}/{features.name}: {features.kind}, {_shape(features)}, {features.dtype},"
-            f" {in_bytes(features.bytes)}, {features.failed} failed"
+            printable(
+                f"{features.path}: {features.kind}, {_shape(features)}, {features.dtype},"
+                f" {in_bytes(features.bytes)}, {features.failed} failed"
+            )
         )
         click.echo(f"  compression: {features.codec}{_spent(features)}")
-        click.echo("  shards done: " + ", ".join(f"{s} {a}/{b}" for s, (a, b) in features.done.items()))
+        click.echo(printable("  shards done: " + ", ".join(f"{s} {a}/{b}" for s, (a, b) in features.done.items())))
 
 
 @cache.command()
@@ -94,14 +96,14 @@ def verify(store: str, as_json: bool) -> None:
         for damage in found.damaged:
             where = "metadata" if damage.shard is None else f"shard {damage.shard}"
             samples = f", samples {list(damage.samples)}" if damage.samples else ""
-            click.echo(f"damaged: {damage.array}, {where}{samples}")
+            click.echo(printable(f"damaged: {damage.array}, {where}{samples}"))
         for sample in found.failed_samples:
-            click.echo(f"failed sample {sample.id}: {sample.reason}")
+            click.echo(printable(f"failed sample {sample.id}: {sample.reason}"))
         state = "sound" if found.ok else counted(len(found.damaged), "damaged part")
         failed = f", {counted(len(found.failed_samples), 'failed sample')}" if found.failed_samples else ""
         click.echo(f"{store}: {counted(found.shards, 'shard')} read, {state}{failed}")
         for line in remedies(store, found):
-            click.echo(f"To repair: {line}.")
+            click.echo(printable(f"To repair: {line}."))
     if not found.ok:
         sys.exit(1)
 
@@ -138,6 +140,7 @@ def ls(place: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*(row for row in rows if len(row) > 1), strict=True)]
     for row in rows:
         padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)] if len(row) > 1 else row
@@ -202,7 +205,7 @@ def merge(store: str, sources: tuple[str, ...], as_json: bool) -> None:
     for features in summary.sets:
         finished = features.shards + features.shards_before
         click.echo(
-            f"{features.modality}/{features.name}: {counted(features.shards, 'shard')} copied,"
+            f"{printable(f'{features.modality}/{features.name}')}: {counted(features.shards, 'shard')} copied,"
             f" {features.shards_before} there before, {finished}/{features.shards_in_all} done,"
             f" {features.failed} failed"
         )
@@ -234,7 +237,9 @@ def export(store: str, to: str, out: Path, sets: tuple[str, ...], splits: tuple[
     if as_json:
         click.echo(json.dumps(asdict(summary)))
         return
-    click.echo(f"{out}: {', '.join(summary.sets)}, {in_bytes(summary.bytes)}")
+    click.echo(printable(f"{out}: {', '.join(summary.sets)}, {in_bytes(summary.bytes)}"))
     for split, counts in summary.splits.items():
         left_out = f", {counted(counts.left_out, 'failed image')} left out" if counts.left_out else ""
-        click.echo(f"  {split}: {counted(counts.images, 'image')}, {counted(counts.captions, 'caption')}{left_out}")
+        click.echo(
+            f"  {printable(split)}: {counted(counts.images, 'image')}, {counted(counts.captions, 'caption')}{left_out}"
+        )

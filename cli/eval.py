@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..pipeline.wording import printable
 from .parsing import Sectioned, view_options
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def eval_(
         found = evaluation.to_dict() | ({} if diagnosis is None else {"diagnostics": diagnosis.to_dict()})
         click.echo(json.dumps(found))
         return
-    click.echo(str(evaluation))
+    click.echo("\n".join(map(printable, str(evaluation).splitlines())))
     if diagnosis is not None:
         click.echo(f"\n{format_diagnostics(runs[0], diagnosis)}")
 
@@ -109,8 +110,10 @@ def format_diagnostics(run: str, found: "Diagnosis") -> str:
 
     page = diagnosis(run, found, None)
     tables = [*page.tables, *page.heat_maps, *(plot.table for plot in page.plots)]
-    parts = ["\n".join(f"{name}: {value}" for name, value in page.facts), *map(str, tables)]
+    parts = ["\n".join(printable(f"{name}: {value}") for name, value in page.facts), *map(str, tables)]
     for title, items in page.uncertain.items():
-        parts.append("\n".join([title, *(f"{item.note:>9}  {f'{item.name}  {item.text}'.strip()}" for item in items)]))
-    parts.append("\n".join(f"not shown: {reason}" for reason in page.reasons))
+        parts.append(
+            "\n".join([title, *(printable(f"{item.note:>9}  {f'{item.name}  {item.text}'.strip()}") for item in items)])
+        )
+    parts.append("\n".join(printable(f"not shown: {reason}") for reason in page.reasons))
     return "\n\n".join(parts)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.wording import counted
+from ..pipeline.wording import counted, printable
 from .parsing import Sectioned
 
 if TYPE_CHECKING:
@@ -87,14 +87,14 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
     with closing(Retriever(run, **options)) as retriever:
         encoded = retriever.encode_query(wanted)
         if encoded.unknown:
-            click.echo(unknown_sentence(encoded.unknown), err=True)
+            click.echo(printable(unknown_sentence(encoded.unknown)), err=True)
         hits = retriever.search(encoded, k)
         if as_json:
             click.echo(json.dumps([hit.to_dict() for hit in hits]))
             return
         way = f", by the index {options['index']}" if options["index"] else ""
         searched = counted(retriever.searched(encoded.answers), encoded.answers.removesuffix("s"))
-        click.echo(f"{run} on {retriever.cache.url}, split {retriever.split}: {searched}{way}")
+        click.echo(printable(f"{run} on {retriever.cache.url}, split {retriever.split}: {searched}{way}"))
     click.echo(format_hits(hits))
     if encoded.deviation is not None:
         click.echo(f"the query's deviation {encoded.deviation:.4f}")
@@ -102,12 +102,15 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
 
 def format_hits(hits: "list[Hit]") -> str:
     """Return hits as lines for a terminal."""
-    width = max(len("id"), *(len(hit.id) for hit in hits))
+    ids = [printable(hit.id) for hit in hits]
+    width = max(len("id"), *map(len, ids))
     certain = all(hit.deviation is None for hit in hits)
     last = "caption" if hits[0].file_name is None else "file"
     lines = [f"{'rank':>4}{'score':>11}{'' if certain else '    deviation'}  {'id':{width}}  {last}"]
-    for hit in hits:
+    for key, hit in zip(ids, hits, strict=True):
         spread = "" if hit.deviation is None else f"{hit.deviation:13.4f}"
         what = hit.caption if hit.file_name is None else hit.file_name
-        lines.append(f"{hit.rank:4}{hit.score:11.4f}{spread}  {hit.id:{width}}  {' '.join((what or '').split())}")
+        lines.append(
+            f"{hit.rank:4}{hit.score:11.4f}{spread}  {key:{width}}  {printable(' '.join((what or '').split()))}"
+        )
     return "\n".join(lines)

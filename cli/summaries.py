@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..pipeline.wording import counted, in_bytes, in_time, some_of
+from ..pipeline.wording import counted, in_bytes, in_time, printable, some_of
 
 if TYPE_CHECKING:
     from ..pipeline.extraction.plan import Plan
@@ -19,18 +19,18 @@ def print_summary(summary: "Extraction", as_json: bool, repair_of: str | None = 
         click.echo(json.dumps(summary.to_json()))
         return
     counts = f"{counted(summary.images, 'image')}, {counted(summary.captions, 'caption')}"
-    click.echo(f"{summary.dataset}: {counts} in {summary.store}")
+    click.echo(printable(f"{summary.dataset}: {counts} in {summary.store}"))
     for features in summary.sets:
         shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in features.shares.items())
         done = "imported" if summary.matched_by else "encoded"
         matched = f", matched by {summary.matched_by}" if summary.matched_by else ""
         click.echo(
-            f"  {features.name}: {features.samples:,} {done} in {features.seconds:.1f} s"
+            f"  {printable(features.name)}: {features.samples:,} {done} in {features.seconds:.1f} s"
             f" ({_rate(features.per_second)}/s; {shares}){matched}, {counted(features.shards, 'shard')} written,"
             f" {features.shards_before:,} there before, {features.failed:,} failed"
         )
         for line in some_of([f"failed: {reason}" for reason in features.reasons]):
-            click.echo(f"    {line}")
+            click.echo(printable(f"    {line}"))
     _print_counts(summary)
     if any(features.failed for features in summary.sets):
         _print_way_out(summary.store, repair_of)
@@ -64,13 +64,13 @@ def print_plan(plan: "Plan", as_json: bool) -> None:
         click.echo(json.dumps(asdict(plan)))
         return
     counts = f"{counted(plan.images, 'image')}, {counted(plan.captions, 'caption')}"
-    click.echo(f"{plan.dataset}: {counts}, computed by {plan.by}")
+    click.echo(printable(f"{plan.dataset}: {counts}, computed by {plan.by}"))
     for features in plan.sets:
         tasks = f"{counted(features.tasks, 'task')} of {counted(features.shard_images, 'image')}"
         left = f"{in_time(3600 * features.hours)} left" if features.done < features.tasks else "nothing left"
         files = f"{in_bytes(features.bytes)} in {counted(features.files, 'file')}"
         click.echo(
-            f"  {features.name}: {tasks}, {features.done:,} of them done; {files};"
+            f"  {printable(features.name)}: {tasks}, {features.done:,} of them done; {files};"
             f" {left} at {_rate(features.per_second)} {features.modality}/s"
         )
 

@@ -1,9 +1,19 @@
-"""Numbers in messages, as people read them."""
+"""Numbers and foreign texts in messages, as people read them."""
 
+import re
 from collections.abc import Sequence
 
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _TIMES = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
+
+
+# Control characters, by which a text could command a terminal, turns of direction, and halves of pairs.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """Return a text that may come from a stranger as a terminal can show it on one line: its white space as spaces."""
+    return _UNPRINTABLE.sub(lambda found: " " if found[0].isspace() else repr(found[0])[1:-1], text)
 
 
 def counted(number: int, thing: str) -> str:

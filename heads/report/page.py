@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from ...pipeline.errors import RunError
 from ...pipeline.files import require_writable, write_text
 from ...pipeline.progress import Progress
+from ...pipeline.wording import printable
 from ..evaluation.evaluation import Evaluation, evaluate, evaluate_untrained
 from ..evaluation.metrics import Ties
 from ..runs.features import caption_set_of_run, image_set_of_run
@@ -74,7 +75,7 @@ def write_report(
             )
     pictures = Pictures(views[0].cache, None if data_root is None else Path(data_root))
     if pictures.why_not:
-        print(f"the page will have no pictures: {pictures.why_not}", file=sys.stderr)
+        print(printable(f"the page will have no pictures: {pictures.why_not}"), file=sys.stderr)
     results, found = [], []
     with Progress("report", 2 * len(views) + 1, "parts") as progress:
         for view in views:

@@ -104,8 +104,18 @@ class FeatureCache:
         return self._texts("caption", first, last)
 
     def file_names(self, first: int, last: int) -> list[str]:
-        """Return the file names, below the manifest's image folder, of image rows [first, last)."""
-        return self._texts("file_name", first, last)
+        """Return the file names, below the manifest's image folder, of image rows [first, last).
+
+        Raises:
+            CacheError: one leads out of the folder; a store may come from a stranger.
+        """
+        names = self._texts("file_name", first, last)
+        for name in names:
+            if name.startswith("/") or "\0" in name or ".." in name.split("/"):
+                raise CacheError(
+                    f"{self.url} names the image {name!r}, which is no file in its folder; extract it again"
+                )
+        return names
 
     def ids(self, first: int, last: int) -> list[str]:
         """Return the ids of image rows [first, last)."""
@@ -165,7 +175,10 @@ class FeatureCache:
     def _texts(self, name: str, first: int, last: int) -> list[str]:
         offsets = self.sample_array(f"{name}_offset", first, last + 1)
         raw = self.sample_array(name, int(offsets[0]), int(offsets[-1])).tobytes()
-        return [raw[a:b].decode() for a, b in itertools.pairwise(offsets - offsets[0])]
+        try:
+            return [raw[a:b].decode() for a, b in itertools.pairwise(offsets - offsets[0])]
+        except UnicodeDecodeError as error:
+            raise CacheError(f"{self.url}: a text of samples/{name} is not UTF-8; extract it again") from error
 
 
 def choose_set(url: str, prefix: str, paths: list[str], fitting: list[str] | None = None, by: str = "") -> str:

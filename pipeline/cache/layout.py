@@ -14,6 +14,7 @@ from ..data.regions import REGION_ARRAYS
 from ..data.samples import Samples
 from ..errors import CacheError, OutputError
 from ..files import partials_in, remove, require_writable
+from ..wording import printable
 from .blocks import Blocks
 from .feature_cache import FORMAT, VERSION, FeatureCache
 from .feature_sets import NOT_DONE, CaptionSet, FeatureSet, ImageSet, SetFacts
@@ -211,7 +212,7 @@ def _is_begun(cache: FeatureCache, modality: str, facts: SetFacts, shard_images:
     now = {**facts.recorded, "shard_images": shard_images or length}
     changed = [f"{key} {before.get(key)} (now {value})" for key, value in now.items() if before.get(key) != value]
     if changed:
-        print(f"Note: '{features.name}' was begun with {', '.join(changed)}.", file=sys.stderr)
+        print(printable(f"Note: '{features.name}' was begun with {', '.join(changed)}."), file=sys.stderr)
     return True
 
 

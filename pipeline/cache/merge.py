@@ -11,6 +11,7 @@ import numpy as np
 from ..data.samples import Caption, ImageSample, Samples
 from ..errors import CacheError
 from ..progress import Progress
+from ..wording import printable
 from .feature_cache import FeatureCache
 from .feature_sets import FeatureSet
 from .layout import find_set, open_for_writing, record_failures, require_place
@@ -216,7 +217,7 @@ def _set_like(part: _Part, cache: FeatureCache) -> FeatureSet:
         begun, there = features.attributes["recorded"], part.features.attributes["recorded"]
         if changed := [f"{key} {begun.get(key)} (there {there.get(key)})" for key in _differing(begun, there)]:
             note = f"Note: unlike {part.cache.url}, '{features.name}' was begun with {', '.join(changed)}."
-            print(note, file=sys.stderr)
+            print(printable(note), file=sys.stderr)
         return features
     store.start_group(part.path)
     arrays = list(part.features.attributes["arrays"])

@@ -120,7 +120,6 @@ class Store:
     def write_bytes(self, name: str, data: bytes) -> None:
         """Write the file `name` in one step: it is there whole, or as it was before."""
         if self.is_local:
-            self._require_root()
             write_bytes(Path(self.path(name)), data)
             return
         with self._answering():
@@ -228,8 +227,10 @@ class Store:
         """Open the array `name`.
 
         Raises:
-            CacheError: it is not there or its metadata cannot be read.
+            CacheError: it is not there or its metadata cannot be read; or it is to be written, and the folder has gone.
         """
+        if writable and self.is_local and not Path(self.root).is_dir():  # Zarr would begin another in its place
+            raise CacheError(f"{self.url} has gone while it was written; move it back, or name its new place")
         try:
             array = zarr.open_array(self._zarr(writable), path=name, mode="r+" if writable else "r", zarr_format=3)
         except (FileNotFoundError, ValueError, KeyError) as error:
@@ -253,16 +254,7 @@ class Store:
         except Exception as error:  # whatever a damaged file makes a codec raise
             raise CacheError(f"{self.url}: '{name}' is damaged; `xret cache verify` lists what is affected") from error
 
-    def _require_root(self) -> None:
-        """Raise CacheError where the folder has gone: writing would begin another one in its place."""
-        if not Path(self.root).is_dir():
-            raise CacheError(
-                f"{self.url} has gone while it was written; move it back, or name its new place as --store"
-            )
-
     def _zarr(self, writable: bool) -> Any:
-        if writable and self.is_local:
-            self._require_root()
         return DiskStore(self.root, read_only=not writable) if self.is_local else self._objects
 
     # Groups
@@ -340,8 +332,9 @@ def seals(array: "zarr.Array[Any]", shard: int, values: np.ndarray) -> list[int]
 
 
 def seal(name: str, shard: int, view: int, checksums: np.ndarray) -> int:
-    """Return the crc32c of an array's name, of a place in it, and of the checksums of the blocks there, uint32."""
-    return int(google_crc32c.value(f"{name}/{shard}/{view}".encode() + checksums.astype("<u4").tobytes()))
+    """Return the crc32c of an array's name in its group, a place in it, and the blocks' checksums there, uint32."""
+    place = f"{name.rpartition('/')[2]}/{shard}/{view}"
+    return int(google_crc32c.value(place.encode() + checksums.astype("<u4").tobytes()))
 
 
 def crc32c(data: np.ndarray) -> int:

@@ -6,7 +6,7 @@ To an object store we have a connection of our own as well; the errors of both b
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import lru_cache
 from typing import Any, cast
 
 import fsspec
@@ -61,7 +61,7 @@ class ObjectStore(FsspecStore):
             await super().delete_dir(prefix)
 
 
-@cache
+@lru_cache(16)  # of the stores that are in use
 def connect(url: str, _process: int) -> tuple[fsspec.AbstractFileSystem, ObjectStore]:
     """Return our and Zarr's connection, one a process, where fsspec would make one a thread."""
     ours, zarrs = fsspec.core.url_to_fs(url)[0], cast(ObjectStore, ObjectStore.from_url(url))

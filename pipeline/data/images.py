@@ -2,43 +2,67 @@
 
 import io
 import re
+import stat
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from ..errors import SampleError
+from ..wording import in_bytes
 
 LONGEST = 100  # longer side over shorter; beyond that, a resized picture would fill the memory or have no pixels left
+MOST_BYTES = 500_000_000  # of a file
+MOST_PIXELS = 175_000_000  # of a picture; Pillow refuses somewhat more by itself
+MOST_SCANS = 100  # of a JPEG; ten are usual, and each takes time for all pixels though it may have only 75 bytes
+# The readers of Pillow that are asked. Others start programs (EPS) or are seldom tested.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")  # of a frame
 
+AnyPicture = str | Path | bytes | bytearray | Image.Image  # a file, what stands in one, or an open picture
 
-def open_image(path: str | Path | Image.Image, *, longest: int | None = None) -> Image.Image:
-    """Decode an image file, or a picture that is open already, completely and as RGB.
+
+def open_image(
+    picture: AnyPicture,
+    *,
+    longest: int | None = None,
+    formats: tuple[str, ...] = FORMATS,
+    most_pixels: int = MOST_PIXELS,
+) -> Image.Image:
+    """Decode a picture completely and as RGB; nothing else opens pictures.
 
     Of 16 bits a channel the upper 8 are taken, of an animation the first frame; the suffix of the file does not matter.
     The pixels stay as they are stored: as in torchvision's datasets, an EXIF orientation is not applied.
 
     Args:
-        path: the file, or an open picture.
+        picture: a file, the bytes of one, or a picture that is open already.
         longest: how many times the shorter side the longer one may be.
+        formats: which of Pillow's readers are asked.
+        most_pixels: that its header may announce.
 
     Raises:
-        SampleError: the file is missing, empty, damaged, too large, too long and narrow, or no image.
+        SampleError: the file is missing, no file, empty, damaged, too large, too long and narrow, or no picture.
     """
     try:
-        if isinstance(path, Image.Image):
-            image = _as_rgb(path)
-        else:
-            with _open(Path(path).read_bytes()) as file:
-                image = _as_rgb(file)
+        with _open(picture, formats, most_pixels) as image:
+            if longest is not None and max(image.size) > longest * min(image.size):
+                raise ValueError(f"it is more than {longest} times as long as it is wide; crop it")
+            return _as_rgb(image)
     except Exception as error:  # Pillow's readers raise all kinds of errors on damaged files
+        raise SampleError(_named(picture), _reason(error)) from error
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """Return an image file's width and height without decoding it; errors as for `open_image`."""
+    try:
+        with _open(path, FORMATS, MOST_PIXELS) as image:
+            return image.size
+    except Exception as error:
         raise SampleError(str(path), _reason(error)) from error
-    if longest is not None and max(image.size) > longest * min(image.size):
-        raise SampleError(str(path), f"it is more than {longest} times as long as it is wide; crop it")
-    return image
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
@@ -54,21 +78,60 @@ _SIXTEEN_BITS = ("PNG", "PPM")  # formats whose greys of more than 8 bits Pillow
 _warnings_lock = threading.Lock()  # the list of warning filters belongs to the process, not to a thread
 
 
-def _open(data: bytes) -> Image.Image:
-    """Read the header of an image without Pillow's warnings; only bytes in memory are read under the lock."""
+@contextmanager
+def _open(picture: AnyPicture, formats: tuple[str, ...], most_pixels: int) -> Iterator[Image.Image]:
+    """Give a picture whose header has been read, without Pillow's warnings; one that is open already stays open."""
+    if isinstance(picture, Image.Image):
+        _check_pixels(picture, most_pixels)
+        yield picture
+        return
+    data = picture if isinstance(picture, bytes | bytearray) else _read(Path(picture))
     if not data:
         raise ValueError("the file is empty")
-    with _warnings_lock, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")
-        return Image.open(io.BytesIO(data))
+    try:
+        with _warnings_lock, warnings.catch_warnings():  # only bytes in memory are read under the lock
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+            opened = Image.open(io.BytesIO(data), formats=formats)
+    except UnidentifiedImageError as error:
+        known = f"{', '.join(formats[:-1])} or {formats[-1]}"
+        raise ValueError(f"this is no {known} file") from error
+    except Image.DecompressionBombError as error:
+        raise _too_many_pixels(most_pixels) from error
+    with opened:
+        _check_pixels(opened, most_pixels)
+        if opened.format in ("JPEG", "MPO") and data.count(b"\xff\xda") > MOST_SCANS:
+            raise ValueError(f"it has more than {MOST_SCANS} scans; save it anew")
+        yield opened
+
+
+def _read(path: Path) -> bytes:
+    """Return what is in a regular file; a pipe or device could be endless, or never give anything."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("this is a folder, a pipe or a device, and not a regular file")
+    if status.st_size > MOST_BYTES:
+        raise ValueError(f"the file has {in_bytes(status.st_size)}, and a picture at most {in_bytes(MOST_BYTES)}")
+    with path.open("rb") as file:
+        return file.read(status.st_size)
+
+
+def _check_pixels(image: Image.Image, most: int) -> None:
+    if image.width * image.height > most:
+        raise _too_many_pixels(most)
+
+
+def _too_many_pixels(most: int) -> ValueError:
+    return ValueError(f"it has more than {most // 1_000_000} million pixels; make it smaller")
+
+
+def _named(picture: AnyPicture) -> str:
+    return str(picture) if isinstance(picture, str | Path) else "the picture"
 
 
 def _reason(error: Exception) -> str:
     """Say in a few words what was wrong, without the path, which differs from machine to machine."""
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
-    if isinstance(error, UnidentifiedImageError):
-        return "this is not an image that Pillow can read"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
@@ -94,13 +157,13 @@ def _natural(name: str) -> tuple[list[tuple[str, int]], str]:
     return [(text, int(digits or -1)) for text, digits in parts], name
 
 
-def thumbnail(picture: str | Path | Image.Image, side: int) -> Image.Image:
+def thumbnail(picture: AnyPicture, side: int) -> Image.Image:
     """Return a picture, or of a folder of frames the first: RGB, at most `side` pixels wide and high.
 
     Raises:
         SampleError: it is missing or damaged.
     """
-    if not isinstance(picture, Image.Image) and Path(picture).is_dir():
+    if isinstance(picture, str | Path) and Path(picture).is_dir():
         picture = Path(picture, frame_names(Path(picture))[0])
     image = open_image(picture)
     image.thumbnail((side, side))

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..errors import ManifestError
-from ..wording import counted
+from ..wording import counted, printable
 from .caption_files import Entry, read_entries
 from .manifest import SPLITS, Manifest
 
@@ -125,7 +125,8 @@ def _splits(entries: list[Entry], manifest: Manifest) -> list[str]:
     if strange:
         found = ", ".join(f"{count} in '{split}'" for split, count in strange.items())
         advice = "map them to train, val or test with merge_splits to use them"
-        print(f"{manifest.captions}: images of unknown splits count as 'other' ({found}); {advice}.", file=sys.stderr)
+        note = f"{manifest.captions}: images of unknown splits count as 'other' ({found}); {advice}."
+        print(printable(note), file=sys.stderr)
     return [split if split in SPLITS else "other" for split in merged]
 
 

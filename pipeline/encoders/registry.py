@@ -1,6 +1,6 @@
-"""Which class makes an encoder. An encoder is loaded once a process and shared by its threads."""
+"""Which class makes an encoder. An encoder is loaded once and shared by the threads of a process."""
 
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -23,6 +23,7 @@ _OF_LIBRARIES = {"timm:": ".libraries.timm_images:TimmEncoder", OPEN_CLIP: ".lib
 LIBRARIES = tuple(_OF_LIBRARIES)
 REGION_ENCODERS = tuple(_REGIONS)
 IMAGE_SIZE = 224  # side of the square input of grids that have none of their own, pixels
+KEPT = 2  # encoders of images, and of texts, that stay loaded when nobody has them: tasks of one or two sets take turns
 AUGMENTATIONS = ("crop-flip", "dihedral")  # that make further views of a picture; see `views`
 
 
@@ -215,7 +216,7 @@ def make_text(
     return BertEncoder(weights, device, *of_captions)
 
 
-@cache
+@lru_cache(KEPT)
 def _visual(
     name: str,
     weights: str,
@@ -235,7 +236,7 @@ def _visual(
     return FramesEncoder(encoder, frames)
 
 
-@cache
+@lru_cache(KEPT)
 def _text(
     weights: str,
     device: str,

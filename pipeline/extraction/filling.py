@@ -16,6 +16,7 @@ from ..cache.layout import record_failures
 from ..cache.verify import broken_shards
 from ..errors import CacheError
 from ..progress import Progress
+from ..wording import printable
 from .schedule import run_here, run_on_cluster, shard_tasks
 from .shards import Receipt, metered
 from .summary import SetSummary
@@ -56,10 +57,10 @@ def fill(
     total, left = (sum(map(features.samples_in, shards)) for shards in (wanted, missing))
     receipts = _Receipts(features, marks)
     began = time.monotonic()
-    with Progress(features.name, total, features.modality, done=total - left) as progress:
+    with Progress(printable(features.name), total, features.modality, done=total - left) as progress:
         tasks = shard_tasks(work, job_of, features.name, missing)
         if not scheduler:
-            with metered(features.name, progress.update):
+            with metered(features.cache.store.absolute_url, features.name, progress.update):
                 run_here(tasks, workers or max(2, os.cpu_count() or 2), receipts.take)
         elif missing:
             run_on_cluster(tasks, scheduler, lambda receipt: progress.update(receipts.take(receipt)))

@@ -9,8 +9,9 @@ import numpy as np
 
 from ..cache import FeatureSet
 
-# What hears of finished samples, by feature set, since a shard takes long. Only tasks of this process are heard.
-_METERS: dict[str, Callable[[int], None]] = {}
+# What hears of finished samples, by the URL and name of the set that is filled, since a shard takes long. Only tasks of
+# this process are heard.
+_METERS: dict[tuple[str, str], Callable[[int], None]] = {}
 
 
 @dataclass
@@ -30,18 +31,18 @@ class Receipt:
 
 
 @contextmanager
-def metered(set_name: str, meter: Callable[[int], None]) -> Iterator[None]:
+def metered(url: str, set_name: str, meter: Callable[[int], None]) -> Iterator[None]:
     """Let `meter` hear of the samples that tasks of this process finish."""
-    _METERS[set_name] = meter
+    _METERS[url, set_name] = meter
     try:
         yield
     finally:
-        del _METERS[set_name]
+        del _METERS[url, set_name]
 
 
-def tell(set_name: str, samples: int) -> None:
+def tell(url: str, set_name: str, samples: int) -> None:
     """Report samples of a shard as finished."""
-    if (meter := _METERS.get(set_name)) is not None:
+    if (meter := _METERS.get((url, set_name))) is not None:
         meter(samples)
 
 

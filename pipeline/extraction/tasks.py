@@ -63,7 +63,7 @@ def write_image_shard(job: Job, shard: int) -> Receipt:
                 encoded = encode(encoder, list(decoded.values()))
                 receipt.timed("encode", began)
             _put(arrays, list(decoded), encoded, features, [names[row] for row in decoded])
-        tell(job.set_name, len(batch))
+        tell(job.url, job.set_name, len(batch))
     write_shard(features, shard, arrays, receipt)
     return receipt
 
@@ -133,7 +133,7 @@ def write_caption_shard(job: Job, shard: int) -> Receipt:
     arrays["start"][: len(ids)] = starts + shard * len(arrays["token"])
     arrays["length"][: len(ids)], arrays["status"][: len(ids)] = lengths, OK
     if features.channels is None:
-        tell(job.set_name, len(ids))
+        tell(job.url, job.set_name, len(ids))
     else:
         _encode_captions(job, features, encoder, texts, ids, arrays, receipt)
     write_shard(features, shard, arrays, receipt)
@@ -163,7 +163,7 @@ def _encode_captions(
         states, pooled = encoded
         _check_range(states[:, None], features, [texts[row] for row in np.repeat(rows, lengths[rows])])
         arrays["local"][ranges(starts[rows], lengths[rows])], arrays["global"][rows] = states, pooled
-        tell(job.set_name, len(rows))
+        tell(job.url, job.set_name, len(rows))
 
 
 def _check_identity(features: ImageSet | CaptionSet, identity: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import lru_cache
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -106,7 +106,8 @@ def read_ahead(read: Callable[[T], Callable[[], R]], items: Iterable[T], device:
         yield made
 
 
-_copies = cache(torch.cuda.Stream)  # by device, one to make batches on: memory that a stream has used stays its own
+# By device, one to make batches on: memory that a stream has used stays its own.
+_copies = lru_cache(64)(torch.cuda.Stream)
 
 
 def _ahead(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xret.pipeline.wording import counted, in_bytes, in_time, some_of
+from xret.pipeline.wording import counted, in_bytes, in_time, printable, some_of
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,9 @@ def test_the_first_of_many():
     assert some_of([]) == []
     assert some_of(["a", "b", "c"]) == ["a", "b", "c"]
     assert some_of(list("abcde")) == ["a", "b", "c", "and 2 more"]
+
+
+def test_a_text_commands_no_terminal():
+    assert printable("two  dogs, a café, पक्षी, 👩\u200d🚀") == "two  dogs, a café, पक्षी, 👩\u200d🚀"
+    assert printable("a\nb\r\tc\x85d\u2028e") == "a b  c d e"
+    assert printable("\x1b[2J \x07 \x7f \x9b \u202e \udcff") == r"\x1b[2J \x07 \x7f \x9b \u202e \udcff"

@@ -20,6 +20,7 @@ from xret.heads.retrieval.retriever import Query
 from xret.heads.retrieval.serving.server import listen, server_of
 from xret.heads.retrieval.serving.service import Service
 from xret.heads.retrieval.serving.site import Site
+from xret.pipeline.data.images import LONGEST, open_image
 
 COLOURS = ["red", "green", "blue", "orange", "purple", "teal", "gold", "grey"]
 
@@ -54,6 +55,8 @@ class FakeRetriever:
         )
 
     def encode_query(self, query):
+        if not isinstance(query, str):
+            query = open_image(query, longest=LONGEST)  # as encoders do
         assert self.gate.wait(20)
         self.asked.append(query)
         if isinstance(query, str):

@@ -28,6 +28,7 @@ def make_store(
     protocols=("full",),
     views=1,
     space=None,
+    mark="",
 ):
     """Make a store and return its URL.
 
@@ -43,6 +44,7 @@ def make_store(
         broken: rows of images that could not be read; of several sets by the last.
         protocols: of the data set.
         views: of an image; the first is what a store of one view has. A tuple: of each set.
+        mark: what every name and text of the data set begins with.
         space: that the global features of images and captions lie in; captions are tokens.
     """
     rng = np.random.default_rng(7)
@@ -55,11 +57,13 @@ def make_store(
             first, second = (int(x) for x in rng.choice(36, 2, replace=False))
             names = [f"{COLOURS[k % 6]} {THINGS[k // 6]}" for k in (first, second)]
             texts = [f"a {names[0]} and a {names[1]}", f"{names[1]} and {names[0]}", f"a {names[0]}"][: 2 + number % 2]
-            captions = tuple(Caption(f"{words or ''} {text}".strip(), 10 * number + k) for k, text in enumerate(texts))
-            images.append(ImageSample(str(number), f"{number}.jpg", split, -1, captions))
+            captions = tuple(
+                Caption(f"{mark}{words or ''} {text}".strip(), 10 * number + k) for k, text in enumerate(texts)
+            )
+            images.append(ImageSample(f"{mark}{number}", f"{mark}{number}.jpg", split, -1, captions))
             content.append((first, second))
     digest = hashlib.sha256(repr(images).encode()).hexdigest()
-    with open_for_writing(str(url), Samples("small", tuple(images), splits, digest), protocols) as cache:
+    with open_for_writing(str(url), Samples(f"{mark}small", tuple(images), splits, digest), protocols) as cache:
         pass
     blocks = Blocks(8, splits)
     kinds = (image,) if isinstance(image, str) else image

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ....pipeline.data.images import open_image
+from ....pipeline.data.images import image_size, open_image
 from ....pipeline.errors import CacheError, SampleError
 from ....pipeline.progress import Progress
 from ....pipeline.reading.features import Features
@@ -279,12 +279,10 @@ def _similarity(model: Model, looked: _Looked, rows: Tensor) -> Tensor:
 
 
 def _size(path: Path) -> tuple[int, int]:
-    """Return an image's width and height, which need no decoding."""
     try:
-        with Image.open(path) as image:
-            return image.size
-    except OSError:
-        return _open(path).size  # says what is wrong
+        return image_size(path)
+    except SampleError as error:
+        raise unreadable(error) from error
 
 
 def _open(path: Path) -> Image.Image:

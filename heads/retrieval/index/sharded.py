@@ -21,8 +21,10 @@ from .exact import Compare
 from .folder import RECORD, Facts
 from .search import Index
 
-# The indexes that are open in this process by their folder, each with the time of its record and the facts it has.
+# The indexes that are open in this process by their folder, each with the time of its record and the facts it has; the
+# first opened first. Those of a worker outlive the search, as the next one is likely to be in the same gallery.
 _open: dict[str, tuple[tuple[int, Facts], Index]] = {}
+KEPT = 256
 
 
 def shards_of(folder: str | Path) -> list[Path]:
@@ -62,8 +64,10 @@ class ShardedSearch:
         return sum(part["samples"] for part in self.parts)
 
     def close(self) -> None:
-        """Leave the cluster."""
+        """Leave the cluster, and the indexes that were opened here."""
         self._workers.close()
+        for folder in self._folders:
+            _open.pop(folder, None)
 
     def hits(self, query: Embedding, k: int) -> list[Hit]:
         """Return the k best answers of all shards, best first, equal ones in the order of the shards and their rows.
@@ -137,6 +141,9 @@ def _opened(folder: str, facts: Facts) -> Index:
     """Return an index, opened and checked once a process as long as its record stays as it is."""
     record = Path(folder, RECORD)
     state = record.stat().st_mtime_ns if record.is_file() else 0, facts
-    if folder not in _open or _open[folder][0] != state:
-        _open[folder] = state, Index(folder, facts)
-    return _open[folder][1]
+    found = _open.get(folder)
+    if found is None or found[0] != state:
+        found = _open[folder] = state, Index(folder, facts)
+        for first in list(_open)[:-KEPT]:
+            _open.pop(first, None)
+    return found[1]

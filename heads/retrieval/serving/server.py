@@ -4,16 +4,15 @@ import asyncio
 import signal
 import socket
 import sys
-import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
-from PIL import Image
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ....pipeline.errors import XretError
+from ....pipeline.wording import printable
 from ..retriever import Retriever
 from .service import Service
 from .site import Site
@@ -74,13 +73,11 @@ def serve(retriever: Retriever, *, host: str, port: int, say: Callable[[str], No
     Raises:
         XretError: the address cannot be listened at, or the run cannot search.
     """
-    # The limit of pixels refuses with a sentence; Pillow's own warning would only be printed.
-    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
     with listen(host, port) as listening:
         service = Service(retriever)
         for reason in [*service.missing.values(), service.pictureless]:
             if reason:
-                print(f"not everything works: {reason}", file=sys.stderr, flush=True)
+                print(printable(f"not everything works: {reason}"), file=sys.stderr, flush=True)
         at, port = listening.getsockname()[:2]
         address = f"http://[{at}]:{port}/" if ":" in at else f"http://{at}:{port}/"
         server = server_of(Site(service, host), lambda: say(address))

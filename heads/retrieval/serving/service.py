@@ -8,14 +8,16 @@ from typing import Any
 
 from PIL import Image
 
-from ....pipeline.data.images import jpeg, thumbnail
-from ....pipeline.errors import CacheError, ManifestError, RunError, XretError
+from ....pipeline.data.images import jpeg, open_image, thumbnail
+from ....pipeline.errors import CacheError, ManifestError, QueryError, RunError, SampleError, XretError
 from ..hits import Hit, Modality
 from ..retriever import Query, Retriever
-from .pictures import open_upload
 
 EXAMPLES, EXAMPLE_LENGTH = 4, 80  # captions that the page offers as queries, and their characters at most
 SIZES = {"small": 400, "large": 1200}  # of a picture on the page, pixels at most
+# The readers of Pillow that a web page needs: one that is not asked cannot be attacked.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+MOST_PIXELS = 50_000_000  # of a picture that is sent
 KEPT = 256  # pictures for the page that stay in memory
 
 
@@ -114,10 +116,11 @@ class Service:
         """Search with a text, or with the bytes of an image file, and where `elements` with each element of its set.
 
         Raises:
-            QueryError: the query is empty, not a picture or without a known word, or has no elements.
+            QueryError: the query is empty, no picture that can be searched with or without a known word, or has no
+                elements.
         """
         start = time.perf_counter()
-        encoded = self.retriever.encode_query(query if isinstance(query, str) else open_upload(query))
+        encoded = self.retriever.encode_query(query) if isinstance(query, str) else self._encode_upload(query)
         return Answer(
             results=self.retriever.search(encoded, k),
             elements=self.retriever.search_elements(encoded, k) if elements else None,
@@ -131,6 +134,12 @@ class Service:
         lists = None if answer.elements is None else [self._hits_to_dicts(hits) for hits in answer.elements]
         written = {**vars(answer), "results": self._hits_to_dicts(answer.results), "elements": lists}
         return {key: value for key, value in written.items() if value is not None}
+
+    def _encode_upload(self, data: bytes | bytearray) -> Query:
+        try:
+            return self.retriever.encode_query(open_image(data, formats=FORMATS, most_pixels=MOST_PIXELS))
+        except SampleError as error:
+            raise QueryError(f"the picture cannot be searched with ({error.reason}); send another") from error
 
     def _hits_to_dicts(self, hits: list[Hit]) -> list[dict[str, Any]]:
         written = []

@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import Lifespan
 
 from ....pipeline.errors import QueryError, XretError
+from ....pipeline.wording import printable
 from .guard import BUSY, MALFORMED, Guard, as_json, fail, leave, own_names, refuse
 from .service import SIZES, Service
 
@@ -131,7 +132,7 @@ class Site:
             sentence = str(error)
             raise HTTPException(400, f"{sentence[:1].upper()}{sentence[1:]}.") from error
         except XretError as error:
-            print(f"a search failed: {error}", file=sys.stderr, flush=True)
+            print(printable(f"a search failed: {error}"), file=sys.stderr, flush=True)
             raise HTTPException(500, "The search failed; the server's own messages say why.") from error
 
     @asynccontextmanager
@@ -148,6 +149,7 @@ class Site:
             yield body
         finally:
             self.held -= len(body)
+            body.clear()  # a call that was cancelled stays in its thread's queue, and an error in its frames
 
     async def _receive(self, request: Request, body: bytearray) -> None:
         """Fill a body. One that is too large is read to its end, so that its sender hears why, but not kept."""

@@ -13,7 +13,7 @@ The layouts were published as converted from one Caffe model:
 
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -79,7 +79,7 @@ def published(state: Mapping[str, Tensor], layout: str) -> dict[str, Tensor]:
     return {name: state[_rename(name)].detach().cpu().contiguous() for name in read_layout(layout)[0]}
 
 
-@cache
+@lru_cache(8)
 def read_layout(layout: str) -> tuple[dict[str, list[int]], frozenset[str]]:
     """Return the shapes of a published layout by name, and the names that may be missing."""
     rows = [line.split("\t") for line in (_FOLDER / f"{layout}.tsv").read_text().splitlines()]

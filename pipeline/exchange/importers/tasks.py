@@ -114,7 +114,7 @@ def write_imported_shard(job: ImportJob, shard: int) -> Receipt:
                 raise SampleError(names[row], f"{error.reason}; {advice}") from error
             receipt.failed[ids[row]] = f"{names[row]}: {error.reason}"
             arrays["status"][row] = FAILED
-        tell(job.set_name, 1)
+        tell(job.url, job.set_name, 1)
     receipt.timed("read", began)
     write_shard(features, shard, arrays, receipt)
     return receipt

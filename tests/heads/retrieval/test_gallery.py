@@ -59,12 +59,9 @@ def test_files_are_found_below_the_folder_of_the_images(run, tmp_path):
         open_gallery(run, run.info.store).image_path(0)
 
 
-@pytest.mark.parametrize("name", ["../72.jpg", "/etc/passwd", "a/../../b.jpg"])
-def test_no_file_outside_the_folder_is_named(run, tmp_path, monkeypatch, name):
-    gallery = open_gallery(run, run.info.store, data_root=tmp_path)
-    gallery.file_names[0] = name
-    with pytest.raises(CacheError, match="lies outside its folder"):
-        gallery.image_path(0)
+def test_no_file_outside_the_folder_is_named(run, tmp_path):
+    with pytest.raises(CacheError, match="is no file in its folder"):
+        open_gallery(run, make_store(tmp_path / "s.zarr", mark="../"), data_root=tmp_path)
 
 
 def test_a_split_that_is_not_there_is_refused(run):

@@ -17,7 +17,6 @@ from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.retrieval.hits import best, deviation
 from xret.heads.retrieval.queries import UnknownWordsWarning, unknown_sentence
 from xret.heads.retrieval.retriever import Retriever
-from xret.heads.retrieval.serving.pictures import open_upload
 from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import finetune
 from xret.pipeline.data.images import open_image
@@ -214,7 +213,7 @@ def test_a_picture_is_taken_as_it_is_stored_however_it_comes(folder, runs, tmp_p
     upright = Image.open(files(retriever)[0])
     upright.save(path := tmp_path / "turned.png", exif=turn)
     expected = retriever.encode_images([upright, upright.transpose(Image.Transpose.ROTATE_270)])
-    found = retriever.encode_images([path, str(path), Image.open(path), open_upload(path.read_bytes())])
+    found = retriever.encode_images([path, str(path), Image.open(path), open_image(path.read_bytes())])
     assert not torch.allclose(*expected, atol=1e-2)
     torch.testing.assert_close(found, expected[:1].expand(4, -1))
     assert retriever.search(path, 3) == retriever.search(upright, 3)
@@ -410,7 +409,7 @@ def test_queries_that_make_no_sense_end_in_a_sentence(folder, runs, tmp_path):
         (lambda: retriever.encode_images([]), QueryError, "there is no picture to embed"),
         (lambda: retriever.search(Path("nowhere.png")), SampleError, "nowhere.png: there is no such file"),
         (lambda: retriever.search(tmp_path / "broken.png"), SampleError, "broken.png: "),
-        (lambda: retriever.search(tmp_path / "text.jpg"), SampleError, "text.jpg: this is not an image"),
+        (lambda: retriever.search(tmp_path / "text.jpg"), SampleError, "text.jpg: this is no JPEG"),
         (lambda: retriever.search(Image.new("RGB", (4000, 2))), SampleError, "the picture: it is more than 100 times"),
         (lambda: open_run(folder, runs("vsepp"), split="tset").search("red"), CacheError, "no split 'tset'"),
         (lambda: Retriever(tmp_path), RunError, "is no run"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_store import make_store
 
 from xret.pipeline.cache import Blocks, FeatureCache, fingerprint
 from xret.pipeline.cache.layout import open_for_writing
@@ -68,6 +69,29 @@ def test_samples_come_back_as_they_were(tiny_dataset, tmp_path):
     assert [owners.index(i) for i in range(7)] == cache.caption_start.tolist()
     assert cache.sentids(0, 2).tolist() == [0, 1]
     assert cache.protocols == ("full",)
+
+
+@pytest.mark.parametrize("mark", ["../", "/etc/", "a/../../", "\0"])
+def test_a_store_names_no_file_outside_the_folder_of_images(tmp_path, mark):
+    cache = FeatureCache.open(make_store(tmp_path / "s.zarr", mark=mark))
+    with pytest.raises(
+        CacheError, match=r"s\.zarr names the image .* which is no file in its folder; extract it again"
+    ):
+        cache.file_names(0, 5)
+    inside = FeatureCache.open(make_store(tmp_path / "t.zarr", mark="..a/b../"))
+    assert inside.file_names(0, 1) == ["..a/b../0.jpg"]
+
+
+def test_texts_that_are_not_utf_8_are_refused(tmp_path):
+    cache = FeatureCache.open(make_store(tmp_path / "s.zarr"))
+    raw = cache.sample_array("caption").copy()
+    raw[3] = 0xFF
+    sealed = cache.store.read_group("samples")
+    sealed["seals"]["caption"] = cache.store.write_array("samples/caption", raw)
+    cache.store.seal_group("samples", sealed, list(sealed["arrays"]))
+    cache = FeatureCache.open(cache.url)
+    with pytest.raises(CacheError, match="a text of samples/caption is not UTF-8"):
+        cache.caption_texts(0, 5)
 
 
 def test_another_data_set_is_refused(tiny_dataset, tmp_path):

@@ -18,7 +18,7 @@ from s3_server import S3Server
 from small_extraction import SMALL, files
 
 from xret.cli import main
-from xret.pipeline.cache import lease
+from xret.pipeline.cache import lease, object_store
 from xret.pipeline.cache import store as store_module
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.store import Store
@@ -33,6 +33,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+KEPT = 16  # connections
 DENIED = 403, "AccessDenied", "Access Denied"
 IMAGES = replace(SMALL, text=None)
 NUMBERS = itertools.count()
@@ -341,3 +342,9 @@ def test_whoever_lost_the_lease_says_so(bucket):
         bucket.put(lease.NAME, b"someone else 0")
         time.sleep(0.4)
     assert bucket.files() == {lease.NAME: b"someone else 0"}
+
+
+def test_connections_are_not_kept_for_good():
+    for number in range(3 * KEPT):
+        Store(f"memory://{number}")
+    assert object_store.connect.cache_info().currsize <= KEPT

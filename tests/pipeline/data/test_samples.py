@@ -3,9 +3,14 @@
 import hashlib
 import itertools
 import json
+import os
+import resource
 import struct
+import time
+import tracemalloc
 import warnings
 import zlib
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -17,7 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from small_captions import image, karpathy, manifest, refusal
 
-from xret.pipeline.data.images import open_image
+from xret.pipeline.data.images import image_size, open_image
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import SPLITS, read_samples, tokenize
 from xret.pipeline.errors import SampleError
@@ -317,11 +322,54 @@ def test_what_is_no_image(tmp_path):
     (tmp_path / "empty.jpg").touch()
     assert failure(tmp_path / "empty.jpg") == "the file is empty"
     (tmp_path / "text.jpg").write_text("<html>404</html>")
-    assert failure(tmp_path / "text.jpg") == "this is not an image that Pillow can read"
+    assert failure(tmp_path / "text.jpg") == "this is no JPEG, PNG, WEBP, BMP, GIF, TIFF, PPM or JPEG2000 file"
     (tmp_path / "folder.jpg").mkdir()
-    assert failure(tmp_path / "folder.jpg") == "is a directory"
+    assert failure(tmp_path / "folder.jpg") == "this is a folder, a pipe or a device, and not a regular file"
     assert failure(tmp_path / "a\0b.jpg") == "embedded null byte"
     assert failure(tmp_path / ("x" * 300)) == "file name too long"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to an endless device"])
+def test_what_would_never_end_is_not_read(tmp_path, kind):
+    path = tmp_path / "a.jpg"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    assert failure(path) == "this is a folder, a pipe or a device, and not a regular file"
+    with pytest.raises(SampleError, match="not a regular file"):
+        image_size(path)
+
+
+def test_a_file_too_large_for_a_picture_is_not_read(tmp_path):
+    with (tmp_path / "sparse.png").open("wb") as file:
+        file.truncate(40_000_000_000)
+    tracemalloc.start()
+    try:
+        assert failure(tmp_path / "sparse.png") == "the file has 40.0 GB, and a picture at most 500.0 MB"
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_only_readers_of_rasters_are_asked(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%EOF\n")
+    assert "this is no JPEG" in failure(tmp_path / "a.jpg")  # Pillow would start Ghostscript
+    Image.new("RGB", (5, 4)).save(tmp_path / "b.pcx")
+    assert "this is no JPEG" in failure(tmp_path / "b.pcx")
+
+
+def test_nothing_else_opens_pictures():
+    rooms = [Path(__file__).parents[3] / room for room in ("pipeline", "heads", "cli")]
+    openers = [path.name for room in rooms for path in room.rglob("*.py") if "Image.open(" in path.read_text()]
+    assert openers == ["images.py"]
+
+
+def test_the_size_of_a_picture_needs_no_pixels(tmp_path):
+    (tmp_path / "a.png").write_bytes(png(40, 30, 8, 2, b""))
+    assert image_size(tmp_path / "a.png") == (40, 30)
+    with pytest.raises(SampleError, match="there is no such file"):
+        image_size(tmp_path / "b.png")
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".gif", ".webp", ".bmp"])
@@ -357,13 +405,73 @@ def test_damage_is_survived(tmp_path_factory, kind, data):
 
 def test_a_decompression_bomb_is_refused_by_its_header(tmp_path):
     (tmp_path / "bomb.png").write_bytes(png(60_000, 60_000, 8, 2, b"\0" * 100))
-    assert "decompression bomb" in failure(tmp_path / "bomb.png")
+    assert "more than 175 million pixels" in failure(tmp_path / "bomb.png")
+
+
+def test_a_picture_of_endless_scans_is_refused_before_the_first(tmp_path):
+    buffer = BytesIO()
+    Image.new("L", (7000, 7000)).save(buffer, "JPEG", progressive=True)
+    whole = buffer.getvalue()
+    last = whole[whole.rindex(b"\xff\xda") : -2]
+    (tmp_path / "scans.jpg").write_bytes(whole[:-2] + 100_000 * last + whole[-2:])  # 8 MB; two hours to decode
+    assert failure(tmp_path / "scans.jpg") == "it has more than 100 scans; save it anew"
+    (tmp_path / "usual.jpg").write_bytes(whole)
+    assert open_image(tmp_path / "usual.jpg").size == (7000, 7000)
 
 
 def test_a_large_picture_is_no_bomb(tmp_path, monkeypatch):
     Image.fromarray(noise(30, 50)).save(tmp_path / "large.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow warns from here, and refuses from twice as many
     assert open_image(tmp_path / "large.png").size == (50, 30)
+
+
+def test_the_pixels_of_an_open_picture_are_counted_too():
+    with pytest.raises(SampleError, match="the picture: it has more than 0 million pixels"):
+        open_image(Image.new("RGB", (50, 30)), most_pixels=1000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_ten_thousand_damaged_pictures(tmp_path, kind):
+    """Each is a picture or a sample that cannot be read, soon and in little memory, whatever bytes were changed."""
+    rng, path = np.random.default_rng(0), tmp_path / "damaged"
+    sources = []
+    for mode in ("RGB", "L", "1"):
+        picture = Image.fromarray(noise(17, 23)).convert(mode)
+        for options in ({}, {"optimize": True}, {"progressive": True, "compression": "tiff_lzw", "lossless": True}):
+            buffer = BytesIO()
+            picture.save(buffer, kind, **options)
+            sources.append(buffer.getvalue())
+    outcomes, slowest = Counter(), 0.0
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for number in range(10_000 // 6 + 1):
+        damaged = bytearray(sources[number % len(sources)])
+        way = ("cut", "bits", "header", "both")[int(rng.integers(4))]
+        if way in ("bits", "both"):
+            for place in rng.integers(0, len(damaged), int(rng.integers(1, 9))):
+                damaged[place] ^= 1 << int(rng.integers(8))
+        if way in ("header", "both"):
+            for place in rng.integers(0, min(64, len(damaged)), int(rng.integers(1, 5))):
+                damaged[place] = int(rng.choice([0, 1, 127, 128, 255]))
+        if way in ("cut", "both"):
+            del damaged[int(rng.integers(0, len(damaged))) :]
+        path.write_bytes(damaged)
+        began = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                opened = open_image(path)
+            except SampleError as error:
+                assert error.reason
+                outcomes["refused"] += 1
+            else:
+                assert opened.mode == "RGB"
+                outcomes["pictures"] += 1
+        slowest = max(slowest, time.perf_counter() - began)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory
+    assert outcomes["refused"] and outcomes["pictures"], outcomes
+    assert slowest < 10, (slowest, outcomes)
+    assert grown < 3 << 20, (grown, outcomes)  # kB: the most pixels and their copies
 
 
 def test_threads_do_not_disturb_each_other(tmp_path):

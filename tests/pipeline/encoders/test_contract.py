@@ -1,7 +1,9 @@
 """What every encoder promises, of all encoders at once: an encoder that xret learns to load is one line here."""
 
+import gc
 import json
 import re
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +17,7 @@ from small_checkpoints import save_image_model, save_text_model
 
 from xret.pipeline.cache import FeatureCache
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.encoders import load_text, load_visual
+from xret.pipeline.encoders import load_text, load_visual, registry
 from xret.pipeline.errors import CacheError, EncoderError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import Options
@@ -270,3 +272,11 @@ def test_a_caption_encoder_shares_its_space_with_the_images_of_one_checkpoint(tm
     extract(load_manifest(tiny_dataset(train=3, val=2, test=2)), url, Options(visual=name, text=name, device="cpu"))
     cache = FeatureCache.open(url)
     assert cache.image_set().space == cache.caption_set().space == load_text(name, "cpu").space
+
+
+def test_encoders_that_nobody_has_are_given_up():
+    shared = load_visual("resnet18", "random:0", 64, "cpu")
+    assert load_visual("resnet18", "random:0", 64, "cpu") is shared
+    left = [weakref.ref(load_visual("resnet18", f"random:{seed}", 64, "cpu")) for seed in range(1, 6)]
+    gc.collect()
+    assert sum(one() is not None for one in left) <= registry.KEPT

@@ -15,7 +15,7 @@ from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.feature_sets import ImageSet
 from xret.pipeline.cache.store import Store
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.errors import XretError
+from xret.pipeline.errors import OutputError, XretError
 from xret.pipeline.exchange.exporters.export import ExportedSplit, export
 from xret.pipeline.exchange.importers.importing import ImportOptions, import_features
 

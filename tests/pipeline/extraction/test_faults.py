@@ -22,7 +22,7 @@ from small_extraction import SMALL, files
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.verify import Damage, verify
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.errors import CacheError
+from xret.pipeline.errors import CacheError, SampleError
 from xret.pipeline.extraction import schedule as engine
 from xret.pipeline.extraction.extraction import extract
 
@@ -36,6 +36,28 @@ def run(*words, **how):
     result = subprocess.run([*words], capture_output=True, text=True, env=environment, **how)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
+
+
+# --- Files that are no pictures
+
+
+@pytest.mark.timeout(60)
+def test_what_is_no_file_fails_as_a_picture_does_and_the_rest_goes_on(tiny_dataset, tmp_path):
+    manifest = load_manifest(tiny_dataset())
+    odd = [manifest.images / f"{number}.jpg" for number in range(4)]
+    for path in odd:
+        path.unlink()
+    os.mkfifo(odd[0])
+    odd[1].symlink_to("/dev/zero")
+    with odd[2].open("wb") as file:
+        file.truncate(40_000_000_000)
+    odd[3].mkdir()
+    summary = extract(manifest, str(tmp_path / "s.zarr"), replace(SMALL, on_error="skip"))
+    no_file = "this is a folder, a pipe or a device, and not a regular file"
+    reasons = [no_file, no_file, "the file has 40.0 GB, and a picture at most 500.0 MB", no_file]
+    assert sorted(summary.sets[0].reasons) == [f"{n}.jpg: {reason}" for n, reason in enumerate(reasons)]
+    with pytest.raises(SampleError, match="not a regular file; repair or remove it, or go on with --on-error skip"):
+        extract(manifest, str(tmp_path / "t.zarr"), SMALL)
 
 
 # --- Killed

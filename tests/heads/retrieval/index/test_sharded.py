@@ -12,7 +12,7 @@ from small_index import build_index
 
 from xret.heads.modules.embedding import Gaussian
 from xret.heads.modules.similarity import SmoothChamfer, Wasserstein
-from xret.heads.retrieval.index import folder
+from xret.heads.retrieval.index import folder, sharded
 from xret.heads.retrieval.index.build import IndexOptions
 from xret.heads.retrieval.index.exact import RunCompare
 from xret.heads.retrieval.index.folder import checksum
@@ -81,6 +81,19 @@ def test_merged_answers_are_those_of_one_gallery(shards, cluster, there):
             assert [hit.rank for hit in found] == list(range(1, 61))
             torch.testing.assert_close(torch.tensor([hit.score for hit in found]), scores[expected])
         assert [hit.id for hit in search.hits(sets[3:4], 60)[:3]] == [ids[row] for row in (3, 45, 60)]  # a tie
+
+
+def test_indexes_do_not_stay_open_for_good(shards, tmp_path, monkeypatch):
+    opened = sharded._open
+    opened.clear()
+    copies = [shutil.copytree(shard, tmp_path / shard.name) for shard in shards]
+    with closing(ShardedSearch(copies, FACTS, COMPARE)):
+        assert len(opened) == len(copies)
+    assert opened == {}
+    monkeypatch.setattr(sharded, "KEPT", 2)
+    with closing(ShardedSearch([*shards, *copies], FACTS, COMPARE)) as search:
+        assert len(search.hits(torch.randn(1, 3, 8), 5)) == 5
+        assert list(opened) == [str(copy.resolve()) for copy in copies[-2:]]
 
 
 def test_candidates_of_the_shards_merge_as_those_of_each(shards, cluster):

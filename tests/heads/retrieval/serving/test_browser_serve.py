@@ -135,7 +135,7 @@ def test_a_chosen_picture_finds_captions(open_page):
     assert status(page).startswith("12 captions")
     page.set_input_files("#file", {"name": "n.png", "mimeType": "image/png", "buffer": b"no picture"})
     until(page, "document.getElementById('status').classList.contains('wrong')")
-    assert "not a picture that can be read" in status(page)
+    assert "no JPEG, PNG, WEBP, GIF or BMP file" in status(page)
 
 
 def test_a_dropped_picture_finds_captions(open_page):

@@ -1,6 +1,7 @@
 """`xret serve` in a thread: its answers are the retriever's, and whatever comes in, it lives."""
 
 import contextlib
+import gc
 import io
 import itertools
 import json
@@ -12,6 +13,7 @@ import struct
 import sys
 import threading
 import time
+import tracemalloc
 import zlib
 from urllib.parse import quote
 
@@ -23,10 +25,9 @@ from small_server import COLOURS, FakeRetriever, Running, picture_bytes
 
 from xret.heads.retrieval.serving import server, site
 from xret.heads.retrieval.serving.guard import is_own, own_names
-from xret.heads.retrieval.serving.pictures import MOST_PIXELS, open_upload
-from xret.heads.retrieval.serving.service import KEPT, Service
+from xret.heads.retrieval.serving.service import FORMATS, KEPT, MOST_PIXELS, Service
 from xret.pipeline.data.images import open_image
-from xret.pipeline.errors import EncoderError, QueryError, RunError
+from xret.pipeline.errors import EncoderError, QueryError, RunError, SampleError
 
 JPEG = {"Content-Type": "image/jpeg"}
 
@@ -283,15 +284,20 @@ def bad_pictures():
     gif = bytearray(picture_bytes(form="GIF"))
     gif[6:10] = b"\xff\xff\xff\xff"
     yield "large GIF", "more than 50 million pixels", bytes(gif)
-    yield "cut header", "not a picture", b"GIF89a"
-    yield "PDF", "not a picture", b"%PDF-1.4"
-    yield "EPS", "not a picture", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"  # Pillow would ask Ghostscript
-    yield "SVG", "not a picture", b"<svg xmlns='http://www.w3.org/2000/svg'/>"
-    yield "JSON", "not a picture", b'{"q": "red"'
-    yield "zeros", "not a picture", b"\x00" * 4096
+    yield "cut header", "no JPEG, PNG, WEBP, GIF or BMP file", b"GIF89a"
+    yield "PDF", "no JPEG, PNG, WEBP, GIF or BMP file", b"%PDF-1.4"
+    yield (
+        "EPS",
+        "no JPEG, PNG, WEBP, GIF or BMP file",
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+    )  # Pillow would ask Ghostscript
+    yield "SVG", "no JPEG, PNG, WEBP, GIF or BMP file", b"<svg xmlns='http://www.w3.org/2000/svg'/>"
+    yield "JSON", "no JPEG, PNG, WEBP, GIF or BMP file", b'{"q": "red"'
+    yield "zeros", "no JPEG, PNG, WEBP, GIF or BMP file", b"\x00" * 4096
     whole = picture_bytes(size=(200, 200), form="JPEG")
-    yield "half a JPEG", "damaged", whole[: len(whole) // 2]
-    yield "no pixels", "damaged", png(100, 100, b"no zlib at all")
+    yield "half a JPEG", "truncated", whole[: len(whole) // 2]
+    yield "thin", "more than 100 times as long as it is wide", png(1, 20_000, zlib.compress(bytes(40_000)))
+    yield "no pixels", "broken", png(100, 100, b"no zlib at all")
     comment = b"zTXtComment\x00\x00" + zlib.compress(bytes(1 << 26), 9)  # 64 MiB of it
     chunk = struct.pack(">I", len(comment) - 4) + comment + struct.pack(">I", zlib.crc32(comment))
     sound = picture_bytes()
@@ -359,6 +365,30 @@ def test_bodies_that_wait_are_bounded_together(running, monkeypatch):
         refused(running.ask("/api/search", "POST", body, JPEG), 503)
     wait_until(lambda: running.site.held == 0)
     refused(running.ask("/api/search", "POST", body, JPEG), 400)  # it fits now, and is no picture
+
+
+@pytest.mark.parametrize("share", [0.75, 1], ids=["on its way", "whole, and waits"])
+def test_a_body_whose_sender_left_is_held_no_longer(running, share):
+    size, uploads = 1 << 20, 20
+    head = b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: %d\r\n\r\n"
+    running.retriever.gate.clear()
+    busy = threading.Thread(target=running.ask, args=("/api/search?q=red",))
+    busy.start()  # the others wait behind it
+    wait_until(lambda: running.site.searchers.calls == 1)
+    gc.disable()  # nothing is left to be found by it
+    tracemalloc.start()
+    try:
+        for _ in range(uploads):
+            with socket.create_connection(running.address) as leaver:
+                leaver.sendall(head % size + bytes(int(share * size)))
+                wait_until(lambda: running.site.held == int(share * size))
+            wait_until(lambda: running.site.held == 0)
+        assert tracemalloc.get_traced_memory()[0] < 2 * size
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+        running.retriever.gate.set()
+        busy.join(20)
 
 
 def test_long_heads(lasting):
@@ -589,7 +619,7 @@ def test_a_picture_that_is_sent_is_read_as_the_cache_reads_files(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # turn it by 90 degrees
     (tmp_path / "turned.jpg").write_bytes(content := picture_bytes(size=(64, 48), form="JPEG", exif=exif))
-    image = open_upload(content)
+    image = open_image(content, formats=FORMATS, most_pixels=MOST_PIXELS)
     assert (image.size, image.mode) == ((64, 48), "RGB")
     assert image.tobytes() == open_image(tmp_path / "turned.jpg").tobytes()
     assert MOST_PIXELS < 2 * Image.MAX_IMAGE_PIXELS  # Pillow's own limit is the second line
@@ -602,8 +632,9 @@ def test_a_damaged_picture_is_a_picture_or_refused(form, data):
     for _ in range(data.draw(st.integers(1, 6))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     try:
-        image = open_upload(content[: data.draw(st.integers(len(content) // 2, len(content)))])
-    except QueryError:
+        cut = content[: data.draw(st.integers(len(content) // 2, len(content)))]
+        image = open_image(cut, formats=FORMATS, most_pixels=MOST_PIXELS)
+    except SampleError:
         return
     assert image.mode == "RGB"
     assert image.width * image.height <= MOST_PIXELS

@@ -161,7 +161,7 @@ def test_a_folder_that_is_none_is_refused(grid, video, tmp_path):
     assert refusal(grid, empty).startswith("there is no frame in this folder")
 
 
-@pytest.mark.parametrize(("content", "reason"), [(b"", "the file is empty"), (b"torn", "this is not an image")])
+@pytest.mark.parametrize(("content", "reason"), [(b"", "the file is empty"), (b"torn", "this is no JPEG")])
 def test_a_damaged_frame_is_named(grid, video, content, reason):
     folder = video([1, 2, 3])
     (folder / "frame_2.png").write_bytes(content)

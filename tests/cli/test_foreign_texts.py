@@ -1,0 +1,92 @@
+"""A store may come from a stranger: none of its texts commands a terminal or becomes a part of a page."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import refused, run
+from PIL import Image
+from small_store import make_store
+
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.report import write_report
+from xret.heads.training.training import train
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.layout import record_failures
+
+MARK = "\x1b]0;x\x07$\\nothing{$\u202e<script>alert(1)</script>\n"  # also what matplotlib would take for mathematics
+SMALL = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "schedule.epochs=1"]
+OWN = {"setdiv": ["aggregator.image.head_dim=16", "aggregator.text.head_dim=16", "aggregator.image.iterations=2"]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a folder of a store in which each text and name is hostile, its pictures, and runs on it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("foreign")
+    store = Path(make_store(folder / "s.zarr", mark=MARK, broken=(61,)))
+    for features in [*store.glob("images/*@*"), *store.glob("captions/*@*")]:
+        features.rename(features.with_name(re.sub(r"[/\\]", "", MARK) + features.name))
+    cache = FeatureCache.open(str(store))
+    ids = cache.ids(0, cache.images)
+    record_failures(cache.image_set(), ids, {ids[61]: f"{MARK}: damaged"})
+    for name in cache.file_names(0, cache.images):
+        (folder / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 30)).save(folder / "images" / name)
+    for name in ("setdiv", "gaussian-vsepp"):
+        train(str(store), load_recipe(name, [*SMALL, *OWN.get(name, ())]), folder / name, device="cpu")
+    yield folder
+    torch.set_num_threads(threads)
+
+
+def require_harmless(text):
+    assert "alert(1)" in text
+    assert [bad for bad in ("\x1b", "\x07", "\u202e", "script>\n") if bad in text] == []
+
+
+@pytest.mark.parametrize("command", ["info", "ls", "verify"])
+def test_what_a_store_holds(folder, command):
+    require_harmless(run("cache", command, folder / "s.zarr").output)
+    if command == "ls":
+        require_harmless(run("cache", command, folder).output)
+
+
+def test_an_export(folder, tmp_path):
+    require_harmless(run("cache", "export", folder / "s.zarr", "--to", "npy", "--out", tmp_path / "out").output)
+
+
+def test_a_refusal(folder):
+    require_harmless(refused("cache", "rm", folder / "s.zarr", "nothing"))
+
+
+def test_hits(folder):
+    require_harmless(run("search", folder / "setdiv", "a red cube", "--device", "cpu").output)
+
+
+def test_where_a_run_says_that_its_store_is(folder, tmp_path):
+    place = tmp_path / re.sub(r"[/\\]", "", MARK)
+    place.symlink_to(folder / "s.zarr")
+    copy = Path(shutil.copytree(folder / "setdiv", tmp_path / "run"))
+    (copy / "run.json").write_text(json.dumps(json.loads((copy / "run.json").read_text()) | {"store": str(place)}))
+    first, *_ = run("eval", copy, "--device", "cpu").stdout.splitlines()
+    assert "alert(1)" in first
+    require_harmless(first + run("search", copy, "a red cube", "--device", "cpu").stdout.splitlines()[0])
+
+
+def test_diagnostics(folder):
+    require_harmless(run("eval", folder / "gaussian-vsepp", "--diagnostics", "--device", "cpu").output)
+
+
+@pytest.mark.parametrize("data_root", [True, False], ids=["pictures", "none"])
+def test_a_report(folder, tmp_path, data_root, capsys):
+    out, runs = tmp_path / "report.html", [folder / "setdiv", folder / "gaussian-vsepp"]
+    write_report(runs if data_root else runs[:1], out, data_root=folder if data_root else None, device="cpu")
+    text = out.read_text()
+    assert "<script" not in text
+    assert "&lt;script&gt;alert(1)" in text
+    assert ("<image id=" in text) == data_root
+    assert "\x1b" not in capsys.readouterr().err

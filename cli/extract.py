@@ -313,7 +313,7 @@ def _refuse_without_effect(ctx: click.Context, options: dict[str, Any]) -> None:
 
 def _words_of(run: Path, ctx: click.Context) -> dict[str, Any]:
     """Return the options that a run decides; none of them may be given beside it."""
-    from ..pipeline.extraction.options import words_of_run
+    from ..heads.runs.encoders import words_of_run
 
     words = words_of_run(run)
     if names := _given(ctx, ["views", "augment", "pool", "visual_layer"]):

@@ -81,7 +81,7 @@ def main(
     from xret.heads.training.training import train
     from xret.pipeline.data.manifest import load_manifest
     from xret.pipeline.extraction.extraction import Options, extract
-    from xret.pipeline.extraction.options import words_of_run
+    from xret.heads.runs.encoders import words_of_run
 
     out.mkdir(parents=True, exist_ok=True)
     store, seconds = str(out / "rsicd.zarr"), {}

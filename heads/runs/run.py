@@ -248,7 +248,7 @@ class Run:
         try:
             state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch reports damage by many types
-            raise RunError(f"{file} is damaged; train again with another --out") from error
+            raise self._damaged(_STATE) from error
         return state
 
     def metrics(self) -> list[dict[str, Any]]:

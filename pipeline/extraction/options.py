@@ -25,6 +25,9 @@ from ..encoders import (
     load_visual,
 )
 from ..encoders.words import MIN_COUNT, TOKENIZER
+from ..errors import CacheError
+
+_MOST_IN_SHARD = 1 << 16  # images, which are written together
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,10 @@ class Options:
 
     def __post_init__(self) -> None:
         require_dtype(self.dtype)
+        if self.shard_images is not None and not 1 <= self.shard_images <= _MOST_IN_SHARD:
+            raise CacheError(
+                f"a shard holds from 1 to {_MOST_IN_SHARD} images, not {self.shard_images}; give another --shard-images"
+            )
 
     def load_visual(self, device: str) -> VisualEncoder:
         """Return the image encoder; errors as for `encoders.load_visual`."""

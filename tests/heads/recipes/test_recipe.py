@@ -229,7 +229,7 @@ def test_bounds_of_parts_are_found_together_with_all_other_faults():
 @pytest.mark.parametrize("value", [10**5, 2**40, 2**63 - 1, 2**63, 2**70])
 def test_absurd_sizes_are_named_before_memory_is_taken(value):
     told = {
-        "setdiv": ["model.dim", "aggregator.image.slots", "aggregator.text.iterations", "aggregator.image.heads"],
+        "setdiv": ["model.dim", "aggregator.image.slots", "aggregator.text.iterations", "aggregator.image.head_dim"],
         "vse-infty": ["adapter.grid.hidden", "adapter.words.depth", "adapter.words.word_dim"],
         "vsrn": ["aggregator.image.layers", "loss.caption-generation.hidden"],
         "pcme": ["aggregator.text.samples"],

@@ -74,14 +74,14 @@ def extract(
     """
     from pathlib import Path
 
+    from .heads.runs.encoders import words_of_run
     from .pipeline.data.manifest import load_manifest
     from .pipeline.extraction.extraction import extract
-    from .pipeline.extraction.options import Options, words_of_run
+    from .pipeline.extraction.options import Options
 
     if encoder is not None:
         options = {"visual": encoder, "text": encoder, **options}
-    if from_run is not None:
-        options |= words_of_run(Path(from_run))
+    options |= {} if from_run is None else words_of_run(from_run)
     manifest = load_manifest(dataset, None if data_root is None else Path(data_root))
     return extract(manifest, str(store), Options(**options))
 

@@ -56,6 +56,9 @@ def _pool(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -
     return int(height), int(width)
 
 
+_MOST_IMAGES = 1e15  # to plan for
+
+
 def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
     if value is None:
         return None
@@ -63,8 +66,10 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
         images = float(value)
     except ValueError:
         images = -1.0
-    if not (images >= 0 and images.is_integer()):
-        raise click.BadParameter(f"'{value}' is no number of images; give one, as 1000000 or 1e9, or none")
+    if not (0 <= images <= _MOST_IMAGES and images.is_integer()):
+        raise click.BadParameter(
+            f"'{value}' is no number of images up to {_MOST_IMAGES:.0e}; give one, as 1000000 or 1e9, or none"
+        )
     return int(images)
 
 
@@ -313,7 +318,7 @@ def _refuse_without_effect(ctx: click.Context, options: dict[str, Any]) -> None:
 
 def _words_of(run: Path, ctx: click.Context) -> dict[str, Any]:
     """Return the options that a run decides; none of them may be given beside it."""
-    from ..pipeline.extraction.options import words_of_run
+    from ..heads.runs.encoders import words_of_run
 
     words = words_of_run(run)
     if names := _given(ctx, ["views", "augment", "pool", "visual_layer"]):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 
@@ -14,11 +14,14 @@ from .modules.aggregators import AGGREGATORS, Aggregated
 from .modules.embedding import Embedding, Sequence
 from .modules.joined_adapter import JoinedAdapter
 from .modules.losses import LOSSES
+from .modules.parameters import between
 from .modules.positions import cell_places
 from .modules.residual import Residual
 from .modules.similarity import SIMILARITIES
 from .recipes.blocks import Block, Recipe, arguments
 from .recipes.schema import takes
+
+Size = Annotated[int, between(1, 1 << 24)]
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,9 @@ class FeatureFacts:
     """
 
     kind: str
-    channels: int | None
-    global_channels: int | None
-    vocabulary_size: int | None = None
+    channels: Size | None
+    global_channels: Size | None
+    vocabulary_size: Size | None = None
     space: str | None = None
 
 

@@ -18,7 +18,7 @@ from torch.nn.functional import dropout as dropped
 
 from .cached_input import CachedInput
 from .padding import max_rows, mean_rows, on_valid_rows, valid_rows, with_ends
-from .parameters import Count, Factor, Part, Rate
+from .parameters import Deep, Factor, Part, Rate, Width
 from .projections import Layers, projection
 from .recurrence import run_packed
 
@@ -80,8 +80,8 @@ class RowsAdapter(Part):
         global_: Pooling = "mean",
         global_layer: Sharing = "shared",
         layers: Layers = "linear",
-        hidden: Count | None = None,
-        depth: Count = 1,
+        hidden: Width | None = None,
+        depth: Deep = 1,
         batch_norm: bool = True,
         hidden_dropout: Rate = 0.0,
         output_dropout: Rate = 0.0,
@@ -193,14 +193,14 @@ class WordsAdapter(Part):
         dim: int,
         *,
         encoder: WordEncoder = "gru",
-        word_dim: Count = 300,
+        word_dim: Width = 300,
         local: WordRows = "embedding",
         global_: WordPooling = "last",
         bidirectional: bool = True,
         ends: bool = False,
         layers: Layers = "linear",
-        hidden: Count | None = None,
-        depth: Count = 1,
+        hidden: Width | None = None,
+        depth: Deep = 1,
         batch_norm: bool = True,
         hidden_dropout: Rate = 0.0,
         dropout: Rate = 0.0,

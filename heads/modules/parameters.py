@@ -1,10 +1,10 @@
 """What a parameter of a part may be, declared in the signature of the part's constructor and nowhere else.
 
     class KMax(Part):
-        def __init__(self, local_dim: int, dim: int, *, k: Count = 2) -> None: ...
+        def __init__(self, local_dim: int, dim: int, *, k: Few = 2) -> None: ...
 
-`KMax(8, 8, k=0)` raises ValueError: "KMax: k is 0, but must be at least 1". Recipes read the same annotations, so that
-all faults of a file are found at once.
+`KMax(8, 8, k=0)` raises ValueError: "KMax: k is 0, but must be between 1 and 1024". Recipes read the same annotations,
+so that all faults of a file are found at once.
 """
 
 import functools
@@ -44,6 +44,10 @@ def between(smallest: float, largest: float) -> Bound:
 
 
 Count = Annotated[int, at_least(1)]
+# What memory grows with is refused before it is taken:
+Few = Annotated[int, between(1, 1 << 10)]  # slots, steps, samples and the like
+Deep = Annotated[int, between(1, 1 << 6)]  # layers
+Width = Annotated[int, between(1, 1 << 14)]
 Positive = Annotated[float, above(0)]
 Factor = Annotated[float, at_least(0)]
 Share = Annotated[float, between(0, 1)]

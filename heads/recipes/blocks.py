@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Annotated, Any, Literal, get_type_hints
 
-from ..modules.parameters import Count, Factor, Positive, Share, at_least, between
+from ..modules.parameters import Count, Factor, Positive, Share, Width, at_least, between
 from .schema import SetNames
 
 Block = Mapping[str, Any]  # of a part, with its name or its weight
@@ -41,7 +41,7 @@ class Expected:
 class Size:
     """What the embedding is."""
 
-    dim: Count = 1024  # its width, before a residual
+    dim: Width = 1024  # its width, before a residual
     residual: bool = False  # is added to the frozen global feature, of encoders that lie in one space
 
 

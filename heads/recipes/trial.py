@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..modules.aggregators import AGGREGATORS, Aggregated
 from ..modules.embedding import Sequence
@@ -12,8 +11,6 @@ from ..modules.losses import LOSSES
 from ..modules.similarity import SIMILARITIES
 from .blocks import Block, arguments
 from .schema import takes
-
-WIDEST = 1 << 14  # width of an embedding up to which samples run through the parts
 
 
 @torch.no_grad()
@@ -41,14 +38,12 @@ def refusals(dim: int, aggregator: Mapping[str, Block], similarity: Block, terms
 
 def _aggregated(dim: int, aggregator: Mapping[str, Block], faults: list[str]) -> tuple[Aggregated, ...] | None:
     """Return what the aggregators make of two samples of zeros, the first a 2 by 2 map; None if one is refused."""
-    samples: tuple[Tensor, ...] | None = None
-    if dim <= WIDEST:
-        samples = torch.zeros(2, 4, dim), torch.tensor([4, 1]), torch.zeros(2, dim)
+    samples = torch.zeros(2, 4, dim), torch.tensor([4, 1]), torch.zeros(2, dim)
     pair = [
         _try(f"aggregator.{side}", AGGREGATORS[block["name"]], block, (dim, dim), samples, faults)
         for side, block in aggregator.items()
     ]
-    if samples is None or None in pair:
+    if None in pair:
         return None
     token = Sequence(torch.zeros(2, 4, dtype=torch.long), samples[1])
     return tuple(made._replace(global_=samples[2], token=token) for made in pair)
@@ -67,7 +62,7 @@ def _try(
         for values in (*made.parameters(), *made.buffers()):
             values.zero_()  # whatever the memory held, scipy's matching refuses what is not finite
         return made(*inputs)
-    except (ValueError, RuntimeError) as error:  # RuntimeError: more weights than torch can count
+    except (ValueError, RuntimeError) as error:  # RuntimeError: more weights than memory holds
         faults.append(f"{path}: {str(error).partition(chr(10))[0]}")
         return None
 

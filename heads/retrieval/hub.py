@@ -9,7 +9,6 @@
 Such a folder is a run: every command takes it. What only serves to go on training is left out.
 """
 
-import json
 import re
 import shutil
 import tempfile
@@ -22,18 +21,19 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ...pipeline.errors import RunError
-from ...pipeline.extraction.options import backbone_of
 from ...pipeline.files import making
 from ...pipeline.reading.origin import Origin
+from ..runs.config import write_config
 from ..runs.encoders import ORIGINS, origins_of, origins_text, reads_states, weights_of_each
 from ..runs.info import BranchName, RunInfo
-from ..runs.run import Run, write_recipe
+from ..runs.run import Run, write_info
 from .retriever import Retriever
 
 # The bases of the first are OSError and all errors of the hub's HTTP client, whose name depends on its version.
 _HUB_ERRORS: Any = (*HfHubHTTPError.__bases__, HFValidationError)
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-_COPIED = ("model.safetensors", "vocabulary.json")
+_BACKBONES = [f"{branch}_backbone{suffix}" for branch in ("image", "text") for suffix in ("", ".safetensors")]
+_COPIED = ("model.safetensors", "vocabulary.json", *_BACKBONES)
 
 _CARD = """\
 ---
@@ -84,8 +84,6 @@ def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = 
     folder, run = Path(folder), retriever.run
     if folder.exists():
         raise RunError(f"{folder} exists; take another folder")
-    files = [run.path / name for name in _COPIED if (run.path / name).exists()]
-    files += [path for branch in ("image", "text") if (path := backbone_of(run.path, branch)) is not None]
     run.model(retriever.device)  # damaged weights are refused here, not where the folder is loaded
     origins = _origins(retriever)
     if run.info.tuned("image"):  # likewise, the backbones of a fine-tuned run
@@ -96,12 +94,12 @@ def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = 
     if vectors := recipe["adapter"]["words"]["vectors"]:
         recipe["adapter"]["words"]["vectors"] = Path(vectors).name  # a trained model has read it
     with making(folder, RunError, "choose another folder") as partial:
-        for file in files:
-            (shutil.copytree if file.is_dir() else shutil.copyfile)(file, partial / file.name)
-        write_recipe(partial, recipe, run.image_facts, run.text_facts)
+        for name in filter(run.has, _COPIED):
+            file = run.file(name)
+            (shutil.copytree if file.is_dir() else shutil.copyfile)(file, partial / name)
+        write_config(partial, recipe, run.image_facts, run.text_facts)
         (partial / ORIGINS).write_text(origins_text(origins), encoding="utf-8")
-        info = json.dumps(_without_paths(run.info).to_json(), indent=1)
-        (partial / "run.json").write_text(info + "\n", encoding="utf-8")
+        write_info(partial, _without_paths(run.info))
         (partial / "README.md").write_text(_card(run, origins, repo or str(folder)), encoding="utf-8")
     return folder
 
@@ -140,7 +138,7 @@ def local_folder(name: str | Path) -> Path:
     if Path(name).exists() or not _HUB_ID.fullmatch(str(name)):
         return Path(name)
     try:
-        patterns = ["config.json", "recipe.yaml", "run.json", ORIGINS, *_COPIED, "*_backbone*"]
+        patterns = ["config.json", "recipe.yaml", "run.json", ORIGINS, *_COPIED, "*_backbone/*"]
         return Path(snapshot_download(str(name), allow_patterns=patterns))
     except _HUB_ERRORS as error:
         raise RunError(

@@ -1,6 +1,5 @@
 """A run at work: new texts and pictures are embedded as those of its store were, compared, and searched for."""
 
-import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from ..model import Model
 from ..modules.embedding import Embedding
 from ..runs.encoders import ImageEncoders, TextEncoders, find_image_encoders, find_text_encoders, reads_states
 from ..runs.features import open_store
+from ..runs.files import sha256_of
 from ..runs.info import BranchName
 from ..runs.run import Run
 from .gallery import Gallery
@@ -260,8 +260,7 @@ class Retriever:
     @cached_property
     def weights_digest(self) -> str:
         """The SHA-256 of the run's weights, in hexadecimal; RunError where it has none yet."""
-        self.run.require_weights()
-        return hashlib.sha256((self.run.path / "model.safetensors").read_bytes()).hexdigest()
+        return sha256_of(self.run.weights)
 
     @cached_property
     def text_encoders(self) -> TextEncoders:

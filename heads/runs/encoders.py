@@ -7,13 +7,14 @@ made its features (`hub.save_to_folder` writes it), else its store does.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from ...pipeline.cache import FeatureCache, fingerprint
 from ...pipeline.encoders import TextEncoder, VisualEncoder
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, RunError
-from ...pipeline.extraction.options import Options, words_of_run
+from ...pipeline.extraction.options import Options, with_backbones
 from ...pipeline.reading.joined_sets import parts_of
 from ...pipeline.reading.origin import Origin
 from ...pipeline.reading.reencoding import caption_encoder, image_encoder
@@ -108,7 +109,28 @@ def weights_of_each(given: str | None, origins: Sequence[Origin], option: str) -
 
 def own_backbone(run: Run, branch: BranchName) -> Options | None:
     """Return the options that name a run's own backbone of ``image`` or ``text``; None where it has none."""
-    return Options(**words_of_run(run.path)) if run.info.tuned(branch) else None
+    return Options(**words_of_run(run)) if run.info.tuned(branch) else None
+
+
+def words_of_run(run: Run | str | Path) -> dict[str, Any]:
+    """Return the options that name the backbones of a fine-tuned run.
+
+    Raises:
+        RunError: there is no such run, it has no backbones of its own or no finished epoch, or is damaged.
+    """
+    run = run if isinstance(run, Run) else Run(run)
+    if run.info.backbones is None:
+        raise RunError(f"{run.path} has no backbones of its own; --from-run takes a run that `xret finetune` made")
+    _ = run.weights  # there is none before the first epoch's
+    image, text = run.backbone("image"), run.backbone("text")
+    if (run.info.tuned("image") and image is None) or (run.info.tuned("text") and text is None):
+        raise RunError(f"{run.path} has lost a backbone; restore it, or fine-tune with another --out")
+    try:
+        words = with_backbones(run.info.backbones, image, text)
+        Options(**words)
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{run.path}/run.json says nothing usable of the run's backbones; get the run again") from error
+    return words
 
 
 def origins_of(run: Run, branch: BranchName, open_cache: Opener) -> tuple[Origin, ...]:
@@ -116,13 +138,13 @@ def origins_of(run: Run, branch: BranchName, open_cache: Opener) -> tuple[Origin
 
     Errors as for `find_image_encoders`.
     """
-    file = run.path / ORIGINS
-    if not file.is_file():
+    if not run.has(ORIGINS):
         cache = open_cache()
         if branch == "image":
             return tuple(Origin.of(part) for part in parts_of(image_set_of_run(run, cache)))
         captions = parts_of(caption_set_of_run(run, cache))
         return tuple(Origin.of(part) for part in captions if part.kind != "words")
+    file = run.file(ORIGINS)
     facts = facts_of_each(run.image_facts if branch == "image" else run.text_facts)
     made = [one for one, its in zip(run.info.prints(branch), facts, strict=True) if its.kind != "words"]
     try:

@@ -1,11 +1,14 @@
 """What `run.json` says of a run: what was trained on what, and how far it is."""
 
+import hashlib
+import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -36,6 +39,7 @@ class RunInfo:
         shuffled: how an epoch mixes its samples, in words.
         best_epoch: counted from 1; None before the first.
         best_rsum: its validation RSUM, of 600.
+        files: the SHA-256 of the run's files by their names, see `files`; earlier versions wrote none.
         more: what a later version wrote; it is kept.
     """
 
@@ -55,6 +59,7 @@ class RunInfo:
     shuffled: str = AS_A_WHOLE
     best_epoch: int | None = None
     best_rsum: float | None = None
+    files: dict[str, str] | None = None
     more: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -62,24 +67,28 @@ class RunInfo:
         """Return what `to_json` gave.
 
         Raises:
-            TypeError: what every run has is missing or no text.
+            TypeError: what every run has is missing, or a value is of another type than its field.
         """
-        known = {one.name for one in fields(cls)} - {"more"}
+        known = get_type_hints(cls)
         info = cls(
-            **{key: value for key, value in values.items() if key in known},
+            **{key: value for key, value in values.items() if key in known and key != "more"},
             more={key: value for key, value in values.items() if key not in {*known, "format", "version"}},
         )
-        texts: list[Any] = [info.store]
-        for side, named in (("image", info.image_set), ("text", info.text_set)):
-            names, prints = several(named), several(info.fingerprints.get(side))
-            texts += [*names, *prints] if len(names) == len(prints) > 0 else [None]
-        if not all(isinstance(text, str) for text in texts):
-            raise TypeError("a name is no text")
+        if wrong := [key for key, kind in known.items() if not _fits(getattr(info, key), kind)]:
+            raise TypeError(f"{wrong[0]} is of another type")
+        for side, names in info.sides.items():
+            if not len(names) == len(several(info.fingerprints.get(side))) > 0:
+                raise TypeError(f"{side} has another number of names than of fingerprints")
         return info
 
     def names(self, branch: BranchName) -> tuple[str, ...]:
         """Return the names of the feature sets of ``image`` or ``text``."""
         return several(self.image_set if branch == "image" else self.text_set)
+
+    @property
+    def sides(self) -> dict[str, tuple[str, ...]]:
+        """The names of both sides' feature sets."""
+        return {"image": self.names("image"), "text": self.names("text")}
 
     def prints(self, branch: BranchName) -> tuple[str, ...]:
         """Return their fingerprints."""
@@ -102,6 +111,39 @@ class RunInfo:
         sets = ("image_set", "text_set", "fingerprints", "also")
         keys = ("manifest_sha256", "seed", *(sets if self.finetuned is None else ("finetuned",)))
         return {key: getattr(self, key) for key in keys}
+
+
+def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of `run.json` with its own SHA-256, by which it is known to be undamaged."""
+    return {**values, "sha256": hashlib.sha256(json.dumps(values).encode()).hexdigest()}
+
+
+def unsealed(values: dict[str, Any]) -> dict[str, Any]:
+    """Return what was `sealed`; earlier versions did not.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    inner = {key: value for key, value in values.items() if key != "sha256"}
+    if "sha256" in values and sealed(inner)["sha256"] != values["sha256"]:
+        raise ValueError("it has another SHA-256")
+    return inner
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Return whether a value that was read from JSON is of an annotation's type."""
+    origin, inner = get_origin(kind) or kind, get_args(kind)
+    if kind is Any:
+        return True
+    if origin is UnionType:
+        return any(_fits(value, one) for one in inner)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(one, inner[0]) for one in value)
+    if origin in (dict, Mapping):
+        return isinstance(value, dict) and all(isinstance(k, str) and _fits(v, inner[1]) for k, v in value.items())
+    if origin in (int, float):
+        return isinstance(value, (int, origin)) and not isinstance(value, bool)
+    return isinstance(value, origin)
 
 
 def several(told: Any) -> tuple[Any, ...]:

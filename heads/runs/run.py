@@ -2,7 +2,7 @@
 
     run.json            what was trained on what: {format, version, store, manifest_sha256, image_set, text_set,
                         fingerprints, seed, device, versions, shuffled, also, also_stores (where several are learnt
-                        from), best_epoch, best_rsum}
+                        from), best_epoch, best_rsum, files (their SHA-256), sha256 (its own)}
     recipe.yaml         the resolved recipe
     config.json         recipe and feature facts: all that is needed to rebuild the model
     vocabulary.json     where words are used: the words by token id
@@ -11,36 +11,38 @@
     metrics.jsonl       one line an epoch; `collapsed` where the triplet loss sits at its constant
     tensorboard/        where runtime.log says so
 
-Every file is replaced in one step, and the folder appears in one step, so that a kill leaves nothing half-written.
+The folder appears in one step. All files of an epoch count from the moment in which `run.json` is replaced (`files`):
+after a kill they are those of one epoch. What is read has the SHA-256 that `run.json` says, or is refused; runs of
+earlier versions say none.
 """
 
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
-import yaml
 from safetensors import SafetensorError
-from torch import nn
 
 from ...pipeline.cache.lease import locked
-from ...pipeline.errors import RunError
-from ...pipeline.files import making, partials_in, remove, write_text, writing
+from ...pipeline.errors import RecipeError, RunError
+from ...pipeline.files import making, partials_in, remove, write_text
 from ...pipeline.wording import some_of
-from ..model import Facts, FeatureFacts, Model, build_model, facts_of_each
+from ..model import Facts, Model, build_model, facts_of_each
 from ..recipes.blocks import Recipe
-from ..recipes.recipe import resolve
-from .info import FORMAT, VERSION, RunInfo, several
+from .config import as_json, config_of, write_config
+from .files import REMEDY, Writer, find, replacing, settle, sha256_of
+from .info import FORMAT, VERSION, BranchName, RunInfo, sealed, unsealed
 
 # When a run is resumed; the sets that data.image and data.text stand for are compared themselves.
 MAY_CHANGE = ("data.image", "data.text", "runtime.cache", "runtime.checkpoint_steps", "runtime.log")
+WEIGHTS, _STATE, _METRICS, _WORDS = "model.safetensors", "state.pt", "metrics.jsonl", "vocabulary.json"
+_FOR_READERS = ("recipe.yaml", "README.md")  # no command reads them
 _NAMED = 5  # of what differs
-_REMEDY = "make room, or take another --out"  # where a file cannot be written
 
 
 class Run:
@@ -66,21 +68,11 @@ class Run:
             if self.path.exists():
                 way = "name another folder, or remove it"
             raise RunError(f"{path} is no run: it has no run.json; {way}")
-        info = self._read_json("run.json")
-        if not isinstance(info, dict):
-            raise self._damaged("run.json")
-        if (info.get("format"), info.get("version")) != (FORMAT, VERSION):
-            raise RunError(f"{path}/run.json is not of format {FORMAT}, version {VERSION}; train it again")
-        try:
-            self.info = RunInfo.from_json(info)
-        except (TypeError, AttributeError) as error:
-            raise self._damaged("run.json") from error
+        self.info = self._read_info()
         config = self._read_json("config.json")
         try:
-            self.recipe = resolve(config["recipe"], title=f"{path}/config.json")
-            self.image_facts = _facts(config["image"], len(self.info.names("image")))
-            self.text_facts = _facts(config["text"], len(self.info.names("text")))
-        except (KeyError, TypeError) as error:
+            self.recipe, self.image_facts, self.text_facts = config_of(config, self.info, f"{path}/config.json")
+        except ValueError as error:
             raise self._damaged("config.json") from error
         words = [facts for facts in facts_of_each(self.text_facts) if facts.kind == "words"]
         self.vocabulary = self._vocabulary(words[0].vocabulary_size) if words else None
@@ -102,11 +94,11 @@ class Run:
         """
         path = Path(path)
         require_free(path)
-        with making(path, RunError, _REMEDY) as partial:
-            (partial / "run.json").write_text(_json(info.to_json()), encoding="utf-8")
-            write_recipe(partial, recipe.to_dict(), image, text)
+        with making(path, RunError, REMEDY) as partial:
+            write_config(partial, recipe.to_dict(), image, text)
             if vocabulary is not None:
-                (partial / "vocabulary.json").write_text(_json(vocabulary), encoding="utf-8")
+                (partial / _WORDS).write_text(as_json(vocabulary), encoding="utf-8")
+            write_info(partial, info)
         return cls(path)
 
     def refuse_difference(self, facts: dict[str, Any], recipe: Recipe) -> None:
@@ -120,74 +112,105 @@ class Run:
 
     def record(self, **values: Any) -> None:
         """Write down other values of fields of `info`."""
-        self.info = replace(self.info, **values)
-        write_json(self.path / "run.json", self.info.to_json())
+        info = replace(self.info, **values)
+        write_json(self.path / "run.json", sealed(info.to_json()))
+        self.info = info
+
+    def has(self, name: str) -> bool:
+        """Return whether the run has a file or folder of this name, or has lost it."""
+        return name in (self.info.files or {}) or (self.path / name).exists()
+
+    def file(self, name: str) -> Path:
+        """Return where a file or folder of the run is.
+
+        Raises:
+            RunError: it is missing, or not what was written.
+        """
+        place, sha256 = self.path / name, (self.info.files or {}).get(name)
+        found = find(self.path, name, sha256) if sha256 is not None else place if place.exists() else None
+        if found is not None:
+            return found
+        if self._read_info() != self.info:
+            raise RunError(f"{self.path} was trained on while it was read; run the command again")
+        if place.exists():
+            raise self._damaged(name)
+        raise RunError(f"{self.path} has lost its {name}; restore it, or train with another --out")
+
+    def backbone(self, branch: BranchName) -> Path | None:
+        """Return where the run's own backbone of ``image`` or ``text`` is; None: it has none. Errors as of `file`."""
+        names = (f"{branch}_backbone{suffix}" for suffix in ("", ".safetensors"))
+        return next((self.file(name) for name in names if self.has(name)), None)
 
     def model(self, device: torch.device) -> Model:
         """Return the model with the weights of the best epoch, ready to embed.
 
         Raises:
-            RunError: no epoch is finished yet, or the weights do not fit.
+            RunError: no epoch is finished yet, or the weights are damaged or do not fit.
         """
-        model = build_model(self.recipe, self.image_facts, self.text_facts)
-        file = self.path / "model.safetensors"
-        self.require_weights()
+        file = self.weights
         try:
+            model = build_model(self.recipe, self.image_facts, self.text_facts)
             model.load_state_dict(safetensors.torch.load_file(file))
-        except (SafetensorError, RuntimeError) as error:
+        except (SafetensorError, RuntimeError, TypeError, RecipeError) as error:
             raise RunError(f"{file} does not fit the run's config.json or is damaged; train the run again") from error
         return model.to(device).eval()
 
     @property
     def has_weights(self) -> bool:
-        """Whether the weights of a best epoch are there."""
-        return (self.path / "model.safetensors").is_file()
+        """Whether there are weights of a best epoch."""
+        return self.info.best_epoch is not None and self.has(WEIGHTS)
 
-    def require_weights(self) -> None:
-        """Raise RunError where there are no weights of a best epoch, and say what to do."""
-        if self.has_weights:
-            return
-        if self.info.best_epoch is not None:
-            raise RunError(f"{self.path} has lost its model.safetensors; restore it, or train with another --out")
-        command = "xret finetune" if self.info.finetuned else "xret train-head"
-        raise RunError(f"{self.path} has no finished epoch yet; continue it with `{command} … --resume`")
+    @property
+    def weights(self) -> Path:
+        """The file with the weights of the best epoch; RunError where no epoch is finished, else as of `file`."""
+        if self.info.best_epoch is None:  # a killed run of an earlier version may have a file all the same
+            command = "xret finetune" if self.info.finetuned else "xret train-head"
+            raise RunError(f"{self.path} has no finished epoch yet; continue it with `{command} … --resume`")
+        return self.file(WEIGHTS)
 
-    def save_best(self, model: nn.Module) -> None:
-        """Write the weights of the best epoch."""
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-        with writing(self.path / "model.safetensors", RunError, _REMEDY) as partial:
-            safetensors.torch.save_file(tensors, partial)
-
-    def save_epoch(self, state: dict[str, Any], line: dict[str, Any], best_epoch: int, best_rsum: float) -> None:
-        """Write down a complete epoch: its metrics, then the state, which is what makes the epoch count.
+    def save_epoch(
+        self,
+        state: dict[str, Any],
+        line: dict[str, Any],
+        best_epoch: int,
+        best_rsum: float,
+        model: Model | None = None,
+    ) -> None:
+        """Write down a complete epoch, all of it in one step.
 
         Args:
             state: tensors and plain scalars; `epoch` is the number of complete epochs.
             line: the epoch's line of metrics.jsonl.
             best_epoch: so far, counted from 1.
             best_rsum: its validation RSUM.
+            model: that of the best epoch, where it is this one.
         """
-        self.save_metrics([*self.metrics()[: state["epoch"] - 1], line])
-        self.record(best_epoch=best_epoch, best_rsum=best_rsum)
-        self.save_state(state)
+        writers, values = ({}, {}) if model is None else self.best_files(model)
+        writers |= _metrics_writer([*self.metrics()[: state["epoch"] - 1], line]) | _state_writer(state)
+        self._replace(writers, **values, best_epoch=best_epoch, best_rsum=best_rsum)
+
+    def best_files(self, model: Model) -> tuple[dict[str, Writer], dict[str, Any]]:
+        """Return what writes the weights of the best epoch, by the names of files, and what changes in `info`."""
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        return {WEIGHTS: lambda path: safetensors.torch.save_file(tensors, path)}, {}
 
     def save_state(self, state: dict[str, Any]) -> None:
         """Write down where to go on from; tensors and plain scalars."""
-        with writing(self.path / "state.pt", RunError, _REMEDY) as partial:
-            try:
-                torch.save(state, partial)
-            except RuntimeError as error:  # of a full disk it says how many bytes it missed
-                raise OSError("not all of it reached the disk, which may be full") from error
+        self._replace(_state_writer(state))
 
     def save_metrics(self, lines: Sequence[dict[str, Any]]) -> None:
         """Write down the metrics of all epochs so far."""
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        write_text(self.path / "metrics.jsonl", text, RunError, _REMEDY)
+        self._replace(_metrics_writer(lines))
+
+    def _replace(self, writers: Mapping[str, Writer], **values: Any) -> None:
+        """Replace files, and values of fields of `info`, in one step."""
+        with replacing(self.path, writers) as made:
+            self.record(**values, files={**(self.info.files or {}), **made})
 
     @property
     def begun(self) -> bool:
         """Whether there is something to go on from: a complete epoch, or a step that was written down."""
-        return (self.path / "state.pt").exists()
+        return self.has(_STATE)
 
     @contextmanager
     def held(self, created: bool) -> Iterator[None]:
@@ -202,6 +225,8 @@ class Run:
         with locked(self.path, RunError(f"another process is training in {self.path}; wait until it has ended")):
             for left in partials_in(self.path):
                 remove(left)
+            self.info = self._read_info()  # it may have been trained on before the lock was free
+            settle(self.path, self.info.files or {})
             try:
                 yield
             except Exception:
@@ -219,11 +244,11 @@ class Run:
         """
         if not self.begun:
             return None
-        file = self.path / "state.pt"
+        file = self.file(_STATE)
         try:
             state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch reports damage by many types
-            raise RunError(f"{file} is damaged; train again with another --out") from error
+            raise self._damaged(_STATE) from error
         return state
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -232,32 +257,47 @@ class Run:
         Raises:
             RunError: the file is damaged.
         """
-        file = self.path / "metrics.jsonl"
-        if not file.exists():
+        if not self.has(_METRICS):
             return []
+        file = self.file(_METRICS)
         try:
             lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
         except (OSError, ValueError) as error:
-            raise self._damaged(file.name) from error
+            raise self._damaged(_METRICS) from error
         if not all(isinstance(line, dict) for line in lines):
-            raise self._damaged(file.name)
+            raise self._damaged(_METRICS)
         return lines
 
     def _vocabulary(self, size: int | None) -> tuple[str, ...]:
-        words = self._read_json("vocabulary.json")
+        words = self._read_json(_WORDS)
         texts = isinstance(words, list) and all(isinstance(word, str) for word in words)
         if not texts or len(words) != size:
-            raise self._damaged("vocabulary.json")
+            raise self._damaged(_WORDS)
         return tuple(words)
 
-    def _read_json(self, name: str) -> Any:
+    def _read_info(self) -> RunInfo:
+        file = self.path / "run.json"
+        info = self._parsed(file)
+        if not isinstance(info, dict):
+            raise self._damaged(file.name)
+        if (info.get("format"), info.get("version")) != (FORMAT, VERSION):
+            raise RunError(f"{file} is not of format {FORMAT}, version {VERSION}; train it again")
         try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise self._damaged(name) from error
+            return RunInfo.from_json(unsealed(info))
+        except (TypeError, ValueError) as error:
+            raise self._damaged(file.name) from error
+
+    def _read_json(self, name: str) -> Any:
+        return self._parsed(self.file(name))
+
+    def _parsed(self, file: Path) -> Any:
+        try:
+            return json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise self._damaged(file.name) from error
 
     def _damaged(self, name: str) -> RunError:
-        return RunError(f"{self.path / name} is missing or damaged; train the run again")
+        return RunError(f"{self.path / name} is missing or damaged; restore it, or train the run again")
 
 
 def require_free(path: str | Path) -> None:
@@ -285,24 +325,26 @@ def flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
     return out
 
 
-def write_recipe(folder: Path, recipe: Mapping[str, Any], image: Facts, text: Facts) -> None:
-    """Write a resolved recipe, and the facts of the features that a model is built with, as a run has them."""
-    sides = {
-        side: [asdict(one) for one in facts] if isinstance(facts, tuple) else asdict(facts)
-        for side, facts in (("image", image), ("text", text))
-    }
-    config = {"recipe": recipe, **sides}
-    (folder / "config.json").write_text(_json(config), encoding="utf-8")
-    text_form = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
-    (folder / "recipe.yaml").write_text(text_form, encoding="utf-8")
+def write_info(folder: Path, info: RunInfo) -> None:
+    """Write `run.json` in a new folder, with the SHA-256 of all that is there but what is for readers alone."""
+    files = {path.name: sha256_of(path) for path in sorted(folder.iterdir()) if path.name not in _FOR_READERS}
+    text = as_json(sealed(replace(info, files=files).to_json()))
+    (folder / "run.json").write_text(text, encoding="utf-8")
 
 
-def _facts(told: Any, sets: int) -> Facts:
-    """Return the facts of so many feature sets as config.json has them; TypeError where they are not as many."""
-    found = tuple(FeatureFacts(**one) for one in several(told))
-    if len(found) != sets:
-        raise TypeError("run.json names another number of feature sets")
-    return found[0] if len(found) == 1 else found
+def _state_writer(state: dict[str, Any]) -> dict[str, Writer]:
+    def write(path: Path) -> None:
+        try:
+            torch.save(state, path)
+        except RuntimeError as error:  # of a full disk it says how many bytes it missed
+            raise OSError("not all of it reached the disk, which may be full") from error
+
+    return {_STATE: write}
+
+
+def _metrics_writer(lines: Sequence[dict[str, Any]]) -> dict[str, Writer]:
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    return {_METRICS: lambda path: path.write_text(text, encoding="utf-8")}
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -311,8 +353,4 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    write_text(path, _json(value), RunError, _REMEDY)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    write_text(path, as_json(value), RunError, REMEDY)

@@ -195,7 +195,8 @@ def open_run(
         _refuse_other_order(run, split, recipe)
         moved = (info.store, info.also_stores) != (run.info.store, run.info.also_stores)
         if moved and ranks.first:
-            run.record(store=info.store, also_stores=info.also_stores)
+            with run.held(created=False):
+                run.record(store=info.store, also_stores=info.also_stores)
     return run, created
 
 

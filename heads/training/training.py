@@ -125,9 +125,9 @@ def train(
 
         info = facts_of(train_split, target, seed)
         run, created = open_run(Run, out, info, recipe, train_split, ranks, resume=resume)
-        begun = state.resume(run)
         with run.held(created) if ranks.first else nullcontext(), enough_memory(target, recipe):
-            if not begun:
+            ranks.wait()  # the first puts in place what a kill left beside it
+            if not state.resume(run):
                 look_at_data(model, train_split)
             objective = Objective.of(recipe, model, state.losses, train_split, ranks)
             summary = Loop(run, objective, state, train_split, val_split, after_epoch).go_on()
@@ -245,9 +245,8 @@ class Loop:
         state.close_epoch(rsum)
         if table is not None:
             record(epoch_tags(state.epoch, table), state.step)
-            if state.best_epoch == state.epoch:
-                self.run.save_best(state.kept)
-            self.run.save_epoch(state.to_dict(), line, state.best_epoch, state.best_rsum)
+            best = state.kept if state.best_epoch == state.epoch else None
+            self.run.save_epoch(state.to_dict(), line, state.best_epoch, state.best_rsum, best)
         note = f"{title}, {describe(means, self.terms)}, validation RSUM {rsum:.1f}"
         bar.update(self.items - self.seen, note)  # a last batch of one was left out
         self.seen = 0

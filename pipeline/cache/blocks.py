@@ -31,6 +31,11 @@ class Blocks:
     def __len__(self) -> int:
         return len(self._bounds)
 
+    def count(self, split: str) -> int:
+        """Return how many shards a split has."""
+        first, last = self.splits[split]
+        return -(-(last - first) // self.length)
+
     def of_split(self, split: str) -> range:
         """Return the shards of a split."""
         return range(*np.searchsorted(self._bounds[:, 0], self.splits[split]).tolist())

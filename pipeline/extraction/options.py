@@ -4,7 +4,6 @@ A set remembers the latter, so that an extraction with nothing left to do ends w
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -26,7 +25,9 @@ from ..encoders import (
     load_visual,
 )
 from ..encoders.words import MIN_COUNT, TOKENIZER
-from ..errors import RunError
+from ..errors import CacheError
+
+_MOST_IN_SHARD = 1 << 16  # images, which are written together
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,10 @@ class Options:
 
     def __post_init__(self) -> None:
         require_dtype(self.dtype)
+        if self.shard_images is not None and not 1 <= self.shard_images <= _MOST_IN_SHARD:
+            raise CacheError(
+                f"a shard holds from 1 to {_MOST_IN_SHARD} images, not {self.shard_images}; give another --shard-images"
+            )
 
     def load_visual(self, device: str) -> VisualEncoder:
         """Return the image encoder; errors as for `encoders.load_visual`."""
@@ -127,31 +132,16 @@ class Options:
         return _words(text, weights, self.dtype, self._text_settings)
 
 
-def words_of_run(run: Path) -> dict[str, Any]:
-    """Return the options that name the backbones of a fine-tuned run.
+def with_backbones(words: Mapping[str, Any], image: Path | None, text: Path | None) -> dict[str, Any]:
+    """Return the options `words` of a fine-tuned run with the files or folders of its own backbones.
 
     Raises:
-        RunError: there is no such run, it has no backbones of its own, or no finished epoch.
+        KeyError: the options are incomplete.
     """
-    try:
-        info = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{run} is no run: it has no run.json that can be read; give the folder of a run") from error
-    words = info.get("backbones") if isinstance(info, dict) else None
-    if not isinstance(words, dict):
-        raise RunError(f"{run} has no backbones of its own; --from-run takes a run that `xret finetune` made")
-    weights = {"visual": backbone_of(run, "image"), "text": backbone_of(run, "text")}
-    if any(path is None for key, path in weights.items() if words[key] is not None):
-        raise RunError(f"{run} has no finished epoch yet; continue it with `xret finetune … --resume`")
+    weights = {"visual": image, "text": text}
     of_hub = [key for key in weights if words[key] == HUB.rstrip(":")]  # such an encoder names its weights itself
     named = {key if key in of_hub else f"{key}_weights": path for key, path in weights.items()}
-    return words | {key: f"{HUB}{path}" if key in of_hub else str(path) for key, path in named.items()}
-
-
-def backbone_of(run: Path, branch: str) -> Path | None:
-    """Return where a run has a backbone of its own for ``image`` or ``text``, a folder or a file; None: it has none."""
-    paths = (run / f"{branch}_backbone{suffix}" for suffix in ("", ".safetensors"))
-    return next((path for path in paths if path.exists()), None)
+    return {**words, **{key: f"{HUB}{path}" if key in of_hub else str(path) for key, path in named.items()}}
 
 
 def _words(encoder: str, weights: str, dtype: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -83,8 +83,8 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
         there = cache.set_at(cost.path) if cache and cost.path in cache.set_paths() else None
         # A set keeps its own shards.
         blocks = there.blocks if there else Blocks.choose(splits, options.shard_images, cost.views)
-        shards = [shard for split in wanted for shard in blocks.of_split(split)]
-        tasks, done = len(shards), int(there.done()[shards].sum()) if there else 0
+        tasks = sum(blocks.count(split) for split in wanted)  # of any number of images, without listing them
+        done = sum(int(there.done()[blocks.of_split(split)].sum()) for split in wanted) if there else 0
         count = round(cost.of_image * sum(splits[split][1] - splits[split][0] for split in wanted))
         rate, (modality, name) = workers * cost.rate, cost.path.split("/")
         sets.append(

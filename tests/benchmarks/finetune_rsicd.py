@@ -76,12 +76,12 @@ def main(
     """Train, tune and train on, then print the table."""
     from xret.heads.evaluation.evaluation import evaluate
     from xret.heads.recipes.recipe import load_recipe
+    from xret.heads.runs.encoders import words_of_run
     from xret.heads.runs.run import Run
     from xret.heads.training.finetuning.finetuning import finetune
     from xret.heads.training.training import train
     from xret.pipeline.data.manifest import load_manifest
     from xret.pipeline.extraction.extraction import Options, extract
-    from xret.pipeline.extraction.options import words_of_run
 
     out.mkdir(parents=True, exist_ok=True)
     store, seconds = str(out / "rsicd.zarr"), {}

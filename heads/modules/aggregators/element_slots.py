@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..padding import softmax, valid_rows, zero_padding
-from ..parameters import Count, Rate
+from ..parameters import Few, Rate, Width
 from ..positions import Positions, circle_positions, grid_positions
 from .aggregated import Aggregated, Aggregator
 
@@ -124,10 +124,10 @@ class ElementSlots(Aggregator):
         local_dim: int,
         dim: int,
         *,
-        slots: Count = 4,
-        iterations: Count = 4,
-        heads: Count = 1,
-        head_dim: int | None = None,
+        slots: Few = 4,
+        iterations: Few = 4,
+        heads: Few = 1,
+        head_dim: Width | None = None,
         positions: Positions = "none",
         initial: Initial = "learned",
         update: Update = "residual",

@@ -7,7 +7,7 @@ Source: Zhang, Hare, Pruegel-Bennett: *FSPool: Learning Set Representations with
 import torch
 from torch import Tensor, nn
 
-from ..parameters import Count
+from ..parameters import Few
 from .aggregated import Aggregated
 from .pooling import Pooling, sorted_rows
 
@@ -44,7 +44,7 @@ class FSPool(Pooling):
         pieces: number of linear pieces of each function; 20 as published.
     """
 
-    def __init__(self, local_dim: int, dim: int, *, pieces: Count = 20) -> None:
+    def __init__(self, local_dim: int, dim: int, *, pieces: Few = 20) -> None:
         super().__init__(local_dim, dim)
         self.weight = nn.Parameter(torch.randn(pieces + 1, dim))
 

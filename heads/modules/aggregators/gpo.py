@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..padding import softmax, valid_rows
-from ..parameters import Count, Positive
+from ..parameters import Positive, Width
 from ..positions import sinusoids
 from ..recurrence import run_packed
 from .aggregated import Aggregated
@@ -54,8 +54,8 @@ class GPO(Pooling):
         dim: int,
         *,
         generator: Generator = "cos-sin-bigru",
-        position_dim: Count = 32,
-        hidden_dim: Count = 32,
+        position_dim: Width = 32,
+        hidden_dim: Width = 32,
         temperature: Positive = 0.1,
         per_dimension: bool = False,
         feature_input: bool = False,

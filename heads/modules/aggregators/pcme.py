@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ..embedding import Gaussian
 from ..padding import softmax, valid_rows, zero_padding
-from ..parameters import Count, Share
+from ..parameters import Few, Share
 from ..recurrence import run_packed
 from .aggregated import Aggregated, Aggregator
 from .gpo import GPO
@@ -41,7 +41,7 @@ class Pcme(Aggregator):
     noise: Tensor
 
     def __init__(
-        self, local_dim: int, dim: int, *, samples: Count = 7, summary: Summary = "linear", dropout: Share = 0.0
+        self, local_dim: int, dim: int, *, samples: Few = 7, summary: Summary = "linear", dropout: Share = 0.0
     ) -> None:
         super().__init__(local_dim, dim)
         if summary == "gru" and dim % 2:

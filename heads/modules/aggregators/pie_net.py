@@ -7,7 +7,7 @@ Source: Song, Soleymani: *Polysemous Visual-Semantic Embedding for Cross-Modal R
 from torch import Tensor, nn
 
 from ..padding import softmax, valid_rows, zero_padding
-from ..parameters import Count, Share
+from ..parameters import Few, Share
 from .aggregated import Aggregated, Aggregator
 
 
@@ -23,7 +23,7 @@ class PIENet(Aggregator):
 
     embedding = "set"
 
-    def __init__(self, local_dim: int, dim: int, *, slots: Count = 2, dropout: Share = 0.0) -> None:
+    def __init__(self, local_dim: int, dim: int, *, slots: Few = 2, dropout: Share = 0.0) -> None:
         super().__init__(local_dim, dim)
         hidden = max(local_dim // 2, 1)
         self.hidden = nn.Linear(local_dim, hidden, bias=False)

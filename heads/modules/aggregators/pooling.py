@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..embedding import Sequence
 from ..padding import last_row, max_rows, mean_rows, valid_rows, zero_padding
-from ..parameters import Count
+from ..parameters import Few
 from .aggregated import Aggregated, Aggregator
 
 
@@ -78,7 +78,7 @@ class KMax(Pooling):
         k: number K; VSE-infinity's Table 5 finds 2 for regions and bi-GRU, its section 3.1 20 for grids.
     """
 
-    def __init__(self, local_dim: int, dim: int, *, k: Count = 2) -> None:
+    def __init__(self, local_dim: int, dim: int, *, k: Few = 2) -> None:
         super().__init__(local_dim, dim)
         self.k = k
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from ..embedding import Sequence
 from ..padding import mean_rows, on_valid_rows, valid_rows, zero_padding
-from ..parameters import Count
+from ..parameters import Deep, Width
 from .aggregated import Aggregated, Aggregator
 from .sequence_pooling import Seq2Seq
 
@@ -75,8 +75,8 @@ class RegionGraph(Aggregator):
         local_dim: int,
         dim: int,
         *,
-        layers: Count = 4,
-        inner_dim: Count | None = None,
+        layers: Deep = 4,
+        inner_dim: Width | None = None,
         batch_norm: bool = True,
         divide: bool = True,
         normalise: bool = True,

@@ -11,7 +11,7 @@ from torch.nn import functional
 from ..aggregators.aggregated import Aggregated
 from ..embedding import Sequence
 from ..padding import last_row, softmax, valid_rows, zero_padding
-from ..parameters import Count, Share
+from ..parameters import Share, Width
 from .common import Loss
 
 NOTHING = -1  # where a caption is over, no word is written
@@ -31,7 +31,7 @@ class CaptionGeneration(Loss):
     """
 
     def __init__(
-        self, dim: int, vocabulary_size: int, *, hidden: Count = 512, word_dim: Count = 300, dropout: Share = 0.2
+        self, dim: int, vocabulary_size: int, *, hidden: Width = 512, word_dim: Width = 300, dropout: Share = 0.2
     ) -> None:
         super().__init__()
         self.boundary = vocabulary_size

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..parameters import Count, Part
+from ..parameters import Few, Part
 from .shared import element_cosines
 
 Over = Literal["min", "max"]
@@ -93,7 +93,7 @@ class Assignment(Part):
 
     embedding = "set"
 
-    def __init__(self, over: Over = "min", inference: Inference = "assignment", top: Count = 1) -> None:
+    def __init__(self, over: Over = "min", inference: Inference = "assignment", top: Few = 1) -> None:
         super().__init__()
         self.over = over
         self.inference = inference

@@ -27,19 +27,18 @@ from ....pipeline.cache import CaptionSet, FeatureCache, ImageSet, fingerprint
 from ....pipeline.device import pick_device, within_memory
 from ....pipeline.encoders import TrainableEncoder
 from ....pipeline.errors import OutOfMemory, RecipeError, RunError
-from ....pipeline.extraction.options import backbone_of
-from ....pipeline.files import remove, writing
 from ....pipeline.reading.batches import Batches
 from ....pipeline.reading.end_to_end import end_to_end_batches
 from ....pipeline.reading.joined_sets import parts_of
 from ....pipeline.reading.origin import extraction_words
 from ....pipeline.reading.reattachment import image_folder, put_back_captions, put_back_images
 from ....pipeline.reading.split import Split
-from ...model import build_losses
+from ...model import Model, build_losses
 from ...recipes.blocks import Recipe
-from ...recipes.recipe import load_recipe
+from ...recipes.recipe import changed
 from ...runs.features import batches_of, caption_set_of_run, image_set_of_run, open_store, views_to_draw
-from ...runs.info import RunInfo, absolute, versions
+from ...runs.files import Writer
+from ...runs.info import BranchName, RunInfo, absolute, versions
 from ...runs.run import Run, require_free
 from ..event_log import require_log
 from ..large_batches import require_whole_batches
@@ -50,7 +49,7 @@ from ..state import TrainingState
 from ..training import Loop, TrainSummary
 from .reattached import EndToEndModel, EndToEndObjective
 
-_BRANCHES = ("image", "text")
+_BRANCHES: tuple[BranchName, ...] = ("image", "text")
 _FACTOR = 0.1  # of the learning rate, for a backbone whose recipe names none (VSE-infinity, appendix A.1)
 _FIXED = ("model", "adapter", "aggregator", "similarity")  # what the head's weights were trained for
 
@@ -110,9 +109,9 @@ def finetune(
     train_split, val_split = (end_to_end_batches(split, encoders, folder, *how) for split in both)
     info = _facts_of(base, train_split, encoders, state.epoch)
     new, created = open_run(TunedRun, out, info, recipe, train_split, resume=resume)
-    if not state.resume(new):
-        new.save_metrics(base.metrics()[: state.epoch])
     with new.held(created), _enough_memory(target):
+        if not state.resume(new):
+            new.save_metrics(base.metrics()[: state.epoch])
         objective = EndToEndObjective.of(recipe, model, state.losses, train_split)
         return Loop(new, objective, state, train_split, val_split).go_on()
 
@@ -120,21 +119,18 @@ def finetune(
 class TunedRun(Run):
     """A run whose best weights are those of a head and of its backbones."""
 
-    def save_best(self, model: nn.Module) -> None:
-        """Write the weights of the best epoch, and into `info` the names of the sets that the backbones will make."""
+    def best_files(self, model: Model) -> tuple[dict[str, Writer], dict[str, Any]]:
+        """Return what writes the weights of the best epoch, and the names of the sets that the backbones will make."""
         assert isinstance(model, EndToEndModel) and self.info.backbones, "what is fine-tuned has backbones"
-        dtype = self.info.backbones["dtype"]
+        writers, _ = super().best_files(model.head)
+        prints, names = dict(self.info.fingerprints), {}
         for key, backbone in model.backbones.items():
             encoder = backbone.encoder
-            path = self.path / f"{key}_backbone{encoder.suffix}"
-            with writing(path, RunError, "make room, or take another --out") as partial:
-                encoder.save(partial)
-                if path.is_dir():  # a folder is not replaced in one step
-                    remove(path)
-            made = fingerprint({**encoder.identity, "weights": encoder.weights_id()}, dtype)
-            name: dict[str, Any] = {f"{key}_set": f"{encoder.name}@{made[:8]}"}
-            self.info = replace(self.info, fingerprints={**self.info.fingerprints, key: made}, **name)
-        super().save_best(model.head)
+            writers[f"{key}_backbone{encoder.suffix}"] = encoder.save
+            identity = {**encoder.identity, "weights": encoder.weights_id()}
+            prints[key] = made = fingerprint(identity, self.info.backbones["dtype"])
+            names[f"{key}_set"] = f"{encoder.name}@{made[:8]}"
+        return writers, {"fingerprints": prints, **names}
 
 
 def _state_of(base: Run, recipe: Recipe, cache: FeatureCache) -> dict[str, Any]:
@@ -227,16 +223,16 @@ def _recipe(
         RecipeError: the settings do not fit, change what the head was trained for, or nothing would be put back; or
             weights are given for what is not.
     """
-    recipe = load_recipe(str(base.path / "recipe.yaml"), settings)
+    recipe = changed(base.recipe, settings)
     then, now = base.recipe.to_dict(), recipe.to_dict()
-    changed = [key for key in _FIXED if then[key] != now[key]]
-    changed += [f"data.{key}" for key in ("image", "text") if then["data"][key] != now["data"][key]]
+    others = [key for key in _FIXED if then[key] != now[key]]
+    others += [f"data.{key}" for key in ("image", "text") if then["data"][key] != now["data"][key]]
     masks = (bool(values["augment"]["mask_words"]) for values in (then, now))  # then the words have one more
-    changed += ["whether augment.mask_words is above 0"] if next(masks) != next(masks) else []
-    changed += ["the terms of loss"] if then["loss"].keys() != now["loss"].keys() else []
-    if changed:
+    others += ["whether augment.mask_words is above 0"] if next(masks) != next(masks) else []
+    others += ["the terms of loss"] if then["loss"].keys() != now["loss"].keys() else []
+    if others:
         raise RecipeError(
-            f"the head of {base.path} is trained, so that {' and '.join(changed)} cannot change; train another head"
+            f"the head of {base.path} is trained, so that {' and '.join(others)} cannot change; train another head"
         )
     if set(reattach) - set(_BRANCHES):
         raise RecipeError(f"--reattach takes image, text or image,text, not '{','.join(reattach)}'")
@@ -253,9 +249,9 @@ def _recipe(
                 f"{base.path} reads several {name} feature sets ({', '.join(sets)}), and xret puts back the backbone of"
                 " a single one; fine-tune a head that is trained on one of them"
             )
-    for name, given in weights.items():
-        if given is not None and name not in put_back:
-            raise RecipeError(f"the {name} backbone is not put back, so that its weights {given} have no effect")
+    for side, given in weights.items():
+        if given is not None and side not in put_back:
+            raise RecipeError(f"the {side} backbone is not put back, so that its weights {given} have no effect")
     require_log(recipe.runtime.log)
     missing: dict[str, Any] = {f"{name}_lr": _FACTOR for name in put_back if not learns[name]}
     if missing:
@@ -274,8 +270,8 @@ def _put_back(
     target: torch.device,
 ) -> dict[str, TrainableEncoder]:
     """Return the encoders that made the sets of `cached`; a head that was fine-tuned before has weights of its own."""
-    own = {name: str(path) for name in _BRANCHES if (path := backbone_of(base.path, name)) is not None}
-    visual, text = (weights[name] or own.get(name) for name in ("image", "text"))
+    own = {name: str(path) for name in _BRANCHES if (path := base.backbone(name)) is not None}
+    visual, text = (weights[name] or own.get(name) for name in _BRANCHES)
     encoders: dict[str, TrainableEncoder] = {}
     if "text" in put_back:
         assert isinstance(cached.caption_set, CaptionSet), "of several none is put back"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from captioned_store import make_captioned_store
+from earlier_runs import without_digests
 from safetensors.torch import load_file, save_file
 from small_store import make_store
 
@@ -27,7 +28,7 @@ from xret.heads.runs.run import Run
 from xret.heads.training.training import train
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.data.samples import tokenize
-from xret.pipeline.errors import CacheError, RunError, XretError
+from xret.pipeline.errors import CacheError, RunError
 from xret.pipeline.reading.batches import Features
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -136,8 +137,7 @@ def test_ties_are_counted_as_asked(vsepp):
 
 
 def test_constant_embeddings_score_chance(store, vsepp, folder):
-    run = folder / "constant"
-    shutil.copytree(vsepp, run)
+    run = without_digests(shutil.copytree(vsepp, folder / "constant"))
     weights = load_file(run / "model.safetensors")
     save_file(
         {k: torch.full_like(v, 0.01) if "layer" in k else v for k, v in weights.items()}, run / "model.safetensors"
@@ -206,10 +206,7 @@ def test_runs_of_two_stores_are_one_ensemble_by_default(vsepp, folder, store):
 
 def run_on(run, store, path):
     """Copy a run as if it had been trained on another store with the same features."""
-    shutil.copytree(run, path)
-    info = json.loads((path / "run.json").read_text())
-    (path / "run.json").write_text(json.dumps(info | {"store": store}))
-    return path
+    return without_digests(shutil.copytree(run, path), store=store)
 
 
 def test_an_ensemble_goes_by_ids_not_by_order(setdiv, vsepp, tmp_path):
@@ -454,9 +451,10 @@ def test_a_folder_that_is_no_run(tmp_path, setdiv):
     (tmp_path / "run" / "model.safetensors").unlink()
     with pytest.raises(RunError, match=r"has lost its model\.safetensors"):
         evaluate([tmp_path / "run"], device="cpu")
-    info = json.loads((tmp_path / "run" / "run.json").read_text()) | {"best_epoch": None}
+    # Killed between its weights and run.json, a run of an earlier version has weights of an unknown epoch.
+    (tmp_path / "run" / "model.safetensors").write_bytes((setdiv / "model.safetensors").read_bytes())
     for begun, command in (({}, "train-head"), ({"finetuned": {"epoch": 1}}, "finetune")):
-        (tmp_path / "run" / "run.json").write_text(json.dumps(info | begun))
+        without_digests(tmp_path / "run", best_epoch=None, **begun)
         with pytest.raises(RunError, match=f"has no finished epoch yet; continue it with `xret {command}"):
             evaluate([tmp_path / "run"], device="cpu")
     (tmp_path / "run" / "config.json").write_text("{")
@@ -479,18 +477,17 @@ DAMAGE = [
 
 @pytest.mark.parametrize(("name", "content"), DAMAGE)
 def test_a_damaged_file_is_named(tmp_path, setdiv, name, content):
-    shutil.copytree(setdiv, tmp_path / "run")
+    without_digests(shutil.copytree(setdiv, tmp_path / "run"))
     if content == "of other words":  # as many, but no words
         content = json.dumps([3] * len(Run(setdiv).vocabulary))
     (tmp_path / "run" / name).write_text(content)
-    with pytest.raises(XretError, match=rf"run/{name} ") as caught:
+    with pytest.raises(RunError, match=rf"run/{name} "):
         evaluate([tmp_path / "run"], device="cpu")
-    assert isinstance(caught.value, RunError) or name == "config.json"
 
 
 @pytest.mark.parametrize("content", [b"{", b"3\n", b"\xff\n"])
 def test_damaged_metrics_are_named(tmp_path, setdiv, content):
-    shutil.copytree(setdiv, tmp_path / "run")
+    without_digests(shutil.copytree(setdiv, tmp_path / "run"))
     (tmp_path / "run" / "metrics.jsonl").write_bytes(content)
     with pytest.raises(RunError, match=r"metrics\.jsonl is missing or damaged"):
         Run(tmp_path / "run").metrics()
@@ -507,14 +504,14 @@ def test_memory_that_does_not_suffice_is_a_sentence(setdiv, monkeypatch):
 
 @pytest.mark.parametrize("damage", [b"half", None])
 def test_weights_that_do_not_fit(tmp_path, setdiv, vsepp, damage):
-    shutil.copytree(setdiv, tmp_path / "run")
+    without_digests(shutil.copytree(setdiv, tmp_path / "run"))
     (tmp_path / "run" / "model.safetensors").write_bytes(damage or (vsepp / "model.safetensors").read_bytes())
     with pytest.raises(RunError, match=r"does not fit the run's config\.json or is damaged"):
         evaluate([tmp_path / "run"], device="cpu")
 
 
 def test_spoilt_weights_are_not_ranked(tmp_path, setdiv):
-    shutil.copytree(setdiv, tmp_path / "run")
+    without_digests(shutil.copytree(setdiv, tmp_path / "run"))
     weights = load_file(tmp_path / "run" / "model.safetensors")
     weights["image.adapter.layer.bias"][0] = torch.nan
     save_file(weights, tmp_path / "run" / "model.safetensors")

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 
 import pytest
 import torch
@@ -221,12 +222,22 @@ def test_bounds_of_parts_are_found_together_with_all_other_faults():
     assert faults("setdiv", *settings) == (
         "recipe 'setdiv' cannot be used: optimizer.lr must be a number, not 'fast'; "
         "aggregator.image.update must be one of residual, gru, not 'lstm'; "
-        "aggregator.text.slots must be at least 1, not 0; similarity.alpha must be above 0, not -1.0"
+        "aggregator.text.slots must be between 1 and 1024, not 0; similarity.alpha must be above 0, not -1.0"
     )
 
 
-def test_more_weights_than_torch_can_count_are_a_fault():
-    assert "aggregator.image: Storage size calculation overflowed" in faults("setdiv", "model.dim=1000000000000")
+@pytest.mark.parametrize("value", [10**5, 2**40, 2**63 - 1, 2**63, 2**70])
+def test_absurd_sizes_are_named_before_memory_is_taken(value):
+    told = {
+        "setdiv": ["model.dim", "aggregator.image.slots", "aggregator.text.iterations", "aggregator.image.head_dim"],
+        "vse-infty": ["adapter.grid.hidden", "adapter.words.depth", "adapter.words.word_dim"],
+        "vsrn": ["aggregator.image.layers", "loss.caption-generation.hidden"],
+        "pcme": ["aggregator.text.samples"],
+    }
+    for name, keys in told.items():
+        message = faults(name, *(f"{key}={value}" for key in keys))
+        for key in keys:
+            assert re.search(rf"{re.escape(key)} must be between 1 and \d+( or null)?, not '?{value}'?(;|$)", message)
 
 
 def test_json_is_taken_before_and_after_show():

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from earlier_runs import without_digests
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
@@ -14,6 +15,7 @@ from small_runs import make_pictures, make_run, make_store
 import xret
 from xret.heads.retrieval import hub
 from xret.heads.retrieval.retriever import Retriever
+from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import finetune
 from xret.pipeline.errors import EncoderError, RunError
 
@@ -81,6 +83,9 @@ def test_damage_is_told(folder, tmp_path):
     origins = json.loads((saved / "encoders.json").read_text())
     origins["image"]["identity"]["weights"] = "random:1"
     (saved / "encoders.json").write_text(json.dumps(origins))
+    with pytest.raises(RunError, match=r"encoders\.json is missing or damaged"):
+        xret.load(saved).encode_images(["x.png"])
+    without_digests(saved)
     with pytest.raises(RunError, match=r"encoders\.json does not fit the run's run\.json"):
         xret.load(saved).encode_images(["x.png"])
     (saved / "encoders.json").write_text("{")
@@ -104,8 +109,7 @@ def test_a_damaged_run_is_not_saved(folder, tmp_path):
 
 def test_no_store_that_was_learnt_from_is_told_with_its_path(folder, tmp_path):
     shutil.copytree(folder / "words", tmp_path / "run")
-    info = json.loads((tmp_path / "run/run.json").read_text())
-    (tmp_path / "run/run.json").write_text(json.dumps(info | {"also_stores": [str(tmp_path / "other.zarr")]}))
+    Run(tmp_path / "run").record(also_stores=[str(tmp_path / "other.zarr")])
     saved = hub.save_to_folder(Retriever(tmp_path / "run", device="cpu"), tmp_path / "saved")
     assert json.loads((saved / "run.json").read_text())["also_stores"] == ["other.zarr"]
 
@@ -130,10 +134,13 @@ def test_a_damaged_backbone_is_not_saved(folder, tmp_path):
     state = load_file(weights)
     state["features.0.0.weight"] += 1
     save_file(state, weights)
+    with pytest.raises(RunError, match=r"image_backbone\.safetensors is missing or damaged"):
+        hub.save_to_folder(Retriever(run), tmp_path / "again")
+    without_digests(run)
     with pytest.raises(EncoderError, match="damaged or was exchanged"):
         hub.save_to_folder(Retriever(run), tmp_path / "again")
     weights.unlink()
-    with pytest.raises(RunError, match="no finished epoch"):
+    with pytest.raises(RunError, match="has lost a backbone"):
         hub.save_to_folder(Retriever(run), tmp_path / "again")
 
 

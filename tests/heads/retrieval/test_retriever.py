@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from earlier_runs import without_digests
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from small_bert import save_bert
@@ -17,7 +18,7 @@ from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.retrieval.hits import best, deviation
 from xret.heads.retrieval.queries import UnknownWordsWarning, unknown_sentence
 from xret.heads.retrieval.retriever import Retriever
-from xret.heads.runs.run import Run
+from xret.heads.runs.encoders import words_of_run
 from xret.heads.training.finetuning.finetuning import finetune
 from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
@@ -26,7 +27,7 @@ from xret.pipeline.encoders import registry
 from xret.pipeline.encoders.grid import GridEncoder
 from xret.pipeline.errors import CacheError, EncoderError, QueryError, RunError, SampleError
 from xret.pipeline.extraction.extraction import extract
-from xret.pipeline.extraction.options import Options, words_of_run
+from xret.pipeline.extraction.options import Options
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -191,7 +192,7 @@ def test_a_tuned_run_encodes_with_its_own_backbones(folder, bert_run, tmp_path):
     same(retriever.encode_text(retriever.gallery.texts), retriever.gallery.captions)
     same(retriever.encode_images(files(retriever)), retriever.gallery.images)
 
-    shutil.copytree(tuned, tmp_path / "exchanged")
+    without_digests(shutil.copytree(tuned, tmp_path / "exchanged"))
     state = {name: tensor * 1.5 for name, tensor in load_file(tuned / "image_backbone.safetensors").items()}
     save_file(state, tmp_path / "exchanged/image_backbone.safetensors")
     with pytest.raises(EncoderError, match=r"the image backbone in .* is not the one that run\.json speaks of"):
@@ -419,8 +420,7 @@ def test_queries_that_make_no_sense_end_in_a_sentence(folder, runs, tmp_path):
 
 
 def test_a_run_whose_weights_are_spoilt_is_refused(folder, runs, tmp_path):
-    shutil.copytree(runs("setdiv"), tmp_path / "run")
-    weights = Run(tmp_path / "run").path / "model.safetensors"
+    weights = without_digests(shutil.copytree(runs("setdiv"), tmp_path / "run")) / "model.safetensors"
     save_file({name: tensor * torch.nan for name, tensor in load_file(weights).items()}, weights)
     with pytest.raises(RunError, match="not finite"):
         open_run(folder, tmp_path / "run").search("red")

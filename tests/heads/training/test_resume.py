@@ -1,6 +1,5 @@
 """Killed at any moment and resumed, a training ends with the bits of one that was never stopped."""
 
-import json
 import os
 import random
 import shutil
@@ -9,6 +8,7 @@ import time
 
 import pytest
 import torch
+from earlier_runs import without_digests
 from safetensors.torch import load_file
 from small_store import make_store
 
@@ -150,6 +150,7 @@ def test_a_state_that_was_written_before_there_were_states_within_an_epoch(store
     for epochs in (3, 2):
         train(store, recipe_of("setdiv", f"schedule.epochs={epochs}", STEADY), tmp_path / str(epochs), device="cpu")
     old, whole = tmp_path / "2", tmp_path / "3"
+    without_digests(old)
     for name in ("config.json", "recipe.yaml"):
         (old / name).write_bytes((whole / name).read_bytes())
     state = torch.load(old / "state.pt", weights_only=True)
@@ -198,13 +199,11 @@ def test_a_run_that_streams_goes_on_streaming(store, tmp_path, monkeypatch):
 def test_neither_another_order_of_blocks_nor_another_scaling_goes_on(store, tmp_path):
     recipe = recipe_of("setdiv", "runtime.cache=stream")
     train(store, recipe, tmp_path / "run", device="cpu")
-    file = tmp_path / "run" / "run.json"
-    info = json.loads(file.read_text())
-    assert info["shuffled"] == "in groups of runs of 64 neighbours"
-    file.write_text(json.dumps(info | {"shuffled": "in groups of shards of 8 images"}))
+    assert Run(tmp_path / "run").info.shuffled == "in groups of runs of 64 neighbours"
+    without_digests(tmp_path / "run", shuffled="in groups of shards of 8 images")
     with pytest.raises(RunError, match=r"shards of 8 images, .* now are in groups of runs .*; read the features from"):
         train(store, recipe, tmp_path / "run", device="cpu", resume=True)
-    file.write_text(json.dumps(info))
+    without_digests(tmp_path / "run", shuffled="in groups of runs of 64 neighbours")
     state = torch.load(tmp_path / "run" / "state.pt", weights_only=True)
     torch.save(state | {"scaler": {"scale": 65536.0}}, tmp_path / "run" / "state.pt")
     with pytest.raises(RunError, match=r"it was trained in float16; to go on, set runtime\.precision"):
@@ -264,4 +263,4 @@ def test_lost_weights_are_named(store, tmp_path):
     train(store, recipe_of("setdiv", STEADY), tmp_path / "run", device="cpu")
     (tmp_path / "run" / "model.safetensors").unlink()
     with pytest.raises(RunError, match=r"has lost its model\.safetensors; restore it"):
-        Run(tmp_path / "run").require_weights()
+        _ = Run(tmp_path / "run").weights

@@ -217,7 +217,7 @@ def test_a_run_is_not_resumed_with_other_words(store, uninterrupted, tmp_path):
 def test_a_damaged_state_is_named(store, tmp_path):
     train(store, recipe_of("vsepp", 1), tmp_path / "run", device="cpu")
     (tmp_path / "run" / "state.pt").write_bytes(b"half")
-    with pytest.raises(RunError, match=r"state\.pt is damaged"):
+    with pytest.raises(RunError, match=r"state\.pt is missing or damaged"):
         train(store, recipe_of("vsepp", 1), tmp_path / "run", device="cpu", resume=True)
 
 
@@ -274,9 +274,6 @@ def test_a_failure_after_an_epoch_or_of_a_resumed_run_removes_nothing(store, tmp
 
 def test_memory_that_does_not_suffice_is_a_sentence(store, tmp_path, monkeypatch):
     sentence = r"does not fit in the memory of cpu; choose a smaller data\.batch_size or model\.dim"
-    for dim in (10**14, 10**18):
-        with pytest.raises(RunError, match=sentence):
-            train(store, load_recipe("vsepp", [f"model.dim={dim}"]), tmp_path / "run", device="cpu")
     monkeypatch.setattr(Batches, "epoch", lambda *_, **__: iter([torch.empty(10**15)]))
     with pytest.raises(RunError, match=sentence):
         train(store, recipe_of("vsepp", 1), tmp_path / "run", device="cpu")

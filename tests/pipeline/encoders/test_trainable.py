@@ -1,7 +1,5 @@
 """What every encoder that can be fine-tuned promises: gradients reach its network, and what it saves is read back."""
 
-import json
-
 import numpy as np
 import pytest
 import small_open_clip  # noqa: F401 - it registers its architectures
@@ -12,7 +10,7 @@ from small_checkpoints import save_image_model, save_sentence_model, save_text_m
 
 from xret.pipeline.encoders.registry import make_text, make_visual
 from xret.pipeline.errors import EncoderError
-from xret.pipeline.extraction.options import Options, words_of_run
+from xret.pipeline.extraction.options import Options, with_backbones
 from xret.pipeline.reading.origin import extraction_words
 
 TEXTS = ["a picture of thing 1 2", "two dogs", "a red square number 3"]
@@ -64,10 +62,9 @@ def learn(encoder, *inputs):
 def read_again(encoder, run, branch):
     """Save an encoder as a fine-tuned run does; return the options that name what is there."""
     run.mkdir()
-    encoder.save(run / f"{branch}_backbone{encoder.suffix}")
+    encoder.save(path := run / f"{branch}_backbone{encoder.suffix}")
     words = extraction_words([encoder]) | {"dtype": "float32"}
-    (run / "run.json").write_text(json.dumps({"backbones": words}))
-    return Options(**words_of_run(run))
+    return Options(**with_backbones(words, *((path, None) if branch == "image" else (None, path))))
 
 
 def is_the_same(again, encoder, before, *inputs):

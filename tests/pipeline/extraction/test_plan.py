@@ -72,7 +72,12 @@ def test_a_plan_for_a_billion_images(tiny_dataset, tmp_path):
     assert images["tasks"] == captions["tasks"] == -(-625_000_000 // 512) + 2 * -(-187_500_000 // 512)
     # 4 cells and their mean of 512 float16 values, and 13 bytes of length, size and status
     assert images["bytes"] == images["tasks"] * 512 * (5 * 512 * 2 + 13)
-    assert CliRunner().invoke(main, [*arguments, "--plan", "many"]).exit_code == 2
+    for absurd in ("many", "1e16", "inf"):
+        assert CliRunner().invoke(main, [*arguments, "--plan", absurd]).exit_code == 2
+    assert CliRunner().invoke(main, [*arguments, "--plan", "1e13", "--shard-images", "1"]).exit_code == 0
+    many = CliRunner().invoke(main, [*arguments, "--shard-images", str(10**15)])
+    assert many.exit_code == 1
+    assert "a shard holds from 1 to 65536 images, not 1000000000000000; give another --shard-images" in many.output
     table = CliRunner().invoke(main, [*arguments, "--plan"]).output
     assert "5 tasks of 8 images, 0 of them done; 205.3 kB in 35 files; " in table
     assert " seconds left at " in table

@@ -45,7 +45,7 @@ def test_shares_of_the_knots_add_up_to_one():
 
 
 def test_refuses_no_pieces():
-    with pytest.raises(ValueError, match="FSPool: pieces is 0, but must be at least 1"):
+    with pytest.raises(ValueError, match="FSPool: pieces is 0, but must be between 1 and"):
         FSPool(2, 2, pieces=0)
     with pytest.raises(ValueError, match="FSPool keeps the width of the local rows, which is 3 and not 2"):
         FSPool(3, 2)

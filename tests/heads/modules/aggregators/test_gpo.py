@@ -141,7 +141,7 @@ def test_refuses_what_cannot_be():
     for parameters, message in [
         ({"generator": "lstm"}, "GPO: generator is 'lstm', but must be one of cos-sin-bigru, cos-sin-mlp, index-bigru"),
         ({"temperature": 0.0}, r"GPO: temperature is 0\.0, but must be above 0"),
-        ({"hidden_dim": 0}, "GPO: hidden_dim is 0, but must be at least 1"),
+        ({"hidden_dim": 0}, "GPO: hidden_dim is 0, but must be between 1 and"),
         ({"generator": "interpolation", "feature_input": True}, "GPO: feature_input is true, but must be false"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -96,7 +96,7 @@ def test_dropout_drops_from_the_residual_in_training_only():
 
 
 def test_refuses_what_cannot_be():
-    with pytest.raises(ValueError, match="PIENet: slots is 0, but must be at least 1"):
+    with pytest.raises(ValueError, match="PIENet: slots is 0, but must be between 1 and"):
         PIENet(4, 4, slots=0)
     with pytest.raises(ValueError, match=r"dropout is 2\.0, but must be between 0 and 1"):
         PIENet(4, 4, dropout=2.0)

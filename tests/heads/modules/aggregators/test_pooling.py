@@ -97,7 +97,7 @@ def test_k_max_lies_between_maximum_and_average():
     local, length = torch.randn(3, 5, 4), torch.tensor([5, 2, 1])
     torch.testing.assert_close(k_max_rows(local, length, 1), max_rows(local, length))
     torch.testing.assert_close(k_max_rows(local, length, 5), mean_rows(local, length))
-    with pytest.raises(ValueError, match="KMax: k is 0, but must be at least 1"):
+    with pytest.raises(ValueError, match="KMax: k is 0, but must be between 1 and"):
         KMax(4, 4, k=0)
 
 

@@ -154,9 +154,9 @@ def test_gradcheck():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="layers is 0, but must be at least 1"):
+    with pytest.raises(ValueError, match="layers is 0, but must be between 1 and"):
         RegionGraph(4, 4, layers=0)
-    with pytest.raises(ValueError, match="inner_dim is 0, but must be at least 1"):
+    with pytest.raises(ValueError, match="inner_dim is 0, but must be between 1 and"):
         RegionGraph(4, 4, inner_dim=0)
     with pytest.raises(ValueError, match="then is 'seq2seq', but must be one of gru, average"):
         RegionGraph(4, 4, then="seq2seq")

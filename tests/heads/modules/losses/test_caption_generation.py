@@ -144,5 +144,5 @@ def test_what_is_missing_is_named(batch):
         made()(None, POSITIVES, captions, captions)
     with pytest.raises(ValueError, match="needs word ids, which the text side does not give"):
         made()(None, POSITIVES, images, images)
-    with pytest.raises(ValueError, match="CaptionGeneration: hidden is 0, but must be at least 1"):
+    with pytest.raises(ValueError, match="CaptionGeneration: hidden is 0, but must be between 1 and"):
         CaptionGeneration(5, WORDS, hidden=0)

@@ -211,7 +211,7 @@ def test_wrong_values_are_refused():
     for values, message in (
         ({"over": "mean"}, "over is 'mean', but must be one of min, max"),
         ({"inference": "top"}, "inference is 'top', but must be one of assignment, max"),
-        ({"top": 0}, "top is 0, but must be at least 1"),
+        ({"top": 0}, "top is 0, but must be between 1 and"),
     ):
         with pytest.raises(ValueError, match=message):
             Assignment(**values)

@@ -10,15 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from earlier_runs import without_digests
+from killed import left_by_kills
 from safetensors.torch import load_file
 from small_bert import save_bert
 from small_extraction import SMALL
 
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.recipes.recipe import load_recipe
+from xret.heads.runs.encoders import find_image_encoders, find_text_encoders, words_of_run
+from xret.heads.runs.files import sha256_of
 from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import finetune
 from xret.heads.training.finetuning.reattached import Backbone
+from xret.heads.training.state import TrainingState
 from xret.heads.training.training import train
 from xret.pipeline.cache import FeatureCache
 from xret.pipeline.data.manifest import load_manifest
@@ -26,7 +31,6 @@ from xret.pipeline.encoders.grid import GridEncoder
 from xret.pipeline.encoders.huggingface.bert import BertEncoder
 from xret.pipeline.errors import CacheError, EncoderError, RecipeError, RunError, SampleError
 from xret.pipeline.extraction.extraction import extract
-from xret.pipeline.extraction.options import words_of_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -138,7 +142,7 @@ def test_with_frozen_backbones_the_first_step_is_the_caches(made, tune, text, si
 def with_last_weights(run):
     from safetensors.torch import save_file
 
-    copied = Path(shutil.copytree(run, run.with_name(f"{run.name}-last"), dirs_exist_ok=True))
+    copied = without_digests(shutil.copytree(run, run.with_name(f"{run.name}-last"), dirs_exist_ok=True))
     save_file({key: value.contiguous() for key, value in state_of(run)["model"].items()}, copied / "model.safetensors")
     return copied
 
@@ -288,7 +292,7 @@ def test_stopped_within_an_epoch_and_resumed_it_is_as_if_never_stopped(made, tun
     with pytest.raises(KeyboardInterrupt):
         tune(made.head(), *words, "runtime.checkpoint_steps=1", out="stopped")
     monkeypatch.undo()
-    assert states == [(2, 1), (2, 2), (2, 3), (3, 0), (3, 1), (3, 2)]
+    assert states == [(2, 1), (2, 2), (2, 3), (3, 1), (3, 2)]
     stopped = tune(made.head(), *words, out="stopped", resume=True)
     for name in ("model.safetensors", "image_backbone.safetensors", "text_backbone/model.safetensors"):
         one, other = load_file(whole / name), load_file(stopped / name)
@@ -299,6 +303,31 @@ def test_stopped_within_an_epoch_and_resumed_it_is_as_if_never_stopped(made, tun
     assert lines[0] == lines[1]
     with pytest.raises(RunError, match=r"begun otherwise: finetune\.mask_words is 0\.3 there and 0\.0 now"):
         tune(made.head(), *words[:2], *words[3:], out="stopped", resume=True)
+
+
+def test_after_any_kill_head_and_backbones_are_of_one_epoch(made, tune, tmp_path, monkeypatch):
+    close = TrainingState.close_epoch
+    monkeypatch.setattr(TrainingState, "close_epoch", lambda self, rsum: close(self, self.epoch))  # each is the best
+    words = [["image", "text"], "finetune.image_lr=1", "finetune.text_lr=1", "schedule.epochs=4"]
+    with left_by_kills(tmp_path / "whole", tmp_path) as killed:
+        whole = tune(made.head(), *words, out="whole")
+    assert len(killed) > 12
+    weights = {}
+    for run in map(Run, killed):
+        if run.info.best_epoch is None:
+            with pytest.raises(RunError, match=r"no finished epoch yet; continue it with `xret finetune"):
+                words_of_run(run)
+            continue
+        for find in (find_image_encoders, find_text_encoders):  # refuse a backbone of other weights than run.json says
+            find(run, lambda: None, None, "cpu")
+        of_epoch = sha256_of(run.weights), run.info.image_set, run.info.text_set
+        assert weights.setdefault(run.info.best_epoch, of_epoch) == of_epoch
+    assert len(weights) == len(set(weights.values())) == 2
+    for run in killed[::4]:
+        resumed = tune(made.head(), *words, out=run.name, resume=True)
+        for name in ("model.safetensors", "image_backbone.safetensors", "text_backbone"):
+            assert sha256_of(resumed / name) == sha256_of(whole / name)
+        assert {path.name for path in resumed.iterdir()} == {path.name for path in whole.iterdir()}
 
 
 def test_the_moving_average_of_head_and_backbone_is_kept(made, tune):

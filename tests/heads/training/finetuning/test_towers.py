@@ -7,6 +7,7 @@ import pytest
 import small_open_clip
 import torch
 import transformers as hf
+from earlier_runs import without_digests
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from small_checkpoints import CROP, save_image_model, save_text_model
@@ -99,7 +100,7 @@ class Made:
         if not run.exists():
             chosen = {**HEAD, **settings, "schedule.name": "step", "schedule.epochs": epochs}
             xret.train(self.store(pair, dtype, more), recipe=recipe, out=run, settings=chosen, device="cpu", seed=3)
-            state = torch.load(run / "state.pt", weights_only=True)["model"]
+            state = torch.load(without_digests(run) / "state.pt", weights_only=True)["model"]
             save_file({key: value.contiguous() for key, value in state.items()}, run / "model.safetensors")
         return run
 

@@ -1,0 +1,64 @@
+"""`config.json` of a run: the recipe and the facts of the features, all that is needed to build the model again."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+
+from ...pipeline.errors import RecipeError, RunError
+from ..model import Facts, FeatureFacts
+from ..recipes.blocks import Recipe
+from ..recipes.recipe import resolve
+from ..recipes.schema import convert
+from .info import RunInfo, several
+
+
+def write_config(folder: Path, recipe: Mapping[str, Any], image: Facts, text: Facts) -> None:
+    """Write `config.json` in a new folder, and `recipe.yaml` for readers."""
+    sides = {
+        side: [asdict(one) for one in facts] if isinstance(facts, tuple) else asdict(facts)
+        for side, facts in (("image", image), ("text", text))
+    }
+    (folder / "config.json").write_text(as_json({"recipe": recipe, **sides}), encoding="utf-8")
+    text_form = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
+    (folder / "recipe.yaml").write_text(text_form, encoding="utf-8")
+
+
+def config_of(values: Any, info: RunInfo, title: str) -> tuple[Recipe, Facts, Facts]:
+    """Return what `write_config` was given, of images and of captions, from the content of `config.json`.
+
+    Raises:
+        RunError: its recipe is none of this version; `title` begins the sentence.
+        ValueError: it is something else, or does not fit `info`.
+    """
+    if not isinstance(values, dict) or not isinstance(recipe := values.get("recipe"), dict):
+        raise ValueError("there is no recipe")
+    try:
+        resolved = resolve(recipe, title=title)
+    except RecipeError as error:
+        raise RunError(str(error)) from error
+    image, text = (_facts(values.get(side), len(names)) for side, names in info.sides.items())
+    return resolved, image, text
+
+
+def _facts(told: Any, sets: int) -> Facts:
+    kinds = get_type_hints(FeatureFacts, include_extras=True)
+    try:
+        found = tuple(FeatureFacts(**{key: convert(one[key], kinds[key]) for key in one}) for one in several(told))
+    except (KeyError, TypeError) as error:
+        raise ValueError("a fact is missing or unknown") from error
+    if len(found) != sets:
+        raise ValueError("run.json names another number of feature sets")
+    for facts in found:
+        words, states = facts.vocabulary_size is not None, None not in (facts.channels, facts.global_channels)
+        if (facts.kind == "words", facts.kind != "words") != (words, states):
+            raise ValueError(f"a feature set of kind {facts.kind!r} has other widths")
+    return found[0] if len(found) == 1 else found
+
+
+def as_json(value: Any) -> str:
+    """Return a value as the files of a run have it."""
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"

@@ -44,13 +44,13 @@ class FeatureCache:
         store.read_group("samples")
 
     @classmethod
-    def open(cls, url: str) -> "FeatureCache":
-        """Open the cache at a local path or fsspec URL.
+    def open(cls, url: str, writer: str | None = None) -> "FeatureCache":
+        """Open the cache at a local path or fsspec URL; `writer` is that of its `Store`.
 
         Raises:
             CacheError: there is none, it is of another format or version, unfinished or damaged.
         """
-        store = Store(url)
+        store = Store(url, writer)
         if not store.exists("zarr.json"):
             raise CacheError(
                 f"{url}: no feature cache is there; check the path, or make one with `xret extract … --store {url}`"

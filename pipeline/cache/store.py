@@ -20,7 +20,7 @@ from zarr.codecs import Crc32cCodec
 
 from ..errors import CacheError, StoreError
 from ..files import write_bytes
-from .object_store import connect, one_sentence
+from .object_store import LEASE, connect, on_condition, one_sentence, require_holder
 
 PATIENCE = 60.0  # seconds that an object store may take to say whether something exists, with all retries
 _BLANK = "0" * 64
@@ -28,10 +28,14 @@ _LOCAL = ("file", "local")
 
 
 class Store:
-    """A cache's folder at a local path, or an fsspec URL such as ``s3://bucket/coco.zarr``."""
+    """A cache's folder at a local path, or an fsspec URL such as ``s3://bucket/coco.zarr``.
 
-    def __init__(self, url: str) -> None:
-        self.url = str(url)
+    Attributes:
+        writer: on an object store, who writes; each write then asks first whether the lease is still theirs.
+    """
+
+    def __init__(self, url: str, writer: str | None = None) -> None:
+        self.url, self.writer = str(url), writer
         if not self.url:
             raise CacheError("the name of the store is empty; give a local path or an fsspec URL")
         try:
@@ -74,6 +78,7 @@ class Store:
 
     def remove(self, name: str) -> None:
         """Delete the folder `name` and all below it, if it is there."""
+        self._require_lease()
         if self.exists(name):
             with self._answering():
                 self.fs.rm(self.path(name), recursive=True)
@@ -106,17 +111,44 @@ class Store:
         if self.is_local:
             write_bytes(Path(self.path(name)), data)
             return
+        self._require_lease()
         with self._answering():
             self.fs.pipe_file(self.path(name), data)
 
     def create_bytes(self, name: str, data: bytes) -> bool:
         """Write the file `name` of an object store unless there is one; return whether it now holds `data`."""
+        return self._write_if(name, data, mode="create")
+
+    def replace_bytes(self, name: str, before: bytes, data: bytes) -> bool:
+        """Write the file `name` of an object store if it begins with `before`; return whether it now holds `data`.
+
+        On S3 nothing is overwritten that another writes meanwhile; other object stores have no such condition.
+        """
+        on_s3 = "s3" in self.fs.protocol
         with self._answering():
             try:
-                self.fs.pipe_file(self.path(name), data, mode="create")
-            except FileExistsError:
+                tag = self.fs.info(self.path(name))["ETag"] if on_s3 else None
+            except FileNotFoundError:
+                return False
+        # Read after the tag: what is there now may be newer, and then nothing is written.
+        held = self.find_bytes(name)
+        if held is None or not held.startswith(before):
+            return False
+        return self._write_if(name, data, **({"IfMatch": tag} if on_s3 else {}))
+
+    def _write_if(self, name: str, data: bytes, **condition: Any) -> bool:
+        with self._answering():
+            try:
+                self.fs.pipe_file(self.path(name), data, **condition)
+            except OSError as error:
+                if not on_condition(error):
+                    raise
                 return self.find_bytes(name) == data  # the first of two attempts may have got through
         return True
+
+    def _require_lease(self) -> None:
+        if self.writer is not None:
+            require_holder(self.url, self.writer, self.find_bytes(LEASE))
 
     def size(self, name: str) -> int:
         """Return the bytes of all files below `name`."""
@@ -214,7 +246,7 @@ class Store:
             raise CacheError(f"{self.url}: '{name}' is damaged; `xret cache verify` lists what is affected") from error
 
     def _zarr(self) -> Any:
-        return self.root if self.is_local else self._objects
+        return self.root if self.is_local else self._objects.of(self.writer)
 
     # Groups
 

@@ -20,6 +20,7 @@ from zarr.codecs import Crc32cCodec
 
 from ..errors import CacheError, StoreError
 from ..files import write_bytes
+from ..versions import note_version, require_settings
 from .object_store import LEASE, connect, on_condition, one_sentence, require_holder
 
 PATIENCE = 60.0  # seconds that an object store may take to say whether something exists, with all retries
@@ -35,6 +36,8 @@ class Store:
     """
 
     def __init__(self, url: str, writer: str | None = None) -> None:
+        note_version("zarr")
+        require_settings()
         self.url, self.writer = str(url), writer
         if not self.url:
             raise CacheError("the name of the store is empty; give a local path or an fsspec URL")
@@ -197,6 +200,9 @@ class Store:
             fill_value=fill,
             overwrite=True,
         )
+        if zarr.config.get("json_indent") != 2:  # the same bytes whatever the user likes
+            metadata = json.loads(self.read_bytes(_metadata(name)))
+            self.write_bytes(_metadata(name), json.dumps(metadata, indent=2).encode())
 
     def write_array(self, name: str, values: np.ndarray) -> None:
         """Create the array `name` with these values, about a million rows a file."""
@@ -246,6 +252,7 @@ class Store:
             raise CacheError(f"{self.url}: '{name}' is damaged; `xret cache verify` lists what is affected") from error
 
     def _zarr(self) -> Any:
+        require_settings()  # also those of later
         return self.root if self.is_local else self._objects.of(self.writer)
 
     # Groups

@@ -16,6 +16,7 @@ from ..cache.layout import record_failures
 from ..cache.verify import broken_shards
 from ..errors import CacheError
 from ..progress import Progress
+from ..versions import note_version
 from .schedule import run_here, run_on_cluster, shard_task
 from .shards import Receipt, metered
 from .summary import SetSummary
@@ -46,6 +47,7 @@ def fill(
         CacheError: no sample of a split could be read; or as for `run_on_cluster`.
         XretError: whatever a task raises.
     """
+    note_version("dask")
     marks = features.cache.store.open_array(f"{features.path}/done", writable=True)
     wanted = [shard for split in splits for shard in features.blocks.of_split(split)]
     if repair:

@@ -45,8 +45,8 @@ def test_a_newer_version_is_told_of_once(older, images, tmp_path, capsys):
         FeatureCache.open(str(tmp_path / name))
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Note: ")]
     assert said == [
-        f"Note: {package} {version(package)} is installed, and xret has been tested up to {newest}; if something is odd,"
-        f" install '{package}=={newest}.*'."
+        f"Note: {package} {version(package)} is installed, and xret has been tested up to {newest}; if something is"
+        f" odd, install '{package}=={newest}.*'."
         for package, newest in versions.NEWEST.items()
     ]
 

@@ -1,5 +1,6 @@
 """A real S3 server on loopback that fails when it is told to, for as long as a test wants."""
 
+import io
 import itertools
 import threading
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ import boto3
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-LOST_REQUEST, LOST_ANSWER = "lost request", "lost answer"
+LOST_REQUEST, LOST_ANSWER, LATE = "lost request", "lost answer", "late"
 NUMBERS = itertools.count()
 ERROR = '<?xml version="1.0"?><Error><Code>{code}</Code><Message>{message}</Message></Error>'
 
@@ -19,7 +20,8 @@ class S3Server:
     Attributes:
         address: where it listens.
         gate: called with the method and path of each request; returns None to let it pass, an HTTP status, code and
-            message to answer with instead, or one of the above to cut the connection before or after it is done.
+            message to answer with instead, or one of the above to cut the connection before it is done, after, or 0.3 s
+            before.
         requests: method and path of all that came.
     """
 
@@ -64,7 +66,10 @@ class S3Server:
             return self._moto(environ, start_response)
         if refusal == LOST_ANSWER:
             b"".join(self._moto(environ, start_response))
-        if refusal in (LOST_REQUEST, LOST_ANSWER):
+        if refusal == LATE:
+            environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+            threading.Timer(0.3, lambda: b"".join(self._moto(environ, lambda *_: None))).start()
+        if refusal in (LOST_REQUEST, LOST_ANSWER, LATE):
             raise ConnectionResetError
         environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         status, code, message = refusal

@@ -2,10 +2,18 @@
 
 import sys
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
 
 from ...pipeline.errors import CacheError
 from ...pipeline.reading.placement import Resident
+from ...pipeline.wording import in_time, some_of
 from .processes import J, Series, T
+
+if TYPE_CHECKING:
+    from distributed import Future
+
+SILENCE = 1800.0  # seconds without the end of a job, after which a note says which are waited for; then twice as many
 
 _kept: dict[tuple[str, ...], Resident] = {}  # on a worker: the features of the series that it is at
 
@@ -23,27 +31,40 @@ def on_cluster(series: Series[J, T], address: str, name: str, *, all_at_once: bo
     Raises:
         CacheError: no scheduler answers, it has no worker, or they have another version of this package.
     """
-    from distributed import Client, as_completed
+    from distributed import Client
 
-    from ...pipeline.extraction.schedule import count_workers
+    from ...pipeline.extraction.schedule import count_workers, where_tasks_are
 
     workers = count_workers(address)
     with Client(address, set_as_default=False) as client:
         print(f"Dask dashboard: {client.dashboard_link}", file=sys.stderr)
         known = client.scheduler_info(n_workers=-1)["workers"].values()
         resources = {"GPU": 1} if any("GPU" in worker["resources"] for worker in known) else None
-        futures: dict[object, J] = {}
-        ended = as_completed([], loop=client.loop)
+        futures: dict[Future[T], J] = {}
+        ended: SimpleQueue[Future[T]] = SimpleQueue()
+        silence = SILENCE
 
         def hand_out() -> None:
             while (all_at_once or len(futures) < workers) and (job := series.next_job()) is not None:
                 future = client.submit(_work, series.work, job, name, pure=False, resources=resources)
                 futures[future] = job
-                ended.add(future)
+                future.add_done_callback(ended.put)
 
         hand_out()
-        for future in ended:
-            job = futures.pop(future)
+        while futures:
+            try:
+                future = ended.get(timeout=silence)
+            except Empty:
+                jobs = {str(one.key): job.run for one, job in futures.items()}
+                waiting = [f"{jobs[key]} {where}" for key, where in where_tasks_are(client, address, jobs).items()]
+                print(
+                    f"Note: no training has ended for {in_time(silence)}: {'; '.join(some_of(waiting))}; if its worker"
+                    " is idle, stop this and run the same command again: it goes on where it was.",
+                    file=sys.stderr,
+                )
+                silence *= 2
+                continue
+            silence, job = SILENCE, futures.pop(future)
             if future.status == "finished":
                 series.record(job, future.result())
             elif future.status == "cancelled":

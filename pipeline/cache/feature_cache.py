@@ -45,13 +45,13 @@ class FeatureCache:
         self._seals: dict[str, list[int]] = store.read_group("samples").get("seals", {})  # none of an earlier version
 
     @classmethod
-    def open(cls, url: str) -> "FeatureCache":
-        """Open the cache at a local path or fsspec URL.
+    def open(cls, url: str, writer: str | None = None) -> "FeatureCache":
+        """Open the cache at a local path or fsspec URL; `writer` is that of its `Store`.
 
         Raises:
             CacheError: there is none, it is of another format or version, unfinished or damaged.
         """
-        store = Store(url)
+        store = Store(url, writer)
         if not store.exists("zarr.json"):
             raise CacheError(
                 f"{url}: no feature cache is there; check the path, or make one with `xret extract … --store {url}`"

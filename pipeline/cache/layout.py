@@ -109,7 +109,7 @@ def _open_or_create(store: Store, samples: Samples, protocols: list[str], repair
             _write_samples(store, samples)
     elif not store.exists("zarr.json") or store.is_unfinished(""):
         _create(store, samples, protocols)
-    cache = FeatureCache.open(store.url)
+    cache = FeatureCache.open(store.url, store.writer)
     if store.is_local:  # what a killed writer left is never read
         for partial in partials_in(Path(store.root)):
             remove(partial)

@@ -16,8 +16,8 @@ from pathlib import Path
 from ..errors import CacheError, StoreError
 from ..files import make_folders
 from .store import Store
+from .zarr_stores import LEASE
 
-NAME = "writer.partial"
 PERIOD = 5.0  # seconds between two signs of life
 PATIENCE = 30.0  # seconds without a sign of life after which a lease may be taken over
 
@@ -68,57 +68,66 @@ def locked(folder: str | Path, busy: Exception) -> Iterator[None]:
 
 @contextmanager
 def lease(store: Store) -> Iterator[None]:
-    """Be the only writer of an object store; errors as for `alone`."""
+    """Be the only writer of an object store; errors as for `alone`.
+
+    While it lasts the store has a `writer`, and before each of its writes it asks whether the lease is still theirs: a
+    process that was away for long, and was taken for dead, at most ends the write that it was at.
+    """
     holder = uuid.uuid4().hex
     _take(store, holder)
-    over, lost = threading.Event(), threading.Event()
-    keeper = threading.Thread(target=_keep, args=(store, holder, over, lost), daemon=True)
+    over = threading.Event()
+    keeper = threading.Thread(target=_keep, args=(store, holder, over), daemon=True)
     keeper.start()
+    store.writer = holder
     try:
         yield
-    finally:
-        over.set()
-        keeper.join()
-        if not lost.is_set():
-            with suppress(StoreError):  # nobody renews it any more
-                store.remove(NAME)
-    if lost.is_set():
-        raise CacheError(
-            f"another process took {store.url} over while this one could not reach it; run the same command again,"
-            " once that one has ended"
-        )
+    except BaseException:
+        with suppress(CacheError):
+            _release(store, over, keeper)
+        raise
+    with suppress(StoreError):  # nobody renews it any more
+        _release(store, over, keeper)
 
 
 def _take(store: Store, holder: str) -> None:
-    held = store.find_bytes(NAME)
-    if held is not None:
+    held = store.find_bytes(LEASE)
+    if held is None:
+        taken = store.create_bytes(LEASE, _sign(holder))
+    else:
         note = f"Another process writes to {store.url}, or was killed while it did"
         print(f"{note}; waiting {PATIENCE:.0f} s to see which.", file=sys.stderr)
         patient_until = time.monotonic() + PATIENCE
-        while (now := store.find_bytes(NAME)) == held and time.monotonic() < patient_until:
+        while (now := store.find_bytes(LEASE)) == held and time.monotonic() < patient_until:
             time.sleep(PERIOD / 5)
-        if now not in (held, None):
-            raise _occupied(store)
-        store.remove(NAME)
-    if not store.create_bytes(NAME, _sign(holder, 0)):
+        if now is None:
+            taken = store.create_bytes(LEASE, _sign(holder))
+        else:
+            taken = store.replace_bytes(LEASE, held, _sign(holder))
+    if not taken:
         raise _occupied(store)
 
 
-def _keep(store: Store, holder: str, over: threading.Event, lost: threading.Event) -> None:
-    signs = 0
+def _keep(store: Store, holder: str, over: threading.Event) -> None:
+    """Renew the lease until it is over, or another's."""
     while not over.wait(PERIOD):
-        try:
-            if store.find_bytes(NAME) != _sign(holder, signs):
-                lost.set()
+        with suppress(StoreError):  # whoever writes meanwhile reports it
+            if not store.replace_bytes(LEASE, holder.encode(), _sign(holder)):
                 return
-            signs += 1
-            store.write_bytes(NAME, _sign(holder, signs))
-        except StoreError:  # whoever writes meanwhile reports it
-            continue
 
 
-def _sign(holder: str, signs: int) -> bytes:
-    return f"{holder} {signs}".encode()
+def _release(store: Store, over: threading.Event, keeper: threading.Thread) -> None:
+    """Remove the lease if it is still this writer's; CacheError otherwise."""
+    over.set()
+    keeper.join()
+    try:
+        store.remove(LEASE)
+    finally:
+        store.writer = None
+
+
+def _sign(holder: str) -> bytes:
+    """Return a sign of life, as no other: two are equal only if nobody has written between them."""
+    return f"{holder} {uuid.uuid4().hex}".encode()
 
 
 def _occupied(store: Store) -> CacheError:

@@ -21,7 +21,8 @@ from zarr.codecs import Crc32cCodec
 
 from ..errors import CacheError, StoreError
 from ..files import remove_whole, write_bytes
-from .zarr_stores import DiskStore, connect, one_sentence
+from ..versions import note_version, require_settings
+from .zarr_stores import LEASE, DiskStore, connect, on_condition, one_sentence, require_holder
 
 PATIENCE = 60.0  # seconds that an object store may take to say whether something exists, with all retries
 _BLANK = "0" * 64
@@ -29,10 +30,16 @@ _LOCAL = ("file", "local")
 
 
 class Store:
-    """A cache's folder at a local path, or an fsspec URL such as ``s3://bucket/coco.zarr``."""
+    """A cache's folder at a local path, or an fsspec URL such as ``s3://bucket/coco.zarr``.
 
-    def __init__(self, url: str) -> None:
-        self.url = str(url)
+    Attributes:
+        writer: on an object store, who writes; each write then asks first whether the lease is still theirs.
+    """
+
+    def __init__(self, url: str, writer: str | None = None) -> None:
+        note_version("zarr")
+        require_settings()
+        self.url, self.writer = str(url), writer
         if not self.url:
             raise CacheError("the name of the store is empty; give a local path or an fsspec URL")
         try:
@@ -84,6 +91,7 @@ class Store:
 
     def remove(self, name: str) -> None:
         """Delete the file or folder `name` and all below it, if it is there; on a disk in one step."""
+        self._require_lease()
         if not self.exists(name):
             return
         if self.is_local:
@@ -110,29 +118,56 @@ class Store:
                 return bytes(self.fs.cat_file(self.path(name)))
             except FileNotFoundError:
                 return None
-            except PermissionError as error:
-                raise forbidden(self.path(name)) from error
-            except OSError:
-                if self.is_local:  # damaged, for whoever asks
-                    return None
-                raise
+            except OSError as error:
+                if not self.is_local:
+                    raise
+                if isinstance(error, PermissionError):
+                    raise forbidden(self.path(name)) from error
+                return None  # damaged, for whoever asks
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Write the file `name` in one step: it is there whole, or as it was before."""
         if self.is_local:
             write_bytes(Path(self.path(name)), data)
             return
+        self._require_lease()
         with self._answering():
             self.fs.pipe_file(self.path(name), data)
 
     def create_bytes(self, name: str, data: bytes) -> bool:
         """Write the file `name` of an object store unless there is one; return whether it now holds `data`."""
+        return self._write_if(name, data, mode="create")
+
+    def replace_bytes(self, name: str, before: bytes, data: bytes) -> bool:
+        """Write the file `name` of an object store if it begins with `before`; return whether it now holds `data`.
+
+        On S3 nothing is overwritten that another writes meanwhile; other object stores have no such condition.
+        """
+        on_s3 = "s3" in self.fs.protocol
         with self._answering():
             try:
-                self.fs.pipe_file(self.path(name), data, mode="create")
-            except FileExistsError:
+                tag = self.fs.info(self.path(name))["ETag"] if on_s3 else None
+            except FileNotFoundError:
+                return False
+        # Read after the tag: what is there now may be newer, and then nothing is written.
+        held = self.find_bytes(name)
+        if held is None or not held.startswith(before):
+            return False
+        return self._write_if(name, data, **({"IfMatch": tag} if on_s3 else {}))
+
+    def _write_if(self, name: str, data: bytes, **condition: Any) -> bool:
+        with self._answering():
+            try:
+                self.fs.pipe_file(self.path(name), data, **condition)
+            except OSError as error:
+                if not on_condition(error):
+                    raise
                 return self.find_bytes(name) == data  # the first of two attempts may have got through
         return True
+
+    def _require_lease(self) -> None:
+        if self.writer is not None:
+            require_holder(self.url, self.writer, self.find_bytes(LEASE))
 
     def size(self, name: str) -> int:
         """Return the bytes of all files below `name`."""
@@ -181,6 +216,9 @@ class Store:
             fill_value=fill,
             overwrite=True,
         )
+        if zarr.config.get("json_indent") != 2:  # the same bytes whatever the user likes
+            metadata = json.loads(self.read_bytes(_metadata(name)))
+            self.write_bytes(_metadata(name), json.dumps(metadata, indent=2).encode())
 
     def write_array(self, name: str, values: np.ndarray) -> list[int]:
         """Create the array `name` with these values, a million rows a file; return the seal of each file."""
@@ -255,7 +293,8 @@ class Store:
             raise CacheError(f"{self.url}: '{name}' is damaged; `xret cache verify` lists what is affected") from error
 
     def _zarr(self, writable: bool) -> Any:
-        return DiskStore(self.root, read_only=not writable) if self.is_local else self._objects
+        require_settings()  # also those of later
+        return DiskStore(self.root, read_only=not writable) if self.is_local else self._objects.of(self.writer)
 
     # Groups
 

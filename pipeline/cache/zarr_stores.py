@@ -6,11 +6,12 @@ To an object store we have a connection of our own as well; the errors of both b
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from functools import lru_cache
 from typing import Any, cast
 
 import fsspec
-from zarr.core.buffer import Buffer
+from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.storage import FsspecStore, LocalStore
 
 from ..errors import CacheError, StoreError
@@ -38,8 +39,17 @@ class DiskStore(LocalStore):
             await self.set(key, value)
 
 
+LEASE = "writer.partial"  # the object whose content begins with the id of the only process that may write; see `lease`
+
+
 class ObjectStore(FsspecStore):
-    """An object store for the accesses that Zarr makes itself."""
+    """An object store for the accesses that Zarr makes itself.
+
+    Attributes:
+        writer: who writes, and may do so while the lease is theirs; None: not looked at.
+    """
+
+    writer: str | None = None
 
     async def get(self, *args: Any, **options: Any) -> Any:
         """Return an object, or None.
@@ -51,14 +61,32 @@ class ObjectStore(FsspecStore):
             return await super().get(*args, **options)
 
     async def set(self, *args: Any, **options: Any) -> None:
-        """Write an object; errors as for `get`."""
+        """Write an object.
+
+        Raises:
+            CacheError: the lease is another's.
+            StoreError: the store does not answer.
+        """
         with one_sentence(self.path):
+            await self._require_lease()
             await super().set(*args, **options)
 
     async def delete_dir(self, prefix: str) -> None:
-        """Delete all objects below; errors as for `get`."""
+        """Delete all objects below; errors as for `set`."""
         with one_sentence(self.path):
+            await self._require_lease()
             await super().delete_dir(prefix)
+
+    def of(self, writer: str | None) -> "ObjectStore":
+        """Return the same for a writer."""
+        store = copy(self)
+        store.writer = writer
+        return store
+
+    async def _require_lease(self) -> None:
+        if self.writer is not None:
+            held = await super().get(LEASE, default_buffer_prototype())
+            require_holder(self.path, self.writer, None if held is None else held.to_bytes())
 
 
 @lru_cache(16)  # of the stores that are in use
@@ -70,6 +98,22 @@ def connect(url: str, _process: int) -> tuple[fsspec.AbstractFileSystem, ObjectS
         if hasattr(fs, "max_concurrency"):
             fs.max_concurrency = 1  # with more, s3fs asks for the size of an object before it reads it
     return ours, zarrs
+
+
+def require_holder(where: str, writer: str, held: bytes | None) -> None:
+    """Refuse to write where the lease, which holds `held`, is not the writer's; CacheError says who writes there."""
+    if held is None or not held.startswith(writer.encode()):
+        raise CacheError(
+            f"another process took {where} over while this one could not reach it; run the same command again,"
+            " once that one has ended"
+        )
+
+
+def on_condition(error: OSError) -> bool:
+    """Return whether an object was not written because of the condition that its writer made."""
+    answer = getattr(error.__cause__, "response", None) or {}
+    codes = "PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey"
+    return isinstance(error, FileExistsError) or answer.get("Error", {}).get("Code") in codes
 
 
 @contextmanager

@@ -68,16 +68,16 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     how: dict[str, Any] = {"workers": options.workers, "scheduler": options.scheduler, "repair": options.repair}
     sets, counts = [], None
     with open_for_writing(url, samples, manifest.protocols, repair=options.repair) as cache:
-        url, folder = cache.store.absolute_url, str(manifest.images.resolve())
+        url, folder, writer = cache.store.absolute_url, str(manifest.images.resolve()), cache.store.writer
         if visual is not None:
             facts = _facts(options, "images", visual, device)
             images = image_set_to_fill(cache, facts, visual.rows, options.shard_images, visual.extras, options.views)
-            of_images = Job(url, images.name, folder, options)
+            of_images = Job(url, images.name, folder, options, writer)
             sets.append(fill(images, write_image_shard, lambda _: of_images, splits, **how))
         if text is not None:
             facts = _facts(options, "captions", text, device)
             captions = caption_set_to_fill(cache, facts, options.shard_images, partial(_count, cache, text))
-            of_captions = Job(url, captions.name, folder, options)
+            of_captions = Job(url, captions.name, folder, options, writer)
             sets.append(fill(captions, write_caption_shard, lambda _: of_captions, splits, **how))
             counts = CaptionCounts(**captions.attributes["counts"])
         return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(sets), counts)

@@ -16,8 +16,9 @@ from ..cache.layout import record_failures
 from ..cache.verify import broken_shards
 from ..errors import CacheError
 from ..progress import Progress
+from ..versions import note_version
 from ..wording import printable
-from .schedule import run_here, run_on_cluster, shard_tasks
+from .schedule import run_here, run_on_cluster, shard_task
 from .shards import Receipt, metered
 from .summary import SetSummary
 
@@ -47,6 +48,7 @@ def fill(
         CacheError: no sample of a split could be read; or as for `run_on_cluster`.
         XretError: whatever a task raises.
     """
+    note_version("dask")
     marks = features.cache.store.open_array(f"{features.path}/done", writable=True)
     wanted = [shard for split in splits for shard in features.blocks.of_split(split)]
     if repair:
@@ -58,12 +60,12 @@ def fill(
     receipts = _Receipts(features, marks)
     began = time.monotonic()
     with Progress(printable(features.name), total, features.modality, done=total - left) as progress:
-        tasks = shard_tasks(work, job_of, features.name, missing)
+        task = shard_task(work, job_of, features.name)
         if not scheduler:
             with metered(features.cache.store.absolute_url, features.name, progress.update):
-                run_here(tasks, workers or max(2, os.cpu_count() or 2), receipts.take)
+                run_here((task(shard, 0) for shard in missing), workers or max(2, os.cpu_count() or 2), receipts.take)
         elif missing:
-            run_on_cluster(tasks, scheduler, lambda receipt: progress.update(receipts.take(receipt)))
+            run_on_cluster(task, missing, scheduler, lambda receipt: progress.update(receipts.take(receipt)))
     seconds = time.monotonic() - began
     filled = type(features)(features.cache, features.name)
     for split in splits:

@@ -22,6 +22,8 @@ class Receipt:
     samples: int
     failed: dict[str, str] = field(default_factory=dict)  # id of a failed sample → reason
     seconds: dict[str, float] = field(default_factory=dict)  # by share of the work: ``read``, ``encode``, ``write``
+    duration: float = 0.0  # seconds that the task took, also those in which it waited for the device
+    began: float = field(default_factory=time.perf_counter)
 
     def timed(self, share: str, began: float) -> float:
         """Add the time since `began` to a share of the work; return the time now."""
@@ -50,4 +52,4 @@ def write_shard(features: FeatureSet, shard: int, arrays: dict[str, np.ndarray],
     """Write and seal all arrays of a shard."""
     began = time.perf_counter()
     features.write(shard, arrays)
-    receipt.timed("write", began)
+    receipt.duration = receipt.timed("write", began) - receipt.began

@@ -27,6 +27,7 @@ class Job:
     set_name: str  # the feature set
     folder: str  # the manifest's image folder
     options: Options  # with absolute paths; the device ``auto`` is decided where the task runs
+    writer: str | None = None  # on an object store, whose lease it is to write under
 
 
 def write_image_shard(job: Job, shard: int) -> Receipt:
@@ -37,7 +38,7 @@ def write_image_shard(job: Job, shard: int) -> Receipt:
         CacheError: a value does not fit the set's dtype.
         EncoderError: the weights are no longer the set's.
     """
-    features = FeatureCache.open(job.url).image_set(job.set_name)
+    features = FeatureCache.open(job.url, job.writer).image_set(job.set_name)
     device = str(pick_device(job.options.device))
     encoder = job.options.load_visual(device)
     _check_identity(features, encoder.identity)
@@ -115,7 +116,7 @@ def _put(
 
 def write_caption_shard(job: Job, shard: int) -> Receipt:
     """Tokenise the captions of one shard, encode them if the set has states, and write it; errors as for images."""
-    features = FeatureCache.open(job.url).caption_set(job.set_name)
+    features = FeatureCache.open(job.url, job.writer).caption_set(job.set_name)
     first, last = features.rows_in(shard)
     texts = features.cache.caption_texts(first, last)
     receipt = Receipt(shard, last - first)

@@ -49,6 +49,7 @@ class ImportJob:
     url: str = ""  # the cache
     set_name: str = ""  # the feature set
     entries: tuple[int, ...] = ()  # the source's entry of each image of the shard; -1 for an image that it lacks
+    writer: str | None = None  # on an object store, whose lease it is to write under
 
 
 @contextmanager
@@ -96,7 +97,7 @@ def write_imported_shard(job: ImportJob, shard: int) -> Receipt:
         SampleError: the features of an image are damaged, and the job does not skip.
         CacheError: a value does not fit the set's dtype.
     """
-    features = FeatureCache.open(job.url).image_set(job.set_name)
+    features = FeatureCache.open(job.url, job.writer).image_set(job.set_name)
     receipt = Receipt(shard, len(job.entries))
     began = time.perf_counter()
     source = _source_of(features, job)

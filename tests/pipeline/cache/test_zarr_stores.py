@@ -6,7 +6,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 
 import boto3
@@ -14,11 +13,11 @@ import numpy as np
 import pytest
 import small_encoder
 from click.testing import CliRunner
-from s3_server import S3Server
+from s3_server import Bucket, S3Server
 from small_extraction import SMALL, files
 
 from xret.cli import main
-from xret.pipeline.cache import lease, object_store
+from xret.pipeline.cache import lease, zarr_stores
 from xret.pipeline.cache import store as store_module
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.store import Store
@@ -36,7 +35,6 @@ pytestmark = [
 KEPT = 16  # connections
 DENIED = 403, "AccessDenied", "Access Denied"
 IMAGES = replace(SMALL, text=None)
-NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -46,46 +44,9 @@ def server():
     server.stop()
 
 
-class Bucket:
-    """One bucket of the server, seen by a client that is not ours."""
-
-    def __init__(self, server):
-        self.server = server
-        self.name = f"bucket-{next(NUMBERS)}"
-        self.url = f"s3://{self.name}/deep/s.zarr"
-        self._s3 = boto3.client("s3")
-        self._s3.create_bucket(Bucket=self.name)
-
-    def files(self):
-        """Return the content of every object below the store."""
-        pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix="deep/s.zarr/")
-        names = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
-        return {name.removeprefix("deep/s.zarr/"): self.read(name) for name in sorted(names)}
-
-    def read(self, key):
-        return self._s3.get_object(Bucket=self.name, Key=key)["Body"].read()
-
-    def fill(self, content):
-        for name, data in content.items():
-            self.put(name, data)
-
-    def put(self, name, data):
-        self._s3.put_object(Bucket=self.name, Key=f"deep/s.zarr/{name}", Body=data)
-
-    def delete(self, name):
-        self._s3.delete_object(Bucket=self.name, Key=f"deep/s.zarr/{name}")
-
-
 @pytest.fixture
 def environment(server, monkeypatch):
-    for key, value in {
-        "AWS_ENDPOINT_URL": server.address,
-        "AWS_ACCESS_KEY_ID": "x",
-        "AWS_SECRET_ACCESS_KEY": "x",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(key, value)
+    server.use(monkeypatch)
     monkeypatch.setattr(lease, "PERIOD", 0.1)
     monkeypatch.setattr(lease, "PATIENCE", 0.6)
     small_encoder.use(monkeypatch)
@@ -280,71 +241,7 @@ def test_a_server_that_fails_is_no_damage(bucket, manifest, whole):
     assert verify(bucket.url).ok
 
 
-# --- Two writers
-
-
-def test_the_second_of_two_extractions_is_refused(bucket, manifest, whole, monkeypatch):
-    monkeypatch.setattr(small_encoder.SmallEncoder, "pause", 0.05)
-    bucket.fill({name: data for name, data in whole.items() if "done" not in name or not name.endswith("/1")})
-    outcomes = []
-
-    def work():
-        try:
-            extract(manifest, bucket.url, SMALL)
-            outcomes.append("done")
-        except CacheError as error:
-            outcomes.append(str(error))
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    refusal = f"another process is writing to {bucket.url}; wait until it has ended"
-    assert sorted(outcomes) == [refusal, refusal, "done"]
-    assert bucket.files() == whole
-
-
-def test_a_dead_writers_lease_is_taken_over(bucket, capsys):
-    bucket.put(lease.NAME, b"someone 17")
-    with lease.lease(Store(bucket.url)):
-        assert list(bucket.files()) == [lease.NAME]
-    assert "or was killed while it did" in capsys.readouterr().err
-    assert bucket.files() == {}
-
-
-def test_of_many_one_holds_the_lease(bucket):
-    store, held, most, refused = Store(bucket.url), [], [], []
-
-    def work(number):
-        try:
-            with lease.lease(store):
-                held.append(number)
-                most.append(len(held))
-                time.sleep(1)  # longer than the patience with a dead one
-                held.remove(number)
-        except CacheError:
-            refused.append(number)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(most) == {1}
-    assert len(most) + len(refused) == 6
-    assert bucket.files() == {}
-
-
-def test_whoever_lost_the_lease_says_so(bucket):
-    store = Store(bucket.url)
-    with pytest.raises(CacheError, match=r"another process took s3://.* over"), lease.lease(store):
-        bucket.put(lease.NAME, b"someone else 0")
-        time.sleep(0.4)
-    assert bucket.files() == {lease.NAME: b"someone else 0"}
-
-
 def test_connections_are_not_kept_for_good():
     for number in range(3 * KEPT):
         Store(f"memory://{number}")
-    assert object_store.connect.cache_info().currsize <= KEPT
+    assert zarr_stores.connect.cache_info().currsize <= KEPT

@@ -1,12 +1,15 @@
 """Extraction on a Dask cluster: the same tasks, the same bytes, whatever dies."""
 
 import os
+import re
 import signal
 import threading
 import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import small_encoder
 from distributed import Client, LocalCluster
 from small_extraction import SMALL, files
 
@@ -119,3 +122,67 @@ def test_a_worker_killed_in_mid_shard_loses_nothing(tiny_dataset, tmp_path):
         killer.join()
     assert summary.sets[0].shards == 22
     assert files(url) == files(whole)
+
+
+# --- A cluster that stalls
+
+
+@pytest.fixture
+def manifest(tiny_dataset, monkeypatch):
+    small_encoder.use(monkeypatch)
+    monkeypatch.setattr(engine, "SILENCE", 0.5)
+    monkeypatch.setattr(engine, "FIRST_SILENCE", 1.0)
+    return load_manifest(tiny_dataset())
+
+
+@pytest.fixture
+def stuck(monkeypatch):
+    """Let the picture that is named be waited for, each time or the first time only; the test's end is the wait's."""
+    released = threading.Event()
+
+    def stick(name, times):
+        left, real = [None] * times, small_encoder.SmallEncoder.decode
+
+        def decode(self, path):
+            if path.name == name and left:
+                left.pop()
+                released.wait(60)
+            return real(self, path)
+
+        monkeypatch.setattr(small_encoder.SmallEncoder, "decode", decode)
+
+    yield stick
+    released.set()
+
+
+@pytest.mark.parametrize("name", ["0.jpg", "31.jpg"], ids=["at the beginning", "at the end"])
+def test_a_task_that_waits_for_ever_is_tried_again(cluster, manifest, tmp_path, stuck, capsys, name):
+    whole, url = tmp_path / "whole.zarr", tmp_path / "s.zarr"
+    extract(manifest, str(whole), SMALL)
+    stuck(name, 1)
+    summary = extract(manifest, str(url), on(cluster.scheduler_address))
+    assert summary.sets[0].samples == 32
+    assert files(url) == files(whole)
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Note: no shard was finished")]
+    shard = 0 if name == "0.jpg" else 4
+    assert re.search(rf"for \d\.\d seconds; tried again: small@\w+-shard-{shard} on inproc://", notes[0])
+
+
+def test_a_cluster_that_stalls_for_good_ends_in_a_sentence(cluster, manifest, tmp_path, stuck):
+    stuck("0.jpg", 9)
+    one = replace(on(cluster.scheduler_address, text=None), shard_images=32)
+    said = (
+        r"have finished no shard for \d\.\d seconds, in the last of 4 attempts \(small@\w+-shard-0-again-\d on inproc"
+    )
+    with pytest.raises(CacheError, match=said):
+        extract(manifest, str(tmp_path / "s.zarr"), one)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_loses_its_workers_does_not_wait_for_ever(manifest, tmp_path, stuck, capsys):
+    with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
+        stuck("0.jpg", 1)
+        threading.Timer(0.5, cluster.scale, (0,)).start()
+        with pytest.raises(CacheError, match=r"look into their logs, start them anew"):
+            extract(manifest, str(tmp_path / "s.zarr"), on(cluster.scheduler_address, text=None))
+    assert "on no worker" in capsys.readouterr().err

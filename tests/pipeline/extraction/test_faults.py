@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -126,6 +127,26 @@ def test_a_scheduler_killed_in_the_middle_is_a_sentence_and_another_goes_on(dask
     summary = extract(manifest, str(url), replace(SMALL, scheduler=dask()[1]))
     assert summary.sets[0].shards_before == marks
     assert files(url) == files(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_scheduler_that_hangs_is_a_sentence(dask, tiny_dataset, tmp_path, monkeypatch):
+    small_encoder.use(monkeypatch)
+    monkeypatch.setattr(engine, "PATIENCE", 3.0)
+    monkeypatch.setattr(engine, "SILENCE", 2.0)
+    scheduler, address = dask()
+
+    def suspend():
+        while not list((tmp_path / "s.zarr").glob("images/*/done/c/*")):
+            time.sleep(0.005)
+        scheduler.send_signal(signal.SIGSTOP)
+
+    threading.Thread(target=suspend, daemon=True).start()
+    manifest = load_manifest(tiny_dataset(train=400, val=8, test=8))
+    with pytest.raises(CacheError, match=f"the Dask scheduler at {address} has gone.*run the same command again"):
+        extract(manifest, str(tmp_path / "s.zarr"), replace(SMALL, scheduler=address))
 
 
 # --- Writes that fail

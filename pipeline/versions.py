@@ -1,0 +1,48 @@
+"""The versions and settings of Zarr and Dask that stores are tested with; `pyproject.toml` has the oldest versions."""
+
+import re
+import sys
+from functools import cache
+from importlib.metadata import version
+
+import zarr
+
+from .errors import CacheError
+
+NEWEST = {"zarr": "3.1", "dask": "2026.8"}  # tested; CONTRIBUTING.md says what to do about a newer one
+_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
+
+
+@cache
+def note_version(package: str) -> None:
+    """Say, once in this process, that a newer version than any tested one is installed, if one is."""
+    installed, newest = version(package), NEWEST[package]
+    if _numbers(installed) > _numbers(newest):
+        print(
+            f"Note: {package} {installed} is installed, and xret has been tested up to {newest}; if something is odd,"
+            f" install '{package}=={newest}.*'.",
+            file=sys.stderr,
+        )
+
+
+def require_settings() -> None:
+    """Refuse settings of Zarr under which it reads or writes something else than features.
+
+    Its fused codec pipeline has read wrong rows of sharded arrays, and nobody knows of other pipelines. Arrays on a GPU
+    are none of NumPy's. All other settings are harmless.
+
+    Raises:
+        CacheError: one is set.
+    """
+    ours = {"codec_pipeline.path": _PIPELINE, **{key: zarr.config.defaults[0][key] for key in ("buffer", "ndbuffer")}}
+    for key, expected in ours.items():
+        if (found := zarr.config.get(key)) != expected:
+            raise CacheError(
+                f"Zarr's setting {key} is {found}, with which features may be read or written wrong; do without it, or"
+                f" call zarr.config.set({{'{key}': '{expected}'}})"
+            )
+
+
+def _numbers(name: str) -> list[int]:
+    """Return the first two numbers of a version."""
+    return [int(number) for number in re.findall(r"\d+", name)[:2]]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import small_encoder
 from distributed import LocalCluster
-from s3_server import LATE, LOST_ANSWER, LOST_REQUEST, Bucket, S3Server
+from s3_server import LATE, LOST_ANSWER, LOST_REQUEST
 from small_extraction import SMALL, files
 
 from xret.pipeline.cache import lease
@@ -34,22 +34,6 @@ SUPPORT = Path(__file__).parents[2] / "support"
 TAKEN_OVER = "another process took .* over while this one could not reach it; run the same command again"
 DENIED = 403, "AccessDenied", "Access Denied"
 OTHER = b"someone else"
-
-
-@pytest.fixture(scope="module")
-def server():
-    server = S3Server()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def bucket(server, monkeypatch):
-    server.use(monkeypatch)
-    monkeypatch.setattr(lease, "PERIOD", 0.1)
-    monkeypatch.setattr(lease, "PATIENCE", 0.6)
-    small_encoder.use(monkeypatch)
-    return Bucket(server)
 
 
 @pytest.fixture

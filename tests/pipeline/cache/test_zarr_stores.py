@@ -11,13 +11,11 @@ from dataclasses import replace
 import boto3
 import numpy as np
 import pytest
-import small_encoder
 from click.testing import CliRunner
-from s3_server import Bucket, S3Server
 from small_extraction import SMALL, files
 
 from xret.cli import main
-from xret.pipeline.cache import lease, zarr_stores
+from xret.pipeline.cache import zarr_stores
 from xret.pipeline.cache import store as store_module
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.store import Store
@@ -35,26 +33,6 @@ pytestmark = [
 KEPT = 16  # connections
 DENIED = 403, "AccessDenied", "Access Denied"
 IMAGES = replace(SMALL, text=None)
-
-
-@pytest.fixture(scope="module")
-def server():
-    server = S3Server()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def environment(server, monkeypatch):
-    server.use(monkeypatch)
-    monkeypatch.setattr(lease, "PERIOD", 0.1)
-    monkeypatch.setattr(lease, "PATIENCE", 0.6)
-    small_encoder.use(monkeypatch)
-
-
-@pytest.fixture
-def bucket(server, environment):
-    return Bucket(server)
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from ...pipeline.cache.lease import locked
+from ...pipeline.documents import parse_json, read_json
 from ...pipeline.errors import RunError
 from ...pipeline.files import making, partials_in, remove, write_text, writing
 from ...pipeline.wording import some_of
@@ -236,7 +237,7 @@ class Run:
         if not file.exists():
             return []
         try:
-            lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+            lines = [parse_json(line) for line in file.read_text(encoding="utf-8").splitlines()]
         except (OSError, ValueError) as error:
             raise self._damaged(file.name) from error
         if not all(isinstance(line, dict) for line in lines):
@@ -252,7 +253,7 @@ class Run:
 
     def _read_json(self, name: str) -> Any:
         try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
+            return read_json(self.path / name)
         except (OSError, ValueError) as error:
             raise self._damaged(name) from error
 

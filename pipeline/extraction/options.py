@@ -4,7 +4,6 @@ A set remembers the latter, so that an extraction with nothing left to do ends w
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -13,6 +12,7 @@ from typing import Any
 
 from ..cache.feature_sets import require_dtype
 from ..cache.layout import DEFAULT_SPLITS
+from ..documents import read_json
 from ..encoders import (
     HUB,
     IMAGE_SIZE,
@@ -134,7 +134,7 @@ def words_of_run(run: Path) -> dict[str, Any]:
         RunError: there is no such run, it has no backbones of its own, or no finished epoch.
     """
     try:
-        info = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        info = read_json(run / "run.json")
     except (OSError, ValueError) as error:
         raise RunError(f"{run} is no run: it has no run.json that can be read; give the folder of a run") from error
     words = info.get("backbones") if isinstance(info, dict) else None

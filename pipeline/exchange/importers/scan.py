@@ -7,7 +7,6 @@ compared before they are dropped. The ids come one an image or one a caption as 
 belongs to. The pickled vocabularies beside the arrays are never opened: xret makes its own from the training captions.
 """
 
-import json
 from array import array
 from itertools import chain, pairwise
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...data.regions import Regions
+from ...documents import DocumentError, read_json
 from .source import SourceError, sha256, shown
 
 # Where an image is in two files, the first of them counts: 'test' is the beginning of 'testall' in COCO.
@@ -142,8 +142,8 @@ def _entries(path: Path, rows: int) -> tuple[list[str], list[int], list[int]]:
 
 def _read_names(path: Path) -> dict[str, str]:
     try:
-        names = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        names = read_json(path)
+    except DocumentError as error:
         raise SourceError(f"{path} is no valid JSON ({error}); get it anew") from error
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise SourceError(f"{path} is no mapping from ids to file names; get it anew, or use --from scan")

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...data.regions import Regions
 from ...documents import DocumentError, read_json
-from .source import SourceError, sha256, shown
+from .source import SourceError, npy_header, sha256, shown
 
 # Where an image is in two files, the first of them counts: 'test' is the beginning of 'testall' in COCO.
 SPLIT_OF_FILE = {"train": "train", "dev": "val", "testall": "test", "test": "test"}
@@ -39,7 +39,7 @@ class ScanSource:
         self.splits: list[str] | None = []
         self._paths: list[Path] = []
         self._at = {key: array("q") for key in ("file", "first", "repeat")}
-        files, counts = [names] if names else [], array("i")
+        files, counts = [names] if names else [], array("q")
         shapes: dict[Path, tuple[int, ...]] = {}
         file_names = _read_names(names) if names else {}
         for name, split in SPLIT_OF_FILE.items():
@@ -100,13 +100,15 @@ def vse_infty(root: Path, dataset: str) -> ScanSource:
 def _open(path: Path) -> np.ndarray:
     """Map an array of features into memory; a mapping that is let go frees what was read through it."""
     try:
+        with path.open("rb") as file:
+            npy_header(file, path.stat().st_size)
         values = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except Exception as error:  # a damaged header may make NumPy raise anything
         raise SourceError(f"{path} is no array of numbers or was cut off; get it anew") from error
-    shape = getattr(values, "shape", ())  # an .npz under that name has none
-    if len(shape) not in (2, 3) or 0 in shape or values.dtype.kind != "f":
-        found = shown(values) if shape else "something else"
-        raise SourceError(f"{path} must hold floats, images x regions x channels, but holds {found}; check --source")
+    if values.ndim not in (2, 3) or 0 in values.shape or values.dtype.kind != "f":
+        raise SourceError(
+            f"{path} must hold floats, images x regions x channels, but holds {shown(values)}; check --source"
+        )
     return np.asarray(values)
 
 

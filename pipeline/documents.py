@@ -1,7 +1,9 @@
-"""YAML and JSON that anybody may have written: read within bounds, so that a small file cannot fill the memory."""
+"""YAML and JSON that anybody may have written: read within bounds, and held against what they should say."""
 
 import gc
 import json
+import reprlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -81,6 +83,20 @@ def parse_json(text: str | bytes) -> Any:
 
 
 _TOO_DEEP = f"more than {_DEEPEST} lists and mappings lie inside one another"
+
+
+Rule = tuple[str, Callable[[Any], bool]]  # what a value must be, for a message, and the test of that
+TEXT: Rule = ("a text", lambda value: isinstance(value, str))
+
+
+def fault(values: Mapping[str, Any], rules: Mapping[str, Rule], optional: Mapping[str, Rule]) -> str:
+    """Return what is wrong with the first value that breaks its rule or is missing; an empty text if all is well."""
+    for key, (expected, fits) in {**rules, **optional}.items():
+        if key in values and not fits(values[key]):
+            return f"'{key}' is {reprlib.repr(values[key])}, not {expected}"
+        if key in rules and key not in values:
+            return f"'{key}' is missing"
+    return ""
 
 
 def _bytes(path: Path, most: int) -> bytes:

@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 
 from ...cache import CaptionSet, ImageSet
-from ...cache.feature_sets import caption_array_rows
+from ...cache.blocks import caption_array_rows
 from ...cache.rows import ranges
 from ...progress import Progress
 from ...reading.split import texts_of

@@ -1,10 +1,10 @@
 """The cells of an ablation: how one is trained and evaluated."""
 
-import json
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...pipeline.documents import read_json
 from ...pipeline.errors import XretError
 from ...pipeline.reading.placement import Resident
 from ..evaluation.evaluation import Result, evaluate
@@ -34,7 +34,7 @@ class Cell:
     def results(self) -> tuple[Result, ...] | None:
         """Return the results of a finished cell, or None."""
         try:
-            content = json.loads((Path(self.run) / "eval.json").read_text(encoding="utf-8"))
+            content = read_json(Path(self.run) / "eval.json")
             results = tuple(Result(**result) for result in content["results"])
             other = (content.get("views", 1) > 1) != self.views
         except (OSError, ValueError, KeyError, TypeError):

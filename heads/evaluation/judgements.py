@@ -119,7 +119,7 @@ class Instances(NamedTuple):
                 codes[image][column[category]] = True
         except OSError as error:
             raise RunError(f"the annotations {file} cannot be read: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunError(
                 f"{file} is not COCO's instance annotations, with images, categories and annotations that name an "
                 "image_id and a category_id: give instances_val2014.json"

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-
+from ...pipeline.documents import DocumentError, read_yaml
 from ...pipeline.errors import RecipeError
 from ..modules.adapters import ADAPTERS
 from ..modules.aggregators import AGGREGATORS
@@ -90,9 +89,9 @@ def lineage(recipe: str) -> dict[Path, dict[str, Any]]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RecipeError(f"recipe {file} is not valid YAML: {' '.join(str(error).split())}") from error
+        values = read_yaml(file)
+    except DocumentError as error:
+        raise RecipeError(f"recipe {file} is not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise RecipeError(f"recipe {file} must be a mapping with the keys {', '.join(_schema({}))}")
     return values

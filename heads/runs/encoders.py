@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...pipeline.cache import FeatureCache, fingerprint
+from ...pipeline.documents import read_json
 from ...pipeline.encoders import TextEncoder, VisualEncoder
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, RunError
@@ -148,7 +149,7 @@ def origins_of(run: Run, branch: BranchName, open_cache: Opener) -> tuple[Origin
     facts = facts_of_each(run.image_facts if branch == "image" else run.text_facts)
     made = [one for one, its in zip(run.info.prints(branch), facts, strict=True) if its.kind != "words"]
     try:
-        told = several(json.loads(file.read_text(encoding="utf-8"))[branch])
+        told = several(read_json(file)[branch])
         origins = tuple(Origin(**one) for one in told)
         damaged = [origin.fingerprint for origin in origins] != made
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -29,6 +29,7 @@ import torch
 from safetensors import SafetensorError
 
 from ...pipeline.cache.lease import locked
+from ...pipeline.documents import parse_json, read_json
 from ...pipeline.errors import RecipeError, RunError
 from ...pipeline.files import making, partials_in, remove, write_text
 from ...pipeline.wording import some_of
@@ -261,7 +262,7 @@ class Run:
             return []
         file = self.file(_METRICS)
         try:
-            lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+            lines = [parse_json(line) for line in file.read_text(encoding="utf-8").splitlines()]
         except (OSError, ValueError) as error:
             raise self._damaged(_METRICS) from error
         if not all(isinstance(line, dict) for line in lines):
@@ -292,8 +293,8 @@ class Run:
 
     def _parsed(self, file: Path) -> Any:
         try:
-            return json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            return read_json(file)
+        except (OSError, ValueError) as error:
             raise self._damaged(file.name) from error
 
     def _damaged(self, name: str) -> RunError:

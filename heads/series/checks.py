@@ -1,6 +1,5 @@
 """What is refused before the first of many trainings begins, and what their folder is for."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 
 from ...pipeline.cache.feature_cache import FeatureCache
+from ...pipeline.documents import read_json
 from ...pipeline.errors import CacheError, RunError
 from ...pipeline.reading.joined_sets import parts_of
 from ..model import Facts, build_losses, build_model
@@ -70,7 +70,7 @@ def claim(
         write_json(file, own)
         return
     try:
-        found = understood(json.loads(file.read_text(encoding="utf-8")))
+        found = understood(read_json(file))
         differing = difference(found, own, [f"recipe.{key}" for key in MAY_CHANGE])
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise RunError(f"{file} is damaged; take another --out") from error

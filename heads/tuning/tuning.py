@@ -12,7 +12,6 @@ OUT/importance.png     which keys decide
 Of several recipes each has a folder OUT/RECIPE like that.
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -25,6 +24,7 @@ import yaml
 from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.cache.lease import locked
 from ...pipeline.device import pick_device
+from ...pipeline.documents import read_json
 from ...pipeline.errors import RecipeError, RunError
 from ...pipeline.files import write_text
 from ...pipeline.reading.joined_sets import parts_of
@@ -177,10 +177,11 @@ def _folder(recipe: str) -> str:
 def _on_own_sets(recipe: Recipe, root: Path, cache: FeatureCache) -> Recipe:
     """Return the recipe with the feature sets that a tuning was begun with in the place of ``auto``."""
     try:
-        found = json.loads((root / "tuning.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # `claim` will say it
+        found = read_json(root / "tuning.json")
+        image, text = found.get("image_set"), found.get("text_set")
+    except (OSError, ValueError, AttributeError):  # `claim` will say it
         return recipe
-    return in_place_of_auto(recipe, cache, image=found.get("image_set"), text=found.get("text_set"))
+    return in_place_of_auto(recipe, cache, image=image, text=text)
 
 
 def _take(plan: _Planned, held: ExitStack) -> None:
@@ -250,7 +251,7 @@ def _result(root: Path, best: Trial, store: str, ties: Ties, device: str) -> Eva
     """Return the best run's result on the test split; it is computed once."""
     file = root / "result.json"
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = read_json(file)
         if found["trial"] == best.number and found["ties"] == ties:
             results = tuple(Result(**one) for one in found["results"])
             return Evaluation((str(root / "best"),), (found["store"],), (1,), results)

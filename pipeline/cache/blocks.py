@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from .feature_cache import FeatureCache
 
 
 @dataclass(frozen=True)
@@ -54,3 +58,11 @@ class Blocks:
         shards = self.shard_of(images)
         rows: np.ndarray = shards * self.length + images - self._bounds[shards, 0]
         return rows
+
+
+def caption_array_rows(cache: "FeatureCache", blocks: Blocks, shard_captions: int) -> np.ndarray:
+    """Return the row in a caption set's arrays of every caption row, int64 [M]."""
+    shards = blocks.shard_of(cache.caption_image)
+    first = np.array([cache.caption_start[blocks.images(s)[0]] for s in range(len(blocks))], dtype=np.int64)
+    rows: np.ndarray = shards * shard_captions + np.arange(cache.captions) - first[shards]
+    return rows

@@ -23,8 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from ..documents import TEXT, Rule, fault
 from ..errors import CacheError, nearest
-from .feature_sets import CaptionSet, ImageSet
+from .feature_sets import MOST, CaptionSet, ImageSet
 from .store import Store
 
 FORMAT, VERSION = "xret", 1
@@ -37,12 +38,15 @@ class FeatureCache:
     def __init__(self, store: Store, attributes: dict[str, Any]) -> None:
         self.store = store
         self.url = store.url
+        if wrong := fault(attributes, _RULES, {}):
+            raise CacheError(f"{self.url}/zarr.json is damaged: {wrong}; get that store anew")
         self.dataset: str = attributes["dataset"]  # the manifest's name
         self.manifest_sha256: str = attributes["manifest_sha256"]  # of the samples
         self.protocols: tuple[str, ...] = tuple(attributes["protocols"])  # what ``--protocol auto`` evaluates
         # rows of images [first, last) of each split
         self.splits = {name: (first, last) for name, (first, last) in attributes["splits"].items()}
         self._seals: dict[str, list[int]] = store.read_group("samples").get("seals", {})  # none of an earlier version
+        self._images = max(last for _, last in self.splits.values())
 
     @classmethod
     def open(cls, url: str, writer: str | None = None) -> "FeatureCache":
@@ -72,17 +76,17 @@ class FeatureCache:
     @cached_property
     def caption_start(self) -> np.ndarray:
         """First caption row of each image, int64 [I]."""
-        return self.sample_array("caption_start")
+        return self._numbers("caption_start", self._images)
 
     @cached_property
     def caption_count(self) -> np.ndarray:
         """Captions of each image, int32 [I]."""
-        return self.sample_array("caption_count")
+        return self._numbers("caption_count", self._images)
 
     @cached_property
     def caption_image(self) -> np.ndarray:
         """Image row of each caption, int64 [M]."""
-        return self.sample_array("caption_image")
+        return self._numbers("caption_image")
 
     @property
     def images(self) -> int:
@@ -172,6 +176,17 @@ class FeatureCache:
             fitting = begun or paths
         return choose_set(self.url, prefix, paths, fitting, f" with {key}").partition("/")[2]
 
+    def _numbers(self, name: str, rows: int | None = None) -> np.ndarray:
+        """Return an array of the samples, of so many rows."""
+        shape = self.store.open_array(f"samples/{name}").shape
+        if len(shape) != 1 or shape[0] > MOST or rows not in (None, shape[0]):
+            expected = "one row a caption" if rows is None else f"the {rows:,} images of the splits"
+            raise CacheError(
+                f"{self.url}: samples/{name}/zarr.json is damaged: its shape is {shape}, not {expected}; get that store"
+                " anew"
+            )
+        return self.sample_array(name)
+
     def _texts(self, name: str, first: int, last: int) -> list[str]:
         offsets = self.sample_array(f"{name}_offset", first, last + 1)
         raw = self.sample_array(name, int(offsets[0]), int(offsets[-1])).tobytes()
@@ -179,6 +194,29 @@ class FeatureCache:
             return [raw[a:b].decode() for a, b in itertools.pairwise(offsets - offsets[0])]
         except UnicodeDecodeError as error:
             raise CacheError(f"{self.url}: a text of samples/{name} is not UTF-8; extract it again") from error
+
+
+def _are_splits(value: Any) -> bool:
+    """Return whether a value is the rows [first, last) of splits, one after the other from 0."""
+    if not isinstance(value, dict) or not value:
+        return False
+    end = 0
+    for pair in value.values():
+        if not isinstance(pair, list) or [type(row) for row in pair] != [int, int] or not end == pair[0] < pair[1]:
+            return False
+        end = pair[1]
+    return end <= MOST
+
+
+_RULES: dict[str, Rule] = {
+    "dataset": TEXT,
+    "manifest_sha256": TEXT,
+    "protocols": (
+        "a list of texts",
+        lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
+    ),
+    "splits": ("rows of images, split after split from 0", _are_splits),
+}
 
 
 def choose_set(url: str, prefix: str, paths: list[str], fitting: list[str] | None = None, by: str = "") -> str:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..data.regions import REGION_ARRAYS
+from ..documents import TEXT, Rule, fault
 from ..errors import CacheError
-from .blocks import Blocks
+from .blocks import Blocks, caption_array_rows
 from .rows import Rows
 from .store import seals
 
@@ -30,6 +32,8 @@ class FeatureSet:
         self.cache, self.name = cache, name
         self.path = f"{self.modality}/{name}"
         self.attributes = cache.store.read_group(self.path)
+        if wrong := fault(self.attributes, _RULES | _RULES_OF[self.modality], _OPTIONAL):
+            raise CacheError(f"{cache.url}: {self.path}/zarr.json is damaged: {wrong}; get that store anew")
         self.kind: str = self.attributes["kind"]  # ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``
         self.fingerprint: str = self.attributes["fingerprint"]  # SHA-256 of what decides the features
         self.identity: dict[str, Any] = self.attributes["identity"]  # the same, readable
@@ -41,6 +45,7 @@ class FeatureSet:
         self.failed: dict[str, str] = self.attributes["failed"]  # {id: reason} of the samples that could not be read
         self.blocks = Blocks(self.attributes["shard_images"], cache.splits)
         self._rows: dict[str, Rows] = {}
+        self._fitting: set[str] = set()  # the arrays that were found to be as the attributes say
 
     @cached_property
     def _at(self) -> np.ndarray:
@@ -59,6 +64,7 @@ class FeatureSet:
 
     def done(self) -> np.ndarray:
         """Return which shards are finished, bool [shards]."""
+        self._require_fitting("done")
         done: np.ndarray = self.cache.store.read_array(f"{self.path}/done") == 1
         return done
 
@@ -85,14 +91,19 @@ class FeatureSet:
             return None
         if not self._seals[shard].any():  # it may have been written since
             del self._seals
-        names = self.array_names()
-        files = [self.attributes.get("views", 1) if array in ("local", "global") else 1 for array in names]
-        first = sum(files[: names.index(name)])
-        found: list[int] = self._seals[shard, first : first + files[names.index(name)]].tolist()
+        files, number = self._files(), self.array_names().index(name)
+        first = sum(files[:number])
+        found: list[int] = self._seals[shard, first : first + files[number]].tolist()
         return found
+
+    def _files(self) -> list[int]:
+        """Return how many files a shard of each array has."""
+        views = self.attributes.get("views", 1)
+        return [views if name in ("local", "global") else 1 for name in self.array_names()]
 
     @cached_property
     def _seals(self) -> np.ndarray:
+        self._require_fitting("seal")
         return self.cache.store.read_array(f"{self.path}/seal")
 
     def write(self, shard: int, arrays: dict[str, np.ndarray]) -> None:
@@ -106,6 +117,8 @@ class FeatureSet:
 
     def blank_shard(self) -> dict[str, np.ndarray]:
         """Return the arrays of a shard, by name, as they are before anything is written."""
+        for name in self.array_names():
+            self._require_fitting(name)
         arrays = {name: self.cache.store.open_array(f"{self.path}/{name}") for name in self.array_names()}
         return {
             name: np.full(((array.shards or array.chunks)[0], *array.shape[1:]), array.fill_value, array.dtype)
@@ -120,6 +133,7 @@ class FeatureSet:
                 f"{self.cache.url}: '{self.path}/{name}' has lost shard {min(map(int, lost))}; run `xret cache verify`,"
                 " then the extraction again with --repair"
             )
+        self._require_fitting(name)
         whole = self.cache.store.read_array(f"{self.path}/{name}")
         array, rows = self.cache.store.open_array(f"{self.path}/{name}"), len(whole) // len(self.blocks)
         for shard in np.flatnonzero(self.done()).tolist():
@@ -132,11 +146,30 @@ class FeatureSet:
         values: np.ndarray = whole[self._at]
         return values
 
+    def _layout(self, name: str) -> tuple[int, tuple[int, ...]]:
+        """Return how many rows of an array a shard has, and the shape of a row."""
+        raise NotImplementedError
+
+    def _require_fitting(self, name: str) -> None:
+        """Raise CacheError if an array is not as the attributes say; only then it is read, and memory made for it."""
+        if name in self._fitting:
+            return
+        array = self.cache.store.open_array(f"{self.path}/{name}")
+        rows, row = {"done": (1, ()), "seal": (1, (sum(self._files()),))}.get(name) or self._layout(name)
+        shape, dtype = (len(self.blocks) * rows, *row), _DTYPES.get(name, self.dtype)
+        if array.shape != shape or array.dtype != np.dtype(dtype) or (array.shards or array.chunks)[0] != rows:
+            raise CacheError(
+                f"{self.cache.url}: {self.path}/{name}/zarr.json is damaged: it tells of {array.dtype} {array.shape},"
+                f" and its set of {dtype} {shape}; remove the set with `xret cache rm` and extract it again"
+            )
+        self._fitting.add(name)
+
     def _gather(self, name: str, first: np.ndarray, count: np.ndarray | int = 1) -> np.ndarray:
         return self._rows_of(name).gather(first, count)
 
     def _rows_of(self, name: str, views: int = 1) -> Rows:
         if name not in self._rows:
+            self._require_fitting(name)
             self._rows[name] = Rows(self.cache.store, f"{self.path}/{name}", views, partial(self.sealed, name))
         return self._rows[name]
 
@@ -165,6 +198,12 @@ class ImageSet(FeatureSet):
     @cached_property
     def _at(self) -> np.ndarray:
         return self.blocks.array_rows(np.arange(self.cache.images))
+
+    def _layout(self, name: str) -> tuple[int, tuple[int, ...]]:
+        views = (self.views,) if self.views > 1 else ()
+        local, global_ = (*views, self.rows, self.channels or 0), (*views, self.global_channels or 0)
+        rows = {key: (self.rows, *shape) for key, (shape, _, _) in REGION_ARRAYS.items()}
+        return self.blocks.length, {"local": local, "global": global_, "size": (2,), **rows}.get(name, ())
 
     def rows_in(self, shard: int) -> tuple[int, int]:
         """Return the image rows [first, last) of a shard."""
@@ -205,6 +244,10 @@ class CaptionSet(FeatureSet):
     def _at(self) -> np.ndarray:
         return caption_array_rows(self.cache, self.blocks, self.attributes["shard_captions"])
 
+    def _layout(self, name: str) -> tuple[int, tuple[int, ...]]:
+        rows = self.attributes["shard_tokens" if name in ("token", "local") else "shard_captions"]
+        return rows, {"local": (self.channels or 0,), "global": (self.global_channels or 0,)}.get(name, ())
+
     @cached_property
     def _start(self) -> np.ndarray:
         return self._of_samples("start")
@@ -230,12 +273,50 @@ class CaptionSet(FeatureSet):
         return self._gather("token", self._start[rows], self.length[rows])
 
 
-def caption_array_rows(cache: "FeatureCache", blocks: Blocks, shard_captions: int) -> np.ndarray:
-    """Return the row in a caption set's arrays of every caption row, int64 [M]."""
-    shards = blocks.shard_of(cache.caption_image)
-    first = np.array([cache.caption_start[blocks.images(s)[0]] for s in range(len(blocks))], dtype=np.int64)
-    rows: np.ndarray = shards * shard_captions + np.arange(cache.captions) - first[shards]
-    return rows
+MOST = 1 << 28  # rows of any kind: a store that tells of more is none of ours
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= MOST
+
+
+def _holds(value: Any, kind: type) -> bool:
+    return isinstance(value, dict) and all(isinstance(inner, kind) for inner in value.values())
+
+
+_COUNT: Rule = ("a whole number of at least 1", _is_count)
+_WIDTH: Rule = ("a whole number of at least 1, or null", lambda value: value is None or _is_count(value))
+_MAPPING: Rule = ("a mapping", lambda value: isinstance(value, dict))
+_TEXTS: Rule = ("a mapping of texts", lambda value: _holds(value, str))
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(("encoder", "fingerprint"), TEXT),
+    "kind": ("a kind of features", lambda value: value in ("grid", "roi", "frames", "words", "tokens")),
+    "dtype": ("float16, float32 or int32", lambda value: value in ("float16", "float32", "int32")),
+    **dict.fromkeys(("identity", "recorded"), _MAPPING),
+    **dict.fromkeys(("failed", "arrays"), _TEXTS),
+    **dict.fromkeys(("channels", "global_channels"), _WIDTH),
+    "shard_images": _COUNT,
+}
+_RULES_OF: dict[str, dict[str, Rule]] = {
+    "images": {"rows": _COUNT},
+    "captions": dict.fromkeys(("shard_captions", "shard_tokens"), _COUNT),
+}
+_OPTIONAL: dict[str, Rule] = {  # sets lack what they have no need of, or what earlier versions did not know
+    "space": ("a text or null", lambda value: isinstance(value, str | None)),
+    "asked": ("a mapping or null", lambda value: isinstance(value, dict | None)),
+    "views": _COUNT,
+    "grid": ("two whole numbers", lambda value: isinstance(value, list) and [*map(_is_count, value)] == [True] * 2),
+    "vocabulary": ("texts", lambda value: isinstance(value, list) and all(isinstance(word, str) for word in value)),
+    "counts": ("a mapping of whole numbers", lambda value: _holds(value, int)),
+}
+_DTYPES = {
+    "done": "uint8",
+    "status": "uint8",
+    "size": "int32",
+    "length": "int32",
+    "start": "int64",
+    "token": "int32",
+} | {name: dtype for name, (_, dtype, _) in REGION_ARRAYS.items()}
 
 
 def require_dtype(dtype: str) -> None:

@@ -19,6 +19,7 @@ import zarr
 from fsspec.asyn import AsyncFileSystem, sync
 from zarr.codecs import Crc32cCodec
 
+from ..documents import parse_json
 from ..errors import CacheError, StoreError
 from ..files import remove_whole, write_bytes
 from ..versions import note_version, require_settings
@@ -338,7 +339,7 @@ class Store:
         """Return the group's attributes and the nodes (the group, its arrays) whose metadata is damaged."""
         try:
             raw = (self.find_bytes(_metadata(name)) or b"").decode()
-            attributes = json.loads(raw)["attributes"]
+            attributes = dict(parse_json(raw)["attributes"])
             if "digest" not in attributes:
                 return attributes, [name]
             digest, arrays = attributes["digest"], dict(attributes["arrays"])

@@ -1,13 +1,13 @@
 """Caption files, Karpathy's JSON, CSV and JSON lines, read into one entry an image."""
 
 import csv
-import json
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from ..documents import DocumentError, parse_json, read_json
 from ..errors import ManifestError, nearest
 from .manifest import SPLITS
 
@@ -39,10 +39,10 @@ def read_entries(path: Path) -> list[Entry]:
 
 def _read_karpathy(path: Path) -> list[Entry]:
     try:
-        document = json.loads(path.read_bytes())
+        document = read_json(path)
     except OSError as error:
         raise ManifestError(f"{path}: the caption file cannot be read ({error.strerror}).") from error
-    except (ValueError, RecursionError) as error:
+    except DocumentError as error:
         raise ManifestError(f"{path}: this is not valid JSON ({error}); correct it.") from error
     images = document.get("images") if isinstance(document, dict) else None
     if not isinstance(images, list):
@@ -184,8 +184,8 @@ def _jsonl_rows(file: TextIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]
         if not text.strip():
             continue
         try:
-            row = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            row = parse_json(text)
+        except DocumentError as error:
             raise ManifestError(f"{path}: line {line}: not valid JSON ({error}); correct it.") from error
         if not isinstance(row, dict):
             raise ManifestError(f"{path}: line {line}: not a mapping of file_name and caption; correct it.")

@@ -8,9 +8,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ... import data_manifests
+from ..documents import DocumentError, read_yaml
 from ..errors import ManifestError, nearest
 
 SPLITS = ("train", "val", "test", "other")
@@ -92,16 +91,11 @@ def _holds(test: Callable[[], bool]) -> bool:
 
 def _read_yaml(path: Path) -> dict[Any, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+        values = read_yaml(path)
     except OSError as error:
         raise ManifestError(f"{path}: the manifest cannot be read ({error.strerror}).") from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ManifestError(f"{path}: this is not valid YAML{where} ({error.problem}); correct it.") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise ManifestError(f"{path}: this is not valid YAML ({reason}); correct it.") from error
+    except DocumentError as error:
+        raise ManifestError(f"{path}: this is not valid YAML ({error}); correct it.") from error
     if not isinstance(values, dict):
         raise ManifestError(f"{path}: a manifest is a mapping with at least {', '.join(REQUIRED)}; write them.")
     return values

@@ -1,10 +1,13 @@
 """Weights: read from a file, downloaded or drawn at random, put into a network that they must fit, and hashed."""
 
 import hashlib
+import io
+import os
 import pickle
 import re
 import sys
 import warnings
+import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -12,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import EncoderError, nearest
+
+_DEEPEST, _MOST_ENTRIES = 16, 10_000_000  # of mappings inside one another, in all of them
 
 if TYPE_CHECKING:
     from torchvision.models import WeightsEnum
@@ -73,13 +77,18 @@ def read_weights(path: Path, trust: bool = False) -> dict[str, Tensor]:
     Raises:
         EncoderError: the file cannot be read, holds more than tensors and plain values, or no state dict.
     """
-    content = _read(path, trust)
+    damaged = f"{path}: this is not a file of weights (.pth, .pt, .safetensors), or it is damaged; get it again"
+    content = _read(path, trust, damaged)
+    if not _is_modest(content):
+        raise EncoderError(damaged)
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     flat = dict(_flat(content)) if isinstance(content, Mapping) else {}
     if not any(isinstance(value, Tensor) for value in flat.values()):
         raise EncoderError(f"{path}: there are no named weights in it; give a file with a network's state dict")
+    if not all(_is_plain(value) for value in flat.values() if isinstance(value, Tensor)):
+        raise EncoderError(damaged)
     return flat
 
 
@@ -100,26 +109,57 @@ def seed_or_file(weights: str, *, imagenet: bool) -> int | Path:
     )
 
 
+def _is_modest(content: Any) -> bool:
+    """Return whether the mappings in a file, each as often as it is referred to, are few enough to be looked through.
+
+    A pickle may let one be in itself, or twice in each of a long chain.
+    """
+    level, entries = [content], 0
+    for _ in range(_DEEPEST):
+        level = [one for one in level if isinstance(one, Mapping)]
+        entries += sum(map(len, level))
+        if not level or entries > _MOST_ENTRIES:
+            return not level
+        level = [value for one in level for value in one.values()]
+    return False
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor's numbers are all in its memory: a file can make large ones of a few bytes."""
+    if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_nested:
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+
+
 def _flat(content: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
     """Yield names and values; those of a state dict inside are named after it, too."""
     for name, value in content.items():
-        short = str(name).removeprefix("module.")
+        short = name.removeprefix("module.") if isinstance(name, str) else ""
         if isinstance(value, Mapping):
             yield from ((f"{short}.{inner}", value) for inner, value in _flat(value))
-        else:
-            yield short, torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
+        elif short:
+            yield short, _tensor(value) if isinstance(value, np.ndarray) else value
 
 
-def _read(path: Path, trust: bool) -> Any:
-    damaged = f"{path}: this is not a file of weights (.pth, .pt, .safetensors), or it is damaged; get it again"
+def _tensor(array: np.ndarray) -> Tensor | np.ndarray:
+    """Return an array as a tensor; one of texts or objects as it is."""
+    try:
+        return torch.from_numpy(array.copy())
+    except (TypeError, ValueError):
+        return array
+
+
+def _read(path: Path, trust: bool, damaged: str) -> Any:
     try:
         with path.open("rb") as file:
             start = file.read(1)
         if path.suffix == ".safetensors":
             return load_file(path)
-        with warnings.catch_warnings():
+        if start == b"P":
+            _require_stored(path)
+        with warnings.catch_warnings(), _Reader(io.FileIO(path)) as reader:
             warnings.simplefilter("ignore")  # of pickle protocols that nothing here depends on
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path if start == b"P" else reader, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if start not in (b"P", b"\x80"):  # neither a zip archive nor a pickle
             raise EncoderError(damaged) from error
@@ -132,8 +172,27 @@ def _read(path: Path, trust: bool) -> Any:
         ) from error
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise EncoderError(f"{path}: the weights cannot be read ({error.strerror}); check the path") from error
-    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # torch raises anything on damage
         raise EncoderError(damaged) from error
+
+
+class _Reader(io.BufferedReader):
+    """A file that makes no room for more than it has, whatever a damaged size in it asks for."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > io.DEFAULT_BUFFER_SIZE:
+            size = min(size, os.fstat(self.fileno()).st_size - self.tell())
+        return super().read(size)
+
+
+def _require_stored(path: Path) -> None:
+    """Raise ValueError if the parts of a zip archive are packed, or say that they are larger than the file."""
+    with zipfile.ZipFile(path) as archive:
+        parts = archive.infolist()
+    if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+        raise ValueError("torch does not write this")
+    if sum(part.file_size for part in parts) > path.stat().st_size:
+        raise ValueError("the archive was cut off")
 
 
 def _unpickle(path: Path, damaged: str) -> Any:

@@ -5,13 +5,13 @@ Karpathy JSON an image may carry ``regions: [{bbox: [x, y, width, height], phras
 Genome do and those of the generated scenes.
 """
 
-import json
 import posixpath
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ....pipeline.data.manifest import Manifest, bundled_manifests, load_manifest
+from ....pipeline.documents import read_json
 from ....pipeline.errors import CacheError, ManifestError
 
 LARGEST = 10  # regions of an image that are looked at
@@ -73,7 +73,7 @@ def read_regions(captions: Path) -> dict[str, list[Any]]:
         CacheError: the caption file is no Karpathy JSON, or no image in it has regions.
     """
     try:
-        images = json.loads(captions.read_bytes())["images"] if captions.suffix == ".json" else []
+        images = read_json(captions)["images"] if captions.suffix == ".json" else []
         found = {
             posixpath.normpath(posixpath.join(image.get("filepath", ""), image["filename"])): list(image["regions"])
             for image in images

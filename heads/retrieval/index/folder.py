@@ -18,6 +18,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
+from ....pipeline.documents import read_json
 from ....pipeline.errors import RunError
 from ....pipeline.files import making, to_disk, write_text
 
@@ -90,18 +91,21 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not (folder / RECORD).is_file():
         raise RunError(f"{folder} is not an index, or was never finished; make one with `xret index RUN --out …`")
     try:
-        record: dict[str, Any] = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record: dict[str, Any] = read_json(folder / RECORD)
         digest = record.pop("digest")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise _damaged(folder, RECORD) from error
     if digest != _digest(record):
         raise _damaged(folder, RECORD)
-    if (record["format"], record["version"]) != (FORMAT, VERSION):
+    if (record.get("format"), record.get("version")) != (FORMAT, VERSION):
         raise RunError(f"{folder} is not of format {FORMAT}, version {VERSION}; build it again with `xret index`")
-    for name, entry in record["files"].items():
-        path = folder / name
-        if not path.is_file() or checksum(path, entry["bytes"]) != entry["crc32c"]:
-            raise _damaged(folder, name)
+    try:
+        for name, entry in record["files"].items():
+            path = folder / name
+            if not path.is_file() or checksum(path, entry["bytes"]) != entry["crc32c"]:
+                raise _damaged(folder, name)
+    except (KeyError, AttributeError, TypeError) as error:
+        raise _damaged(folder, RECORD) from error
     return record
 
 

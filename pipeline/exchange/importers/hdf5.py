@@ -4,6 +4,7 @@
 regions count, ``boxes`` [S,N,4], ``classes`` and ``scores`` [S,N] and ``size`` [S,2] (width, height) may be there.
 """
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from ...errors import SampleError, nearest
 from .source import UNREADABLE, SourceError, sha256, shown
 
 _CACHE = 1 << 27  # bytes of decoded chunks kept, so that neighbours in a chunk are decoded once
+_PACKED = 2000  # bytes that one of a file can stand for; zlib's best are 1032
+_SMALL = 1 << 20  # bytes of an array that need no such proof
 _SHAPES = {  # S images, N regions
     "local": "S x N x C",
     "id": "S",
@@ -41,8 +44,13 @@ class Hdf5Source:
     def __init__(self, path: Path, arrays: Mapping[str, str]) -> None:
         try:
             self._file = h5py.File(path, "r", rdcc_nbytes=_CACHE)
-        except OSError as error:
-            raise SourceError(f"{path} is no HDF5 file or was cut off; check --source") from error
+            self._look_through(path, arrays)
+        except SourceError:
+            raise
+        except Exception as error:  # h5py raises anything on damage
+            raise SourceError(f"{path} is no HDF5 file, is damaged or was cut off; check --source") from error
+
+    def _look_through(self, path: Path, arrays: Mapping[str, str]) -> None:
         for role in arrays:
             if role not in _SHAPES:
                 hint = nearest(role, list(_SHAPES))
@@ -70,7 +78,7 @@ class Hdf5Source:
             raise SampleError(self.ids[entry], f"its length {self._arrays['length'][entry]} is not one of its regions")
         try:
             values = {role: array[entry] for role, array in self._arrays.items() if role not in ("id", "length")}
-        except OSError as error:
+        except Exception as error:  # as above
             raise SampleError(self.ids[entry], "its part of the HDF5 file is damaged") from error
         size = tuple(int(side) for side in values.pop("size", (0, 0)))
         rows = {
@@ -79,10 +87,21 @@ class Hdf5Source:
         return Regions(**rows, size=(size[0], size[1]))
 
     def _array(self, role: str, name: str) -> h5py.Dataset:
-        array = self._file.get(name)
+        where, array = self._file.filename, self._file
+        for part in name.strip("/").split("/"):
+            link = array.get(part, getlink=True) if isinstance(array, h5py.Group) else None
+            if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
+                raise SourceError(f"{where}: '{name}' is a link, which may lead to another file; name the array itself")
+            array = array.get(part) if link is not None else None
         if not isinstance(array, h5py.Dataset):
+            raise SourceError(f"{where} has no array '{name}' for {role}; it holds {_contents(self._file)}")
+        if array.is_virtual or array.external:
+            raise SourceError(f"{where}: the values of '{name}' lie in other files; write them into this one")
+        stored = array.id.get_storage_size()
+        largest = max(math.prod(array.shape), math.prod(array.chunks or (0,))) * array.dtype.itemsize
+        if stored > Path(where).stat().st_size or largest > _PACKED * stored + _SMALL:
             raise SourceError(
-                f"{self._file.filename} has no array '{name}' for {role}; it holds {_contents(self._file)}"
+                f"{where}: '{name}' is {shown(array)}, and its part of the file has {stored:,} bytes; get the file anew"
             )
         return array
 

@@ -7,7 +7,6 @@ compared before they are dropped. The ids come one an image or one a caption as 
 belongs to. The pickled vocabularies beside the arrays are never opened: xret makes its own from the training captions.
 """
 
-import json
 from array import array
 from itertools import chain, pairwise
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ...data.regions import Regions
-from .source import SourceError, sha256, shown
+from ...documents import DocumentError, read_json
+from .source import SourceError, npy_header, sha256, shown
 
 # Where an image is in two files, the first of them counts: 'test' is the beginning of 'testall' in COCO.
 SPLIT_OF_FILE = {"train": "train", "dev": "val", "testall": "test", "test": "test"}
@@ -39,7 +39,7 @@ class ScanSource:
         self.splits: list[str] | None = []
         self._paths: list[Path] = []
         self._at = {key: array("q") for key in ("file", "first", "repeat")}
-        files, counts = [names] if names else [], array("i")
+        files, counts = [names] if names else [], array("q")
         shapes: dict[Path, tuple[int, ...]] = {}
         file_names = _read_names(names) if names else {}
         for name, split in SPLIT_OF_FILE.items():
@@ -100,13 +100,15 @@ def vse_infty(root: Path, dataset: str) -> ScanSource:
 def _open(path: Path) -> np.ndarray:
     """Map an array of features into memory; a mapping that is let go frees what was read through it."""
     try:
+        with path.open("rb") as file:
+            npy_header(file, path.stat().st_size)
         values = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except Exception as error:  # a damaged header may make NumPy raise anything
         raise SourceError(f"{path} is no array of numbers or was cut off; get it anew") from error
-    shape = getattr(values, "shape", ())  # an .npz under that name has none
-    if len(shape) not in (2, 3) or 0 in shape or values.dtype.kind != "f":
-        found = shown(values) if shape else "something else"
-        raise SourceError(f"{path} must hold floats, images x regions x channels, but holds {found}; check --source")
+    if values.ndim not in (2, 3) or 0 in values.shape or values.dtype.kind != "f":
+        raise SourceError(
+            f"{path} must hold floats, images x regions x channels, but holds {shown(values)}; check --source"
+        )
     return np.asarray(values)
 
 
@@ -142,8 +144,8 @@ def _entries(path: Path, rows: int) -> tuple[list[str], list[int], list[int]]:
 
 def _read_names(path: Path) -> dict[str, str]:
     try:
-        names = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        names = read_json(path)
+    except DocumentError as error:
         raise SourceError(f"{path} is no valid JSON ({error}); get it anew") from error
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise SourceError(f"{path} is no mapping from ids to file names; get it anew, or use --from scan")

@@ -1,10 +1,11 @@
 """What an importer offers: the ids of a source's images, and the features of one image at a time."""
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 
@@ -47,6 +48,25 @@ def sha256(path: Path) -> str:
             digest.update(chunk)
             progress.update(len(chunk))
     return digest.hexdigest()
+
+
+def npy_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Read the header of an array in NumPy's format; return its shape, whether in Fortran's order, and its dtype.
+
+    Args:
+        file: stands at the header, and then behind it.
+        size: bytes of header and array.
+
+    Raises:
+        ValueError: it is no such array, holds pickled objects, or says that it is larger than it is; NumPy itself
+            raises other errors on other damage.
+    """
+    if np.lib.format.read_magic(file) != (1, 0):  # later ones may say that their header has 4 GB
+        raise ValueError("not of version 1.0 of NumPy's format")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    if dtype.hasobject or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > size - file.tell():
+        raise ValueError("it holds objects, or was cut off")
+    return shape, fortran, dtype
 
 
 def shown(array: Any) -> str:

@@ -140,6 +140,13 @@ def _read(source: Source, entry: int, features: ImageSet, name: str) -> Regions:
             raise SampleError(name, f"its {key} are {found}, not {expected}")
         if not np.isfinite(values).all():
             raise SampleError(name, f"its {key} hold NaN or infinity")
+        if key != "local":
+            kept = np.dtype(REGION_ARRAYS[key][1])
+            largest = np.iinfo(kept).max if kept.kind == "i" else np.finfo(kept).max
+            if ((values > largest) | (values < -largest)).any():
+                raise SampleError(name, f"its {key} hold values beyond {kept}")
+    if not all(0 <= side < 2**31 for side in regions.size):
+        raise SampleError(name, f"its size is {regions.size[0]:.3g} x {regions.size[1]:.3g} pixels")
     peak = float(np.abs(local).max())
     if peak > float(np.finfo(features.dtype).max):
         raise CacheError(f"'{name}': a value of {peak:.3g} is beyond {features.dtype}; import with --dtype float32")

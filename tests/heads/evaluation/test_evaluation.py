@@ -466,6 +466,7 @@ DAMAGE = [
     ("run.json", "[]"),
     ("run.json", '{"format": "xret-run", "version": 1}'),
     ("run.json", '{"format": "xret-run", "version": 1, "store": 3, "image_set": "", "text_set": ""}'),
+    ("run.json", "[" * 100_000),
     ("config.json", "{}"),
     ("config.json", "[]"),
     ("config.json", '{"recipe": {}, "image": {}, "text": {}}'),
@@ -485,7 +486,7 @@ def test_a_damaged_file_is_named(tmp_path, setdiv, name, content):
         evaluate([tmp_path / "run"], device="cpu")
 
 
-@pytest.mark.parametrize("content", [b"{", b"3\n", b"\xff\n"])
+@pytest.mark.parametrize("content", [b"{", b"3\n", b"\xff\n", b"[" * 100_000])
 def test_damaged_metrics_are_named(tmp_path, setdiv, content):
     without_digests(shutil.copytree(setdiv, tmp_path / "run"))
     (tmp_path / "run" / "metrics.jsonl").write_bytes(content)

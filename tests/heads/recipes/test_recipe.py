@@ -312,7 +312,17 @@ def test_a_recipe_that_is_not_there(tmp_path, monkeypatch):
     assert recipe_file("setdiv").read_text() == SETDIV
 
 
-@pytest.mark.parametrize(("text", "fault"), [("a: [", "is not valid YAML"), ("- 1", "must be a mapping"), ("", "must")])
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a: [", "is not valid YAML"),
+        ("- 1", "must be a mapping"),
+        ("", "must"),
+        ("[" * 5000, "is not valid YAML: line 1, column 66: more than 64 lists"),
+        (f"model: {'9' * 5000}", "is not valid YAML: line 1, column 8: a number is too long"),
+        ("name: 2024-13-45", "name"),
+    ],
+)
 def test_a_file_that_is_no_recipe(tmp_path, text, fault):
     (tmp_path / "mine.yaml").write_text(text)
     assert fault in faults(tmp_path / "mine.yaml")

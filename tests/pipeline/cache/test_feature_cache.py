@@ -153,3 +153,11 @@ def test_changed_metadata_is_noticed_on_opening(tiny_dataset, tmp_path):
     path.write_text(json.dumps(root, indent=2))
     with pytest.raises(CacheError, match=r"zarr\.json is damaged .* extract into another --store"):
         FeatureCache.open(url)
+
+
+def test_metadata_that_nests_too_deep_is_damaged(tiny_dataset, tmp_path):
+    url = str(tmp_path / "s.zarr")
+    open_or_create(url, read_samples(load_manifest(tiny_dataset())), [])
+    (tmp_path / "s.zarr" / "zarr.json").write_text('{"attributes": ' + "[" * 100_000)
+    with pytest.raises(CacheError, match=r"zarr\.json is damaged .* extract into another --store"):
+        FeatureCache.open(url)

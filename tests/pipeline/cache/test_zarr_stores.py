@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from small_extraction import SMALL, files
 
 from xret.cli import main
-from xret.pipeline.cache import zarr_stores
 from xret.pipeline.cache import store as store_module
+from xret.pipeline.cache import zarr_stores
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.store import Store
 from xret.pipeline.cache.verify import Damage, Verification, verify

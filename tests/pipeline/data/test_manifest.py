@@ -58,7 +58,8 @@ def test_every_key_arrives(tmp_path):
 
 
 def test_what_is_not_said(tmp_path):
-    manifest = load_manifest(str(write(tmp_path)))
+    manifest = load_manifest(str(write(tmp_path, GOOD.replace("birds", "2020-13-45"))))
+    assert manifest.name == "2020-13-45"  # no date
     assert manifest.merge_splits == {}
     assert manifest.captions_per_image is manifest.counts is manifest.licence is manifest.homepage is None
     assert manifest.protocols == ("full",)
@@ -133,11 +134,12 @@ def test_all_faults_are_told_at_once(tmp_path):
     [
         ("", "a manifest is a mapping with at least name, images, captions"),
         ("- name\n- images\n", "a manifest is a mapping"),
-        ("name: birds\nimages: [open\ncaptions: c.json\n", "this is not valid YAML at line 3, column 9"),
-        ("name: birds\n\timages: x\n", "this is not valid YAML at line 2, column 1"),
+        ("name: birds\nimages: [open\ncaptions: c.json\n", "this is not valid YAML (line 3, column 9: "),
+        ("name: birds\n\timages: x\n", "this is not valid YAML (line 2, column 1: "),
         ("{[a]: b}: c", "this is not valid YAML"),
-        ("name: !!python/object:os.system x\n", "this is not valid YAML at line 1"),
-        ("name: 2020-13-45\n", "this is not valid YAML"),
+        ("name: !!python/object:os.system x\n", "this is not valid YAML (line 1, column 7: "),
+        (f"name: {'9' * 5000}\n", "this is not valid YAML (line 1, column 7: a number is too long)"),
+        ("name: a\nname: b\n", "this is not valid YAML (line 2, column 1: the key 'name' stands twice"),
         ("name: \x01\n", "this is not valid YAML"),
         ("[" * 500, "this is not valid YAML"),
     ],

@@ -496,7 +496,7 @@ def test_a_source_that_is_not_what_was_said(tmp_path):
         (tmp_path / "empty", "detectron-npz", {}, r"no folder that holds \.npz"),
         (tmp_path / "absent", "scan", {}, "absent is not there; give the file or folder"),
         (butd, "butd-tsv", local, "--arrays names the arrays of an HDF5 file, but --from is butd-tsv"),
-        (butd, "hdf5", local, "is no HDF5 file or was cut off"),
+        (butd, "hdf5", local, "is no HDF5 file, is damaged or was cut off"),
         (h5, "hdf5", {}, r"--arrays must say which array of .*'local'; it holds count \(int64 32\), name \("),
         (h5, "hdf5", local, r"which array of .* is 'id'"),
         (h5, "hdf5", {**local, "box": "b"}, r"'box' is unknown \(did you mean 'boxes'\?\)"),

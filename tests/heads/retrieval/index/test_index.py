@@ -305,6 +305,23 @@ def test_an_index_of_something_else_is_refused(built):
         Index(built, {**FACTS, "store": "t", "split": "val"})
 
 
+@pytest.mark.parametrize("files", [None, [1], {"items.bin": 3}, {"items.bin": {"bytes": "x", "crc32c": 0}}])
+def test_a_forged_record_is_refused(folder, files):
+    from xret.heads.retrieval.index.folder import write_record
+
+    record = json.loads((folder / "index.json").read_text())
+    write_record(folder, {key: value for key, value in record.items() if key != "digest"} | {"files": files})
+    (folder / "items.bin").write_bytes(b"")
+    with pytest.raises(RunError, match=r"index\.json"):
+        Index(folder)
+
+
+def test_a_record_that_nests_too_deep_is_refused(folder):
+    (folder / "index.json").write_text("[" * 100_000)
+    with pytest.raises(RunError, match=r"index\.json"):
+        Index(folder)
+
+
 def test_another_version_is_refused(folder):
     record = json.loads((folder / "index.json").read_text())
     del record["digest"]

@@ -1,0 +1,142 @@
+"""A store of a stranger may be sealed and still tell nonsense: one sentence, and no memory on its word."""
+
+import json
+import shutil
+import tracemalloc
+
+import numpy as np
+import pytest
+from small_store import make_store
+
+from xret.pipeline.cache.contents import describe
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.store import Store
+from xret.pipeline.errors import CacheError
+
+
+def path_of(url, modality):
+    return FeatureCache.open(url).set_paths(modality)[0]
+
+
+def forge(url, path, **values):
+    """Seal a group with other attributes; None takes one away."""
+    store = Store(url)
+    attributes = {**store.read_group(path), **values}
+    arrays = list(store.read_group(path)["arrays"])
+    store.seal_group(path, {key: value for key, value in attributes.items() if value != "gone"}, arrays)
+
+
+def forge_array(url, path, array, **values):
+    """Give an array other metadata, and seal its group again."""
+    name = f"{path}/{array}/zarr.json"
+    metadata = json.loads(Store(url).read_bytes(name)) | values
+    Store(url).write_bytes(name, json.dumps(metadata).encode())
+    Store(url).seal_group(path, _sealed(url, path), [*_sealed(url, path)["arrays"]])
+
+
+def _sealed(url, path):
+    return json.loads(Store(url).read_bytes(f"{path}/zarr.json"))["attributes"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return make_store(tmp_path_factory.mktemp("whole") / "s.zarr")
+
+
+@pytest.fixture
+def url(tmp_path, whole):
+    return str(shutil.copytree(whole, tmp_path / "s.zarr"))
+
+
+def sentence(url):
+    tracemalloc.start()
+    with pytest.raises(CacheError) as caught:
+        describe(url)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50e6
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# By attribute the type of which any value will do.
+TYPES = dict.fromkeys(("encoder", "fingerprint"), str) | dict.fromkeys(("identity", "recorded"), dict)
+TYPES |= dict.fromkeys(("kind", "dtype", "channels", "failed", "shard_images", "rows"))
+VALUES = ("gone", "x", -1, 1.5, [1], {"a": [1]}, True)
+WRONG = [
+    (key, value) for key, right in TYPES.items() for value in VALUES if value == "gone" or type(value) is not right
+]
+
+
+@pytest.mark.parametrize(("key", "value"), WRONG)
+def test_an_attribute_of_a_set_that_is_missing_or_of_another_type(url, key, value):
+    path = path_of(url, "images")
+    forge(url, path, **{key: value})
+    found = "is missing" if value == "gone" else f"is {value!r}, not"
+    assert f"{path}/zarr.json is damaged: '{key}' {found}" in sentence(url)
+
+
+@pytest.mark.parametrize(
+    ("modality", "key", "value"),
+    [
+        ("images", "views", 0),
+        ("images", "grid", [2]),
+        ("images", "space", 3),
+        ("images", "asked", [1]),
+        ("captions", "shard_tokens", 1 << 40),
+        ("captions", "shard_captions", None),
+        ("captions", "vocabulary", [1]),
+        ("captions", "counts", {"tokens": "x"}),
+    ],
+)
+def test_what_only_some_sets_have(url, modality, key, value):
+    path = path_of(url, modality)
+    forge(url, path, **{key: value})
+    assert f"{path}/zarr.json is damaged: '{key}' is {value!r}, not" in sentence(url)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dataset", 3),
+        ("manifest_sha256", "gone"),
+        ("protocols", "full"),
+        ("protocols", [1]),
+        ("splits", []),
+        ("splits", {}),
+        ("splits", {"train": 3}),
+        ("splits", {"train": [0, "x"]}),
+        ("splits", {"train": [0, 5, 9]}),
+        ("splits", {"train": [0, 5], "val": [4, 9]}),
+        ("splits", {"train": [0, 1 << 40]}),
+    ],
+)
+def test_root_attributes(url, key, value):
+    attributes = {key: one for key, one in {**Store(url).read_group(""), key: value}.items() if one != "gone"}
+    Store(url).seal_group("", attributes, [])
+    assert f"{url}/zarr.json is damaged: '{key}' is " in sentence(url)
+
+
+@pytest.mark.parametrize("array", ["status", "length", "done", "local"])
+def test_an_array_that_is_larger_than_its_set(url, array):
+    path = path_of(url, "images")
+    shape = list(Store(url).open_array(f"{path}/{array}").shape)
+    forge_array(url, path, array, shape=[1 << 40, *shape[1:]])
+    features = FeatureCache.open(url).set_at(path)
+    with pytest.raises(CacheError, match=rf"{path}/{array}/zarr\.json is damaged: it tells of .*\(1099511627776,"):
+        features.local(np.arange(1)) if array == "local" else getattr(features, array)
+        features.done()
+
+
+@pytest.mark.parametrize("array", ["caption_start", "caption_count", "caption_image"])
+def test_samples_that_are_more_than_the_splits_have(url, array):
+    forge_array(url, "samples", array, shape=[1 << 40])
+    assert f"samples/{array}/zarr.json is damaged: its shape is (1099511627776,), not" in sentence(url)
+
+
+def test_texts_that_are_none(url):
+    store = Store(url)
+    values = store.read_array("samples/caption")
+    store.open_array("samples/caption", writable=True)[...] = np.full_like(values, 0xFF)
+    with pytest.raises(CacheError, match="'samples/caption' is damaged"):
+        FeatureCache.open(url).caption_texts(0, 3)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...pipeline.cache.feature_cache import FeatureCache
-from ...pipeline.cache.lease import locked
+from ...pipeline.cache.storage.lease import locked
 from ...pipeline.device import pick_device
 from ...pipeline.errors import RecipeError, RunError
 from ...pipeline.files import write_text

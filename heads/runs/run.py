@@ -28,7 +28,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from ...pipeline.cache.lease import locked
+from ...pipeline.cache.storage.lease import locked
 from ...pipeline.documents import parse_json, read_json
 from ...pipeline.errors import RecipeError, RunError
 from ...pipeline.files import making, partials_in, remove, write_text

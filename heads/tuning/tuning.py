@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from ...pipeline.cache.feature_cache import FeatureCache
-from ...pipeline.cache.lease import locked
+from ...pipeline.cache.storage.lease import locked
 from ...pipeline.device import pick_device
 from ...pipeline.documents import read_json
 from ...pipeline.errors import RecipeError, RunError

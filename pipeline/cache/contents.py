@@ -12,8 +12,8 @@ from zarr.abc.codec import BytesBytesCodec
 from ..errors import CacheError
 from .feature_cache import MODALITIES, FeatureCache, choose_set
 from .feature_sets import OK, CaptionSet, ImageSet
-from .lease import alone
-from .store import Store
+from .storage.lease import alone
+from .storage.store import Store
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ import numpy as np
 from ..documents import TEXT, Rule, fault
 from ..errors import CacheError, nearest
 from .feature_sets import MOST, CaptionSet, ImageSet
-from .store import Store
+from .storage.store import Store
 
 FORMAT, VERSION = "xret", 1
 MODALITIES = ("images", "captions")

@@ -1,8 +1,5 @@
 """Feature sets of a cache: one encoder's features of the images or of the captions."""
 
-import hashlib
-import json
-from dataclasses import dataclass
 from functools import cached_property, partial
 from math import isqrt
 from typing import TYPE_CHECKING, Any
@@ -14,7 +11,7 @@ from ..documents import TEXT, Rule, fault
 from ..errors import CacheError
 from .blocks import Blocks, caption_array_rows
 from .rows import Rows
-from .store import seals
+from .storage.seals import seals
 
 if TYPE_CHECKING:
     from .feature_cache import FeatureCache
@@ -317,71 +314,3 @@ _DTYPES = {
     "start": "int64",
     "token": "int32",
 } | {name: dtype for name, (_, dtype, _) in REGION_ARRAYS.items()}
-
-
-def require_dtype(dtype: str) -> None:
-    """Refuse a dtype that features are not stored in.
-
-    Raises:
-        CacheError: it is neither ``float16`` nor ``float32``.
-    """
-    if dtype == "bfloat16":
-        raise CacheError(
-            "--dtype bfloat16: Zarr has no such dtype; take float16, which is finer and reaches up to 65,504, or"
-            " float32, since on a GPU networks compute in bfloat16 anyway"
-        )
-    if dtype not in ("float16", "float32"):
-        raise CacheError(f"--dtype {dtype}: features are stored as float16 or float32; give one of them")
-
-
-def fingerprint(identity: dict[str, Any], dtype: str) -> str:
-    """Return the SHA-256 of what decides a set's features: encoder, weights, preprocessing, layer, dtype."""
-    text = json.dumps({**identity, "dtype": dtype}, sort_keys=True, ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-@dataclass(frozen=True)
-class SetFacts:
-    """What is known of a set before it is made; `FeatureSet` explains what stands in both."""
-
-    encoder: str  # the set's name before ``@``
-    kind: str
-    identity: dict[str, Any]
-    dtype: str
-    channels: int | None
-    global_channels: int | None
-    recorded: dict[str, Any]  # versions, device, batch size: a difference gives a note, not another set
-    asked: dict[str, Any] | None = None  # the options that decide the set without loading the encoder, if they do
-    space: str | None = None
-    grid: tuple[int, int] | None = None
-
-    @classmethod
-    def of(cls, encoder: Any, dtype: str, recorded: dict[str, Any], asked: dict[str, Any] | None = None) -> "SetFacts":
-        """Return the facts of an encoder, whose versions join `recorded`; a set of token ids alone is int32."""
-        return cls(
-            encoder.name,
-            encoder.kind,
-            encoder.identity,
-            "int32" if encoder.channels is None else dtype,
-            encoder.channels,
-            encoder.global_channels,
-            {**encoder.versions, **recorded},
-            asked,
-            encoder.space,
-            getattr(encoder, "grid", None),  # captions have none
-        )
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of identity and dtype."""
-        return fingerprint(self.identity, self.dtype)
-
-    @property
-    def name(self) -> str:
-        """The set's name in a cache."""
-        return f"{self.encoder}@{self.fingerprint[:8]}"
-
-    def attributes(self, blocks: Blocks) -> dict[str, Any]:
-        """Return the attributes of a new set."""
-        facts = {key: value for key, value in vars(self).items() if value is not None or key not in ("space", "grid")}
-        return {**facts, "fingerprint": self.fingerprint, "shard_images": blocks.length, "failed": {}}

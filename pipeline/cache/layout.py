@@ -16,10 +16,11 @@ from ..errors import CacheError, OutputError
 from ..files import partials_in, remove, require_writable
 from ..wording import printable
 from .blocks import Blocks
+from .facts import SetFacts
 from .feature_cache import FORMAT, VERSION, FeatureCache
-from .feature_sets import NOT_DONE, CaptionSet, FeatureSet, ImageSet, SetFacts
-from .lease import alone
-from .store import Store
+from .feature_sets import NOT_DONE, CaptionSet, FeatureSet, ImageSet
+from .storage.lease import alone
+from .storage.store import Store
 
 DEFAULT_SPLITS = ("train", "val", "test")
 TEXTS = ("id", "file_name", "caption")  # arrays of the samples that are UTF-8 bytes

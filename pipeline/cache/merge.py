@@ -15,7 +15,7 @@ from ..wording import printable
 from .feature_cache import FeatureCache
 from .feature_sets import FeatureSet
 from .layout import find_set, open_for_writing, record_failures, require_place
-from .store import Store
+from .storage.store import Store
 from .verify import CheckedSet, files_of
 
 # Attributes that may differ between parts of one set; earlier versions wrote no grid.

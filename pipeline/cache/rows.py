@@ -13,7 +13,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ..errors import CacheError
-from .store import Store, crc32c, forbidden, seal
+from .storage.seals import crc32c, seal
+from .storage.store import Store, forbidden
 
 # An array in an object store keeps its last shards: at least so many, the three groups of a block shuffle of shards of
 # 512 images, and more of smaller ones, up to so many bytes.

@@ -12,7 +12,8 @@ from ..progress import Progress
 from .feature_cache import MODALITIES, FeatureCache
 from .feature_sets import FAILED, OK, FeatureSet
 from .layout import TEXTS
-from .store import Store, crc32c, forbidden, seal, seals
+from .storage.seals import seal_of_file, seals
+from .storage.store import Store, forbidden
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def _samples(store: Store) -> list[Damage]:
         for chunk in range(-(-array.shape[0] // array.chunks[0])):
             values, intact = _read(store, array, chunk)
             sealed = attributes.get("seals", {}).get(name)  # none of an earlier version
-            here = sealed is None or seal(f"samples/{name}", chunk, 0, np.array([crc32c(values)])) == sealed[chunk]
+            here = sealed is None or seal_of_file(array.path, values, len(values), 0, chunk) == sealed[chunk]
             if not (intact and here):
                 rows = (chunk * array.chunks[0], min((chunk + 1) * array.chunks[0], array.shape[0]))
                 # Of a byte array, which rows are affected is not known.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cache import Blocks, CaptionSet, FeatureCache
-from ..cache.feature_sets import SetFacts
+from ..cache.facts import SetFacts
 from ..cache.layout import (
     caption_set_to_fill,
     choose_splits,

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..cache.feature_sets import require_dtype
+from ..cache.facts import require_dtype
 from ..cache.layout import DEFAULT_SPLITS
 from ..encoders import (
     HUB,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..cache import Blocks
-from ..cache.feature_sets import SetFacts
+from ..cache.facts import SetFacts
 from ..cache.layout import choose_splits, find_cache
 from ..data.manifest import Manifest
 from ..data.regions import REGION_ARRAYS

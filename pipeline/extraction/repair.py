@@ -3,7 +3,7 @@
 from shlex import quote
 
 from ..cache.feature_cache import MODALITIES
-from ..cache.store import Store
+from ..cache.storage.store import Store
 from ..cache.verify import Damage, Verification
 from ..data.manifest import bundled_manifests
 

@@ -170,7 +170,7 @@ def test_an_error_as_json(tmp_path):
 
 
 def test_a_full_disk_is_a_sentence(tiny_dataset, tmp_path, monkeypatch):
-    from xret.pipeline.cache.store import Store
+    from xret.pipeline.cache.storage.store import Store
 
     def full(*_):
         raise OSError(28, "No space left on device", "s.zarr/images/local/c/0")

@@ -5,7 +5,7 @@ from small_store import make_store, seal_anew
 
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.layout import record_failures
-from xret.pipeline.cache.store import Store
+from xret.pipeline.cache.storage.store import Store
 
 
 def sound_store(url, failed=None, **options):

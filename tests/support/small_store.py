@@ -5,7 +5,8 @@ import hashlib
 import numpy as np
 
 from xret.pipeline.cache import Blocks
-from xret.pipeline.cache.layout import SetFacts, create_caption_set, create_image_set, open_for_writing
+from xret.pipeline.cache.facts import SetFacts
+from xret.pipeline.cache.layout import create_caption_set, create_image_set, open_for_writing
 from xret.pipeline.data.samples import Caption, ImageSample, Samples
 from xret.pipeline.encoders.words import WordsEncoder
 

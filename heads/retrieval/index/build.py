@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ....pipeline.cache.lease import locked
+from ....pipeline.cache.storage.lease import locked
 from ....pipeline.errors import RunError
 from ...modules.embedding import Embedding, Gaussian, Sequence, each
 from .candidates import Candidates, Effort, Kind, training_size

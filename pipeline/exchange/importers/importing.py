@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...cache.feature_sets import SetFacts
+from ...cache.facts import SetFacts
 from ...cache.layout import choose_splits, image_set_to_fill, open_for_writing, require_place
 from ...data.manifest import Manifest
 from ...data.samples import Samples, read_samples

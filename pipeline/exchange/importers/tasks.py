@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ...cache import FAILED, OK, FeatureCache, ImageSet
-from ...cache.feature_sets import require_dtype
+from ...cache.facts import require_dtype
 from ...cache.layout import DEFAULT_SPLITS
 from ...data.regions import REGION_ARRAYS, Regions, lay_out
 from ...errors import CacheError, SampleError

@@ -17,7 +17,7 @@ from xret.heads.runs.run import Run
 from xret.heads.training.objective import Objective
 from xret.heads.training.training import train
 from xret.pipeline.cache import FeatureCache
-from xret.pipeline.cache.lease import locked
+from xret.pipeline.cache.storage.lease import locked
 from xret.pipeline.errors import CacheError, RunError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

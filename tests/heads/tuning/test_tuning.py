@@ -283,7 +283,7 @@ def test_faults_of_all_recipes_come_at_once_and_nothing_is_made(stores, tmp_path
 
 
 def test_a_busy_or_damaged_folder(stores, whole, tmp_path):
-    from xret.pipeline.cache.lease import locked
+    from xret.pipeline.cache.storage.lease import locked
 
     out = whole[0]
     with locked(out, RuntimeError("busy")), pytest.raises(RunError, match="another tuning is at work in"):

@@ -4,7 +4,7 @@ import pytest
 import small_encoder
 from s3_server import Bucket, S3Server
 
-from xret.pipeline.cache import lease
+from xret.pipeline.cache.storage import lease
 
 
 @pytest.fixture(scope="session")  # s3fs keeps its connections

@@ -11,7 +11,7 @@ from small_store import make_store
 
 from xret.pipeline.cache import Blocks, FeatureCache, fingerprint
 from xret.pipeline.cache.layout import open_for_writing
-from xret.pipeline.cache.store import Store
+from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import read_samples
 from xret.pipeline.errors import CacheError

@@ -10,7 +10,7 @@ from small_store import make_store
 
 from xret.pipeline.cache.contents import describe
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.store import Store
+from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.errors import CacheError
 
 

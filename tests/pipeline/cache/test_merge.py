@@ -17,7 +17,7 @@ from small_store import seal_anew
 from xret.pipeline.cache import Blocks, FeatureCache
 from xret.pipeline.cache.layout import alone, record_failures
 from xret.pipeline.cache.merge import merge
-from xret.pipeline.cache.store import Store
+from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.cache.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError

@@ -7,7 +7,7 @@ from small_extraction import files
 from xret.pipeline.cache.contents import Removal, remove_set, set_to_remove
 from xret.pipeline.cache.feature_cache import FeatureCache, choose_set
 from xret.pipeline.cache.layout import alone, find_set
-from xret.pipeline.cache.store import Store
+from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.cache.verify import Verification, verify
 from xret.pipeline.errors import CacheError
 

@@ -13,7 +13,7 @@ from small_extraction import files
 
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.feature_sets import ImageSet
-from xret.pipeline.cache.store import Store
+from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import OutputError, XretError
 from xret.pipeline.exchange.exporters.export import ExportedSplit, export

@@ -18,7 +18,7 @@ from small_extraction import files
 
 from xret.pipeline.cache.contents import describe
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.store import Store
+from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.cache.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import Caption, ImageSample, Samples

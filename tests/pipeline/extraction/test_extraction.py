@@ -13,7 +13,7 @@ import torchvision
 from small_extraction import SMALL, files
 
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.store import Store
+from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.encoders import load_visual
 from xret.pipeline.errors import CacheError, EncoderError, OutputError, SampleError

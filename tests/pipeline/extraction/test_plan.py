@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from small_extraction import SMALL
 
 from xret.cli import main
-from xret.pipeline.cache.store import Store
+from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import EncoderError
 from xret.pipeline.extraction.extraction import extract

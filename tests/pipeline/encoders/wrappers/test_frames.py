@@ -10,7 +10,8 @@ from encoder_contract import EncoderContract
 from PIL import Image
 
 from xret.pipeline.cache import Blocks
-from xret.pipeline.cache.layout import SetFacts, create_image_set, open_for_writing
+from xret.pipeline.cache.facts import SetFacts
+from xret.pipeline.cache.layout import create_image_set, open_for_writing
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import read_samples
 from xret.pipeline.encoders.grid import GridEncoder

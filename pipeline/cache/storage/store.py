@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import google_crc32c
 import numpy as np
 import zarr
 from fsspec.asyn import AsyncFileSystem, sync
 from zarr.codecs import Crc32cCodec
 
-from ..documents import parse_json
-from ..errors import CacheError, StoreError
-from ..files import remove_whole, write_bytes
-from ..versions import note_version, require_settings
+from ...documents import parse_json
+from ...errors import CacheError, StoreError
+from ...files import remove_whole, write_bytes
+from ...versions import note_version, require_settings
+from .seals import is_apart, seal_of_file
 from .zarr_stores import LEASE, DiskStore, connect, on_condition, one_sentence, require_holder
 
 PATIENCE = 60.0  # seconds that an object store may take to say whether something exists, with all retries
@@ -226,7 +226,7 @@ class Store:
         rows = min(1 << 20, max(len(values), 1))
         self.create_array(name, values.shape, rows, values.dtype.name)
         self.open_array(name, writable=True)[...] = values
-        return [_of_file(name, values, rows, file) for file in range(-(-len(values) // rows))]
+        return [seal_of_file(name, values, rows, file) for file in range(-(-len(values) // rows))]
 
     def read_sealed(self, name: str, sealed: list[int], first: int, last: int | None) -> np.ndarray:
         """Return the rows [first, last) of an array that `write_array` made with these seals; as `read_array`.
@@ -240,7 +240,7 @@ class Store:
         values = self.read_array(name, begin * rows, -(-last // rows) * rows)
         for number in range(-(-len(values) // rows)):
             file = begin + number
-            if _of_file(name, values, rows, number, begin) != sealed[file]:
+            if seal_of_file(name, values, rows, number, begin) != sealed[file]:
                 raise CacheError(
                     f"{self.url}: file {file} of '{name}' is not what was written there; `xret cache verify` lists"
                     " what is affected"
@@ -353,39 +353,6 @@ class Store:
     def _sha256(self, name: str) -> str:
         data = self.find_bytes(name)
         return "" if data is None else hashlib.sha256(data).hexdigest()
-
-
-def is_apart(array: "zarr.Array[Any]") -> bool:
-    """Return whether each step of an array's second axis, a view, has files of its own."""
-    return array.ndim > 1 and (array.shards or array.chunks)[1] < array.shape[1]
-
-
-def seals(array: "zarr.Array[Any]", shard: int, values: np.ndarray) -> list[int]:
-    """Return what binds each file of a shard, with these values, to its place: one file, or one a view.
-
-    A checksum says that a file is what was written, and not that it is where it was written.
-    """
-    parts = [values[:, view] for view in range(values.shape[1])] if is_apart(array) else [values]
-    rows = array.chunks[0]
-    checksums = [[crc32c(part[at : at + rows]) for at in range(0, len(part), rows)] for part in parts]
-    return [seal(array.path, shard, view, np.array(of_part)) for view, of_part in enumerate(checksums)]
-
-
-def seal(name: str, shard: int, view: int, checksums: np.ndarray) -> int:
-    """Return the crc32c of an array's name in its group, a place in it, and the blocks' checksums there, uint32."""
-    place = f"{name.rpartition('/')[2]}/{shard}/{view}"
-    return int(google_crc32c.value(place.encode() + checksums.astype("<u4").tobytes()))
-
-
-def crc32c(data: np.ndarray) -> int:
-    """Return the checksum of an array's bytes."""
-    return int(google_crc32c.value(data.tobytes()))
-
-
-def _of_file(name: str, values: np.ndarray, rows: int, number: int, before: int = 0) -> int:
-    """Return the seal of one file of an array; `values` begin after `before` files."""
-    part = values[number * rows : (number + 1) * rows]
-    return seal(name, before + number, 0, np.array([crc32c(part)]))
 
 
 def forbidden(path: str) -> CacheError:

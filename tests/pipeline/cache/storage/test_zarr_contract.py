@@ -7,7 +7,7 @@ from zarr.core.buffer import cpu
 from zarr.testing.stateful import ZarrStoreStateMachine
 from zarr.testing.store import StoreTests
 
-from xret.pipeline.cache.zarr_stores import DiskStore
+from xret.pipeline.cache.storage.zarr_stores import DiskStore
 
 
 class TestDiskStore(StoreTests[DiskStore, cpu.Buffer]):

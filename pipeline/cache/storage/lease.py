@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..errors import CacheError, StoreError
-from ..files import make_folders
+from ...errors import CacheError, StoreError
+from ...files import make_folders
 from .store import Store
 from .zarr_stores import LEASE
 

@@ -14,8 +14,8 @@ import fsspec
 from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.storage import FsspecStore, LocalStore
 
-from ..errors import CacheError, StoreError
-from ..files import write_bytes
+from ...errors import CacheError, StoreError
+from ...files import write_bytes
 
 
 class DiskStore(LocalStore):

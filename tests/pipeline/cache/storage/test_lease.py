@@ -15,11 +15,11 @@ from distributed import LocalCluster
 from s3_server import LATE, LOST_ANSWER, LOST_REQUEST
 from small_extraction import SMALL, files
 
-from xret.pipeline.cache import lease
 from xret.pipeline.cache.contents import remove_set
 from xret.pipeline.cache.merge import merge
-from xret.pipeline.cache.store import Store
-from xret.pipeline.cache.zarr_stores import LEASE
+from xret.pipeline.cache.storage import lease
+from xret.pipeline.cache.storage.store import Store
+from xret.pipeline.cache.storage.zarr_stores import LEASE
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import extract
@@ -203,7 +203,7 @@ clock, shift = time.time, float(sys.argv[3])
 time.time = lambda: clock() + shift
 import small_encoder
 from small_extraction import SMALL
-from xret.pipeline.cache import lease
+from xret.pipeline.cache.storage import lease
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import XretError
 from xret.pipeline.extraction.extraction import extract

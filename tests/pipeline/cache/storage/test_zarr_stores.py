@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from small_extraction import SMALL, files
 
 from xret.cli import main
-from xret.pipeline.cache import store as store_module
-from xret.pipeline.cache import zarr_stores
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.store import Store
+from xret.pipeline.cache.storage import store as store_module
+from xret.pipeline.cache.storage import zarr_stores
+from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.cache.verify import Damage, Verification, verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError, StoreError

@@ -169,12 +169,7 @@ class Run:
         return self.file(WEIGHTS)
 
     def save_epoch(
-        self,
-        state: dict[str, Any],
-        line: dict[str, Any],
-        best_epoch: int,
-        best_rsum: float,
-        model: Model | None = None,
+        self, state: dict[str, Any], line: dict[str, Any], best_epoch: int, best_rsum: float, model: Model | None = None
     ) -> None:
         """Write down a complete epoch, all of it in one step.
 

@@ -70,7 +70,7 @@ class Run:
                 way = "name another folder, or remove it"
             raise RunError(f"{path} is no run: it has no run.json; {way}")
         self.info = self._read_info()
-        config = self._read_json("config.json")
+        config = self._parsed(self.file("config.json"))
         try:
             self.recipe, self.image_facts, self.text_facts = config_of(config, self.info, f"{path}/config.json")
         except ValueError as error:
@@ -170,12 +170,7 @@ class Run:
         return self.file(WEIGHTS)
 
     def save_epoch(
-        self,
-        state: dict[str, Any],
-        line: dict[str, Any],
-        best_epoch: int,
-        best_rsum: float,
-        model: Model | None = None,
+        self, state: dict[str, Any], line: dict[str, Any], best_epoch: int, best_rsum: float, model: Model | None = None
     ) -> None:
         """Write down a complete epoch, all of it in one step.
 
@@ -270,7 +265,7 @@ class Run:
         return lines
 
     def _vocabulary(self, size: int | None) -> tuple[str, ...]:
-        words = self._read_json(_WORDS)
+        words = self._parsed(self.file(_WORDS))
         texts = isinstance(words, list) and all(isinstance(word, str) for word in words)
         if not texts or len(words) != size:
             raise self._damaged(_WORDS)
@@ -287,9 +282,6 @@ class Run:
             return RunInfo.from_json(unsealed(info))
         except (TypeError, ValueError) as error:
             raise self._damaged(file.name) from error
-
-    def _read_json(self, name: str) -> Any:
-        return self._parsed(self.file(name))
 
     def _parsed(self, file: Path) -> Any:
         try:

@@ -15,7 +15,7 @@ from xret.heads.ablation.plan import plan_variation
 NARROW = ["model.dim=8", "adapter.words.word_dim=4"]
 SMALL = [*NARROW, "data.batch_size=8", "schedule.epochs=2"]
 MARGIN = "loss.triplet.margin=0.1,0.2"
-TOO_LARGE = "adapter.words.word_dim=1000000000000,4"
+FAILING = "adapter.words.vectors=nowhere.txt,null"  # the first has no file
 
 
 class Stores:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_ablations import MARGIN, NARROW, SMALL, TOO_LARGE, Stores, ablated, numbers, plan_of, started
+from small_ablations import FAILING, MARGIN, NARROW, SMALL, Stores, ablated, numbers, plan_of, started
 from small_store import make_store
 
 from xret.heads.ablation import cells as ablation_cells
@@ -82,8 +82,7 @@ def test_finished_cells_are_kept_and_values_and_seeds_may_be_added(stores, whole
 
 def test_a_run_that_was_learnt_from_other_stores_as_well_is_no_cell(stores, whole, tmp_path):
     out = shutil.copytree(whole[0], tmp_path / "out")
-    file = next(out.glob("*/seed=0/run.json"))
-    file.write_text(json.dumps({**json.loads(file.read_text()), "also": ["other 01234567"]}))
+    Run(next(out.glob("*/seed=0"))).record(also=["other 01234567"])
     with pytest.raises(RunError, match=r"begun otherwise: also is \['other 01234567'\] there and None now"):
         ablated(stores(), plan_of(), out, seeds=2, device="cpu")
 
@@ -120,10 +119,10 @@ def test_killed_in_the_middle_of_a_cell_and_run_again_equals_uninterrupted(store
 
 
 def test_a_cell_that_fails_stops_no_other_and_is_tried_again(stores, tmp_path, monkeypatch, capsys):
-    out, plan = tmp_path / "out", plan_of(TOO_LARGE)
+    out, plan = tmp_path / "out", plan_of(FAILING)
     entries = ablated(stores(), plan, out, seeds=2, device="cpu")
     assert [entry.status for entry in entries] == ["failed", "failed", "done", "done"]
-    assert "does not fit in the memory" in entries[0].error
+    assert "nowhere.txt" in entries[0].error
     assert entries[0].rsum is None
     record = out / plan.variants[0].name / "seed=0.failed"
     assert record.read_text().strip() == entries[0].error

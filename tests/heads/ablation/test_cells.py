@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from distributed import LocalCluster
-from small_ablations import MARGIN, SMALL, TOO_LARGE, Stores, ablated, numbers, plan_of, started, weights
+from small_ablations import FAILING, MARGIN, SMALL, Stores, ablated, numbers, plan_of, started, weights
 
 from xret.heads.ablation.plan import plan_variation
 from xret.heads.evaluation.evaluation import Result
@@ -164,7 +164,7 @@ def test_a_cluster_trains_the_same_cells(stores, whole, tmp_path, monkeypatch, c
         entries = ablated(stores(), plan_of(), "out", seeds=2, device="cpu", scheduler=address)
         assert numbers(entries) == numbers(whole[1])
         assert "Dask dashboard: http://" in capsys.readouterr().err
-        failing = ablated(stores(), plan_of(TOO_LARGE), "other", device="cpu", scheduler=address)
+        failing = ablated(stores(), plan_of(FAILING), "other", device="cpu", scheduler=address)
     assert [entry.status for entry in failing] == ["failed", "done"]
     assert [entry.run for entry in entries] == [
         str(tmp_path / "out" / Path(entry.run).relative_to(whole[0])) for entry in whole[1]

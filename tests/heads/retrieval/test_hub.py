@@ -96,6 +96,14 @@ def test_damage_is_told(folder, tmp_path):
 
 
 def test_a_damaged_run_is_not_saved(folder, tmp_path):
+    killed = without_digests(shutil.copytree(folder / "words", tmp_path / "killed"), best_epoch=None, best_rsum=None)
+    for use in (
+        lambda it: hub.save_to_folder(it, tmp_path / "saved"),
+        lambda it: it.weights_digest,
+        lambda it: it.model,
+    ):
+        with pytest.raises(RunError, match="has no finished epoch yet; continue it with"):
+            use(Retriever(killed, device="cpu"))
     shutil.copytree(folder / "words", tmp_path / "run")
     weights = tmp_path / "run/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])

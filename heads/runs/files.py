@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ...pipeline.errors import RunError
-from ...pipeline.files import remove, writing
+from ...pipeline.files import remove, to_disk, writing
 
 REMEDY = "make room, or take another --out"  # where a file cannot be written
 _NEXT = "next."
@@ -81,3 +81,4 @@ def _put(folder: Path, name: str) -> None:
     if place.is_dir():  # a folder is not replaced in one step
         remove(place)
     (folder / f"{_NEXT}{name}").replace(place)
+    to_disk(folder)  # before another is written beside it

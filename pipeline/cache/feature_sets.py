@@ -308,6 +308,7 @@ _OPTIONAL: dict[str, Rule] = {  # sets lack what they have no need of, or what e
 }
 _DTYPES = {
     "done": "uint8",
+    "seal": "uint32",
     "status": "uint8",
     "size": "int32",
     "length": "int32",

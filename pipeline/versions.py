@@ -2,7 +2,7 @@
 
 import re
 import sys
-from functools import cache
+from functools import lru_cache
 from importlib.metadata import version
 
 import zarr
@@ -13,7 +13,7 @@ NEWEST = {"zarr": "3.1", "dask": "2026.8"}  # tested; CONTRIBUTING.md says what 
 _PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 
 
-@cache
+@lru_cache(len(NEWEST))
 def note_version(package: str) -> None:
     """Say, once in this process, that a newer version than any tested one is installed, if one is."""
     installed, newest = version(package), NEWEST[package]

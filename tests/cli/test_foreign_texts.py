@@ -1,6 +1,5 @@
 """A store may come from a stranger: none of its texts commands a terminal or becomes a part of a page."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import refused, run
+from earlier_runs import without_digests
 from PIL import Image
 from small_store import make_store
 
@@ -71,7 +71,7 @@ def test_where_a_run_says_that_its_store_is(folder, tmp_path):
     place = tmp_path / re.sub(r"[/\\]", "", MARK)
     place.symlink_to(folder / "s.zarr")
     copy = Path(shutil.copytree(folder / "setdiv", tmp_path / "run"))
-    (copy / "run.json").write_text(json.dumps(json.loads((copy / "run.json").read_text()) | {"store": str(place)}))
+    without_digests(copy, store=str(place))
     first, *_ = run("eval", copy, "--device", "cpu").stdout.splitlines()
     assert "alert(1)" in first
     require_harmless(first + run("search", copy, "a red cube", "--device", "cpu").stdout.splitlines()[0])

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...errors import CacheError, StoreError
 from ...files import make_folders
-from .store import Store
+from .store import Store, gone
 from .zarr_stores import LEASE
 
 PERIOD = 5.0  # seconds between two signs of life
@@ -27,7 +27,7 @@ def alone(store: Store) -> Iterator[None]:
     """Be the only writer of a store: by `locked` on a disk, by `lease` on an object store.
 
     Raises:
-        CacheError: another process is writing, or took over an object store.
+        CacheError: another process is writing, or took over an object store; or a folder was moved meanwhile.
         StoreError: an object store does not answer.
         OSError: whatever is raised meanwhile, with the store's name if it had none.
     """
@@ -40,6 +40,8 @@ def alone(store: Store) -> Iterator[None]:
         with locked(store.root, _occupied(store)):
             yield
     except OSError as error:
+        if not Path(store.root).is_dir():
+            raise gone(store.url) from error
         if error.filename is not None or error.strerror is None:
             raise
         raise OSError(error.errno, error.strerror, store.url) from error  # a full disk does not say which it is

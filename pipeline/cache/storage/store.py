@@ -269,7 +269,7 @@ class Store:
             CacheError: it is not there or its metadata cannot be read; or it is to be written, and the folder has gone.
         """
         if writable and self.is_local and not Path(self.root).is_dir():  # Zarr would begin another in its place
-            raise CacheError(f"{self.url} has gone while it was written; move it back, or name its new place")
+            raise gone(self.url)
         try:
             array = zarr.open_array(self._zarr(writable), path=name, mode="r+" if writable else "r", zarr_format=3)
         except (FileNotFoundError, ValueError, KeyError) as error:
@@ -353,6 +353,11 @@ class Store:
     def _sha256(self, name: str) -> str:
         data = self.find_bytes(name)
         return "" if data is None else hashlib.sha256(data).hexdigest()
+
+
+def gone(url: str) -> CacheError:
+    """Return what is raised where a store's folder is no longer there while it is written."""
+    return CacheError(f"{url} has gone while it was written; move it back, or name its new place")
 
 
 def forbidden(path: str) -> CacheError:

@@ -43,7 +43,7 @@ def whole(stores, tmp_path_factory):
 def test_cells_read_the_features_once_and_equal_a_run_alone(stores, tmp_path, monkeypatch, place):
     """The last of two cells: it finds all in memory, or its shards checked and open."""
     read, original = [], Rows._open
-    monkeypatch.setattr(Rows, "_open", lambda self, shard: read.append((self._folder, shard)) or original(self, shard))
+    monkeypatch.setattr(Rows, "_open", lambda self, shard: read.append((self._name, shard)) or original(self, shard))
     settings = [*SMALL[:-1], "schedule.epochs=1", f"runtime.cache={place}"]
     plan = plan_variation("vsepp", ["aggregator.image=average,gpo"], settings)
     entries = ablated(stores(), plan, tmp_path / "out", device="cpu")

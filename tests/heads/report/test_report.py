@@ -13,7 +13,7 @@ import pytest
 import small_store
 import torch
 from PIL import Image
-from small_store import make_store
+from small_store import make_store, seal_anew
 from torch.nn import functional
 from torchvision.transforms import functional as transforms
 
@@ -300,6 +300,7 @@ def test_regions_of_a_store_are_drawn(tmp_path, folder, monkeypatch):
     boxes[...] = np.tile(np.array([4.0, 3.0, 20.0, 15.0], dtype=np.float32), (*boxes.shape[:2], 1))
     size = features.cache.store.open_array(f"{features.path}/size", writable=True)
     size[...] = np.tile(np.array([40, 30], dtype=np.int32), (size.shape[0], 1))
+    seal_anew(features)
     train(store, load_recipe("setdiv", [*SMALL, *OWN["setdiv"]]), tmp_path / "run", device="cpu")
     write_report([tmp_path / "run"], tmp_path / "roi.html", data_root=folder, device="cpu")
     text = (tmp_path / "roi.html").read_text()
@@ -308,6 +309,7 @@ def test_regions_of_a_store_are_drawn(tmp_path, folder, monkeypatch):
     assert len(outlines) == 3 * 2 * 4 * 2  # images, iterations, slots, regions
     assert set(outlines) == {("4.0", "3.0", "16.0", "12.0")}
     size[...] = np.zeros(size.shape, dtype=np.int32)  # as imports have it whose source does not tell
+    seal_anew(features)
     write_report([tmp_path / "run"], tmp_path / "roi.html", data_root=folder, device="cpu")
     text = (tmp_path / "roi.html").read_text()
     assert "The store does not know how large the pictures of its regions are." in text

@@ -139,7 +139,7 @@ def test_trials_read_the_features_once(stores, tmp_path, monkeypatch):
     from xret.pipeline.cache.rows import Rows
 
     read, original = [], Rows._open
-    monkeypatch.setattr(Rows, "_open", lambda self, shard: read.append((self._folder, shard)) or original(self, shard))
+    monkeypatch.setattr(Rows, "_open", lambda self, shard: read.append((self._name, shard)) or original(self, shard))
     tuned(stores(), tmp_path / "out", trials=3)
     of_train = [one for one in read if "images" in one[0] and one[1] < 2]
     assert of_train

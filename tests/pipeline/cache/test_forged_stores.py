@@ -138,5 +138,5 @@ def test_texts_that_are_none(url):
     store = Store(url)
     values = store.read_array("samples/caption")
     store.open_array("samples/caption", writable=True)[...] = np.full_like(values, 0xFF)
-    with pytest.raises(CacheError, match="'samples/caption' is damaged"):
+    with pytest.raises(CacheError, match="'samples/caption' is not what was written there"):
         FeatureCache.open(url).caption_texts(0, 3)

@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:distributed"),
 ]
-SUPPORT = Path(__file__).parents[2] / "support"
+SUPPORT = Path(__file__).parents[3] / "support"
 TAKEN_OVER = "another process took .* over while this one could not reach it; run the same command again"
 DENIED = 403, "AccessDenied", "Access Denied"
 OTHER = b"someone else"
@@ -226,7 +226,7 @@ def test_a_suspended_writer_whose_clock_is_wrong_ends_when_it_goes_on(bucket, ti
     paths = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
     words = [sys.executable, "-c", WRITER, str(path), bucket.url, str(shift)]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}) as writer:
-        while not any("/done/c/" in name for name in bucket.files()):
+        while writer.poll() is None and not any("/done/c/" in name for name in bucket.files()):
             time.sleep(0.05)
         with pytest.raises(CacheError, match="another process is writing"):
             extract(manifest, bucket.url, SMALL)

@@ -63,20 +63,13 @@ class Grid(ABC):
         local, global_ = self.features(pixels)
         return local.cpu().numpy(), global_.cpu().numpy()
 
+    @abstractmethod
     def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Encode a batch of decoded images [B,3,S,S], so that gradients reach `network`.
 
         Returns:
-            The cells, row by row of the map, float32 [B,N,C], and their mean, float32 [B,C], on the device.
+            The cells, row by row of the map, float32 [B,N,C], and the global features, float32 [B,C], on the device.
         """
-        maps = self._maps(pixels)
-        # Of a vision transformer they are tokens, [B,1+N,C] with the class token first.
-        local = (maps.flatten(2).transpose(1, 2) if maps.ndim == 4 else maps[:, 1:]).contiguous()
-        return local, local.mean(1)
-
-    @abstractmethod
-    def _maps(self, pixels: Tensor) -> Tensor:
-        """Return the last feature map [B,C,H,W] of decoded images."""
 
     def weights_id(self) -> str:
         """Return the weights' entry in the identity of an encoder that reads what `save` writes now."""
@@ -91,7 +84,22 @@ class Grid(ABC):
         return self.network.state_dict()
 
 
-class GridEncoder(Grid):
+class MapGrid(Grid):
+    """What encoders share whose global feature is the mean of the last feature map."""
+
+    def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the cells of the last map, and their mean; shapes as of `Grid`."""
+        maps = self._maps(pixels)
+        # Of a vision transformer they are tokens, [B,1+N,C] with the class token first.
+        local = (maps.flatten(2).transpose(1, 2) if maps.ndim == 4 else maps[:, 1:]).contiguous()
+        return local, local.mean(1)
+
+    @abstractmethod
+    def _maps(self, pixels: Tensor) -> Tensor:
+        """Return the last feature map [B,C,H,W] of decoded images."""
+
+
+class GridEncoder(MapGrid):
     """Encode images as the cells of the last feature map of a network of torchvision's, and their mean."""
 
     def __init__(self, name: str, weights: str, image_size: int, device: str, trust: bool = False) -> None:

@@ -16,7 +16,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from ...data.images import LONGEST, open_image
 from ...errors import EncoderError
 from ..base import library_versions
-from ..grid import Grid
+from ..grid import MapGrid
 from ..weights import digest, noise_images, read_weights, seed_or_file, seeded, settle_norms
 from .butd_checkpoints import DETECTORS, GRIDS, convert, published
 from .butd_network import PROPOSALS, DetectorNetwork, GridNetwork
@@ -84,7 +84,7 @@ class ButdEncoder(RegionEncoder):
         return scale if round(scale * max(size)) <= self._longer else self._longer / max(size)
 
 
-class ButdGridEncoder(Grid):
+class ButdGridEncoder(MapGrid):
     """Encode images as the cells of the detector's backbone, run as an ordinary ResNet-101, and their mean."""
 
     name = "butd-grid"

@@ -156,9 +156,6 @@ class ImageEncoder(Grid):
         used = self._global == "pooler"
         return {name: value for name, value in self.network.state_dict().items() if used or "pooler." not in name}
 
-    def _maps(self, pixels: Tensor) -> Tensor:
-        raise NotImplementedError  # `features` has no need of it
-
 
 def _load(weights: str, offline: bool, trust: bool) -> tuple[nn.Module, Any, bool, str | None]:
     """Return a model, its image processor, whether it lacks the weights of its pooler, and its space."""

@@ -48,9 +48,6 @@ class LibraryGrid(Grid):
     def _count(self, pixels: Tensor) -> int:
         """Return how many layers have a map."""
 
-    def _maps(self, pixels: Tensor) -> Tensor:
-        return self._run(pixels)[0]
-
     @torch.inference_mode()
     def _settle(self, what: str, layer: int, shape: tuple[int, int]) -> None:
         """Choose a layer, counted from 0 or, below 0, from the last, and take the features' shapes.

@@ -1,6 +1,5 @@
 """Which class makes an encoder. An encoder is loaded once and shared by the threads of a process."""
 
-from functools import lru_cache
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from ..errors import EncoderError
 from .base import TextEncoder, VisualEncoder
 from .own import make_own
-from .threads import loading
+from .threads import Loaded
 
 # By name the class that encodes images. `HUB` and a folder or model id name a checkpoint of transformers, one of
 # `LIBRARIES` and a name a model of that library; any other name is a network of torchvision's.
@@ -24,6 +23,7 @@ LIBRARIES = tuple(_OF_LIBRARIES)
 REGION_ENCODERS = tuple(_REGIONS)
 IMAGE_SIZE = 224  # side of the square input of grids that have none of their own, pixels
 KEPT = 2  # encoders of images, and of texts, that stay loaded when nobody has them: tasks of one or two sets take turns
+_images, _texts = Loaded[VisualEncoder](KEPT), Loaded[TextEncoder](KEPT)
 AUGMENTATIONS = ("crop-flip", "dihedral")  # that make further views of a picture; see `views`
 
 
@@ -74,8 +74,8 @@ def load_visual(
     _require_fitting(name, weights, layer, regions, frames, pool)
     size = (regions or (36, 36)) if name in REGION_ENCODERS else image_size
     state = _state(name.removeprefix(HUB) if name.startswith(HUB) else weights)
-    with loading():
-        encoder: Any = _visual(name, weights, size, device, frames, trust, state, layer, half)
+    key = (name, weights, size, device, frames, trust, layer, half)
+    encoder: Any = _images.get((*key, state), lambda: _visual(*key))
     if augment is not None and not hasattr(encoder, "prepare"):
         raise EncoderError(f"--views needs of '{name}' a method `prepare` that takes a picture to pixels; leave it out")
     if pool is not None:
@@ -159,9 +159,9 @@ def load_text(
     """
     if prompt is not None and prompt.count("{}") != 1:
         raise EncoderError(f"--prompt '{prompt}': a caption takes the place of {{}}, which has to stand in it once")
-    with loading():
-        state = (_state(weights.removeprefix(HUB)), _state(file))
-        return _text(weights, device, layer, special_tokens, max_tokens, prompt, half, trust, file, state)
+    state = (_state(weights.removeprefix(HUB)), _state(file))
+    key = (weights, device, layer, special_tokens, max_tokens, prompt, half, trust, file)
+    return _texts.get((*key, state), lambda: make_text(*key))
 
 
 def make_visual(
@@ -216,17 +216,8 @@ def make_text(
     return BertEncoder(weights, device, *of_captions)
 
 
-@lru_cache(KEPT)
 def _visual(
-    name: str,
-    weights: str,
-    size: Any,
-    device: str,
-    frames: int | None,
-    trust: bool,
-    _state: Any,
-    layer: int,
-    half: bool,
+    name: str, weights: str, size: Any, device: str, frames: int | None, trust: bool, layer: int, half: bool
 ) -> VisualEncoder:
     encoder: VisualEncoder = make_visual(name, weights, size, device, trust, layer, half)
     if frames is None:
@@ -234,23 +225,6 @@ def _visual(
     from .wrappers.frames import FramesEncoder
 
     return FramesEncoder(encoder, frames)
-
-
-@lru_cache(KEPT)
-def _text(
-    weights: str,
-    device: str,
-    layer: int,
-    special_tokens: bool,
-    max_tokens: int | None,
-    prompt: str | None,
-    half: bool,
-    trust: bool,
-    file: str,
-    _state: Any,
-) -> TextEncoder:
-    encoder: TextEncoder = make_text(weights, device, layer, special_tokens, max_tokens, prompt, half, trust, file)
-    return encoder
 
 
 def _state(weights: str) -> tuple[object, ...]:

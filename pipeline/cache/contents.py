@@ -157,7 +157,7 @@ def _describe_set(features: ImageSet | CaptionSet) -> SetContents:
         codec=" ".join(str(name) for name in codecs if name != "crc32c") or "none",
         bytes_per_value=size / stored if stored else None,
         raw_bytes_per_value=np.dtype(array.dtype).itemsize,
-        padding=1 - _sample_values(features) / stored if stored else None,
+        padding=1 - _sample_values(features, done) / stored if stored else None,
     )
 
 
@@ -171,9 +171,11 @@ def _shard_values(features: ImageSet | CaptionSet, array: "zarr.Array[Any]") -> 
     return local + samples * features.global_channels * _views(features)
 
 
-def _sample_values(features: ImageSet | CaptionSet) -> int:
-    """Count the feature values, or token ids, of the finished samples."""
+def _sample_values(features: ImageSet | CaptionSet, done: np.ndarray) -> int:
+    """Count the feature values, or token ids, of the samples in the shards that are `done`."""
     good = features.status == OK
+    for shard in np.flatnonzero(~done).tolist():  # another process may have finished it meanwhile
+        good[slice(*features.rows_in(shard))] = False
     local = int(features.length[good].sum(dtype=np.int64)) * (features.channels or 1)
     return (local + int(good.sum()) * (features.global_channels or 0)) * _views(features)
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import zarr
 from zarr.abc.codec import BytesBytesCodec
 
 from ..errors import CacheError
+from ..files import partials_in
 from .feature_cache import MODALITIES, FeatureCache, choose_set
 from .feature_sets import OK, CaptionSet, ImageSet
 from .storage.lease import alone
@@ -99,6 +101,15 @@ def stores_at(url: str) -> list[str]:
     if not stores:
         raise CacheError(f"{url} is neither a feature cache nor a folder that holds one; name another place")
     return stores
+
+
+def partials_at(url: str) -> list[Path]:
+    """Return what killed writers left, or living ones write, in the store or directly in the folder at `url`."""
+    folder = Store(url)
+    if not folder.is_local:
+        return []
+    root = Path(folder.root)
+    return partials_in(root) if folder.exists("zarr.json") else list(root.glob("*.partial"))
 
 
 def set_to_remove(url: str, prefix: str) -> Removal:

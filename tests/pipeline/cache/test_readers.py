@@ -15,9 +15,12 @@ from fsspec.implementations.local import LocalFileSystem
 from readers import READERS, sees_whole_shards
 from s3_server import Bucket
 
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.feature_sets import NOT_DONE
 from xret.pipeline.cache.rows import Rows
 from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.cache.storage.zarr_stores import DiskStore, ObjectStore
+from xret.pipeline.errors import CacheError
 
 SUPPORT = Path(__file__).parents[2] / "support"
 LOOKS = [(Store, name) for name in ("exists", "is_written", "names", "find_bytes", "size", "open_array", "read_array")]
@@ -149,6 +152,43 @@ def test_another_process_writes(written, manifest, tmp_path, server, environment
                 sees_whole_shards(reader, url, written[0])
     assert writer.returncode == 0
     assert all(sees_whole_shards(reader, url, written[0]) for reader in READERS)
+
+
+def test_a_shard_that_is_finished_between_its_values_and_its_mark(written, tmp_path, monkeypatch):
+    whole, log = written
+    writer = Writer(put_into(tmp_path / "s.zarr"), log)
+    writer.write(next(at for at, (name, _) in enumerate(log) if "/done/c/" in name))
+    real, url = Store.read_array, str(tmp_path / "s.zarr")
+
+    def then_the_rest(store, name, *rows):
+        values = real(store, name, *rows)
+        if name.endswith("/status"):
+            writer.write(len(log))
+        return values
+
+    monkeypatch.setattr(Store, "read_array", then_the_rest)
+    features = FeatureCache.open(url).image_set()
+    assert NOT_DONE in features.status
+    assert features.done().all()
+    assert (
+        FeatureCache.open(url).image_set().status.tolist() == FeatureCache.open(str(whole)).image_set().status.tolist()
+    )
+
+
+def test_a_group_that_is_finished_while_it_is_read(tmp_path, monkeypatch):
+    store, real = Store(str(tmp_path)), Store.find_bytes
+    store.start_group("samples")
+
+    def then_it_is_sealed(store, name):
+        found = real(store, name)
+        monkeypatch.setattr(Store, "find_bytes", real)
+        store.seal_group("samples", {}, [])
+        return found
+
+    monkeypatch.setattr(Store, "find_bytes", then_it_is_sealed)
+    with pytest.raises(CacheError, match="'samples' was never finished"):
+        store.read_group("samples")
+    assert store.read_group("samples") == {"arrays": {}}
 
 
 def test_sizes_while_a_file_goes(tmp_path, monkeypatch):

@@ -15,7 +15,6 @@ from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.data.samples import Samples
 from xret.pipeline.errors import CacheError
 
-
 NONE = Samples("none", (), {}, "0" * 64)
 
 

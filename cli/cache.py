@@ -118,7 +118,7 @@ def ls(place: str, as_json: bool) -> None:
     xret cache ls rsicd.zarr
     xret cache ls s3://bucket/caches --json
     """
-    from ..pipeline.cache.contents import describe, stores_at
+    from ..pipeline.cache.contents import describe, partials_at, stores_at
     from ..pipeline.errors import CacheError
 
     stores, rows, found = stores_at(place), [], []
@@ -137,6 +137,11 @@ def ls(place: str, as_json: bool) -> None:
         else:
             names = ", ".join(features.path for features in facts.sets)
             rows.append([store, facts.dataset, in_bytes(facts.bytes), names or "no feature set"])
+    if left := partials_at(place):
+        note = (
+            f"Note: {counted(len(left), 'partial file')} in {place}, such as {left[0].name}: of a killed process, which"
+        )
+        click.echo(printable(f"{note} the same command removes when it runs again, or of one at work."), err=True)
     if as_json:
         click.echo(json.dumps(found))
         return

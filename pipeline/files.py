@@ -3,15 +3,15 @@
 They are written beside their place, brought to the disk, renamed into it, and the name is brought to the disk. Whoever
 returns from a function here may therefore count on what it wrote, also after a power failure; and what is written in a
 certain order is there in that order. What a killed process leaves is called ``.NAME.XXXXXXXX.partial``: nobody reads
-it, and `partials` finds it.
+it, `partials` finds it, and `making` and `making_file` remove it when the same name is written again.
 """
 
 import errno
 import glob
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -53,9 +53,18 @@ def writing(path: Path, failure: type[XretError] | None = None, remedy: str = ""
 
 @contextmanager
 def making(folder: Path, failure: type[XretError] | None = None, remedy: str = "") -> Iterator[Path]:
-    """Give a new folder that becomes `folder`, which must be absent or empty, when the block ends; like `writing`."""
-    with writing(folder, failure, remedy) as partial:
-        partial.mkdir()
+    """Give a new folder that becomes `folder`, which must be absent or empty, when the block ends; like `writing`.
+
+    What killed processes left of `folder` is removed first. What a living one writes is locked, and stays.
+    """
+    with _claiming(folder, Path.mkdir, failure, remedy) as partial:
+        yield partial
+
+
+@contextmanager
+def making_file(path: Path, failure: type[XretError] | None = None, remedy: str = "") -> Iterator[Path]:
+    """Give an empty file, to be filled in its place, that becomes `path` when the block ends; else like `making`."""
+    with _claiming(path, Path.touch, failure, remedy) as partial:
         yield partial
 
 
@@ -133,6 +142,50 @@ def _all_to_disk(path: Path) -> None:
         for below in path.iterdir():
             _all_to_disk(below)
     to_disk(path)
+
+
+@contextmanager
+def _claiming(path: Path, make: Callable[[Path], None], failure: type[XretError] | None, remedy: str) -> Iterator[Path]:
+    for left in partials(path):
+        _remove_abandoned(left)
+    with ExitStack() as held, writing(path, failure, remedy) as partial:
+        while True:
+            make(partial)
+            with suppress(FileNotFoundError):
+                _hold(partial, held, wait=True)
+            if os.path.lexists(partial):  # else another process took it for abandoned before it was locked
+                break
+        yield partial
+        _hold(partial, held, wait=False)  # safetensors puts a file of its own there
+
+
+def _hold(partial: Path, held: ExitStack, *, wait: bool) -> None:
+    """Lock what is written until `held` ends."""
+    handle = os.open(partial, os.O_RDONLY)
+    held.callback(os.close, handle)
+    _lock(handle, wait=wait)
+
+
+def _remove_abandoned(partial: Path) -> None:
+    """Delete what a process was writing, unless that process still lives, or nobody can tell."""
+    with suppress(OSError):
+        handle = os.open(partial, os.O_RDONLY)
+        try:
+            if _lock(handle, wait=False):
+                remove(partial)
+        finally:
+            os.close(handle)
+
+
+def _lock(handle: int, *, wait: bool) -> bool:
+    """Lock an open file or folder until it is closed, also by a kill; return whether it is locked now."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except (ImportError, OSError):  # another system, a file system without locks, or another process has it
+        return False
+    return True
 
 
 def require_writable(path: Path, option: str) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...pipeline.errors import RunError
-from ...pipeline.files import require_new, writing
+from ...pipeline.files import making, making_file, require_new
 from ..modules.embedding import Embedding, Gaussian, Sequence, kind_of
 from ..modules.padding import valid_rows
 from .gallery import Gallery
@@ -122,7 +122,8 @@ def export_embeddings(retriever: Retriever, out: str | Path) -> Exported:
     arrays = _arrays("images", gallery.images) | _arrays("captions", gallery.captions)
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise RunError(f"{run.path} gives embeddings that are not finite: it is damaged, train it again")
-    with writing(out, RunError, "choose another --out") as partial:
+    appearing = making if write is _write_folder else making_file
+    with appearing(out, RunError, "choose another --out") as partial:
         write(partial, gallery, arrays, about)
     files = [out] if out.is_file() else out.iterdir()
     return Exported(
@@ -143,7 +144,6 @@ def _arrays(modality: Modality, embedding: Embedding) -> Arrays:
 
 
 def _write_folder(folder: Path, gallery: Gallery, arrays: Arrays, about: About) -> None:
-    folder.mkdir()
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
     images = zip(gallery.image_ids, gallery.file_names, strict=True)

@@ -31,7 +31,7 @@ from .retriever import Retriever
 
 # The bases of the first are OSError and all errors of the hub's HTTP client, whose name depends on its version.
 _HUB_ERRORS: Any = (*HfHubHTTPError.__bases__, HFValidationError)
-_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w./-]*))?")  # with a branch, tag or commit if need be
 _BACKBONES = [f"{branch}_backbone{suffix}" for branch in ("image", "text") for suffix in ("", ".safetensors")]
 _COPIED = ("model.safetensors", "vocabulary.json", *_BACKBONES)
 
@@ -135,11 +135,13 @@ def local_folder(name: str | Path) -> Path:
     Raises:
         RunError: the hub has no such model, or is not reached and it is not in the cache.
     """
-    if Path(name).exists() or not _HUB_ID.fullmatch(str(name)):
+    found = _HUB_ID.fullmatch(str(name))
+    if Path(name).exists() or not found:
         return Path(name)
+    repo, revision = found.groups()
     try:
         patterns = ["config.json", "recipe.yaml", "run.json", ORIGINS, *_COPIED, "*_backbone/*"]
-        return Path(snapshot_download(str(name), allow_patterns=patterns))
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
     except _HUB_ERRORS as error:
         raise RunError(
             f"there is no run {name} here, and as a model of the Hugging Face hub it cannot be loaded"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import zarr
 from zarr.abc.codec import BytesBytesCodec
 
 from ..errors import CacheError
+from ..files import partials_in
 from .feature_cache import MODALITIES, FeatureCache, choose_set
 from .feature_sets import OK, CaptionSet, ImageSet
 from .storage.lease import alone
@@ -101,6 +103,15 @@ def stores_at(url: str) -> list[str]:
     return stores
 
 
+def partials_at(url: str) -> list[Path]:
+    """Return what killed writers left, or living ones write, in the store or directly in the folder at `url`."""
+    folder = Store(url)
+    if not folder.is_local:
+        return []
+    root = Path(folder.root)
+    return partials_in(root) if folder.exists("zarr.json") else list(root.glob("*.partial"))
+
+
 def set_to_remove(url: str, prefix: str) -> Removal:
     """Return which feature set `prefix` means, even if it is damaged or half removed; errors as for `choose_set`."""
     cache = FeatureCache.open(url)
@@ -157,7 +168,7 @@ def _describe_set(features: ImageSet | CaptionSet) -> SetContents:
         codec=" ".join(str(name) for name in codecs if name != "crc32c") or "none",
         bytes_per_value=size / stored if stored else None,
         raw_bytes_per_value=np.dtype(array.dtype).itemsize,
-        padding=1 - _sample_values(features) / stored if stored else None,
+        padding=1 - _sample_values(features, done) / stored if stored else None,
     )
 
 
@@ -171,9 +182,11 @@ def _shard_values(features: ImageSet | CaptionSet, array: "zarr.Array[Any]") -> 
     return local + samples * features.global_channels * _views(features)
 
 
-def _sample_values(features: ImageSet | CaptionSet) -> int:
-    """Count the feature values, or token ids, of the finished samples."""
+def _sample_values(features: ImageSet | CaptionSet, done: np.ndarray) -> int:
+    """Count the feature values, or token ids, of the samples in the shards that are `done`."""
     good = features.status == OK
+    for shard in np.flatnonzero(~done).tolist():  # another process may have finished it meanwhile
+        good[slice(*features.rows_in(shard))] = False
     local = int(features.length[good].sum(dtype=np.int64)) * (features.channels or 1)
     return (local + int(good.sum()) * (features.global_channels or 0)) * _views(features)
 

@@ -18,6 +18,7 @@ so the rows of a set's arrays are those of the samples with a gap after each spl
 """
 
 import itertools
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -38,8 +39,7 @@ class FeatureCache:
     def __init__(self, store: Store, attributes: dict[str, Any]) -> None:
         self.store = store
         self.url = store.url
-        if wrong := fault(attributes, _RULES, {}):
-            raise CacheError(f"{self.url}/zarr.json is damaged: {wrong}; get that store anew")
+        require_root(self.url, attributes)
         self.dataset: str = attributes["dataset"]  # the manifest's name
         self.manifest_sha256: str = attributes["manifest_sha256"]  # of the samples
         self.protocols: tuple[str, ...] = tuple(attributes["protocols"])  # what ``--protocol auto`` evaluates
@@ -194,6 +194,12 @@ class FeatureCache:
             return [raw[a:b].decode() for a, b in itertools.pairwise(offsets - offsets[0])]
         except UnicodeDecodeError as error:
             raise CacheError(f"{self.url}: a text of samples/{name} is not UTF-8; extract it again") from error
+
+
+def require_root(url: str, attributes: Mapping[str, Any]) -> None:
+    """Raise CacheError unless a store's root attributes are what a cache has."""
+    if wrong := fault(attributes, _RULES, {}):
+        raise CacheError(f"{url}/zarr.json is damaged: {wrong}; get that store anew")
 
 
 def _are_splits(value: Any) -> bool:

@@ -124,6 +124,7 @@ class FeatureSet:
 
     def _of_samples(self, name: str) -> np.ndarray:
         """Return the value of each sample in an array; Zarr would make up the values of a lost file."""
+        done = self.done()  # before the values, which another process writes before it marks them
         marked, there = (self.cache.store.names(f"{self.path}/{array}/c") for array in ("done", name))
         if lost := set(marked) - set(there):
             raise CacheError(
@@ -133,7 +134,7 @@ class FeatureSet:
         self._require_fitting(name)
         whole = self.cache.store.read_array(f"{self.path}/{name}")
         array, rows = self.cache.store.open_array(f"{self.path}/{name}"), len(whole) // len(self.blocks)
-        for shard in np.flatnonzero(self.done()).tolist():
+        for shard in np.flatnonzero(done).tolist():
             sealed = self.sealed(name, shard)
             if sealed is not None and seals(array, shard, whole[shard * rows : (shard + 1) * rows]) != sealed:
                 raise CacheError(

@@ -17,7 +17,7 @@ from ..files import partials_in, remove, require_writable
 from ..wording import printable
 from .blocks import Blocks
 from .facts import SetFacts
-from .feature_cache import FORMAT, VERSION, FeatureCache
+from .feature_cache import FORMAT, VERSION, FeatureCache, require_root
 from .feature_sets import NOT_DONE, CaptionSet, FeatureSet, ImageSet
 from .storage.lease import alone
 from .storage.store import Store
@@ -96,6 +96,7 @@ def _is_there(store: Store, samples: Samples) -> bool:
     root, damage = store.inspect_group("")
     if damage or (root.get("format"), root.get("version")) != (FORMAT, VERSION):
         return False
+    require_root(store.url, root)
     if root["manifest_sha256"] != samples.digest:
         raise CacheError(
             f"{store.url} holds other samples: data set '{root['dataset']}', manifest {root['manifest_sha256'][:8]},"

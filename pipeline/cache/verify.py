@@ -128,12 +128,18 @@ class CheckedSet:
         first, last = self.features.rows_in(shard)
         status = values["status"][: last - first]
         damaged += [] if np.isin(status, (OK, FAILED)).all() else ["status"]
-        if self.features.modality == "images":
-            recorded = np.array([key in self.features.failed for key in self.features.cache.ids(first, last)])
-            damaged += [] if np.array_equal(recorded, status == FAILED) else ["status"]
+        if self.features.modality == "images" and not self._records(shard, status == FAILED):
+            # Whoever writes meanwhile records what failed before the shard is marked.
+            self.features = type(self.features)(self.features.cache, self.features.name)
+            damaged += [] if self._records(shard, status == FAILED) else ["status"]
         return damaged + [
             name for name in ("local", "global") if name in values and not self._finite(name, values, status == OK)
         ]
+
+    def _records(self, shard: int, failed: np.ndarray) -> bool:
+        """Return whether the set's attributes name those samples of a shard that failed."""
+        ids = self.features.cache.ids(*self.features.rows_in(shard))
+        return np.array_equal([key in self.features.failed for key in ids], failed)
 
     def _misplaced(self, shard: int, values: dict[str, np.ndarray]) -> list[str]:
         """Return the arrays with intact files that are not those that were written here."""

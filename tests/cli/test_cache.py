@@ -80,6 +80,14 @@ def test_verify_ends_with_what_to_do(store):
     assert len(run("verify", store, code=1).stdout.splitlines()) == 3
 
 
+def test_ls_tells_of_what_killed_writers_left(store, tmp_path):
+    assert not run("ls", store).stderr
+    for folder in (Path(store) / "samples", tmp_path):
+        (folder / ".zarr.json.0a1b2c3d.partial").touch()
+        place = store if folder != tmp_path else tmp_path
+        assert f"Note: 1 partial file in {place}, such as .zarr.json.0a1b2c3d.partial: of a" in run("ls", place).stderr
+
+
 def test_ls_of_a_store(store):
     (facts,) = json.loads(run("ls", store, "--json").stdout)
     lines = run("ls", store).stdout.splitlines()

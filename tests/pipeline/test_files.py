@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from xret.pipeline.errors import CacheError, OutputError, RunError
 from xret.pipeline.files import (
     making,
+    making_file,
     partials,
     partials_in,
     remove,
@@ -189,3 +190,45 @@ def test_a_file_is_on_the_disk_before_it_is_renamed(tmp_path, monkeypatch):
     with writing(tmp_path / "file") as partial:
         partial.write_text("mine")
     assert done == [stat.S_IFREG, "replace", stat.S_IFDIR]
+
+
+@pytest.mark.parametrize("appearing", [making, making_file])
+def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_stays(tmp_path, appearing):
+    code = (
+        f"import sys\nfrom pathlib import Path\nfrom xret.pipeline.files import {appearing.__name__}\n"
+        f"with {appearing.__name__}(Path('out')) as partial:\n"
+        "    print(partial, flush=True); sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", code]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, **pipes) as killed:
+        assert Path(killed.stdout.readline().strip()).exists()
+        killed.kill()
+    assert len(partials(tmp_path / "out")) == 1
+    with subprocess.Popen(command, cwd=tmp_path, **pipes) as living:
+        its_own = Path(living.stdout.readline().strip())
+        assert partials(tmp_path / "out") == [its_own]
+        with appearing(tmp_path / "out") as partial:
+            if partial.is_file():
+                save_file({"a": np.zeros(3)}, partial)
+            assert sorted(partials(tmp_path / "out")) == sorted([its_own, partial])
+        remove(tmp_path / "out")
+        living.stdin.close()
+    assert living.returncode == 0
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
+def test_one_that_is_taken_for_abandoned_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    real, opened = os.open, []
+
+    def removed_before(path, *arguments):
+        if not opened:
+            opened.append(path)
+            remove(path)
+        return real(path, *arguments)
+
+    monkeypatch.setattr(os, "open", removed_before)
+    with making(tmp_path / "out") as partial:
+        assert partial.is_dir()
+        assert opened == [partial]
+    assert (tmp_path / "out").is_dir()

@@ -175,7 +175,8 @@ class Store:
         if not self.exists(name):
             return 0
         with self._answering():
-            return int(self.fs.du(self.path(name)))
+            # Names and sizes at once: a file that is still written beside its place may go between two looks.
+            return sum(entry.get("size", 0) for entry in self.fs.find(self.path(name), detail=True).values())
 
     def _answering(self) -> AbstractContextManager[None]:
         return nullcontext() if self.is_local else one_sentence(self.url)
@@ -325,9 +326,10 @@ class Store:
         Raises:
             CacheError: the group is missing, unfinished or damaged.
         """
-        attributes, damage = self.inspect_group(name)
-        if damage and self.is_unfinished(name):
+        raw = self.find_bytes(_metadata(name))
+        if raw == _UNFINISHED:
             raise CacheError(f"{self.url}: '{name or '/'}' was never finished; run the same `xret extract` again")
+        attributes, damage = self._inspect(name, raw)
         if damage:
             remedy = "extract into another --store"
             if "/" in name:
@@ -337,8 +339,12 @@ class Store:
 
     def inspect_group(self, name: str) -> tuple[dict[str, Any], list[str]]:
         """Return the group's attributes and the nodes (the group, its arrays) whose metadata is damaged."""
+        return self._inspect(name, self.find_bytes(_metadata(name)))
+
+    def _inspect(self, name: str, content: bytes | None) -> tuple[dict[str, Any], list[str]]:
+        """Do the same for what was read of the group."""
         try:
-            raw = (self.find_bytes(_metadata(name)) or b"").decode()
+            raw = (content or b"").decode()
             attributes = dict(parse_json(raw)["attributes"])
             if "digest" not in attributes:
                 return attributes, [name]

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from ...errors import ManifestError
-from ...files import making, partials, remove
+from ...files import making
 from ..samples import tokenize
 from .captions import describe, phrase
 from .pictures import Scene, draw, random_scene
@@ -39,8 +39,6 @@ def generate_scenes(folder: str | Path, seed: int = 0, *, train: int = 800, val:
         return path
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ManifestError(f"{folder} holds something else; remove it, or name a new folder for the scenes")
-    for left in partials(folder):
-        remove(left)
     with making(folder, ManifestError, "name another folder for the scenes") as part:
         (part / "images").mkdir()
         splits = [split for split, count in counts.items() for _ in range(count)]

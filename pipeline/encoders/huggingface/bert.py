@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...errors import EncoderError
 from ..base import library_versions
 from ..weights import digest
-from .hub import counted_from_0, load_text_model, quiet
+from .hub import commit_of, counted_from_0, load_text_model, quiet
 
 # Dask's tasks already run in parallel; the tokenizers' own threads warn when a process forks.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -66,7 +66,7 @@ class BertEncoder:
         self._layer: int | None = None  # the last hidden state
         self._above: dict[str, Tensor] = {}  # weights of layers that are cut off
         self.identity = self._identify("last_hidden_state" if layer == layers else f"hidden_states.{layer}")
-        self.versions = library_versions("torch", "transformers", "tokenizers")
+        self.versions = library_versions("torch", "transformers", "tokenizers") | commit_of(weights)
         try:
             if layer < layers:
                 self._stop_at(layer)

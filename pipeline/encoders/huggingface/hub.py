@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import huggingface_hub.utils.logging as hub_logging
 import torch
+from huggingface_hub import try_to_load_from_cache
 from torch import nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -18,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from ...errors import EncoderError
 from ..weights import digest, misfit, require_finite
 
-_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_HUB_ID = re.compile(r"(\w[\w.-]*(?:/\w[\w.-]*)?)(?:@(\w[\w./-]*))?")
 _FILES = {"text": "the tokenizer's files", "image": "preprocessor_config.json"}
 _OTHERS = {"text": "vis", "image": "text"}  # how the names of the other tower's parts begin
 
@@ -30,7 +31,8 @@ def load_text_model(weights: str) -> tuple[Any, Any]:
     """Return a model without the pooler on top, in float32, and its tokenizer.
 
     Args:
-        weights: a folder, or a model id; what lies in the hub's cache is used without asking the hub.
+        weights: a folder, or a model id, with ``@`` and a revision if need be; what lies in the hub's cache is used
+            without asking the hub.
 
     Raises:
         EncoderError: there is no such model, or it is incomplete.
@@ -41,6 +43,26 @@ def load_text_model(weights: str) -> tuple[Any, Any]:
         return model, load_tokenizer(weights, offline, model.config)
 
     return load_from(weights, "text", load)
+
+
+def place_of(weights: str, offline: bool) -> tuple[str, dict[str, Any]]:
+    """Return what the loaders of transformers take for `weights`: a folder or model id, and options.
+
+    The options name the revision (a branch, a tag or a commit) that stands after ``@``, and say whether to do without
+    the hub.
+    """
+    found = None if Path(weights).is_dir() else _HUB_ID.fullmatch(weights)
+    name, revision = found.groups() if found else (weights, None)
+    return name, {"local_files_only": offline, **({"revision": revision} if revision else {})}
+
+
+def commit_of(weights: str) -> dict[str, str]:
+    """Return the commit of the hub from which `weights` were loaded, as a version to record; none of a folder."""
+    name, options = place_of(weights, offline=True)
+    if Path(name).is_dir():
+        return {}
+    file = try_to_load_from_cache(name, "config.json", revision=options.get("revision"))
+    return {"commit": Path(file).parent.name} if isinstance(file, str) else {}  # snapshots/COMMIT/config.json
 
 
 def load_from(weights: str, kind: Kind, load: Callable[[bool], T]) -> T:
@@ -101,12 +123,13 @@ def load_model(weights: str, kind: Kind, offline: bool, trust: bool, auto: Any) 
     Raises:
         EncoderError: the weights do not fit the model's config.json, or hold NaN.
     """
+    name, options = place_of(weights, offline)
     model, info = auto.from_pretrained(
-        weights,
+        name,
         dtype=torch.float32,
         ignore_mismatched_sizes=True,  # they are refused below, by name
         output_loading_info=True,
-        local_files_only=offline,
+        **options,
         trust_remote_code=trust,
     )
     joint = hasattr(model, f"get_{kind}_features")
@@ -132,7 +155,7 @@ def _leave_out(model: nn.Module, beginning: str) -> None:
 
 def short_name(weights: str) -> str:
     """Return the last part of a model id or of a folder's path, as a set's name may begin with it."""
-    last = Path(weights).resolve().name if Path(weights).is_dir() else weights.rpartition("/")[2]
+    last = Path(weights).resolve().name if Path(weights).is_dir() else weights.partition("@")[0].rpartition("/")[2]
     return re.sub(r"[^\w.-]+", "-", last, flags=re.ASCII).strip(".-") or "hf"
 
 
@@ -157,20 +180,21 @@ def autocast(device: str, half: bool) -> torch.autocast:
 
 
 def _load_model(weights: str, offline: bool) -> Any:
-    config = AutoConfig.from_pretrained(weights, local_files_only=offline, trust_remote_code=False)
+    name, options = place_of(weights, offline)
+    config = AutoConfig.from_pretrained(name, **options, trust_remote_code=False)
     if type(config) not in MODEL_MAPPING:
         raise ValueError(f"there is no plain encoder for a {type(config).__name__}")
     kind: Any = MODEL_MAPPING[type(config)]
     kind = kind[0] if isinstance(kind, tuple) else kind
     without_pooler = {"add_pooling_layer": False} if "add_pooling_layer" in signature(kind).parameters else {}
     model, info = kind.from_pretrained(
-        weights,
+        name,
         config=config,
         dtype=torch.float32,
         attn_implementation="eager",
         ignore_mismatched_sizes=True,  # they are refused below, by name
         output_loading_info=True,
-        local_files_only=offline,
+        **options,
         **without_pooler,
     )
     if faults := _faults(model, info):
@@ -196,7 +220,8 @@ def load_tokenizer(weights: str, offline: bool, config: Any, trust: bool = False
         EncoderError: the model does not know all of its tokens.
         FileNotFoundError: it has no vocabulary.
     """
-    tokenizer = AutoTokenizer.from_pretrained(weights, local_files_only=offline, trust_remote_code=trust)
+    name, options = place_of(weights, offline)
+    tokenizer = AutoTokenizer.from_pretrained(name, **options, trust_remote_code=trust)
     # Without its files a tokenizer is made all the same, and knows the special tokens only.
     vocabulary = tokenizer.get_vocab()
     if not set(vocabulary) - set(tokenizer.all_special_tokens):

@@ -15,7 +15,7 @@ from ...errors import EncoderError
 from ..base import library_versions
 from ..grid import Grid
 from ..weights import digest
-from .hub import autocast, counted_from_0, load_from, load_model, quiet, short_name
+from .hub import autocast, commit_of, counted_from_0, load_from, load_model, place_of, quiet, short_name
 from .pixels import Pixels, noise, plain
 
 # Settings that change the features of equal weights.
@@ -86,7 +86,7 @@ class ImageEncoder(Grid):
             )
         self.global_channels = global_.shape[1]
         self.identity = self._identify()
-        self.versions = library_versions("torch", "torchvision", "transformers", "PIL")
+        self.versions = library_versions("torch", "torchvision", "transformers", "PIL") | commit_of(weights)
 
     def prepare(self, image: Image.Image) -> Tensor:
         """Prepare an image with the checkpoint's own processor; return pixels float32 [3,H,W]."""
@@ -166,7 +166,8 @@ def _load(weights: str, offline: bool, trust: bool) -> tuple[nn.Module, Any, boo
             " use it as --text"
         )
     try:
-        processor = AutoImageProcessor.from_pretrained(weights, local_files_only=offline, trust_remote_code=trust)
+        name, options = place_of(weights, offline)
+        processor = AutoImageProcessor.from_pretrained(name, **options, trust_remote_code=trust)
     except (OSError, ValueError) as error:
         if "trust_remote_code" in str(error):
             raise

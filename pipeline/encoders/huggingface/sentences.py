@@ -12,6 +12,7 @@ from transformers.utils.hub import cached_file
 
 from ...errors import EncoderError
 from .bert import maximum
+from .hub import place_of
 
 # As older folders have it: a switch for each way.
 _SWITCHES = {
@@ -99,10 +100,11 @@ def read_pooling(weights: str, offline: bool) -> Pooling | None:
 
 def _read(weights: str, name: str, offline: bool) -> Any:
     """Return the content of a JSON file of a checkpoint; None where it has none."""
+    place, options = place_of(weights, offline)
     file = cached_file(
-        weights,
+        place,
         name,
-        local_files_only=offline,
+        **options,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
 from ...errors import EncoderError
 from ..weights import digest
 from .bert import BertEncoder, maximum
-from .hub import autocast, load_from, load_model, load_tokenizer, short_name
+from .hub import autocast, load_from, load_model, load_tokenizer, place_of, short_name
 from .sentences import Pooling, read_pooling
 
 # Settings that change the features of equal weights.
@@ -149,7 +149,8 @@ class TextEncoder(BertEncoder):
 
 def _load(weights: str, offline: bool, trust: bool) -> tuple[Any, Any, Pooling | None, str | None]:
     """Return a model, its tokenizer, how a sentence-transformers folder pools, and the model's space."""
-    config = AutoConfig.from_pretrained(weights, local_files_only=offline, trust_remote_code=trust)
+    name, options = place_of(weights, offline)
+    config = AutoConfig.from_pretrained(name, **options, trust_remote_code=trust)
     alone = str((config.architectures or [""])[0]).endswith("EncoderModel")  # as the encoder of T5 is saved
     auto = AutoModelForTextEncoding if alone or getattr(config, "is_encoder_decoder", False) else AutoModel
     model, _, space = load_model(weights, "text", offline, trust, auto)

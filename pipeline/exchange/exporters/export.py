@@ -10,7 +10,7 @@ from pathlib import Path
 from ...cache import FeatureCache
 from ...cache.layout import DEFAULT_SPLITS
 from ...errors import OutputError
-from ...files import require_new, writing
+from ...files import making, making_file, require_new
 from . import hdf5, npy
 from .selection import Selection, select
 
@@ -62,7 +62,8 @@ def export(url: str, to: str, out: Path, sets: Sequence[str] = (), splits: Seque
     if to == "npy":
         npy.check(selection)
     write = npy.write if to == "npy" else hdf5.write
-    with writing(out, OutputError, "make room, or take another --out") as partial:
+    appearing = making if to == "npy" else making_file
+    with appearing(out, OutputError, "make room, or take another --out") as partial:
         write(selection, partial)
     files = [out] if out.is_file() else list(out.iterdir())
     return Export(

@@ -28,7 +28,7 @@ _ROWS = 1024  # rows in a chunk of an array of small rows
 
 
 def write(selection: Selection, out: Path) -> None:
-    """Write the selection to a new file.
+    """Write the selection to an empty file.
 
     Raises:
         OSError: the file cannot be written.

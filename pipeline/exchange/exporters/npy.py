@@ -33,13 +33,12 @@ def check(selection: Selection) -> None:
 
 
 def write(selection: Selection, out: Path) -> None:
-    """Write the selection to a new folder.
+    """Write the selection to an empty folder.
 
     Raises:
         OSError: the files cannot be written.
         CacheError: something in the cache is damaged.
     """
-    out.mkdir()
     total = sum(map(len, selection.rows.values()))
     with Progress("export", total, "images") as progress:
         for split in selection.rows:

@@ -183,7 +183,7 @@ def test_a_push_that_is_refused_ends_in_a_sentence(folder, monkeypatch, error):
 
 def test_a_name_of_the_hub_is_looked_up_there_if_there_is_no_such_folder(folder, tmp_path, monkeypatch):
     saved = hub.save_to_folder(open_run(folder, "words"), tmp_path / "saved")
-    monkeypatch.setattr(hub, "snapshot_download", lambda name, allow_patterns: str(saved))
+    monkeypatch.setattr(hub, "snapshot_download", lambda name, allow_patterns, revision: str(saved))
     assert xret.load("user/name").run.path == saved
     assert hub.local_folder(folder / "words") == folder / "words"
     with pytest.raises(RunError, match="nowhere is no run"):

@@ -10,8 +10,12 @@ from small_store import make_store
 
 from xret.pipeline.cache.contents import describe
 from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.layout import open_for_writing, require_place
 from xret.pipeline.cache.storage.store import Store
+from xret.pipeline.data.samples import Samples
 from xret.pipeline.errors import CacheError
+
+NONE = Samples("none", (), {}, "0" * 64)
 
 
 def path_of(url, modality):
@@ -115,6 +119,9 @@ def test_root_attributes(url, key, value):
     attributes = {key: one for key, one in {**Store(url).read_group(""), key: value}.items() if one != "gone"}
     Store(url).seal_group("", attributes, [])
     assert f"{url}/zarr.json is damaged: '{key}' is " in sentence(url)
+    for look in (lambda: require_place(url, NONE), lambda: open_for_writing(url, NONE, ()).__enter__()):
+        with pytest.raises(CacheError, match=rf"{url}/zarr\.json is damaged: '{key}' is "):
+            look()
 
 
 @pytest.mark.parametrize("array", ["status", "length", "done", "local"])

@@ -1,0 +1,94 @@
+"""A revision of a model on the hub: a cache as huggingface_hub lays it out, with two commits, and no network."""
+
+import shutil
+
+import huggingface_hub.constants
+import numpy as np
+import pytest
+from small_bert import save_bert
+from small_checkpoints import save_image_model
+
+from xret.heads.retrieval.hub import local_folder
+from xret.pipeline.cache.facts import fingerprint
+from xret.pipeline.encoders.registry import load_text, load_visual
+from xret.pipeline.errors import EncoderError, RunError
+
+OLD, NEW = "a" * 40, "b" * 40
+
+
+def fill_cache(root, name, commits, refs):
+    """Lay out what was downloaded of a model: {commit: folder} and {branch or tag: commit}."""
+    model = root / f"models--{name.replace('/', '--')}"
+    for commit, folder in commits.items():
+        shutil.copytree(folder, model / "snapshots" / commit)
+    for ref, commit in refs.items():
+        (model / "refs" / ref).parent.mkdir(parents=True, exist_ok=True)
+        (model / "refs" / ref).write_text(commit)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    for commit, seed in ((OLD, 0), (NEW, 1)):
+        (tmp_path / commit).mkdir()
+        save_bert(tmp_path / commit, seed)
+    commits = {commit: tmp_path / commit for commit in (OLD, NEW)}
+    fill_cache(tmp_path / "hub", "someone/bert", commits, {"main": NEW, "refs/pr/1": OLD, "v1.0": OLD})
+    return tmp_path
+
+
+@pytest.mark.parametrize("prefix", ["", "hf:"])
+@pytest.mark.parametrize(
+    ("revision", "commit"), [("", NEW), ("@main", NEW), ("@v1.0", OLD), ("@refs/pr/1", OLD), (f"@{OLD}", OLD)]
+)
+def test_a_revision_is_the_one_that_is_loaded_and_its_commit_is_recorded(cache, prefix, revision, commit):
+    hub, folder = (load_text(f"{prefix}{name}", "cpu") for name in (f"someone/bert{revision}", cache / commit))
+    assert hub.identity == folder.identity
+    assert fingerprint(hub.identity, "float16") == fingerprint(folder.identity, "float16")
+    assert hub.versions == folder.versions | {"commit": commit}
+    ids = folder.tokenize(["a picture of thing 1"])
+    assert np.array_equal(hub.encode(hub.tokenize(["a picture of thing 1"]))[0], folder.encode(ids)[0])
+    if prefix:
+        assert hub.name == "bert"
+
+
+def test_an_image_model(cache):
+    folders = [save_image_model(cache / str(seed), "vit", seed) for seed in (0, 1)]
+    fill_cache(cache / "hub", "someone/vit", dict(zip((OLD, NEW), folders, strict=True)), {"main": NEW, "v1": OLD})
+    old, new, first = (
+        load_visual(f"hf:{n}", "imagenet", None, "cpu") for n in ("someone/vit@v1", "someone/vit", folders[0])
+    )
+    assert old.identity == first.identity != new.identity
+    assert (old.versions["commit"], new.versions["commit"]) == (OLD, NEW)
+
+
+def test_revisions_differ(cache):
+    old, new = load_text("hf:someone/bert@v1.0", "cpu"), load_text("hf:someone/bert", "cpu")
+    assert old.identity["weights"] != new.identity["weights"]
+
+
+@pytest.mark.parametrize("name", ["someone/bert@nowhere", "someone/bert@", "someone/bert@-x", "someone/bert@v1 0"])
+def test_a_revision_that_is_not_there_is_a_sentence(cache, name):
+    with pytest.raises(EncoderError, match=f"weights '{name}'"):
+        load_text(f"hf:{name}", "cpu")
+
+
+def test_a_folder_may_have_an_at_in_its_name(cache):
+    folder = (cache / OLD).rename(cache / "bert@v1.0")
+    encoder = load_text(f"hf:{folder}", "cpu")
+    assert "commit" not in encoder.versions
+    assert encoder.name == "bert-v1.0"
+
+
+def test_a_run_of_a_revision(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    for commit in (OLD, NEW):
+        (tmp_path / commit).mkdir()
+        (tmp_path / commit / "run.json").write_text(commit)
+    fill_cache(tmp_path / "hub", "someone/run", {OLD: tmp_path / OLD, NEW: tmp_path / NEW}, {"main": NEW, "v1": OLD})
+    for name, commit in (("someone/run", NEW), ("someone/run@v1", OLD), (f"someone/run@{OLD}", OLD)):
+        assert (local_folder(name) / "run.json").read_text() == commit
+    with pytest.raises(RunError, match="there is no run someone/run@v2 here"):
+        local_folder("someone/run@v2")

@@ -90,7 +90,10 @@ def open_file(folder: str | Path, file: File) -> BinaryIO:
     url = place_of(folder, file.name)
     require_same(folder, file, look_at(folder, file.name))
     try:
-        return cast(BinaryIO, fsspec.core.url_to_fs(url)[0].open(fsspec.core.url_to_fs(url)[1], "rb"))
+        if not is_url(url):
+            return Path(url).open("rb")
+        fs, path = fsspec.core.url_to_fs(url)
+        return cast(BinaryIO, fs.open(path, "rb"))
     except Exception as error:
         raise _unreadable(url, error) from error
 

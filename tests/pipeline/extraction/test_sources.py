@@ -155,7 +155,7 @@ def test_pictures_are_found_again_where_they_lie(small, data, tmp_path, form):
     url = tmp_path / "s.zarr"
     store_of(getattr(data, f"as_{form}")(), url)
     cache = FeatureCache.open(str(url))
-    with pytest.raises(CacheError, match="lies in a folder that was not given; .*--data-root"):
+    with pytest.raises(CacheError, match=r"lies in a folder that was not given; .*--data-root"):
         find_pictures(cache, None)
     with pytest.raises(CacheError, match="is not in "):
         find_pictures(cache, tmp_path)

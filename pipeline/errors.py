@@ -8,7 +8,7 @@ class XretError(Exception):
 
 
 class ManifestError(XretError, ValueError):
-    """A manifest, or the caption file or image folder that it names, cannot be used."""
+    """A manifest, or a file or folder of pictures or captions that it names, cannot be used."""
 
 
 class SampleError(XretError):

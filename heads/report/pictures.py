@@ -13,8 +13,9 @@ from PIL import Image
 
 from ...pipeline.cache import FeatureCache, ImageSet
 from ...pipeline.data.images import open_image, thumbnail
+from ...pipeline.data.sources import PictureReader
 from ...pipeline.errors import CacheError, ManifestError, SampleError
-from ...pipeline.reading.reattachment import image_folder
+from ...pipeline.reading.reattachment import find_pictures
 
 SIDE = 180  # pixels of the longer side of a thumbnail, and of either side of what a network saw
 QUALITY = 75  # of the JPEG files
@@ -64,9 +65,9 @@ class Pictures:
         self.why_not: str | None = None
         self.unreadable: list[str] = []
         self._held: dict[tuple[str, Part | None], Picture | None] = {}
-        self._folder: Path | None = None
+        self._reader: PictureReader | None = None
         try:
-            self._folder = image_folder(cache, data_root)
+            self._reader = find_pictures(cache, data_root)
         except (CacheError, ManifestError) as error:
             self.why_not = str(error)
 
@@ -87,17 +88,17 @@ class Pictures:
             file_name: as the store has it.
             part: a box of it, or what a network saw of it; None: the whole picture.
         """
-        if self._folder is None:
+        if self._reader is None:
             return None
         key = (file_name, part)
         if key not in self._held:
-            self._held[key] = self._read(self._folder, file_name, part, f"picture-{len(self._held)}")
+            self._held[key] = self._read(self._reader, file_name, part, f"picture-{len(self._held)}")
         return self._held[key]
 
-    def _read(self, folder: Path, file_name: str, part: Part | None, key: str) -> Picture | None:
+    def _read(self, reader: PictureReader, file_name: str, part: Part | None, key: str) -> Picture | None:
         try:
-            path = folder / file_name
-            image = thumbnail(path, SIDE) if part is None else _cut(open_image(path), part)
+            picture = reader.open(file_name)
+            image = thumbnail(picture, SIDE) if part is None else _cut(open_image(picture), part)
         except SampleError:
             if file_name not in self.unreadable:
                 self.unreadable.append(file_name)

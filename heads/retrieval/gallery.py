@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...pipeline.cache.feature_cache import FeatureCache
+from ...pipeline.data.images import PictureFile
+from ...pipeline.data.sources import PictureReader
 from ...pipeline.device import within_memory
 from ...pipeline.errors import RunError
-from ...pipeline.reading.reattachment import image_folder
+from ...pipeline.reading.reattachment import find_pictures
 from ..evaluation.scoring import BATCH, embed_all
 from ..model import Model
 from ..modules.embedding import Embedding, concatenate, each
@@ -31,7 +33,7 @@ class Gallery:
         cache: the store.
         split: whose samples.
         device: where the embeddings are.
-        data_root: finds the image files, see `reattachment.image_folder`; they are needed for `image_path` only.
+        data_root: finds the image files, see `reattachment.image_folder`; they are needed for `picture` only.
 
     Attributes:
         url: of the store.
@@ -112,10 +114,10 @@ class Gallery:
         return [self.best(modality, column, k) for column in scores.unbind(1)]
 
     @cached_property
-    def folder(self) -> Path:
-        """The folder of the image files; CacheError or ManifestError where it is unknown or missing."""
-        return image_folder(self._cache, self._data_root)
+    def pictures(self) -> PictureReader:
+        """What opens the images by their file names; CacheError or ManifestError where they are missing."""
+        return find_pictures(self._cache, self._data_root)
 
-    def image_path(self, row: int) -> Path:
-        """Return the file of the image in a row."""
-        return self.folder / self.file_names[row]
+    def picture(self, row: int) -> PictureFile | Path:
+        """Return what stands in the file of the image in a row; of a folder of frames, or a missing file, the path."""
+        return self.pictures.open(self.file_names[row])

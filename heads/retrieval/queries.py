@@ -8,6 +8,7 @@ from typing import Any
 
 from PIL import Image
 
+from ...pipeline.data.images import PictureFile
 from ...pipeline.data.samples import tokenize
 from ...pipeline.errors import QueryError
 from ...pipeline.wording import some_of
@@ -40,7 +41,7 @@ def require_query(query: Any) -> None:
 
     Whether there is such a file is not looked up, as clients of a server could ask for any.
     """
-    if not isinstance(query, str | Path | Image.Image):
+    if not isinstance(query, str | Path | PictureFile | Image.Image):
         raise QueryError(
             f"a query is one text (str) or one picture (pathlib.Path or PIL image) and not a {type(query).__name__}"
             "; several are embedded by encode_text and encode_images"

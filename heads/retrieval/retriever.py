@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from ...pipeline.cache.feature_cache import FeatureCache
+from ...pipeline.data.images import PictureFile
 from ...pipeline.device import pick_device, within_memory
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, QueryError
@@ -70,7 +71,7 @@ class Retriever:
         store: where the feature cache is now; None: where the run was trained.
         split: whose images and captions are searched.
         device: ``auto``, ``cpu`` or ``cuda``.
-        data_root: finds the image files of the gallery, see `Gallery.image_path`.
+        data_root: finds the image files of the gallery, see `Gallery.picture`.
         visual_weights: of the image encoder, where they came from a file; of several feature sets one for each,
             separated by commas.
         text_weights: of the text encoder: a folder or hub id, if not bert-base-uncased; a run on words has none.
@@ -168,7 +169,7 @@ class Retriever:
             SampleError: a picture cannot be read; else as for `encode_text`.
         """
         wanted = "a list of files or PIL images such as ['photo.jpg']"
-        require_samples(images, str | Path | Image.Image, "picture", wanted)
+        require_samples(images, str | Path | PictureFile | Image.Image, "picture", wanted)
         features = encode_images_by_all(self.image_encoders, str(self.device), images)
         with within_memory(self.device):
             return embed_all(self.model.embed_images, features)

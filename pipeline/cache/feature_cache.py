@@ -4,7 +4,8 @@ Layout (format "xret", version 1):
 
 - ``/`` attributes: format, version, dataset, manifest_sha256, splits {name: [first, last)} in image rows, protocols.
 - ``/samples/``: id, file_name, caption (UTF-8 bytes, with ``*_offset`` i64), split u8, cocoid i64, sentid i64,
-  caption_start i64[I], caption_count i32[I], caption_image i64[M].
+  caption_start i64[I], caption_count i32[I], caption_image i64[M]; where pictures lie in files with others also
+  place i64[I,3], the number of the file and where in it, and the attribute ``source``, the files.
 - ``/images/<set>/``: local [I,N,C], length i32[I], global [I,C], status u8[I], size i32[I,2] (w, h);
   of V views of an image (attribute ``views``) local [I,V,N,C] and global [I,V,C], each view in files of its own;
   sets of regions also, where they are known: boxes f32[I,N,4] (x1, y1, x2, y2 in pixels), classes i32[I,N],
@@ -20,10 +21,12 @@ so the rows of a set's arrays are those of the samples with a gap after each spl
 import itertools
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..data.sources import FOLDER, PictureReader, Place, Source, open_pictures
 from ..documents import TEXT, Rule, fault
 from ..errors import CacheError, nearest
 from .feature_sets import MOST, CaptionSet, ImageSet
@@ -45,7 +48,11 @@ class FeatureCache:
         self.protocols: tuple[str, ...] = tuple(attributes["protocols"])  # what ``--protocol auto`` evaluates
         # rows of images [first, last) of each split
         self.splits = {name: (first, last) for name, (first, last) in attributes["splits"].items()}
-        self._seals: dict[str, list[int]] = store.read_group("samples").get("seals", {})  # none of an earlier version
+        of_samples = store.read_group("samples")
+        self._seals: dict[str, list[int]] = of_samples.get("seals", {})  # none of an earlier version
+        # The files that the pictures lie in.
+        self.source = Source.from_json(of_samples["source"]) if "source" in of_samples else FOLDER
+        self.left_out: tuple[str, ...] = tuple(of_samples.get("left_out", ()))  # samples, and why
         self._images = max(last for _, last in self.splits.values())
 
     @classmethod
@@ -124,6 +131,24 @@ class FeatureCache:
     def ids(self, first: int, last: int) -> list[str]:
         """Return the ids of image rows [first, last)."""
         return self._texts("id", first, last)
+
+    def open_pictures(self, folder: str | Path, first: int, last: int) -> PictureReader:
+        """Return what opens the pictures of image rows [first, last) by their file names.
+
+        Args:
+            folder: where their names start, or those of the files that hold them.
+            first, last: which.
+        """
+        if self.source == FOLDER:
+            return open_pictures(FOLDER, folder, {})
+        named = zip(self.file_names(first, last), self.places(first, last), strict=True)
+        return open_pictures(self.source, folder, {name: place for name, place in named if place is not None})
+
+    def places(self, first: int, last: int) -> list[Place | None]:
+        """Return where the pictures of image rows [first, last) lie in the files of the source; None in a folder."""
+        if self.source == FOLDER:
+            return [None] * (last - first)
+        return [(file, at, then) for file, at, then in self.sample_array("place", first, last).tolist()]
 
     def sentids(self, first: int, last: int) -> np.ndarray:
         """Return the sentence ids, int64, of caption rows [first, last)."""

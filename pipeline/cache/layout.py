@@ -12,6 +12,7 @@ import numpy as np
 from ..data.manifest import SPLITS
 from ..data.regions import REGION_ARRAYS
 from ..data.samples import Samples
+from ..data.sources import FOLDER
 from ..errors import CacheError, OutputError
 from ..files import partials_in, remove, require_writable
 from ..wording import printable
@@ -148,6 +149,8 @@ def _write_samples(store: Store, samples: Samples) -> None:
         "caption_count": counts,
         "caption_image": np.repeat(np.arange(len(counts), dtype=np.int64), counts),
     }
+    if samples.source != FOLDER:
+        numbers["place"] = np.array([image.place for image in samples.images], dtype=np.int64)
     store.start_group("samples")
     seals = {name: store.write_array(f"samples/{name}", values) for name, values in numbers.items()}
     for name, strings in texts.items():
@@ -155,7 +158,12 @@ def _write_samples(store: Store, samples: Samples) -> None:
         offsets = np.cumsum([0] + [len(text) for text in encoded], dtype=np.int64)
         seals[name] = store.write_array(f"samples/{name}", np.frombuffer(b"".join(encoded), dtype=np.uint8))
         seals[f"{name}_offset"] = store.write_array(f"samples/{name}_offset", offsets)
-    store.seal_group("samples", {"seals": seals}, list(seals))
+    attributes: dict[str, Any] = {"seals": seals}
+    if samples.source != FOLDER:
+        attributes["source"] = samples.source.to_json()
+    if samples.left_out:
+        attributes["left_out"] = list(samples.left_out)
+    store.seal_group("samples", attributes, list(seals))
     for modality in ("images", "captions"):
         store.seal_group(modality, {}, [])
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..data.samples import Caption, ImageSample, Samples
 from ..errors import CacheError
 from ..progress import Progress
 from ..wording import printable
 from .feature_cache import FeatureCache
 from .feature_sets import FeatureSet
+from .known_samples import samples_of
 from .layout import find_set, open_for_writing, record_failures, require_place
 from .storage.store import Store
 from .verify import CheckedSet, files_of
@@ -64,7 +64,7 @@ def merge(url: str, sources: Sequence[str]) -> Merge:
             raise CacheError(f"{cache.url} is the store to merge into; name only others after it")
     there = store.exists("zarr.json") and not store.is_unfinished("")
     _check_samples([*caches, *([FeatureCache.open(url)] if there else [])])
-    samples = _samples(caches[0])
+    samples = samples_of(caches[0])
     require_place(url, samples)
     parts = [part for cache in caches for part in _parts(cache)]
     if not there:
@@ -116,21 +116,6 @@ class _Part:
 
 def _parts(cache: FeatureCache) -> list[_Part]:
     return [_Part(cache, path) for path in cache.set_paths()]
-
-
-def _samples(cache: FeatureCache) -> Samples:
-    """Return the samples that a cache was made of."""
-    texts, sentids = cache.caption_texts(0, cache.captions), cache.sentids(0, cache.captions).tolist()
-    captions = [Caption(text, sentid) for text, sentid in zip(texts, sentids, strict=True)]
-    splits = [split for split, (first, last) in cache.splits.items() for _ in range(first, last)]
-    ids, names = cache.ids(0, cache.images), cache.file_names(0, cache.images)
-    cocoids = cache.sample_array("cocoid").tolist()
-    ranges = zip(cache.caption_start.tolist(), cache.caption_count.tolist(), strict=True)
-    images = tuple(
-        ImageSample(key, name, split, cocoid, tuple(captions[start : start + count]))
-        for key, name, split, cocoid, (start, count) in zip(ids, names, splits, cocoids, ranges, strict=True)
-    )
-    return Samples(cache.dataset, images, cache.splits, cache.manifest_sha256)
 
 
 def _check_samples(caches: list[FeatureCache]) -> None:

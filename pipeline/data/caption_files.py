@@ -23,6 +23,7 @@ class Entry:
     captions: list[tuple[str, int | None]]  # at least one: its text, and the file's number for it if there is one
     imgid: str | None = None  # the file's id of the image; distinct
     cocoid: int = -1  # -1 where there is none
+    place: tuple[int, int, int] | None = None  # of a picture that lies in a file with others, see `sources`
 
 
 def read_entries(path: Path) -> list[Entry]:
@@ -68,7 +69,7 @@ def _karpathy_entry(image: Any, where: str) -> Entry:
     folder = image.get("filepath", "")
     if not isinstance(folder, str):
         raise ManifestError(f"{where}: 'filepath' is not a text; correct it.")
-    name = _file_name(image.get("filename"), where, folder)
+    name = file_name(image.get("filename"), where, folder)
     where = f"{where} ('{name}')"
     sentences = image.get("sentences")
     if not isinstance(sentences, list) or not sentences:
@@ -119,7 +120,7 @@ def _split(mapping: dict[str, Any], where: str) -> str | None:
     return split
 
 
-def _file_name(name: Any, where: str, folder: str = "") -> str:
+def file_name(name: Any, where: str, folder: str = "") -> str:
     """Join and normalise a path below the image folder."""
     if not isinstance(name, str) or not name.strip():
         raise ManifestError(f"{where}: the file name is missing; name the image of these captions.")
@@ -139,7 +140,7 @@ def _read_rows(path: Path) -> list[Entry]:
         if unknown := [key for key in row if key not in ROW_KEYS]:
             hint = nearest(str(unknown[0]), list(ROW_KEYS))
             raise ManifestError(f"{where}: unknown key '{unknown[0]}'{hint}; allowed are {', '.join(ROW_KEYS)}.")
-        name = _file_name(row.get("file_name"), where)
+        name = file_name(row.get("file_name"), where)
         if not isinstance(row.get("caption"), str):
             raise ManifestError(f"{where} ('{name}'): the caption is missing or not a text; give it.")
         split = _split(row, where)

@@ -23,7 +23,18 @@ MOST_SCANS = 100  # of a JPEG; ten are usual, and each takes time for all pixels
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")  # of a frame
 
-AnyPicture = str | Path | bytes | bytearray | Image.Image  # a file, what stands in one, or an open picture
+
+class PictureFile(io.BytesIO):
+    """What stands in the file of a picture, in memory, as a binary file; `name` says where it came from."""
+
+    def __init__(self, data: bytes, name: str) -> None:
+        super().__init__(data)
+        self.name = name
+
+
+AnyPicture = (
+    str | Path | bytes | bytearray | PictureFile | Image.Image
+)  # a file, what stands in one, or an open picture
 
 
 def open_image(
@@ -56,13 +67,13 @@ def open_image(
         raise SampleError(_named(picture), _reason(error)) from error
 
 
-def image_size(path: Path) -> tuple[int, int]:
-    """Return an image file's width and height without decoding it; errors as for `open_image`."""
+def image_size(picture: Path | PictureFile) -> tuple[int, int]:
+    """Return a picture's width and height without decoding it; errors as for `open_image`."""
     try:
-        with _open(path, FORMATS, MOST_PIXELS) as image:
+        with _open(picture, FORMATS, MOST_PIXELS) as image:
             return image.size
     except Exception as error:
-        raise SampleError(str(path), _reason(error)) from error
+        raise SampleError(_named(picture), _reason(error)) from error
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
@@ -85,7 +96,7 @@ def _open(picture: AnyPicture, formats: tuple[str, ...], most_pixels: int) -> It
         _check_pixels(picture, most_pixels)
         yield picture
         return
-    data = picture if isinstance(picture, bytes | bytearray) else _read(Path(picture))
+    data = _content(picture)
     if not data:
         raise ValueError("the file is empty")
     try:
@@ -104,15 +115,34 @@ def _open(picture: AnyPicture, formats: tuple[str, ...], most_pixels: int) -> It
         yield opened
 
 
+def read_picture(path: Path) -> PictureFile | Path:
+    """Return what is in a file, or the path of what is none or cannot be read: whoever decodes it says so."""
+    try:
+        return PictureFile(_read(path), str(path))
+    except (OSError, ValueError):
+        return path
+
+
+def _content(picture: str | Path | bytes | bytearray | PictureFile) -> bytes | bytearray:
+    if isinstance(picture, bytes | bytearray):
+        return picture
+    return picture.getvalue() if isinstance(picture, PictureFile) else _read(Path(picture))
+
+
 def _read(path: Path) -> bytes:
     """Return what is in a regular file; a pipe or device could be endless, or never give anything."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("this is a folder, a pipe or a device, and not a regular file")
-    if status.st_size > MOST_BYTES:
-        raise ValueError(f"the file has {in_bytes(status.st_size)}, and a picture at most {in_bytes(MOST_BYTES)}")
+    check_bytes(status.st_size)
     with path.open("rb") as file:
         return file.read(status.st_size)
+
+
+def check_bytes(size: int) -> None:
+    """Refuse the file of a picture that has too many bytes, with a ValueError."""
+    if size > MOST_BYTES:
+        raise ValueError(f"the file has {in_bytes(size)}, and a picture at most {in_bytes(MOST_BYTES)}")
 
 
 def _check_pixels(image: Image.Image, most: int) -> None:
@@ -125,6 +155,8 @@ def _too_many_pixels(most: int) -> ValueError:
 
 
 def _named(picture: AnyPicture) -> str:
+    if isinstance(picture, PictureFile):
+        return str(picture.name)
     return str(picture) if isinstance(picture, str | Path) else "the picture"
 
 

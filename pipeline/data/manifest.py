@@ -18,19 +18,37 @@ CAPTION_FORMATS = (".json", ".csv", ".jsonl")
 
 
 @dataclass(frozen=True)
+class Packed:
+    """Where pictures and captions lie together, as a manifest names it."""
+
+    kind: str  # ``tar``, ``parquet`` or ``dataset``
+    files: dict[str | None, str]  # pattern or folder by split; None: each sample says its own
+    image_column: str = "image"  # of tables
+    caption_columns: tuple[str, ...] = ("caption",)
+    split_column: str | None = None
+
+
+@dataclass(frozen=True)
 class Manifest:
     """A manifest that was read and checked; `images` and `captions` exist."""
 
     name: str  # of the data set, ``[a-z0-9_-]+``
-    images: Path  # folder
-    captions: Path  # file, one of `CAPTION_FORMATS`
+    images: Path  # folder; of what is packed, that where relative names start
+    captions: Path | None  # file, one of `CAPTION_FORMATS`; None of what is packed
     path: Path  # of the YAML
+    packed: Packed | None = None  # pictures and captions that lie together; None of a folder
+    is_imagefolder: bool = False  # of what is packed: pictures lie in a folder with metadata after all
     protocols: tuple[str, ...] = ("full",)  # what ``--protocol auto`` evaluates
     merge_splits: dict[str, str] = field(default_factory=dict)  # split of the source → split that its images join
     captions_per_image: int | None = None  # how many of each image are kept; None: all
     counts: dict[str, int] | None = None  # images by split, after merging; None where nothing is promised
     licence: str | None = None  # terms under which the data may be used
     homepage: str | None = None  # where the data comes from
+
+    @property
+    def listing(self) -> Path:
+        """The file that a message about the samples names."""
+        return self.captions or self.path
 
 
 def bundled_manifests() -> dict[str, Path]:
@@ -56,14 +74,53 @@ def load_manifest(dataset: str | Path, data_root: Path | None = None) -> Manifes
     if faults:
         raise ManifestError(f"{path}: {'; '.join(faults)}.")
     folder = path.parent if data_root is None else Path(data_root)
+    values["protocols"] = tuple(values.get("protocols", ["full"]))
+    packed = _packed(values)
+    if packed is not None:
+        kept = {key: value for key, value in values.items() if key not in (*PACKED, *COLUMNS)}
+        within = _imagefolder(folder, packed)
+        start = folder.resolve() if within is None else within
+        return Manifest(
+            **kept, images=start, captions=None, path=path, packed=packed, is_imagefolder=within is not None
+        )
     images, captions = folder / values["images"], folder / values["captions"]
     missing = [] if _holds(images.is_dir) else [f"the image folder {images} is missing"]
     missing += [] if _holds(captions.is_file) else [f"the caption file {captions} is missing"]
     if missing:
         advice = "correct the manifest, or give the folder that its relative paths start from as --data-root"
         raise ManifestError(f"{path}: {' and '.join(missing)}; {advice}.")
-    protocols = tuple(values.get("protocols", ["full"]))
-    return Manifest(**{**values, "images": images, "captions": captions, "protocols": protocols}, path=path)
+    return Manifest(**{**values, "images": images, "captions": captions}, path=path)
+
+
+def _packed(values: dict[Any, Any]) -> Packed | None:
+    """Return where pictures and captions lie together; None where they lie apart."""
+    for kind in PACKED:
+        if kind in values:
+            files = values[kind] if isinstance(values[kind], dict) else {None: values[kind]}
+            texts = values.get("caption_columns", "caption")
+            columns = (texts,) if isinstance(texts, str) else tuple(texts)
+            return Packed(kind, files, values.get("image_column", "image"), columns, values.get("split_column"))
+    return None
+
+
+def _imagefolder(folder: Path, packed: Packed) -> Path | None:
+    """Return the folder of a ``dataset`` that is an `imagefolder`; None where it was saved, or is a URL.
+
+    Raises:
+        ManifestError: there is no data set.
+    """
+    name = next(iter(packed.files.values()))
+    if packed.kind != "dataset" or "://" in name:
+        return None
+    place = folder / name
+    if any(_holds((place / one).is_file) for one in ("state.json", "dataset_dict.json")):
+        return None
+    if _holds(place.is_dir) and any(next(place.rglob(f"metadata.{kind}"), None) for kind in ("jsonl", "csv")):
+        return place.resolve()
+    raise ManifestError(
+        f"{place}: there is neither a data set that `save_to_disk` wrote nor an imagefolder with metadata.jsonl or"
+        " metadata.csv; correct the manifest, or give the folder that its relative paths start from as --data-root."
+    )
 
 
 def _find(dataset: str | Path) -> Path:
@@ -104,9 +161,26 @@ def _read_yaml(path: Path) -> dict[Any, Any]:
 def _faults(values: dict[Any, Any]) -> list[str]:
     """Return what is wrong with the keys and values, a phrase each."""
     faults = [f"unknown key '{key}'{nearest(str(key), list(KEYS))}" for key in values if key not in KEYS]
-    faults += [f"'{key}' is missing" for key in REQUIRED if key not in values]
+    faults += [f"'{key}' is missing" for key in _required(values) if key not in values]
+    if len(named := [key for key in ("images", *PACKED) if key in values]) > 1:
+        faults.append(f"{' and '.join(named)} are named, and pictures lie in one of them")
+    elif named and named != ["images"]:
+        beside = ["captions", *(COLUMNS if named == ["tar"] else ())]
+        faults += [f"'{key}' goes not with '{named[0]}'" for key in beside if key in values]
+        if isinstance(values[named[0]], dict) and "split_column" in values:
+            faults.append(f"'{named[0]}' and 'split_column' both say the split; leave one out")
+    elif strange := [key for key in COLUMNS if key in values]:
+        faults.append(f"'{strange[0]}' is of parquet and dataset alone")
     wrong = [(key, expected) for key, (expected, fits) in KEYS.items() if key in values and not fits(values[key])]
     return faults + [f"'{key}' must be {expected}, not {_shown(values[key])}" for key, expected in wrong]
+
+
+def _required(values: dict[Any, Any]) -> tuple[str, ...]:
+    return ("name",) if any(kind in values for kind in PACKED) else REQUIRED
+
+
+def _is_packed(value: Any) -> bool:
+    return _is_text(value) or (value != {} and _is_mapping(value, _is_text, _is_text))
 
 
 def _shown(value: Any) -> str:
@@ -128,6 +202,9 @@ def _is_mapping(value: Any, key: Callable[[Any], bool], inside: Callable[[Any], 
 
 
 REQUIRED = ("name", "images", "captions")
+PACKED = ("tar", "parquet", "dataset")  # keys of what holds pictures and captions together
+COLUMNS = ("image_column", "caption_columns", "split_column")
+_FILES = "a text such as shards/{000..127}.tar, or a mapping from splits to such texts"
 # Of each key what its value must be, and the test of that.
 KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "name": (
@@ -139,6 +216,15 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
         f"a file that ends in {', '.join(CAPTION_FORMATS)}",
         lambda value: isinstance(value, str) and Path(value).suffix in CAPTION_FORMATS,
     ),
+    "tar": (_FILES, _is_packed),
+    "parquet": (_FILES, _is_packed),
+    "dataset": ("a folder", _is_text),
+    "image_column": ("a text", _is_text),
+    "caption_columns": (
+        "a text or a list of texts",
+        lambda value: _is_text(value) or (isinstance(value, list) and value != [] and all(map(_is_text, value))),
+    ),
+    "split_column": ("a text", _is_text),
     "merge_splits": (
         f"a mapping from the source's split names to {', '.join(SPLITS)}",
         lambda value: _is_mapping(value, lambda name: isinstance(name, str), lambda split: split in SPLITS),

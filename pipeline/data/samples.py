@@ -10,11 +10,15 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..errors import ManifestError
-from ..wording import counted, printable
-from .caption_files import Entry, read_entries
+from ..wording import counted, printable, some_of
+from .caption_files import Entry
 from .manifest import SPLITS, Manifest
+from .sources import FOLDER, Contents, PictureReader, Place, Source, open_pictures, read_contents
+
+_NOTED = 1000  # samples that are left out, of which a store keeps the reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class ImageSample:
     split: str
     cocoid: int
     captions: tuple[Caption, ...]
+    place: Place | None = None  # where it lies in the files of its source; None in a folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +48,31 @@ class Samples:
     dataset: str  # the manifest's name
     images: tuple[ImageSample, ...]  # by split as in `SPLITS`, inside a split as in the source
     splits: dict[str, tuple[int, int]]  # rows [first, last) of each split that has any
-    digest: str  # SHA-256 over name and rows in hexadecimal; where the folder lies does not matter
+    digest: str  # SHA-256 over name and rows in hexadecimal; where the pictures lie does not matter
+    source: Source = FOLDER  # where they lie
+    left_out: tuple[str, ...] = ()  # why samples are not among them that the source has; the first of many
+
+    def open_pictures(self, folder: Path, count: int) -> PictureReader:
+        """Return what opens the pictures of the first `count` images; `folder` is the manifest's."""
+        places = {image.file_name: image.place for image in self.images[:count] if image.place is not None}
+        return open_pictures(self.source, folder, places)
 
 
-def read_samples(manifest: Manifest) -> Samples:
-    """Read the caption file of a manifest; the images themselves are not opened.
+def read_samples(manifest: Manifest, skip: bool = False) -> Samples:
+    """Read the captions of a manifest; the images themselves are not opened.
+
+    With `skip`, pictures without captions are left out of what holds both together, with a note.
 
     Raises:
         ManifestError: the file cannot be read, something in it is wrong or contradicts itself, or the manifest's counts
             are not met; the message names the place.
     """
     with _collector_paused():
-        return _build(read_entries(manifest.captions), manifest)
+        contents = read_contents(manifest, skip)
+        if left_out := contents.left_out:
+            note = f"{counted(len(left_out), 'sample')} left out: {'; '.join(some_of(left_out))}."
+            print(printable(note), file=sys.stderr)
+        return _build(contents, manifest)
 
 
 @contextmanager
@@ -69,8 +87,9 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _build(entries: list[Entry], manifest: Manifest) -> Samples:
+def _build(contents: Contents, manifest: Manifest) -> Samples:
     """Settle splits, ids and numbers, and put the images in the order of the store."""
+    entries = contents.entries
     splits = _splits(entries, manifest)
     _check_counts(Counter(splits), manifest)
     by_imgid = all(entry.imgid is not None for entry in entries)
@@ -84,9 +103,11 @@ def _build(entries: list[Entry], manifest: Manifest) -> Samples:
         number += len(captions)
         identity = str(entry.imgid) if by_imgid else entry.file_name
         kept = captions[: manifest.captions_per_image]
-        images.append(ImageSample(identity, entry.file_name, split, entry.cocoid, kept))
+        images.append(ImageSample(identity, entry.file_name, split, entry.cocoid, kept, entry.place))
     images.sort(key=lambda image: SPLITS.index(image.split))
-    return Samples(manifest.name, tuple(images), _ranges(images), _digest(manifest, images))
+    digest = _digest(manifest, images)
+    left_out = tuple(contents.left_out[:_NOTED])
+    return Samples(manifest.name, tuple(images), _ranges(images), digest, contents.source, left_out)
 
 
 # Vowel signs and accents are not letters to `re`, yet they belong to the word around them.
@@ -112,20 +133,20 @@ def _splits(entries: list[Entry], manifest: Manifest) -> list[str]:
     without = [entry.file_name for entry in entries if entry.split is None]
     if without and len(without) < len(entries):
         raise ManifestError(
-            f"{manifest.captions}: some images have a split and some, such as '{without[0]}', have none; "
+            f"{manifest.listing}: some images have a split and some, such as '{without[0]}', have none; "
             "give it to all or none."
         )
     if without:
         splits = [_hashed_split(name) for name in without]
         shares = ", ".join(f"{splits.count(split)} {split}" for split in SPLITS[:3])
-        print(f"{manifest.captions} names no splits: {shares} by SHA-256 of the file name.", file=sys.stderr)
+        print(f"{manifest.listing} names no splits: {shares} by SHA-256 of the file name.", file=sys.stderr)
         return splits
     merged = [manifest.merge_splits.get(str(entry.split), str(entry.split)) for entry in entries]
     strange = Counter(split for split in merged if split not in (*SPLITS, "restval"))
     if strange:
         found = ", ".join(f"{count} in '{split}'" for split, count in strange.items())
         advice = "map them to train, val or test with merge_splits to use them"
-        note = f"{manifest.captions}: images of unknown splits count as 'other' ({found}); {advice}."
+        note = f"{manifest.listing}: images of unknown splits count as 'other' ({found}); {advice}."
         print(printable(note), file=sys.stderr)
     return [split if split in SPLITS else "other" for split in merged]
 
@@ -144,7 +165,7 @@ def _check_counts(found: Counter[str], manifest: Manifest) -> None:
     ]
     if wrong:
         advice = f"complete the file, or correct 'counts' in {manifest.path}"
-        raise ManifestError(f"{manifest.captions}: it holds {', '.join(wrong)}; {advice}.")
+        raise ManifestError(f"{manifest.listing}: it holds {', '.join(wrong)}; {advice}.")
 
 
 def _ranges(images: list[ImageSample]) -> dict[str, tuple[int, int]]:
@@ -167,6 +188,6 @@ def _digest(manifest: Manifest, images: list[ImageSample]) -> str:
         try:
             digest.update(b"\n" + row.encode())
         except UnicodeEncodeError as error:
-            where = f"{manifest.captions}: image {image.file_name!r}"
+            where = f"{manifest.listing}: image {image.file_name!r}"
             raise ManifestError(f"{where} has half of a character pair in a text; correct it.") from error
     return digest.hexdigest()

@@ -34,8 +34,12 @@ class VisualEncoder(Encoder, Protocol):
     global_channels: int  # width of the global feature
     extras: tuple[str, ...]  # which of ``boxes``, ``classes``, ``scores`` it gives
 
-    def decode(self, path: Any) -> tuple[Any, tuple[int, int]]:
+    def decode(self, picture: Any) -> tuple[Any, tuple[int, int]]:
         """Read one image as the network takes it; return it and the image's own (width, height).
+
+        Args:
+            picture: what ``PIL.Image.open`` takes: an open binary file with the picture's bytes and a `name`, as
+                `data.images.PictureFile`, from extraction; a path from a search, and where it is a folder of frames.
 
         Raises:
             SampleError: the image cannot be read, or is far too long and narrow.

@@ -17,7 +17,7 @@ from torchvision.models import VisionTransformer, get_model, get_model_weights, 
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 from torchvision.transforms import functional as transforms
 
-from ..data.images import LONGEST, open_image
+from ..data.images import LONGEST, AnyPicture, open_image
 from ..errors import EncoderError, nearest
 from .base import library_versions
 from .weights import digest, load_network, noise_images, settle_norms
@@ -44,13 +44,13 @@ class Grid(ABC):
     network: nn.Module  # up to the last feature map; frozen, unless fine-tuning changes that
     suffix = ".safetensors"  # of what `save` writes
 
-    def decode(self, path: str | Path) -> tuple[Tensor, tuple[int, int]]:
+    def decode(self, picture: AnyPicture) -> tuple[Tensor, tuple[int, int]]:
         """Read an image and `prepare` it; return pixels [3,S,S] on the CPU, and the image's own (width, height).
 
         Raises:
             SampleError: the image cannot be read, or is far too long and narrow.
         """
-        image = open_image(path, longest=self.longest)
+        image = open_image(picture, longest=self.longest)
         return self.prepare(image), image.size
 
     @abstractmethod

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..cache import Blocks, CaptionSet, FeatureCache
 from ..cache.facts import SetFacts
+from ..cache.known_samples import find_samples
 from ..cache.layout import (
     caption_set_to_fill,
     choose_splits,
@@ -21,7 +22,7 @@ from ..cache.layout import (
     require_place,
 )
 from ..data.manifest import Manifest
-from ..data.samples import Samples, read_samples, tokenize
+from ..data.samples import Samples, tokenize
 from ..encoders import HUB, TextEncoder, VisualEncoder
 from ..encoders.words import WordsEncoder
 from ..errors import CacheError
@@ -45,7 +46,7 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
         OutputError: the store cannot be written.
         CacheError: the store holds something else, or a value does not fit the dtype.
     """
-    samples = read_samples(manifest)
+    samples = find_samples(manifest, url, skip=options.on_error == "skip", anew=options.repair)
     splits = choose_splits(samples, options.splits)
     options = replace(
         options,

@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 
 from ..cache import Blocks
 from ..cache.facts import SetFacts
+from ..cache.known_samples import find_samples
 from ..cache.layout import choose_splits, find_cache
 from ..data.manifest import Manifest
 from ..data.regions import REGION_ARRAYS
-from ..data.samples import Samples, read_samples
+from ..data.samples import Samples
 from ..device import pick_device
 from ..encoders import TextEncoder, VisualEncoder
 from ..errors import SampleError
@@ -69,7 +71,7 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
         SampleError: none of the pictures that were tried can be read.
         CacheError: as for `count_workers`.
     """
-    samples = read_samples(manifest)
+    samples = find_samples(manifest, url, skip=options.on_error == "skip")
     wanted = choose_splits(samples, options.splits)
     device = str(pick_device(options.device))
     workers = count_workers(options.scheduler) if options.scheduler else 1
@@ -164,11 +166,12 @@ def _image_rate(encoder: VisualEncoder, manifest: Manifest, samples: Samples, op
     decoded: list[Any] = []
     problem: SampleError | None = None
     began = time.perf_counter()
-    for image in samples.images[:count]:
-        try:
-            decoded.append(decode(encoder, manifest.images / image.file_name, image.id)[0])
-        except SampleError as error:
-            problem = error
+    with closing(samples.open_pictures(manifest.images, count)) as pictures:
+        for image in samples.images[:count]:
+            try:
+                decoded.append(decode(encoder, pictures.open(image.file_name), image.id)[0])
+            except SampleError as error:
+                problem = error
     if not decoded and problem is not None:
         raise problem
     read = (time.perf_counter() - began) / len(decoded)

@@ -1,6 +1,7 @@
 """The tasks that encode: one shard, read, encoded and written once. They run on any Dask worker."""
 
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import torch
 
 from ..cache import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from ..cache.rows import ranges
+from ..data.images import PictureFile
 from ..data.regions import Regions, lay_out
+from ..data.sources import PictureReader
 from ..device import pick_device
 from ..encoders import TextEncoder, VisualEncoder, encoding
 from ..encoders.words import WordsEncoder
@@ -25,7 +28,7 @@ class Job:
 
     url: str  # the cache
     set_name: str  # the feature set
-    folder: str  # the manifest's image folder
+    folder: str  # where the names of pictures, or of the files that hold them, start
     options: Options  # with absolute paths; the device ``auto`` is decided where the task runs
     writer: str | None = None  # on an object store, whose lease it is to write under
 
@@ -46,35 +49,36 @@ def write_image_shard(job: Job, shard: int) -> Receipt:
     names, ids = features.cache.file_names(first, last), features.cache.ids(first, last)
     arrays = features.blank_shard()
     receipt = Receipt(shard, last - first)
-    for start in range(0, last - first, job.options.batch_size):
-        began = time.perf_counter()
-        batch = range(start, min(start + job.options.batch_size, last - first))
-        decoded = {}
-        for row in batch:
-            try:
-                decoded[row], arrays["size"][row] = _decode(job, encoder, names[row], ids[row])
-            except SampleError as error:
-                if job.options.on_error == "fail":
-                    raise
-                arrays["status"][row], receipt.failed[ids[row]] = FAILED, f"{names[row]}: {error.reason}"
-        receipt.timed("read", began)
-        if decoded:
-            with encoding(device):
-                began = time.perf_counter()  # waiting for the device is nobody's work
-                encoded = encode(encoder, list(decoded.values()))
-                receipt.timed("encode", began)
-            _put(arrays, list(decoded), encoded, features, [names[row] for row in decoded])
-        tell(job.url, job.set_name, len(batch))
+    with closing(features.cache.open_pictures(job.folder, first, last)) as pictures:
+        for start in range(0, last - first, job.options.batch_size):
+            began = time.perf_counter()
+            batch = range(start, min(start + job.options.batch_size, last - first))
+            decoded = {}
+            for row in batch:
+                try:
+                    decoded[row], arrays["size"][row] = _decode(job, encoder, pictures, names[row], ids[row])
+                except SampleError as error:
+                    if job.options.on_error == "fail":
+                        raise
+                    arrays["status"][row], receipt.failed[ids[row]] = FAILED, f"{names[row]}: {error.reason}"
+            receipt.timed("read", began)
+            if decoded:
+                with encoding(device):
+                    began = time.perf_counter()  # waiting for the device is nobody's work
+                    encoded = encode(encoder, list(decoded.values()))
+                    receipt.timed("encode", began)
+                _put(arrays, list(decoded), encoded, features, [names[row] for row in decoded])
+            tell(job.url, job.set_name, len(batch))
     write_shard(features, shard, arrays, receipt)
     return receipt
 
 
-def decode(encoder: VisualEncoder, path: Path, key: str) -> tuple[Any, tuple[int, int]]:
+def decode(encoder: VisualEncoder, picture: PictureFile | Path, key: str) -> tuple[Any, tuple[int, int]]:
     """Read an image as `VisualEncoder.decode` does, or its views; `key` is its id."""
     if (views := getattr(encoder, "decode_views", None)) is not None:
-        found: tuple[Any, tuple[int, int]] = views(path, key)
+        found: tuple[Any, tuple[int, int]] = views(picture, key)
         return found
-    return encoder.decode(path)
+    return encoder.decode(picture)
 
 
 def encode(encoder: VisualEncoder, decoded: list[Any]) -> "tuple[np.ndarray, np.ndarray] | list[Regions]":
@@ -82,9 +86,11 @@ def encode(encoder: VisualEncoder, decoded: list[Any]) -> "tuple[np.ndarray, np.
     return encoder.encode(torch.stack(decoded) if encoder.kind == "grid" else decoded)
 
 
-def _decode(job: Job, encoder: VisualEncoder, name: str, key: str) -> tuple[Any, tuple[int, int]]:
+def _decode(
+    job: Job, encoder: VisualEncoder, pictures: PictureReader, name: str, key: str
+) -> tuple[Any, tuple[int, int]]:
     try:
-        return decode(encoder, Path(job.folder, name), key)
+        return decode(encoder, pictures.open(name), key)
     except SampleError as error:
         if job.options.on_error == "skip":
             raise

@@ -6,7 +6,6 @@ seed, the epoch and the sample alone, so that threads may read in any order.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..data.images import open_image
+from ..data.sources import PictureReader
 from ..device import cores
 from ..errors import EncoderError, SampleError
 from .batches import Batches
@@ -36,9 +36,9 @@ class Pictures:
     """
 
     def __init__(
-        self, encoder: Any, folder: Path, names: Sequence[str], device: torch.device, crop_and_flip: bool
+        self, encoder: Any, reader: PictureReader, names: Sequence[str], device: torch.device, crop_and_flip: bool
     ) -> None:
-        self.encoder, self.folder, self.names = encoder, folder, names
+        self.encoder, self.reader, self.names = encoder, reader, names
         self.device, self.crop_and_flip = device, crop_and_flip
         if crop_and_flip and encoder.identity["preprocessing"].get("do_resize") is False:
             raise EncoderError(
@@ -55,10 +55,10 @@ class Pictures:
         """
 
         def read(item: int) -> Tensor:
-            path = self.folder / self.names[item]
+            name = self.names[item]
             if draws is None or not self.crop_and_flip:
-                return read_image(self.encoder, path)
-            return read_window(self.encoder, path, np.random.default_rng([*draws, item, _OF_IMAGE]))
+                return read_image(self.encoder, self.reader, name)
+            return read_window(self.encoder, self.reader, name, np.random.default_rng([*draws, item, _OF_IMAGE]))
 
         pixels = torch.stack(list(self._pool.map(read, items.tolist())))
         length = torch.ones(len(items), dtype=torch.long)
@@ -93,26 +93,26 @@ class Tokens:
 
 
 def end_to_end_batches(
-    stored: Batches, encoders: Mapping[str, Any], folder: Path | None, crop_and_flip: bool, masked: float
+    stored: Batches, encoders: Mapping[str, Any], pictures: PictureReader | None, crop_and_flip: bool, masked: float
 ) -> Batches:
     """Return batches in which a modality that is put back comes as what its network reads.
 
     Args:
         stored: the same samples of one data set; no field is read of what is put back.
         encoders: by ``image`` and ``text``, what is put back.
-        folder: of the images, where they are put back.
+        pictures: opens the images, where they are put back.
         crop_and_flip, masked: see `Pictures` and `Tokens`.
     """
     images, captions, device = stored.image_source, stored.caption_source, stored.device
     if "image" in encoders:
-        assert folder is not None, "images are read from a folder"
-        images = Pictures(encoders["image"], folder, stored.file_names(), device, crop_and_flip)
+        assert pictures is not None, "images are read"
+        images = Pictures(encoders["image"], pictures, stored.file_names(), device, crop_and_flip)
     if "text" in encoders:
         captions = Tokens(encoders["text"], stored.texts(), device, masked)
     return Batches(stored.parts, images, captions, device)
 
 
-def read_window(encoder: Any, path: Path, rng: np.random.Generator) -> Tensor:
+def read_window(encoder: Any, pictures: PictureReader, name: str, rng: np.random.Generator) -> Tensor:
     """Return the pixels of a random window of an image, mirrored half the time, [3,S,S].
 
     The window has the image's proportions and 60 to 100% of its sides, and goes through the encoder's own
@@ -122,7 +122,7 @@ def read_window(encoder: Any, path: Path, rng: np.random.Generator) -> Tensor:
         SampleError: the image cannot be read.
     """
     try:
-        image = open_image(path)
+        image = open_image(pictures.open(name))
     except SampleError as error:
         raise unreadable(error) from error
     share = rng.uniform(_SMALLEST, 1)

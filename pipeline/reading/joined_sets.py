@@ -25,7 +25,7 @@ class JoinedSets(Generic[S]):
     def __init__(self, parts: Sequence[S]) -> None:
         self.parts: tuple[S, ...] = tuple(parts)
         self.cache: FeatureCache = parts[0].cache
-        self.name = " + ".join(part.name for part in parts)
+        self.name: str = " + ".join(part.name for part in parts)
         self.blocks: Blocks = parts[0].blocks
 
     @cached_property

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..cache import CaptionSet, FeatureCache, ImageSet
 from ..data.manifest import bundled_manifests, load_manifest
+from ..data.sources import FOLDER, PictureReader, is_url
 from ..encoders import OPEN_CLIP, TrainableEncoder, VisualEncoder, is_own, loading, make_text, make_visual
 from ..errors import CacheError, EncoderError, SampleError
 from .origin import BERT, Origin, grid_side, hidden_layer, text_settings
@@ -18,7 +19,12 @@ _DIFFERENCE = 0.05  # between the features of other files and those of the same;
 
 
 def put_back_images(
-    features: ImageSet, rows: np.ndarray, folder: Path, weights: str | None, device: str, image_size: int | None
+    features: ImageSet,
+    rows: np.ndarray,
+    pictures: PictureReader,
+    weights: str | None,
+    device: str,
+    image_size: int | None,
 ) -> TrainableEncoder:
     """Return the encoder that made an image set, not shared with anybody.
 
@@ -27,7 +33,7 @@ def put_back_images(
     Args:
         features: the set.
         rows: image rows that could be read when it was made.
-        folder: of the images.
+        pictures: opens the images.
         weights: of `registry.load_visual`; None: as the set remembers them, unless they came from a file.
         device: where it runs.
         image_size: another side of the input than the set's, pixels; None: the set's.
@@ -57,7 +63,7 @@ def put_back_images(
     with loading():
         encoder: TrainableEncoder = make_visual(name, held, size, device, **how)
     origin.require(encoder, weights, "--visual-weights")
-    _check_images(encoder, features, rows, folder)
+    _check_images(encoder, features, rows, pictures)
     if image_size is None or image_size == size:
         return encoder
     try:
@@ -65,14 +71,16 @@ def put_back_images(
             other: TrainableEncoder = make_visual(name, held, image_size, device, **how)
     except EncoderError as error:
         raise EncoderError(f"finetune.image_size={image_size} does not suit the backbone: {error}") from error
+    _take_weights(other, encoder, f"the weights of {name} are for images of {size} pixels", image_size)
+    return other
+
+
+def _take_weights(other: TrainableEncoder, encoder: TrainableEncoder, what: str, image_size: int) -> None:
+    """Give an encoder of images of another size the weights of one, or say that they do not fit."""
     try:
         other.network.load_state_dict(encoder.network.state_dict())
     except RuntimeError as error:
-        raise EncoderError(
-            f"the weights of {name} are for images of {size} pixels and do not fit those of {image_size}; leave"
-            " finetune.image_size out"
-        ) from error
-    return other
+        raise EncoderError(f"{what} and do not fit those of {image_size}; leave finetune.image_size out") from error
 
 
 def put_back_captions(features: CaptionSet, weights: str | None, device: str) -> TrainableEncoder:
@@ -122,10 +130,36 @@ def image_folder(cache: FeatureCache, data_root: Path | None) -> Path:
     raise CacheError(f"the images of '{cache.dataset}' are missing: {where}; give their folder as --data-root DIR")
 
 
-def read_image(encoder: VisualEncoder, path: Path) -> Tensor:
+def find_pictures(cache: FeatureCache, data_root: Path | None) -> PictureReader:
+    """Return what opens the pictures of a cache by their file names.
+
+    `data_root` is that of `image_folder`; where pictures lie in files with others, what the names of these start from.
+
+    Raises:
+        CacheError, ManifestError: as of `image_folder`.
+    """
+    folder = image_folder(cache, data_root) if cache.source == FOLDER else _folder_of_files(cache, data_root)
+    return cache.open_pictures(folder, 0, cache.images)
+
+
+def _folder_of_files(cache: FeatureCache, data_root: Path | None) -> Path:
+    """Return the folder where the names of the files start that hold the pictures of a cache."""
+    first = cache.source.files[0].name
+    if is_url(first) or Path(first).is_absolute():
+        return Path()
+    if data_root is not None and (data_root / first).exists():
+        return data_root
+    where = f"is not in {data_root}" if data_root else "lies in a folder that was not given"
+    raise CacheError(
+        f"the images of '{cache.dataset}' are missing: {first} {where}; give the folder that this name starts from as"
+        " --data-root DIR"
+    )
+
+
+def read_image(encoder: VisualEncoder, pictures: PictureReader, name: str) -> Tensor:
     """Return one image's pixels as the network takes them; a `SampleError` says what to do."""
     try:
-        pixels: Tensor = encoder.decode(path)[0]
+        pixels: Tensor = encoder.decode(pictures.open(name))[0]
     except SampleError as error:
         raise unreadable(error) from error
     return pixels
@@ -136,15 +170,15 @@ def unreadable(error: SampleError) -> SampleError:
     return SampleError(error.sample, f"{error.reason}; put the extracted file back, or check --data-root")
 
 
-def _check_images(encoder: Any, features: ImageSet, rows: np.ndarray, folder: Path) -> None:
+def _check_images(encoder: Any, features: ImageSet, rows: np.ndarray, pictures: PictureReader) -> None:
     for row in rows[np.linspace(0, len(rows) - 1, min(_PROBED, len(rows))).astype(int)]:
         (name,) = features.cache.file_names(row, row + 1)
-        pixels = read_image(encoder, folder / name)
+        pixels = read_image(encoder, pictures, name)
         with torch.inference_mode():
             found = encoder.features(pixels[None])[1].cpu().numpy()[0]
         cached = features.global_(np.array([row]))[0].astype(np.float32)
         if np.linalg.norm(found - cached) > _DIFFERENCE * np.linalg.norm(cached):
             raise CacheError(
-                f"{folder / name} has other features than '{features.name}' holds for it, so it is not the file that"
+                f"{name} has other features than '{features.name}' holds for it, so it is not the file that"
                 " was extracted; give the right --data-root"
             )

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from ..data.images import PictureFile
 from ..data.regions import Regions, lay_out
 from ..encoders import (
     OPEN_CLIP,
@@ -24,7 +25,7 @@ from .features import Features, pad, pad_ids, side_by_side
 from .origin import Origin, grid_side, hidden_layer, text_settings
 
 BATCH = 32  # samples that go through an encoder at once
-Picture: TypeAlias = str | Path | Image.Image
+Picture: TypeAlias = str | Path | PictureFile | Image.Image
 
 
 def image_encoder(origin: Origin, weights: str | None, device: str, trust: bool = False) -> VisualEncoder:
@@ -156,6 +157,8 @@ def _decode(encoder: VisualEncoder, image: Picture) -> Any:
 
 
 def _name(image: Picture) -> str:
+    if isinstance(image, PictureFile):
+        return str(image.name)
     return "the picture" if isinstance(image, Image.Image) else str(image)
 
 

@@ -50,7 +50,7 @@ class FakeRetriever:
             caption_ids=[str(100 + row) for row in range(2 * len(COLOURS))],
             texts=[text for name in COLOURS for text in (f"all {name}", f"nothing but {name} <b>& more</b>")],
             caption_image=np.arange(2 * len(COLOURS)) // 2,
-            image_path=lambda row: images / f"{COLOURS[row]}.png",
+            picture=lambda row: images / f"{COLOURS[row]}.png",
             names=lambda answers: (range(len(COLOURS)) if answers == "images" else range(2 * len(COLOURS)), None),
         )
 

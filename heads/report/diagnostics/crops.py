@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from ....pipeline.data.images import image_size, open_image
+from ....pipeline.data.sources import PictureReader
 from ....pipeline.errors import CacheError, SampleError
 from ....pipeline.progress import Progress
 from ....pipeline.reading.features import Features
@@ -134,7 +134,7 @@ class _Looked:
 
 def crops(
     model: Model,
-    folder: Path,
+    pictures: PictureReader,
     regions: dict[str, list[Any]],
     encode_images: Encode,
     encode_text: Encode,
@@ -144,7 +144,7 @@ def crops(
 
     Args:
         model: embeds and compares.
-        folder: of the images.
+        pictures: opens the images.
         regions: those of some images, see `regions.read_regions`; at most 2,000 images are taken.
         encode_images: makes features of decoded pictures, as the model wants them.
         encode_text: makes features of texts.
@@ -157,14 +157,14 @@ def crops(
     names = sorted(regions)
     if len(names) > IMAGES:
         names = np.random.default_rng(0).choice(names, IMAGES, replace=False).tolist()
-    found = find_triplets(folder, {name: regions[name] for name in names})
+    found = find_triplets(pictures, {name: regions[name] for name in names})
     if not found:
         raise CacheError(
             f"none of the {len(names):,} images of this split that have regions has two of at most"
             f" {max(THRESHOLDS):.0%} of its area; take another --split or data set"
         )
     examples = _examples(found)
-    looked = _look(model, folder, found, examples.values(), encode_images, encode_text)
+    looked = _look(model, pictures, found, examples.values(), encode_images, encode_text)
     rows = torch.tensor([[looked.row[part] for part in one.ambiguous] for one in found])
     similarity = _similarity(model, looked, rows)
     thresholds = []
@@ -183,7 +183,7 @@ def crops(
     return Crops(len({one.file_name for one in found}), thresholds)
 
 
-def find_triplets(folder: Path, regions: dict[str, list[Any]]) -> list[Found]:
+def find_triplets(pictures: PictureReader, regions: dict[str, list[Any]]) -> list[Found]:
     """Return the triplets of images by their regions, those of the smallest threshold first.
 
     Raises:
@@ -192,7 +192,7 @@ def find_triplets(folder: Path, regions: dict[str, list[Any]]) -> list[Found]:
     """
     found = []
     for name, listed in regions.items():
-        size = _size(folder / name)
+        size = _size(pictures, name)
         usable = regions_of(listed, size)
         for threshold in THRESHOLDS:
             if (one := triplet(usable, size, threshold)) is not None:
@@ -229,7 +229,7 @@ def _examples(found: Sequence[Found]) -> dict[float, Found]:
 
 def _look(
     model: Model,
-    folder: Path,
+    pictures: PictureReader,
     found: Sequence[Found],
     examples: Iterable[Found],
     encode_images: Encode,
@@ -239,7 +239,7 @@ def _look(
     wanted = {part for one in found for part in one.ambiguous}
     parts = sorted(wanted | {(one.file_name, one.triplet.b) for one in examples})
     with Progress("crops", len(parts), "crops") as progress:
-        images = embed_side(model.embed_images, _encoded(folder, parts, encode_images, progress))
+        images = embed_side(model.embed_images, _encoded(pictures, parts, encode_images, progress))
     captions = embed_side(model.embed_captions, encode_text([region.phrase for _, region in parts]))
     return _Looked(images, captions, {part: row for row, part in enumerate(parts)})
 
@@ -249,12 +249,14 @@ def pixels(box: Sequence[float]) -> tuple[int, int, int, int]:
     return math.floor(box[0]), math.floor(box[1]), math.ceil(box[2]), math.ceil(box[3])
 
 
-def _encoded(folder: Path, parts: list[tuple[str, Region]], encode: Encode, progress: Progress) -> Iterator[Features]:
+def _encoded(
+    pictures: PictureReader, parts: list[tuple[str, Region]], encode: Encode, progress: Progress
+) -> Iterator[Features]:
     """Cut crops out of their images and encode them; the regions of an image stand together."""
     cut = (
         image.crop(pixels(region.box))
         for name, of_image in itertools.groupby(parts, key=lambda part: part[0])
-        for image in [_open(folder / name)]
+        for image in [_open(pictures, name)]
         for _, region in of_image
     )
     while some := list(itertools.islice(cut, PART)):
@@ -278,15 +280,15 @@ def _similarity(model: Model, looked: _Looked, rows: Tensor) -> Tensor:
     return torch.cat(blocks)
 
 
-def _size(path: Path) -> tuple[int, int]:
+def _size(pictures: PictureReader, name: str) -> tuple[int, int]:
     try:
-        return image_size(path)
+        return image_size(pictures.open(name))
     except SampleError as error:
         raise unreadable(error) from error
 
 
-def _open(path: Path) -> Image.Image:
+def _open(pictures: PictureReader, name: str) -> Image.Image:
     try:
-        return open_image(path)
+        return open_image(pictures.open(name))
     except SampleError as error:
         raise unreadable(error) from error

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....pipeline.device import within_memory
 from ....pipeline.errors import CacheError, XretError
-from ....pipeline.reading.reattachment import image_folder
+from ....pipeline.reading.reattachment import find_pictures
 from ....pipeline.reading.reencoding import encode_captions_by_all, encode_images_by_all
 from ...evaluation.metrics import Ties
 from ...evaluation.scoring import compare
@@ -133,14 +133,17 @@ def _crops(
     if data_root is None:
         raise CacheError("crops are cut out of the images; say where these are with --data-root DIR")
     root, inside, where = Path(data_root), set(view.scores.file_names), str(view.device)
-    everywhere = read_regions(find_manifest(view.cache.dataset, root).captions)
+    manifest = find_manifest(view.cache.dataset, root)
+    if manifest.captions is None:
+        raise CacheError(f"crops need regions, which stand in a JSON of captions, and {manifest.path} names none")
+    everywhere = read_regions(manifest.captions)
     regions = {name: listed for name, listed in everywhere.items() if name in inside}
-    folder = image_folder(view.cache, root)
+    pictures = find_pictures(view.cache, root)
     image_encoders = find_image_encoders(view.run, lambda: view.cache, visual_weights, where)
     text_encoders = find_text_encoders(view.run, lambda: view.cache, text_weights, where)
     return crops(
         view.model,
-        folder,
+        pictures,
         regions,
         partial(encode_images_by_all, image_encoders, where),
         partial(encode_captions_by_all, text_encoders, where),

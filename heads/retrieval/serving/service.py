@@ -94,7 +94,7 @@ class Service:
         self.missing = {kind: str(error) for kind, error in failures.items()}
         self.pictureless: str | None = None
         try:
-            gallery.image_path(0)
+            gallery.picture(0)
         except (CacheError, ManifestError) as error:
             self.pictureless = str(error)
         self.about = About(
@@ -155,7 +155,7 @@ class Service:
         """Return the image in a row of the gallery as a JPEG; IndexError where there is no such row."""
         if not 0 <= row < len(self.retriever.gallery.image_ids):
             raise IndexError(row)
-        return jpeg(thumbnail(self.retriever.gallery.image_path(row), SIZES[size]))
+        return jpeg(thumbnail(self.retriever.gallery.picture(row), SIZES[size]))
 
     def _require_own_index(self, answers: Modality) -> None:
         gallery = self.retriever.gallery

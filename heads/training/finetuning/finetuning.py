@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from ....pipeline.cache import CaptionSet, FeatureCache, ImageSet, fingerprint
+from ....pipeline.data.sources import PictureReader
 from ....pipeline.device import pick_device, within_memory
 from ....pipeline.encoders import TrainableEncoder
 from ....pipeline.errors import OutOfMemory, RecipeError, RunError
@@ -31,7 +32,7 @@ from ....pipeline.reading.batches import Batches
 from ....pipeline.reading.end_to_end import end_to_end_batches
 from ....pipeline.reading.joined_sets import parts_of
 from ....pipeline.reading.origin import extraction_words
-from ....pipeline.reading.reattachment import image_folder, put_back_captions, put_back_images
+from ....pipeline.reading.reattachment import find_pictures, put_back_captions, put_back_images
 from ....pipeline.reading.split import Split
 from ...model import Model, build_losses
 from ...recipes.blocks import Recipe
@@ -97,16 +98,16 @@ def finetune(
     require_splits(cache)
     before = _state_of(base, recipe, cache)
     cached = Split.of(image_set_of_run(base, cache), caption_set_of_run(base, cache), "train")
-    folder = image_folder(cache, data_root) if "image" in put_back else None
+    pictures = find_pictures(cache, data_root) if "image" in put_back else None
     with _enough_memory(target):
-        encoders = _put_back(base, recipe, put_back, cached, folder, weights, target)
+        encoders = _put_back(base, recipe, put_back, cached, pictures, weights, target)
         model = EndToEndModel(base.model(target), encoders, recipe)
         state = _state_after(base, before, recipe, model, target)
     sets, placement = (cached.image_set, cached.caption_set), placement_of(out, recipe, resume)
     learnt = batches_of(sets, model, "train", target, placement, views=views_to_draw(cached.image_set, recipe))
     how = recipe.finetune.crop_and_flip, recipe.finetune.mask_words
     both = learnt, batches_of(sets, model, "val", target)
-    train_split, val_split = (end_to_end_batches(split, encoders, folder, *how) for split in both)
+    train_split, val_split = (end_to_end_batches(split, encoders, pictures, *how) for split in both)
     info = _facts_of(base, train_split, encoders, state.epoch)
     new, created = open_run(TunedRun, out, info, recipe, train_split, resume=resume)
     with new.held(created), _enough_memory(target):
@@ -265,7 +266,7 @@ def _put_back(
     recipe: Recipe,
     put_back: Sequence[str],
     cached: Split,
-    folder: Path | None,
+    pictures: PictureReader | None,
     weights: dict[str, str | None],
     target: torch.device,
 ) -> dict[str, TrainableEncoder]:
@@ -276,10 +277,10 @@ def _put_back(
     if "text" in put_back:
         assert isinstance(cached.caption_set, CaptionSet), "of several none is put back"
         encoders["text"] = put_back_captions(cached.caption_set, text, str(target))
-    if folder is not None:
+    if pictures is not None:
         assert isinstance(cached.image_set, ImageSet), "of several none is put back"
         size = recipe.finetune.image_size
-        encoders["image"] = put_back_images(cached.image_set, cached.image_rows, folder, visual, str(target), size)
+        encoders["image"] = put_back_images(cached.image_set, cached.image_rows, pictures, visual, str(target), size)
     return encoders
 
 

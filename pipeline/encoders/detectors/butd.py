@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.transforms.functional import pil_to_tensor
 
-from ...data.images import LONGEST, open_image
+from ...data.images import LONGEST, AnyPicture, open_image
 from ...errors import EncoderError
 from ..base import library_versions
 from ..grid import MapGrid
@@ -64,9 +64,9 @@ class ButdEncoder(RegionEncoder):
         preprocessing = {**_PIXELS, "shorter": _SHORTER, "longer": _LONGER}
         super().__init__(selection, weights_id, preprocessing, "res5, mean")
 
-    def decode(self, path: str | Path) -> tuple[Picture, tuple[int, int]]:
+    def decode(self, picture: AnyPicture) -> tuple[Picture, tuple[int, int]]:
         """Read an image and resize it: its shorter side to 600 pixels, unless the longer would exceed 1000."""
-        image = open_image(path, longest=LONGEST)
+        image = open_image(picture, longest=LONGEST)
         scale = self._scale(image.size)
         width, height = (round(side * scale) for side in image.size)
         return Picture(_resized(image, height, width), image.size), image.size

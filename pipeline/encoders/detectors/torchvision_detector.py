@@ -1,6 +1,5 @@
 """Region features of torchvision's Faster R-CNN, whose weights anyone can download."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor
 from torchvision.models.detection import FasterRCNN_ResNet50_FPN_V2_Weights, fasterrcnn_resnet50_fpn_v2
 from torchvision.transforms.functional import convert_image_dtype, normalize, pil_to_tensor
 
-from ...data.images import LONGEST, open_image
+from ...data.images import LONGEST, AnyPicture, open_image
 from ..weights import load_network, noise_images, settle_norms
 from .regions import Detected, RegionEncoder, Selection
 
@@ -49,12 +48,12 @@ class DetectorEncoder(RegionEncoder):
         }
         super().__init__(selection, weights_id, preprocessing, "roi_heads.box_head")
 
-    def decode(self, path: str | Path) -> tuple[Tensor, tuple[int, int]]:
+    def decode(self, picture: AnyPicture) -> tuple[Tensor, tuple[int, int]]:
         """Read an image; return pixels uint8 [3,H,W] on the CPU and its (width, height).
 
         The network itself resizes it: its shorter side to 800 pixels, the longer to 1333 at most.
         """
-        image = open_image(path, longest=LONGEST)
+        image = open_image(picture, longest=LONGEST)
         return pil_to_tensor(image), image.size
 
     def detect(self, picture: Tensor) -> Detected:

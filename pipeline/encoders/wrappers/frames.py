@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...data.images import frame_names
+from ...data.images import PictureFile, frame_names
 from ...data.regions import Regions
 from ...errors import EncoderError, SampleError
 
@@ -45,7 +45,7 @@ class FramesEncoder:
         }
         self.versions = grid.versions
 
-    def decode(self, path: str | Path) -> tuple[Tensor, tuple[int, int]]:
+    def decode(self, picture: str | Path | PictureFile) -> tuple[Tensor, tuple[int, int]]:
         """Read evenly spaced frames of a video, a folder of images in natural order: ``10.jpg`` after ``9.jpg``.
 
         The video is cut into as many equal parts as frames are wanted, and the frame in the middle of each is taken.
@@ -57,15 +57,17 @@ class FramesEncoder:
         Raises:
             SampleError: there is no such folder, it has no frame, or a frame that is taken cannot be read.
         """
-        names = frame_names(Path(path))
+        if isinstance(picture, PictureFile):
+            raise SampleError(picture.name, "a folder of frames is expected here (it is a file)")
+        names = frame_names(Path(picture))
         count = min(len(names), self.rows)
         taken = [names[(2 * part + 1) * len(names) // (2 * count)] for part in range(count)]
         pixels, sizes = [], []
         for name in taken:
             try:
-                frame, size = self._encoder.decode(Path(path, name))
+                frame, size = self._encoder.decode(Path(picture, name))
             except SampleError as error:
-                raise SampleError(str(path), f"its frame {name} cannot be used: {error.reason}") from error
+                raise SampleError(str(picture), f"its frame {name} cannot be used: {error.reason}") from error
             pixels.append(frame)
             sizes.append(size)
         return torch.stack(pixels), sizes[0]

@@ -1,6 +1,5 @@
 """Pooled grids: neighbouring cells are averaged before they are stored, which takes a fraction of the space."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
+from ...data.images import AnyPicture
 from ...errors import EncoderError
 
 
@@ -43,9 +43,9 @@ class PoolEncoder:
         self.channels, self.global_channels = grid.channels, grid.global_channels
         self.identity: dict[str, Any] = {**grid.identity, "pool": list(pool)}
 
-    def decode(self, path: str | Path) -> tuple[Tensor, tuple[int, int]]:
+    def decode(self, picture: AnyPicture) -> tuple[Tensor, tuple[int, int]]:
         """Read an image as the grid's encoder does."""
-        decoded: tuple[Tensor, tuple[int, int]] = self._encoder.decode(path)
+        decoded: tuple[Tensor, tuple[int, int]] = self._encoder.decode(picture)
         return decoded
 
     def prepare(self, image: Image.Image) -> Tensor:

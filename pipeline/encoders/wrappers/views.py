@@ -3,7 +3,6 @@
 import math
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ...data.images import open_image
+from ...data.images import AnyPicture, open_image
 from ...errors import EncoderError
 from ..grid import Grid
 
@@ -49,17 +48,17 @@ class ViewsEncoder:
         described = {"number": views, "augment": augment, **parameters}
         self.identity: dict[str, Any] = {**grid.identity, "views": described}
 
-    def decode_views(self, path: str | Path, key: str) -> tuple[Tensor, tuple[int, int]]:
+    def decode_views(self, picture: AnyPicture, key: str) -> tuple[Tensor, tuple[int, int]]:
         """Read a picture; return its views as the grid's encoder takes them [V,3,S,S], and its own (width, height).
 
         Args:
-            path: the picture.
+            picture: the picture.
             key: tells it from others, whatever machine reads it; with a view's number it decides what is drawn.
 
         Raises:
             SampleError: the picture cannot be read, or is far too long and narrow.
         """
-        image = open_image(path, longest=getattr(self._grid, "longest", None))
+        image = open_image(picture, longest=getattr(self._grid, "longest", None))
         whole = self._grid.prepare(image)
         others = [self._made(self._grid, image, whole, key, view) for view in range(1, self.views)]
         return torch.stack([whole, *others]), image.size

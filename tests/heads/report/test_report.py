@@ -37,6 +37,7 @@ from xret.heads.runs.run import Run
 from xret.heads.training.training import train
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.layout import create_image_set
+from xret.pipeline.data.sources import FOLDER, FolderReader
 from xret.pipeline.errors import OutputError, RunError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -319,9 +320,8 @@ def test_regions_of_a_store_are_drawn(tmp_path, folder, monkeypatch):
 def test_a_picture_is_shown_as_the_network_saw_it(tmp_path):
     across, down = np.meshgrid(np.linspace(0, 255, 320), np.linspace(0, 255, 200))
     Image.fromarray(np.stack([across, down, 0 * down], 2).astype(np.uint8)).save(tmp_path / "a.png")
-    cache = SimpleNamespace(file_names=lambda *_: ["a.png"], dataset="x")
     features = SimpleNamespace(kind="grid", identity={"preprocessing": {"resize": 256, "crop": 224}})
-    held = Pictures(cache, tmp_path).hold("a.png", input_of(features))
+    held = Pictures(holding("a.png"), tmp_path).hold("a.png", input_of(features))
     shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(held.data)))).astype(float)
     resized = transforms.resize(Image.open(tmp_path / "a.png"), [256])
     expected = np.asarray(transforms.center_crop(resized, [224]).resize((SIDE, SIDE))).astype(float)
@@ -333,11 +333,20 @@ def test_a_picture_is_shown_as_the_network_saw_it(tmp_path):
     assert input_of(features) is None
 
 
+def holding(name):
+    """Return what stands for a store of one picture."""
+
+    def opened(folder, *_):
+        return FolderReader(folder)
+
+    return SimpleNamespace(file_names=lambda *_: [name], dataset="x", images=1, source=FOLDER, open_pictures=opened)
+
+
 def test_a_video_is_shown_by_its_first_frame(tmp_path):
     (tmp_path / "clip").mkdir()
     for name, colour in (("10.png", "blue"), ("9.png", "red")):
         Image.new("RGB", (400, 200), colour).save(tmp_path / "clip" / name)
-    pictures = Pictures(SimpleNamespace(file_names=lambda *_: ["clip"], dataset="x"), tmp_path)
+    pictures = Pictures(holding("clip"), tmp_path)
     held = pictures.hold("clip")
     shown = Image.open(io.BytesIO(base64.b64decode(held.data)))
     assert held.size == shown.size == (SIDE, SIDE // 2)
@@ -349,7 +358,7 @@ def test_a_crop_is_cut_where_its_box_is(tmp_path):
     pixels = np.zeros((40, 60, 3), dtype=np.uint8)
     pixels[8:24, 16:48] = (0, 0, 255)
     Image.fromarray(pixels).save(tmp_path / "a.png")
-    pictures = Pictures(SimpleNamespace(file_names=lambda *_: ["a.png"], dataset="x"), tmp_path)
+    pictures = Pictures(holding("a.png"), tmp_path)
     held = pictures.hold("a.png", (16, 8, 48, 24))
     shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(held.data)))).astype(int)
     assert shown.shape == (16, 32, 3)

@@ -54,9 +54,9 @@ def test_files_are_found_below_the_folder_of_the_images(run, tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images/0.jpg").touch()
     gallery = open_gallery(run, run.info.store, data_root=tmp_path)
-    assert gallery.image_path(3) == tmp_path / "images/63.jpg"
+    assert gallery.picture(3) == tmp_path / "images/63.jpg"
     with pytest.raises(CacheError, match="give their folder as --data-root"):
-        open_gallery(run, run.info.store).image_path(0)
+        open_gallery(run, run.info.store).picture(0)
 
 
 def test_no_file_outside_the_folder_is_named(run, tmp_path):

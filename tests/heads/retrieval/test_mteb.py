@@ -40,7 +40,7 @@ def task_of(gallery, category, **more):
     images = datasets.Dataset.from_dict(
         {
             "id": gallery.image_ids,
-            "image": [Image.open(gallery.image_path(row)) for row in range(len(gallery.image_ids))],
+            "image": [Image.open(gallery.picture(row)) for row in range(len(gallery.image_ids))],
         }
     )
     captions = datasets.Dataset.from_dict({"id": gallery.caption_ids, "text": gallery.texts})
@@ -99,9 +99,9 @@ def test_captions_are_found_for_images(folder):
     task = task_of(gallery, "i2t")
     result = mteb.evaluate(model, task, cache=None, co2_tracker=False, show_progress_bar=False)
     assert 0 <= result.task_results[0].get_score() <= 1
-    queries = datasets.Dataset.from_dict({"id": ["q"], "image": [Image.open(gallery.image_path(2))]})
+    queries = datasets.Dataset.from_dict({"id": ["q"], "image": [Image.open(gallery.picture(2))]})
     found = model.search(queries, task_metadata=task.metadata, top_k=3)
-    hits = retriever.search(gallery.image_path(2), 3)
+    hits = retriever.search(gallery.picture(2), 3)
     assert found == {"q": {hit.id: pytest.approx(hit.score, abs=1e-5) for hit in hits}}
     some = gallery.caption_ids[4:6]
     (found,) = model.search(queries, task_metadata=task.metadata, top_k=9, top_ranked={"q": some}).values()

@@ -23,6 +23,7 @@ from xret.heads.training.finetuning.finetuning import finetune
 from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.regions import Regions
+from xret.pipeline.data.sources import FolderReader
 from xret.pipeline.encoders import registry
 from xret.pipeline.encoders.grid import GridEncoder
 from xret.pipeline.errors import CacheError, EncoderError, QueryError, RunError, SampleError
@@ -65,7 +66,8 @@ def open_run(folder, run, **options):
 
 
 def files(retriever):
-    return [retriever.gallery.image_path(row) for row in range(len(retriever.gallery.image_ids))]
+    found = map(retriever.gallery.picture, range(len(retriever.gallery.image_ids)))
+    return [one if isinstance(one, Path) else Path(one.name) for one in found]
 
 
 def same(found, expected):
@@ -214,9 +216,10 @@ def test_a_picture_is_taken_as_it_is_stored_however_it_comes(folder, runs, tmp_p
     upright = Image.open(files(retriever)[0])
     upright.save(path := tmp_path / "turned.png", exif=turn)
     expected = retriever.encode_images([upright, upright.transpose(Image.Transpose.ROTATE_270)])
-    found = retriever.encode_images([path, str(path), Image.open(path), open_image(path.read_bytes())])
+    opened = FolderReader(path.parent).open(path.name)
+    found = retriever.encode_images([path, str(path), Image.open(path), open_image(path.read_bytes()), opened])
     assert not torch.allclose(*expected, atol=1e-2)
-    torch.testing.assert_close(found, expected[:1].expand(4, -1))
+    torch.testing.assert_close(found, expected[:1].expand(5, -1))
     assert retriever.search(path, 3) == retriever.search(upright, 3)
 
 

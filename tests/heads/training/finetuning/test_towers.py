@@ -17,6 +17,7 @@ import xret
 from xret.heads.retrieval.hub import save_to_folder
 from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.reattached import Backbone
+from xret.pipeline.data.sources import FolderReader
 from xret.pipeline.encoders.registry import make_text, make_visual
 from xret.pipeline.errors import EncoderError, RunError
 from xret.pipeline.reading.end_to_end import read_window
@@ -237,7 +238,7 @@ def test_a_window_is_prepared_as_the_checkpoint_says(made):
     encoder, path = made.image_encoder("clip"), made.folder / "red.png"
     Image.new("RGB", (90, 60), (200, 30, 30)).save(path)
     whole, size = encoder.decode(path)
-    window = read_window(encoder, path, np.random.default_rng(0))
+    window = read_window(encoder, FolderReader(made.folder), path.name, np.random.default_rng(0))
     assert (window.shape, size) == ((3, 32, 32), (90, 60))
     torch.testing.assert_close(window, whole)
     mean, std = torch.tensor(hf.CLIPImageProcessor().image_mean), torch.tensor(hf.CLIPImageProcessor().image_std)

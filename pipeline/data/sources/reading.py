@@ -1,0 +1,165 @@
+"""Reads what a manifest names, whichever kind of source it is."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...documents import DocumentError, parse_json
+from ...errors import ManifestError
+from ..caption_files import Entry, file_name, read_entries
+from ..manifest import Manifest, Packed
+from .base import FOLDER, Contents, PictureReader, Source
+from .files import File, find_files, look_at, place_of, read_all
+from .folder import FolderReader
+from .handles import Place
+from .imagefolder import imagefolder_entries
+from .tables import ArrowReader, ParquetReader, Row, table_rows
+from .tar import TarReader, tar_entries
+
+_READERS: dict[str, Callable[[Source, str | Path, Mapping[str, Place]], PictureReader]] = {
+    "folder": lambda _, folder, __: FolderReader(folder),
+    "tar": TarReader,
+    "parquet": ParquetReader,
+    "arrow": ArrowReader,
+}
+
+
+def open_pictures(source: Source, folder: str | Path, places: Mapping[str, Place]) -> PictureReader:
+    """Return what opens pictures by their names.
+
+    Args:
+        source: the files that they lie in.
+        folder: where the names of pictures, or of the files that hold them, start.
+        places: of each picture by its name, where they lie in files with others.
+
+    Raises:
+        ManifestError: this xret does not know the source's kind.
+    """
+    if source.kind not in _READERS:
+        raise ManifestError(f"the store's pictures lie in '{source.kind}', which this xret cannot read; extract again.")
+    return _READERS[source.kind](source, folder, places)
+
+
+def find_source(manifest: Manifest) -> Source:
+    """Return the files that a manifest names as they are now, without reading them; errors as of `find_files`."""
+    packed = manifest.packed
+    if packed is None or manifest.is_imagefolder:
+        return FOLDER
+    kind = "arrow" if packed.kind == "dataset" else packed.kind
+    files = tuple(file for file, _ in _files(manifest.images, packed))
+    if twice := {file.name for file in files if sum(file.name == other.name for other in files) > 1}:
+        raise ManifestError(f"{manifest.path}: {min(twice)} is named twice; name each file once.")
+    decide: list[Any] = [manifest.name, packed.kind, packed.files, packed.image_column, packed.caption_columns]
+    decide += [packed.split_column, manifest.merge_splits, manifest.captions_per_image, manifest.counts]
+    keys = hashlib.sha256(json.dumps(decide).encode()).hexdigest()
+    return Source(kind, files, packed.image_column if kind != "tar" else "", keys)
+
+
+def read_contents(manifest: Manifest, skip: bool = False) -> Contents:
+    """Read what a manifest names, but for the pictures themselves.
+
+    Args:
+        manifest: names it.
+        skip: leave out samples without captions; else the first one is an error.
+
+    Raises:
+        ManifestError: a file is missing, changed or damaged, or what it says is wrong or contradicts itself.
+    """
+    if manifest.captions is not None:
+        return Contents(read_entries(manifest.captions))
+    packed = manifest.packed
+    assert packed is not None, "a manifest names captions, or what they lie in"
+    left_out: list[str] = []
+
+    def fault(where: str, reason: str) -> None:
+        if not skip:
+            raise ManifestError(f"{where}: {reason}, or go on with --on-error skip.")
+        left_out.append(f"{where}: {reason}")
+
+    source = find_source(manifest)
+    if source == FOLDER:
+        entries = imagefolder_entries(manifest.images, packed, fault)
+    else:
+        read = _from_tars if source.kind == "tar" else _from_tables
+        entries = read(manifest.images, list(_files(manifest.images, packed)), packed, fault)
+    if not entries:
+        raise ManifestError(f"{manifest.path}: {_named(packed)} holds no picture with a caption; correct the manifest.")
+    return Contents(entries, source, left_out)
+
+
+def _named(packed: Packed) -> str:
+    return ", ".join(packed.files.values())
+
+
+def _files(folder: Path, packed: Packed) -> Iterator[tuple[File, str | None]]:
+    """Yield the files, in the order of the manifest, and the split of all that is in each."""
+    for split, pattern in packed.files.items():
+        if packed.kind == "dataset":
+            yield from _saved(folder, pattern, packed.split_column is None)
+        else:
+            yield from ((file, split) for file in find_files(folder, pattern))
+
+
+def _saved(folder: Path, name: str, by_folder: bool) -> Iterator[tuple[File, str | None]]:
+    """Yield the files of a data set that was saved, or of each of its splits."""
+    parts: dict[str, str | None] = {name: None}
+    if splits := _document(folder, f"{name}/dataset_dict.json", "splits"):
+        parts = {f"{name}/{split}": str(split) if by_folder else None for split in splits}
+    for part, split in parts.items():
+        for one in _document(folder, f"{part}/state.json", "_data_files") or []:
+            yield look_at(folder, f"{part}/{one['filename']}"), split
+
+
+def _document(folder: Path, name: str, key: str) -> list[Any] | None:
+    """Return a list of a small JSON document; None where there is no such file."""
+    where = place_of(folder, name)
+    try:
+        file = look_at(folder, name)
+    except ManifestError:
+        return None
+    try:
+        document = parse_json(read_all(folder, file).decode())
+        if not isinstance(document[key], list):
+            raise TypeError(f"'{key}' is no list")
+    except (DocumentError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ManifestError(f"{where}: this is not what `save_to_disk` writes ({error}); save it again.") from error
+    found: list[Any] = document[key]
+    return found
+
+
+def _from_tars(folder: Path, files: list[tuple[File, str | None]], _: Packed, fault: Any) -> list[Entry]:
+    entries: list[Entry] = []
+    where: dict[str, File] = {}
+    for number, (file, split) in enumerate(files):
+        for entry in tar_entries(folder, number, file, split, fault):
+            if (other := where.setdefault(entry.file_name, file)) is not file:
+                raise ManifestError(
+                    f"{place_of(folder, file.name)}: {entry.file_name} is in {place_of(folder, other.name)} already;"
+                    " remove one of them."
+                )
+            entries.append(entry)
+    return entries
+
+
+def _from_tables(folder: Path, files: list[tuple[File, str | None]], packed: Packed, fault: Any) -> list[Entry]:
+    rows: list[Row] = []
+    before = 0
+    for number, (file, split) in enumerate(files):
+        found, count = table_rows(folder, number, file, split, packed, fault)
+        for row in found:
+            row.number += before
+        rows += found
+        before += count
+    paths = {row.path for row in rows if row.path is not None and _is_name(row.path)}
+    for row in rows:
+        row.entry.file_name = str(row.path) if len(paths) == len(rows) else f"{row.number:08d}"
+    return [row.entry for row in rows]
+
+
+def _is_name(path: str) -> bool:
+    try:
+        return file_name(path, "") == path
+    except ManifestError:
+        return False

@@ -1,0 +1,257 @@
+"""What is wrong with a source is one sentence that says where."""
+
+import json
+import os
+import tarfile
+
+import fsspec
+import pyarrow as pa
+import pytest
+from packed_data import PackedData, add, write_tar
+from pyarrow import parquet
+
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.data.samples import read_samples
+from xret.pipeline.errors import ManifestError, SampleError
+
+
+@pytest.fixture
+def data(tmp_path):
+    return PackedData(tmp_path / "data", count=6)
+
+
+def refused(path, match, skip=False):
+    with pytest.raises(ManifestError, match=match) as caught:
+        read_samples(load_manifest(path), skip)
+    assert "\n" not in str(caught.value)
+
+
+def tar_of(data, *members):
+    with tarfile.open(data.folder / "a.tar", "w") as archive:
+        for name, content in members:
+            add(archive, name, content)
+    return data.manifest("tar", tar={"test": "a.tar"})
+
+
+def test_a_tar_that_is_cut_off_anywhere(data):
+    path = data.as_tars(files=1)
+    file = data.folder / "shard-00.tar"
+    whole = file.read_bytes()
+    with tarfile.open(file) as archive:
+        last = archive.getmembers()[-1]
+    end = last.offset_data + -(-last.size // 512) * 512
+    for length in [0, 100, *range(512, end + 512, 512), last.offset_data + last.size - 1, end - 1, end + 511]:
+        file.write_bytes(whole[: min(length, end + 511)])
+        refused(path, r"shard-00\.tar: (this is no whole tar file|the archive is cut off|this cannot be read)")
+    file.write_bytes(whole[: end + 512])
+    assert len(read_samples(load_manifest(path)).images) == 6
+
+
+def test_a_tar_that_is_none_or_goes_on(data):
+    path = data.as_tars(files=1)
+    file = data.folder / "shard-00.tar"
+    whole = file.read_bytes()
+    file.write_bytes(whole + whole)
+    refused(path, "something stands after the end of the archive")
+    with tarfile.open(file, "w:gz") as archive:
+        add(archive, "a.png", b"x")
+    refused(path, "this is no whole tar file")
+    file.unlink()
+    refused(path, r"shard-00\.tar: there is no such file; .*--data-root")
+    file.mkdir()
+    refused(path, "this is no file")
+
+
+@pytest.mark.parametrize(
+    ("members", "match"),
+    [
+        ([("k.png", b"x"), ("k.jpg", b"x"), ("k.txt", b"t")], r"a\.tar: the key 'k' has two pictures, .* k\.jpg"),
+        ([("k.png", b"x"), ("k.txt", b"t"), ("k.txt", b"t")], "the key 'k' has two texts"),
+        ([("k.png", b"x"), ("k.json", b"{}"), ("./k.json", b"{}")], "the key 'k' has two JSON"),
+        ([("k.png", b"x"), ("o.txt", b"t")], r"a\.tar: k\.png: it has no captions; add k\.txt or k\.json"),
+        ([("k.png", b"x"), ("k.json", b'{"caption": null}')], r"k\.png: it has no captions"),
+        ([("k.png", b"x"), ("k.json", b'{"caption": 3}')], r"k\.png: its captions are neither"),
+        ([("k.png", b"x"), ("k.json", b"[1]")], r"k\.json is no mapping"),
+        ([("k.png", b"x"), ("k.json", b"{")], r"k\.json is not valid JSON"),
+        ([("k.png", b"x"), ("k.txt", b"\xff")], r"k\.txt is not UTF-8"),
+        ([("../k.png", b"x"), ("../k.txt", b"t")], "leaves the archive's folder"),
+        ([("k.txt", b"t")], r"tar\.yaml: a\.tar holds no picture with a caption"),
+        ([], "holds no picture with a caption"),
+    ],
+)
+def test_members_at_fault(data, members, match):
+    refused(tar_of(data, *members), match)
+
+
+def test_a_split_that_is_no_text(data):
+    tar_of(data, ("k.png", b"x"), ("k.json", b'{"caption": "a", "split": 3}'))
+    refused(data.manifest("t", tar="a.tar"), r"k\.json: the split is no text")
+
+
+def test_a_name_that_two_tars_have(data):
+    path = data.as_tars(files=2)
+    write_tar(data.folder / "shard-01.tar", data.rows[:1])
+    refused(path, r"shard-01\.tar: 000000\.png is in .*shard-00\.tar already")
+
+
+def test_a_picture_without_captions_is_left_out(data, capsys):
+    path = tar_of(data, ("a.png", b"x"), ("b.png", b"x"), ("b.txt", b"t"))
+    samples = read_samples(load_manifest(path), skip=True)
+    assert [image.id for image in samples.images] == ["b.png"]
+    assert "1 sample left out: " in capsys.readouterr().err
+    (reason,) = samples.left_out
+    assert "a.tar: a.png: it has no captions" in reason
+    refused(tar_of(data, ("a.png", b"x")), "holds no picture with a caption", skip=True)
+
+
+def table(data, name="part-0.parquet", **columns):
+    parquet.write_table(pa.table(columns), data.folder / name)
+    keys = {"split_column": "split"} if "split" in columns else {}
+    return data.manifest("p", parquet="part-*.parquet", **keys)
+
+
+GOOD = pa.array([b"x", b"y"], pa.binary())
+
+
+@pytest.mark.parametrize(
+    ("columns", "match"),
+    [
+        ({"image": ["a", "b"], "caption": ["c", "d"]}, r"part-0\.parquet: the column 'image' is string, and pictures"),
+        ({"image": [{"path": "p"}] * 2, "caption": ["c", "d"]}, "the column 'image' is struct"),
+        ({"image": GOOD, "caption": [1, 2]}, "the column 'caption' is int64, and texts are string"),
+        ({"image": GOOD, "caption": ["c", "d"], "split": [0, 1]}, "the column 'split' is int64"),
+        ({"image": GOOD, "text": ["c", "d"]}, "there is no column 'caption'; it has image, text: name"),
+        ({"jpg": GOOD, "caption": ["c", "d"]}, "there is no column 'image'"),
+        ({"image": GOOD, "caption": ["c", None]}, r"part-0\.parquet: row 1: caption has no caption; .*--on-error skip"),
+        ({"image": GOOD, "caption": [["c"], []]}, "row 1: caption has no caption"),
+        ({"image": GOOD, "caption": ["c", "d"], "split": ["train", None]}, "row 1: split is empty; name a split"),
+        ({"image": GOOD[:0], "caption": pa.array([], pa.string())}, "holds no picture with a caption"),
+    ],
+)
+def test_columns_and_rows_at_fault(data, columns, match):
+    refused(table(data, **columns), match)
+
+
+def test_one_of_several_files_has_another_type(data):
+    path = data.as_parquet()
+    odd = pa.table({"image": ["a"], "texts": [["b"]], "split": ["train"]})
+    parquet.write_table(odd, data.folder / "part-1.parquet")
+    refused(path, r"part-1\.parquet: the column 'image' is string")
+
+
+@pytest.mark.parametrize("form", ["parquet", "saved"])
+def test_files_that_are_damaged(data, form):
+    path = getattr(data, f"as_{form}")()
+    file = next(iter(sorted([*data.folder.glob("part-1.parquet"), *data.folder.glob("saved/*1-of*.arrow")])))
+    whole = file.read_bytes()
+    for content in (b"", whole[:100], whole[: len(whole) // 2], b"no table"):
+        file.write_bytes(content)
+        refused(path, rf"{file.name}: this cannot be read")
+
+
+def test_a_row_without_bytes_says_which(data):
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    path = table(data, image=pa.array([{"bytes": None, "path": "/far/away.png"}], kind), caption=["c"])
+    manifest = load_manifest(path)
+    samples = read_samples(manifest)
+    with pytest.raises(SampleError, match=r"part-0\.parquet: row 0: it holds no bytes, perhaps a path alone"):
+        samples.open_pictures(manifest.images, 1).open("00000000")
+
+
+@pytest.mark.parametrize("form", ["tars", "parquet", "saved"])
+def test_a_file_that_changes_after_it_was_looked_through(data, form):
+    manifest = load_manifest(getattr(data, f"as_{form}")())
+    samples = read_samples(manifest)
+    file = data.folder / samples.source.files[samples.images[0].place[0]].name
+    os.utime(file, ns=(1, 1))
+    with pytest.raises(ManifestError, match=r"it has changed since it was looked through \(.* then, .* now\)"):
+        samples.open_pictures(manifest.images, 6).open(samples.images[0].file_name)
+    file.unlink()
+    with pytest.raises(ManifestError, match="there is no such file"):
+        samples.open_pictures(manifest.images, 6).open(samples.images[0].file_name)
+
+
+@pytest.mark.parametrize(
+    ("keys", "match"),
+    [
+        ({"tar": "a.tar", "images": "photos"}, "images and tar are named, and pictures lie in one of them"),
+        ({"tar": "a.tar", "captions": "c.csv"}, "'captions' goes not with 'tar'"),
+        ({"tar": "a.tar", "split_column": "s"}, "'split_column' goes not with 'tar'"),
+        ({"tar": {}}, "'tar' must be a text such as"),
+        ({"parquet": {"train": "a"}, "split_column": "s"}, "both say the split"),
+        ({"parquet": 3}, "'parquet' must be"),
+        ({"parquet": "a", "caption_columns": []}, "'caption_columns' must be"),
+        ({"images": "p", "captions": "c.csv", "image_column": "i"}, "'image_column' is of parquet and dataset alone"),
+        ({"dataset": "nowhere"}, "there is neither a data set that `save_to_disk` wrote nor an imagefolder"),
+    ],
+)
+def test_manifests_at_fault(data, keys, match):
+    refused(data.manifest("m", **keys), match)
+
+
+def test_patterns_that_name_nothing(data):
+    refused(data.manifest("m", tar="*.tar"), "no file fits this")
+    refused(data.manifest("m", tar="{000..001}.tar"), r"000\.tar: there is no such file")
+    refused(data.manifest("m", tar="{0..99999999}.tar"), "more than 1,000,000 files")
+    data.as_tars(files=1)
+    refused(data.manifest("m", tar={"train": "*.tar", "test": "shard-00.tar"}), "is named twice")
+
+
+def test_rows_of_an_imagefolder_at_fault(data):
+    path = data.as_imagefolder()
+    file = data.folder / "images" / "val" / "metadata.jsonl"
+    for row, match in (
+        ({"file_name": "a.png"}, r"metadata\.jsonl: line 1: there is no 'text'; it has file_name"),
+        ({"file_name": "../../a.png", "text": "t"}, "leaves the image folder"),
+        ({"file_name": "a.png", "text": None}, "it has no caption"),
+        ({"file_name": "a.png", "text": [3]}, "a caption is no text"),
+        ([1], "this is no mapping"),
+    ):
+        file.write_text(json.dumps(row))
+        refused(path, match)
+    file.write_text('{"file_name": "a.png", "text": "t"}\n' * 2)
+    refused(path, "line 2: 'val/a.png' stands here a second time")
+    file.write_text("{")
+    refused(path, "this cannot be read")
+
+
+def test_a_saved_data_set_that_is_damaged(data):
+    path = data.as_saved()
+    (data.folder / "saved" / "state.json").write_text("{}")
+    refused(path, "this is not what `save_to_disk` writes")
+
+
+def test_urls(data):
+    data.as_tars()
+    data.as_parquet()
+    memory = fsspec.filesystem("memory")
+    for file in [*data.folder.glob("*.tar"), *data.folder.glob("*.parquet")]:
+        memory.pipe_file(f"/sources/{file.name}", file.read_bytes())
+    try:
+        columns = {"caption_columns": ["texts"], "split_column": "split"}
+        for keys in (
+            {"tar": "memory://sources/shard-{00..02}.tar"},
+            {"tar": "memory://sources/*.tar"},
+            {"parquet": "memory://sources/part-?.parquet", **columns},
+        ):
+            manifest = load_manifest(data.manifest("url", **keys))
+            samples = read_samples(manifest)
+            pictures = samples.open_pictures(manifest.images, 6)
+            found = {image.file_name: pictures.open(image.file_name).getvalue() for image in samples.images}
+            assert found == {name: content for name, content, *_ in data.rows}
+            pictures.close()
+        memory.pipe_file("/sources/shard-00.tar", memory.cat_file("/sources/shard-00.tar"))
+        memory.pipe_file("/sources/part-0.parquet", memory.cat_file("/sources/part-0.parquet"))
+        places = (image for image in samples.images if image.place[0] == 0)
+        with pytest.raises(ManifestError, match="it has changed"):
+            samples.open_pictures(manifest.images, 6).open(next(places).file_name)
+        refused(data.manifest("url", tar="memory://sources/none.tar"), "there is no such file")
+        refused(data.manifest("url", tar="nosuch://a/b.tar"), "this cannot be read")
+    finally:
+        memory.rm("/sources", recursive=True)
+
+
+def test_pyarrow_is_asked_for(data, monkeypatch):
+    path = data.as_parquet()
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    refused(path, r"pip install 'xret\[parquet\]'")

@@ -1,0 +1,125 @@
+"""Every form of one data set has the same samples and pictures, whatever the number of its files."""
+
+import tarfile
+
+import pytest
+from packed_data import SPLITS, PackedData, add
+
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.data.samples import read_samples
+from xret.pipeline.data.sources.files import expand
+
+FORMS = ("tars", "webdataset", "parquet", "saved", "saved_splits")
+
+
+def read(path):
+    manifest = load_manifest(path)
+    return manifest, read_samples(manifest)
+
+
+def contents(manifest, samples):
+    pictures = samples.open_pictures(manifest.images, len(samples.images))
+    found = [pictures.open(image.file_name).getvalue() for image in samples.images]
+    pictures.close()
+    return found
+
+
+@pytest.fixture
+def data(tmp_path):
+    return PackedData(tmp_path / "data")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_has_the_samples_and_bytes_of_the_folder(data, form):
+    if form == "saved_splits":  # captions are numbered in the order of the source
+        data.rows.sort(key=lambda row: SPLITS.index(row[3]))
+    folder, expected = read(data.as_folder())
+    manifest, samples = read(getattr(data, f"as_{form}")())
+    assert samples.digest == expected.digest
+    assert samples.splits == expected.splits
+    assert [image.captions for image in samples.images] == [image.captions for image in expected.images]
+    assert contents(manifest, samples) == contents(folder, expected)
+
+
+@pytest.mark.parametrize("form", ["tars", "parquet"])
+@pytest.mark.parametrize("files", [1, 2, 7])
+def test_the_number_of_files_does_not_matter(data, tmp_path, form, files):
+    other = PackedData(tmp_path / "other")
+    _, samples = read(getattr(data, f"as_{form}")(files=files))
+    _, expected = read(getattr(other, f"as_{form}")())
+    assert samples.digest == expected.digest
+
+
+def test_an_imagefolder_is_a_folder_with_other_names(data):
+    manifest, samples = read(data.as_imagefolder())
+    by_name = {f"{split}/{name}": (bytes_, captions) for name, bytes_, captions, split in data.rows}
+    assert {image.file_name: image.split for image in samples.images} == {n: n.split("/")[0] for n in by_name}
+    for image, found in zip(samples.images, contents(manifest, samples), strict=True):
+        assert (found, [caption.text for caption in image.captions]) == by_name[image.file_name]
+
+
+def test_an_imagefolder_may_have_a_csv(data, tmp_path):
+    (tmp_path / "p").mkdir()
+    name, bytes_, *_ = data.rows[0]
+    (tmp_path / "p" / name).write_bytes(bytes_)
+    (tmp_path / "p" / "metadata.csv").write_text(f'file_name,a,b,part\n{name},one,"two, three",test\n')
+    path = data.manifest("csv", dataset=str(tmp_path / "p"), caption_columns=["a", "b"], split_column="part")
+    _, samples = read(path)
+    (image,) = samples.images
+    assert ([c.text for c in image.captions], image.split) == (["one", "two, three"], "test")
+
+
+def test_rows_without_distinct_paths_are_numbered(data):
+    manifest, samples = read(data.as_parquet(path=False))
+    assert sorted(image.id for image in samples.images) == [f"{number:08d}" for number in range(30)]
+    assert sorted(contents(manifest, samples)) == sorted(bytes_ for _, bytes_, *_ in data.rows)
+
+
+def test_a_text_file_is_a_caption_and_json_goes_before_it(data, tmp_path, capsys):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, text in (("d/1.TXT", "one\n"), ("d/2.txt", "two"), ("d/2.json", '{"caption": "zwei"}')):
+            add(archive, name, text.encode())
+        for number in (1, 2):
+            add(archive, f"d/{number}.jpg", data.rows[number][1])
+        add(archive, "d/3.txt", b"of no picture")
+        add(archive, "d/1.seg.png", b"not a picture of the sample")
+    _, samples = read(data.manifest("text", tar=str(tmp_path / "a.tar")))
+    assert {image.file_name: image.captions[0].text for image in samples.images} == {
+        "d/1.jpg": "one",
+        "d/2.jpg": "zwei",
+    }
+    assert "names no splits" in capsys.readouterr().err
+
+
+def test_splits_are_those_that_the_manifest_names(data):
+    data.as_tars(files=3)
+    path = data.manifest(
+        "by", tar={"train": "shard-{00,02}.tar", "validation": "shard-01.tar"}, merge_splits={"validation": "val"}
+    )
+    _, samples = read(path)
+    first, second, third = (len(part) for part in data.parts(3))
+    assert samples.splits == {"train": (0, first + third), "val": (first + third, first + second + third)}
+
+
+@pytest.mark.parametrize("format_", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_names_of_every_kind_of_tar(data, tmp_path, format_):
+    name = "/".join(["folder" * 10] * (2 if format_ == tarfile.USTAR_FORMAT else 5))
+    with tarfile.open(tmp_path / "a.tar", "w", format=format_) as archive:
+        add(archive, f"{name}/p.png", data.rows[0][1])
+        add(archive, f"{name}/p.txt", b"a dog")
+    manifest, samples = read(data.manifest("long", tar={"test": str(tmp_path / "a.tar")}))
+    assert [image.file_name for image in samples.images] == [f"{name}/p.png"]
+    assert contents(manifest, samples) == [data.rows[0][1]]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("a.tar", ["a.tar"]),
+        ("{8..10}.tar", ["8.tar", "9.tar", "10.tar"]),
+        ("{008..010}", ["008", "009", "010"]),
+        ("{x,y}-{0..1}", ["x-0", "x-1", "y-0", "y-1"]),
+    ],
+)
+def test_braces(pattern, names):
+    assert expand(pattern) == names

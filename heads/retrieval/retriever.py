@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 
 from PIL import Image
@@ -16,7 +17,7 @@ from ...pipeline.errors import EncoderError, QueryError
 from ...pipeline.reading.reencoding import Picture, encode_captions_by_all, encode_images_by_all
 from ..evaluation.scoring import embed_all
 from ..model import Model
-from ..modules.embedding import Embedding
+from ..modules.embedding import Embedding, each
 from ..runs.encoders import ImageEncoders, TextEncoders, find_image_encoders, find_text_encoders, reads_states
 from ..runs.features import open_store
 from ..runs.files import sha256_of
@@ -216,14 +217,28 @@ class Retriever:
         """Embed a query of `search`, without its warning."""
         require_query(query)
         if not isinstance(query, str):
-            return Query(self.encode_images([query]), "captions")
+            return Query(self._encoded("images", query), "captions")
         unknown = self.unknown_words([query])
         if not reads_states(self.run):
             require_known_word(query, unknown)
-        return Query(self.encode_captions([query]), "images", unknown)
+        return Query(self._encoded("captions", query), "images", unknown)
+
+    def _encoded(self, modality: Modality, query: Picture) -> Embedding:
+        """Embed a text or a picture; where its encoder is not known, as of an import, as the gallery has it."""
+        try:
+            return self.encode_captions([str(query)]) if modality == "captions" else self.encode_images([query])
+        except EncoderError:
+            _, names = self.gallery.names(modality)
+            path = None if isinstance(query, Image.Image) else f"/{Path(query).as_posix()}"
+            fits = [name == query if modality == "captions" else (path or "").endswith(f"/{name}") for name in names]
+            if True not in fits or self.weights["text" if modality == "captions" else "image"] is not None:
+                raise
+            return each(itemgetter([fits.index(True)]), self.gallery.of(modality))
 
     def unknown_words(self, texts: Sequence[str]) -> list[str]:
         """Return the words of texts that are not in the run's vocabulary, each once; [] if it reads parts of words."""
+        if self.run.vocabulary is None:
+            return []
         words = [encoder for encoder, _ in self.text_encoders if isinstance(encoder, WordsEncoder)]
         return words[0].unknown_words(texts) if words else []
 

@@ -57,6 +57,12 @@ def read_samples(manifest: Manifest) -> Samples:
         return _build(read_entries(manifest.captions), manifest)
 
 
+def samples_of(entries: list[Entry], manifest: Manifest) -> Samples:
+    """Return the samples that entries are, as `read_samples` returns those of a caption file."""
+    with _collector_paused():
+        return _build(entries, manifest)
+
+
 @contextmanager
 def _collector_paused() -> Iterator[None]:
     """Halve the time of reading: the collector would walk millions of objects, none of them garbage."""

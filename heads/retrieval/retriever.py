@@ -16,7 +16,7 @@ from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, QueryError
 from ...pipeline.reading.reencoding import Picture, encode_captions_by_all, encode_images_by_all
 from ..evaluation.scoring import embed_all
-from ..model import Model
+from ..model import Model, facts_of_each
 from ..modules.embedding import Embedding, each
 from ..runs.encoders import ImageEncoders, TextEncoders, find_image_encoders, find_text_encoders, reads_states
 from ..runs.features import open_store
@@ -224,14 +224,15 @@ class Retriever:
         return Query(self._encoded("captions", query), "images", unknown)
 
     def _encoded(self, modality: Modality, query: Picture) -> Embedding:
-        """Embed a text or a picture; where its encoder is not known, as of an import, as the gallery has it."""
+        """Embed a text or a picture; of imported embeddings, which have no encoder, take what the gallery has of it."""
         try:
             return self.encode_captions([str(query)]) if modality == "captions" else self.encode_images([query])
         except EncoderError:
             _, names = self.gallery.names(modality)
             path = None if isinstance(query, Image.Image) else f"/{Path(query).as_posix()}"
             fits = [name == query if modality == "captions" else (path or "").endswith(f"/{name}") for name in names]
-            if True not in fits or self.weights["text" if modality == "captions" else "image"] is not None:
+            facts = self.run.text_facts if modality == "captions" else self.run.image_facts
+            if True not in fits or all(one.kind != "global" for one in facts_of_each(facts)):
                 raise
             return each(itemgetter([fits.index(True)]), self.gallery.of(modality))
 

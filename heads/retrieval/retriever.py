@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from operator import itemgetter
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from ..runs.files import sha256_of
 from ..runs.info import BranchName
 from ..runs.run import Run
 from .gallery import Gallery
-from .hits import Hit, Modality, deviation
+from .hits import Hit, Modality, uncertainty
 from .index.exact import RunCompare
 from .index.sharded import ShardedSearch, shards_of
 from .queries import (
@@ -57,9 +58,9 @@ class Query:
         return self.embedding.shape[1] if isinstance(self.embedding, Tensor) and self.embedding.ndim == 3 else 0
 
     @property
-    def deviation(self) -> float | None:
+    def uncertainty(self) -> float | None:
         """That of its Gaussian, as of a `Hit`."""
-        spread = deviation(self.embedding)
+        spread = uncertainty(self.embedding)
         return None if spread is None else float(spread)
 
 
@@ -289,8 +290,8 @@ class Retriever:
         return find_image_encoders(self.run, lambda: self.cache, self.weights["image"], str(self.device), self._trust)
 
     def _query(self, query: Picture | Query, k: int) -> Query:
-        if not isinstance(k, int) or k < 1:
-            raise QueryError(f"{k} results cannot be shown; choose a k of at least 1")
+        if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
+            raise QueryError(f"{k} results cannot be shown; choose a whole number k of at least 1")
         if isinstance(query, Query):
             return query
         encoded = self.encode_query(query)

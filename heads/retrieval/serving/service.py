@@ -124,7 +124,7 @@ class Service:
         return Answer(
             results=self.retriever.search(encoded, k),
             elements=self.retriever.search_elements(encoded, k) if elements else None,
-            uncertainty=encoded.deviation,
+            uncertainty=encoded.uncertainty,
             unknown=encoded.unknown or None,
             seconds=round(time.perf_counter() - start, 4),
         )

@@ -208,7 +208,7 @@ def build_losses(recipe: Recipe, text: Facts) -> nn.ModuleDict:
 
 def _branch(recipe: Recipe, side: str, facts: Facts) -> Branch:
     sets, dim = facts_of_each(facts), recipe.model.dim
-    _require_kinds(recipe, side, sets)
+    require_kinds(recipe, side, sets)
     adapters = [_adapter(recipe, side, one) for one in sets]
     adapter = adapters[0] if len(adapters) == 1 else JoinedAdapter(adapters, dim)
     block = recipe.aggregator[side]
@@ -247,7 +247,7 @@ def _require_rows(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...], use
         )
 
 
-def _require_kinds(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -> None:
+def require_kinds(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -> None:
     """Raise RecipeError where a recipe takes other features, or features of other kinds together."""
     wanted = getattr(recipe.data, f"{side}_kind")
     for facts in sets:

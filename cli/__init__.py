@@ -3,6 +3,8 @@
 import errno
 import json
 import logging
+import shlex
+import signal
 import sys
 
 import click
@@ -25,13 +27,28 @@ from .serve import serve
 from .train_head import train_head
 from .tune import tune
 
+_WORDS = "xret.words"  # key of what was typed after ``xret``
+_GO_ON = ("ablate", "demo", "extract", "import", "tune")  # started again, they go on where they were
+
+
+class Interrupted(click.ClickException):
+    """Somebody pressed Ctrl-C."""
+
+    exit_code = 128 + signal.SIGINT  # as a shell says it
+
 
 class Commands(click.Group):
     """Ends a user's mistake in one sentence on standard error: exit code 1 for a failure, 2 for wrong usage."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Remember what was typed."""
+        ctx.meta[_WORDS] = list(args)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; with ``--json`` an error is ``{"error": sentence}``."""
-        as_json = "--json" in ctx.args
+        words = ctx.meta[_WORDS]
+        as_json = "--json" in words
         logging.getLogger("asyncio").addFilter(_is_news)
         try:
             return super().invoke(ctx)
@@ -45,13 +62,21 @@ class Commands(click.Group):
             where = f" ({error.filename})" if error.filename else ""
             failure = click.ClickException(f"{error.strerror}{where}; mend it and run the same command again")
         except KeyboardInterrupt:
-            failure = click.ClickException(
-                "stopped by Ctrl-C before it was done; the command's --help tells how to go on"
-            )
+            failure = Interrupted(f"stopped by Ctrl-C; {_way_on(self, words)}")
         if not as_json:
             raise failure
         click.echo(json.dumps({"error": failure.format_message()}), err=True)
         sys.exit(failure.exit_code)
+
+
+def _way_on(commands: click.Group, words: list[str]) -> str:
+    """Return which command goes on with what was stopped, or does it again."""
+    command = commands.commands.get(words[0]) if words else None
+    if command is not None and any(option.name == "resume" for option in command.params):
+        words = words if "--resume" in words else [*words, "--resume"]
+    elif not words or words[0] not in _GO_ON:
+        return f"run it again with `{shlex.join(['xret', *words])}`"
+    return f"go on with `{shlex.join(['xret', *words])}`"
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -228,7 +228,7 @@ def export(store: str, to: str, out: Path, sets: tuple[str, ...], splits: tuple[
 
     npy is SCAN's folder of {train,dev,test}_{ims.npy,caps.txt,ids.txt}: float32, a row an image if each has five
     captions, else a row a caption. hdf5 is one file with images/local, global, length, boxes, id, captions/text, token
-    and so on, in the store's own precision; both can be imported again with `xret import`.
+    and so on, in the store's own precision; `xret import` takes the images of both again.
 
     \b
     xret cache export f30k.zarr --to npy --out f30k_precomp --set resnet152

@@ -248,7 +248,7 @@ def extract(
 def _given(ctx: click.Context, keys: Iterable[str]) -> str:
     """Return those of these options that stand on the command line, as they are written there."""
     given = [key for key in keys if ctx.get_parameter_source(key) == click.core.ParameterSource.COMMANDLINE]
-    return ", ".join(f"--{key.replace('_', '-')}" for key in given)
+    return ", ".join(f"--{'no-' * (ctx.params[key] is False)}{key.replace('_', '-')}" for key in given)
 
 
 def refuse_workers_of_a_cluster(options: dict[str, Any]) -> None:

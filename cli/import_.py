@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from ..pipeline.exchange.importers import FORMATS
+from ..pipeline.exchange.importers import EMBEDDINGS, FORMATS
 from .extract import DATA_ROOT, DTYPE, SCHEDULER, STORE, WORKERS, refuse_workers_of_a_cluster
 from .parsing import comma_list
 from .summaries import print_summary
@@ -22,13 +22,19 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict
 
 
 @click.command("import")
-@click.argument("dataset")
+@click.argument("dataset", required=False)
 @STORE
-@click.option("--from", "format_", required=True, type=click.Choice(FORMATS), help="How the features are stored.")
+@click.option(
+    "--from", "format_", required=True, type=click.Choice([*FORMATS, *EMBEDDINGS]), help="How the features are stored."
+)
 @click.option("--source", required=True, type=click.Path(path_type=Path), help="The file or folder of the features.")
 @click.option(
     "--arrays", default="", callback=_names, metavar="ROLE=NAME,…",
     help="For hdf5: which array is local, which is id; and length, boxes, classes, scores, size if it has them.",
+)  # fmt: skip
+@click.option(
+    "--encoder", default="", callback=comma_list, metavar="NAME",
+    help="For clip-retrieval and embeddings: the model that made them; of two models IMAGES,CAPTIONS.",
 )  # fmt: skip
 @DATA_ROOT
 @DTYPE
@@ -43,12 +49,13 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict
 @WORKERS
 @SCHEDULER
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-def import_(dataset: str, store: str, data_root: Path | None, as_json: bool, **options: Any) -> None:
-    """Write region features that others extracted for DATASET into the feature cache STORE.
+def import_(dataset: str | None, store: str, data_root: Path | None, as_json: bool, **options: Any) -> None:
+    """Write features that others extracted for DATASET into the feature cache STORE: regions, or embeddings.
 
-    DATASET is a manifest's name or path, as for extract. The source's ids may be the data set's ids (Karpathy's
-    imgid), COCO ids or file names. Pickles are never opened. Stopped and started again, it goes on where it
-    was. With --scheduler every worker reads STORE and the source under the same paths.
+    DATASET is a manifest's name or path, as for extract. Without it the images and captions of embeddings are the
+    data set. The source's ids may be the data set's ids (Karpathy's imgid), COCO ids or file names. Pickles are never
+    opened. Stopped and started again, it goes on where it was. With --scheduler every worker reads STORE and the
+    source under the same paths.
 
     \b
     scan           folder of {train,dev,test,testall}_{ims.npy,caps.txt,ids.txt}
@@ -57,11 +64,14 @@ def import_(dataset: str, store: str, data_root: Path | None, as_json: bool, **o
     lxmert-tsv     LXMERT's TSV, or a folder of them
     detectron-npz  folder of .npz, one an image: x, bbox, num_bbox, image_h, image_w
     hdf5           one file, its arrays named by --arrays
+    clip-retrieval folder of img_emb, text_emb and metadata, as its inference writes it
+    embeddings     folder of images and captions (.npy or .safetensors) and index (.csv or .jsonl)
 
     \b
     xret import flickr30k --data-root DIR --store f30k.zarr --from scan --source f30k_precomp
     xret import coco --data-root DIR --store coco.zarr --from hdf5 --source coco.h5 \\
         --arrays local=features,boxes=boxes,length=num_boxes,id=image_ids
+    xret import --store laion.zarr --from clip-retrieval --source embeddings --encoder ViT-B/32
     """
     from ..pipeline.data.manifest import load_manifest
     from ..pipeline.exchange.importers.importing import import_features
@@ -70,4 +80,14 @@ def import_(dataset: str, store: str, data_root: Path | None, as_json: bool, **o
     if not options["splits"]:
         raise click.UsageError("nothing to import: give at least one of --splits")
     refuse_workers_of_a_cluster(options)
-    print_summary(import_features(load_manifest(dataset, data_root), store, ImportOptions(**options)), as_json)
+    manifest = None if dataset is None else load_manifest(dataset, data_root)
+    if options["format_"] in EMBEDDINGS:
+        from ..pipeline.exchange.importers.global_features import import_embeddings
+
+        print_summary(import_embeddings(manifest, store, ImportOptions(**options)), as_json)
+        return
+    if manifest is None:
+        raise click.UsageError(f"--from {options['format_']} needs the data set: name a manifest as DATASET")
+    if options["encoder"]:
+        raise click.UsageError(f"--encoder is for embeddings, and --from is {options['format_']}; leave it out")
+    print_summary(import_features(manifest, store, ImportOptions(**options)), as_json)

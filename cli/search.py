@@ -96,19 +96,19 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
         searched = counted(retriever.searched(encoded.answers), encoded.answers.removesuffix("s"))
         click.echo(printable(f"{run} on {retriever.cache.url}, split {retriever.split}: {searched}{way}"))
     click.echo(format_hits(hits))
-    if encoded.deviation is not None:
-        click.echo(f"the query's deviation {encoded.deviation:.4f}")
+    if encoded.uncertainty is not None:
+        click.echo(f"the query's uncertainty (log-determinant) {encoded.uncertainty:.2f}")
 
 
 def format_hits(hits: "list[Hit]") -> str:
     """Return hits as lines for a terminal."""
     ids = [printable(hit.id) for hit in hits]
     width = max(len("id"), *map(len, ids))
-    certain = all(hit.deviation is None for hit in hits)
+    certain = all(hit.uncertainty is None for hit in hits)
     last = "caption" if hits[0].file_name is None else "file"
-    lines = [f"{'rank':>4}{'score':>11}{'' if certain else '    deviation'}  {'id':{width}}  {last}"]
+    lines = [f"{'rank':>4}{'score':>11}{'' if certain else '  uncertainty'}  {'id':{width}}  {last}"]
     for key, hit in zip(ids, hits, strict=True):
-        spread = "" if hit.deviation is None else f"{hit.deviation:13.4f}"
+        spread = "" if hit.uncertainty is None else f"{hit.uncertainty:13.2f}"
         what = hit.caption if hit.file_name is None else hit.file_name
         lines.append(
             f"{hit.rank:4}{hit.score:11.4f}{spread}  {key:{width}}  {printable(' '.join((what or '').split()))}"

@@ -1,7 +1,7 @@
 """The head: two branches, adapter and aggregator each, and the similarity that compares what they give."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from torch import Tensor, nn
@@ -29,8 +29,8 @@ class FeatureFacts:
     """What a model must know of a feature set; with the recipe it is all that is needed to rebuild the model.
 
     Attributes:
-        kind: ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``; picks the adapter.
-        channels: width of the local features; None for words.
+        kind: ``grid``, ``roi``, ``frames``, ``words``, ``tokens`` or ``global``; picks the adapter.
+        channels: width of the local features; None for words, and where there are none.
         global_channels: width of the global feature; None for words.
         vocabulary_size: number of words; None for other kinds.
         space: that the global features lie in, see `pipeline.encoders.base.Encoder`; None: in none with others.
@@ -54,6 +54,13 @@ def feature_facts(features: Images | Captions) -> Facts:
         size = None if vocabulary is None else len(vocabulary)
         found.append(FeatureFacts(part.kind, part.channels, part.global_channels, size, getattr(part, "space", None)))
     return found[0] if len(found) == 1 else tuple(found)
+
+
+def block_of(side: str, facts: FeatureFacts) -> str:
+    """Return the kind whose block of ``adapter`` counts: their own, and for global features alone grid or tokens."""
+    if facts.kind != "global":
+        return facts.kind
+    return "grid" if side == "image" else "tokens"
 
 
 def facts_of_each(facts: Facts) -> tuple[FeatureFacts, ...]:
@@ -201,13 +208,14 @@ def build_losses(recipe: Recipe, text: Facts) -> nn.ModuleDict:
 
 def _branch(recipe: Recipe, side: str, facts: Facts) -> Branch:
     sets, dim = facts_of_each(facts), recipe.model.dim
-    _require_kinds(recipe, side, sets)
+    require_kinds(recipe, side, sets)
     adapters = [_adapter(recipe, side, one) for one in sets]
     adapter = adapters[0] if len(adapters) == 1 else JoinedAdapter(adapters, dim)
     block = recipe.aggregator[side]
     if block.get("positions") == "grid" and [one.kind for one in sets] != ["grid"]:
         block = {**block, "positions": "none"}  # only the cells of a map lie in rows and columns
     aggregator = _make(f"aggregator.{side}", AGGREGATORS[block["name"]], block, adapter.local_dim, dim)
+    _require_rows(recipe, side, sets, bool(aggregator.uses_local))
     residual = Residual(dim, sets[0].global_channels or 0) if recipe.model.residual else None
     return Branch(adapter, aggregator, residual)
 
@@ -229,7 +237,17 @@ def _require_one_space(recipe: Recipe, image: Facts, text: Facts) -> None:
             )
 
 
-def _require_kinds(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -> None:
+def _require_rows(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...], uses_local: bool) -> None:
+    """Raise RecipeError where rows are aggregated that a set does not have."""
+    if uses_local and any(facts.kind == "global" for facts in sets):
+        raise RecipeError(
+            f"recipe '{recipe.name}' reads local features of {'images' if side == 'image' else 'captions'} "
+            f"(aggregator.{side} '{recipe.aggregator[side]['name']}'), and these feature sets have global ones alone; "
+            f"take linear, mlp, lit, sail or fusemix, or --set aggregator.{side}.name=global"
+        )
+
+
+def require_kinds(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -> None:
     """Raise RecipeError where a recipe takes other features, or features of other kinds together."""
     wanted = getattr(recipe.data, f"{side}_kind")
     for facts in sets:
@@ -239,7 +257,7 @@ def _require_kinds(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) ->
                 f"'{facts.kind}'; take '{recipe.name.split('/')[0]}', or --set data.{side}_kind="
                 f"{facts.kind if len(sets) == 1 else 'null'}"
             )
-        if facts.kind not in ADAPTERS:
+        if facts.kind != "global" and facts.kind not in ADAPTERS:
             raise RecipeError(f"there is no adapter for {side} features of kind '{facts.kind}': {', '.join(ADAPTERS)}")
     words = [facts for facts in sets if facts.vocabulary_size is not None]
     if len(words) > 1:
@@ -252,13 +270,16 @@ def _require_kinds(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) ->
 
 
 def _adapter(recipe: Recipe, side: str, facts: FeatureFacts) -> Adapter:
-    dim = recipe.model.dim
+    dim, kind = recipe.model.dim, block_of(side, facts)
+    block = recipe.adapter[kind]
+    if facts.kind == "global":
+        block, facts = {**block, "global": "cached"}, replace(facts, channels=facts.global_channels)
     if facts.vocabulary_size is not None:
         masks = side == "text" and recipe.augment.mask_words > 0
         sizes: tuple[int | None, ...] = (facts.vocabulary_size + masks, dim)  # <mask> is the last word
     else:
         sizes = (facts.channels, facts.global_channels, dim)
-    made: Adapter = _make(f"adapter.{facts.kind}", ADAPTERS[facts.kind], recipe.adapter[facts.kind], *sizes)
+    made: Adapter = _make(f"adapter.{kind}", ADAPTERS[kind], block, *sizes)
     return made
 
 

@@ -69,5 +69,5 @@ class QueryError(XretError, ValueError):
 
 def nearest(word: str, known: list[str]) -> str:
     """Return `` (did you mean 'x'?)`` for the known word nearest to `word`, or an empty string."""
-    match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    match = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f" (did you mean '{match[0]}'?)" if match else ""

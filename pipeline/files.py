@@ -10,6 +10,7 @@ import errno
 import glob
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -135,12 +136,19 @@ def to_disk(path: Path) -> None:
 
 
 def _all_to_disk(path: Path) -> None:
-    """Bring a file, or a folder and all below it, to the disk."""
+    """Bring a file, or a folder and all below it, to the disk, for others to read as the umask says.
+
+    Some libraries, as safetensors, make files that only their owner may read.
+    """
     if path.is_symlink():
         return
     if path.is_dir():
-        for below in path.iterdir():
+        for below in list(path.iterdir()):
             _all_to_disk(below)
+    else:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if not mode & 0o077:
+            path.chmod(mode | _usual_mode(path))
     to_disk(path)
 
 
@@ -186,6 +194,16 @@ def _lock(handle: int, *, wait: bool) -> bool:
     except (ImportError, OSError):  # another system, a file system without locks, or another process has it
         return False
     return True
+
+
+def _usual_mode(path: Path) -> int:
+    """Return the mode of a new file beside `path`; to ask for the umask would change it for other threads."""
+    probe = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
+    try:
+        probe.touch()
+        return stat.S_IMODE(probe.stat().st_mode)
+    finally:
+        remove(probe)
 
 
 def require_writable(path: Path, option: str) -> None:

@@ -26,16 +26,10 @@ class Gaussian(NamedTuple):
     def log_determinant(self) -> Tensor:
         """Return the logarithm of the determinant of each covariance, float64 `[B]`.
 
-        The measure of uncertainty of *Uncertainty-based Cross-Modal Retrieval* (section 3.3); it grows with D.
+        This is what xret calls uncertainty, as *Uncertainty-based Cross-Modal Retrieval* does (section 3.3). It grows
+        with D.
         """
         return self.log_variance.double().sum(1)
-
-    def deviation(self) -> Tensor:
-        """Return the geometric mean of each sample's standard deviations, `[B]`: PCME's measure of uncertainty.
-
-        It is the log-determinant in the units of the mean: exp(log_determinant / (2 D)).
-        """
-        return self.log_variance.mean(1).div(2).exp()
 
 
 class Sequence(NamedTuple):

@@ -22,7 +22,7 @@ class Hit:
         score: the run's similarity; larger is closer.
         file_name: of an image, below the image folder; None for a caption.
         caption: the text; None for an image.
-        deviation: of its Gaussian, see `Gaussian.deviation`; None for other embeddings. JSON calls it `uncertainty`.
+        uncertainty: of its Gaussian, see `Gaussian.log_determinant`; None for other embeddings.
     """
 
     rank: int
@@ -30,19 +30,18 @@ class Hit:
     score: float
     file_name: str | None = None
     caption: str | None = None
-    deviation: float | None = None
+    uncertainty: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return what is known, ready for JSON."""
-        known = {key: value for key, value in vars(self).items() if value is not None}
-        return {"uncertainty" if key == "deviation" else key: value for key, value in known.items()}
+        return {key: value for key, value in vars(self).items() if value is not None}
 
 
 def hits_of(
     modality: Modality, ids: Several[str], labels: Several[str], scores: np.ndarray, items: Embedding
 ) -> list[Hit]:
     """Return N samples, best first, as hits; `labels` are file names or captions, `items` the embeddings."""
-    images, spread = modality == "images", deviation(items)
+    images, spread = modality == "images", uncertainty(items)
     return [
         Hit(
             rank + 1,
@@ -50,7 +49,7 @@ def hits_of(
             float(score),
             file_name=labels[rank] if images else None,
             caption=None if images else labels[rank],
-            deviation=None if spread is None else float(spread[rank]),
+            uncertainty=None if spread is None else float(spread[rank]),
         )
         for rank, score in enumerate(scores)
     ]
@@ -65,6 +64,6 @@ def best(rows: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.n
     return rows[order], scores[order]
 
 
-def deviation(embedding: Embedding) -> Tensor | None:
-    """Return the deviation of B Gaussians, [B], see `Gaussian.deviation`; None for other embeddings."""
-    return embedding.deviation() if isinstance(embedding, Gaussian) else None
+def uncertainty(embedding: Embedding) -> Tensor | None:
+    """Return the uncertainty of B Gaussians, [B], see `Gaussian.log_determinant`; None for other embeddings."""
+    return embedding.log_determinant() if isinstance(embedding, Gaussian) else None

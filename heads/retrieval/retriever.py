@@ -4,6 +4,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
+from operator import itemgetter
 from pathlib import Path
 
 from PIL import Image
@@ -16,15 +18,15 @@ from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, QueryError
 from ...pipeline.reading.reencoding import Picture, encode_captions_by_all, encode_images_by_all
 from ..evaluation.scoring import embed_all
-from ..model import Model
-from ..modules.embedding import Embedding
+from ..model import Model, facts_of_each
+from ..modules.embedding import Embedding, each
 from ..runs.encoders import ImageEncoders, TextEncoders, find_image_encoders, find_text_encoders, reads_states
 from ..runs.features import open_store
 from ..runs.files import sha256_of
 from ..runs.info import BranchName
 from ..runs.run import Run
 from .gallery import Gallery
-from .hits import Hit, Modality, deviation
+from .hits import Hit, Modality, uncertainty
 from .index.exact import RunCompare
 from .index.sharded import ShardedSearch, shards_of
 from .queries import (
@@ -57,9 +59,9 @@ class Query:
         return self.embedding.shape[1] if isinstance(self.embedding, Tensor) and self.embedding.ndim == 3 else 0
 
     @property
-    def deviation(self) -> float | None:
+    def uncertainty(self) -> float | None:
         """That of its Gaussian, as of a `Hit`."""
-        spread = deviation(self.embedding)
+        spread = uncertainty(self.embedding)
         return None if spread is None else float(spread)
 
 
@@ -217,14 +219,29 @@ class Retriever:
         """Embed a query of `search`, without its warning."""
         require_query(query)
         if not isinstance(query, str):
-            return Query(self.encode_images([query]), "captions")
+            return Query(self._encoded("images", query), "captions")
         unknown = self.unknown_words([query])
         if not reads_states(self.run):
             require_known_word(query, unknown)
-        return Query(self.encode_captions([query]), "images", unknown)
+        return Query(self._encoded("captions", query), "images", unknown)
+
+    def _encoded(self, modality: Modality, query: Picture) -> Embedding:
+        """Embed a text or a picture; of imported embeddings, which have no encoder, take what the gallery has of it."""
+        try:
+            return self.encode_captions([str(query)]) if modality == "captions" else self.encode_images([query])
+        except EncoderError:
+            _, names = self.gallery.names(modality)
+            path = f"/{Path(query).as_posix()}" if isinstance(query, str | Path) else None
+            fits = [name == query if modality == "captions" else (path or "").endswith(f"/{name}") for name in names]
+            facts = self.run.text_facts if modality == "captions" else self.run.image_facts
+            if True not in fits or all(one.kind != "global" for one in facts_of_each(facts)):
+                raise
+            return each(itemgetter([fits.index(True)]), self.gallery.of(modality))
 
     def unknown_words(self, texts: Sequence[str]) -> list[str]:
         """Return the words of texts that are not in the run's vocabulary, each once; [] if it reads parts of words."""
+        if self.run.vocabulary is None:
+            return []
         words = [encoder for encoder, _ in self.text_encoders if isinstance(encoder, WordsEncoder)]
         return words[0].unknown_words(texts) if words else []
 
@@ -274,8 +291,8 @@ class Retriever:
         return find_image_encoders(self.run, lambda: self.cache, self.weights["image"], str(self.device), self._trust)
 
     def _query(self, query: Picture | Query, k: int) -> Query:
-        if not isinstance(k, int) or k < 1:
-            raise QueryError(f"{k} results cannot be shown; choose a k of at least 1")
+        if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
+            raise QueryError(f"{k} results cannot be shown; choose a whole number k of at least 1")
         if isinstance(query, Query):
             return query
         encoded = self.encode_query(query)

@@ -53,8 +53,9 @@ def _facts(told: Any, sets: int) -> Facts:
     if len(found) != sets:
         raise ValueError("run.json names another number of feature sets")
     for facts in found:
-        words, states = facts.vocabulary_size is not None, None not in (facts.channels, facts.global_channels)
-        if (facts.kind == "words", facts.kind != "words") != (words, states):
+        words, rows = facts.vocabulary_size is not None, facts.channels is not None
+        wanted = facts.kind == "words", facts.kind not in ("words", "global"), facts.kind != "words"
+        if wanted != (words, rows, facts.global_channels is not None):
             raise ValueError(f"a feature set of kind {facts.kind!r} has other widths")
     return found[0] if len(found) == 1 else found
 

@@ -13,7 +13,7 @@ from ...pipeline.errors import CacheError, RunError
 from ...pipeline.reading.batches import Batches, stored_batches
 from ...pipeline.reading.joined_sets import Captions, Images, joined
 from ...pipeline.reading.placement import Placement, Resident
-from ..model import Model, facts_of_each
+from ..model import Model, facts_of_each, feature_facts, require_kinds
 from ..recipes.blocks import Recipe
 from .info import BranchName, several
 from .run import Run
@@ -26,10 +26,15 @@ def sets_named(cache: FeatureCache, recipe: Recipe) -> Sets:
 
     Raises:
         CacheError: none or several fit a name, or two names mean one set.
+        RecipeError: that is so of the captions, and the recipe does not take the images.
     """
     images = [cache.image_set(name) for name in several(recipe.data.image)]
     _require_different(images, "data.image")
-    captions = [cache.caption_set(name) for name in several(recipe.data.text)]
+    try:
+        captions = [cache.caption_set(name) for name in several(recipe.data.text)]
+    except CacheError:  # which captions is the second question, if the recipe does not take these images
+        require_kinds(recipe, "image", facts_of_each(feature_facts(joined(images))))
+        raise
     _require_different(captions, "data.text")
     return joined(images), joined(captions)
 

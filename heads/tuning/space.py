@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from ...pipeline.errors import RecipeError, nearest
-from ..model import Facts, facts_of_each
+from ..model import Facts, block_of, facts_of_each
 from ..recipes.blocks import Recipe
 from ..recipes.recipe import PARTS, changed, full_key
 from ..runs.run import flat
@@ -164,7 +164,8 @@ def faults_of(error: RecipeError) -> list[str]:
 
 def _used_keys(recipe: Recipe, image: Facts, text: Facts) -> list[str]:
     """Return the keys that may be varied: those of adapters that the features do not pick change nothing."""
-    kinds = [f"adapter.{one.kind}" for facts in (image, text) for one in facts_of_each(facts)]
+    sides = {"image": image, "text": text}
+    kinds = [f"adapter.{block_of(side, one)}" for side, facts in sides.items() for one in facts_of_each(facts)]
     return [
         key
         for key in flat(recipe.to_dict())

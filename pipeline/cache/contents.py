@@ -24,9 +24,10 @@ class SetContents:
 
     modality: str  # ``images`` or ``captions``
     name: str
-    kind: str  # ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``
+    kind: str  # one of `feature_sets.KINDS`
     dtype: str  # ``float16``, ``float32``, or ``int32`` of token ids
-    shape: tuple[int, ...]  # of a sample's local features: (rows, channels), of captions (channels,), of words ()
+    # of a sample's local features: (rows, channels), of captions (channels,), of words (); of kind ``global`` theirs
+    shape: tuple[int, ...]
     views: int  # of an image; of captions 1
     fingerprint: str  # SHA-256 of what decides the features
     identity: Mapping[str, Any]  # the same, readable
@@ -145,17 +146,19 @@ def _describe_set(features: ImageSet | CaptionSet) -> SetContents:
     marks = {split: done[features.blocks.of_split(split)] for split in features.cache.splits}
     finished = sum(features.samples_in(shard) for shard in np.flatnonzero(done).tolist())
     size = features.cache.store.size(features.path)
-    array = features.cache.store.open_array(f"{features.path}/{'local' if features.channels else 'token'}")
+    largest = next(name for name in ("local", "token", "global") if name in features.array_names())
+    array = features.cache.store.open_array(f"{features.path}/{largest}")
     stored = int(done.sum()) * _shard_values(features, array)
     # The checksum stands among the codecs, but makes nothing smaller.
     codecs = [codec.to_dict()["name"] for codec in array.compressors if isinstance(codec, BytesBytesCodec)]
-    rows = [features.rows] if isinstance(features, ImageSet) else []
+    rows = [features.rows] if isinstance(features, ImageSet) and features.channels else []
+    width = features.channels or (features.global_channels if features.kind == "global" else None)
     return SetContents(
         modality=features.modality,
         name=features.name,
         kind=features.kind,
         dtype=features.dtype,
-        shape=(*rows, features.channels) if features.channels else (),
+        shape=(*rows, width) if width else (),
         views=_views(features),
         fingerprint=features.fingerprint,
         identity=features.identity,
@@ -176,7 +179,7 @@ def _shard_values(features: ImageSet | CaptionSet, array: "zarr.Array[Any]") -> 
     """Count the feature values of a shard; `array` are its local features or tokens."""
     samples: int = (array.shards or array.chunks)[0]
     local = samples * math.prod(array.shape[1:])
-    if features.global_channels is None:
+    if features.global_channels is None or features.kind == "global":
         return local
     samples = features.attributes.get("shard_captions", features.blocks.length)
     return local + samples * features.global_channels * _views(features)

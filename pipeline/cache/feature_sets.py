@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .feature_cache import FeatureCache
 
 OK, FAILED, NOT_DONE = 0, 1, 255  # the status of a sample
+KINDS = ("grid", "roi", "frames", "words", "tokens", "global")  # ``global``: the global feature alone
 MARKS = ("seal", "done")  # arrays that say something of a shard, and not of its samples
 
 
@@ -31,12 +32,12 @@ class FeatureSet:
         self.attributes = cache.store.read_group(self.path)
         if wrong := fault(self.attributes, _RULES | _RULES_OF[self.modality], _OPTIONAL):
             raise CacheError(f"{cache.url}: {self.path}/zarr.json is damaged: {wrong}; get that store anew")
-        self.kind: str = self.attributes["kind"]  # ``grid``, ``roi``, ``frames``, ``words`` or ``tokens``
+        self.kind: str = self.attributes["kind"]  # one of `KINDS`
         self.fingerprint: str = self.attributes["fingerprint"]  # SHA-256 of what decides the features
         self.identity: dict[str, Any] = self.attributes["identity"]  # the same, readable
         self.dtype: str = self.attributes["dtype"]  # ``float16`` or ``float32``; ``int32`` for words
-        self.channels: int | None = self.attributes["channels"]  # width of a local row; None for words
-        self.global_channels: int | None = self.attributes["global_channels"]  # likewise of the global feature
+        self.channels: int | None = self.attributes["channels"]  # width of a local row; None without
+        self.global_channels: int | None = self.attributes["global_channels"]  # of the global feature; None for words
         # Sets of images and of captions with the same one have global features in one joint space; None: no other has.
         self.space: str | None = self.attributes.get("space")
         self.failed: dict[str, str] = self.attributes["failed"]  # {id: reason} of the samples that could not be read
@@ -283,12 +284,13 @@ def _holds(value: Any, kind: type) -> bool:
 
 
 _COUNT: Rule = ("a whole number of at least 1", _is_count)
+_ROWS: Rule = ("a whole number of at least 0", lambda value: value == 0 or _is_count(value))
 _WIDTH: Rule = ("a whole number of at least 1, or null", lambda value: value is None or _is_count(value))
 _MAPPING: Rule = ("a mapping", lambda value: isinstance(value, dict))
 _TEXTS: Rule = ("a mapping of texts", lambda value: _holds(value, str))
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(("encoder", "fingerprint"), TEXT),
-    "kind": ("a kind of features", lambda value: value in ("grid", "roi", "frames", "words", "tokens")),
+    "kind": ("a kind of features", lambda value: value in KINDS),
     "dtype": ("float16, float32 or int32", lambda value: value in ("float16", "float32", "int32")),
     **dict.fromkeys(("identity", "recorded"), _MAPPING),
     **dict.fromkeys(("failed", "arrays"), _TEXTS),
@@ -296,8 +298,8 @@ _RULES: dict[str, Rule] = {
     "shard_images": _COUNT,
 }
 _RULES_OF: dict[str, dict[str, Rule]] = {
-    "images": {"rows": _COUNT},
-    "captions": dict.fromkeys(("shard_captions", "shard_tokens"), _COUNT),
+    "images": {"rows": _ROWS},
+    "captions": {"shard_captions": _COUNT, "shard_tokens": _ROWS},
 }
 _OPTIONAL: dict[str, Rule] = {  # sets lack what they have no need of, or what earlier versions did not know
     "space": ("a text or null", lambda value: isinstance(value, str | None)),

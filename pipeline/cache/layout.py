@@ -231,13 +231,16 @@ def create_image_set(
 ) -> None:
     """Create an empty image set of `rows` local rows an image; `extras` are names in `REGION_ARRAYS`.
 
-    Local and global features of several views have an axis of views after that of the images.
+    Local and global features of several views have an axis of views after that of the images. Without channels there
+    are no local features.
     """
     shard, dtype = blocks.length, facts.dtype
     axis, apart = ((views,), True) if views > 1 else ((), False)
     local, global_ = (*axis, rows, facts.channels or 0), (*axis, facts.global_channels or 0)
-    arrays = {
-        "local": _Array(local, dtype, shard, math.gcd(shard, _BLOCK), fill=np.nan, apart=apart),
+    arrays = {"local": _Array(local, dtype, shard, math.gcd(shard, _BLOCK), fill=np.nan, apart=apart)}
+    if facts.channels is None:
+        arrays = {}
+    arrays |= {
         "global": _Array(global_, dtype, shard, fill=np.nan, apart=apart),
         "length": _Array((), "int32", shard),
         "size": _Array((2,), "int32", shard),
@@ -259,20 +262,24 @@ def create_caption_set(
         cache: where.
         facts: what is known of the set.
         blocks: the images of each shard, whose captions it holds.
-        tokens: how many tokens each shard holds.
+        tokens: how many tokens each shard holds; empty: there are global features alone.
         extra: further attributes: the vocabulary, counts for the summary.
     """
     shard = max(int(cache.caption_count[slice(*blocks.images(number))].sum()) for number in range(len(blocks)))
-    inner = min(_TOKEN_BLOCK, -(-max(tokens) // 8) * 8)
-    token_shard = -(-max(tokens) // inner) * inner
+    most = max(tokens, default=0)
+    inner = min(_TOKEN_BLOCK, -(-most // 8) * 8)
+    token_shard = -(-most // inner) * inner if tokens else 0
     arrays = {
         "start": _Array((), "int64", shard),
         "length": _Array((), "int32", shard),
         "status": _Array((), "uint8", shard, fill=NOT_DONE),
         "token": _Array((), "int32", token_shard, inner),
     }
-    if facts.channels is not None and facts.global_channels is not None:
+    if not tokens:
+        del arrays["start"], arrays["token"]
+    if facts.channels is not None:
         arrays["local"] = _Array((facts.channels,), facts.dtype, token_shard, inner, fill=np.nan)
+    if facts.global_channels is not None:
         arrays["global"] = _Array((facts.global_channels,), facts.dtype, shard, fill=np.nan)
     attributes = {**facts.attributes(blocks), "shard_captions": shard, "shard_tokens": token_shard, **extra}
     _create_set(cache, f"captions/{facts.name}", attributes, arrays, blocks)

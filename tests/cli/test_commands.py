@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import shlex
 import subprocess
 import sys
 
@@ -123,7 +124,10 @@ def test_nothing_to_extract_and_odd_stores(tiny_dataset, tmp_path):
     ("words", "sentence"),
     [
         (["--max-tokens", "3"], "--max-tokens has no effect on --text words"),
-        (["--text-layer", "0", "--no-special-tokens"], "--text-layer, --special-tokens has no effect on --text words"),
+        (
+            ["--text-layer", "0", "--no-special-tokens"],
+            "--text-layer, --no-special-tokens has no effect on --text words",
+        ),
         (["--visual", "butd"], "--image-size has no effect on butd"),
         (["--visual", "butd", "--regions", "10-"], "'10-' is no number of boxes"),
     ],
@@ -133,15 +137,27 @@ def test_options_without_effect_are_refused(tiny_dataset, tmp_path, words, sente
     assert not (tmp_path / "s").exists()
 
 
-def test_an_interrupt_is_a_sentence(store, monkeypatch):
+def test_an_interrupt_ends_with_130_and_the_command_that_goes_on(store, tmp_path, monkeypatch):
+    from xret.heads.training import training
     from xret.pipeline.cache import verify
+    from xret.pipeline.extraction import extraction
 
-    def interrupted(_):
+    def interrupted(*_words, **_options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(verify, "verify", interrupted)
-    assert refused("cache", "verify", store).startswith("stopped by Ctrl-C")
-    assert "stopped by Ctrl-C" in json.loads(run("cache", "verify", store, "--json", code=1).stderr)["error"]
+    said = refused("cache", "verify", store, code=130)
+    assert said == f"stopped by Ctrl-C; run it again with `xret cache verify {store}`"
+    said = json.loads(run("cache", "verify", store, "--json", code=130).stderr)["error"]
+    assert said == f"stopped by Ctrl-C; run it again with `xret cache verify {store} --json`"
+    monkeypatch.setattr(training, "train", interrupted)
+    words = ["train-head", str(store), "--recipe", "vsepp", "--out", f"{tmp_path}/a run"]
+    expected = f"stopped by Ctrl-C; go on with `{shlex.join(['xret', *words, '--resume'])}`"
+    assert refused(*words, code=130) == refused(*words, "--resume", code=130) == expected
+    monkeypatch.setattr(extraction, "extract", interrupted)
+    words = ["extract", "coco", "--data-root", str(tmp_path), "--store", "s"]
+    monkeypatch.setattr("xret.pipeline.data.manifest.load_manifest", lambda *_: None)
+    assert refused(*words, code=130).endswith(f"go on with `xret {shlex.join(words)}`")
 
 
 def test_mistakes_of_train_and_eval(store, tmp_path):

@@ -63,9 +63,9 @@ def test_a_picture_finds_captions(folder):
 
 def test_gaussians_come_with_their_uncertainty(folder):
     lines = call(folder / "gaussian", "red", "-k", 2, "--split", "val").stdout.splitlines()
-    assert lines[1].split() == ["rank", "score", "deviation", "id", "file"]
-    assert float(lines[2].split()[2]) > 0
-    assert re.fullmatch(r"the query's deviation \d\.\d{4}", lines[-1])
+    assert lines[1].split() == ["rank", "score", "uncertainty", "id", "file"]
+    assert re.fullmatch(r"-?\d+\.\d{2}", lines[2].split()[2])
+    assert re.fullmatch(r"the query's uncertainty \(log-determinant\) -?\d+\.\d{2}", lines[-1])
 
 
 def test_an_index_of_several_stores_is_searched_whole(folder, tmp_path):

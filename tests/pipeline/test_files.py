@@ -232,3 +232,22 @@ def test_one_that_is_taken_for_abandoned_before_it_is_locked_is_made_again(tmp_p
         assert partial.is_dir()
         assert opened == [partial]
     assert (tmp_path / "out").is_dir()
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
+def test_files_get_what_the_umask_gives_whatever_library_wrote_them(tmp_path, mask):
+    code = f"""
+import os; os.umask({mask})
+from pathlib import Path
+import numpy as np
+from safetensors.numpy import save_file
+from xret.pipeline.files import making, writing
+folder = Path({str(tmp_path)!r})
+with writing(folder / "weights") as partial:
+    save_file({{"a": np.zeros(2)}}, partial)
+with making(folder / "run") as partial:
+    save_file({{"a": np.zeros(2)}}, partial / "weights")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    for path in (tmp_path / "weights", tmp_path / "run" / "weights"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask

@@ -84,12 +84,12 @@ class FakeRetriever:
         if query.answers == "images":
             rows = [(first + step) % len(COLOURS) for step in range(len(COLOURS))][:k]
             return [
-                Hit(rank, f"i{row}", 1 / rank, file_name=self.gallery.file_names[row], deviation=spread)
+                Hit(rank, f"i{row}", 1 / rank, file_name=self.gallery.file_names[row], uncertainty=spread)
                 for rank, row in enumerate(rows, 1)
             ]
         rows = [(2 * first + step) % len(self.gallery.texts) for step in range(len(self.gallery.texts))][:k]
         return [
-            Hit(rank, str(100 + row), 1 / rank, caption=self.gallery.texts[row], deviation=spread)
+            Hit(rank, str(100 + row), 1 / rank, caption=self.gallery.texts[row], uncertainty=spread)
             for rank, row in enumerate(rows, 1)
         ]
 

@@ -124,7 +124,7 @@ class Service:
         return Answer(
             results=self.retriever.search(encoded, k),
             elements=self.retriever.search_elements(encoded, k) if elements else None,
-            uncertainty=encoded.deviation,
+            uncertainty=encoded.uncertainty,
             unknown=encoded.unknown or None,
             seconds=round(time.perf_counter() - start, 4),
         )
@@ -139,7 +139,7 @@ class Service:
         try:
             return self.retriever.encode_query(open_image(data, formats=FORMATS, most_pixels=MOST_PIXELS))
         except SampleError as error:
-            raise QueryError(f"the picture cannot be searched with ({error.reason}); send another") from error
+            raise QueryError(f"what was sent cannot be searched with: {error.reason}; send a picture") from error
 
     def _hits_to_dicts(self, hits: list[Hit]) -> list[dict[str, Any]]:
         written = []

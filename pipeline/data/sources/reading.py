@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,8 @@ def find_source(manifest: Manifest) -> Source:
         return FOLDER
     kind = "arrow" if packed.kind == "dataset" else packed.kind
     files = tuple(file for file, _ in _files(manifest.images, packed))
-    if twice := {file.name for file in files if sum(file.name == other.name for other in files) > 1}:
-        raise ManifestError(f"{manifest.path}: {min(twice)} is named twice; name each file once.")
+    if twice := [name for name, count in Counter(file.name for file in files).items() if count > 1]:
+        raise ManifestError(f"{manifest.path}: {twice[0]} is named twice; name each file once.")
     decide: list[Any] = [manifest.name, packed.kind, packed.files, packed.image_column, packed.caption_columns]
     decide += [packed.split_column, manifest.merge_splits, manifest.captions_per_image, manifest.counts]
     keys = hashlib.sha256(json.dumps(decide).encode()).hexdigest()

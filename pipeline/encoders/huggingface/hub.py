@@ -182,6 +182,11 @@ def autocast(device: str, half: bool) -> torch.autocast:
 def _load_model(weights: str, offline: bool) -> Any:
     name, options = place_of(weights, offline)
     config = AutoConfig.from_pretrained(name, **options, trust_remote_code=False)
+    if hasattr(config, "text_config") or getattr(config, "is_encoder_decoder", False):
+        raise EncoderError(
+            f"text weights '{weights}' are of a {config.model_type} model, and --text bert takes the BERT family; give"
+            f" them as --text hf:{weights}"
+        )
     if type(config) not in MODEL_MAPPING:
         raise ValueError(f"there is no plain encoder for a {type(config).__name__}")
     kind: Any = MODEL_MAPPING[type(config)]
@@ -227,6 +232,8 @@ def load_tokenizer(weights: str, offline: bool, config: Any, trust: bool = False
     if not set(vocabulary) - set(tokenizer.all_special_tokens):
         raise FileNotFoundError("its tokenizer lacks a vocabulary: vocab.txt or tokenizer.json")
     rows = getattr(config, "vocab_size", 0)
+    if not rows:
+        raise EncoderError(f"'{weights}' is a {config.model_type} model, which reads no texts; name another as --text")
     if max(vocabulary.values()) >= rows:
         raise EncoderError(
             f"text weights '{weights}': the tokenizer has {len(vocabulary)} tokens and the model knows {rows};"

@@ -135,11 +135,15 @@ def _caption_arrays(
     }
     if features is None:
         return arrays, {}
+    if features.global_channels is not None:
+        arrays["global"] = features.global_(captions)
+    if "token" not in features.array_names():
+        return arrays, {}
     lengths = features.length[captions]
     arrays |= {"length": lengths, "start": first_token + np.cumsum(lengths, dtype=np.int64) - lengths}
     of_tokens = {"token": features.token(captions)}
     if features.channels is not None:
-        arrays["global"], of_tokens["local"] = features.global_(captions), features.local(captions)
+        of_tokens["local"] = features.local(captions)
     return arrays, of_tokens
 
 

@@ -17,13 +17,15 @@ def check(selection: Selection) -> None:
     """Refuse what has no place in SCAN's layout.
 
     Raises:
-        CacheError: a split has no name there, or the images have different numbers of local features.
+        CacheError: a split has no name there, or the images have no local features, or different numbers of them.
     """
     images = selection.images
     assert images is not None
     nameless = [split for split in selection.rows if split not in SCAN_NAMES]
     if nameless:
         raise CacheError(f"SCAN's layout has no name for split '{nameless[0]}'; leave it out of --splits")
+    if images.channels is None:
+        raise CacheError(f"'{images.path}' has global features alone, and SCAN's layout holds regions; use --to hdf5")
     lengths = images.length[np.concatenate(list(selection.rows.values()))]
     if lengths.min() < lengths.max():
         raise CacheError(

@@ -1,7 +1,8 @@
 """Features that others extracted become an ordinary feature set: one file a format.
 
 A source is looked through once (`source.Source`), streamed; `importing.import_features` then has one task a shard read
-that shard's images, so that no source is ever held whole. Nothing here unpickles anything.
+that shard's images, so that no source is ever held whole. Embeddings of whole images and captions have a way of their
+own, `global_features.import_embeddings`. Nothing here unpickles anything.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from .source import Source
 
 FORMATS = ("scan", "vse-infty", "butd-tsv", "lxmert-tsv", "detectron-npz", "hdf5")
+EMBEDDINGS = ("clip-retrieval", "embeddings")  # of images and of captions, a vector each
 
 
 def open_source(format_: str, path: Path, dataset: str, arrays: Mapping[str, str]) -> "Source":

@@ -27,7 +27,7 @@ _opening = threading.Lock()
 class ImportOptions:
     """How to import; the command line's options, with its defaults."""
 
-    format_: str  # one of `FORMATS`
+    format_: str  # one of `FORMATS` or `EMBEDDINGS`
     source: Path  # file or folder of the features
     arrays: Mapping[str, str] = field(default_factory=dict)  # for ``hdf5``, the name in the file of each role
     dtype: str = "float16"  # ``float16`` or ``float32``
@@ -35,6 +35,7 @@ class ImportOptions:
     on_error: str = "fail"  # ``fail`` or ``skip``
     workers: int | None = None  # threads that read and write; None: one a core, at least two
     scheduler: str | None = None  # address of a Dask scheduler; None: this process
+    encoder: tuple[str, ...] = ()  # of `EMBEDDINGS`, the model that made them, or that of images and that of captions
 
     def __post_init__(self) -> None:
         require_dtype(self.dtype)

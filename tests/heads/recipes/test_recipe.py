@@ -100,6 +100,12 @@ def test_the_earlier_key_for_equal_texts_is_read():
     assert "loss.same_text must be one of negative, excluded, positive" in faults("setdiv", "loss.exclude_same_text=2")
 
 
+def test_a_hint_is_given_only_where_the_spelling_is_near():
+    for setting in ("optimizer.zetas=1", "schedule.name=straight", "schedule.name=waves"):
+        assert "did you mean" not in faults("vsepp", setting)
+    assert "did you mean 'cosine'?" in faults("vsepp", "schedule.name=cosin")
+
+
 def test_positions_were_true_or_false():
     for earlier, now in (("true", "circle"), ("false", "none"), ("grid", "grid")):
         recipe = load_recipe("setdiv", [f"aggregator.text.positions={earlier}"])

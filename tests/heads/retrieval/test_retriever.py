@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 
 from xret.heads.evaluation.subjects import score
 from xret.heads.modules.embedding import Gaussian, Sequence
-from xret.heads.retrieval.hits import best, deviation
+from xret.heads.retrieval.hits import best, uncertainty
 from xret.heads.retrieval.queries import UnknownWordsWarning, unknown_sentence
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.runs.encoders import words_of_run
@@ -297,15 +297,20 @@ def test_search_finds_what_sorting_all_scores_finds(folder, runs, recipe):
         assert hit.score == pytest.approx(float(scores.similarity[2, row]), abs=2e-3)
 
 
+def test_numbers_of_results_may_be_numpys(folder, runs):
+    retriever = open_run(folder, runs("vsepp"))
+    assert retriever.search("red", np.int64(3)) == retriever.search("red", 3)
+
+
 def test_gaussians_show_how_uncertain_they_are(folder, runs):
     retriever = open_run(folder, runs("pcmepp"))
     images = retriever.gallery.images
     assert isinstance(images, Gaussian)
     for hit in retriever.search("red beside blue", 3):
-        deviations = (images.log_variance[retriever.gallery.image_ids.index(hit.id)] / 2).exp().double().numpy()
-        assert hit.deviation == pytest.approx(float(np.prod(deviations) ** (1 / len(deviations))), rel=1e-4)
+        covariance = np.diag(images.log_variance[retriever.gallery.image_ids.index(hit.id)].double().exp().numpy())
+        assert hit.uncertainty == pytest.approx(float(np.linalg.slogdet(covariance)[1]), rel=1e-6)
         assert hit.to_dict().keys() == {"rank", "id", "score", "file_name", "uncertainty"}
-    assert deviation(retriever.encode_text(["red"])).shape == (1,)
+    assert uncertainty(retriever.encode_text(["red"])).shape == (1,)
     assert open_run(folder, runs("vsepp")).search("red", 1)[0].to_dict().keys() == {"rank", "id", "score", "file_name"}
 
 
@@ -341,7 +346,7 @@ def test_an_index_answers_as_the_gallery_does(folder, runs, tmp_path):
     for query in ("red beside blue", files(exact)[1]):
         found, expected = indexed.search(query, 4), exact.search(query, 4)
         assert [hit.score for hit in found] == pytest.approx([hit.score for hit in expected], abs=1e-5)
-        assert [hit.deviation for hit in found] == pytest.approx([hit.deviation for hit in expected], abs=1e-5)
+        assert [hit.uncertainty for hit in found] == pytest.approx([hit.uncertainty for hit in expected], abs=1e-5)
         assert all((hit.file_name is None) == (query != "red beside blue") for hit in found)
     assert (indexed.searched("images"), indexed.searched("captions")) == (6, 9)
     with pytest.raises(RunError, match="is an index of another run"):
@@ -406,6 +411,7 @@ def test_queries_that_make_no_sense_end_in_a_sentence(folder, runs, tmp_path):
         (lambda: retriever.encode_text("red"), QueryError, "must be a list"),
         (lambda: retriever.search("\udcff red"), QueryError, "not UTF-8"),
         (lambda: retriever.search("red", 1.5), QueryError, "1.5 results cannot be shown"),
+        (lambda: retriever.search("red", True), QueryError, "True results cannot be shown; choose a whole number k"),
         (lambda: retriever.encode_text(text for text in ["red"]), QueryError, "must be a list"),
         (lambda: retriever.encode_text(5), QueryError, "must be a list"),
         (lambda: retriever.encode_images("red.png"), QueryError, "must be a list"),

@@ -255,6 +255,11 @@ def test_what_cannot_be_joined_ends_in_a_sentence(store, tmp_path, settings, err
     assert not (tmp_path / "run").exists()
 
 
+def test_images_of_another_kind_are_said_before_the_captions_are_to_be_chosen(store, tmp_path):
+    with pytest.raises(RecipeError, match="image features of kind 'roi', not 'grid'; take 'setdiv'"):
+        train(store, small("setdiv/f30k-butd-bigru", "data.image=grid"), tmp_path / "run", device="cpu")
+
+
 def test_a_variant_takes_sets_of_its_papers_kinds_alone(store, tmp_path):
     name, sets = "setdiv/f30k-butd-bigru", ["data.image=roi", "data.text=[words, states]"]
     with pytest.raises(RecipeError, match=r"kind 'words', not 'tokens'; .*--set data\.text_kind=null"):

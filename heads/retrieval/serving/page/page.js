@@ -21,7 +21,7 @@ function say(text, wrong = false) {
 
 const count = (number, one, many) => `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 const tidy = (text) => text.trim().replace(/\s+([.,;:!?])/g, "$1"); // data sets write " ." where people write "."
-const score = (hit) => hit.score.toFixed(3) + (hit.uncertainty === undefined ? "" : ` · σ ${hit.uncertainty.toFixed(3)}`);
+const score = (hit) => hit.score.toFixed(3) + (hit.uncertainty === undefined ? "" : ` · uncertainty ${hit.uncertainty.toFixed(2)}`);
 
 // ------------------------------------------------------------------------------------------------- what is answered
 
@@ -90,7 +90,7 @@ function show(answer, asked) {
   at("answer").hidden = false;
   at("examples").hidden = true;
   const found = count(answer.results.length, ...(picture ? ["caption", "captions"] : ["picture", "pictures"]));
-  const unsure = answer.uncertainty === undefined ? "" : `; the deviation σ of the query is ${answer.uncertainty.toFixed(3)}`;
+  const unsure = answer.uncertainty === undefined ? "" : `; the uncertainty of the query is ${answer.uncertainty.toFixed(2)}`;
   const unknown = (answer.unknown || []).map((word) => `“${word}”`).join(", ");
   const besides = unknown && `. The run does not know ${unknown}; it looked for the other words`;
   say(`${found}, best first, in ${count(Math.round(answer.seconds * 1000), "millisecond", "milliseconds")}${unsure}${besides}`);

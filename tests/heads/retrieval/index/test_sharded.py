@@ -116,7 +116,7 @@ def test_gaussians_come_with_their_uncertainty(tmp_path, cluster):
     assert found[0].id == "e"
     for hit in found:
         assert hit.caption == hit.id
-        assert hit.deviation == pytest.approx(torch.tensor("abcdefghi".index(hit.id) / 2).exp().item())
+        assert hit.uncertainty == pytest.approx(4 * "abcdefghi".index(hit.id))
 
 
 def test_a_damaged_or_foreign_shard_is_the_same_sentence_from_a_worker(shards, cluster, tmp_path):

@@ -116,7 +116,7 @@ def test_gaussians_show_how_uncertain_they_are(chromium, tmp_path):
     page.goto(f"{it.url}?q=red")
     shown(page)
     assert page.inner_text("#results .line >> nth=0").split() == ["1", "1.000", "·", "σ", "0.250"]
-    assert status(page).endswith("the deviation σ of the query is 0.368")
+    assert status(page).endswith("the uncertainty of the query is -4.00")
     assert page.is_hidden("#elements-choice")
     page.close()
     it.end()

@@ -13,6 +13,7 @@ import torch
 import transformers
 from encoder_contract import FeatureContract
 from safetensors.torch import load_file, save_file
+from small_checkpoints import save_image_model, save_text_model
 from tokenizers import ByteLevelBPETokenizer
 
 from xret.pipeline.encoders import load_text
@@ -399,6 +400,15 @@ def test_a_length_that_does_not_fit_is_refused(folder, count):
 def change_config(folder, **changes):
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(("family", "save"), [("clip", save_image_model), ("t5", save_text_model)])
+def test_models_of_other_families_are_named_and_the_way_to_them(tmp_path, family, save):
+    save(tmp_path / "m", family)
+    with pytest.raises(EncoderError) as caught:
+        BertEncoder(str(tmp_path / "m"), "cpu")
+    way = f"and --text bert takes the BERT family; give them as --text hf:{tmp_path / 'm'}"
+    assert str(caught.value) == f"text weights '{tmp_path / 'm'}' are of a {family} model, {way}"
 
 
 BREAKS = {

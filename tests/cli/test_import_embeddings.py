@@ -1,0 +1,76 @@
+"""`xret import --from clip-retrieval`: what a user can do with embeddings that others computed, and what not."""
+
+import json
+import re
+
+import pytest
+from command_line import refused, run
+from embedding_sources import Pairs
+
+from xret.pipeline.cache.feature_cache import FeatureCache
+
+BRING = ["--encoder", "ViT-B/32"]
+# 200 pairs, of which about 20 are tested: a few epochs say nothing of how good a recipe is.
+FEW = ["--set=model.dim=16", "--set=data.batch_size=32", "--set=schedule.epochs=2"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("embeddings")
+    source = Pairs(200).clip_retrieval(folder / "e")
+    printed = run("import", "--store", folder / "s.zarr", "--from", "clip-retrieval", "--source", source, *BRING)
+    assert re.search(r"vit-b-32@\w{8}: 200 imported in .* matched by file name, \d+ shards written", printed.stdout)
+    return folder / "s.zarr"
+
+
+def known_text(store):
+    cache = FeatureCache.open(str(store))
+    return cache.caption_texts(*cache.captions_of(*cache.splits["test"]))[0]
+
+
+def test_one_model_is_evaluated_without_a_head(store):
+    found = json.loads(run("eval", store, "--json").stdout)
+    assert found["results"][0]["rsum"] > 500  # pairs lie close to each other
+
+
+@pytest.mark.parametrize("recipe", ["linear", "mlp", "lit", "sail", "fusemix"])
+def test_recipes_of_global_features_train_and_search(store, tmp_path, recipe):
+    out = tmp_path / "run"
+    smaller = [f"--set=adapter.{kind}.depth=1" for kind in ("grid", "tokens")]
+    words = ["train-head", store, "--recipe", recipe, "--out", out, *FEW]
+    words += [] if recipe in ("linear", "mlp") else smaller
+    run(*words)
+    assert json.loads(run("eval", out, "--json").stdout)["results"][0]["rsum"] > 0
+    run(*words, "--resume")
+    if recipe == "mlp":
+        text = next(iter(json.loads(run("search", out, known_text(store), "--json").stdout)))
+        assert set(text) == {"rank", "id", "score", "file_name"}
+        said = refused("search", out, "a text that is nowhere")
+        assert "was imported, so xret has no encoder for new captions; search with what is in the store" in said
+        run("index", out, "--out", tmp_path / "index")
+        run("report", out, "--out", tmp_path / "r.html")
+        run("eval", out, "--diagnostics")
+        run("export", out, "--out", tmp_path / "e.safetensors")
+        run("ablate", store, "--recipe", "mlp", "--vary", "optimizer.lr=0.001", "--out", tmp_path / "a", *FEW)
+
+
+@pytest.mark.parametrize("recipe", ["setdiv", "vse-infty", "scan", "pcmepp"])
+def test_recipes_of_local_features_say_what_is_missing(store, tmp_path, recipe):
+    said = refused("train-head", store, "--recipe", recipe, "--out", tmp_path / "run", *FEW)
+    assert re.match(rf"recipe '{recipe}' reads local features of images \(aggregator.image '[\w-]+'\), and these", said)
+    assert said.endswith("take linear, mlp, lit, sail or fusemix, or --set aggregator.image.name=global")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_there_is_listed_and_sound(store):
+    assert re.search(r"images/vit-b-32@\w{8}: global, 16, float16", run("cache", "info", store).stdout)
+    assert run("cache", "verify", store).exit_code == 0
+
+
+def test_what_does_not_belong_together_is_wrong_usage(tmp_path):
+    words = ["import", "--store", tmp_path / "s", "--source", tmp_path]
+    assert "needs the data set: name a manifest as DATASET" in refused(*words, "--from", "scan", code=2)
+    said = refused(*words, "--from", "clip-retrieval")
+    assert "needs the name of the model that made the embeddings" in said
+    assert "holds no images.npy" in refused(*words, "--from", "embeddings", *BRING)
+    assert "holds no img_emb_*.npy" in refused(*words, "--from", "clip-retrieval", *BRING)

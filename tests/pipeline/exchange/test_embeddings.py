@@ -1,0 +1,345 @@
+"""Embeddings that others computed: every value arrives, every fault is a sentence, stopping loses nothing."""
+
+import json
+import shutil
+import sys
+import tracemalloc
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pytest
+from embedding_sources import WIDTH, Pairs
+from pyarrow import parquet
+from safetensors.numpy import save_file
+from small_extraction import files
+
+from xret.pipeline.cache.contents import describe
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.verify import verify
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.errors import CacheError, SampleError
+from xret.pipeline.exchange.exporters.export import export
+from xret.pipeline.exchange.importers import global_features
+from xret.pipeline.exchange.importers.global_features import import_embeddings
+from xret.pipeline.exchange.importers.source import SourceError
+from xret.pipeline.exchange.importers.tasks import ImportOptions
+
+
+def bring(source, url, form="clip-retrieval", manifest=None, encoder=("ViT-B/32",), **options):
+    """Import and return summary and cache."""
+    manifest = None if manifest is None else load_manifest(manifest)
+    summary = import_embeddings(manifest, str(url), ImportOptions(form, source, encoder=encoder, **options))
+    return summary, FeatureCache.open(str(url))
+
+
+def assert_holds(cache, names, texts, images, captions):
+    """Compare both sets with the pairs: `images` by name, `captions` by text, value by value."""
+    assert verify(cache.url).ok
+    of_images, of_captions = cache.image_set(), cache.caption_set()
+    assert (of_images.kind, of_captions.kind) == ("global", "global")
+    assert set(of_images.array_names()) == {"global", "length", "size", "status"}
+    assert set(of_captions.array_names()) == {"global", "length", "status"}
+    by_name, by_text = dict(zip(names, images, strict=True)), dict(zip(texts, captions, strict=True))
+    expected = np.stack([by_name[name] for name in cache.file_names(0, cache.images)])
+    assert np.array_equal(of_images.global_(np.arange(cache.images)), expected.astype(of_images.dtype))
+    expected = np.stack([by_text[text] for text in cache.caption_texts(0, cache.captions)])
+    assert np.array_equal(of_captions.global_(np.arange(cache.captions)), expected.astype(of_captions.dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("flat", [False, True])
+def test_the_folder_of_clip_retrieval(tmp_path, capsys, dtype, flat):
+    pairs = Pairs(dtype=dtype)
+    source = pairs.clip_retrieval(tmp_path / "e", parts=11, flat=flat)
+    summary, cache = bring(source, tmp_path / "s", dtype=np.dtype(dtype).name)
+    assert_holds(cache, pairs.names, pairs.texts, pairs.images, pairs.captions)
+    assert [one.samples for one in summary.sets] == [120, 120]
+    assert [one.name.split("@")[0] for one in summary.sets] == ["vit-b-32", "vit-b-32"]
+    assert cache.image_set().space == cache.caption_set().space == "ViT-B/32"
+    assert cache.image_set().identity["encoder"] == "ViT-B/32"
+    assert set(cache.image_set().identity["files"]) > {"img_emb_00.npy", "metadata_10.parquet"}
+    assert "names no splits" in capsys.readouterr().err
+    assert [one.shape for one in describe(cache.url).sets] == [(WIDTH,), (WIDTH,)]
+
+
+@pytest.mark.parametrize("root", ["/data/pictures/", "../data/", "/data/../data/", "./"])
+def test_paths_from_elsewhere_become_names_below_the_common_folder(tmp_path, root):
+    pairs = Pairs()
+    _, cache = bring(pairs.clip_retrieval(tmp_path / "e", root=root), tmp_path / "s")
+    assert_holds(cache, pairs.names, pairs.texts, pairs.images, pairs.captions)
+
+
+@pytest.mark.parametrize("form", ["npy", "safetensors"])
+@pytest.mark.parametrize("index", ["csv", "jsonl"])
+@pytest.mark.parametrize("by", ["image", "line"])
+def test_a_folder_of_two_matrices_and_an_index(tmp_path, form, index, by):
+    pairs = Pairs(40, np.float32)
+    owners = np.random.default_rng(1).integers(10, size=40)
+    owners[:10] = np.arange(10)[::-1]
+    names = [f"{owner}.jpg" for owner in owners]
+    of_image = pairs.images[:10]
+    in_order = list(dict.fromkeys(names))
+    pairs.images = of_image[owners] if by == "line" else np.stack([of_image[int(name[:-4])] for name in in_order])
+    splits = [("train", "val", "test")[owner % 3] for owner in owners]
+    lines = list(zip(names, pairs.texts, strict=True))
+    source = pairs.folder(tmp_path / "e", lines, form, index, splits)
+    _, cache = bring(source, tmp_path / "s", "embeddings", dtype="float32")
+    assert_holds(cache, [f"{k}.jpg" for k in range(10)], pairs.texts, of_image, pairs.captions)
+    assert {name: last - first for name, (first, last) in cache.splits.items()} == {"train": 4, "val": 3, "test": 3}
+
+
+def test_two_models_have_no_common_space_and_may_differ_in_width(tmp_path):
+    pairs = Pairs(splits := 30)
+    pairs.captions = pairs.captions[:, :8]
+    source = pairs.folder(tmp_path / "e", splits=["train", "test"] * (splits // 2))
+    with pytest.raises(SourceError, match=r"are 16 wide and the captions' 8.*--encoder IMAGES,CAPTIONS"):
+        bring(source, tmp_path / "s", "embeddings")
+    _, cache = bring(source, tmp_path / "s", "embeddings", encoder=("dinov2", "minilm"))
+    assert cache.image_set("dinov2").space is cache.caption_set("minilm").space is None
+    assert cache.caption_set().global_(np.arange(3)).shape == (3, 8)
+
+
+def test_a_manifest_says_which_samples_count(tmp_path):
+    pairs = Pairs(40)
+    (tmp_path / "photos").mkdir()
+    rows = [(pairs.names[k], pairs.texts[k], "train" if k < 20 else "test") for k in range(30)]
+    text = "file_name,caption,split\n" + "".join(f"{name},{text},{split}\n" for name, text, split in rows)
+    (tmp_path / "c.csv").write_text(text)
+    manifest = tmp_path / "m.yaml"
+    manifest.write_text("name: own\nimages: photos\ncaptions: c.csv\n")
+    source = pairs.clip_retrieval(tmp_path / "e")
+    summary, cache = bring(source, tmp_path / "s", manifest=manifest)
+    assert_holds(cache, pairs.names, pairs.texts, pairs.images, pairs.captions)
+    assert (summary.dataset, summary.matched_by, summary.unmatched) == ("own", "id", 10)
+    (tmp_path / "c.csv").write_text(f"{text}{pairs.names[0]},another caption,train\nelse.jpg,none,test\n")
+    with pytest.raises(SourceError, match=r"lacks 1 of the images of 'own', the first is 'else.jpg'; --on-error skip"):
+        bring(source, tmp_path / "t", manifest=manifest)
+    summary, cache = bring(source, tmp_path / "t", manifest=manifest, on_error="skip")
+    assert [one.failed for one in summary.sets] == [1, 2]
+    assert verify(cache.url).ok
+
+
+def test_other_embeddings_of_the_same_name_are_refused(tmp_path):
+    pairs = Pairs(40)
+    source, url = pairs.clip_retrieval(tmp_path / "e"), tmp_path / "s"
+    bring(source, url)
+    before = files(url)
+    pairs.images = pairs.images[::-1].copy()
+    pairs.clip_retrieval(source)
+    with pytest.raises(
+        SourceError, match=r"has 'vit-b-32@\w{8}' of other images than these; name this model otherwise"
+    ):
+        bring(source, url)
+    assert files(url) == before
+    _, cache = bring(source, url, encoder=("other",))
+    assert len(cache.set_names("images")) == len(cache.set_names("captions")) == 2
+    bring(source, url, encoder=("other",), dtype="float32")  # the same embeddings
+
+
+def test_stopped_it_goes_on_with_the_same_bytes(tmp_path, monkeypatch):
+    pairs = Pairs(200)
+    source = pairs.clip_retrieval(tmp_path / "e")
+    bring(source, tmp_path / "whole")
+    write, calls = global_features.write_rows, []
+
+    def stopping(job, shard):
+        calls.append(shard)
+        if len(calls) == 9:
+            raise KeyboardInterrupt
+        return write(job, shard)
+
+    monkeypatch.setattr(global_features, "write_rows", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        bring(source, tmp_path / "s", workers=1)
+    monkeypatch.undo()
+    summary, _ = bring(source, tmp_path / "s")
+    assert summary.sets[0].shards_before > 0
+    assert files(tmp_path / "s") == files(tmp_path / "whole")
+    again, _ = bring(source, tmp_path / "s")
+    assert [one.shards for one in again.sets] == [0, 0]
+
+
+def test_nan_stops_or_is_recorded(tmp_path):
+    pairs = Pairs(60)
+    pairs.images[25, 3] = np.nan
+    pairs.captions[7, 0] = np.inf
+    source = pairs.clip_retrieval(tmp_path / "e")
+    with pytest.raises(
+        SampleError, match=r"00002/000000025.jpg: row 5 of img_emb_01.npy holds NaN or infinity; repair"
+    ):
+        bring(source, tmp_path / "s")
+    summary, cache = bring(source, tmp_path / "s", on_error="skip")
+    assert [one.failed for one in summary.sets] == [1, 1]
+    assert "caption number 7: row 7 of text_emb_00.npy" in summary.sets[1].reasons[0]
+    assert verify(cache.url).ok
+
+
+def lose_part(source):
+    (source / "text_emb/text_emb_01.npy").unlink()
+
+
+def change(kind, number, edit):
+    def fault(source):
+        path = next(source.glob(f"{kind}/{kind}_{number:02d}.*"))
+        if kind == "metadata":
+            parquet.write_table(edit(parquet.read_table(path)), path)
+        else:
+            np.save(path, edit(np.load(path)))
+
+    return fault
+
+
+def cut(kind):
+    def fault(source):
+        path = next(source.glob(f"{kind}/{kind}_00.*"))
+        path.write_bytes(path.read_bytes()[:-9])
+
+    return fault
+
+
+FAULTS = {
+    "rows differ": (change("img_emb", 1, lambda m: m[:-1]), r"img_emb_01.npy has 19 rows, text_emb_01.npy 20 and"),
+    "metadata differ": (change("metadata", 2, lambda t: t[1:]), r"has 20 rows, text_emb_02.npy 20 and .*parquet 19"),
+    "another width": (change("text_emb", 1, lambda m: m[:, :5]), r"text_emb_01.npy is 5 wide and text_emb_00.npy 16"),
+    "whole numbers": (change("img_emb", 0, lambda m: (9 * m).astype(np.int8)), r"is int8 20 x 16, not a matrix of"),
+    "one vector": (change("img_emb", 0, lambda m: m[0]), r"is float16 16, not a matrix"),
+    "objects": (change("img_emb", 0, lambda m: m.astype(object)), r"img_emb_00.npy cannot be read as a matrix"),
+    "no texts": (
+        lambda source: shutil.rmtree(source / "text_emb"),
+        r"no text_emb_\*.npy; run clip-retrieval's inference",
+    ),
+    "a part is missing": (lose_part, r"has img_emb_01.npy and no part 1 of text_emb; complete the folder"),
+    "no captions": (change("metadata", 0, lambda t: t.drop(["caption"])), r"no column 'caption', but image_path, sim"),
+    "numbers": (
+        change("metadata", 0, lambda t: t.set_column(1, "caption", pa.array(range(20)))),
+        r"column 'caption' is int64, not text",
+    ),
+    "a null": (
+        change("metadata", 1, lambda t: t.set_column(1, "caption", pa.array(["a"] * 19 + [None]))),
+        r"a row has no caption \('00003/000000039.jpg'\)",
+    ),
+    "one name": (
+        change("metadata", 1, lambda t: t.set_column(0, "image_path", pa.array(["x.jpg"] * 20))),
+        r"row 0 of img_emb_01.npy and row 1 of img_emb_01.npy are of 'x.jpg' and differ",
+    ),
+    "cut npy": (cut("img_emb"), r"img_emb_00.npy cannot be read as a matrix \(it holds objects, or was cut off\)"),
+    "cut parquet": (cut("metadata"), r"metadata_00.parquet is no Parquet file, is damaged or was cut off"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_clip_retrieval(tmp_path, fault):
+    make, sentence = FAULTS[fault]
+    source = Pairs(60).clip_retrieval(tmp_path / "e")
+    make(source)
+    with pytest.raises(SourceError, match=sentence):
+        bring(source, tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+def write(name, text):
+    return lambda source: Path(source / name).write_text(text)
+
+
+FOLDER_FAULTS = {
+    "no index": (
+        lambda source: (source / "index.csv").unlink(),
+        r"holds no index.csv or index.jsonl; --from embeddings",
+    ),
+    "two": (write("index.jsonl", ""), r"holds two index"),
+    "columns": (write("index.csv", "file_name,text\na,b\n"), r"index.csv: entry 1 does not have file_name, caption"),
+    "empty": (write("index.csv", "file_name,caption\n"), r"index.csv names no image"),
+    "no split": (write("index.csv", "file_name,caption,split\na,b,\n"), r"entry 1: the split is empty"),
+    "two splits": (write("index.csv", "file_name,caption,split\na,b,val\na,c,test\n"), r"'a' is in split 'val' and in"),
+    "fewer": (write("index.csv", "file_name,caption\na,b\n"), r"captions.npy has 30 rows, and .*index.csv 1 captions"),
+    "images": (
+        lambda source: np.save(source / "images.npy", np.zeros((7, WIDTH))),
+        r"images.npy has 7 rows, and .*index.csv 30 captions of 30 images; an image has a row, or a caption",
+    ),
+    "tensors": (
+        lambda source: (
+            (source / "images.npy").unlink(),
+            save_file({"a": np.eye(2), "b": np.eye(2)}, source / "images.safetensors"),
+        ),
+        r"images.safetensors cannot be read as a matrix \(it holds 2 tensors, not one\)",
+    ),
+    "no tensors": (
+        lambda source: ((source / "images.npy").unlink(), (source / "images.safetensors").write_bytes(b"x" * 99)),
+        r"images.safetensors cannot be read as a matrix",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FOLDER_FAULTS)
+def test_faults_of_a_folder(tmp_path, fault):
+    make, sentence = FOLDER_FAULTS[fault]
+    source = Pairs(30).folder(tmp_path / "e")
+    make(source)
+    with pytest.raises(SourceError, match=sentence):
+        bring(source, tmp_path / "s", "embeddings")
+    assert not (tmp_path / "s").exists()
+
+
+def test_options_that_are_missing_or_of_no_use(tmp_path, monkeypatch):
+    source = Pairs(30).clip_retrieval(tmp_path / "e")
+    with pytest.raises(
+        SourceError, match="needs the name of the model that made the embeddings, as --encoder ViT-B/32"
+    ):
+        bring(source, tmp_path / "s", encoder=())
+    with pytest.raises(SourceError, match="--arrays names the arrays of an HDF5 file"):
+        bring(source, tmp_path / "s", arrays={"local": "x"})
+    with pytest.raises(SourceError, match="is not there; give the folder"):
+        bring(tmp_path / "x", tmp_path / "s")
+    with pytest.raises(CacheError, match="no image in split dev"):
+        bring(source, tmp_path / "s", splits=("dev",))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(SourceError, match=r"needs pyarrow, which is not installed: pip install 'xret\[parquet\]'"):
+        bring(source, tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+def test_values_beyond_the_dtype_and_a_file_changed_meanwhile(tmp_path, monkeypatch):
+    pairs = Pairs(60, np.float32)
+    pairs.images[5] *= 1e6
+    source = pairs.folder(tmp_path / "e")
+    with pytest.raises(CacheError, match="is beyond float16; import with --dtype float32"):
+        bring(source, tmp_path / "s", "embeddings")
+    fill = global_features.fill
+
+    def changed(*words, **options):
+        np.save(source / "captions.npy", pairs.captions[::-1])
+        return fill(*words, **options)
+
+    monkeypatch.setattr(global_features, "fill", changed)
+    with pytest.raises(SourceError, match=r"captions.npy was changed while it was imported"):
+        bring(source, tmp_path / "t", "embeddings", dtype="float32")
+
+
+def test_memory_does_not_grow_with_the_matrices(tmp_path):
+    def peak(width):
+        pairs = Pairs(600, np.float32)
+        pairs.images = pairs.captions = np.zeros((600, width), np.float32)
+        source = pairs.folder(tmp_path / f"e{width}", splits=["train"] * 600)
+        tracemalloc.start()
+        bring(source, tmp_path / f"s{width}", "embeddings", workers=1)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    small = peak(16)
+    assert peak(8192) - small < 0.5 * 2 * 600 * 8192 * 4  # both matrices; a shard has a sixteenth of their rows
+
+
+def test_they_go_out_again_as_hdf5_but_not_as_regions(tmp_path):
+    pairs = Pairs(60)
+    _, cache = bring(pairs.clip_retrieval(tmp_path / "e"), tmp_path / "s")
+    with pytest.raises(CacheError, match="has global features alone, and SCAN's layout holds regions; use --to hdf5"):
+        export(cache.url, "npy", tmp_path / "o", ["images/vit"])
+    export(cache.url, "hdf5", tmp_path / "o.h5")
+    with h5py.File(tmp_path / "o.h5") as file:
+        by_name = dict(zip(file["images/file_name"].asstr()[...], file["images/global"][...], strict=True))
+        assert all(np.array_equal(by_name[name], row) for name, row in zip(pairs.names, pairs.images, strict=True))
+        assert file["captions/global"].shape == (60, WIDTH)
+    assert json.loads(json.dumps(cache.image_set().identity)) == cache.image_set().identity

@@ -96,6 +96,12 @@ class FeatureCache:
         home, _ = home_of(self.store.absolute_url)
         return f"{home}/{FOLDER}/{self.generation}"
 
+    @property
+    def known_by(self) -> dict[str, Any]:
+        """What tells the samples of this generation from others, in files of those who use them."""
+        later = {"generation": self.generation} if self.generation > 1 else {}
+        return {"dataset": self.dataset, "manifest_sha256": self.manifest_sha256, **later}
+
     # Read when first used: a task needs the samples of one shard only.
 
     @cached_property

@@ -384,10 +384,10 @@ class Store:
         return "" if data is None else hashlib.sha256(data).hexdigest()
 
 
-def home_of(url: str) -> tuple[str, int | None]:
+def home_of(url: str | Path) -> tuple[str, int | None]:
     """Return a cache's URL, and the number of the generation that `url` names in it, if it names one."""
-    found = _GENERATION.fullmatch(url)
-    return (found[1], int(found[2])) if found else (url, None)
+    found = _GENERATION.fullmatch(str(url))
+    return (found[1], int(found[2])) if found else (str(url), None)
 
 
 def gone(url: str) -> CacheError:

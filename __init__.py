@@ -62,7 +62,7 @@ def extract(
             ``visual_layer``, ``image_size``, ``pool``, ``regions``, ``frames``, ``views``, ``augment``, ``text``,
             ``text_weights``, ``text_layer``, ``special_tokens``, ``max_tokens``, ``prompt``, ``splits``,
             ``batch_size``, ``dtype``, ``shard_images``, ``device``, ``workers``, ``scheduler``, ``on_error``,
-            ``repair``, ``trust``.
+            ``repair``, ``update``, ``trust``.
 
     Returns:
         What was computed, and what was there already, by feature set.

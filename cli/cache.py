@@ -13,6 +13,7 @@ from .parsing import comma_list
 
 if TYPE_CHECKING:
     from ..pipeline.cache.contents import SetContents
+    from ..pipeline.cache.generations import Generation
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 
@@ -41,6 +42,7 @@ def cache() -> None:
     xret cache verify rsicd.zarr
     xret cache ls DIR
     xret cache rm rsicd.zarr resnet18
+    xret cache rm rsicd.zarr --old
     xret cache merge rsicd.zarr train.zarr test.zarr
     xret cache export rsicd.zarr --to npy --out rsicd_precomp
     """
@@ -112,7 +114,7 @@ def verify(store: str, as_json: bool) -> None:
 @click.argument("place", metavar="STORE_OR_FOLDER")
 @_JSON
 def ls(place: str, as_json: bool) -> None:
-    """List the feature sets of a store, a line each, or the stores in a folder.
+    """List the feature sets of a store and its generations, a line each, or the stores in a folder.
 
     \b
     xret cache ls rsicd.zarr
@@ -134,6 +136,8 @@ def ls(place: str, as_json: bool) -> None:
         found.append(asdict(facts))
         if stores == [place]:
             rows += [_row(features) for features in facts.sets]
+            if facts.generations[1:] or facts.generation > 1:
+                rows += [[_said(one)] for one in facts.generations]
         else:
             names = ", ".join(features.path for features in facts.sets)
             rows.append([store, facts.dataset, in_bytes(facts.bytes), names or "no feature set"])
@@ -152,6 +156,11 @@ def ls(place: str, as_json: bool) -> None:
         click.echo("  ".join(padded).rstrip())
 
 
+def _said(one: "Generation") -> str:
+    of = f"{counted(one.images, 'image')}, manifest {one.manifest_sha256[:8]}"
+    return f"generation {one.number} ({one.state}): {of}, {in_bytes(one.bytes)}"
+
+
 def _row(features: "SetContents") -> list[str]:
     done = f"{features.percent:.0f}% done"
     return [features.path, features.kind, _shape(features), features.dtype, in_bytes(features.bytes), done]
@@ -159,33 +168,60 @@ def _row(features: "SetContents") -> list[str]:
 
 @cache.command()
 @click.argument("store")
-@click.argument("features", metavar="SET")
+@click.argument("features", metavar="[SET]", required=False)
+@click.option("--old", is_flag=True, help="Delete all generations but the current one, instead of a feature set.")
 @click.option("--yes", is_flag=True, help="Remove it without asking.")
 @_JSON
-def rm(store: str, features: str, yes: bool, as_json: bool) -> None:
+def rm(store: str, features: str | None, old: bool, yes: bool, as_json: bool) -> None:
     """Delete a feature set of STORE. SET is what its name begins with, after images/ or captions/ if need be.
 
     \b
     xret cache rm rsicd.zarr resnet18
     xret cache rm rsicd.zarr images/resnet18@1f2e --yes
+    xret cache rm rsicd.zarr --old
     """
     from ..pipeline.cache.contents import remove_set, set_to_remove
 
+    if (features is None) != old:
+        raise click.UsageError("give either a feature set or --old")
     if as_json and not yes:
         raise click.UsageError("with --json nothing is asked; give --yes as well")
+    if features is None:
+        _free_old(store, yes, as_json)
+        return
     removal = set_to_remove(store, features)
     path = removal.removed
-    if not yes:
-        try:
-            agreed = click.confirm(f"Remove {path} ({in_bytes(removal.bytes)}) from {store}?", err=True)
-        except click.Abort:  # nobody is there to answer
-            click.echo(err=True)
-            agreed = False
-        if not agreed:
-            raise click.ClickException(f"{path} was not removed; agree, or give --yes to remove it without being asked")
+    _require_agreed(path, removal.bytes, store, yes)
     removal = remove_set(store, path)
     freed = f"{removal.removed}: removed, {in_bytes(removal.bytes)} freed"
     click.echo(json.dumps(asdict(removal)) if as_json else freed)
+
+
+def _free_old(store: str, yes: bool, as_json: bool) -> None:
+    from ..pipeline.cache.generations import free_old, old
+
+    found = old(store)
+    if found.generations:
+        said = "generation " + ", ".join(map(str, found.generations))
+        _require_agreed(said, found.bytes, store, yes)
+        found = free_old(store)
+        freed = f"{said}: removed, {in_bytes(found.bytes)} freed"
+    else:
+        freed = f"{store} has no old generation"
+    click.echo(json.dumps(asdict(found)) if as_json else freed)
+
+
+def _require_agreed(what: str, size: int, store: str, yes: bool) -> None:
+    """Ask whether something is to be removed, unless that was said; raise ClickException where it is not."""
+    if yes:
+        return
+    try:
+        agreed = click.confirm(f"Remove {what} ({in_bytes(size)}) from {store}?", err=True)
+    except click.Abort:  # nobody is there to answer
+        click.echo(err=True)
+        agreed = False
+    if not agreed:
+        raise click.ClickException(f"{what} was not removed; agree, or give --yes to remove it without being asked")
 
 
 @cache.command()

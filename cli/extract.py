@@ -76,7 +76,7 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
 @click.command(
     cls=Sectioned,
     sections={
-        "Data": "store data_root splits",
+        "Data": "store data_root splits update",
         "Images": "visual visual_weights visual_layer image_size pool regions frames views augment",
         "Both": "encoder",
         "Captions": "text text_weights text_layer max_tokens special_tokens prompt",
@@ -192,6 +192,11 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     help="Encode with the backbones that `xret finetune` left in RUN, instead of --visual and --text.",
 )
 @click.option("--repair", is_flag=True, help="Compute shards again that are damaged or hold samples that failed.")
+@click.option(
+    "--update",
+    is_flag=True,
+    help="Where the data set has changed: add it to the store as a new generation, and compute only what is new.",
+)
 @click.option("--trust", is_flag=True, help="Unpickle weights, or run a program that a checkpoint comes with.")
 @click.option(
     "--plan",

@@ -23,9 +23,10 @@ def print_summary(summary: "Extraction", as_json: bool, repair_of: str | None = 
     for features in summary.sets:
         shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in features.shares.items())
         done = "imported" if summary.matched_by else "encoded"
+        again = f", {features.found:,} found again" if features.found else ""
         matched = f", matched by {summary.matched_by}" if summary.matched_by else ""
         click.echo(
-            f"  {printable(features.name)}: {features.samples:,} {done} in {features.seconds:.1f} s"
+            f"  {printable(features.name)}: {features.samples:,} {done}{again} in {features.seconds:.1f} s"
             f" ({_rate(features.per_second)}/s; {shares}){matched}, {counted(features.shards, 'shard')} written,"
             f" {features.shards_before:,} there before, {features.failed:,} failed"
         )

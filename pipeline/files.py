@@ -77,6 +77,24 @@ def write_bytes(
         partial.write_bytes(data)
 
 
+def link(source: Path, path: Path) -> None:
+    """Let `path` be another name of the file `source`, or where the disk cannot do that a copy of it, in one step.
+
+    Raises:
+        OSError: there is no such file, or `path` cannot be written.
+    """
+    if path.exists() and path.samefile(source):  # a rename of one name of a file to another leaves both
+        to_disk(path.parent)
+        return
+    with writing(path) as partial:
+        try:
+            os.link(source, partial)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            shutil.copyfile(source, partial)
+
+
 def write_text(path: Path, text: str, failure: type[XretError] | None = None, remedy: str = "") -> None:
     """Write a text as UTF-8 in one step; arguments and errors of `writing`."""
     write_bytes(path, text.encode(), failure, remedy)

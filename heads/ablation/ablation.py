@@ -115,8 +115,7 @@ def ablate(
     except OSError as error:
         raise RunError(f"{root} cannot be made: {error.strerror}; take another --out") from error
     with locked(root, RunError(f"another ablation is at work in {root}; wait until it has ended")):
-        samples = {"dataset": cache.dataset, "manifest_sha256": cache.manifest_sha256}
-        claim(root, "ablation", samples | plan.description)
+        claim(root, "ablation", cache.known_by | plan.description)
         cells = []
         for variant in plan.variants:
             for seed in range(seeds):

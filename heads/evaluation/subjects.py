@@ -69,7 +69,7 @@ def open_subjects(
         RunError: a run, or its store, cannot be used; or a store has no features in one space, or several.
         CacheError: a store cannot be used.
     """
-    opened: dict[str, FeatureCache] = {}
+    opened: dict[tuple[str, int | None, str | None], FeatureCache] = {}
     subjects = []
     for path in paths:
         if is_store(path):
@@ -78,7 +78,8 @@ def open_subjects(
         else:
             run = Run(path)
             url = store or run.info.store
-            cache = opened.get(url) or opened.setdefault(url, open_store(run, store))
+            place = url, run.info.generation, run.info.manifest_sha256
+            cache = opened.get(place) or opened.setdefault(place, open_store(run, store))
             subjects.append(Subject(run, cache, (image_set_of_run(run, cache), caption_set_of_run(run, cache))))
     named = {"image": image, "text": text}
     for key, prefix in named.items():

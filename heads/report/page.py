@@ -169,7 +169,7 @@ def _untrained(views: Several[View], split: str, ties: Ties, device: str) -> lis
     found = {}
     for view in views:
         sets = image_set_of_run(view.run, view.cache), caption_set_of_run(view.run, view.cache)
-        key = view.cache.url, sets[0].name, sets[1].name
+        key = view.cache.store.url, sets[0].name, sets[1].name
         if key not in found:
             found[key] = evaluate_untrained(sets, split, ties, device)
     return [one for one in found.values() if one is not None]

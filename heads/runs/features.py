@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from ...pipeline.cache import OK, Blocks, CaptionSet, FeatureCache, FeatureSet, ImageSet
+from ...pipeline.cache.generations import current, manifest_of, numbers
+from ...pipeline.cache.storage.store import Store, home_of
 from ...pipeline.data.samples import tokenize
 from ...pipeline.errors import CacheError, RunError
 from ...pipeline.reading.batches import Batches, stored_batches
@@ -66,18 +68,50 @@ def in_place_of_auto(recipe: Recipe, cache: FeatureCache, *, image: Any, text: A
 def open_store(run: Run, store: str | None) -> FeatureCache:
     """Open the feature cache at `store`, or, where that is None, the one that `run` was trained on.
 
+    Of several generations it is the one that the run was trained on; of another store that lacks it, the current one.
+
     Raises:
         CacheError: there is none at `store`, or it cannot be used.
         RunError: there is none where the run's own was, or it cannot be used.
     """
     try:
-        return FeatureCache.open(store or run.info.store)
+        return open_generation(run, store or run.info.store, own=store is None)
     except CacheError as error:
         if store is not None:
             raise
         raise RunError(
             f"the store of {run.path} is not there or not usable ({error}); name where it is now with --store"
         ) from error
+
+
+def open_generation(run: Run, url: str, own: bool = False) -> FeatureCache:
+    """Open that generation of the cache at `url` that has the samples on which `run` was trained.
+
+    Args:
+        run: runs of earlier versions name no generation; theirs is the last one with their samples.
+        url: of the cache; one that names a generation is opened as it is.
+        own: it is the run's own, whose generation must be there; of another the current one is opened instead.
+
+    Raises:
+        CacheError: it cannot be opened, or the run's generation is not there.
+    """
+    home, named = home_of(url)
+    wanted, samples, store = run.info.generation, run.info.manifest_sha256, Store(home)
+    there = numbers(store)
+    if named is not None or not there or (there == [1] and wanted in (None, 1)):
+        return FeatureCache.open(url)
+    fitting = [number for number in there if samples in (None, manifest_of(store, number))]
+    if wanted is None:
+        now = current(store)
+        wanted = now if now in fitting else max(fitting, default=None)
+    if wanted in fitting:
+        return FeatureCache.open(url, generation=wanted)
+    if own:
+        raise CacheError(
+            f"{url} no longer has {'its samples' if wanted is None else f'generation {wanted}'}; there is generation"
+            f" {', '.join(map(str, there))}"
+        )
+    return FeatureCache.open(url)
 
 
 def split_of_run(

@@ -26,6 +26,7 @@ class RunInfo:
         store: the feature cache, named so that it can be opened from any folder.
         also_stores: other stores that are learnt from, likewise.
         manifest_sha256: of the samples in `store`.
+        generation: of `store`; earlier versions wrote none.
         image_set, text_set: the feature set of each side; of several a list.
         fingerprints: of both, by ``image`` and ``text``, likewise.
         seed: of the first weights and the order of samples.
@@ -49,6 +50,7 @@ class RunInfo:
     fingerprints: Mapping[str, str | list[str]]
     also_stores: list[str] | None = None
     manifest_sha256: str | None = None
+    generation: int | None = None
     seed: int = 0
     also: list[str] | None = None
     finetuned: dict[str, Any] | None = None

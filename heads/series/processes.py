@@ -14,14 +14,13 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.device import cores, pick_device, within_memory
 from ...pipeline.reading.placement import Resident
 from ...pipeline.wording import counted
 from ..model import build_model, feature_facts
 from ..recipes.blocks import Recipe
 from ..runs.features import batches_of, sets_named, views_to_draw
-from ..training.preparation import placement_of
+from ..training.preparation import cache_of, placement_of
 
 # Weights and batches are drawn from torch's global generator, which two trainings in one process would share.
 one_at_a_time = threading.Lock()
@@ -97,7 +96,7 @@ def load_features(jobs: Sequence[Job]) -> Resident:
     """Put into memory what the jobs train on, for their processes to share."""
     resident, loaded = Resident(), set()
     for job in jobs:
-        sets = sets_named(FeatureCache.open(job.store), job.recipe)
+        sets = sets_named(cache_of(job.store, job.run, resume=True), job.recipe)
         with torch.device("meta"):
             model = build_model(job.recipe, feature_facts(sets[0]), feature_facts(sets[1]))
         views = views_to_draw(sets[0], job.recipe)

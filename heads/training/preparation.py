@@ -18,13 +18,22 @@ from ...pipeline.reading.placement import Placement
 from ..model import Model, feature_facts
 from ..modules.adapters import RowsAdapter, WordsAdapter
 from ..recipes.blocks import Recipe
-from ..runs.features import RetokenizedCaptions, Sets, in_place_of_auto, sets_named
+from ..runs.features import RetokenizedCaptions, Sets, in_place_of_auto, open_generation, sets_named
 from ..runs.info import AS_A_WHOLE, RunInfo, absolute, as_told, versions
 from ..runs.run import Run
 from .ranks import ALONE, Ranks
 
 S = TypeVar("S", ImageSet, CaptionSet)
 _AT_ONCE = 256  # samples that are read at once for statistics
+
+
+def cache_of(store: str, out: str | Path, resume: bool) -> FeatureCache:
+    """Open the cache to train on: its current generation, or where a run goes on that which it was begun on.
+
+    Raises:
+        CacheError: there is none, or it cannot be used.
+    """
+    return open_generation(Run(out), store) if resume and Path(out).exists() else FeatureCache.open(store)
 
 
 def require_splits(cache: FeatureCache) -> None:
@@ -34,7 +43,7 @@ def require_splits(cache: FeatureCache) -> None:
             raise CacheError(
                 f"{cache.url} has no split '{split}', which training needs to {purpose} (it has "
                 f"{', '.join(cache.splits)}); add a split column to the data set, or map one with merge_splits in its "
-                "manifest, and extract into another --store"
+                "manifest, and run `xret extract` with --update"
             )
 
 
@@ -147,6 +156,7 @@ def facts_of(split: Batches, target: torch.device, seed: int) -> RunInfo:
         store=absolute(cache.url),
         also_stores=[absolute(other.url) for other in others],
         manifest_sha256=cache.manifest_sha256,
+        generation=cache.generation,
         image_set=as_told([part.name for part in parts_of(image_set)]),
         text_set=as_told([part.name for part in parts_of(caption_set)]),
         fingerprints={
@@ -194,9 +204,10 @@ def open_run(
         run.refuse_difference(info.facts, recipe)
         _refuse_other_order(run, split, recipe)
         moved = (info.store, info.also_stores) != (run.info.store, run.info.also_stores)
+        moved |= run.info.generation not in (None, info.generation)
         if moved and ranks.first:
             with run.held(created=False):
-                run.record(store=info.store, also_stores=info.also_stores)
+                run.record(store=info.store, also_stores=info.also_stores, generation=info.generation)
     return run, created
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...pipeline.cache import FeatureCache
 from ...pipeline.device import deterministic, start_reading
 from ...pipeline.errors import NotFinite, RunError
 from ...pipeline.progress import Progress
@@ -32,6 +31,7 @@ from .large_batches import require_whole_batches
 from .objective import Objective
 from .optimisation import build_optimizer, drop_frozen, learning_rate, set_rates, weights_of
 from .preparation import (
+    cache_of,
     compile_parts,
     facts_of,
     look_at_data,
@@ -111,7 +111,7 @@ def train(
     if not resume:
         require_free(out)
     with joined(device) as (ranks, target):
-        cache = FeatureCache.open(store)
+        cache = cache_of(store, out, resume)
         require_splits(cache)
         require_places(recipe, sets := sets_of(cache, recipe, out, resume), quiet=not ranks.first)
         others, facts = other_sets(also, sets), (feature_facts(sets[0]), feature_facts(sets[1]))

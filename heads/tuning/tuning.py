@@ -156,8 +156,7 @@ def _plans(
             continue
         description = {
             "name": recipe.name,
-            "dataset": cache.dataset,
-            "manifest_sha256": cache.manifest_sha256,
+            **cache.known_by,
             "image_set": as_told([part.name for part in parts_of(sets[0])]),
             "text_set": as_told([part.name for part in parts_of(sets[1])]),
             "seed": seed,

@@ -14,8 +14,9 @@ from ..errors import CacheError
 from ..files import partials_in
 from .feature_cache import MODALITIES, FeatureCache, choose_set
 from .feature_sets import OK, CaptionSet, ImageSet
+from .generations import Generation, generations
 from .storage.lease import alone
-from .storage.store import Store
+from .storage.store import GENERATIONS, Store
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,10 @@ class Contents:
     images: int  # of the data set
     captions: int  # of the data set
     splits: Mapping[str, int]  # images of each split
-    bytes: int  # of all files
+    bytes: int  # of all files of this generation
     sets: tuple[SetContents, ...]  # the feature sets
+    generation: int  # the number of this one
+    generations: tuple[Generation, ...]  # all that are there
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,10 @@ def describe(url: str) -> Contents:
         images=cache.images,
         captions=cache.captions,
         splits={name: last - first for name, (first, last) in cache.splits.items()},
-        bytes=cache.store.size(""),
+        bytes=sum(cache.store.size(name) for name in cache.store.names("") if name != GENERATIONS),
         sets=tuple(_describe_set(cache.set_at(path)) for path in cache.set_paths()),
+        generation=cache.generation,
+        generations=generations(cache.url),
     )
 
 
@@ -129,8 +134,9 @@ def remove_set(url: str, prefix: str) -> Removal:
     Raises:
         CacheError: as for `set_to_remove`, or another process is writing to the cache.
     """
-    store = FeatureCache.open(url).store
-    with alone(store):
+    home = Store(FeatureCache.open(url).url)
+    with alone(home):
+        store = FeatureCache.open(url, home.writer).store
         removal = set_to_remove(url, prefix)
         path = removal.removed
         store.start_group(path)

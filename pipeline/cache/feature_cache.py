@@ -6,7 +6,8 @@ Layout (format "xret", version 1):
 - ``/samples/``: id, file_name, caption (UTF-8 bytes, with ``*_offset`` i64), split u8, cocoid i64, sentid i64,
   caption_start i64[I], caption_count i32[I], caption_image i64[M]; where pictures lie in files with others also
   place i64[I,3], the number of the file and where in it, and the attribute ``source``, the files.
-- ``/images/<set>/``: local [I,N,C], length i32[I], global [I,C], status u8[I], size i32[I,2] (w, h);
+- ``/images/<set>/``: local [I,N,C], length i32[I], global [I,C], status u8[I], size i32[I,2] (w, h),
+  digest u8[I,16] of the picture's file;
   of V views of an image (attribute ``views``) local [I,V,N,C] and global [I,V,C], each view in files of its own;
   sets of regions also, where they are known: boxes f32[I,N,4] (x1, y1, x2, y2 in pixels), classes i32[I,N],
   scores f32[I,N]. After an image's length its rows are zero and its classes -1; a failed image holds NaN.
@@ -16,6 +17,8 @@ Layout (format "xret", version 1):
 
 A shard holds the images of one split from `Blocks`, and the captions of the same images. A split begins a new shard,
 so the rows of a set's arrays are those of the samples with a gap after each split; a gap's status stays 255.
+
+``/generations/N`` are later generations of the cache, each laid out like this; see `generations`.
 """
 
 import itertools
@@ -30,18 +33,26 @@ from ..data.sources import FOLDER, PictureReader, Place, Source, open_pictures
 from ..documents import TEXT, Rule, fault
 from ..errors import CacheError, nearest
 from .feature_sets import MOST, CaptionSet, ImageSet
-from .storage.store import Store
+from .generations import numbers, store_of
+from .storage.store import GENERATIONS, Store, home_of
 
 FORMAT, VERSION = "xret", 1
 MODALITIES = ("images", "captions")
 
 
 class FeatureCache:
-    """A cache opened for reading: its samples, and its feature sets by name."""
+    """A cache opened for reading: its samples, and its feature sets by name.
+
+    Attributes:
+        store: where this generation lies.
+        url: of the cache, with all its generations.
+        generation: the number of this one.
+    """
 
     def __init__(self, store: Store, attributes: dict[str, Any]) -> None:
         self.store = store
-        self.url = store.url
+        self.url, number = home_of(store.url)
+        self.generation = number or 1
         require_root(self.url, attributes)
         self.dataset: str = attributes["dataset"]  # the manifest's name
         self.manifest_sha256: str = attributes["manifest_sha256"]  # of the samples
@@ -56,18 +67,26 @@ class FeatureCache:
         self._images = max(last for _, last in self.splits.values())
 
     @classmethod
-    def open(cls, url: str, writer: str | None = None) -> "FeatureCache":
-        """Open the cache at a local path or fsspec URL; `writer` is that of its `Store`.
+    def open(cls, url: str, writer: str | None = None, generation: int | None = None) -> "FeatureCache":
+        """Open the cache at a local path or fsspec URL.
+
+        Args:
+            url: of the cache, or ``CACHE/generations/N``.
+            writer: that of its `Store`.
+            generation: which; None: that of the URL, else the current one.
 
         Raises:
             CacheError: there is none, it is of another format or version, unfinished or damaged.
         """
-        store = Store(url, writer)
+        store = store_of(url, writer, generation)
         if not store.exists("zarr.json"):
+            _require_generation(url, generation)
             raise CacheError(
                 f"{url}: no feature cache is there; check the path, or make one with `xret extract … --store {url}`"
             )
         attributes, damage = store.inspect_group("")
+        if damage:
+            _require_generation(url, generation)
         foreign = attributes and not {"format", "digest", "unfinished"} & set(attributes)
         if foreign or (not damage and attributes.get("format") != FORMAT):
             raise CacheError(f"{url} is a Zarr group, but not a feature cache of xret; choose another --store")
@@ -77,6 +96,18 @@ class FeatureCache:
                 f" {VERSION}; extract into another --store"
             )
         return cls(store, store.read_group(""))
+
+    @property
+    def address(self) -> str:
+        """The URL of this generation, whichever is the current one; good in any working folder."""
+        home, _ = home_of(self.store.absolute_url)
+        return f"{home}/{GENERATIONS}/{self.generation}"
+
+    @property
+    def known_by(self) -> dict[str, Any]:
+        """What tells the samples of this generation from others, in files of those who use them."""
+        later = {"generation": self.generation} if self.generation > 1 else {}
+        return {"dataset": self.dataset, "manifest_sha256": self.manifest_sha256, **later}
 
     # Read when first used: a task needs the samples of one shard only.
 
@@ -225,6 +256,17 @@ def require_root(url: str, attributes: Mapping[str, Any]) -> None:
     """Raise CacheError unless a store's root attributes are what a cache has."""
     if wrong := fault(attributes, _RULES, {}):
         raise CacheError(f"{url}/zarr.json is damaged: {wrong}; get that store anew")
+
+
+def _require_generation(url: str, generation: int | None) -> None:
+    """Raise CacheError if a cache does not have the generation that is named, or has it no longer."""
+    home, named = home_of(url)
+    number = generation or named
+    if number is not None and (there := numbers(Store(home))) and number not in there:
+        raise CacheError(
+            f"{home} has no generation {number}, or it was freed; it has {', '.join(map(str, there))}: name one"
+            f" as {home}/{GENERATIONS}/N"
+        )
 
 
 def _are_splits(value: Any) -> bool:

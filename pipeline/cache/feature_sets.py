@@ -6,18 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..data.digests import BYTES
 from ..data.regions import REGION_ARRAYS
 from ..documents import TEXT, Rule, fault
 from ..errors import CacheError
 from .blocks import Blocks, caption_array_rows
 from .rows import Rows
-from .storage.seals import seals
+from .storage.seals import files_of, seal, seals
 
 if TYPE_CHECKING:
     from .feature_cache import FeatureCache
 
 OK, FAILED, NOT_DONE = 0, 1, 255  # the status of a sample
 KINDS = ("grid", "roi", "frames", "words", "tokens", "global")  # ``global``: the global feature alone
+FEATURES = ("local", "global")  # arrays that hold nearly all bytes
 MARKS = ("seal", "done")  # arrays that say something of a shard, and not of its samples
 
 
@@ -53,12 +55,12 @@ class FeatureSet:
     @cached_property
     def status(self) -> np.ndarray:
         """Of each sample, u8: 0 ok, 1 failed, 255 not done."""
-        return self._of_samples("status")
+        return self.of_samples("status")
 
     @cached_property
     def length(self) -> np.ndarray:
         """Valid local rows, or tokens, of each sample, i32."""
-        return self._of_samples("length")
+        return self.of_samples("length")
 
     def done(self) -> np.ndarray:
         """Return which shards are finished, bool [shards]."""
@@ -97,21 +99,41 @@ class FeatureSet:
     def _files(self) -> list[int]:
         """Return how many files a shard of each array has."""
         views = self.attributes.get("views", 1)
-        return [views if name in ("local", "global") else 1 for name in self.array_names()]
+        return [views if name in FEATURES else 1 for name in self.array_names()]
 
     @cached_property
     def _seals(self) -> np.ndarray:
         self._require_fitting("seal")
         return self.cache.store.read_array(f"{self.path}/seal")
 
-    def write(self, shard: int, arrays: dict[str, np.ndarray]) -> None:
-        """Write all arrays of a shard, and seal them; then it may be marked as done."""
+    def write(self, shard: int, arrays: dict[str, np.ndarray], shared: "tuple[FeatureSet, int] | None" = None) -> None:
+        """Write all arrays of a shard, and seal them; then it may be marked as done.
+
+        Args:
+            shard: which.
+            arrays: their values by name.
+            shared: an equal set and a shard of its, whose files become those of `FEATURES` here.
+
+        Raises:
+            CacheError: what is to be shared is lost or damaged.
+        """
         store, found = self.cache.store, []
         for name in self.array_names():
+            if shared is not None and name in FEATURES:
+                found += self._share(name, shard, *shared)
+                continue
             store.write_shard(f"{self.path}/{name}", shard, arrays[name])
             found += seals(store.open_array(f"{self.path}/{name}"), shard, arrays[name])
         if "seal" in self.attributes["arrays"]:
             store.write_shard(f"{self.path}/seal", shard, np.array([found], dtype=np.uint32))
+
+    def _share(self, name: str, shard: int, there: "FeatureSet", number: int) -> list[int]:
+        """Link the files of one shard of an array to those of another set's, or copy them; return their seals."""
+        checksums = there._rows_of(name).checksums(number)
+        array, other = (one.cache.store.open_array(f"{one.path}/{name}") for one in (self, there))
+        for own, source in zip(files_of(array, shard), files_of(other, number), strict=True):
+            self.cache.store.link(own, there.cache.store, source)
+        return [seal(name, shard, view, of_view) for view, of_view in enumerate(checksums)]
 
     def blank_shard(self) -> dict[str, np.ndarray]:
         """Return the arrays of a shard, by name, as they are before anything is written."""
@@ -123,7 +145,7 @@ class FeatureSet:
             for name, array in arrays.items()
         }
 
-    def _of_samples(self, name: str) -> np.ndarray:
+    def of_samples(self, name: str) -> np.ndarray:
         """Return the value of each sample in an array; Zarr would make up the values of a lost file."""
         done = self.done()  # before the values, which another process writes before it marks them
         marked, there = (self.cache.store.names(f"{self.path}/{array}/c") for array in ("done", name))
@@ -166,9 +188,10 @@ class FeatureSet:
     def _gather(self, name: str, first: np.ndarray, count: np.ndarray | int = 1) -> np.ndarray:
         return self._rows_of(name).gather(first, count)
 
-    def _rows_of(self, name: str, views: int = 1) -> Rows:
+    def _rows_of(self, name: str) -> Rows:
         if name not in self._rows:
             self._require_fitting(name)
+            views = self.attributes.get("views", 1) if name in FEATURES else 1
             self._rows[name] = Rows(self.cache.store, f"{self.path}/{name}", views, partial(self.sealed, name))
         return self._rows[name]
 
@@ -202,7 +225,9 @@ class ImageSet(FeatureSet):
         views = (self.views,) if self.views > 1 else ()
         local, global_ = (*views, self.rows, self.channels or 0), (*views, self.global_channels or 0)
         rows = {key: (self.rows, *shape) for key, (shape, _, _) in REGION_ARRAYS.items()}
-        return self.blocks.length, {"local": local, "global": global_, "size": (2,), **rows}.get(name, ())
+        return self.blocks.length, {"local": local, "global": global_, "size": (2,), "digest": (BYTES,), **rows}.get(
+            name, ()
+        )
 
     def rows_in(self, shard: int) -> tuple[int, int]:
         """Return the image rows [first, last) of a shard."""
@@ -214,18 +239,22 @@ class ImageSet(FeatureSet):
 
     def local(self, rows: np.ndarray, view: np.ndarray | int = 0) -> np.ndarray:
         """Return the local features [B,N,C] of these image rows, in one view or each in its own [B]."""
-        return self._rows_of("local", self.views).gather(self._at[rows], view=view)
+        return self._rows_of("local").gather(self._at[rows], view=view)
 
     def global_(self, rows: np.ndarray, view: np.ndarray | int = 0) -> np.ndarray:
         """Return the global features [B,C] of these image rows, in one view or each in its own [B]."""
-        return self._rows_of("global", self.views).gather(self._at[rows], view=view)
+        return self._rows_of("global").gather(self._at[rows], view=view)
 
     def array(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Return ``size`` [B,2] of these image rows, or of regions ``boxes`` [B,N,4], ``classes`` or ``scores`` [B,N].
+        """Return ``size`` [B,2] or ``digest`` [B,16] of these image rows, of regions ``boxes`` [B,N,4] and others.
+
+        Of several views features are those of all, ``local`` [B,V,N,C].
 
         Raises:
             CacheError: the set has no such array.
         """
+        if self.views > 1 and name in FEATURES:
+            return np.stack([self._rows_of(name).gather(self._at[rows], view=v) for v in range(self.views)], axis=1)
         return self._gather(name, self._at[rows])
 
 
@@ -249,7 +278,7 @@ class CaptionSet(FeatureSet):
 
     @cached_property
     def _start(self) -> np.ndarray:
-        return self._of_samples("start")
+        return self.of_samples("start")
 
     def rows_in(self, shard: int) -> tuple[int, int]:
         """Return the caption rows [first, last) of a shard."""
@@ -313,6 +342,7 @@ _DTYPES = {
     "done": "uint8",
     "seal": "uint32",
     "status": "uint8",
+    "digest": "uint8",
     "size": "int32",
     "length": "int32",
     "start": "int64",

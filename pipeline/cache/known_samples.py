@@ -7,7 +7,7 @@ from ..data.samples import Caption, ImageSample, Samples, read_samples
 from ..data.sources import FOLDER, Source, find_source, require_same
 from ..errors import CacheError, ManifestError
 from .feature_cache import FeatureCache
-from .storage.store import Store
+from .generations import store_of
 
 
 def find_samples(manifest: Manifest, url: str, *, skip: bool = False, anew: bool = False) -> Samples:
@@ -50,7 +50,7 @@ def samples_of(cache: FeatureCache) -> Samples:
 
 def _known(url: str) -> FeatureCache | None:
     """Return the cache at `url`; None where there is none that was ever finished."""
-    store = Store(url)
+    store = store_of(url)
     if not store.exists("zarr.json") or store.is_unfinished("") or store.is_unfinished("samples"):
         return None
     try:
@@ -66,5 +66,5 @@ def _require_same(folder: Path, known: Source, now: Source, url: str) -> None:
     for name in before | after:
         if name not in before or name not in after:
             what = "is gone" if name in before else "is new"
-            raise ManifestError(f"{name} {what} since {url} was begun; put it back as it was, or choose another store.")
+            raise ManifestError(f"{name} {what} since {url} was begun; put it back as it was, or go on with --update.")
         require_same(folder, before[name], after[name])

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..data.digests import BYTES
 from ..data.manifest import SPLITS
 from ..data.regions import REGION_ARRAYS
 from ..data.samples import Samples
@@ -20,8 +21,9 @@ from .blocks import Blocks
 from .facts import SetFacts
 from .feature_cache import FORMAT, VERSION, FeatureCache, require_root
 from .feature_sets import NOT_DONE, CaptionSet, FeatureSet, ImageSet
+from .generations import begin, store_of
 from .storage.lease import alone
-from .storage.store import Store
+from .storage.store import Store, home_of
 
 DEFAULT_SPLITS = ("train", "val", "test")
 TEXTS = ("id", "file_name", "caption")  # arrays of the samples that are UTF-8 bytes
@@ -54,8 +56,11 @@ def open_for_writing(
     Raises:
         CacheError: something else is there, or another process is writing.
     """
-    store = Store(url)
-    with alone(store):
+    home = Store(home_of(url)[0])
+    with alone(home):
+        store = store_of(url, home.writer)
+        if store.url != home.url:
+            begin(store)
         yield _open_or_create(store, samples, list(protocols), repair)
 
 
@@ -65,7 +70,7 @@ def find_cache(url: str, samples: Samples) -> FeatureCache | None:
     Raises:
         CacheError: something else is there, or it is damaged.
     """
-    store = Store(url)
+    store = store_of(url)
     if not store.exists("zarr.json") or store.is_unfinished("") or store.is_unfinished("samples"):
         return None
     cache = FeatureCache.open(url)
@@ -79,7 +84,7 @@ def require_place(url: str, samples: Samples) -> None:
         OutputError: nothing can be written there.
         CacheError: something else is there.
     """
-    store = Store(url)
+    store = store_of(url)
     if store.is_local:
         root = Path(store.root)
         if root.exists() and not root.is_dir():
@@ -101,7 +106,8 @@ def _is_there(store: Store, samples: Samples) -> bool:
     if root["manifest_sha256"] != samples.digest:
         raise CacheError(
             f"{store.url} holds other samples: data set '{root['dataset']}', manifest {root['manifest_sha256'][:8]},"
-            f" not '{samples.dataset}', {samples.digest[:8]}; choose another store"
+            f" not '{samples.dataset}', {samples.digest[:8]}; choose another store, or let `xret extract … --update`"
+            " take these into this one"
         )
     return True
 
@@ -112,9 +118,9 @@ def _open_or_create(store: Store, samples: Samples, protocols: list[str], repair
             _write_samples(store, samples)
     elif not store.exists("zarr.json") or store.is_unfinished(""):
         _create(store, samples, protocols)
-    cache = FeatureCache.open(store.url, store.writer)
+    cache = FeatureCache.open(store.url, store.writer, home_of(store.url)[1] or 1)
     if store.is_local:  # what a killed writer left is never read
-        for partial in partials_in(Path(store.root)):
+        for partial in partials_in(Path(home_of(store.root)[0])):
             remove(partial)
     return cache
 
@@ -189,10 +195,12 @@ def image_set_to_fill(
     shard_images: int | None = None,
     extras: tuple[str, ...] = (),
     views: int = 1,
+    digests: bool = False,
 ) -> ImageSet:
     """Return the image set of these facts, or make it with shards of `shard_images`; see `create_image_set`."""
     if not _is_begun(cache, "images", facts, shard_images):
-        create_image_set(cache, facts, rows, Blocks.choose(cache.splits, shard_images, views), extras, views)
+        blocks = Blocks.choose(cache.splits, shard_images, views)
+        create_image_set(cache, facts, rows, blocks, extras, views, digests)
     return cache.image_set(facts.name)
 
 
@@ -227,12 +235,18 @@ def _is_begun(cache: FeatureCache, modality: str, facts: SetFacts, shard_images:
 
 
 def create_image_set(
-    cache: FeatureCache, facts: SetFacts, rows: int, blocks: Blocks, extras: tuple[str, ...] = (), views: int = 1
+    cache: FeatureCache,
+    facts: SetFacts,
+    rows: int,
+    blocks: Blocks,
+    extras: tuple[str, ...] = (),
+    views: int = 1,
+    digests: bool = False,
 ) -> None:
     """Create an empty image set of `rows` local rows an image; `extras` are names in `REGION_ARRAYS`.
 
     Local and global features of several views have an axis of views after that of the images. Without channels there
-    are no local features.
+    are no local features. With `digests` it says of which files its features are.
     """
     shard, dtype = blocks.length, facts.dtype
     axis, apart = ((views,), True) if views > 1 else ((), False)
@@ -246,6 +260,8 @@ def create_image_set(
         "size": _Array((2,), "int32", shard),
         "status": _Array((), "uint8", shard, fill=NOT_DONE),
     }
+    if digests:
+        arrays["digest"] = _Array((BYTES,), "uint8", shard)
     for name in extras:
         shape, kind, fill = REGION_ARRAYS[name]
         arrays[name] = _Array((rows, *shape), kind, shard, fill=fill)

@@ -13,10 +13,11 @@ from ..progress import Progress
 from ..wording import printable
 from .feature_cache import FeatureCache
 from .feature_sets import FeatureSet
+from .generations import store_of
 from .known_samples import samples_of
 from .layout import find_set, open_for_writing, record_failures, require_place
-from .storage.store import Store
-from .verify import CheckedSet, files_of
+from .storage.seals import files_of
+from .verify import CheckedSet
 
 # Attributes that may differ between parts of one set; earlier versions wrote no grid.
 _OF_ONE_MACHINE = {"failed", "recorded", "asked", "grid"}
@@ -58,7 +59,7 @@ def merge(url: str, sources: Sequence[str]) -> Merge:
     caches = [FeatureCache.open(source) for source in sources]
     if not caches:
         raise CacheError("there is nothing to merge; name at least one store beside the one to merge into")
-    store = Store(url)
+    store = store_of(url)
     for cache in caches:
         if (cache.store.fs, cache.store.root) == (store.fs, store.root):
             raise CacheError(f"{cache.url} is the store to merge into; name only others after it")

@@ -76,6 +76,10 @@ class Rows:
             at = end
         return out.view(self.dtype).reshape(-1, *self.row_shape)
 
+    def checksums(self, shard: int) -> list[np.ndarray]:
+        """Return the stored checksums of the blocks in each file of a shard, one a view; errors as for `gather`."""
+        return [self._opened(shard * self._views + view).checksums() for view in range(self._views)]
+
     def _pieces(
         self, first: np.ndarray, counts: np.ndarray, view: np.ndarray | int
     ) -> tuple[list[int], list[int], list[int]]:

@@ -1,7 +1,6 @@
 """Checks a cache from end to end: metadata, checksums, missing files, counts and values."""
 
 from dataclasses import asdict, dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,9 @@ from ..errors import StoreError
 from ..progress import Progress
 from .feature_cache import MODALITIES, FeatureCache
 from .feature_sets import FAILED, OK, FeatureSet
+from .generations import store_of
 from .layout import TEXTS
-from .storage.seals import seal_of_file, seals
+from .storage.seals import files_of, seal_of_file, seals
 from .storage.store import Store, forbidden
 
 
@@ -57,7 +57,7 @@ def verify(url: str) -> Verification:
     Raises:
         CacheError: no cache is there.
     """
-    store = Store(url)
+    store = store_of(url)
     if not store.exists("zarr.json"):
         FeatureCache.open(url)  # says what is wrong
     damaged = [Damage(node or "/") for group in ("", "samples", *MODALITIES) for node in _nodes(store, group)]
@@ -204,10 +204,3 @@ def _read(store: Store, array: "zarr.Array[Any]", shard: int) -> tuple[np.ndarra
         return np.empty(0), False
     # Of an empty file of several blocks Zarr makes zeros.
     return values, all(map(store.is_written, files_of(array, shard)))
-
-
-def files_of(array: "zarr.Array[Any]", shard: int) -> list[str]:
-    """Return the paths, below the store, of the files that hold one shard of an array: one, or one a view."""
-    inner = (-(-axis // step) for axis, step in zip(array.shape[1:], (array.shards or array.chunks)[1:], strict=True))
-    places = product([shard], *map(range, inner))
-    return [f"{array.path}/c/" + "/".join(map(str, place)) for place in places]

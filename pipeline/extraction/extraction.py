@@ -4,6 +4,7 @@ One task is one shard (`tasks`, `filling`). An extraction that finds every shard
 which takes longer than finding that out.
 """
 
+import sys
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cache import Blocks, CaptionSet, FeatureCache
+from ..cache.earlier import equal_sets, knows_samples
 from ..cache.facts import SetFacts
 from ..cache.known_samples import find_samples
 from ..cache.layout import (
@@ -28,7 +30,9 @@ from ..encoders.words import WordsEncoder
 from ..errors import CacheError
 from ..progress import Progress
 from .options import Options
+from .reuse import Sources, addresses
 from .summary import CaptionCounts, Extraction, SetSummary
+from .updating import finish, place_of
 
 
 def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
@@ -46,7 +50,10 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
         OutputError: the store cannot be written.
         CacheError: the store holds something else, or a value does not fit the dtype.
     """
-    samples = find_samples(manifest, url, skip=options.on_error == "skip", anew=options.repair)
+    skip, anew = options.on_error == "skip", options.repair or options.update
+    samples = find_samples(manifest, url, skip=skip, anew=anew)
+    place = place_of(url, samples, manifest, options.update)
+    url = place.url
     splits = choose_splits(samples, options.splits)
     options = replace(
         options,
@@ -55,7 +62,7 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
         text=_absolute_name(options.text),
         text_weights=_absolute(options.text_weights),
     )
-    if not options.repair and (found := _finished(samples, url, options, splits)) is not None:
+    if not (options.repair or place.is_new) and (found := _finished(samples, url, options, splits)) is not None:
         return found
     require_place(url, samples)  # a finished store may lie where nothing can be written
     from ..device import pick_device
@@ -69,19 +76,43 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     how: dict[str, Any] = {"workers": options.workers, "scheduler": options.scheduler, "repair": options.repair}
     sets, counts = [], None
     with open_for_writing(url, samples, manifest.protocols, repair=options.repair) as cache:
-        url, folder, writer = cache.store.absolute_url, str(manifest.images.resolve()), cache.store.writer
+        job = Job(cache.address, "", str(manifest.images.resolve()), options, cache.store.writer)
         if visual is not None:
             facts = _facts(options, "images", visual, device)
-            images = image_set_to_fill(cache, facts, visual.rows, options.shard_images, visual.extras, options.views)
-            of_images = Job(url, images.name, folder, options, writer)
+            length, sources = _from_earlier(cache, facts, f"images/{facts.name}", options)
+            images = image_set_to_fill(cache, facts, visual.rows, length, visual.extras, options.views, digests=True)
+            of_images = replace(job, set_name=images.name, sources=sources)
             sets.append(fill(images, write_image_shard, lambda _: of_images, splits, **how))
         if text is not None:
             facts = _facts(options, "captions", text, device)
-            captions = caption_set_to_fill(cache, facts, options.shard_images, partial(_count, cache, text))
-            of_captions = Job(url, captions.name, folder, options, writer)
+            length, sources = _from_earlier(cache, facts, f"captions/{facts.name}", options)
+            captions = caption_set_to_fill(cache, facts, length, partial(_count, cache, text))
+            of_captions = replace(job, set_name=captions.name, sources=sources)
             sets.append(fill(captions, write_caption_shard, lambda _: of_captions, splits, **how))
             counts = CaptionCounts(**captions.attributes["counts"])
+        if place.is_new:
+            finish(cache)
         return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(sets), counts)
+
+
+def _from_earlier(
+    cache: FeatureCache, facts: SetFacts, path: str, options: Options
+) -> tuple[int | None, Sources | None]:
+    """Return how many images a shard of a set gets, and which sets of other generations have features of it.
+
+    It has as many as before: shards of one length can be shared. Shards that are repaired are computed.
+    """
+    equal = equal_sets(cache, path, facts.fingerprint)
+    length = options.shard_images or (equal[0].blocks.length if equal else None)
+    known = [features for features in equal if knows_samples(features)]
+    for features in equal:
+        if features.channels is not None and features not in known:
+            print(
+                f"Note: '{features.name}' of generation {features.cache.generation} does not say of which files it is;"
+                " all its pictures are computed anew.",
+                file=sys.stderr,
+            )
+    return length, Sources(addresses(known), path) if known and not options.repair else None
 
 
 def _finished(samples: Samples, url: str, options: Options, splits: list[str]) -> Extraction | None:

@@ -62,7 +62,7 @@ def fill(
     with Progress(printable(features.name), total, features.modality, done=total - left) as progress:
         task = shard_task(work, job_of, features.name)
         if not scheduler:
-            with metered(features.cache.store.absolute_url, features.name, progress.update):
+            with metered(features.cache.address, features.name, progress.update):
                 run_here((task(shard, 0) for shard in missing), workers or max(2, os.cpu_count() or 2), receipts.take)
         elif missing:
             run_on_cluster(task, missing, scheduler, lambda receipt: progress.update(receipts.take(receipt)))
@@ -73,6 +73,7 @@ def fill(
     return SetSummary(
         name=features.name,
         samples=receipts.samples,
+        found=receipts.found,
         shards=len(missing),
         shards_before=len(wanted) - len(missing),
         failed=int((filled.status == FAILED).sum()),
@@ -87,7 +88,7 @@ class _Receipts:
 
     def __init__(self, features: ImageSet | CaptionSet, marks: "zarr.Array[Any]") -> None:
         self.features, self.marks = features, marks
-        self.samples = 0
+        self.samples = self.found = 0
         self.shares = {"read": 0.0, "encode": 0.0, "write": 0.0}
 
     def take(self, receipt: Receipt) -> int:
@@ -96,7 +97,8 @@ class _Receipts:
             ids = self.features.cache.ids(*self.features.blocks.images(receipt.shard))
             record_failures(self.features, ids, receipt.failed)
         self.marks[receipt.shard] = 1
-        self.samples += receipt.samples - len(receipt.failed)
+        self.samples += receipt.samples - len(receipt.failed) - receipt.found
+        self.found += receipt.found
         for share, seconds in receipt.seconds.items():
             self.shares[share] += seconds
         return receipt.samples

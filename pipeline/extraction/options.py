@@ -63,6 +63,7 @@ class Options:
     on_error: str = "fail"  # or ``skip``: record a sample that cannot be read, and go on
     scheduler: str | None = None  # address of a Dask scheduler; None: this process
     repair: bool = False  # compute shards again that are damaged or hold samples that failed
+    update: bool = False  # go on where the data set has changed, in a new generation of the store
 
     def __post_init__(self) -> None:
         require_dtype(self.dtype)

@@ -128,7 +128,7 @@ def _costs(manifest: Manifest, samples: Samples, options: Options, device: str, 
         path = f"images/{SetFacts.of(encoder, options.dtype, {}).name}"
         rate = _image_rate(encoder, manifest, samples, options)
         views = options.views
-        files = 5 + 2 * views + len(encoder.extras)
+        files = 6 + 2 * views + len(encoder.extras)
         costs.append(_Cost(path, 1, _image_bytes(encoder, width, views), views, files, rate))
     if options.text:
         text = load_captions(options, samples, device)
@@ -157,7 +157,7 @@ def _image_bytes(encoder: VisualEncoder, item: int, views: int) -> int:
         for shape, dtype, _ in (REGION_ARRAYS[name] for name in encoder.extras)
     )
     features = views * item * (encoder.rows * encoder.channels + encoder.global_channels)
-    return features + extras + 13  # length, size, status
+    return features + extras + 29  # length, size, status, digest
 
 
 def _image_rate(encoder: VisualEncoder, manifest: Manifest, samples: Samples, options: Options) -> float:

@@ -3,6 +3,7 @@
 from shlex import quote
 
 from ..cache.feature_cache import MODALITIES
+from ..cache.generations import store_of
 from ..cache.storage.store import Store
 from ..cache.verify import Damage, Verification
 from ..data.manifest import bundled_manifests
@@ -10,7 +11,7 @@ from ..data.manifest import bundled_manifests
 
 def remedies(url: str, found: Verification) -> list[str]:
     """Return what to do about what `verify` found in the cache at `url`, a line each; nothing for a sound store."""
-    store = Store(url)
+    store = store_of(url)
     if any(damage.array == "/" for damage in found.damaged):
         return [f"restore {url}/zarr.json from a copy, or extract into another --store"]
     again = f"`{repair_command(store.inspect_group('')[0]['dataset'], url)}`"

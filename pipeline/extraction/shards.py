@@ -20,6 +20,7 @@ class Receipt:
 
     shard: int
     samples: int
+    found: int = 0  # of them, those that another generation of the cache had
     failed: dict[str, str] = field(default_factory=dict)  # id of a failed sample → reason
     seconds: dict[str, float] = field(default_factory=dict)  # by share of the work: ``read``, ``encode``, ``write``
     duration: float = 0.0  # seconds that the task took, also those in which it waited for the device
@@ -48,8 +49,14 @@ def tell(url: str, set_name: str, samples: int) -> None:
         meter(samples)
 
 
-def write_shard(features: FeatureSet, shard: int, arrays: dict[str, np.ndarray], receipt: Receipt) -> None:
-    """Write and seal all arrays of a shard."""
+def write_shard(
+    features: FeatureSet,
+    shard: int,
+    arrays: dict[str, np.ndarray],
+    receipt: Receipt,
+    shared: tuple[FeatureSet, int] | None = None,
+) -> None:
+    """Write and seal all arrays of a shard; `shared` as of `FeatureSet.write`."""
     began = time.perf_counter()
-    features.write(shard, arrays)
+    features.write(shard, arrays, shared)
     receipt.duration = receipt.timed("write", began) - receipt.began

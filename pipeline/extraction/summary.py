@@ -11,6 +11,7 @@ class SetSummary:
 
     name: str
     samples: int = 0  # encoded or imported now, without those that failed
+    found: int = 0  # taken from another generation of the store
     shards: int = 0  # written now
     shards_before: int = 0  # found finished
     failed: int = 0  # samples recorded as failed, now or before

@@ -2,7 +2,7 @@
 
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,18 @@ import numpy as np
 import torch
 
 from ..cache import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
+from ..cache.earlier import caption_keys, image_keys
 from ..cache.rows import ranges
+from ..data.digests import as_row, digest_at, digest_of
 from ..data.images import PictureFile
 from ..data.regions import Regions, lay_out
 from ..data.sources import PictureReader
 from ..device import pick_device
 from ..encoders import TextEncoder, VisualEncoder, encoding
 from ..encoders.words import WordsEncoder
-from ..errors import CacheError, EncoderError, SampleError
+from ..errors import CacheError, EncoderError, SampleError, StoreError
 from .options import Options
+from .reuse import Sources, Taken, earlier, take_captions, take_images
 from .shards import Receipt, tell, write_shard
 
 
@@ -31,6 +34,7 @@ class Job:
     folder: str  # where the names of pictures, or of the files that hold them, start
     options: Options  # with absolute paths; the device ``auto`` is decided where the task runs
     writer: str | None = None  # on an object store, whose lease it is to write under
+    sources: Sources | None = None  # what other generations have of the set; None: all is computed
 
 
 def write_image_shard(job: Job, shard: int) -> Receipt:
@@ -50,13 +54,24 @@ def write_image_shard(job: Job, shard: int) -> Receipt:
     arrays = features.blank_shard()
     receipt = Receipt(shard, last - first)
     with closing(features.cache.open_pictures(job.folder, first, last)) as pictures:
-        for start in range(0, last - first, job.options.batch_size):
+        began = time.perf_counter()
+        taken = _taken_images(job, features, pictures, names, ids, arrays)
+        receipt.timed("read", began)
+        if taken.shared is not None:
+            if _is_shared(job, features, shard, arrays, taken, receipt):
+                return receipt
+            return write_image_shard(replace(job, sources=None), shard)
+        receipt.found = int(taken.samples.sum())
+        tell(job.url, job.set_name, receipt.found)
+        left = np.flatnonzero(~taken.samples).tolist()
+        for start in range(0, len(left), job.options.batch_size):
             began = time.perf_counter()
-            batch = range(start, min(start + job.options.batch_size, last - first))
+            batch = left[start : start + job.options.batch_size]
             decoded = {}
             for row in batch:
                 try:
-                    decoded[row], arrays["size"][row] = _decode(job, encoder, pictures, names[row], ids[row])
+                    of_file = arrays["digest"][row] if "digest" in arrays else None
+                    decoded[row], arrays["size"][row] = _decode(job, encoder, pictures, names[row], ids[row], of_file)
                 except SampleError as error:
                     if job.options.on_error == "fail":
                         raise
@@ -73,6 +88,37 @@ def write_image_shard(job: Job, shard: int) -> Receipt:
     return receipt
 
 
+def _taken_images(
+    job: Job,
+    features: ImageSet,
+    pictures: PictureReader,
+    names: list[str],
+    ids: list[str],
+    arrays: dict[str, np.ndarray],
+) -> Taken:
+    if job.sources is None or "digest" not in arrays:
+        return Taken(np.zeros(len(ids), dtype=bool))
+    for row, name in enumerate(names):
+        arrays["digest"][row] = as_row(digest_at(pictures, name))
+    keys = image_keys(arrays["digest"][: len(ids)], ids, features.views)
+    return take_images(earlier(job.sources), features, keys, arrays)
+
+
+def _is_shared(
+    job: Job, features: FeatureSet, shard: int, arrays: dict[str, np.ndarray], taken: Taken, receipt: Receipt
+) -> bool:
+    """Write a shard whose features lie in the files of another set; return False where those are lost or damaged."""
+    try:
+        write_shard(features, shard, arrays, receipt, taken.shared)
+    except StoreError:
+        raise
+    except (CacheError, FileNotFoundError):
+        return False
+    receipt.found = receipt.samples
+    tell(job.url, job.set_name, receipt.found)
+    return True
+
+
 def decode(encoder: VisualEncoder, picture: PictureFile | Path, key: str) -> tuple[Any, tuple[int, int]]:
     """Read an image as `VisualEncoder.decode` does, or its views; `key` is its id."""
     if (views := getattr(encoder, "decode_views", None)) is not None:
@@ -87,10 +133,14 @@ def encode(encoder: VisualEncoder, decoded: list[Any]) -> "tuple[np.ndarray, np.
 
 
 def _decode(
-    job: Job, encoder: VisualEncoder, pictures: PictureReader, name: str, key: str
+    job: Job, encoder: VisualEncoder, pictures: PictureReader, name: str, key: str, of_file: np.ndarray | None
 ) -> tuple[Any, tuple[int, int]]:
+    """Open and read a picture; `of_file`, uint8 [16], becomes the digest of its file."""
     try:
-        return decode(encoder, pictures.open(name), key)
+        picture = pictures.open(name)
+        if of_file is not None:
+            of_file[:] = as_row(digest_of(picture))
+        return decode(encoder, picture, key)
     except SampleError as error:
         if job.options.on_error == "skip":
             raise
@@ -142,9 +192,22 @@ def write_caption_shard(job: Job, shard: int) -> Receipt:
     if features.channels is None:
         tell(job.url, job.set_name, len(ids))
     else:
-        _encode_captions(job, features, encoder, texts, ids, arrays, receipt)
+        taken = _taken_captions(job, features, texts, arrays)
+        if taken.shared is not None and _is_shared(job, features, shard, arrays, taken, receipt):
+            return receipt
+        if taken.shared is not None:  # it could not be
+            return write_caption_shard(replace(job, sources=None), shard)
+        receipt.found = int(taken.samples.sum())
+        tell(job.url, job.set_name, receipt.found)
+        _encode_captions(job, features, encoder, texts, ids, arrays, np.flatnonzero(~taken.samples), receipt)
     write_shard(features, shard, arrays, receipt)
     return receipt
+
+
+def _taken_captions(job: Job, features: CaptionSet, texts: list[str], arrays: dict[str, np.ndarray]) -> Taken:
+    if job.sources is None:
+        return Taken(np.zeros(len(texts), dtype=bool))
+    return take_captions(earlier(job.sources), features, caption_keys(texts), arrays)
 
 
 def _encode_captions(
@@ -154,13 +217,16 @@ def _encode_captions(
     texts: list[str],
     ids: list[list[int]],
     arrays: dict[str, np.ndarray],
+    left: np.ndarray,
     receipt: Receipt,
 ) -> None:
-    """Fill the local features [tokens,C] and the global features [captions,C] of a shard."""
+    """Fill the local features [tokens,C] and the global features [captions,C] of those captions of a shard."""
     lengths = arrays["length"][: len(ids)]
     starts = arrays["start"][: len(ids)] - arrays["start"][0]
-    by_length = np.argsort(lengths, kind="stable")  # a batch of captions of like length carries little padding
-    for first in range(0, len(ids), job.options.batch_size):
+    by_length = left[
+        np.argsort(lengths[left], kind="stable")
+    ]  # a batch of captions of like length carries little padding
+    for first in range(0, len(left), job.options.batch_size):
         rows = by_length[first : first + job.options.batch_size]
         with encoding(str(pick_device(job.options.device))):
             began = time.perf_counter()

@@ -183,7 +183,7 @@ def arrays_of(
     """
     words = features.vocabulary if isinstance(features, CaptionSet) else None  # it may be another store's
     samples = sha256(rows.tobytes()).digest()
-    which = (features.cache.url, features.modality, features.name, words, samples, tuple(views))
+    which = (features.cache.store.url, features.modality, features.name, words, samples, tuple(views))
     if isinstance(features, ImageSet):
         rows = np.concatenate([rows + view * features.cache.images for view in views])
     arrays = {}

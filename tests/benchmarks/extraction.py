@@ -7,6 +7,7 @@ Each command prints one JSON line with the ratios of one run:
     python tests/benchmarks/extraction.py memory
     python tests/benchmarks/extraction.py resume
     python tests/benchmarks/extraction.py size STORE
+    python tests/benchmarks/extraction.py update
     python tests/benchmarks/extraction.py syncs rsicd --data-root DIR --visual mobilenet_v2 --visual-weights FILE
 """
 
@@ -273,6 +274,57 @@ def same_picture(folder: Path, count: int, side: int) -> Path:
     manifest = folder / "same.yaml"
     manifest.write_text("name: same\nimages: images\ncaptions: captions.jsonl\n")
     return manifest
+
+
+@main.command()
+@click.option("--pictures", default=8192, show_default=True)
+@click.option("--visual", default="mobilenet_v3_small", show_default=True)
+@click.option("--text-weights", help="Of a BERT; without it, captions are words.")
+@click.option("--device", default="auto", show_default=True)
+def update(pictures: int, visual: str, text_weights: str | None, device: str) -> None:
+    """Add 1% to so many pictures and change a caption: what an update costs over an extraction of all of them."""
+    how = {"text": "bert", "text_weights": text_weights} if text_weights else {"text": "words"}
+    options = Options(visual=visual, visual_weights="random:0", device=device, **how)
+    with tempfile.TemporaryDirectory() as folder:
+        before = different_pictures(Path(folder, "data"), 0, pictures)
+        extract(load_manifest(before), f"{folder}/grown.zarr", options)
+        more = pictures // 100
+        after = load_manifest(different_pictures(Path(folder, "data"), pictures, more, changed=5))
+        fresh, seconds = _timed_whole(after, f"{folder}/fresh.zarr", options)
+        grown, again = _timed_whole(after, f"{folder}/grown.zarr", replace(options, update=True))
+        facts = {
+            "pictures": pictures,
+            "more": more,
+            "computed": [one.samples for one in grown],
+            "found": [one.found for one in grown],
+            "network_percent": round(100 * _network(grown) / _network(fresh), 2),
+            "total_percent": round(100 * again / seconds, 2),
+        }
+    print(json.dumps(facts))
+
+
+def _timed_whole(manifest: Any, store: str, options: Options) -> tuple[tuple[SetSummary, ...], float]:
+    began = time.perf_counter()
+    return extract(manifest, store, options).sets, time.perf_counter() - began
+
+
+def _network(sets: tuple[SetSummary, ...]) -> float:
+    return sum(one.shares["encode"] for one in sets)
+
+
+def different_pictures(folder: Path, first: int, count: int, changed: int | None = None, side: int = 64) -> Path:
+    """Add pictures of random pixels to a data set in `folder`; return its manifest. One caption may be changed."""
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    for number in range(first, first + count):
+        pixels = np.random.default_rng(number).integers(0, 256, (side, side, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "images" / f"{number}.jpg")
+    texts = {number: f"a picture of thing {number}" for number in range(first + count)}
+    if changed is not None:
+        texts[changed] = "another picture"
+    lines = [f"{number}.jpg,{text},train" for number, text in texts.items()]
+    (folder / "captions.csv").write_text("\n".join(["file_name,caption,split", *lines]) + "\n")
+    (folder / "data.yaml").write_text("name: data\nimages: images\ncaptions: captions.csv\n")
+    return folder / "data.yaml"
 
 
 @main.command()

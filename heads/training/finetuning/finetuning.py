@@ -181,6 +181,7 @@ def _facts_of(base: Run, split: Batches, encoders: dict[str, TrainableEncoder], 
     return RunInfo(
         store=absolute(cache.url),
         manifest_sha256=cache.manifest_sha256,
+        generation=cache.generation,
         seed=before.seed,
         finetuned={"epoch": epoch, "reattach": [name for name in _BRANCHES if name in encoders], **sets},
         head=absolute(str(base.path)),

@@ -4,6 +4,7 @@ A checksum says that a file is what was written, and not that it is where it was
 places. So whoever writes an array writes down what these functions return, and whoever reads it compares.
 """
 
+from itertools import product
 from typing import Any
 
 import google_crc32c
@@ -39,3 +40,10 @@ def seal_of_file(name: str, values: np.ndarray, rows: int, number: int, before: 
     """Return the seal of one file of an array; `values` begin after `before` files."""
     part = values[number * rows : (number + 1) * rows]
     return seal(name, before + number, 0, np.array([crc32c(part)]))
+
+
+def files_of(array: "zarr.Array[Any]", shard: int) -> list[str]:
+    """Return the paths, below the store, of the files that hold one shard of an array: one, or one a view."""
+    inner = (-(-axis // step) for axis, step in zip(array.shape[1:], (array.shards or array.chunks)[1:], strict=True))
+    places = product([shard], *map(range, inner))
+    return [f"{array.path}/c/" + "/".join(map(str, place)) for place in places]

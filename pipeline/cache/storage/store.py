@@ -8,6 +8,7 @@ lists the SHA-256 of its arrays' metadata and seals itself: its attribute `diges
 import hashlib
 import json
 import os
+import re
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from zarr.codecs import Crc32cCodec
 
 from ...documents import parse_json
 from ...errors import CacheError, StoreError
-from ...files import remove_whole, write_bytes
+from ...files import link, remove_whole, write_bytes
 from ...versions import note_version, require_settings
 from .seals import is_apart, seal_of_file
 from .zarr_stores import LEASE, DiskStore, connect, on_condition, one_sentence, require_holder
@@ -28,6 +29,8 @@ from .zarr_stores import LEASE, DiskStore, connect, on_condition, one_sentence, 
 PATIENCE = 60.0  # seconds that an object store may take to say whether something exists, with all retries
 _BLANK = "0" * 64
 _LOCAL = ("file", "local")
+GENERATIONS = "generations"  # in a cache's folder; see `generations`
+_GENERATION = re.compile(rf"(.+)/{GENERATIONS}/([1-9][0-9]*)/?")
 
 
 class Store:
@@ -52,6 +55,8 @@ class Store:
         self.is_local = not isinstance(self.fs.protocol, str) and self.fs.protocol[0] in _LOCAL
         if not self.is_local:
             self.fs, self._objects = connect(self.url, os.getpid())
+        # Whoever writes a generation holds the lease of the whole cache.
+        self._lease = f"{home_of(self.root)[0]}/{LEASE}"
 
     @property
     def absolute_url(self) -> str:
@@ -135,6 +140,21 @@ class Store:
         with self._answering():
             self.fs.pipe_file(self.path(name), data)
 
+    def link(self, name: str, there: "Store", source: str) -> None:
+        """Let `name` be what `source` is in `there`, a store on the same file system, in one step.
+
+        Of a disk both share the bytes where it can do that; else they are copied.
+
+        Raises:
+            OSError: a disk has no such file.
+        """
+        if self.is_local:
+            link(Path(there.path(source)), Path(self.path(name)))
+            return
+        self._require_lease()
+        with self._answering():
+            self.fs.cp_file(there.path(source), self.path(name))
+
     def create_bytes(self, name: str, data: bytes) -> bool:
         """Write the file `name` of an object store unless there is one; return whether it now holds `data`."""
         return self._write_if(name, data, mode="create")
@@ -168,7 +188,12 @@ class Store:
 
     def _require_lease(self) -> None:
         if self.writer is not None:
-            require_holder(self.url, self.writer, self.find_bytes(LEASE))
+            with self._answering():
+                try:
+                    held = bytes(self.fs.cat_file(self._lease))
+                except FileNotFoundError:
+                    held = None
+            require_holder(self.url, self.writer, held)
 
     def size(self, name: str) -> int:
         """Return the bytes of all files below `name`."""
@@ -296,7 +321,11 @@ class Store:
 
     def _zarr(self, writable: bool) -> Any:
         require_settings()  # also those of later
-        return DiskStore(self.root, read_only=not writable) if self.is_local else self._objects.of(self.writer)
+        return (
+            DiskStore(self.root, read_only=not writable)
+            if self.is_local
+            else self._objects.of(self.writer, self._lease)
+        )
 
     # Groups
 
@@ -359,6 +388,12 @@ class Store:
     def _sha256(self, name: str) -> str:
         data = self.find_bytes(name)
         return "" if data is None else hashlib.sha256(data).hexdigest()
+
+
+def home_of(url: str | Path) -> tuple[str, int | None]:
+    """Return a cache's URL, and the number of the generation that `url` names in it, if it names one."""
+    found = _GENERATION.fullmatch(str(url))
+    return (found[1], int(found[2])) if found else (str(url), None)
 
 
 def gone(url: str) -> CacheError:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 import fsspec
-from zarr.core.buffer import Buffer, default_buffer_prototype
+from zarr.core.buffer import Buffer
 from zarr.storage import FsspecStore, LocalStore
 
 from ...errors import CacheError, StoreError
@@ -47,9 +47,11 @@ class ObjectStore(FsspecStore):
 
     Attributes:
         writer: who writes, and may do so while the lease is theirs; None: not looked at.
+        lease: path of the object that says so.
     """
 
     writer: str | None = None
+    lease: str = LEASE
 
     async def get(self, *args: Any, **options: Any) -> Any:
         """Return an object, or None.
@@ -77,16 +79,19 @@ class ObjectStore(FsspecStore):
             await self._require_lease()
             await super().delete_dir(prefix)
 
-    def of(self, writer: str | None) -> "ObjectStore":
-        """Return the same for a writer."""
+    def of(self, writer: str | None, lease: str) -> "ObjectStore":
+        """Return the same for a writer, whose lease is the object of that path."""
         store = copy(self)
-        store.writer = writer
+        store.writer, store.lease = writer, lease
         return store
 
     async def _require_lease(self) -> None:
         if self.writer is not None:
-            held = await super().get(LEASE, default_buffer_prototype())
-            require_holder(self.path, self.writer, None if held is None else held.to_bytes())
+            try:
+                held = bytes(await self.fs._cat_file(self.lease))
+            except FileNotFoundError:
+                held = None
+            require_holder(self.path, self.writer, held)
 
 
 @lru_cache(16)  # of the stores that are in use

@@ -41,8 +41,7 @@ def import_features(manifest: Manifest, url: str, options: ImportOptions) -> Ext
         with open_for_writing(url, samples, manifest.protocols) as cache:
             regions = int(source.counts[entries[entries >= 0]].max())
             features = image_set_to_fill(cache, facts, regions, extras=source.extras)
-            store = cache.store
-            job = replace(job, url=store.absolute_url, set_name=features.name, writer=store.writer)
+            job = replace(job, url=cache.address, set_name=features.name, writer=cache.store.writer)
 
             def job_of(shard: int) -> ImportJob:
                 return replace(job, entries=tuple(entries[slice(*features.rows_in(shard))].tolist()))

@@ -70,8 +70,8 @@ def test_a_plan_for_a_billion_images(tiny_dataset, tmp_path):
     images, captions = made["sets"]
     # 62.5% of the images are train; a split begins a new task
     assert images["tasks"] == captions["tasks"] == -(-625_000_000 // 512) + 2 * -(-187_500_000 // 512)
-    # 4 cells and their mean of 512 float16 values, and 13 bytes of length, size and status
-    assert images["bytes"] == images["tasks"] * 512 * (5 * 512 * 2 + 13)
+    # 4 cells and their mean of 512 float16 values, and 29 bytes of length, size, status and digest
+    assert images["bytes"] == images["tasks"] * 512 * (5 * 512 * 2 + 29)
     for absurd in ("many", "1e16", "inf"):
         assert CliRunner().invoke(main, [*arguments, "--plan", absurd]).exit_code == 2
     assert CliRunner().invoke(main, [*arguments, "--plan", "1e13", "--shard-images", "1"]).exit_code == 0
@@ -79,7 +79,7 @@ def test_a_plan_for_a_billion_images(tiny_dataset, tmp_path):
     assert many.exit_code == 1
     assert "a shard holds from 1 to 65536 images, not 1000000000000000; give another --shard-images" in many.output
     table = CliRunner().invoke(main, [*arguments, "--plan"]).output
-    assert "5 tasks of 8 images, 0 of them done; 205.3 kB in 35 files; " in table
+    assert "5 tasks of 8 images, 0 of them done; 206.0 kB in 40 files; " in table
     assert " seconds left at " in table
     assert list(tmp_path.glob("s*")) == []
 

@@ -1,0 +1,179 @@
+"""The generations of a cache: each is the samples of one manifest with their features, a Zarr hierarchy of its own.
+
+The first lies in the cache's folder itself, number N in ``generations/N`` there. The group ``generations`` says which
+is the current one. Without it there is only the first. A generation with a higher number than the current one is being
+made. Numbers are not used again, since runs record them.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import CacheError
+from ..files import partials_in, remove
+from .storage.lease import alone
+from .storage.store import GENERATIONS, Store, home_of
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A generation of a cache."""
+
+    number: int
+    state: str  # ``current``, ``old``, or ``unfinished``: it is being made
+    manifest_sha256: str  # of its samples
+    images: int
+    bytes: int  # of all its files, also of those that it shares with another
+
+
+@dataclass(frozen=True)
+class Freed:
+    """What was freed: the numbers of generations, and the bytes that nothing else holds."""
+
+    generations: tuple[int, ...]
+    bytes: int
+
+
+def store_of(url: str, writer: str | None = None, generation: int | None = None) -> Store:
+    """Return where a generation of the cache at `url` lies, or will lie.
+
+    Args:
+        url: of the cache; or ``CACHE/generations/N``, which names a generation.
+        writer: that of the `Store`.
+        generation: its number; None: that of the URL, else the current one.
+
+    Raises:
+        CacheError: what says which is the current one is damaged.
+    """
+    home, named = home_of(url)
+    store = Store(home, writer)
+    number = generation or named or current(store)
+    return store if number == 1 else Store(f"{home}/{GENERATIONS}/{number}", writer)
+
+
+def current(home: Store) -> int:
+    """Return the number of the current generation; CacheError where what says so is damaged."""
+    if not home.names(GENERATIONS):
+        return 1
+    number = home.read_group(GENERATIONS).get("current")
+    if type(number) is not int or number < 1:
+        raise CacheError(f"{home.url}/{GENERATIONS}/zarr.json is damaged: it names no generation; restore that file")
+    return number
+
+
+def numbers(home: Store) -> list[int]:
+    """Return the numbers of the generations that are there, also of those that are being made."""
+    return [number for number in [1, *_folders(home)] if _is_there(home, number)]
+
+
+def _folders(home: Store) -> list[int]:
+    return sorted(int(name) for name in home.names(GENERATIONS) if name.isdecimal())
+
+
+def _is_there(home: Store, number: int) -> bool:
+    group = _group(number)
+    return home.exists(f"{group}/zarr.json".lstrip("/")) and not home.is_unfinished(group)
+
+
+def _group(number: int) -> str:
+    return "" if number == 1 else f"{GENERATIONS}/{number}"
+
+
+def manifest_of(home: Store, number: int) -> str:
+    """Return the digest of the samples of a generation; an empty text where it is damaged."""
+    return str(home.inspect_group(_group(number))[0].get("manifest_sha256", ""))
+
+
+def begin(store: Store) -> None:
+    """Let the cache have generations, before one of them is written; the first is the current one."""
+    home = Store(home_of(store.url)[0], store.writer)
+    if not home.exists(f"{GENERATIONS}/zarr.json"):
+        home.seal_group(GENERATIONS, {"current": 1}, [])
+
+
+def make_current(store: Store) -> None:
+    """Make a generation the current one, in one step; then remove what else was begun and never became it."""
+    url, number = home_of(store.url)
+    home = Store(url, store.writer)
+    before = current(home)
+    home.seal_group(GENERATIONS, {"current": number}, [])
+    for other in _folders(home):
+        if before < other != number:
+            _free(home, other)
+
+
+def generations(url: str) -> tuple[Generation, ...]:
+    """Return the generations of the cache at `url`, by their numbers."""
+    home = Store(home_of(url)[0])
+    now = current(home)
+    found = []
+    for number in numbers(home):
+        group = _group(number)
+        attributes = home.inspect_group(group)[0]
+        found.append(
+            Generation(
+                number,
+                "current" if number == now else "old" if number < now else "unfinished",
+                manifest_of(home, number),
+                max((last for _, last in dict(attributes.get("splits", {})).values()), default=0),
+                sum(home.size(part) for part in _parts(home, number)),
+            )
+        )
+    return tuple(found)
+
+
+def old(url: str) -> Freed:
+    """Return what `free_old` would free; CacheError where no cache is."""
+    home = Store(home_of(url)[0])
+    if not home.exists("zarr.json"):
+        raise CacheError(f"{home.url}: no feature cache is there; check the path")
+    now = current(home)
+    found = [number for number in [1, *_folders(home)] if number < now and (number > 1 or _parts(home, 1))]
+    return Freed(tuple(found), _bytes_alone(home, found))
+
+
+def free_old(url: str) -> Freed:
+    """Delete all generations before the current one; one that is being made stays.
+
+    Stopped at any moment, it leaves what can still be freed, and never half a generation that looks whole.
+
+    Raises:
+        CacheError: no cache is there, or another process is writing to it.
+    """
+    home = Store(home_of(url)[0])
+    with alone(home):
+        found = old(url)
+        for number in found.generations:
+            _free(home, number)
+        if home.is_local:
+            for partial in partials_in(Path(home.root)):  # what another such process left that was killed
+                remove(partial)
+    return found
+
+
+def _free(home: Store, number: int) -> None:
+    """Delete a generation; the first leaves a mark that it is gone, at which the cache is known."""
+    if number != 1 and home.is_local:
+        home.remove(_group(number))
+        return
+    home.start_group(_group(number))  # nothing below is valid from here on
+    for part in _parts(home, number):
+        home.remove(part)
+    if number != 1:
+        home.remove(_group(number))
+
+
+def _parts(home: Store, number: int) -> list[str]:
+    """Return what a generation consists of, but for the metadata that says that it is there."""
+    group = _group(number)
+    return [f"{group}/{name}".lstrip("/") for name in home.names(group) if name not in ("zarr.json", GENERATIONS)]
+
+
+def _bytes_alone(home: Store, found: list[int]) -> int:
+    """Return the bytes of the files of some generations, without those that have a name elsewhere as well."""
+    parts = [part for number in found for part in _parts(home, number)]
+    if not home.is_local:
+        return sum(home.size(part) for part in parts)
+    files = [path.stat() for part in parts for path in Path(home.path(part)).rglob("*") if path.is_file()]
+    names = Counter(status.st_ino for status in files)
+    return sum({one.st_ino: one.st_size for one in files if names[one.st_ino] == one.st_nlink}.values())

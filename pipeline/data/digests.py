@@ -1,0 +1,42 @@
+"""What tells pictures and captions apart, whatever their names and places: a digest of their content."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import SampleError
+from .images import PictureFile, frame_names, read_picture
+from .sources import PictureReader
+
+BYTES = 16  # of a digest
+NONE = bytes(BYTES)  # of what cannot be read
+
+
+def digest(data: bytes) -> bytes:
+    """Return the BLAKE2b of some bytes, 16 bytes."""
+    return hashlib.blake2b(data, digest_size=BYTES).digest()
+
+
+def digest_of(picture: PictureFile | Path) -> bytes:
+    """Return the digest of a file's bytes; of a folder, of its frames' names and digests; `NONE`: it cannot be read."""
+    if isinstance(picture, PictureFile):
+        return digest(picture.getvalue())
+    try:
+        frames = frame_names(picture)
+        return digest(b"".join(name.encode() + b"\0" + digest_of(read_picture(picture / name)) for name in frames))
+    except (SampleError, UnicodeEncodeError):
+        return NONE
+
+
+def digest_at(pictures: PictureReader, name: str) -> bytes:
+    """Return the digest of a picture of a source; errors but those of the sample itself as of `PictureReader.open`."""
+    try:
+        return digest_of(pictures.open(name))
+    except SampleError:
+        return NONE
+
+
+def as_row(digest: bytes) -> np.ndarray:
+    """Return a digest as it stands in a store, uint8 [16]."""
+    return np.frombuffer(digest, dtype=np.uint8)

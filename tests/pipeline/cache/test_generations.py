@@ -1,0 +1,68 @@
+"""What else reads and writes stores, of several generations: each takes the current one."""
+
+from dataclasses import replace
+
+import h5py
+import pytest
+from changing_data import OPTIONS, Picture, content, pictures, use, write
+
+from xret.pipeline.cache.contents import describe, remove_set, stores_at
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.generations import free_old
+from xret.pipeline.cache.merge import merge
+from xret.pipeline.cache.storage.lease import alone
+from xret.pipeline.cache.storage.store import Store
+from xret.pipeline.cache.verify import verify
+from xret.pipeline.errors import CacheError
+from xret.pipeline.exchange.exporters.export import export
+from xret.pipeline.extraction.extraction import extract
+
+DATA = [*pictures(), Picture("new.png", 50, "test", ("a new one",))]
+
+
+@pytest.fixture
+def store(monkeypatch, tmp_path):
+    use(monkeypatch)
+    url = str(tmp_path / "s.zarr")
+    extract(write(tmp_path / "data", pictures()), url, OPTIONS)
+    extract(write(tmp_path / "data", DATA), url, replace(OPTIONS, update=True))
+    return url
+
+
+@pytest.mark.parametrize("freed", [False, True])
+def test_the_current_one_is_read(store, tmp_path, freed):
+    if freed:
+        free_old(store)
+    assert stores_at(str(tmp_path)) == [store]
+    assert describe(store).images == 21
+    export(store, "hdf5", tmp_path / "e.h5", sets=(), splits=("test",))
+    with h5py.File(tmp_path / "e.h5") as file:
+        assert len(file["images/id"]) == 5
+    merge(str(tmp_path / "merged.zarr"), [store])
+    assert content(tmp_path / "merged.zarr") == content(store)
+
+
+def test_the_current_one_is_written(store, tmp_path):
+    first = content(store, generation=1)
+    manifest = write(tmp_path / "data", DATA)
+    extract(manifest, store, replace(OPTIONS, dtype="float32", text=None))
+    assert len(FeatureCache.open(store).set_names("images")) == 2
+    part = str(tmp_path / "part.zarr")
+    extract(manifest, part, replace(OPTIONS, visual=None, text="words"))
+    merge(store, [part])
+    remove_set(store, "captions/texts")
+    assert content(store, generation=1) == first
+    assert verify(store).ok
+    with pytest.raises(CacheError, match="is the store to merge into"):
+        merge(store, [f"{store}/generations/2"])
+
+
+def test_one_process_writes_all_generations(store, tmp_path):
+    with alone(Store(store)):
+        for work in (
+            lambda: extract(write(tmp_path / "data", DATA[1:]), store, replace(OPTIONS, update=True)),
+            lambda: free_old(store),
+            lambda: remove_set(f"{store}/generations/2", "captions/texts"),
+        ):
+            with pytest.raises(CacheError, match="another process is writing to"):
+                work()

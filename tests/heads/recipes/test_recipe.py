@@ -386,6 +386,7 @@ def test_sets_that_are_matched_by_scipy_are_a_recipe(slots):
         ("optimizer.clip=0", "optimizer.clip must be above 0 or"),
         ("augment.image=1.5", "augment.image must be between 0 and 1, not 1.5"),
         ("augment.text=-0.1", "augment.text must be between 0 and 1, not -0.1"),
+        ("optimizer.lr=1e38", "optimizer.lr must be between 0 and 1000000, not 1e+38"),
         ("finetune.mask_words=3", "finetune.mask_words must be between 0 and 1, not 3"),
     ],
 )

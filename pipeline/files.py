@@ -175,6 +175,9 @@ def _claiming(path: Path, make: Callable[[Path], None], failure: type[XretError]
     for left in partials(path):
         _remove_abandoned(left)
     with ExitStack() as held, writing(path, failure, remedy) as partial:
+        if partial.exists():  # a device or a pipe
+            yield partial
+            return
         while True:
             make(partial)
             with suppress(FileNotFoundError):

@@ -49,7 +49,7 @@ Few = Annotated[int, between(1, 1 << 10)]  # slots, steps, samples and the like
 Deep = Annotated[int, between(1, 1 << 6)]  # layers
 Width = Annotated[int, between(1, 1 << 14)]
 Positive = Annotated[float, above(0)]
-Factor = Annotated[float, at_least(0)]
+Factor = Annotated[float, between(0, 1_000_000)]  # products of several still fit into float32
 Share = Annotated[float, between(0, 1)]
 Rate = Annotated[float, between(0, 0.95)]  # of what is dropped: something must be left
 

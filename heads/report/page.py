@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ...pipeline.errors import RunError
-from ...pipeline.files import require_writable, write_text
+from ...pipeline.files import making_file, require_writable
 from ...pipeline.progress import Progress
 from ...pipeline.wording import printable
 from ..evaluation.evaluation import Evaluation, evaluate, evaluate_untrained
@@ -87,7 +87,8 @@ def write_report(
         page = _content(views, results, untrained, found, pictures, ties, seed)
         progress.update(1)
     text = render(page)
-    write_text(Path(out), text, RunError)
+    with making_file(Path(out), RunError) as partial:
+        partial.write_text(text, encoding="utf-8")
     return len(text.encode())
 
 

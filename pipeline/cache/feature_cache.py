@@ -60,6 +60,8 @@ class FeatureCache:
         # rows of images [first, last) of each split
         self.splits = {name: (first, last) for name, (first, last) in attributes["splits"].items()}
         of_samples = store.read_group("samples")
+        if wrong := fault(of_samples, {}, _OF_SAMPLES):
+            raise CacheError(f"{self.url}: samples/zarr.json is damaged: {wrong}; get that store anew")
         self._seals: dict[str, list[int]] = of_samples.get("seals", {})  # none of an earlier version
         # The files that the pictures lie in.
         self.source = Source.from_json(of_samples["source"]) if "source" in of_samples else FOLDER
@@ -114,17 +116,21 @@ class FeatureCache:
     @cached_property
     def caption_start(self) -> np.ndarray:
         """First caption row of each image, int64 [I]."""
-        return self._numbers("caption_start", self._images)
+        count = self.caption_count
+        return self._as_counted("caption_start", np.cumsum(count, dtype=np.int64) - count)
 
     @cached_property
     def caption_count(self) -> np.ndarray:
         """Captions of each image, int32 [I]."""
-        return self._numbers("caption_count", self._images)
+        count = self._numbers("caption_count", self._images)
+        if (count < 0).any() or count.sum(dtype=np.int64) != self._rows_of("caption_image"):
+            raise self._wrong("caption_count")
+        return count
 
     @cached_property
     def caption_image(self) -> np.ndarray:
         """Image row of each caption, int64 [M]."""
-        return self._numbers("caption_image")
+        return self._as_counted("caption_image", np.repeat(np.arange(self._images), self.caption_count))
 
     @property
     def images(self) -> int:
@@ -232,19 +238,38 @@ class FeatureCache:
             fitting = begun or paths
         return choose_set(self.url, prefix, paths, fitting, f" with {key}").partition("/")[2]
 
-    def _numbers(self, name: str, rows: int | None = None) -> np.ndarray:
+    def _numbers(self, name: str, rows: int) -> np.ndarray:
         """Return an array of the samples, of so many rows."""
-        shape = self.store.open_array(f"samples/{name}").shape
-        if len(shape) != 1 or shape[0] > MOST or rows not in (None, shape[0]):
-            expected = "one row a caption" if rows is None else f"the {rows:,} images of the splits"
+        if (found := self._rows_of(name)) != rows:
             raise CacheError(
-                f"{self.url}: samples/{name}/zarr.json is damaged: its shape is {shape}, not {expected}; get that store"
+                f"{self.url}: samples/{name}/zarr.json is damaged: it has {found:,} rows, not {rows:,}; get that store"
                 " anew"
             )
         return self.sample_array(name)
 
+    def _rows_of(self, name: str) -> int:
+        """Return how many rows an array of the samples has, without reading them."""
+        shape = self.store.open_array(f"samples/{name}").shape
+        if len(shape) != 1 or shape[0] > MOST:
+            raise CacheError(
+                f"{self.url}: samples/{name}/zarr.json is damaged: its shape is {shape}; get that store anew"
+            )
+        return int(shape[0])
+
+    def _as_counted(self, name: str, expected: np.ndarray) -> np.ndarray:
+        """Return an array of the samples that follows from their counts of captions."""
+        if not np.array_equal(self._numbers(name, len(expected)), expected):
+            raise self._wrong(name)
+        return expected
+
+    def _wrong(self, name: str) -> CacheError:
+        return CacheError(f"{self.url}: samples/{name} has numbers that cannot be; get that store anew")
+
     def _texts(self, name: str, first: int, last: int) -> list[str]:
         offsets = self.sample_array(f"{name}_offset", first, last + 1)
+        ordered = len(offsets) == last - first + 1 and (np.diff(offsets) >= 0).all()
+        if not ordered or offsets[0] < 0 or offsets[-1] > self._rows_of(name):
+            raise self._wrong(f"{name}_offset")
         raw = self.sample_array(name, int(offsets[0]), int(offsets[-1])).tobytes()
         try:
             return [raw[a:b].decode() for a, b in itertools.pairwise(offsets - offsets[0])]
@@ -281,6 +306,13 @@ def _are_splits(value: Any) -> bool:
     return end <= MOST
 
 
+def _are_seals(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(of_array, list) and all(type(one) is int for one in of_array) for of_array in value.values()
+    )
+
+
+_OF_SAMPLES: dict[str, Rule] = {"seals": ("lists of whole numbers", _are_seals)}
 _RULES: dict[str, Rule] = {
     "dataset": TEXT,
     "manifest_sha256": TEXT,

@@ -158,14 +158,23 @@ class FeatureSet:
         whole = self.cache.store.read_array(f"{self.path}/{name}")
         array, rows = self.cache.store.open_array(f"{self.path}/{name}"), len(whole) // len(self.blocks)
         for shard in np.flatnonzero(done).tolist():
-            sealed = self.sealed(name, shard)
-            if sealed is not None and seals(array, shard, whole[shard * rows : (shard + 1) * rows]) != sealed:
+            sealed, of_shard = self.sealed(name, shard), whole[shard * rows : (shard + 1) * rows]
+            if sealed is not None and seals(array, shard, of_shard) != sealed:
                 raise CacheError(
                     f"{self.cache.url}: shard {shard} of '{self.path}/{name}' is not what was written there;"
                     " `xret cache verify` lists what is affected"
                 )
+            if name == "length" and not self._fits(of_shard):
+                raise CacheError(
+                    f"{self.cache.url}: shard {shard} of '{self.path}/length' tells of rows that are not there; get"
+                    " that store anew"
+                )
         values: np.ndarray = whole[self._at]
         return values
+
+    def _fits(self, lengths: np.ndarray) -> bool:
+        """Return whether a shard has as many rows as its samples' lengths say."""
+        raise NotImplementedError
 
     def _layout(self, name: str) -> tuple[int, tuple[int, ...]]:
         """Return how many rows of an array a shard has, and the shape of a row."""
@@ -221,6 +230,9 @@ class ImageSet(FeatureSet):
     def _at(self) -> np.ndarray:
         return self.blocks.array_rows(np.arange(self.cache.images))
 
+    def _fits(self, lengths: np.ndarray) -> bool:
+        return bool(((lengths >= 0) & (lengths <= self.rows)).all())
+
     def _layout(self, name: str) -> tuple[int, tuple[int, ...]]:
         views = (self.views,) if self.views > 1 else ()
         local, global_ = (*views, self.rows, self.channels or 0), (*views, self.global_channels or 0)
@@ -246,16 +258,20 @@ class ImageSet(FeatureSet):
         return self._rows_of("global").gather(self._at[rows], view=view)
 
     def array(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Return ``size`` [B,2] or ``digest`` [B,16] of these image rows, of regions ``boxes`` [B,N,4] and others.
+        """Return an array of these image rows.
 
-        Of several views features are those of all, ``local`` [B,V,N,C].
+        ``length`` [B], ``size`` [B,2], ``digest`` [B,16], or of regions ``boxes`` [B,N,4], ``classes`` or ``scores``
+        [B,N]. Of several views features are those of all, ``local`` [B,V,N,C].
 
         Raises:
-            CacheError: the set has no such array.
+            CacheError: the set has no such array, or a size is negative.
         """
         if self.views > 1 and name in FEATURES:
             return np.stack([self._rows_of(name).gather(self._at[rows], view=v) for v in range(self.views)], axis=1)
-        return self._gather(name, self._at[rows])
+        found: np.ndarray = self.length[rows] if name == "length" else self._gather(name, self._at[rows])
+        if name == "size" and (found < 0).any():
+            raise CacheError(f"{self.cache.url}: '{self.path}/size' has negative sizes; get that store anew")
+        return found
 
 
 class CaptionSet(FeatureSet):
@@ -271,6 +287,9 @@ class CaptionSet(FeatureSet):
     @cached_property
     def _at(self) -> np.ndarray:
         return caption_array_rows(self.cache, self.blocks, self.attributes["shard_captions"])
+
+    def _fits(self, lengths: np.ndarray) -> bool:  # packed, so that no row belongs to two captions
+        return bool(lengths.min() >= 0 and lengths.sum(dtype=np.int64) <= self.attributes["shard_tokens"])
 
     def _layout(self, name: str) -> tuple[int, tuple[int, ...]]:
         rows = self.attributes["shard_tokens" if name in ("token", "local") else "shard_captions"]
@@ -298,7 +317,12 @@ class CaptionSet(FeatureSet):
 
     def token(self, rows: np.ndarray) -> np.ndarray:
         """Return the token ids of these caption rows, packed int32 [sum of lengths]."""
-        return self._gather("token", self._start[rows], self.length[rows])
+        found = self._gather("token", self._start[rows], self.length[rows])
+        if self.vocabulary is not None and len(found) and not 0 <= found.min() <= found.max() < len(self.vocabulary):
+            raise CacheError(
+                f"{self.cache.url}: '{self.path}/token' has words beyond its vocabulary; get that store anew"
+            )
+        return found
 
 
 MOST = 1 << 28  # rows of any kind: a store that tells of more is none of ours

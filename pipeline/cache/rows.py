@@ -39,7 +39,7 @@ class Rows:
         self._row_bytes = math.prod(self.row_shape) * self.dtype.itemsize
         self._block_rows = array.chunks[0]
         self._sharded = array.shards is not None
-        self._per_shard = (array.shards or array.chunks)[0] // self._block_rows
+        self._per_shard, self._rows = (array.shards or array.chunks)[0] // self._block_rows, array.shape[0]
         self._store, self._name, self._views, self._sealed = store, name, views, sealed
         # Files are counted shard by shard, in a shard view by view, and so are their blocks.
         self._shards: dict[int, _Shard] = {}  # those that are open, the first opened first
@@ -59,13 +59,18 @@ class Rows:
             An array [sum of counts, ...] in the cache's dtype.
 
         Raises:
-            CacheError: a shard is missing or its checksum does not fit.
+            CacheError: a shard is missing, or its size or checksum does not fit; or the array has not so many rows.
         """
         first = np.asarray(first, dtype=np.int64)
         counts = np.broadcast_to(np.asarray(count, dtype=np.int64), first.shape)
+        if ((first < 0) | (counts < 0) | (first > self._rows - counts)).any():
+            raise CacheError(f"{self._store.path(self._name)} has not the rows that its set names; get that store anew")
+        pieces = self._pieces(first, counts, view)
+        if pieces[0] and pieces[0][0] not in self._blocks:  # memory is made for what a file has
+            self._block(pieces[0][0])
         out = self._buffers.empty((int(counts.sum()), self._row_bytes), np.dtype(np.uint8))
         blocks, at = self._blocks, 0
-        for number, start, stop in zip(*self._pieces(first, counts, view), strict=True):
+        for number, start, stop in zip(*pieces, strict=True):
             rows = blocks.get(number)
             if rows is None:
                 rows = self._block(number)
@@ -133,7 +138,8 @@ class Rows:
         data = self._bytes(name)
         if data is None:
             raise CacheError(f"{path} is missing; run `xret cache verify`, then `xret extract --repair`")
-        shard = _Shard(data, path, self._row_bytes, self._per_shard if self._sharded else None)
+        blocks = self._per_shard if self._sharded else None
+        shard = _Shard(data, path, self._row_bytes, self._per_shard * self._block_rows, blocks)
         sealed = self._sealed(number)
         if sealed is not None and seal(self._name, number, view, shard.checksums()) != sealed[view]:
             raise CacheError(f"{path} is not what was written there; `xret cache verify` lists what is affected")
@@ -159,11 +165,18 @@ class _Shard:
         data: the file's bytes.
         path: for messages.
         row_bytes: of a row.
+        rows: how many it must have.
         blocks: how many the index at the end has; None: the file is one block.
+
+    Raises:
+        CacheError: it is of another size, or its index is damaged.
     """
 
-    def __init__(self, data: np.ndarray, path: str, row_bytes: int, blocks: int | None) -> None:
+    def __init__(self, data: np.ndarray, path: str, row_bytes: int, rows: int, blocks: int | None) -> None:
         self._data, self._path, self._row_bytes = data, path, row_bytes
+        self._block_bytes = rows * row_bytes // (blocks or 1) + 4
+        if len(data) != self._block_bytes * (blocks or 1) + (16 * blocks + 4 if blocks else 0):
+            raise CacheError(f"{path} is damaged (size); `xret cache verify` lists what is affected")
         self._spans = [(0, len(data))] if blocks is None else self._index(blocks)
 
     def block(self, number: int) -> np.ndarray:
@@ -174,7 +187,7 @@ class _Shard:
         """
         offset, length = self._spans[number]
         body, stored = self._data[offset : offset + length - 4], self._data[offset + length - 4 : offset + length]
-        if len(stored) != 4 or crc32c(body) != struct.unpack("<I", stored.tobytes())[0]:
+        if length != self._block_bytes or len(stored) != 4 or crc32c(body) != struct.unpack("<I", stored.tobytes())[0]:
             raise CacheError(f"{self._path} is damaged (checksum); `xret cache verify` lists what is affected")
         return body.reshape(-1, self._row_bytes)
 

@@ -64,8 +64,11 @@ def _read(lines: Iterator[bytes], path: Path, vocabulary: Sequence[str]) -> Word
     first = next(lines, b"")
     header = re.fullmatch(rb"(\d{1,12}) (\d{1,6})", first)
     promised, dim = (int(header[1]), int(header[2])) if header else (0, first.count(b" "))
-    if not header:
-        lines = chain([first], lines)
+    width = dim
+    begin = next(lines, None) if header else first
+    lines = chain([] if begin is None else [begin], lines)
+    if begin is None or begin.count(b" ") < dim:  # memory is made for as many numbers as a line has
+        dim = 0
     rows = {word: row for row, word in enumerate(vocabulary)}
     vectors = np.zeros((len(rows), dim), dtype=np.float32)
     rank = np.zeros(len(rows), dtype=np.int8)  # of the line a word has: 2 with this very word, 1 in lower case, 0 none
@@ -74,7 +77,7 @@ def _read(lines: Iterator[bytes], path: Path, vocabulary: Sequence[str]) -> Word
         where = f"{path}: line {read + bool(header)}"
         name, *numbers = line.rsplit(b" ", dim)
         if dim == 0 or len(numbers) < dim:
-            raise VectorsError(f"{where} is not a word with {dim or 'its'} numbers; use a text file of word vectors")
+            raise VectorsError(f"{where} is not a word with {width or 'its'} numbers; use a text file of word vectors")
         try:
             word = name.decode()
         except UnicodeDecodeError:

@@ -179,6 +179,10 @@ def test_links_are_followed_and_pipes_written_as_they_stand(tmp_path):
     with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE) as reader:
         write_text(tmp_path / "pipe", "through")
         assert reader.stdout.read() == b"through"
+    with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE) as reader:
+        with making_file(tmp_path / "pipe") as place:
+            place.write_text("through")
+        assert reader.stdout.read() == b"through"
     assert (tmp_path / "pipe").is_fifo()
 
 

@@ -266,7 +266,7 @@ class Store:
         values = self.read_array(name, begin * rows, -(-last // rows) * rows)
         for number in range(-(-len(values) // rows)):
             file = begin + number
-            if seal_of_file(name, values, rows, number, begin) != sealed[file]:
+            if seal_of_file(name, values, rows, number, begin) not in sealed[file : file + 1]:
                 raise CacheError(
                     f"{self.url}: file {file} of '{name}' is not what was written there; `xret cache verify` lists"
                     " what is affected"

@@ -3,10 +3,11 @@
 import json
 import shutil
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
-from small_store import make_store
+from small_store import make_store, seal_anew
 
 from xret.pipeline.cache.contents import describe
 from xret.pipeline.cache.feature_cache import FeatureCache
@@ -14,6 +15,8 @@ from xret.pipeline.cache.layout import open_for_writing, require_place
 from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.data.samples import Samples
 from xret.pipeline.errors import CacheError
+from xret.pipeline.exchange.exporters.export import export
+from xret.pipeline.reading.batches import stored_batches
 
 NONE = Samples("none", (), {}, "0" * 64)
 
@@ -138,7 +141,7 @@ def test_an_array_that_is_larger_than_its_set(url, array):
 @pytest.mark.parametrize("array", ["caption_start", "caption_count", "caption_image"])
 def test_samples_that_are_more_than_the_splits_have(url, array):
     forge_array(url, "samples", array, shape=[1 << 40])
-    assert f"samples/{array}/zarr.json is damaged: its shape is (1099511627776,), not" in sentence(url)
+    assert f"samples/{array}/zarr.json is damaged: its shape is (1099511627776,)" in sentence(url)
 
 
 def test_texts_that_are_none(url):
@@ -147,3 +150,88 @@ def test_texts_that_are_none(url):
     store.open_array("samples/caption", writable=True)[...] = np.full_like(values, 0xFF)
     with pytest.raises(CacheError, match="'samples/caption' is not what was written there"):
         FeatureCache.open(url).caption_texts(0, 3)
+
+
+def forge_values(url, modality, array, change):
+    """Let a set hold other values, sealed as if they had been written."""
+    features = FeatureCache.open(url).set_at(path_of(url, modality))
+    values = features.cache.store.read_array(f"{features.path}/{array}")
+    change(values)
+    features.cache.store.open_array(f"{features.path}/{array}", writable=True)[...] = values
+    seal_anew(FeatureCache.open(url).set_at(features.path))
+
+
+def put(value, at=slice(0, 1)):
+    def change(values):
+        values[at] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("modality", "array", "change", "said"),
+    [
+        ("images", "length", put(5), "shard 0 of '.*/length' tells of rows that are not there"),
+        ("images", "length", put(-1), "shard 0 of '.*/length' tells of rows that are not there"),
+        ("captions", "length", put(2**31 - 1), "shard 0 of '.*/length' tells of rows that are not there"),
+        ("captions", "length", put(-1), "shard 0 of '.*/length' tells of rows that are not there"),
+        ("captions", "length", put(2**31 - 1, slice(None)), "shard 0 of '.*/length' tells of rows that are not there"),
+        ("captions", "start", put(-1), "token has not the rows that its set names"),
+        ("captions", "start", put(1 << 40), "token has not the rows that its set names"),
+        ("captions", "start", put(2**63 - 1), "token has not the rows that its set names"),
+        ("captions", "token", put(1 << 20), "token' has words beyond its vocabulary"),
+        ("captions", "token", put(-1), "token' has words beyond its vocabulary"),
+    ],
+)
+def test_values_that_cannot_be(url, tmp_path, modality, array, change, said):
+    forge_values(url, modality, array, change)
+    for work in (
+        lambda cache: list(_batches(cache).epoch(unit="image", batch_size=8, seed=0, epoch=0)),
+        lambda cache: export(url, "hdf5", tmp_path / "e.h5"),
+    ):
+        tracemalloc.start()
+        with pytest.raises(CacheError, match=said):
+            work(FeatureCache.open(url))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 50e6
+    assert not (tmp_path / "e.h5").exists()
+
+
+def _batches(cache):
+    fields = {"image_fields": {"local"}, "caption_fields": {"token"}}
+    return stored_batches(cache.image_set(), cache.caption_set(), "train", **fields)
+
+
+def test_a_file_that_is_smaller_than_its_rows(url):
+    path = path_of(url, "images")
+    file = Path(url, path, "local", "c", "0", "0", "0")
+    file.write_bytes(file.read_bytes()[4:])
+    with pytest.raises(CacheError, match=r"is damaged \(size\)"):
+        FeatureCache.open(url).set_at(path).local(np.arange(8))
+
+
+@pytest.mark.parametrize(
+    ("array", "value"),
+    [("caption_count", -1), ("caption_count", 2**31 - 1), ("caption_start", 7), ("caption_image", -1)]
+    + [(f"{text}_offset", value) for text in ("caption", "id", "file_name") for value in (-1, 1 << 40)],
+)
+def test_numbers_of_samples_that_cannot_be(url, array, value):
+    store = Store(url)
+    attributes = store.read_group("samples")
+    values = store.read_array(f"samples/{array}")
+    values[1] = value
+    attributes["seals"][array] = store.write_array(f"samples/{array}", values)
+    store.seal_group("samples", attributes, list(attributes["arrays"]))
+    cache = FeatureCache.open(url)
+    with pytest.raises(CacheError, match=f"samples/{array} has numbers that cannot be"):
+        _ = cache.caption_image, cache.caption_start
+        cache.caption_texts(0, 4), cache.ids(0, 4), cache.file_names(0, 4)
+
+
+@pytest.mark.parametrize("seals", [3, [1], {"id": 3}, {"id": ["x"]}, {"id": []}])
+def test_seals_of_samples_that_are_none(url, seals):
+    attributes = Store(url).read_group("samples") | {"seals": seals}
+    Store(url).seal_group("samples", attributes, list(attributes["arrays"]))
+    with pytest.raises(CacheError, match=r"samples/zarr\.json is damaged: 'seals' is|'samples/id' is not what was"):
+        FeatureCache.open(url).ids(0, 3)

@@ -112,6 +112,7 @@ BROKEN = {
     "cut": (GLOVE[:-5], "line 6 is not a word with 3 numbers"),
     "blank": (GLOVE.replace("dog", "\ndog"), "line 4 is not a word with 3 numbers"),
     "after a header": ("2 3\na 1 2 3\ndog 1 2\n", "line 3 is not a word with 3 numbers"),
+    "wide": ("2 999999\na 1 2 3\n", "line 2 is not a word with 999999 numbers"),
     "binary": (b"2 3\na \x00\x00\x80?\x00\x00\x00@\n", "line 2 is not a word with 3 numbers"),
     "empty": ("", "line 1 is not a word with its numbers"),
     "words only": ("a\ndog\n", "line 1 is not a word with its numbers"),
@@ -174,6 +175,15 @@ def test_only_the_vocabulary_is_held(write):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < path.stat().st_size / 5
+
+
+def test_a_width_that_no_line_has_takes_no_memory(write):
+    path = write("2 999999\na 1 2 3\ndog 1 2 3\n")
+    tracemalloc.start()
+    with pytest.raises(VectorsError):
+        read_word_vectors(path, [f"word {number}" for number in range(1000)])
+    assert tracemalloc.get_traced_memory()[1] < 10e6
+    tracemalloc.stop()
 
 
 def test_it_needs_no_torch():

@@ -20,6 +20,7 @@ from .extract import extract
 from .finetune import finetune
 from .import_ import import_
 from .index import index
+from .listing import list_
 from .recipes import recipes
 from .report import report
 from .search import search
@@ -84,7 +85,7 @@ def _is_news(record: logging.LogRecord) -> bool:
     return "was never retrieved" not in record.getMessage()
 
 
-@click.group(cls=Commands)
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="xret")
 def main() -> None:
     """Cache frozen features once, train image-text retrieval heads in minutes.
@@ -108,6 +109,7 @@ for command in (
     ablate,
     tune,
     recipes,
+    list_,
     report,
     search,
     export,

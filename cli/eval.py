@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.wording import printable
-from .parsing import Sectioned, view_options
+from .parsing import Sectioned, require_there, view_options
 
 if TYPE_CHECKING:
     from ..heads.report.diagnostics import Diagnosis
@@ -83,6 +83,7 @@ def eval_(
     crops: dict[str, Any] = {"data_root": data_root, "visual_weights": visual_weights, "text_weights": text_weights}
     if not diagnostics and (given := [name for name, value in crops.items() if value is not None]):
         raise click.UsageError(f"--{given[0].replace('_', '-')} is for --diagnostics; add that, or leave it out")
+    require_there(runs, "run or store")
     from .. import evaluate
     from ..heads.evaluation.subjects import is_store
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ..pipeline.wording import counted, in_bytes
-from .parsing import NEW_FOLDER
+from .parsing import NEW_FOLDER, require_there
 
 
 @click.command()
@@ -31,6 +31,7 @@ def export(run: str, out: Path, store: str | None, split: str, device: str, as_j
     xret export run --split train --out train.safetensors
     xret export run --out embeddings                   images.npy, captions.npy, images.jsonl, captions.jsonl
     """
+    require_there([run])
     from ..heads.retrieval.export import export_embeddings
     from ..heads.retrieval.retriever import Retriever
 

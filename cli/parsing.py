@@ -1,11 +1,12 @@
 """How options that several commands have are read, and refused before any work begins."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from ..pipeline.errors import RunError
 from ..pipeline.files import require_writable
 
 
@@ -85,3 +86,15 @@ def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = option(command)
     return command
+
+
+def require_there(paths: Iterable[str | Path], what: str = "run") -> None:
+    """Refuse paths at which there is nothing, before anything slow is imported; URLs are looked up later.
+
+    Raises:
+        RunError: one is not there.
+    """
+    for path in paths:
+        if "://" not in str(path) and not Path(path).exists():
+            way = f"make a run with `xret train-head … --out {path}`"
+            raise RunError(f"{path} is no {what}: it is not there; name a {what}, or {way}")

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -24,21 +25,18 @@ def recipes(context: click.Context, as_json: bool) -> None:
     if context.invoked_subcommand is not None:
         return
     from ..heads.evaluation.paper_rows import ROWS
-    from ..heads.recipes.names import recipe_names
-    from ..heads.recipes.recipe import load_recipe
+    from ..heads.recipes.names import headlines
 
-    # Narrow, so that checking the parts takes no time; nothing that is listed depends on the width.
-    known = [load_recipe(name, ["model.dim=8"]) for name in recipe_names()]
+    known = headlines()
     if as_json:
-        keys = ("name", "reaches", "paper", "expected")
-        click.echo(json.dumps([{key: recipe.to_dict()[key] for key in keys} for recipe in known]))
+        click.echo(json.dumps([asdict(recipe) for recipe in known]))
         return
     width = 2 + max(len(recipe.name) for recipe in known)
     rows = [name for name, row in ROWS.items() if row.images is not None]  # that recipes expect a value of
     click.echo(f"{'RSUM of the paper':{width}}{''.join(f'{ROWS[row].title:>9}' for row in rows)}  reaches")
     for recipe in known:
         variant = "/" in recipe.name
-        expected = [getattr(recipe.expected, row) for row in rows]
+        expected = [recipe.expected.get(row) for row in rows]
         numbers = "".join(f"{'-' if rsum is None else format(rsum, 'g'):>9}" for rsum in expected)
         name = f"  {recipe.name}" if variant else recipe.name
         click.echo(f"{name:{width}}{numbers}  {recipe.reaches:8}  {'' if variant else recipe.paper}".rstrip())
@@ -56,7 +54,8 @@ def show(context: click.Context, name: str, as_json: bool) -> None:
     \b
     xret recipes show setdiv
     """
-    from ..heads.recipes.recipe import lineage, load_recipe
+    from ..heads.recipes.names import lineage
+    from ..heads.recipes.recipe import load_recipe
 
     recipe = load_recipe(name).to_dict()
     if as_json or (context.parent is not None and context.parent.params["as_json"]):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.wording import counted, printable
-from .parsing import Sectioned
+from .parsing import Sectioned, require_there
 
 if TYPE_CHECKING:
     from ..heads.retrieval.hits import Hit
@@ -67,6 +67,7 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
     xret search run "a red square beside a blue circle"
     xret search run --image photo.jpg -k 5 --json
     """
+    require_there([run])
     from ..heads.retrieval.queries import unknown_sentence
     from ..heads.retrieval.retriever import Retriever
 

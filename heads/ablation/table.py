@@ -233,7 +233,7 @@ def _title(lines: Sequence[Line]) -> str:
     seeds = max(line.seeds + line.failed for line in lines)
     title = f"split {lines[0].split}, protocol {lines[0].protocol or '-'}"
     if seeds > 1:
-        title += f"; mean ± standard deviation over {seeds} seeds"
+        title += f"; mean ± sample standard deviation over {seeds} seeds"
     if row := next((line.row for line in lines if line.row), None):
         title += f"; paper: {ROWS[row].title}"
     return title

@@ -22,9 +22,11 @@ from ...pipeline.wording import counted
 from ..runs.features import Sets, require_views
 from .metrics import WAYS, Ties
 from .paper_rows import ROWS, row_of
-from .protocols import FOLDED, PROTOCOLS, GroundTruth, ground_truth, require, table
+from .protocols import FOLDED, PROTOCOLS, GroundTruth, chance_rsum, ground_truth, require, table
 from .scoring import Scores
 from .subjects import Subject, in_one_space, open_subjects
+
+FEW = 100  # fewer images say next to nothing: one of them is a percent of the recalls, and chance finds many
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Result:
         rsum, mean_recall: the sum and the mean of the six recalls; None for protocols of R-Precision.
         paper_rsum: that of the recipe's paper; None for ensembles, and where the paper has no such row.
         log_circular_variance: of the embedding sets; None for ensembles, and for embeddings that are no sets.
+        chance_rsum: what a random order is expected to have; None where there is no RSUM.
     """
 
     split: str
@@ -59,6 +62,7 @@ class Result:
     mean_recall: float | None
     paper_rsum: float | None
     log_circular_variance: float | None
+    chance_rsum: float | None = None  # as of results that earlier versions wrote
 
     @property
     def difference(self) -> float | None:
@@ -80,12 +84,16 @@ class Result:
         last = []
         if self.rsum is not None:
             last += [f"RSUM {self.rsum:.2f}", f"mean recall {self.mean_recall:.2f}"]
+        if self.chance_rsum is not None:
+            last.append(f"chance RSUM {self.chance_rsum:.2f}")
         if self.log_circular_variance is not None:
             last.append(f"log circular variance {self.log_circular_variance:.2f}")
         if last:
             lines.append(", ".join(last))
         if self.difference is not None:
             lines.append(f"the paper's RSUM {self.paper_rsum:.2f}, difference {self.difference:+.2f}")
+        if self.images < FEW:
+            lines.append(f"{counted(self.images, 'image')} are too few to tell how good this is; take {FEW} or more")
         return "\n".join(lines)
 
 
@@ -258,6 +266,7 @@ def _result(
         mean_recall=None if found.rsum is None else found.rsum / 6,
         paper_rsum=getattr(run.recipe.expected, row) if run is not None and row and of_papers_size else None,
         log_circular_variance=scores.log_circular_variance if len(subjects) == 1 else None,
+        chance_rsum=None if found.rsum is None else chance_rsum(scores.caption_image, len(scores.ids), protocol),
     )
 
 

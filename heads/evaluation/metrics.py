@@ -5,8 +5,10 @@ that of SetDiv (*Improving Cross-Modal Retrieval with Set of Diverse Embeddings*
 (*Maximal Matching Matters*, section 4.4, Table 4).
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import comb
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -53,6 +55,25 @@ class Recalls(Table):
     """``R@1``, ``R@5`` and ``R@10`` in percent and the median rank ``medr`` of both directions."""
 
     rsum: float
+
+
+def chance(captions: Sequence[int]) -> float:
+    """Return the RSUM, of 600, that a random order of images and of captions is expected to have.
+
+    A query with `own` right items among `all` finds none of them in the first K with the probability that a draw of K
+    without replacement has none.
+
+    Args:
+        captions: how many each image has; those without any are searched for, and ask nothing.
+    """
+    total = sum(captions)
+    found = 0.0
+    for k in (1, 5, 10):
+        found += 100 * min(k / len(captions), 1.0)  # captions ask for their image
+        asked = Counter(own for own in captions if own)
+        misses = {own: comb(total - own, k) / comb(total, k) if k <= total else 0.0 for own in asked}
+        found += 100 * sum(many * (1 - misses[own]) for own, many in asked.items()) / asked.total()
+    return found
 
 
 def ranks(similarity: Tensor, caption_image: Tensor) -> tuple[Ranks, Ranks]:

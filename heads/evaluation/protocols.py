@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ...pipeline.data.manifest import PROTOCOLS as PROTOCOLS
@@ -112,6 +113,16 @@ def recalls(similarity: Tensor, caption_image: Tensor, protocol: str, ties: Ties
     return metrics.mean_table(
         [metrics.recall_table(*metrics.fold_ranks(similarity, caption_image, fold), ties) for fold in metrics.FOLDS]
     )
+
+
+def chance_rsum(caption_image: Tensor, images: int, protocol: str) -> float | None:
+    """Return the RSUM that chance has under ``full`` or ``1k-folds``, see `metrics.chance`; None under others."""
+    counts = torch.bincount(caption_image.cpu(), minlength=images).tolist()
+    if protocol == "full":
+        return metrics.chance(counts)
+    if protocol == "1k-folds":
+        return fmean(metrics.chance(counts[fold.start : fold.stop]) for fold in metrics.FOLDS)
+    return None
 
 
 def _both(ways: Iterable[dict[str, float]]) -> Table:

@@ -1,8 +1,11 @@
-"""The names and files of the bundled recipes; the package's docstring has the rule."""
+"""The names and files of recipes, without torch; the package's docstring has the rule for bundled ones."""
 
 import difflib
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ...pipeline.documents import DocumentError, read_yaml
 from ...pipeline.errors import RecipeError
 
 FOLDER = Path(__file__).parent / "systems"
@@ -36,3 +39,61 @@ def recipe_file(recipe: str) -> Path:
     near = [f"'{name}'" for name in difflib.get_close_matches(recipe, bundled)]
     hint = f" (did you mean {', '.join(near[:-1])}{' or ' if near[1:] else ''}{near[-1]}?)" if near else ""
     raise RecipeError(f"there is no recipe '{recipe}'{hint}; take one that `xret recipes` lists, or a YAML file's path")
+
+
+@dataclass(frozen=True)
+class Headline:
+    """What a list of recipes says of one.
+
+    Attributes:
+        name: of the recipe.
+        reaches: ``cache`` or ``finetune``.
+        paper: where it was published.
+        expected: RSUM of the paper's row, by `evaluation.paper_rows.ROWS`; None where it has none.
+    """
+
+    name: str
+    reaches: str
+    paper: str
+    expected: dict[str, float | None]
+
+
+def headlines() -> list[Headline]:
+    """Return what the bundled recipes say of themselves; their parts are not looked at, which would take torch."""
+    found = []
+    for name in recipe_names():
+        said: dict[str, Any] = {}
+        for own in reversed(lineage(name).values()):
+            said |= own | {"expected": said.get("expected", {}) | own.get("expected", {})}
+        found.append(Headline(name, said["reaches"], said["paper"], said["expected"]))
+    return found
+
+
+def lineage(recipe: str) -> dict[Path, dict[str, Any]]:
+    """Return the file of a recipe and those of the recipes it is based on, nearest first, with what each says itself.
+
+    Raises:
+        RecipeError: a file is no recipe, or names a base that is not there or is based on it.
+    """
+    said: dict[Path, dict[str, Any]] = {}
+    file = recipe_file(recipe)
+    while True:
+        values = said[file] = _read(file)
+        base = values.pop("base", None)
+        if base is None:
+            return said
+        beside = file.parent / str(base)
+        above = beside.resolve() if beside.is_file() else recipe_file(str(base))
+        if above in said:
+            raise RecipeError(f"recipe {file}: base must be the name or path of another recipe, not {base!r}")
+        file = above
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        values = read_yaml(file)
+    except DocumentError as error:
+        raise RecipeError(f"recipe {file} is not valid YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise RecipeError(f"recipe {file} must be a mapping, as `xret recipes show vsepp` prints one")
+    return values

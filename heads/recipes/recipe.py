@@ -6,10 +6,8 @@ recipe has every parameter written out. No part ever sees a recipe: `model.build
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ...pipeline.documents import DocumentError, read_yaml
 from ...pipeline.errors import RecipeError
 from ..modules.adapters import ADAPTERS
 from ..modules.aggregators import AGGREGATORS
@@ -17,7 +15,7 @@ from ..modules.losses import LOSSES
 from ..modules.parameters import at_least
 from ..modules.similarity import SIMILARITIES
 from .blocks import SECTIONS, Recipe
-from .names import recipe_file
+from .names import lineage
 from .schema import REQUIRED, Field, check, fields, get
 from .trial import refusals
 
@@ -65,36 +63,6 @@ def _with(values: dict[str, Any], settings: Sequence[str], name: str) -> Recipe:
     if get(values, "data.unit") == "caption" and str(get(values, "data.captions")).lower() not in ("none", "null"):
         faults.append("data.captions has no effect on batches of captions: set data.unit=image, or data.captions=null")
     return resolve(values, faults=faults, title=f"recipe '{name}'")
-
-
-def lineage(recipe: str) -> dict[Path, dict[str, Any]]:
-    """Return the file of a recipe and those of the recipes it is based on, nearest first, with what each says itself.
-
-    Raises:
-        RecipeError: a file is no recipe, or names a base that is not there or is based on it.
-    """
-    said: dict[Path, dict[str, Any]] = {}
-    file = recipe_file(recipe)
-    while True:
-        values = said[file] = _read(file)
-        base = values.pop("base", None)
-        if base is None:
-            return said
-        beside = file.parent / str(base)
-        above = beside.resolve() if beside.is_file() else recipe_file(str(base))
-        if above in said:
-            raise RecipeError(f"recipe {file}: base must be the name or path of another recipe, not {base!r}")
-        file = above
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        values = read_yaml(file)
-    except DocumentError as error:
-        raise RecipeError(f"recipe {file} is not valid YAML: {error}") from error
-    if not isinstance(values, dict):
-        raise RecipeError(f"recipe {file} must be a mapping with the keys {', '.join(_schema({}))}")
-    return values
 
 
 def _laid_over(values: Mapping[str, Any], base: Mapping[str, Any], path: str = "") -> dict[str, Any]:

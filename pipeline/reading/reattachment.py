@@ -1,5 +1,6 @@
 """Putting the backbone of a feature set back: the same network, weights and preprocessing, found again or named."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..cache import CaptionSet, FeatureCache, ImageSet
-from ..data.manifest import bundled_manifests, load_manifest
+from ..data.manifest import Manifest, bundled_manifests, load_manifest
 from ..data.sources import FOLDER, PictureReader, is_url
 from ..encoders import OPEN_CLIP, TrainableEncoder, VisualEncoder, is_own, loading, make_text, make_visual
-from ..errors import CacheError, EncoderError, SampleError
+from ..errors import CacheError, EncoderError, ManifestError, SampleError
 from .origin import BERT, Origin, grid_side, hidden_layer, text_settings
 
 _PROBED = 4  # images whose features are compared with the cache
@@ -114,7 +115,8 @@ def put_back_captions(features: CaptionSet, weights: str | None, device: str) ->
 def image_folder(cache: FeatureCache, data_root: Path | None) -> Path:
     """Return the folder that holds the images of a cache.
 
-    It is `data_root`, the folder ``images`` in it, or for a bundled manifest where that says below `data_root`.
+    It is `data_root`, the folder ``images`` in it, or where the manifest says: a bundled one below `data_root`, others
+    that lie in `data_root` anywhere.
 
     Raises:
         CacheError: the images are not there.
@@ -126,8 +128,22 @@ def image_folder(cache: FeatureCache, data_root: Path | None) -> Path:
             return folder
     if cache.dataset in bundled_manifests():
         return load_manifest(cache.dataset, data_root).images
+    manifest = None if data_root is None else manifest_in(data_root, cache.dataset)
+    if manifest is not None and (manifest.images / first).exists():
+        return manifest.images
     where = f"{first} is neither in {data_root} nor in {data_root / 'images'}" if data_root else "no folder was given"
+    where += f", nor in {manifest.images}, which {manifest.path} names" if manifest is not None else ""
     raise CacheError(f"the images of '{cache.dataset}' are missing: {where}; give their folder as --data-root DIR")
+
+
+def manifest_in(folder: Path, dataset: str) -> Manifest | None:
+    """Return the manifest of a data set that lies in a folder, or next to that folder; None where there is none."""
+    for path in sorted([*folder.glob("*.yaml"), *folder.parent.glob("*.yaml")]):
+        with suppress(ManifestError):
+            manifest = load_manifest(path)
+            if manifest.name == dataset:
+                return manifest
+    return None
 
 
 def find_pictures(cache: FeatureCache, data_root: Path | None) -> PictureReader:

@@ -51,7 +51,9 @@ def test_the_command_prints_the_table(run):
         assert numbers == pytest.approx(
             [getattr(expected, way)[name] for name in ("R@1", "R@5", "R@10", "medr")], abs=0.05
         )
-    assert lines[5] == f"RSUM {expected.rsum:.2f}, mean recall {expected.rsum / 6:.2f}"
+    chance = f"chance RSUM {expected.chance_rsum:.2f}"
+    assert lines[5] == f"RSUM {expected.rsum:.2f}, mean recall {expected.rsum / 6:.2f}, {chance}"
+    assert lines[6] == "12 images are too few to tell how good this is; take 100 or more"
     assert json.loads(printed(run, "--json")) == found.to_dict()
 
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from ....pipeline.data.manifest import Manifest, bundled_manifests, load_manifest
 from ....pipeline.documents import read_json
-from ....pipeline.errors import CacheError, ManifestError
+from ....pipeline.errors import CacheError
+from ....pipeline.reading.reattachment import manifest_in
 
 LARGEST = 10  # regions of an image that are looked at
 THINNEST = 50  # longer side of a box over its shorter one: encoders refuse what is far thinner
@@ -53,17 +54,13 @@ def find_manifest(dataset: str, data_root: Path) -> Manifest:
     """
     if dataset in bundled_manifests():
         return load_manifest(dataset, data_root)
-    for path in sorted([*data_root.glob("*.yaml"), *data_root.parent.glob("*.yaml")]):
-        try:
-            manifest = load_manifest(path)
-        except ManifestError:
-            continue
-        if manifest.name == dataset:
-            return manifest
-    raise CacheError(
-        f"the manifest of '{dataset}' is not in {data_root}, and it names the file that has the regions; give its"
-        " folder as --data-root DIR"
-    )
+    manifest = manifest_in(data_root, dataset)
+    if manifest is None:
+        raise CacheError(
+            f"whether '{dataset}' has regions to crop is not known, as its manifest is not in {data_root}; give the"
+            " manifest's folder as --data-root DIR"
+        )
+    return manifest
 
 
 def read_regions(captions: Path) -> dict[str, list[Any]]:

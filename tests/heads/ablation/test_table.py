@@ -48,7 +48,7 @@ def test_the_table_against_hand_calculation():
 
 def test_the_text_is_aligned():
     title, head, *rows = as_text(summarise(ENTRIES)).splitlines()
-    assert title == "split test, protocol full; mean ± standard deviation over 3 seeds; paper: F30K"
+    assert title == "split test, protocol full; mean ± sample standard deviation over 3 seeds; paper: F30K"
     assert head.split() == [
         "i2t", "R@1", "paper", "R@5", "R@10", "t2i", "R@1", "R@5", "R@10", "RSUM", "paper", "log", "var.", "failed",
     ]  # fmt: skip

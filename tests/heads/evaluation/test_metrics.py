@@ -235,3 +235,23 @@ def test_circular_variance_by_hand():
     collapsed = log_circular_variance(torch.randn(4, 1, 8).expand(4, 3, 8))
     assert math.isfinite(collapsed)
     assert collapsed < -30
+
+
+@pytest.mark.parametrize("counts", [[1], [1, 1, 1], [2, 0, 1], [1, 2, 1], [3, 1], [6, 1]])
+def test_chance_is_the_mean_over_all_orders(counts):
+    owners = [image for image, own in enumerate(counts) for _ in range(own)]
+    found = 0.0
+    for k in (1, 5, 10):
+        orders = list(itertools.permutations(range(len(counts))))
+        found += 100 * sum(sum(owner in order[:k] for owner in owners) for order in orders) / len(orders) / len(owners)
+        orders = list(itertools.permutations(owners))
+        asked = [image for image, own in enumerate(counts) if own]
+        found += 100 * sum(sum(image in order[:k] for image in asked) for order in orders) / len(orders) / len(asked)
+    assert metrics.chance(counts) == pytest.approx(found)
+
+
+def test_chance_is_what_random_scores_have():
+    torch.manual_seed(0)
+    owners = torch.arange(40).repeat_interleave(3)
+    found = [metrics.recall_table(*metrics.ranks(torch.rand(40, 120), owners)).rsum for _ in range(300)]
+    assert metrics.chance([3] * 40) == pytest.approx(sum(found) / len(found), rel=0.02)

@@ -15,7 +15,7 @@ from xret.pipeline.encoders.grid import GridEncoder
 from xret.pipeline.encoders.huggingface.bert import BertEncoder
 from xret.pipeline.errors import CacheError, EncoderError, ManifestError
 from xret.pipeline.reading.origin import extraction_words
-from xret.pipeline.reading.reattachment import image_folder, put_back_images
+from xret.pipeline.reading.reattachment import image_folder, manifest_in, put_back_images
 
 TEXTS = ["a picture of thing 1 2", "", "number 30"]
 
@@ -102,6 +102,18 @@ def test_where_images_are(tmp_path):
     (images / "a").mkdir(parents=True)
     (images / "a" / "0.jpg").touch()
     assert image_folder(own, images) == image_folder(own, tmp_path / "data") == images
+    folder, elsewhere = tmp_path / "manifests", tmp_path / "else" / "photos"
+    folder.mkdir()
+    elsewhere.mkdir(parents=True)
+    (folder / "c.csv").write_text("file_name,caption\na/0.jpg,a\n")
+    (folder / "own.yaml").write_text(f"name: own\nimages: {elsewhere}\ncaptions: c.csv\n")
+    (folder / "another.yaml").write_text("name: [")
+    with pytest.raises(CacheError, match=rf"nor in .*images, nor in {elsewhere}, which {folder}/own.yaml names; give"):
+        image_folder(own, folder)
+    images.rename(elsewhere / "moved")
+    (elsewhere / "moved" / "a").rename(elsewhere / "a")
+    assert image_folder(own, folder) == elsewhere
+    assert manifest_in(folder, "own").images == manifest_in(elsewhere.parent.parent / "manifests", "own").images
 
 
 @pytest.mark.parametrize(

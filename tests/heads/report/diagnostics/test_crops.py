@@ -120,7 +120,7 @@ def test_the_file_with_the_regions_is_found_and_read(tmp_path):
         assert find_manifest("scenes", root).path == scenes
     regions = read_regions(load_manifest(scenes).captions)
     assert sorted(regions) == [f"scene_{number:05}.jpg" for number in range(4)]
-    with pytest.raises(CacheError, match=r"the manifest of 'birds' is not in .*; give its folder as --data-root DIR"):
+    with pytest.raises(CacheError, match=r"'birds' has regions .* not known, as its manifest is not in .*; give"):
         find_manifest("birds", scenes.parent)
 
 
@@ -241,7 +241,7 @@ def test_why_there_are_no_crops_is_said_and_the_rest_is_there(scenes, tmp_path):
     assert found.reasons["crops"].endswith("say where these are with --data-root DIR")
     assert found.cost.macs_a_pair == 16
     found = diagnose(run, device="cpu", data_root=tmp_path)
-    assert "give its folder as --data-root DIR" in found.reasons["crops"]
+    assert "give the manifest's folder as --data-root DIR" in found.reasons["crops"]
     shutil.copytree(scenes / "scenes", tmp_path / "scenes")
     document = json.loads((scenes / "scenes" / "dataset_scenes.json").read_text())
     for image in document["images"]:

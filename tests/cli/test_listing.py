@@ -1,0 +1,66 @@
+"""`xret list`: every name that can be chosen stands in its list, and no other."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from command_line import refused, run
+
+from xret.cli.listing import LISTS
+from xret.heads.evaluation.protocols import PROTOCOLS
+from xret.heads.modules.aggregators import AGGREGATORS
+from xret.heads.modules.losses import LOSSES
+from xret.heads.modules.similarity import SIMILARITIES
+from xret.heads.recipes.names import headlines, recipe_names
+from xret.heads.recipes.recipe import load_recipe
+
+NAMES = {
+    "recipes": [name for name in recipe_names() if "/" not in name],
+    "aggregators": AGGREGATORS,
+    "similarities": SIMILARITIES,
+    "losses": LOSSES,
+    "protocols": PROTOCOLS,
+}
+
+
+@pytest.mark.parametrize("what", NAMES)
+def test_a_list_has_what_the_registry_has(what):
+    assert set(LISTS[what]) == set(NAMES[what])
+
+
+@pytest.mark.parametrize("what", LISTS)
+def test_a_line_each_that_fits(what):
+    lines = run("list", what).stdout.splitlines()
+    assert len(lines) == len(LISTS[what])
+    assert max(map(len, lines)) <= 120
+    assert json.loads(run("list", what, "--json").stdout) == LISTS[what]
+
+
+def test_what_there_is_no_list_of_names_those_there_are():
+    assert "is not one of 'encoders', 'recipes'" in refused("list", "nothing", code=2)
+
+
+def test_h_is_help():
+    assert run("-h").stdout == run("--help").stdout
+    assert run("eval", "-h").stdout == run("eval", "--help").stdout
+
+
+def test_headlines_are_what_the_recipes_resolve_to():
+    for found in headlines():
+        recipe = load_recipe(found.name, ["model.dim=8"])
+        assert (found.reaches, found.paper) == (recipe.reaches, recipe.paper)
+        assert found.expected == recipe.to_dict()["expected"]
+
+
+@pytest.mark.parametrize("words", [["recipes"], ["list", "losses"], ["eval", "nonexistent"], ["-h"]])
+def test_what_needs_no_network_imports_no_torch(tmp_path, words):
+    code = f"import sys\nfrom xret.cli import main\nmain({words!r}, standalone_mode=False)\n"
+    code = (
+        f"try:\n    exec({code!r})\nexcept BaseException as error:\n    print(error)\nimport sys\nprint(*sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    heavy = {"torch", "numpy", "zarr", "dask", "transformers"} & set(found.stdout.splitlines()[-1].split())
+    assert not heavy
+    if words[0] == "eval":
+        assert "nonexistent is no run or store: it is not there; name a run or store" in found.stdout

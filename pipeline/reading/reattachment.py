@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..cache import CaptionSet, FeatureCache, ImageSet
 from ..data.manifest import Manifest, bundled_manifests, load_manifest
-from ..data.sources import FOLDER, PictureReader, is_url
+from ..data.sources import FOLDER, PictureReader, find_source, is_url
 from ..encoders import OPEN_CLIP, TrainableEncoder, VisualEncoder, is_own, loading, make_text, make_visual
 from ..errors import CacheError, EncoderError, ManifestError, SampleError
 from .origin import BERT, Origin, grid_side, hidden_layer, text_settings
@@ -159,16 +159,22 @@ def find_pictures(cache: FeatureCache, data_root: Path | None) -> PictureReader:
 
 
 def _folder_of_files(cache: FeatureCache, data_root: Path | None) -> Path:
-    """Return the folder where the names of the files start that hold the pictures of a cache."""
-    first = cache.source.files[0].name
-    if is_url(first) or Path(first).is_absolute():
-        return Path()
-    if data_root is not None and (data_root / first).exists():
+    """Return the folder where the names of the files start that hold the pictures of a cache.
+
+    A store may come from a stranger: it names files outside `data_root` only where a manifest in there does, too.
+    """
+    names = [file.name for file in cache.source.files]
+    manifest = None if data_root is None else manifest_in(data_root, cache.dataset)
+    if manifest is not None and set(names) <= {file.name for file in find_source(manifest).files}:
+        return manifest.images
+    outside = [name for name in names if is_url(name) or Path(name).is_absolute() or ".." in Path(name).parts]
+    if not outside and data_root is not None and (data_root / names[0]).exists():
         return data_root
+    first = (outside or names)[0]
     where = f"is not in {data_root}" if data_root else "lies in a folder that was not given"
+    what = "of the manifest that names it" if outside else "that this name starts from"
     raise CacheError(
-        f"the images of '{cache.dataset}' are missing: {first} {where}; give the folder that this name starts from as"
-        " --data-root DIR"
+        f"the images of '{cache.dataset}' are missing: {first} {where}; give the folder {what} as --data-root DIR"
     )
 
 

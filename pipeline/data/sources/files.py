@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,8 +41,8 @@ def find_files(folder: str | Path, pattern: str) -> list[File]:
         ManifestError: a file is missing or cannot be read, or none fits.
     """
     found = list(itertools.chain.from_iterable(_matching(folder, one) for one in expand(pattern)))
-    if twice := {name for name in found if found.count(name) > 1} if len(found) < 1000 else set():
-        raise ManifestError(f"{pattern}: it names {min(twice)} twice; name each file once.")
+    if twice := [name for name, count in Counter(found).items() if count > 1]:
+        raise ManifestError(f"{pattern}: it names {twice[0]} twice; name each file once.")
     return [look_at(folder, name) for name in found]
 
 
@@ -103,8 +104,8 @@ def require_same(folder: str | Path, file: File, now: File) -> None:
     if now != file:
         raise ManifestError(
             f"{place_of(folder, file.name)}: it has changed since it was looked through ({in_bytes(file.size)} of"
-            f" {file.stamp} then, {in_bytes(now.size)} of {now.stamp} now); put the file back, or extract into another"
-            " store."
+            f" {file.stamp} then, {in_bytes(now.size)} of {now.stamp} now); put the file back, or extract again with"
+            " --update."
         )
 
 

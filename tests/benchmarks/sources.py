@@ -3,6 +3,7 @@
 Each command prints one JSON line:
 
     python tests/benchmarks/sources.py rate --pictures 2048
+    python tests/benchmarks/sources.py read
     python tests/benchmarks/sources.py memory
     python tests/benchmarks/sources.py index --members 1000000
 """
@@ -16,6 +17,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -24,6 +26,7 @@ import pyarrow as pa
 from PIL import Image
 from pyarrow import parquet
 
+from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import read_samples
 from xret.pipeline.extraction.extraction import Options, extract
@@ -55,6 +58,30 @@ def rate(pictures: int, side: int, visual: str, rounds: int, workers: int, devic
     medians = {form: statistics.median(found) for form, found in rates.items()}
     ratios = {form: round(found / medians["folder"], 3) for form, found in medians.items()}
     _say(pictures=pictures, per_second={form: round(found, 1) for form, found in medians.items()}, ratios=ratios)
+
+
+@main.command()
+@click.option("--pictures", default=1024, show_default=True)
+@click.option("--side", default=320, show_default=True, help="of a picture, pixels")
+@click.option("--rounds", default=5, show_default=True)
+def read(pictures: int, side: int, rounds: int) -> None:
+    """Open and decode the same pictures from each form in turn; print CPU milliseconds a picture and ratios of rates."""
+    with tempfile.TemporaryDirectory() as name:
+        manifests = {form: load_manifest(path) for form, path in _write(Path(name), pictures, side).items()}
+        samples = {form: read_samples(manifest) for form, manifest in manifests.items()}
+        seconds: dict[str, list[float]] = {form: [] for form in manifests}
+        for number in range(rounds + 1):  # the first one warms up
+            for form, manifest in manifests.items():
+                began = time.process_time()
+                with closing(samples[form].open_pictures(manifest.images, pictures)) as reader:
+                    for image in samples[form].images:
+                        open_image(reader.open(image.file_name))
+                seconds[form] += [time.process_time() - began] if number else []
+    medians = {form: statistics.median(found) for form, found in seconds.items()}
+    ratios = {form: round(medians["folder"] / found, 3) for form, found in medians.items()}
+    _say(
+        pictures=pictures, ms={form: round(1e3 * found / pictures, 3) for form, found in medians.items()}, ratios=ratios
+    )
 
 
 def _write(folder: Path, pictures: int, side: int) -> dict[str, Path]:

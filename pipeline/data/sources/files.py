@@ -69,6 +69,7 @@ def look_at(folder: str | Path, name: str) -> File:
     url = place_of(folder, name)
     try:
         fs, path = fsspec.core.url_to_fs(url)
+        fs.invalidate_cache(path)  # a listing of before would hide a change
         info: dict[str, Any] = fs.info(path)
         size = info["size"]
     except Exception as error:  # whatever a file system raises

@@ -99,7 +99,7 @@ class Pictures:
         try:
             picture = reader.open(file_name)
             image = thumbnail(picture, SIDE) if part is None else _cut(open_image(picture), part)
-        except SampleError:
+        except (SampleError, ManifestError):
             if file_name not in self.unreadable:
                 self.unreadable.append(file_name)
             return None

@@ -3,6 +3,7 @@
 Each command prints one JSON line:
 
     python tests/benchmarks/sources.py rate --pictures 2048
+    python tests/benchmarks/sources.py read
     python tests/benchmarks/sources.py memory
     python tests/benchmarks/sources.py index --members 1000000
 """
@@ -16,6 +17,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -24,6 +26,7 @@ import pyarrow as pa
 from PIL import Image
 from pyarrow import parquet
 
+from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import read_samples
 from xret.pipeline.extraction.extraction import Options, extract
@@ -55,6 +58,30 @@ def rate(pictures: int, side: int, visual: str, rounds: int, workers: int, devic
     medians = {form: statistics.median(found) for form, found in rates.items()}
     ratios = {form: round(found / medians["folder"], 3) for form, found in medians.items()}
     _say(pictures=pictures, per_second={form: round(found, 1) for form, found in medians.items()}, ratios=ratios)
+
+
+@main.command()
+@click.option("--pictures", default=1024, show_default=True)
+@click.option("--side", default=320, show_default=True, help="of a picture, pixels")
+@click.option("--rounds", default=5, show_default=True)
+def read(pictures: int, side: int, rounds: int) -> None:
+    """Open and decode the same pictures from each form in turn; print CPU time a picture and ratios of rates."""
+    with tempfile.TemporaryDirectory() as name:
+        manifests = {form: load_manifest(path) for form, path in _write(Path(name), pictures, side).items()}
+        samples = {form: read_samples(manifest) for form, manifest in manifests.items()}
+        seconds: dict[str, list[float]] = {form: [] for form in manifests}
+        for number in range(rounds + 1):  # the first one warms up
+            for form, manifest in manifests.items():
+                began = time.process_time()
+                with closing(samples[form].open_pictures(manifest.images, pictures)) as reader:
+                    for image in samples[form].images:
+                        open_image(reader.open(image.file_name))
+                seconds[form] += [time.process_time() - began] if number else []
+    medians = {form: statistics.median(found) for form, found in seconds.items()}
+    ratios = {form: round(medians["folder"] / found, 3) for form, found in medians.items()}
+    _say(
+        pictures=pictures, ms={form: round(1e3 * found / pictures, 3) for form, found in medians.items()}, ratios=ratios
+    )
 
 
 def _write(folder: Path, pictures: int, side: int) -> dict[str, Path]:
@@ -123,7 +150,7 @@ def _write_rows(folder: Path, rows: int, files: int, kind: str) -> Path:
 @click.argument("store")
 def extract_once(manifest: str, store: str) -> None:
     """Extract with a tiny input and print the peak of this process's memory in bytes."""
-    options = Options("resnet18", "random:0", image_size=32, text=None, splits=("train",), workers=1)
+    options = Options("resnet18", "random:0", image_size=64, text=None, splits=("train",), workers=1)
     extract(load_manifest(manifest), store, options)
     click.echo(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
@@ -132,7 +159,7 @@ def extract_once(manifest: str, store: str) -> None:
 @click.option("--members", default=1_000_000, show_default=True, help="of tars, half of them pictures")
 @click.option("--files", default=100, show_default=True)
 def index(members: int, files: int) -> None:
-    """Look through tars whose pictures are a few bytes; print seconds, and the bytes that an entry takes in a store."""
+    """Look through tars whose pictures are a few bytes; print seconds and the bytes that an entry takes in a store."""
     with tempfile.TemporaryDirectory() as name:
         folder, each = Path(name), members // files // 2
         for file in range(files):
@@ -141,16 +168,12 @@ def index(members: int, files: int) -> None:
                     _add(archive, f"{file * each + number:08d}.jpg", b"none")
                     _add(archive, f"{file * each + number:08d}.txt", b"a dog runs over a field")
         manifest = load_manifest(_manifest(folder, "tar", tar={"train": "*.tar"}))
-        began = time.perf_counter()
+        began = time.perf_counter(), time.process_time()
         samples = read_samples(manifest)
-        seconds = time.perf_counter() - began
+        seconds, busy = time.perf_counter() - began[0], time.process_time() - began[1]
         places = np.array([image.place for image in samples.images], dtype=np.int64)
-    _say(
-        members=members,
-        seconds=round(seconds, 1),
-        members_per_second=round(members / seconds),
-        bytes_an_entry=places.itemsize * 3,
-    )
+    rounded = {"seconds": round(seconds, 1), "cpu_seconds": round(busy, 1)}
+    _say(members=members, **rounded, bytes_an_entry=places.itemsize * 3)
 
 
 def _manifest(folder: Path, name: str, **keys: object) -> Path:

@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,9 +39,7 @@ def find_files(folder: str | Path, pattern: str) -> list[File]:
     Raises:
         ManifestError: a file is missing or cannot be read, or none fits.
     """
-    found = list(itertools.chain.from_iterable(_matching(folder, one) for one in expand(pattern)))
-    if twice := [name for name, count in Counter(found).items() if count > 1]:
-        raise ManifestError(f"{pattern}: it names {twice[0]} twice; name each file once.")
+    found = itertools.chain.from_iterable(_matching(folder, one) for one in expand(pattern))
     return [look_at(folder, name) for name in found]
 
 
@@ -70,6 +67,7 @@ def look_at(folder: str | Path, name: str) -> File:
     url = place_of(folder, name)
     try:
         fs, path = fsspec.core.url_to_fs(url)
+        fs.invalidate_cache(path)  # a listing of before would hide a change
         info: dict[str, Any] = fs.info(path)
         size = info["size"]
     except Exception as error:  # whatever a file system raises

@@ -59,6 +59,9 @@ class PackedReader(Generic[Handle]):
             while self._handles:
                 self._forget(next(iter(self._handles)))
 
+    def __del__(self) -> None:  # a gallery keeps its reader as long as it lives
+        self.close()
+
     def begin(self, number: int) -> Handle:
         """Open a file."""
         raise NotImplementedError

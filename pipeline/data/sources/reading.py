@@ -48,10 +48,15 @@ def find_source(manifest: Manifest) -> Source:
     packed = manifest.packed
     if packed is None or manifest.is_imagefolder:
         return FOLDER
+    return _source_of(manifest, packed, list(_files(manifest.images, packed)))
+
+
+def _source_of(manifest: Manifest, packed: Packed, listed: list[tuple[File, str | None]]) -> Source:
     kind = "arrow" if packed.kind == "dataset" else packed.kind
-    files = tuple(file for file, _ in _files(manifest.images, packed))
-    if twice := [name for name, count in Counter(file.name for file in files).items() if count > 1]:
-        raise ManifestError(f"{manifest.path}: {twice[0]} is named twice; name each file once.")
+    files = tuple(file for file, _ in listed)
+    name, times = Counter(file.name for file in files).most_common(1)[0] if files else ("", 0)
+    if times > 1:
+        raise ManifestError(f"{manifest.path}: {name} is named twice; name each file once.")
     decide: list[Any] = [manifest.name, packed.kind, packed.files, packed.image_column, packed.caption_columns]
     decide += [packed.split_column, manifest.merge_splits, manifest.captions_per_image, manifest.counts]
     keys = hashlib.sha256(json.dumps(decide).encode()).hexdigest()
@@ -79,12 +84,13 @@ def read_contents(manifest: Manifest, skip: bool = False) -> Contents:
             raise ManifestError(f"{where}: {reason}, or go on with --on-error skip.")
         left_out.append(f"{where}: {reason}")
 
-    source = find_source(manifest)
-    if source == FOLDER:
-        entries = imagefolder_entries(manifest.images, packed, fault)
+    if manifest.is_imagefolder:
+        source, entries = FOLDER, imagefolder_entries(manifest.images, packed, fault)
     else:
-        read = _from_tars if source.kind == "tar" else _from_tables
-        entries = read(manifest.images, list(_files(manifest.images, packed)), packed, fault)
+        listed = list(_files(manifest.images, packed))
+        source = _source_of(manifest, packed, listed)
+        read = _from_tars if packed.kind == "tar" else _from_tables
+        entries = read(manifest.images, listed, packed, fault)
     if not entries:
         raise ManifestError(f"{manifest.path}: {_named(packed)} holds no picture with a caption; correct the manifest.")
     return Contents(entries, source, left_out)

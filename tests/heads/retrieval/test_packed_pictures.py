@@ -1,0 +1,85 @@
+"""Pictures in tars and Parquet are searched with, served, shown in a report, and read by a backbone that is tuned."""
+
+import io
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from packed_data import PackedData
+from PIL import Image
+from small_runs import make_run, make_store
+
+from xret.heads.report import write_report
+from xret.heads.retrieval.retriever import Retriever
+from xret.heads.retrieval.serving.service import Service
+from xret.heads.training.finetuning.finetuning import finetune
+from xret.pipeline.errors import CacheError, ManifestError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module", params=["tars", "parquet", "saved"])
+def made(request, tmp_path_factory):
+    """Return a data set and a run on its store."""
+    data = PackedData(tmp_path_factory.mktemp(request.param) / "data")
+    store = make_store(getattr(data, f"as_{request.param}")(), data.folder.parent / "s.zarr")
+    return data, make_run(store, data.folder.parent / "run")
+
+
+def test_a_gallery_opens_each_picture_from_any_thread(made):
+    data, run = made
+    gallery = Retriever(run, device="cpu", data_root=data.folder).gallery
+    contents = {name: content for name, content, *_ in data.rows}
+    rows = np.random.default_rng(0).integers(0, len(gallery.image_ids), 200).tolist()
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda row: gallery.picture(row).getvalue(), rows))
+    assert found == [contents[gallery.file_names[row]] for row in rows]
+
+
+def test_a_picture_of_the_gallery_is_a_query(made):
+    data, run = made
+    retriever = Retriever(run, device="cpu", data_root=data.folder)
+    picture = retriever.gallery.picture(2)
+    assert retriever.search(picture, 3) == retriever.search(Image.open(picture).convert("RGB"), 3)
+
+
+def test_the_server_shows_them(made):
+    data, run = made
+    service = Service(Retriever(run, device="cpu", data_root=data.folder))
+    assert service.about.pictures
+    shown = Image.open(io.BytesIO(service.picture(1, "small")))
+    assert shown.size == (24, 20)
+    without = Service(Retriever(run, device="cpu"))
+    assert "give the folder that this name starts from as --data-root" in without.pictureless
+
+
+def test_a_report_shows_them(made, tmp_path):
+    data, run = made
+    shown = write_report([run], tmp_path / "with.html", data_root=data.folder, device="cpu")
+    assert shown is not None
+    pages = [(tmp_path / "with.html").read_text()]
+    write_report([run], tmp_path / "without.html", device="cpu")
+    pages.append((tmp_path / "without.html").read_text())
+    assert [page.count("data:image/jpeg") > 0 for page in pages] == [True, False]
+
+
+def test_a_backbone_is_tuned_on_them(made, tmp_path):
+    data, run = made
+    settings = {"schedule.epochs": 2, "finetune.image_lr": 0.01, "data.batch_size": 5}
+    how = {"reattach": ["image"], "settings": [f"{key}={value}" for key, value in settings.items()], "device": "cpu"}
+    summary = finetune(run, tmp_path / "tuned", data_root=data.folder, **how)
+    assert summary is not None
+    assert (tmp_path / "tuned" / "image_backbone.safetensors").exists()
+    with pytest.raises(CacheError, match="the images of 'packed' are missing"):
+        finetune(run, tmp_path / "not", **how)
+
+
+def test_files_that_were_copied_without_their_times_are_refused(made, tmp_path):
+    data, run = made
+    shutil.copytree(data.folder, tmp_path / "moved", copy_function=shutil.copyfile)
+    gallery = Retriever(run, device="cpu", data_root=tmp_path / "moved").gallery
+    with pytest.raises(ManifestError, match="it has changed since it was looked through"):
+        gallery.picture(0)
+    write_report([run], tmp_path / "page.html", data_root=tmp_path / "moved", device="cpu")
+    assert "data:image/jpeg" not in (tmp_path / "page.html").read_text()

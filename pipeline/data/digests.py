@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 from ..errors import SampleError
-from .images import frame_names
+from .images import MOST_BYTES, frame_names
 
 BYTES = 16  # of a digest
 NONE = bytes(BYTES)  # of what cannot be read
@@ -21,7 +21,8 @@ def digest_of(path: Path) -> bytes:
     try:
         if path.is_dir():
             return digest(b"".join(name.encode() + b"\0" + digest_of(path / name) for name in frame_names(path)))
-        if not stat.S_ISREG(path.stat().st_mode):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
             return NONE
         with path.open("rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=BYTES)).digest()

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from xret.pipeline.errors import CacheError, OutputError, RunError
 from xret.pipeline.files import (
+    link,
     making,
     partials,
     partials_in,
@@ -189,3 +190,18 @@ def test_a_file_is_on_the_disk_before_it_is_renamed(tmp_path, monkeypatch):
     with writing(tmp_path / "file") as partial:
         partial.write_text("mine")
     assert done == [stat.S_IFREG, "replace", stat.S_IFDIR]
+
+
+def test_a_link_shares_the_bytes_and_replaces_what_is_there(tmp_path):
+    source, place = tmp_path / "a", tmp_path / "below" / "b"
+    write_bytes(source, b"one")
+    write_bytes(place, b"other")
+    for _ in range(2):  # the second time it is there
+        link(source, place)
+        assert place.samefile(source)
+        assert [path.name for path in place.parent.iterdir()] == ["b"]
+    write_bytes(source, b"two")  # a file that is replaced leaves its other name alone
+    assert place.read_bytes() == b"one"
+    with pytest.raises(FileNotFoundError):
+        link(tmp_path / "none", place)
+    assert place.read_bytes() == b"one"

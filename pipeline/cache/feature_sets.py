@@ -129,11 +129,14 @@ class FeatureSet:
 
     def _share(self, name: str, shard: int, there: "FeatureSet", number: int) -> list[int]:
         """Link the files of one shard of an array to those of another set's, or copy them; return their seals."""
-        checksums = there._rows_of(name).checksums(number)
+        found = there.sealed(name, number) if number == shard and not there.cache.store.is_local else None
+        if found is None:  # of an object store a whole shard would be fetched
+            checksums = there._rows_of(name).checksums(number)
+            found = [seal(name, shard, view, of_view) for view, of_view in enumerate(checksums)]
         array, other = (one.cache.store.open_array(f"{one.path}/{name}") for one in (self, there))
         for own, source in zip(files_of(array, shard), files_of(other, number), strict=True):
             self.cache.store.link(own, there.cache.store, source)
-        return [seal(name, shard, view, of_view) for view, of_view in enumerate(checksums)]
+        return found
 
     def blank_shard(self) -> dict[str, np.ndarray]:
         """Return the arrays of a shard, by name, as they are before anything is written."""

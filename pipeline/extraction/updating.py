@@ -119,10 +119,11 @@ def place_of(url: str, samples: Samples, manifest: Manifest, update: bool) -> Pl
     store = store_of(url)
     if not store.exists("zarr.json") or store.is_unfinished("") or store.is_unfinished("samples"):
         return Place(url)  # it is made, or made again
-    cache = FeatureCache.open(url)
-    same = cache.manifest_sha256 == samples.digest
-    if same and not update:
+    root, damage = store.inspect_group("")
+    same = root.get("manifest_sha256") == samples.digest
+    if damage or (same and not update):  # what else is damaged may be repaired
         return Place(url)
+    cache = FeatureCache.open(url)
     if not update:
         raise CacheError(_refusal(cache, samples, manifest))
     now, folder = current(home), f"{home.absolute_url}/{GENERATIONS}"

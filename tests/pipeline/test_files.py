@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from xret.pipeline.errors import CacheError, OutputError, RunError
 from xret.pipeline.files import (
+    link,
     making,
     making_file,
     partials,
@@ -255,3 +256,18 @@ with making(folder / "run") as partial:
     subprocess.run([sys.executable, "-c", code], check=True)
     for path in (tmp_path / "weights", tmp_path / "run" / "weights"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
+
+
+def test_a_link_shares_the_bytes_and_replaces_what_is_there(tmp_path):
+    source, place = tmp_path / "a", tmp_path / "below" / "b"
+    write_bytes(source, b"one")
+    write_bytes(place, b"other")
+    for _ in range(2):  # the second time it is there
+        link(source, place)
+        assert place.samefile(source)
+        assert [path.name for path in place.parent.iterdir()] == ["b"]
+    write_bytes(source, b"two")  # a file that is replaced leaves its other name alone
+    assert place.read_bytes() == b"one"
+    with pytest.raises(FileNotFoundError):
+        link(tmp_path / "none", place)
+    assert place.read_bytes() == b"one"

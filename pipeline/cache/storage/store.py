@@ -146,12 +146,14 @@ class Store:
         Of a disk both share the bytes where it can do that; else they are copied.
 
         Raises:
-            OSError: a disk has no such file.
+            FileNotFoundError: there is no such file.
         """
         if self.is_local:
             link(Path(there.path(source)), Path(self.path(name)))
             return
         self._require_lease()
+        if not there.is_written(source):
+            raise FileNotFoundError(there.path(source))
         with self._answering():
             self.fs.cp_file(there.path(source), self.path(name))
 

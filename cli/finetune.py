@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .parsing import FOLDER, NEW_FOLDER, Sectioned, comma_list
+from .parsing import FOLDER, NEW_FOLDER, Sectioned, comma_list, verbose_option
 from .train_head import format_summary, say_if_new
 
 
@@ -16,7 +16,7 @@ from .train_head import format_summary, say_if_new
     sections={
         "What is trained": "reattach settings",
         "Data": "data_root store visual_weights text_weights",
-        "Where and how it runs": "out resume device as_json",
+        "Where and how it runs": "out resume device verbose as_json",
     },
 )
 @click.argument("run")
@@ -43,6 +43,7 @@ from .train_head import format_summary, say_if_new
 @click.option("--store", help="Where the feature cache is now, if not where RUN was trained.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option("--resume", is_flag=True, help="Go on with the same options where it stopped, or begin.")
+@verbose_option
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def finetune(run: str, out: Path, resume: bool, as_json: bool, **options: Any) -> None:
     """Put the backbones of the head in RUN back, and train all of it from images and captions.

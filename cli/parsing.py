@@ -53,6 +53,15 @@ NEW_FOLDER = Output(path_type=Path)  # whether it may be there already is the co
 NEW_FILE = Output(path_type=Path, dir_okay=False)
 
 
+verbose_option = click.option(
+    "-v/-q",
+    "--verbose/--quiet",
+    "verbose",
+    default=None,
+    help="More of each epoch, or no progress; either way a run's train.log has all of it.",
+)
+
+
 def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of commands that look at runs: what is looked at, how ties count, and what crops need."""
     for option in reversed(

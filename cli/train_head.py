@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.wording import counted
-from .parsing import NEW_FOLDER, Sectioned
+from .parsing import NEW_FOLDER, Sectioned, verbose_option
 
 if TYPE_CHECKING:
     from ..heads.training.training import TrainSummary
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     cls=Sectioned,
     sections={
         "What is trained": "recipe settings also seed",
-        "Where and how it runs": "out resume device as_json",
+        "Where and how it runs": "out resume device verbose as_json",
     },
 )
 @click.argument("store")
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     "--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Same seed, same numbers."
 )
 @click.option("--resume", is_flag=True, help="Go on with the same options where it stopped, or begin.")
+@verbose_option
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def train_head(store: str, out: Path, resume: bool, as_json: bool, **options: Any) -> None:
     """Train a head on the features in STORE, and keep its best epoch by validation RSUM.

@@ -16,6 +16,7 @@ from ...pipeline.errors import RunError
 from ..model import Model
 from ..recipes.blocks import Recipe
 from ..runs.run import Run
+from .failures import STEPS
 from .optimisation import autocast_dtype, average_of
 
 _PARTS = ("model", "losses", "optimizer", "scaler", "average")
@@ -90,6 +91,20 @@ class TrainingState:
         if rsum > self.best_rsum:
             self.best_epoch, self.best_rsum = self.epoch + 1, rsum
         self.epoch, self.steps, self.sums = self.epoch + 1, 0, torch.zeros_like(self.sums)
+
+    def line(self, means: list[float], lr: float, rsum: float, seconds: float) -> dict[str, Any]:
+        """Return what metrics.jsonl says of the epoch that ends now; `means` of its loss and terms."""
+        loss, *parts = means
+        line = {
+            "epoch": self.epoch + 1,
+            "step": self.step,
+            "loss": loss,
+            "parts": dict(zip(self.losses, parts, strict=True)),
+            "lr": lr,
+            "rsum": rsum,
+            "seconds": round(seconds, 3),
+        }
+        return line | ({"collapsed": True} if self.at_constant >= STEPS else {})
 
     def stopped_early(self, patience: int | None) -> bool:
         """Return whether so many epochs have not been better than the best."""

@@ -40,6 +40,7 @@ from ...runs.features import batches_of, caption_set_of_run, image_set_of_run, o
 from ...runs.files import Writer
 from ...runs.info import BranchName, RunInfo, absolute, versions
 from ...runs.run import Run, require_free
+from ..display import EACH_EPOCH, Shown
 from ..event_log import require_log
 from ..large_batches import require_whole_batches
 from ..optimisation import build_optimizer, decay_of, weights_of
@@ -66,6 +67,7 @@ def finetune(
     store: str | None = None,
     device: str = "auto",
     resume: bool = False,
+    shown: Shown = EACH_EPOCH,
 ) -> TrainSummary:
     """Put the backbones of a trained head back and train all of it from images and token ids, leaving a run at `out`.
 
@@ -77,11 +79,9 @@ def finetune(
         settings: changes of the run's recipe, such as ``schedule.epochs=40`` or ``finetune.image_lr=0.1``.
         reattach: which of ``image`` and ``text``; none: those that the recipe's `finetune` block trains.
         data_root: where the images are, see `reattachment.image_folder`.
-        visual_weights: of the image backbone, see `reattachment.put_back_images`.
-        text_weights: of the text backbone, see `reattachment.put_back_captions`.
+        visual_weights, text_weights: of the backbones, see `reattachment`.
         store: the feature cache; None: the run's own, of several the first.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        resume: go on where `out` stopped; without it, `out` must not exist.
+        device, resume, shown: as of `training.train`.
 
     Raises:
         RecipeError: the settings do not fit, or change what the head was trained for.
@@ -113,7 +113,7 @@ def finetune(
         if not state.resume(new):
             new.save_metrics(base.metrics()[: state.epoch])
         objective = EndToEndObjective.of(recipe, model, state.losses, train_split)
-        return Loop(new, objective, state, train_split, val_split).go_on()
+        return Loop(new, objective, state, train_split, val_split, shown=shown).go_on()
 
 
 class TunedRun(Run):

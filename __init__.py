@@ -95,6 +95,7 @@ def train(
     also: Sequence[str] = (),
     device: str = "auto",
     seed: int = 0,
+    init_from: "str | Path | None" = None,
     resume: bool = False,
     verbose: bool | None = None,
 ) -> "TrainSummary":
@@ -107,7 +108,9 @@ def train(
         settings: changes of the recipe, such as ``{"model.dim": 256}``.
         also: other stores, whose split ``train`` is learnt as well.
         device, seed: ``auto``, ``cpu`` or ``cuda``; the same seed gives the same numbers.
-        resume: go on with the same options where it stopped, or begin.
+        init_from: a run whose best weights it begins with; all of them must fit.
+        resume: go on with the same options where it stopped, or begin. A larger ``schedule.epochs`` makes a run longer
+            where its learning rate is constant or falls in steps.
         verbose: show also the terms of the loss after each epoch; False: show no progress.
 
     Raises:
@@ -120,7 +123,8 @@ def train(
     from .heads.training.training import train
 
     chosen, shown = load_recipe(str(recipe), _written(settings)), Shown.of(verbose, "epochs")
-    return train(str(store), chosen, out, device=device, seed=seed, resume=resume, also=also, shown=shown)
+    how: dict[str, Any] = {"device": device, "seed": seed, "resume": resume, "also": also, "shown": shown}
+    return train(str(store), chosen, out, init_from=init_from, **how)
 
 
 def finetune(

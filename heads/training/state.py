@@ -20,6 +20,7 @@ from .failures import STEPS
 from .optimisation import autocast_dtype, average_of
 
 _PARTS = ("model", "losses", "optimizer", "scaler", "average")
+_LAST_WEIGHTS = ("model", "average")
 _COUNTS = ("epoch", "steps", "step", "best_epoch", "best_rsum", "at_constant")
 
 
@@ -114,15 +115,20 @@ class TrainingState:
         """Let the next step draw from a generator of its own."""
         torch.manual_seed(int(np.random.SeedSequence([seed, self.epoch, self.steps]).generate_state(1)[0]))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return tensors and plain scalars."""
-        parts = {name: getattr(self, name).state_dict() for name in _PARTS if getattr(self, name) is not None}
+    def to_dict(self, *, over: bool = False) -> dict[str, Any]:
+        """Return tensors and plain scalars.
+
+        Of a training that is `over`, and cannot be lengthened, the last weights are left out: a fine-tuning goes on
+        from the best ones, with the optimiser's state.
+        """
+        names = [name for name in _PARTS if getattr(self, name) is not None and not (over and name in _LAST_WEIGHTS)]
+        parts = {name: getattr(self, name).state_dict() for name in names}
         return {name: getattr(self, name) for name in _COUNTS} | parts | {"sums": self.sums}
 
     def resume(self, run: Run) -> bool:
         """Go on where `run` is; return False where nothing has begun there.
 
-        A state of complete epochs may lack what is new within one.
+        A state of complete epochs may lack what is new within one, and that of a training that is over the weights.
 
         Raises:
             RunError: the state is damaged; or one of both scales the loss, as float16 needs it, and the other does not.
@@ -134,7 +140,7 @@ class TrainingState:
             then = "float16" if state["scaler"] else "another precision than float16"
             raise RunError(f"it was trained in {then}; to go on, set runtime.precision to what it was")
         for name in _PARTS:
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None and (name in state or name not in _LAST_WEIGHTS):
                 getattr(self, name).load_state_dict(state[name])
         for name in _COUNTS:
             setattr(self, name, state.get(name, 0))

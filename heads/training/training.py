@@ -19,7 +19,7 @@ from ..evaluation.metrics import Recalls
 from ..evaluation.protocols import recalls
 from ..evaluation.scoring import compare, embed
 from ..evaluation.subjects import untrained_rsum
-from ..model import Facts, Model, build_losses, build_model, feature_facts
+from ..model import Model, build_losses, build_model, feature_facts
 from ..recipes.blocks import Recipe
 from ..runs.features import Sets, batches_of, views_to_draw
 from ..runs.run import Run, require_free
@@ -28,10 +28,11 @@ from .event_log import Record, epoch_tags, event_log, require_log, step_tags
 from .failures import CollapseDetector, enough_memory, not_finite
 from .large_batches import require_whole_batches
 from .objective import Objective
-from .optimisation import build_optimizer, drop_frozen, learning_rate, set_rates, weights_of
+from .optimisation import build_optimizer, drop_frozen, learning_rate, set_rates, tied_to_length, weights_of
 from .preparation import (
     compile_parts,
     facts_of,
+    first_weights,
     look_at_data,
     open_run,
     other_sets,
@@ -79,26 +80,27 @@ def train(
     seed: int = 0,
     resume: bool = False,
     also: Sequence[str] = (),
+    init_from: str | Path | None = None,
     resident: Resident | None = None,
     after_epoch: Callable[[int, float], None] | None = None,
     shown: Shown = EACH_EPOCH,
 ) -> TrainSummary:
     """Train the head that `recipe` describes on the features in `store`, and leave a run at `out`.
 
-    The same seed gives the same numbers on the same device, also after a stop: every step draws from a generator
-    seeded by `seed`, its epoch and its number alone. Under torchrun all processes train one head; see `ranks`.
+    The same seed gives the same numbers on the same device, also after a stop: each step draws from a generator of its
+    own, see `TrainingState.seed_step`. Under torchrun all processes train one head; see `ranks`.
 
     Args:
-        store: the feature cache; its splits `train` and `val` are used.
-        recipe: resolved; see `recipe.load_recipe`.
+        store, recipe: the feature cache, of which `train` and `val` are used; a resolved recipe.
         out: the run folder; must not exist, unless `resume`.
         device: ``auto``, ``cpu`` or ``cuda``.
-        seed: decides the first weights and the order of samples.
-        resume: go on after the last step that `out` has written down; the store may have been moved.
-        also: other stores whose split `train` is learnt as well, see `preparation.other_sets`.
+        seed: of the first weights and the order of samples.
+        resume: go on after the last step in `out`, also for more epochs; the store may have been moved.
+        also: other stores whose split `train` is learnt as well, see `other_sets`.
+        init_from: a run whose best weights it begins with, see `first_weights`.
         resident: features that other trainings of this process have in memory; what is put there is theirs too.
         after_epoch: is told each complete epoch, from 1, and its validation RSUM; what it raises ends the training.
-        shown: how much is shown on standard error.
+        shown: how much of it is seen.
 
     Raises:
         RecipeError: the recipe does not fit the feature sets.
@@ -109,32 +111,39 @@ def train(
     require_log(recipe.runtime.log)
     if not resume:
         require_free(out)
+    base = first_weights(init_from, out, resume)
     with joined(device) as (ranks, target):
-        cache = FeatureCache.open(store)
-        require_splits(cache)
-        require_places(recipe, sets := sets_of(cache, recipe, out, resume), quiet=not ranks.first)
-        others, facts = other_sets(also, sets), (feature_facts(sets[0]), feature_facts(sets[1]))
+        sets, *others = _sets(store, recipe, out, resume, also, quiet=not ranks.first)
         with enough_memory(target, recipe):
-            model = (state := _beginning(recipe, facts, seed, target)).model
+            model = (state := _beginning(recipe, sets, seed, target)).model
             if recipe.data.chunk is not None or ranks.count > 1:
                 require_whole_batches(model, "data.chunk" if ranks.count == 1 else "torchrun")
-            placement = placement_of(out, recipe, resume)
-            train_split = _learnt_from([sets, *others], recipe, model, target, placement, resident)
+            where = placement_of(out, recipe, resume), resident
+            train_split = _learnt_from([sets, *others], recipe, model, target, *where)
             val_split = batches_of(sets, model, "val", target, "mapped", resident)
 
-        info = facts_of(train_split, target, seed)
+        info = facts_of(train_split, target, seed, base)
         run, created = open_run(Run, out, info, recipe, train_split, ranks, resume=resume)
         with run.held(created) if ranks.first else nullcontext(), enough_memory(target, recipe):
             ranks.wait()  # the first puts in place what a kill left
             if not state.resume(run):
-                look_at_data(model, train_split)
+                look_at_data(model, train_split, base)
             objective = Objective.of(recipe, model, state.losses, train_split, ranks)
-            summary = Loop(run, objective, state, train_split, val_split, after_epoch, shown).go_on()
-            return replace(summary, untrained_rsum=untrained_rsum(sets, "val", target) if ranks.first else None)
+            found = Loop(run, objective, state, train_split, val_split, after_epoch, shown).go_on()
+            return replace(found, untrained_rsum=untrained_rsum(sets, "val", target)) if ranks.first else found
 
 
-def _beginning(recipe: Recipe, facts: tuple[Facts, Facts], seed: int, target: torch.device) -> TrainingState:
-    """Return a training before its first step, for features of images and captions with these facts."""
+def _sets(store: str, recipe: Recipe, out: str | Path, resume: bool, also: Sequence[str], *, quiet: bool) -> list[Sets]:
+    """Return the feature sets of `store` that are learnt from, followed by those of other stores."""
+    cache = FeatureCache.open(store)
+    require_splits(cache)
+    require_places(recipe, sets := sets_of(cache, recipe, out, resume), quiet=quiet)
+    return [sets, *other_sets(also, sets)]
+
+
+def _beginning(recipe: Recipe, sets: Sets, seed: int, target: torch.device) -> TrainingState:
+    """Return a training before its first step, for features as of these sets."""
+    facts = feature_facts(sets[0]), feature_facts(sets[1])
     torch.manual_seed(seed)  # on the CPU, where the weights are drawn: a seed begins alike on every device
     model, losses = build_model(recipe, *facts).to(target), build_losses(recipe, facts[1]).to(target)
     return TrainingState.new(model, losses, build_optimizer(model, losses, recipe.optimizer), recipe, target)
@@ -248,12 +257,19 @@ class Loop:
         if table is not None:
             record(epoch_tags(state.epoch, table), state.step)
             best = state.kept if state.best_epoch == state.epoch else None
-            self.run.save_epoch(state.to_dict(), line, state.best_epoch, state.best_rsum, best)
+            self.run.save_epoch(state.to_dict(over=self._over), line, state.best_epoch, state.best_rsum, best)
         display.step(epoch, self.items - self.seen, means, self.terms)  # a last batch of one was left out
         display.epoch(line, state.best_epoch, state.best_rsum)
         self.seen = 0
         if self.after_epoch is not None:
             self.after_epoch(state.epoch, rsum)
+
+    @property
+    def _over(self) -> bool:
+        """Whether no epoch is left, and there will never be more."""
+        if self.state.stopped_early(self.recipe.schedule.patience):
+            return True
+        return self.state.epoch >= self.recipe.schedule.epochs and tied_to_length(self.recipe) is not None
 
     @property
     def _now(self) -> float:

@@ -193,8 +193,11 @@ def _facts_of(base: Run, split: Batches, encoders: dict[str, TrainableEncoder], 
 
 def _optimizer(
     base: Run, state: dict[str, Any], recipe: Recipe, model: EndToEndModel, losses: nn.ModuleDict
-) -> torch.optim.AdamW:
-    """Return the head's optimiser with the state that its training left, and groups for the backbones."""
+) -> torch.optim.Optimizer:
+    """Return the head's optimiser with the state that its training left, and groups for the backbones.
+
+    Another optimiser than the head's begins without a state.
+    """
     before = build_optimizer(model, losses, base.recipe.optimizer)
     saved = state["optimizer"]
     groups = saved["param_groups"][: len(before.param_groups)]  # after them come a fine-tuned run's backbones
@@ -203,7 +206,8 @@ def _optimizer(
         {"param_groups": groups, "state": {number: s for number, s in saved["state"].items() if number in ours}}
     )
     optimizer = build_optimizer(model, losses, recipe.optimizer)
-    optimizer.state.update({p: before.state[p] for p in weights_of(model, losses) if p in before.state})
+    if type(optimizer) is type(before):
+        optimizer.state.update({p: before.state[p] for p in weights_of(model, losses) if p in before.state})
     for name, backbone in model.backbones.items():
         factor, frozen = (getattr(recipe.finetune, f"{name}_{what}") for what in ("lr", "frozen"))
         matrices = [p for p in backbone.parameters() if p.ndim > 1]

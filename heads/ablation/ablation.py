@@ -199,12 +199,11 @@ def _features(cell: Cell) -> tuple[str, str]:
 
 
 def _on_own_sets(plan: Plan, root: Path, cache: FeatureCache) -> Plan:
-    """Return the plan with the feature sets of its earlier cells instead of ``auto``; the store may have more now."""
-    file = next(iter(sorted(root.glob("*/seed=*/run.json"))), None)
-    if file is None:
-        return plan
-    run = Run(file.parent)
-    variants = (replace(one, recipe=on_sets_of(run, one.recipe, cache)) for one in plan.variants)
+    """Return the plan with the feature sets of its earlier cells, where it means them; the store may have more now."""
+    first, variants = next(iter(sorted(root.glob("*/seed=*/run.json"))), None), []
+    for one in plan.variants:
+        file = next(iter(sorted((root / one.name).glob("seed=*/run.json"))), first)
+        variants.append(one if file is None else replace(one, recipe=on_sets_of(Run(file.parent), one.recipe, cache)))
     return replace(plan, variants=tuple(variants))
 
 

@@ -20,7 +20,7 @@ from ..model import Model, feature_facts
 from ..modules.adapters import RowsAdapter, WordsAdapter
 from ..recipes.blocks import Recipe
 from ..runs.config import difference
-from ..runs.features import RetokenizedCaptions, Sets, in_place_of_auto, sets_named
+from ..runs.features import RetokenizedCaptions, Sets, on_own_sets, sets_named
 from ..runs.files import sha256_of
 from ..runs.info import AS_A_WHOLE, RunInfo, absolute, as_told, versions
 from ..runs.run import Run
@@ -44,7 +44,7 @@ def require_splits(cache: FeatureCache) -> None:
 
 
 def sets_of(cache: FeatureCache, recipe: Recipe, out: str | Path, resume: bool) -> Sets:
-    """Return the feature sets that the recipe names; a run that goes on takes its own for ``auto``.
+    """Return the feature sets that the recipe names; what a run's own are called means these when it goes on.
 
     Raises:
         CacheError: none or several fit.
@@ -55,8 +55,8 @@ def sets_of(cache: FeatureCache, recipe: Recipe, out: str | Path, resume: bool) 
 
 
 def on_sets_of(run: Run, recipe: Recipe, cache: FeatureCache) -> Recipe:
-    """Return the recipe with the feature sets of a run, where they are there, in the place of ``auto``."""
-    return in_place_of_auto(recipe, cache, image=run.info.image_set, text=run.info.text_set)
+    """Return the recipe with the feature sets of a run, where it means them; see `on_own_sets`."""
+    return on_own_sets(recipe, cache, image=run.info.image_set, text=run.info.text_set)
 
 
 def require_places(recipe: Recipe, sets: Sets, *, quiet: bool = False) -> None:

@@ -35,7 +35,7 @@ from ..model import feature_facts
 from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_names
 from ..recipes.recipe import changed, load_recipe, resolve
-from ..runs.features import in_place_of_auto
+from ..runs.features import on_own_sets
 from ..runs.info import absolute, as_told
 from ..runs.run import write_json
 from ..series.checks import claim, complete_sets, require_buildable
@@ -177,13 +177,13 @@ def _folder(recipe: str) -> str:
 
 
 def _on_own_sets(recipe: Recipe, root: Path, cache: FeatureCache) -> Recipe:
-    """Return the recipe with the feature sets that a tuning was begun with in the place of ``auto``."""
+    """Return the recipe with the feature sets that a tuning was begun with, where it means them."""
     try:
         found = read_json(root / "tuning.json")
         image, text = found.get("image_set"), found.get("text_set")
     except (OSError, ValueError, AttributeError):  # `claim` will say it
         return recipe
-    return in_place_of_auto(recipe, cache, image=image, text=text)
+    return on_own_sets(recipe, cache, image=image, text=text)
 
 
 def _take(plan: _Planned, held: ExitStack) -> None:

@@ -149,8 +149,8 @@ def finetune(
         reattach: which of ``image`` and ``text``; none: those that the recipe's `finetune` block trains.
         settings: changes of the run's recipe, such as ``{"schedule.epochs": 40}``.
         data_root: the folder of the images, or the one that the manifest's relative paths start from.
-        visual_weights: of the image backbone, where they came from a file or a folder.
-        text_weights: of the text backbone, a folder, hub id or file, if not ``bert-base-uncased``.
+        visual_weights: of the image backbone, if they have moved since the extraction.
+        text_weights: of the text backbone, a folder, hub id or file, likewise.
         store: where the feature cache is now, if not where `run` was trained.
         device, resume, verbose: as of `train`.
 

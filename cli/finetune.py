@@ -34,9 +34,9 @@ from .train_head import format_summary, say_if_new
     help="Which backbones; by default those that the recipe's finetune block trains. The rest stays on the cache.",
 )
 @click.option(
-    "--visual-weights", metavar="FILE|DIR", help="Of the image backbone, where they came from a file or folder."
+    "--visual-weights", metavar="FILE|DIR", help="Of the image backbone, if they have moved since the extraction."
 )
-@click.option("--text-weights", metavar="HUB_ID|DIR|FILE", help="Of the text backbone, if not bert-base-uncased.")
+@click.option("--text-weights", metavar="HUB_ID|DIR|FILE", help="Of the text backbone, if they have moved.")
 @click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a value of the recipe; as often as needed."
 )

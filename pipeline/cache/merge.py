@@ -19,7 +19,7 @@ from .storage.store import Store
 from .verify import CheckedSet, files_of
 
 # Attributes that may differ between parts of one set; earlier versions wrote no grid.
-_OF_ONE_MACHINE = {"failed", "recorded", "asked", "grid"}
+_OF_ONE_MACHINE = {"failed", "recorded", "asked", "grid", "source", "command"}
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ class Manifest:
     counts: dict[str, int] | None = None  # images by split, after merging; None where nothing is promised
     licence: str | None = None  # terms under which the data may be used
     homepage: str | None = None  # where the data comes from
+    data_root: Path | None = None  # the folder at which relative paths start; None: the YAML's own
 
 
 def bundled_manifests() -> dict[str, Path]:
@@ -63,7 +64,8 @@ def load_manifest(dataset: str | Path, data_root: Path | None = None) -> Manifes
         advice = "correct the manifest, or give the folder that its relative paths start from as --data-root"
         raise ManifestError(f"{path}: {' and '.join(missing)}; {advice}.")
     protocols = tuple(values.get("protocols", ["full"]))
-    return Manifest(**{**values, "images": images, "captions": captions, "protocols": protocols}, path=path)
+    found = {**values, "images": images, "captions": captions, "protocols": protocols}
+    return Manifest(**found, path=path, data_root=None if data_root is None else Path(data_root))
 
 
 def _find(dataset: str | Path) -> Path:

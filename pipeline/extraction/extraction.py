@@ -26,7 +26,8 @@ from ..encoders import HUB, TextEncoder, VisualEncoder
 from ..encoders.words import WordsEncoder
 from ..errors import CacheError
 from ..progress import Progress
-from .options import Options
+from .command import command_of
+from .options import Options, source_of
 from .summary import CaptionCounts, Extraction, SetSummary
 
 
@@ -65,17 +66,18 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     # Made before the store, so that a wrong name or file leaves nothing.
     visual = options.load_visual(device) if options.visual else None
     text = load_captions(options, samples, device) if options.text else None
+    command = command_of(manifest, options)
     how: dict[str, Any] = {"workers": options.workers, "scheduler": options.scheduler, "repair": options.repair}
     sets, counts = [], None
     with open_for_writing(url, samples, manifest.protocols, repair=options.repair) as cache:
         url, folder, writer = cache.store.absolute_url, str(manifest.images.resolve()), cache.store.writer
         if visual is not None:
-            facts = _facts(options, "images", visual, device)
+            facts = replace(_facts(cache, options, "images", visual, device), command=command)
             images = image_set_to_fill(cache, facts, visual.rows, options.shard_images, visual.extras, options.views)
             of_images = Job(url, images.name, folder, options, writer)
             sets.append(fill(images, write_image_shard, lambda _: of_images, splits, **how))
         if text is not None:
-            facts = _facts(options, "captions", text, device)
+            facts = replace(_facts(cache, options, "captions", text, device), command=command)
             captions = caption_set_to_fill(cache, facts, options.shard_images, partial(_count, cache, text))
             of_captions = Job(url, captions.name, folder, options, writer)
             sets.append(fill(captions, write_caption_shard, lambda _: of_captions, splits, **how))
@@ -131,9 +133,15 @@ def load_captions(options: Options, samples: Samples, device: str) -> TextEncode
     return WordsEncoder.build(caption.text for image in training for caption in image.captions)
 
 
-def _facts(options: Options, modality: str, encoder: VisualEncoder | TextEncoder, device: str) -> SetFacts:
+def _facts(
+    cache: FeatureCache, options: Options, modality: str, encoder: VisualEncoder | TextEncoder, device: str
+) -> SetFacts:
+    """Return the facts of a set; one that is there keeps its name, whatever its weights are called now."""
     recorded = {"device": device, "batch_size": options.batch_size}
-    return SetFacts.of(encoder, options.dtype, recorded, options.asked(modality))
+    asked = options.asked(modality)
+    source = source_of(options, modality, None if asked is None else asked["weights"])
+    facts = SetFacts.of(encoder, options.dtype, recorded, asked, None if source is None else source.to_json())
+    return facts.named_as_in(cache, modality)
 
 
 def _count(cache: FeatureCache, encoder: TextEncoder, blocks: Blocks) -> tuple[list[int], dict[str, Any]]:

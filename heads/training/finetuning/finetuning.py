@@ -26,6 +26,7 @@ from torch import nn
 from ....pipeline.cache import CaptionSet, FeatureCache, ImageSet, fingerprint
 from ....pipeline.device import pick_device, within_memory
 from ....pipeline.encoders import TrainableEncoder
+from ....pipeline.encoders.sources import short_name
 from ....pipeline.errors import OutOfMemory, RecipeError, RunError
 from ....pipeline.reading.batches import Batches
 from ....pipeline.reading.end_to_end import end_to_end_batches
@@ -129,7 +130,9 @@ class TunedRun(Run):
             writers[f"{key}_backbone{encoder.suffix}"] = encoder.save
             identity = {**encoder.identity, "weights": encoder.weights_id()}
             prints[key] = made = fingerprint(identity, self.info.backbones["dtype"])
-            names[f"{key}_set"] = f"{encoder.name}@{made[:8]}"
+            # As an extraction calls it: by its network, or by the folder.
+            name = encoder.name if encoder.suffix else short_name(str(self.path.resolve() / f"{key}_backbone"))
+            names[f"{key}_set"] = f"{name}@{made[:8]}"
         return writers, {"fingerprints": prints, **names}
 
 

@@ -95,7 +95,9 @@ def train(
     also: Sequence[str] = (),
     device: str = "auto",
     seed: int = 0,
+    init_from: "str | Path | None" = None,
     resume: bool = False,
+    verbose: bool | None = None,
 ) -> "TrainSummary":
     """Train a head on the features in a store, and keep its best epoch by validation RSUM (``xret train-head``).
 
@@ -105,9 +107,11 @@ def train(
         out: the run folder; must not exist, unless `resume`.
         settings: changes of the recipe, such as ``{"model.dim": 256}``.
         also: other stores, whose split ``train`` is learnt as well.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        seed: the same seed gives the same numbers.
-        resume: go on with the same options where it stopped, or begin.
+        device, seed: ``auto``, ``cpu`` or ``cuda``; the same seed gives the same numbers.
+        init_from: a run whose best weights it begins with; all of them must fit.
+        resume: go on with the same options where it stopped, or begin. A larger ``schedule.epochs`` makes a run longer
+            where its learning rate is constant or falls in steps.
+        verbose: show also the terms of the loss after each epoch; False: show no progress.
 
     Raises:
         RecipeError: the recipe, its settings or the feature sets do not fit.
@@ -115,10 +119,12 @@ def train(
         RunError: `out` exists or does not fit, memory does not suffice, or the loss is not finite.
     """
     from .heads.recipes.recipe import load_recipe
+    from .heads.training.display import Shown
     from .heads.training.training import train
 
-    chosen = load_recipe(str(recipe), _written(settings))
-    return train(str(store), chosen, out, device=device, seed=seed, resume=resume, also=also)
+    chosen, shown = load_recipe(str(recipe), _written(settings)), Shown.of(verbose, "epochs")
+    how: dict[str, Any] = {"device": device, "seed": seed, "resume": resume, "also": also, "shown": shown}
+    return train(str(store), chosen, out, init_from=init_from, **how)
 
 
 def finetune(
@@ -133,6 +139,7 @@ def finetune(
     store: str | None = None,
     device: str = "auto",
     resume: bool = False,
+    verbose: bool | None = None,
 ) -> "TrainSummary":
     """Put the backbones of a trained head back, and train all of it from images and captions (``xret finetune``).
 
@@ -142,11 +149,10 @@ def finetune(
         reattach: which of ``image`` and ``text``; none: those that the recipe's `finetune` block trains.
         settings: changes of the run's recipe, such as ``{"schedule.epochs": 40}``.
         data_root: the folder of the images, or the one that the manifest's relative paths start from.
-        visual_weights: of the image backbone, where they came from a file or a folder.
-        text_weights: of the text backbone, a folder, hub id or file, if not ``bert-base-uncased``.
+        visual_weights: of the image backbone, if they have moved since the extraction.
+        text_weights: of the text backbone, a folder, hub id or file, likewise.
         store: where the feature cache is now, if not where `run` was trained.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        resume: go on with the same options where it stopped, or begin.
+        device, resume, verbose: as of `train`.
 
     Raises:
         RecipeError: the settings do not fit, or change what the head was trained for.
@@ -155,11 +161,12 @@ def finetune(
     """
     from pathlib import Path
 
+    from .heads.training.display import Shown
     from .heads.training.finetuning.finetuning import finetune
 
-    root = None if data_root is None else Path(data_root)
+    root, shown = None if data_root is None else Path(data_root), Shown.of(verbose, "epochs")
     what: dict[str, Any] = {"visual_weights": visual_weights, "text_weights": text_weights, "data_root": root}
-    how: dict[str, Any] = {"reattach": reattach, "store": store, "device": device, "resume": resume}
+    how: dict[str, Any] = {"reattach": reattach, "store": store, "device": device, "resume": resume, "shown": shown}
     return finetune(run, out, settings=_written(settings), **what, **how)
 
 
@@ -216,6 +223,7 @@ def ablate(
     jobs: int = 1,
     scheduler: str | None = None,
     views: bool = False,
+    verbose: bool | None = None,
 ) -> "Ablation":
     """Train a recipe in many variants and with several seeds, and evaluate each (``xret ablate``).
 
@@ -230,11 +238,11 @@ def ablate(
         grid: a published ablation in the place of `vary`, on its own recipe or on `recipe`.
         settings: changes for all cells.
         seeds: runs of each cell.
-        device: ``auto``, ``cpu`` or ``cuda``.
+        device, views: as of `evaluate`.
         split: what is evaluated; None: ``test``, or what the grid's paper took.
         jobs: cells at once, in processes of this machine.
         scheduler: address of a Dask cluster that trains the cells.
-        views: evaluate by the mean over all cached views of an image, as `evaluate` does.
+        verbose: show also a line an epoch; False: show no progress.
 
     Returns:
         Every cell's numbers, or why it failed; ``print`` shows the table.
@@ -251,7 +259,7 @@ def ablate(
         vary = [f"{key}={','.join(map(str, values))}" for key, values in vary.items()]
     plan = make_plan(None if recipe is None else str(recipe), vary, grid, _written(settings))
     how: dict[str, Any] = {"device": device, "split": split, "jobs": jobs, "scheduler": scheduler, "views": views}
-    return ablate(str(store), plan, out, seeds=seeds, **how)
+    return ablate(str(store), plan, out, seeds=seeds, verbose=verbose, **how)
 
 
 def tune(
@@ -268,6 +276,7 @@ def tune(
     device: str = "auto",
     scheduler: str | None = None,
     plot: bool = False,
+    verbose: bool | None = None,
 ) -> "Tuning":
     """Find the values of a recipe that suit a store, by validation RSUM, and keep the best run (``xret tune``).
 
@@ -282,9 +291,7 @@ def tune(
         settings: changes for all trials, such as ``{"schedule.epochs": 20}``.
         seed: of every run, and of the values that are drawn.
         ties: on the test split, as in `evaluate`.
-        jobs: trials at once, in processes of this machine.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        scheduler: address of a Dask cluster that trains the trials.
+        jobs, device, scheduler, verbose: as of `ablate`.
         plot: draw which keys decide, as ``importance.png`` in `out`.
 
     Returns:
@@ -300,20 +307,9 @@ def tune(
     recipes = [str(recipe)] if isinstance(recipe, str | Path) else [str(one) for one in recipe]
     if isinstance(space, Mapping):
         space = [f"{key}={said if isinstance(said, str) else ','.join(map(str, said))}" for key, said in space.items()]
-    return tune(
-        str(store),
-        recipes,
-        out,
-        trials=trials,
-        space=space,
-        settings=_written(settings),
-        ties=ties,
-        seed=seed,
-        device=device,
-        jobs=jobs,
-        scheduler=scheduler,
-        plotted=plot,
-    )
+    what: dict[str, Any] = {"trials": trials, "space": space, "settings": _written(settings), "ties": ties}
+    how: dict[str, Any] = {"device": device, "jobs": jobs, "scheduler": scheduler, "verbose": verbose}
+    return tune(str(store), recipes, out, seed=seed, plotted=plot, **what, **how)
 
 
 def load(run: "str | Path", **options: Any) -> "Retriever":

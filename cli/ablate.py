@@ -8,7 +8,7 @@ import click
 
 from ..pipeline.files import write_text
 from ..pipeline.wording import counted
-from .parsing import NEW_FILE, NEW_FOLDER, Sectioned
+from .parsing import NEW_FILE, NEW_FOLDER, Sectioned, verbose_option
 
 
 def list_grids(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
@@ -28,7 +28,7 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
     cls=Sectioned,
     sections={
         "What is trained": "recipe vary grid settings seeds split views",
-        "Where and how it runs": "out jobs device scheduler",
+        "Where and how it runs": "out jobs device scheduler verbose",
         "What is written": "csv_file latex_file plot_file as_json",
     },
 )
@@ -72,6 +72,7 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
 @click.option("--csv", "csv_file", type=NEW_FILE, help="Write the table as CSV.")
 @click.option("--latex", "latex_file", type=NEW_FILE, help="Write the table as LaTeX, for booktabs.")
 @click.option("--plot", "plot_file", type=NEW_FILE, help="Draw RSUM over one numeric --vary: .png, .svg or .pdf.")
+@verbose_option
 @click.option("--json", "as_json", is_flag=True, help="Print every cell and seed as JSON.")
 def ablate(
     store: str,

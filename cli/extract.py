@@ -247,7 +247,7 @@ def extract(
 
         print_plan(make_plan(manifest, store, chosen, plan or None), as_json)
         return
-    print_summary(extraction.extract(manifest, store, chosen), as_json, repair_of=dataset)
+    print_summary(extraction.extract(manifest, store, chosen), as_json)
 
 
 def _given(ctx: click.Context, keys: Iterable[str]) -> str:

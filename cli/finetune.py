@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .parsing import FOLDER, NEW_FOLDER, Sectioned, comma_list
+from .parsing import FOLDER, NEW_FOLDER, Sectioned, comma_list, verbose_option
 from .train_head import format_summary, say_if_new
 
 
@@ -16,7 +16,7 @@ from .train_head import format_summary, say_if_new
     sections={
         "What is trained": "reattach settings",
         "Data": "data_root store visual_weights text_weights",
-        "Where and how it runs": "out resume device as_json",
+        "Where and how it runs": "out resume device verbose as_json",
     },
 )
 @click.argument("run")
@@ -34,15 +34,16 @@ from .train_head import format_summary, say_if_new
     help="Which backbones; by default those that the recipe's finetune block trains. The rest stays on the cache.",
 )
 @click.option(
-    "--visual-weights", metavar="FILE|DIR", help="Of the image backbone, where they came from a file or folder."
+    "--visual-weights", metavar="FILE|DIR", help="Of the image backbone, if they have moved since the extraction."
 )
-@click.option("--text-weights", metavar="HUB_ID|DIR|FILE", help="Of the text backbone, if not bert-base-uncased.")
+@click.option("--text-weights", metavar="HUB_ID|DIR|FILE", help="Of the text backbone, if they have moved.")
 @click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a value of the recipe; as often as needed."
 )
 @click.option("--store", help="Where the feature cache is now, if not where RUN was trained.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option("--resume", is_flag=True, help="Go on with the same options where it stopped, or begin.")
+@verbose_option
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def finetune(run: str, out: Path, resume: bool, as_json: bool, **options: Any) -> None:
     """Put the backbones of the head in RUN back, and train all of it from images and captions.

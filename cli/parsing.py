@@ -54,6 +54,15 @@ NEW_FOLDER = Output(path_type=Path)  # whether it may be there already is the co
 NEW_FILE = Output(path_type=Path, dir_okay=False)
 
 
+verbose_option = click.option(
+    "-v/-q",
+    "--verbose/--quiet",
+    "verbose",
+    default=None,
+    help="More of each epoch, or no progress; either way a run's train.log has all of it.",
+)
+
+
 def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of commands that look at runs: what is looked at, how ties count, and what crops need."""
     for option in reversed(
@@ -76,10 +85,10 @@ def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "set with regions, crops are made of them.",
             ),
             click.option(
-                "--visual-weights", metavar="FILE", help="For crops: the image encoder's, if they came from a file."
+                "--visual-weights", metavar="FILE", help="For crops: the image encoder's, if they have moved."
             ),
             click.option(
-                "--text-weights", metavar="HUB_ID|DIR", help="For crops: the text encoder's, if not bert-base-uncased."
+                "--text-weights", metavar="HUB_ID|DIR", help="For crops: the text encoder's, if they have moved."
             ),
             click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
         )

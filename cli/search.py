@@ -21,10 +21,14 @@ def run_options(command: Any) -> Any:
             click.option("--store", help="Where the feature cache is now, if not where RUN was trained."),
             click.option("--split", default="test", show_default=True, help="Whose images and captions."),
             click.option(
-                "--visual-weights", metavar="FILE|DIR", help="The image encoder's, if they came from a file or folder."
+                "--visual-weights",
+                metavar="FILE|DIR",
+                help="The image encoder's, if they have moved.",
             ),
             click.option(
-                "--text-weights", metavar="HUB_ID|DIR|FILE", help="The text encoder's, if not bert-base-uncased."
+                "--text-weights",
+                metavar="HUB_ID|DIR|FILE",
+                help="The text encoder's, if they have moved.",
             ),
             click.option("--trust", is_flag=True, help="Let weights run code while they are read."),
             click.option("--index", type=Path, metavar="DIR", help="Search by an index that `xret index` made of RUN."),
@@ -60,8 +64,8 @@ def run_options(command: Any) -> Any:
 def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json: bool, **options: Any) -> None:
     """Find images for the sentence QUERY, or captions for a picture, in a split of the store of RUN.
 
-    Both go through the encoder that made the store's features. Its weights are named again where they came from a
-    file; a fine-tuned run has its own.
+    Both go through the encoder that made the store's features. Its weights are found where they were, and named
+    again where they have moved; a fine-tuned run has its own.
 
     \b
     xret search run "a red square beside a blue circle"

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from ..pipeline.extraction.summary import Extraction
 
 
-def print_summary(summary: "Extraction", as_json: bool, repair_of: str | None = None) -> None:
-    """Print what an extraction of the data set `repair_of`, or without it an import, has done."""
+def print_summary(summary: "Extraction", as_json: bool) -> None:
+    """Print what an extraction or an import has done."""
     if as_json:
         click.echo(json.dumps(summary.to_json()))
         return
@@ -34,7 +35,7 @@ def print_summary(summary: "Extraction", as_json: bool, repair_of: str | None = 
             click.echo(printable(f"    {line}"))
     _print_counts(summary)
     if any(features.failed for features in summary.sets):
-        _print_way_out(summary.store, repair_of)
+        _print_way_out(summary.store)
 
 
 def _print_counts(summary: "Extraction") -> None:
@@ -50,13 +51,12 @@ def _print_counts(summary: "Extraction") -> None:
         click.echo(f"  entries of the source that are not in the data set: {summary.unmatched:,}")
 
 
-def _print_way_out(store: str, repair_of: str | None) -> None:
-    from ..pipeline.extraction.repair import repair_command
+def _print_way_out(store: str) -> None:
+    from ..pipeline.extraction.repair import commands_for_failed
 
-    way = "a repaired source is imported beside this one"
-    if repair_of is not None:
-        way = f"repair those files and run `{repair_command(repair_of, store)}`, with the other options of this command"
-    click.echo(f"`xret cache verify {store}` lists all that failed; {way}.")
+    again = commands_for_failed(store)
+    way = f"repair those files and run {again}" if again else "a repaired source is imported beside this one"
+    click.echo(printable(f"`xret cache verify {quote(store)}` lists all that failed; {way}."))
 
 
 def print_plan(plan: "Plan", as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.wording import counted
-from .parsing import NEW_FOLDER, Sectioned
+from .parsing import NEW_FOLDER, Sectioned, verbose_option
 
 if TYPE_CHECKING:
     from ..heads.training.training import TrainSummary
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     "train-head",
     cls=Sectioned,
     sections={
-        "What is trained": "recipe settings also seed",
-        "Where and how it runs": "out resume device as_json",
+        "What is trained": "recipe settings also init_from seed",
+        "Where and how it runs": "out resume device verbose as_json",
     },
 )
 @click.argument("store")
@@ -33,12 +33,16 @@ if TYPE_CHECKING:
     metavar="STORE2",
     help="Learn the training split of this store as well, extracted with the same options; as often as needed.",
 )
+@click.option("--init-from", metavar="RUN", help="Begin with the best weights of this run, all of which must fit.")
 @click.option("--out", required=True, type=NEW_FOLDER, help="The run folder; must not exist, unless --resume.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Same seed, same numbers."
 )
-@click.option("--resume", is_flag=True, help="Go on with the same options where it stopped, or begin.")
+@click.option(
+    "--resume", is_flag=True, help="Go on with the same options where it stopped, or with more epochs, or begin."
+)
+@verbose_option
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def train_head(store: str, out: Path, resume: bool, as_json: bool, **options: Any) -> None:
     """Train a head on the features in STORE, and keep its best epoch by validation RSUM.

@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from .parsing import NEW_FOLDER, Sectioned
+from .parsing import NEW_FOLDER, Sectioned, verbose_option
 
 
 @click.command(
     cls=Sectioned,
     sections={
         "What is tuned": "recipe trials space settings seed ties",
-        "Where and how it runs": "out jobs device scheduler",
+        "Where and how it runs": "out jobs device scheduler verbose",
         "What is written": "plot as_json",
     },
 )
@@ -68,6 +68,7 @@ from .parsing import NEW_FOLDER, Sectioned
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option("--scheduler", metavar="ADDRESS", help="A Dask cluster that trains the trials, such as tcp://host:8786.")
 @click.option("--plot", is_flag=True, help="Draw which keys decide, as importance.png in --out.")
+@verbose_option
 @click.option("--json", "as_json", is_flag=True, help="Print every trial as JSON.")
 def tune(store: str, recipe: tuple[str, ...], out: Path, as_json: bool, **options: Any) -> None:
     """Find the values of a recipe that suit STORE, by validation RSUM, and keep the best run.

@@ -3,52 +3,79 @@
 import sys
 import threading
 import time
-from typing import NoReturn
+from collections.abc import Sequence
+from itertools import product
+from typing import TYPE_CHECKING, NoReturn
 
 from tqdm import tqdm
+
+if TYPE_CHECKING:
+    _Tqdm = tqdm[NoReturn]
+else:
+    _Tqdm = tqdm  # which takes no type when it runs
+
+_BAR = 10  # columns that a bar takes at least
+_FORMS = (  # of a line on a terminal, the widest first
+    "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
+    "{desc}: {percentage:3.0f}%|{bar}| {remaining} left, {rate_fmt}{postfix}",
+    "{desc}: {remaining} left, {rate_fmt}{postfix}",
+    "{desc}: {remaining} left{postfix}",
+)
 
 
 class Progress:
     """Counts items of work; use as a context manager.
 
     Args:
-        title: what is being done, in a word or two.
+        title: what is being done, in a word or two; it may be changed.
         total: how many items there are in all.
         unit: what an item is, in the plural (``images``).
         done: how many of them were done before; they do not count in the rate.
         seconds: between two lines where standard error is not a terminal.
+        leave: whether the full bar stays on the terminal.
     """
 
-    def __init__(self, title: str, total: int, unit: str, done: int = 0, seconds: float = 5.0) -> None:
-        self.title, self.total, self.unit, self.seconds = title, total, unit, seconds
+    def __init__(
+        self, title: str, total: int, unit: str, done: int = 0, seconds: float = 5.0, leave: bool = True
+    ) -> None:
+        self.title, self.total, self.unit, self.seconds, self.leave = title, total, unit, seconds, leave
         self.first = self.count = done
-        self.note = ""
-        self._bar: tqdm[NoReturn] | None = None
+        self.notes: Sequence[str] = ("",)
+        self._bar: _Bar | None = None
 
     def __enter__(self) -> "Progress":
         self._began = self._spoke = time.monotonic()
         self._lock = threading.Lock()
         if sys.stderr.isatty():
-            self._bar = tqdm(total=self.total, initial=self.first, desc=self.title, unit=f" {self.unit}")
+            self._bar = _Bar(self)
         else:
             self._speak()
         return self
 
-    def update(self, items: int, note: str = "") -> None:
-        """Count `items` more as done, from any thread; `note` is shown after the rate."""
+    def update(self, items: int, *notes: str) -> None:
+        """Count `items` more as done, from any thread.
+
+        Of `notes`, one thing told at several lengths, the longest first, that which fits is shown after the rate.
+        """
         with self._lock:
             self.count += items
-            self.note = note
+            self.notes = notes or ("",)
             if self._bar is not None:
-                self._bar.set_postfix_str(note, refresh=False)
                 self._bar.update(items)
             elif time.monotonic() - self._spoke >= self.seconds:
                 self._speak()
 
+    def keep(self, line: str) -> None:
+        """Print a line that stays; on a terminal above the bar."""
+        with self._lock:
+            self._spoke, self._told = time.monotonic(), (self.count, self.notes)
+            tqdm.write(line, file=sys.stderr)
+            sys.stderr.flush()
+
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
-        elif self._told != (self.count, self.note):
+        elif self._told != (self.count, self.notes):
             self._speak()
 
     @property
@@ -57,9 +84,33 @@ class Progress:
         return (self.count - self.first) / max(time.monotonic() - self._began, 1e-9)
 
     def _speak(self) -> None:
-        self._spoke, self._told = time.monotonic(), (self.count, self.note)
+        self._spoke, self._told = time.monotonic(), (self.count, self.notes)
         line = f"{self.title}: {self.count}/{self.total} {self.unit}"
         if self.count > self.first:
             left = (self.total - self.count) / self.rate
             line += f", {self.rate:.1f} {self.unit}/s, {left:.0f} s left"
-        print(line + (f", {self.note}" if self.note else ""), file=sys.stderr, flush=True)
+        print(line + (f", {self.notes[0]}" if self.notes[0] else ""), file=sys.stderr, flush=True)
+
+
+class _Bar(_Tqdm):
+    """A bar whose line fits the terminal, however narrow it becomes."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        super().__init__(
+            total=progress.total,
+            initial=progress.first,
+            unit=f" {progress.unit}",
+            leave=progress.leave,
+            dynamic_ncols=True,
+        )
+
+    def __str__(self) -> str:
+        """Return the line: in the widest form that fits, the longest note that fits with it."""
+        facts = {**self.format_dict, "prefix": self.progress.title}
+        columns = facts["ncols"] or 80
+        for form, note in product(_FORMS, self.progress.notes):
+            facts |= {"postfix": note, "bar_format": form.replace("{bar}", ""), "ncols": None}
+            if len(self.format_meter(**facts)) + (_BAR if "{bar}" in form else 0) <= columns:
+                return self.format_meter(**{**facts, "bar_format": form, "ncols": columns})
+        return self.format_meter(**{**facts, "ncols": columns})

@@ -82,6 +82,7 @@ def ablate(
     jobs: int = 1,
     scheduler: str | None = None,
     views: bool = False,
+    verbose: bool | None = None,
 ) -> Ablation:
     """Train and evaluate every variant of a plan with every seed, but for those that are finished in `out`.
 
@@ -96,6 +97,7 @@ def ablate(
             of the features, as cells one after another do. On a CPU they need cores, see `processes.at_once`.
         scheduler: the address of a Dask cluster that trains the cells. Its workers must reach `store` and `out` by the
             same names. A worker process trains one cell at a time.
+        verbose: show a line an epoch beside a bar and a line a cell; or, where it is False, none of it.
 
     Raises:
         RecipeError: a variant does not fit the feature sets; all of them at once, before anything is trained.
@@ -122,8 +124,9 @@ def ablate(
                 run = root / variant.name / f"seed={seed}"
                 if (run / "run.json").is_file():
                     Run(run).refuse_difference(facts[variant.name] | {"seed": seed}, variant.recipe)
-                cells.append((variant, Cell(str(run), absolute(store), variant.recipe, seed, split, device, views)))
-        outcomes = _outcomes(root, [cell for _, cell in cells], jobs, scheduler)
+                how = split, device, views, verbose
+                cells.append((variant, Cell(str(run), absolute(store), variant.recipe, seed, *how)))
+        outcomes = _outcomes(root, [cell for _, cell in cells], jobs, scheduler, quiet=verbose is False)
     row = _only_row(plan)
     entries = (_entries(variant, cell, outcomes[cell.run], cache.dataset, row) for variant, cell in cells)
     return Ablation(tuple(chain.from_iterable(entries)), plan.source, untrained)
@@ -141,11 +144,13 @@ def _untrained(cache: FeatureCache, plan: Plan, split: str, device: str, views: 
         seen.add(names)
 
 
-def _outcomes(root: Path, cells: Sequence[Cell], jobs: int, scheduler: str | None) -> dict[str, Outcome]:
+def _outcomes(
+    root: Path, cells: Sequence[Cell], jobs: int, scheduler: str | None, *, quiet: bool
+) -> dict[str, Outcome]:
     """Return every cell's outcome by its run; those that are not finished are trained."""
     outcomes: dict[str, Outcome] = {cell.run: found for cell in cells if (found := cell.results()) is not None}
     waiting = [cell for cell in cells if cell.run not in outcomes]
-    if outcomes:
+    if outcomes and not quiet:
         print(f"cells finished already: {len(outcomes)} of {len(cells)}", file=sys.stderr)
     began = time.monotonic()
 
@@ -158,8 +163,9 @@ def _outcomes(root: Path, cells: Sequence[Cell], jobs: int, scheduler: str | Non
         else:
             failed.unlink(missing_ok=True)
             said = ", ".join(_in_short(result) for result in outcome)
-        passed = time.monotonic() - began
-        print(f"cell {len(outcomes)}/{len(cells)}, {passed:.0f} s: {cell.title}: {said}", file=sys.stderr, flush=True)
+        if isinstance(outcome, str) or not quiet:
+            at = f"cell {len(outcomes)}/{len(cells)}, {time.monotonic() - began:.0f} s"
+            print(f"{at}: {cell.title}: {said}", file=sys.stderr, flush=True)
 
     def series(cells: Sequence[Cell]) -> Series[Cell, Outcome]:
         left = iter(cells)
@@ -192,12 +198,11 @@ def _features(cell: Cell) -> tuple[str, str]:
 
 
 def _on_own_sets(plan: Plan, root: Path, cache: FeatureCache) -> Plan:
-    """Return the plan with the feature sets of its earlier cells instead of ``auto``; the store may have more now."""
-    file = next(iter(sorted(root.glob("*/seed=*/run.json"))), None)
-    if file is None:
-        return plan
-    run = Run(file.parent)
-    variants = (replace(one, recipe=on_sets_of(run, one.recipe, cache)) for one in plan.variants)
+    """Return the plan with the feature sets of its earlier cells, where it means them; the store may have more now."""
+    first, variants = next(iter(sorted(root.glob("*/seed=*/run.json"))), None), []
+    for one in plan.variants:
+        file = next(iter(sorted((root / one.name).glob("seed=*/run.json"))), first)
+        variants.append(one if file is None else replace(one, recipe=on_sets_of(Run(file.parent), one.recipe, cache)))
     return replace(plan, variants=tuple(variants))
 
 

@@ -3,6 +3,7 @@
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...pipeline.documents import read_json
 from ...pipeline.errors import XretError
@@ -11,6 +12,7 @@ from ..evaluation.evaluation import Result, evaluate
 from ..recipes.blocks import Recipe
 from ..runs.run import write_json
 from ..series.processes import one_at_a_time
+from ..training.display import Shown
 from ..training.training import train
 
 
@@ -25,6 +27,7 @@ class Cell:
     split: str
     device: str
     views: bool = False  # whether it is evaluated by the mean over all views of an image
+    verbose: bool | None = None  # how much of its training is shown, see `display.Shown`
 
     @property
     def title(self) -> str:
@@ -55,7 +58,9 @@ def run_cell(cell: Cell, resident: Resident | None = None) -> Outcome:
         return f"{run.parents[1]} is missing on {socket.gethostname()}: --out must be a folder that all workers share"
     with one_at_a_time:
         try:
-            train(cell.store, cell.recipe, run, device=cell.device, seed=cell.seed, resume=True, resident=resident)
+            shown = Shown.of(cell.verbose, "bar", cell.title)
+            how: dict[str, Any] = {"resume": True, "resident": resident, "shown": shown}
+            train(cell.store, cell.recipe, run, device=cell.device, seed=cell.seed, **how)
             evaluation = evaluate(run, store=cell.store, split=cell.split, device=cell.device, views=cell.views)
             write_json(run / "eval.json", evaluation.to_dict())
         except XretError as error:

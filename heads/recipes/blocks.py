@@ -9,6 +9,7 @@ from .schema import SetNames
 
 Block = Mapping[str, Any]  # of a part, with its name or its weight
 Epochs = Annotated[int, at_least(0)]
+Decay = Annotated[float, between(0, 0.99999)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +48,13 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """AdamW and gradient clipping."""
+    """An optimiser of torch, and gradient clipping."""
 
+    name: Literal["adamw", "adam", "sgd"] = "adamw"
     lr: Factor = 1e-3
+    beta1: Decay = 0.9  # adamw and adam: of the mean of the gradients, a step
+    beta2: Decay = 0.999  # of the mean of their squares
+    momentum: Decay = 0.9  # sgd
     weight_decay: Factor = 0.0
     decay: Literal["matrices", "all"] = "matrices"  # of which weights; matrices: of no bias, normalisation or scale
     clip: Positive | None = 2.0  # largest norm of the whole gradient
@@ -76,12 +81,13 @@ class Optimizer:
 class Schedule:
     """The learning rate."""
 
-    name: Literal["cosine", "step"] = "cosine"  # cosine: from lr to 0 over all epochs
-    by: Literal["epoch", "step"] = "epoch"  # how often cosine falls; a warm-up rises step by step in either case
+    name: Literal["cosine", "linear", "step", "constant"] = "cosine"  # cosine, linear: from lr to 0 over all epochs
+    by: Literal["epoch", "step"] = "epoch"  # how often these fall; a warm-up rises step by step in either case
     epochs: Count = 30
     step: Count = 10  # epochs; step only: after each of them …
     gamma: Factor = 0.1  # … lr is multiplied by this
     warmup_epochs: Epochs = 0  # over this many epochs lr rises linearly from 0, step by step, …
+    warmup_ratio: Share = 0.0  # … or over this share of all epochs, …
     warmup_after: Epochs = 0  # … which begin after this many
     patience: Count | None = None  # stop after this many epochs without a better validation RSUM
 

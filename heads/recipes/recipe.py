@@ -14,7 +14,7 @@ from ..modules.aggregators import AGGREGATORS
 from ..modules.losses import LOSSES
 from ..modules.parameters import at_least
 from ..modules.similarity import SIMILARITIES
-from .blocks import SECTIONS, Recipe
+from .blocks import SECTIONS, Optimizer, Recipe
 from .names import lineage
 from .schema import REQUIRED, Field, check, fields, get
 from .trial import refusals
@@ -98,10 +98,26 @@ def resolve(values: Mapping[str, Any], *, faults: Sequence[str] = (), title: str
         block = complete["loss"]
         complete["loss"] = {key: value for key, value in block.items() if key in _LOSS_KEYS or value["weight"] > 0}
         terms = {term: block for term, block in complete["loss"].items() if term not in _LOSS_KEYS}
+        found += _without_effect(complete["optimizer"], complete["schedule"])
         found += refusals(complete["model"]["dim"], complete["aggregator"], complete["similarity"], terms)
     if found:
         raise RecipeError(f"{title} cannot be used: {'; '.join(found)}")
     return Recipe(**{key: SECTIONS[key](**v) if key in SECTIONS else v for key, v in complete.items()})
+
+
+def _without_effect(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with values that fit, each alone, and that another value makes meaningless."""
+    name, usual = optimizer["name"], Optimizer()
+    keys = ("beta1", "beta2") if name == "sgd" else ("momentum",)
+    others = "adamw or adam" if name == "sgd" else "sgd"
+    faults = [
+        f"optimizer.{key} has no effect on {name}: leave it out, or set optimizer.name={others}"
+        for key in keys
+        if optimizer[key] != getattr(usual, key)
+    ]
+    if schedule["warmup_ratio"] and schedule["warmup_epochs"]:
+        faults.append("schedule.warmup_ratio and schedule.warmup_epochs both say how long lr rises; choose one")
+    return faults
 
 
 def _in_todays_words(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -163,7 +179,7 @@ def _part(values: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 def full_key(key: str) -> str:
     """Return the key of a setting; that of a part's block stands for the part's name."""
-    return f"{key}.name" if key in PARTS or key == "schedule" else key
+    return f"{key}.name" if key in PARTS or key in ("schedule", "optimizer") else key
 
 
 def _apply(values: dict[str, Any], settings: Sequence[str]) -> list[str]:

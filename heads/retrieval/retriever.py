@@ -76,7 +76,7 @@ class Retriever:
         data_root: finds the image files of the gallery, see `Gallery.picture`.
         visual_weights: of the image encoder, where they came from a file; of several feature sets one for each,
             separated by commas.
-        text_weights: of the text encoder: a folder or hub id, if not bert-base-uncased; a run on words has none.
+        text_weights: of the text encoder: a folder or hub id, if they have moved; a run on words has none.
         index: a folder that `xret index` made of the same run, store and split, or of the run and several stores;
             candidates then come from it.
         scheduler: the address of a Dask scheduler whose workers search the shards of `index`; None: here.

@@ -1,7 +1,7 @@
 """`config.json` of a run: the recipe and the facts of the features, all that is needed to build the model again."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -9,22 +9,34 @@ from typing import Any, get_type_hints
 import yaml
 
 from ...pipeline.errors import RecipeError, RunError
+from ...pipeline.wording import some_of
 from ..model import Facts, FeatureFacts
 from ..recipes.blocks import Recipe
 from ..recipes.recipe import resolve
 from ..recipes.schema import convert
 from .info import RunInfo, several
 
+_NAMED = 5  # of what differs
+
 
 def write_config(folder: Path, recipe: Mapping[str, Any], image: Facts, text: Facts) -> None:
     """Write `config.json` in a new folder, and `recipe.yaml` for readers."""
+    (folder / "config.json").write_text(config_text(recipe, image, text), encoding="utf-8")
+    (folder / "recipe.yaml").write_text(recipe_text(recipe), encoding="utf-8")
+
+
+def config_text(recipe: Mapping[str, Any], image: Facts, text: Facts) -> str:
+    """Return `config.json`."""
     sides = {
         side: [asdict(one) for one in facts] if isinstance(facts, tuple) else asdict(facts)
         for side, facts in (("image", image), ("text", text))
     }
-    (folder / "config.json").write_text(as_json({"recipe": recipe, **sides}), encoding="utf-8")
-    text_form = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
-    (folder / "recipe.yaml").write_text(text_form, encoding="utf-8")
+    return as_json({"recipe": recipe, **sides})
+
+
+def recipe_text(recipe: Mapping[str, Any]) -> str:
+    """Return `recipe.yaml`."""
+    return yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
 
 
 def config_of(values: Any, info: RunInfo, title: str) -> tuple[Recipe, Facts, Facts]:
@@ -58,6 +70,25 @@ def _facts(told: Any, sets: int) -> Facts:
         if wanted != (words, rows, facts.global_channels is not None):
             raise ValueError(f"a feature set of kind {facts.kind!r} has other widths")
     return found[0] if len(found) == 1 else found
+
+
+def difference(then: dict[str, Any], now: dict[str, Any], ignored: Sequence[str] = ()) -> str:
+    """Say in which dotted keys, but for those `ignored`, nested values differ; an empty text where in none."""
+    before, after = flat(then), flat(now)
+    differing = [
+        f"{key} is {before.get(key)} there and {after.get(key)} now"
+        for key in sorted({*before, *after})
+        if before.get(key) != after.get(key) and key not in ignored
+    ]
+    return "; ".join(some_of(differing, _NAMED))
+
+
+def flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Return nested values by their dotted keys."""
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        out |= flat(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}
+    return out
 
 
 def as_json(value: Any) -> str:

@@ -6,7 +6,6 @@ made its features (`hub.save_to_folder` writes it), else its store does.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +149,7 @@ def origins_of(run: Run, branch: BranchName, open_cache: Opener) -> tuple[Origin
     made = [one for one, its in zip(run.info.prints(branch), facts, strict=True) if its.kind != "words"]
     try:
         told = several(read_json(file)[branch])
-        origins = tuple(Origin(**one) for one in told)
+        origins = tuple(Origin.from_json(one) for one in told)
         damaged = [origin.fingerprint for origin in origins] != made
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{file} is damaged; remove it and name the store with --store, or get the run again") from error
@@ -161,7 +160,7 @@ def origins_of(run: Run, branch: BranchName, open_cache: Opener) -> tuple[Origin
 
 def origins_text(origins: Mapping[BranchName, Sequence[Origin]]) -> str:
     """Return `encoders.json`, by ``image`` and ``text``; of several feature sets a list."""
-    told = {name: [asdict(origin) for origin in of_each] for name, of_each in origins.items()}
+    told = {name: [origin.to_json() for origin in of_each] for name, of_each in origins.items()}
     values = {name: of_each[0] if len(of_each) == 1 else of_each for name, of_each in told.items()}
     return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
 

@@ -48,8 +48,10 @@ def _require_different(found: Sequence[FeatureSet], key: str) -> None:
             raise CacheError(f"{key} names the feature set '{name}' of {found[0].cache.url} twice; leave one out")
 
 
-def in_place_of_auto(recipe: Recipe, cache: FeatureCache, *, image: Any, text: Any) -> Recipe:
-    """Return the recipe with the feature sets that something was begun with, where `cache` has them, instead of auto.
+def on_own_sets(recipe: Recipe, cache: FeatureCache, *, image: Any, text: Any) -> Recipe:
+    """Return the recipe with the feature sets that something was begun with, where it means them.
+
+    It means them by ``auto``, or by what their names begin with, whatever else `cache` holds meanwhile.
 
     Args:
         recipe: resolved.
@@ -57,12 +59,22 @@ def in_place_of_auto(recipe: Recipe, cache: FeatureCache, *, image: Any, text: A
         image: the name of a set as `run.json` tells it, or a list of names.
         text: likewise.
     """
-    auto: dict[str, Any] = {
+    own: dict[str, Any] = {
         key: told
         for key, modality, told in (("image", "images", image), ("text", "captions", text))
-        if getattr(recipe.data, key) == "auto" and all(name in cache.set_names(modality) for name in several(told))
+        if _means(cache, modality, several(getattr(recipe.data, key)), several(told))
     }
-    return replace(recipe, data=replace(recipe.data, **auto))
+    return replace(recipe, data=replace(recipe.data, **own))
+
+
+def _means(cache: FeatureCache, modality: str, said: Sequence[str], names: Sequence[str]) -> bool:
+    """Return whether what a recipe says means the sets of these names, of which `cache` has all."""
+    if not all(name in cache.set_names(modality) for name in names):
+        return False
+    fits = [[one == "auto" or cache.fits(f"{modality}/{name}", one) for name in names] for one in said]
+    return said == ("auto",) or (
+        len(said) == len(names) and all(map(any, fits)) and all(map(any, zip(*fits, strict=True)))
+    )
 
 
 def open_store(run: Run, store: str | None) -> FeatureCache:

@@ -38,6 +38,7 @@ class RunInfo:
         device: where it began.
         versions: of xret, torch and Python, with which it began.
         shuffled: how an epoch mixes its samples, in words.
+        init_from: the run whose best weights it began with: its folder as run, and the sha256 of its weights.
         best_epoch: counted from 1; None before the first.
         best_rsum: its validation RSUM, of 600.
         files: the SHA-256 of the run's files by their names, see `files`; earlier versions wrote none.
@@ -59,6 +60,7 @@ class RunInfo:
     device: str | None = None
     versions: dict[str, str] | None = None
     shuffled: str = AS_A_WHOLE
+    init_from: dict[str, str] | None = None
     best_epoch: int | None = None
     best_rsum: float | None = None
     files: dict[str, str] | None = None

@@ -32,10 +32,9 @@ from ...pipeline.cache.storage.lease import locked
 from ...pipeline.documents import parse_json, read_json
 from ...pipeline.errors import RecipeError, RunError
 from ...pipeline.files import making, partials_in, remove, write_text
-from ...pipeline.wording import some_of
 from ..model import Facts, Model, build_model, facts_of_each
 from ..recipes.blocks import Recipe
-from .config import as_json, config_of, write_config
+from .config import as_json, config_of, config_text, difference, recipe_text, write_config
 from .files import REMEDY, Writer, find, replacing, settle, sha256_of
 from .info import FORMAT, VERSION, BranchName, RunInfo, sealed, unsealed
 
@@ -43,7 +42,6 @@ from .info import FORMAT, VERSION, BranchName, RunInfo, sealed, unsealed
 MAY_CHANGE = ("data.image", "data.text", "runtime.cache", "runtime.checkpoint_steps", "runtime.log")
 WEIGHTS, _STATE, _METRICS, _WORDS = "model.safetensors", "state.pt", "metrics.jsonl", "vocabulary.json"
 _FOR_READERS = ("recipe.yaml", "README.md")  # no command reads them
-_NAMED = 5  # of what differs
 
 
 class Run:
@@ -116,6 +114,16 @@ class Run:
         info = replace(self.info, **values)
         write_json(self.path / "run.json", sealed(info.to_json()))
         self.info = info
+
+    def lengthen(self, recipe: Recipe) -> None:
+        """Write down a recipe that differs in the number of epochs."""
+        if recipe.schedule.epochs == self.recipe.schedule.epochs:
+            return
+        new = replace(self.recipe, schedule=replace(self.recipe.schedule, epochs=recipe.schedule.epochs))
+        text, file = config_text(new.to_dict(), self.image_facts, self.text_facts), self.path / "recipe.yaml"
+        self._replace({"config.json": lambda path: path.write_text(text, encoding="utf-8")})
+        write_text(file, recipe_text(new.to_dict()), RunError, REMEDY)
+        self.recipe = new
 
     def has(self, name: str) -> bool:
         """Return whether the run has a file or folder of this name, or has lost it."""
@@ -297,25 +305,6 @@ def require_free(path: str | Path) -> None:
     """Raise RunError if a run cannot be made at `path`, because something is there."""
     if Path(path).exists():
         raise RunError(f"{path} exists; take another --out, or continue that run with --resume")
-
-
-def difference(then: dict[str, Any], now: dict[str, Any], ignored: Sequence[str] = ()) -> str:
-    """Say in which dotted keys, but for those `ignored`, nested values differ; an empty text where in none."""
-    before, after = flat(then), flat(now)
-    differing = [
-        f"{key} is {before.get(key)} there and {after.get(key)} now"
-        for key in sorted({*before, *after})
-        if before.get(key) != after.get(key) and key not in ignored
-    ]
-    return "; ".join(some_of(differing, _NAMED))
-
-
-def flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """Return nested values by their dotted keys."""
-    out: dict[str, Any] = {}
-    for key, value in values.items():
-        out |= flat(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}
-    return out
 
 
 def write_info(folder: Path, info: RunInfo) -> None:

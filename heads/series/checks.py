@@ -12,8 +12,9 @@ from ...pipeline.errors import CacheError, RunError
 from ...pipeline.reading.joined_sets import parts_of
 from ..model import Facts, build_losses, build_model
 from ..recipes.blocks import Recipe
+from ..runs.config import difference
 from ..runs.features import Sets, sets_named
-from ..runs.run import MAY_CHANGE, difference, write_json
+from ..runs.run import MAY_CHANGE, write_json
 
 VERSION = 1
 

@@ -1,12 +1,10 @@
 """What may go wrong while a head learns, and what to say: numbers that are not finite, collapse, lack of memory."""
 
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from ...pipeline.device import within_memory
 from ...pipeline.errors import OutOfMemory
@@ -57,22 +55,21 @@ class CollapseDetector:
         value = values[1 + self.names.index("triplet")].item()
         return before + 1 if abs(value - constant) < NEAR * constant else 0
 
-    def warn(self, steps: int, lr: float) -> None:
-        """Say once on standard error what to change when the loss has sat there for `STEPS` steps.
+    def warning(self, steps: int, lr: float) -> str | None:
+        """Return, once, what to change when the loss has sat there for `STEPS` steps.
 
         Args:
             steps: for how many it has.
             lr: the recipe's learning rate.
         """
         if self.triplet is None or self.warned or steps < STEPS:
-            return
+            return None
         self.warned = True
         constant = "2 x margin x pairs" if self.triplet.reduction == "sum" else "2 x margin"
-        tqdm.write(
+        return (
             f"collapse: the triplet loss has sat at its constant {constant} for {STEPS} steps, so that all embeddings "
             "are alike and little is learnt; begin another run with --set loss.triplet.warmup_epochs="
-            f"{self.triplet.warmup_epochs + 1} or --set optimizer.lr={lr / 10:g}",
-            file=sys.stderr,
+            f"{self.triplet.warmup_epochs + 1} or --set optimizer.lr={lr / 10:g}"
         )
 
 

@@ -8,11 +8,11 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ...pipeline.errors import RecipeError, RunError
 from ..model import Model
-from ..recipes.blocks import Optimizer, Schedule
+from ..recipes.blocks import Optimizer, Recipe, Schedule
 
 
-def build_optimizer(model: Model, losses: nn.ModuleDict, values: Optimizer) -> torch.optim.AdamW:
-    """Return AdamW over all weights, in groups: those of one decay, and of one learning rate.
+def build_optimizer(model: Model, losses: nn.ModuleDict, values: Optimizer) -> torch.optim.Optimizer:
+    """Return the recipe's optimiser over all weights, in groups: those of one decay, and of one learning rate.
 
     A group's `factor` multiplies the learning rate of its component, for example that of both aggregators (SetDiv
     appendix A) or of one of them; `frozen` is the number of first epochs in which it does not learn.
@@ -35,13 +35,14 @@ def build_optimizer(model: Model, losses: nn.ModuleDict, values: Optimizer) -> t
         factor *= getattr(values, f"{part}_lr") if part else 1.0
         for parameter in (p for p in module.parameters() if p.requires_grad):
             groups.setdefault((factor, frozen, decay_of(parameter, values)), []).append(parameter)
-    return torch.optim.AdamW(
-        [
-            {"params": parameters, "factor": factor, "frozen": frozen, "weight_decay": decay}
-            for (factor, frozen, decay), parameters in groups.items()
-        ],
-        lr=values.lr,
-    )
+    told = [
+        {"params": parameters, "factor": factor, "frozen": frozen, "weight_decay": decay}
+        for (factor, frozen, decay), parameters in groups.items()
+    ]
+    if values.name == "sgd":
+        return torch.optim.SGD(told, lr=values.lr, momentum=values.momentum)
+    kind = torch.optim.AdamW if values.name == "adamw" else torch.optim.Adam
+    return kind(told, lr=values.lr, betas=(values.beta1, values.beta2))
 
 
 def decay_of(parameter: nn.Parameter, values: Optimizer) -> float:
@@ -72,13 +73,17 @@ def drop_frozen(optimizer: torch.optim.Optimizer, now: float) -> None:
 def learning_rate(schedule: Schedule, lr: float, now: float) -> float:
     """Return the learning rate after `now` epochs, of which the last may be a part, before any warm-up.
 
-    ``cosine`` falls from `lr` towards 0 over all epochs, from one to the next or, `by` step, from step to step;
-    ``step`` multiplies it by `gamma` every `step` epochs.
+    ``cosine`` and ``linear`` fall from `lr` towards 0 over all epochs, from one to the next or, `by` step, from step to
+    step; ``step`` multiplies it by `gamma` every `step` epochs; ``constant`` stays.
     """
     epoch = int(now)
+    done = (now if schedule.by == "step" else epoch) / schedule.epochs
     if schedule.name == "cosine":
-        done = now if schedule.by == "step" else epoch
-        return lr * (1 + math.cos(math.pi * done / schedule.epochs)) / 2
+        return lr * (1 + math.cos(math.pi * done)) / 2
+    if schedule.name == "linear":
+        return lr * (1 - done)
+    if schedule.name == "constant":
+        return lr
     return lr * schedule.gamma ** (epoch // schedule.step)
 
 
@@ -87,10 +92,21 @@ def warmup(schedule: Schedule, now: float) -> float:
 
     It rises from 0 to 1 over the warm-up's epochs (VSE-infinity, appendix A.1); before and after them it is 1.
     """
-    done = now - schedule.warmup_after
-    if schedule.warmup_epochs == 0 or not 0 <= done < schedule.warmup_epochs:
-        return 1.0
-    return done / schedule.warmup_epochs
+    done, length = now - schedule.warmup_after, schedule.warmup_epochs or schedule.warmup_ratio * schedule.epochs
+    return done / length if 0 <= done < length else 1.0
+
+
+def tied_to_length(recipe: Recipe) -> str | None:
+    """Return what of a training depends on its number of epochs from early on, so that it cannot be lengthened.
+
+    None: nothing, as with a learning rate that is constant or falls in steps.
+    """
+    schedule = recipe.schedule
+    if schedule.name in ("cosine", "linear"):
+        return f"the learning rate of schedule.name={schedule.name} falls to 0 over all epochs"
+    if schedule.warmup_ratio:
+        return "schedule.warmup_ratio is a share of all epochs"
+    return "optimizer.swa_epochs averages over the last epochs" if recipe.optimizer.swa_epochs else None
 
 
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -18,13 +19,17 @@ from ...pipeline.reading.placement import Placement
 from ..model import Model, feature_facts
 from ..modules.adapters import RowsAdapter, WordsAdapter
 from ..recipes.blocks import Recipe
-from ..runs.features import RetokenizedCaptions, Sets, in_place_of_auto, open_generation, sets_named
+from ..runs.config import difference
+from ..runs.features import RetokenizedCaptions, Sets, on_own_sets, open_generation, sets_named
+from ..runs.files import sha256_of
 from ..runs.info import AS_A_WHOLE, RunInfo, absolute, as_told, versions
 from ..runs.run import Run
-from .ranks import ALONE, Ranks
+from .optimisation import tied_to_length
+from .ranks import ALONE, Ranks, speaks
 
 S = TypeVar("S", ImageSet, CaptionSet)
 _AT_ONCE = 256  # samples that are read at once for statistics
+_WHOLE = "--init-from takes all weights of a run or none: train with its recipe.yaml on features like its own"
 
 
 def cache_of(store: str, out: str | Path, resume: bool) -> FeatureCache:
@@ -48,7 +53,7 @@ def require_splits(cache: FeatureCache) -> None:
 
 
 def sets_of(cache: FeatureCache, recipe: Recipe, out: str | Path, resume: bool) -> Sets:
-    """Return the feature sets that the recipe names; a run that goes on takes its own for ``auto``.
+    """Return the feature sets that the recipe names; what a run's own are called means these when it goes on.
 
     Raises:
         CacheError: none or several fit.
@@ -59,8 +64,8 @@ def sets_of(cache: FeatureCache, recipe: Recipe, out: str | Path, resume: bool) 
 
 
 def on_sets_of(run: Run, recipe: Recipe, cache: FeatureCache) -> Recipe:
-    """Return the recipe with the feature sets of a run, where they are there, in the place of ``auto``."""
-    return in_place_of_auto(recipe, cache, image=run.info.image_set, text=run.info.text_set)
+    """Return the recipe with the feature sets of a run, where it means them; see `on_own_sets`."""
+    return on_own_sets(recipe, cache, image=run.info.image_set, text=run.info.text_set)
 
 
 def require_places(recipe: Recipe, sets: Sets, *, quiet: bool = False) -> None:
@@ -148,8 +153,8 @@ def _equal_to(own: S, there: Sequence[S], cache: FeatureCache, what: str) -> S:
     return same[0]
 
 
-def facts_of(split: Batches, target: torch.device, seed: int) -> RunInfo:
-    """Return what is known of a training on `split` before its first epoch."""
+def facts_of(split: Batches, target: torch.device, seed: int, base: Run | None = None) -> RunInfo:
+    """Return what is known of a training on `split` before its first epoch; it begins with the weights of `base`."""
     image_set, caption_set = split.image_set, split.caption_set
     cache, others = image_set.cache, [part.image_set.cache for part in split.parts[1:]]
     return RunInfo(
@@ -169,6 +174,7 @@ def facts_of(split: Batches, target: torch.device, seed: int) -> RunInfo:
         device=str(target),
         versions=versions(),
         shuffled=split.shuffled,
+        init_from=None if base is None else {"run": absolute(str(base.path)), "sha256": sha256_of(base.weights)},
     )
 
 
@@ -201,14 +207,29 @@ def open_run(
     ranks.wait()
     run = kind(out)
     if not created:
-        run.refuse_difference(info.facts, recipe)
+        longer = recipe.schedule.epochs > run.recipe.schedule.epochs
+        as_long = replace(recipe, schedule=replace(recipe.schedule, epochs=run.recipe.schedule.epochs))
+        run.refuse_difference(info.facts, as_long if longer else recipe)
+        if longer:
+            _require_open_end(run)
         _refuse_other_order(run, split, recipe)
         moved = (info.store, info.also_stores) != (run.info.store, run.info.also_stores)
         moved |= run.info.generation not in (None, info.generation)
-        if moved and ranks.first:
+        if (moved or longer) and ranks.first:
             with run.held(created=False):
                 run.record(store=info.store, also_stores=info.also_stores, generation=info.generation)
+                run.lengthen(recipe)
     return run, created
+
+
+def _require_open_end(run: Run) -> None:
+    """Raise RunError where more epochs would have changed those that a run has trained."""
+    if (tied := tied_to_length(run.recipe)) is not None:
+        raise RunError(
+            f"{run.path} was begun for {run.recipe.schedule.epochs} epochs and cannot be made longer, because {tied};"
+            f" train another run, from these weights with --init-from {run.path} if you like; a run of schedule.name="
+            "constant or step can be made longer"
+        )
 
 
 def _refuse_other_order(run: Run, split: Batches, recipe: Recipe) -> None:
@@ -227,12 +248,60 @@ def _refuse_other_order(run: Run, split: Batches, recipe: Recipe) -> None:
     )
 
 
-def look_at_data(model: Model, split: Batches) -> None:
-    """Give a new model what it takes from its training split: statistics of the features, and vectors of the words.
+def first_weights(init_from: str | Path | None, out: str | Path, resume: bool) -> Run | None:
+    """Return the run whose weights a training begins with; one that goes on takes what it was begun with.
+
+    Raises:
+        RunError: there is no such run, or it has no weights, or `out` was begun with others.
+    """
+    told = Run(out).info.init_from if resume and Path(out).exists() else None
+    if init_from is None and told is None:
+        return None
+    if resume and Path(out).exists():
+        if init_from is not None and (told is None or absolute(str(init_from)) != told["run"]):
+            began = "without --init-from" if told is None else f"with --init-from {told['run']}"
+            raise RunError(f"{out} was begun {began}; resume it so, or take another --out")
+        if Run(out).begun:
+            return None  # its own weights count
+    base = Run(told["run"] if told else str(init_from))
+    sha256 = sha256_of(base.weights)
+    if told and told["sha256"] != sha256:
+        raise RunError(f"{base.path} has other weights than {out} was begun with; take another --out")
+    return base
+
+
+def take_weights(model: Model, base: Run, split: Batches) -> None:
+    """Give a new model all weights of another run's best epoch.
+
+    Raises:
+        RunError: they do not fit, or its words are others.
+    """
+    vocabulary = split.caption_set.vocabulary
+    if base.vocabulary != vocabulary:
+        raise RunError(f"{base.path} knows other words than the captions of {split.caption_set.cache.url}; {_WHOLE}")
+    there, here = base.model(torch.device("cpu")).state_dict(), model.state_dict()
+    shapes = [{name: list(value.shape) for name, value in one.items()} for one in (there, here)]
+    if said := difference(shapes[0], shapes[1]):
+        raise RunError(f"the weights of {base.path} do not fit: {said}; {_WHOLE}")
+    model.load_state_dict(there)
+    own = (*parts_of(split.image_set), *parts_of(split.caption_set))
+    if speaks() and [one.fingerprint for one in own] != [*base.info.prints("image"), *base.info.prints("text")]:
+        names = ", ".join((*base.info.names("image"), *base.info.names("text")))
+        print(f"--init-from: {base.path} has learnt from other features ({names}).", file=sys.stderr)
+
+
+def look_at_data(model: Model, split: Batches, base: Run | None = None) -> None:
+    """Give a new model the weights of `base`, or what it takes from its training split.
+
+    The latter are statistics of the features, and vectors of the words.
 
     Raises:
         VectorsError, RecipeError: as `load_vectors`.
+        RunError: as `take_weights`.
     """
+    if base is not None:
+        take_weights(model, base, split)
+        return
     _measure_channels(model, split)
     words = model.text.words
     if words is not None and words.vectors is not None:

@@ -134,19 +134,6 @@ def speaks() -> bool:
     return not dist.is_torchelastic_launched() or os.environ["RANK"] == "0"
 
 
-class Silent:
-    """Progress of a rank that has nothing to say."""
-
-    def __enter__(self) -> "Silent":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, items: int, note: str = "") -> None:
-        """Do nothing."""
-
-
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mine: Tensor, first: int, last: int, items: int) -> Tensor:

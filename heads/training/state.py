@@ -16,9 +16,11 @@ from ...pipeline.errors import RunError
 from ..model import Model
 from ..recipes.blocks import Recipe
 from ..runs.run import Run
+from .failures import STEPS
 from .optimisation import autocast_dtype, average_of
 
 _PARTS = ("model", "losses", "optimizer", "scaler", "average")
+_LAST_WEIGHTS = ("model", "average")
 _COUNTS = ("epoch", "steps", "step", "best_epoch", "best_rsum", "at_constant")
 
 
@@ -91,6 +93,20 @@ class TrainingState:
             self.best_epoch, self.best_rsum = self.epoch + 1, rsum
         self.epoch, self.steps, self.sums = self.epoch + 1, 0, torch.zeros_like(self.sums)
 
+    def line(self, means: list[float], lr: float, rsum: float, seconds: float) -> dict[str, Any]:
+        """Return what metrics.jsonl says of the epoch that ends now; `means` of its loss and terms."""
+        loss, *parts = means
+        line = {
+            "epoch": self.epoch + 1,
+            "step": self.step,
+            "loss": loss,
+            "parts": dict(zip(self.losses, parts, strict=True)),
+            "lr": lr,
+            "rsum": rsum,
+            "seconds": round(seconds, 3),
+        }
+        return line | ({"collapsed": True} if self.at_constant >= STEPS else {})
+
     def stopped_early(self, patience: int | None) -> bool:
         """Return whether so many epochs have not been better than the best."""
         return patience is not None and self.epoch - self.best_epoch >= patience
@@ -99,15 +115,20 @@ class TrainingState:
         """Let the next step draw from a generator of its own."""
         torch.manual_seed(int(np.random.SeedSequence([seed, self.epoch, self.steps]).generate_state(1)[0]))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return tensors and plain scalars."""
-        parts = {name: getattr(self, name).state_dict() for name in _PARTS if getattr(self, name) is not None}
+    def to_dict(self, *, over: bool = False) -> dict[str, Any]:
+        """Return tensors and plain scalars.
+
+        Of a training that is `over`, and cannot be lengthened, the last weights are left out: a fine-tuning goes on
+        from the best ones, with the optimiser's state.
+        """
+        names = [name for name in _PARTS if getattr(self, name) is not None and not (over and name in _LAST_WEIGHTS)]
+        parts = {name: getattr(self, name).state_dict() for name in names}
         return {name: getattr(self, name) for name in _COUNTS} | parts | {"sums": self.sums}
 
     def resume(self, run: Run) -> bool:
         """Go on where `run` is; return False where nothing has begun there.
 
-        A state of complete epochs may lack what is new within one.
+        A state of complete epochs may lack what is new within one, and that of a training that is over the weights.
 
         Raises:
             RunError: the state is damaged; or one of both scales the loss, as float16 needs it, and the other does not.
@@ -119,7 +140,7 @@ class TrainingState:
             then = "float16" if state["scaler"] else "another precision than float16"
             raise RunError(f"it was trained in {then}; to go on, set runtime.precision to what it was")
         for name in _PARTS:
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None and (name in state or name not in _LAST_WEIGHTS):
                 getattr(self, name).load_state_dict(state[name])
         for name in _COUNTS:
             setattr(self, name, state.get(name, 0))

@@ -1,39 +1,38 @@
 """Training a head from cached features, from top to bottom."""
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...pipeline.device import deterministic, start_reading
 from ...pipeline.errors import NotFinite, RunError
-from ...pipeline.progress import Progress
 from ...pipeline.reading.batches import Batch, Batches, joined_batches
 from ...pipeline.reading.placement import Placement, Resident
 from ..evaluation.metrics import Recalls
 from ..evaluation.protocols import recalls
 from ..evaluation.scoring import compare, embed
 from ..evaluation.subjects import untrained_rsum
-from ..model import Facts, Model, build_losses, build_model, feature_facts
+from ..model import Model, build_losses, build_model, feature_facts
 from ..recipes.blocks import Recipe
 from ..runs.features import Sets, batches_of, views_to_draw
 from ..runs.run import Run, require_free
+from .display import EACH_EPOCH, Display, Shown, describe
 from .event_log import Record, epoch_tags, event_log, require_log, step_tags
-from .failures import STEPS, CollapseDetector, enough_memory, not_finite
+from .failures import CollapseDetector, enough_memory, not_finite
 from .large_batches import require_whole_batches
 from .objective import Objective
-from .optimisation import build_optimizer, drop_frozen, learning_rate, set_rates, weights_of
+from .optimisation import build_optimizer, drop_frozen, learning_rate, set_rates, tied_to_length, weights_of
 from .preparation import (
     cache_of,
     compile_parts,
     facts_of,
+    first_weights,
     look_at_data,
     open_run,
     other_sets,
@@ -42,7 +41,7 @@ from .preparation import (
     require_splits,
     sets_of,
 )
-from .ranks import Silent, joined
+from .ranks import joined
 from .state import TrainingState
 
 _AT_ONCE = 256  # samples that are looked through when a validation failed
@@ -81,25 +80,27 @@ def train(
     seed: int = 0,
     resume: bool = False,
     also: Sequence[str] = (),
+    init_from: str | Path | None = None,
     resident: Resident | None = None,
     after_epoch: Callable[[int, float], None] | None = None,
+    shown: Shown = EACH_EPOCH,
 ) -> TrainSummary:
     """Train the head that `recipe` describes on the features in `store`, and leave a run at `out`.
 
-    The same seed gives the same numbers on the same device, also after a stop: every step draws from a generator
-    seeded by `seed`, its epoch and its number alone. Under torchrun all processes train one head; see `ranks`.
+    The same seed gives the same numbers on the same device, also after a stop: each step draws from a generator of its
+    own, see `TrainingState.seed_step`. Under torchrun all processes train one head; see `ranks`.
 
     Args:
-        store: the feature cache; its splits `train` and `val` are used.
-        recipe: resolved; see `recipe.load_recipe`.
+        store, recipe: the feature cache, of which `train` and `val` are used; a resolved recipe.
         out: the run folder; must not exist, unless `resume`.
         device: ``auto``, ``cpu`` or ``cuda``.
-        seed: decides the first weights and the order of samples; 0 or more.
-        resume: go on after the last step that `out` has written down. The store may have been moved.
-        also: other stores whose split `train` is learnt as well; features must be of the same encoders, words are
-            tokenised with the vocabulary of `store`. Validation is on `store` alone.
+        seed: of the first weights and the order of samples.
+        resume: go on after the last step in `out`, also for more epochs; the store may have been moved.
+        also: other stores whose split `train` is learnt as well, see `other_sets`.
+        init_from: a run whose best weights it begins with, see `first_weights`.
         resident: features that other trainings of this process have in memory; what is put there is theirs too.
         after_epoch: is told each complete epoch, from 1, and its validation RSUM; what it raises ends the training.
+        shown: how much of it is seen.
 
     Raises:
         RecipeError: the recipe does not fit the feature sets.
@@ -110,32 +111,39 @@ def train(
     require_log(recipe.runtime.log)
     if not resume:
         require_free(out)
+    base = first_weights(init_from, out, resume)
     with joined(device) as (ranks, target):
-        cache = cache_of(store, out, resume)
-        require_splits(cache)
-        require_places(recipe, sets := sets_of(cache, recipe, out, resume), quiet=not ranks.first)
-        others, facts = other_sets(also, sets), (feature_facts(sets[0]), feature_facts(sets[1]))
+        sets, *others = _sets(store, recipe, out, resume, also, quiet=not ranks.first)
         with enough_memory(target, recipe):
-            model = (state := _beginning(recipe, facts, seed, target)).model
+            model = (state := _beginning(recipe, sets, seed, target)).model
             if recipe.data.chunk is not None or ranks.count > 1:
                 require_whole_batches(model, "data.chunk" if ranks.count == 1 else "torchrun")
-            placement = placement_of(out, recipe, resume)
-            train_split = _learnt_from([sets, *others], recipe, model, target, placement, resident)
+            where = placement_of(out, recipe, resume), resident
+            train_split = _learnt_from([sets, *others], recipe, model, target, *where)
             val_split = batches_of(sets, model, "val", target, "mapped", resident)
 
-        info = facts_of(train_split, target, seed)
+        info = facts_of(train_split, target, seed, base)
         run, created = open_run(Run, out, info, recipe, train_split, ranks, resume=resume)
         with run.held(created) if ranks.first else nullcontext(), enough_memory(target, recipe):
-            ranks.wait()  # the first puts in place what a kill left beside it
+            ranks.wait()  # the first puts in place what a kill left
             if not state.resume(run):
-                look_at_data(model, train_split)
+                look_at_data(model, train_split, base)
             objective = Objective.of(recipe, model, state.losses, train_split, ranks)
-            summary = Loop(run, objective, state, train_split, val_split, after_epoch).go_on()
-            return replace(summary, untrained_rsum=untrained_rsum(sets, "val", target) if ranks.first else None)
+            found = Loop(run, objective, state, train_split, val_split, after_epoch, shown).go_on()
+            return replace(found, untrained_rsum=untrained_rsum(sets, "val", target)) if ranks.first else found
 
 
-def _beginning(recipe: Recipe, facts: tuple[Facts, Facts], seed: int, target: torch.device) -> TrainingState:
-    """Return a training before its first step, for features of images and captions with these facts."""
+def _sets(store: str, recipe: Recipe, out: str | Path, resume: bool, also: Sequence[str], *, quiet: bool) -> list[Sets]:
+    """Return the feature sets of `store` that are learnt from, followed by those of other stores."""
+    cache = cache_of(store, out, resume)
+    require_splits(cache)
+    require_places(recipe, sets := sets_of(cache, recipe, out, resume), quiet=quiet)
+    return [sets, *other_sets(also, sets)]
+
+
+def _beginning(recipe: Recipe, sets: Sets, seed: int, target: torch.device) -> TrainingState:
+    """Return a training before its first step, for features as of these sets."""
+    facts = feature_facts(sets[0]), feature_facts(sets[1])
     torch.manual_seed(seed)  # on the CPU, where the weights are drawn: a seed begins alike on every device
     model, losses = build_model(recipe, *facts).to(target), build_losses(recipe, facts[1]).to(target)
     return TrainingState.new(model, losses, build_optimizer(model, losses, recipe.optimizer), recipe, target)
@@ -168,7 +176,7 @@ class Loop:
         state: of that model; it is changed.
         train_split: learnt from.
         val_split: decides which epoch is the best.
-        after_epoch: see `train`.
+        after_epoch, shown: see `train`.
     """
 
     def __init__(
@@ -179,9 +187,10 @@ class Loop:
         train_split: Batches,
         val_split: Batches,
         after_epoch: Callable[[int, float], None] | None = None,
+        shown: Shown = EACH_EPOCH,
     ) -> None:
         self.run, self.objective, self.state, self.seed = run, objective, state, run.info.seed
-        self.train_split, self.val_split, self.after_epoch = train_split, val_split, after_epoch
+        self.train_split, self.val_split, self.after_epoch, self.shown = train_split, val_split, after_epoch, shown
         self.recipe, self.ranks, self.terms = objective.recipe, objective.ranks, list(state.losses)
         self.unit, self.batch_size = self.recipe.data.unit, self.recipe.data.batch_size
         self.items = train_split.images if self.unit == "image" else train_split.captions
@@ -201,25 +210,27 @@ class Loop:
             compile_parts(state.model, self.train_split.device)
         self.seen = min(state.steps * self.batch_size, self.items)  # of the epoch that is not complete
         done = state.epoch * self.items + self.seen
+        folder = self.run.path if first_rank else None
         with (
             deterministic(self.train_split.device),
-            Progress("train", epochs * self.items, f"{self.unit}s", done) if first_rank else Silent() as bar,
+            Display(self.shown, folder, epochs, self.unit, self.items, done) as display,
             event_log(recipe.runtime.log if first_rank else "none", self.run, state.step) as record,
         ):
+            display.begin(self.run.info, recipe.name, state.epoch, state.steps, self.train_split)
             while state.epoch < epochs and not state.stopped_early(recipe.schedule.patience):
-                self._epoch(bar, record)
-        if state.epoch < epochs and first_rank:
+                self._epoch(display, record)
+        if state.epoch < epochs:
             none = f"none of the last {recipe.schedule.patience} was better in validation RSUM"
-            print(f"train: stopped after epoch {state.epoch} of {epochs}, for {none}.", file=sys.stderr)
+            display.note(f"train: stopped after epoch {state.epoch} of {epochs}, for {none}.")
         seconds = time.perf_counter() - started
         return TrainSummary(
             str(self.run.path), state.epoch, state.epoch - before, state.best_epoch, state.best_rsum, seconds
         )
 
-    def _epoch(self, bar: Progress | Silent, record: Record) -> None:
+    def _epoch(self, display: Display, record: Record) -> None:
         """Learn from the batches that are left of an epoch, validate, and write down what came of it."""
         recipe, state, ranks = self.recipe, self.state, self.ranks
-        began, title = time.perf_counter(), f"epoch {state.epoch + 1}/{recipe.schedule.epochs}"
+        began, epoch = time.perf_counter(), state.epoch
         lr = learning_rate(recipe.schedule, recipe.optimizer.lr, state.epoch)
         state.model.train()
         for batch in self.train_split.epoch(
@@ -231,34 +242,41 @@ class Loop:
             first=state.steps,
         ):
             rate = learning_rate(recipe.schedule, recipe.optimizer.lr, self._now)
-            values = self._learn(batch, rate)
+            values = self._learn(batch, rate, display)
             record(step_tags(values.tolist(), self.terms, rate), state.step)
             count = len(batch.images.length if self.unit == "image" else batch.captions.length)
             self.seen += count
-            bar.update(count, f"{title}, {describe(values, self.terms)}")
+            display.step(epoch, count, values, self.terms)
         if state.average is not None and state.epoch >= recipe.schedule.epochs - recipe.optimizer.swa_epochs:
             state.average.update_parameters(state.model)
         table = self._validate(lr) if ranks.first else None
         rsum = ranks.agree(0.0 if table is None else table.rsum, self.train_split.device)
         means = (state.sums / state.steps).tolist()  # over the epoch's batches
-        line = _line(state, means, self.terms, lr, rsum, time.perf_counter() - began)
+        line = state.line(means, lr, rsum, time.perf_counter() - began)
         state.close_epoch(rsum)
         if table is not None:
             record(epoch_tags(state.epoch, table), state.step)
             best = state.kept if state.best_epoch == state.epoch else None
-            self.run.save_epoch(state.to_dict(), line, state.best_epoch, state.best_rsum, best)
-        note = f"{title}, {describe(means, self.terms)}, validation RSUM {rsum:.1f}"
-        bar.update(self.items - self.seen, note)  # a last batch of one was left out
+            self.run.save_epoch(state.to_dict(over=self._over), line, state.best_epoch, state.best_rsum, best)
+        display.step(epoch, self.items - self.seen, means, self.terms)  # a last batch of one was left out
+        display.epoch(line, state.best_epoch, state.best_rsum)
         self.seen = 0
         if self.after_epoch is not None:
             self.after_epoch(state.epoch, rsum)
+
+    @property
+    def _over(self) -> bool:
+        """Whether no epoch is left, and there will never be more."""
+        if self.state.stopped_early(self.recipe.schedule.patience):
+            return True
+        return self.state.epoch >= self.recipe.schedule.epochs and tied_to_length(self.recipe) is not None
 
     @property
     def _now(self) -> float:
         """Epochs so far, of which the last may be a part."""
         return self.state.epoch + self.state.steps / self.steps_an_epoch
 
-    def _learn(self, batch: Batch, lr: float) -> Tensor:
+    def _learn(self, batch: Batch, lr: float, display: Display) -> Tensor:
         """Take a step, count it, and write the state down where the recipe says so; return as `_step`."""
         state = self.state
         values = self._step(batch, lr)
@@ -270,7 +288,8 @@ class Loop:
         state.count(values)
         state.at_constant = self.collapse.steps_at_constant(values, len(batch.captions.length), state.at_constant)
         if self.ranks.first:
-            self.collapse.warn(state.at_constant, self.recipe.optimizer.lr)
+            if said := self.collapse.warning(state.at_constant, self.recipe.optimizer.lr):
+                display.note(said)
             every = self.recipe.runtime.checkpoint_steps
             if every is not None and state.step % every == 0:
                 self.run.save_state(state.to_dict())
@@ -317,27 +336,3 @@ class Loop:
             what = f"the similarities are not finite in the validation of epoch {self.state.epoch + 1}"
             read = chain(split.image_features(_AT_ONCE), split.caption_features(_AT_ONCE))
             raise NotFinite(not_finite(what, self.run, lr, self.objective.precision, read)) from error
-
-
-def _line(
-    state: TrainingState, means: list[float], terms: list[str], lr: float, rsum: float, seconds: float
-) -> dict[str, Any]:
-    """Return what metrics.jsonl says of the epoch that ends now; `means` of its loss and terms."""
-    loss, *parts = means
-    line = {
-        "epoch": state.epoch + 1,
-        "step": state.step,
-        "loss": loss,
-        "parts": dict(zip(terms, parts, strict=True)),
-        "lr": lr,
-        "rsum": rsum,
-        "seconds": round(seconds, 3),
-    }
-    return line | ({"collapsed": True} if state.at_constant >= STEPS else {})
-
-
-def describe(values: Tensor | list[float], terms: list[str]) -> str:
-    """Return the loss and its parts for the progress line."""
-    loss, *parts = values.tolist() if isinstance(values, Tensor) else values
-    inner = ", ".join(f"{term} {part:.4f}" for term, part in zip(terms, parts, strict=True))
-    return f"loss {loss:.4f} ({inner})"

@@ -19,7 +19,7 @@ from ...pipeline.errors import RecipeError, nearest
 from ..model import Facts, block_of, facts_of_each
 from ..recipes.blocks import Recipe
 from ..recipes.recipe import PARTS, changed, full_key
-from ..runs.run import flat
+from ..runs.config import flat
 from ..series.checks import require_buildable
 
 FOLDER = Path(__file__).parent / "spaces"

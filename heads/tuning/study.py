@@ -41,13 +41,23 @@ class Study:
         seed: of all runs, and with its number of what a trial draws.
         device: ``auto``, ``cpu`` or ``cuda``.
         trials: how many there shall be, all together.
+        verbose: as of `tuning.tune`.
     """
 
     def __init__(
-        self, root: Path, store: str, recipe: Recipe, space: Space, *, seed: int, device: str, trials: int
+        self,
+        root: Path,
+        store: str,
+        recipe: Recipe,
+        space: Space,
+        *,
+        seed: int,
+        device: str,
+        trials: int,
+        verbose: bool | None = None,
     ) -> None:
         self.root, self.store, self.recipe, self.space = root, store, recipe, space
-        self.seed, self.device, self.trials = seed, device, trials
+        self.seed, self.device, self.trials, self.verbose = seed, device, trials, verbose
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         _mend(root / JOURNAL)
         self.storage = open_journal(root)
@@ -114,7 +124,7 @@ class Study:
                 job = Job(run, self.store, self.recipe, self.seed, self.device, number)
                 self._record(job, Outcome("failed", error="; ".join(faults_of(error))))
                 continue
-            return Job(run, self.store, recipe, self.seed, self.device, number)
+            return Job(run, self.store, recipe, self.seed, self.device, number, self.verbose)
 
     def _ask(self) -> int:
         """Draw a trial from a generator seeded by the seed and its number: a study that was stopped draws the same."""
@@ -182,9 +192,10 @@ class Study:
             said = f"{outcome.status} after {counted(outcome.epochs, 'epoch')}, validation RSUM {outcome.rsum:.2f}"
             if best is not None and best.number == job.number:
                 said += ", the best so far"
-        passed = time.monotonic() - self.began
-        line = f"trial {job.number}: {len(self._in(_COUNTED))} of {self.trials}, {passed:.0f} s: {said}"
-        print(line, file=sys.stderr, flush=True)
+        if outcome.status == "failed" or self.verbose is not False:
+            passed = time.monotonic() - self.began
+            line = f"trial {job.number}: {len(self._in(_COUNTED))} of {self.trials}, {passed:.0f} s: {said}"
+            print(line, file=sys.stderr, flush=True)
 
 
 def importances(trials: tuple[Trial, ...], space: Space) -> dict[str, float]:

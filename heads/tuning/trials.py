@@ -15,6 +15,7 @@ from ...pipeline.reading.placement import Resident
 from ..recipes.blocks import Recipe
 from ..runs.run import Run
 from ..series.processes import one_at_a_time
+from ..training.display import Shown
 from ..training.training import train
 
 NAME = "tuning"  # of the one study in a journal
@@ -32,6 +33,7 @@ class Job:
         seed: of the run.
         device: ``auto``, ``cpu`` or ``cuda``, where it is trained.
         number: of the trial.
+        verbose: how much of its training is shown, see `display.Shown`.
     """
 
     run: str
@@ -40,6 +42,7 @@ class Job:
     seed: int
     device: str
     number: int
+    verbose: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,7 @@ def run_trial(job: Job, resident: Resident) -> Outcome:
                 resume=True,
                 resident=resident,
                 after_epoch=after_epoch,
+                shown=Shown.of(job.verbose, "bar", f"trial {job.number}"),
             )
     except Pruned:
         return _outcome(job, "pruned")

@@ -35,7 +35,7 @@ from ..model import feature_facts
 from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_names
 from ..recipes.recipe import changed, load_recipe, resolve
-from ..runs.features import in_place_of_auto
+from ..runs.features import on_own_sets
 from ..runs.info import absolute, as_told
 from ..runs.run import write_json
 from ..series.checks import claim, complete_sets, require_buildable
@@ -76,6 +76,7 @@ def tune(
     jobs: int = 1,
     scheduler: str | None = None,
     plotted: bool = False,
+    verbose: bool | None = None,
 ) -> Tuning:
     """Tune recipes on a feature cache, each with the same number of trials; the best run of each is kept.
 
@@ -92,9 +93,8 @@ def tune(
         ties: see `metrics.recall`; on the test split.
         seed: of every run, and of what is drawn.
         device: ``auto``, ``cpu`` or ``cuda``.
-        jobs: trials at once, as in `ablation.ablate`.
-        scheduler: the address of a Dask cluster, as in `ablation.ablate`.
         plotted: draw the importance of the keys.
+        jobs, scheduler, verbose: as of `ablation.ablate`, of trials.
 
     Raises:
         RecipeError: a recipe, its space or the feature sets do not fit; all faults at once, before anything is trained.
@@ -112,8 +112,10 @@ def tune(
         for plan in plans:
             _take(plan, held)
         for plan in plans:
-            _say_space(plan)
-            study = Study(plan.root, absolute(store), plan.on_sets, plan.space, seed=seed, device=device, trials=trials)
+            if verbose is not False:
+                _say_space(plan)
+            how: dict[str, Any] = {"seed": seed, "device": device, "trials": trials, "verbose": verbose}
+            study = Study(plan.root, absolute(store), plan.on_sets, plan.space, **how)
             if study.left:
                 _train(study, jobs, scheduler)
             found.append(_tuned(plan, study, store, ties, device))
@@ -174,13 +176,13 @@ def _folder(recipe: str) -> str:
 
 
 def _on_own_sets(recipe: Recipe, root: Path, cache: FeatureCache) -> Recipe:
-    """Return the recipe with the feature sets that a tuning was begun with in the place of ``auto``."""
+    """Return the recipe with the feature sets that a tuning was begun with, where it means them."""
     try:
         found = read_json(root / "tuning.json")
         image, text = found.get("image_set"), found.get("text_set")
     except (OSError, ValueError, AttributeError):  # `claim` will say it
         return recipe
-    return in_place_of_auto(recipe, cache, image=image, text=text)
+    return on_own_sets(recipe, cache, image=image, text=text)
 
 
 def _take(plan: _Planned, held: ExitStack) -> None:

@@ -2,11 +2,14 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CacheError
 from .blocks import Blocks
+
+if TYPE_CHECKING:
+    from .feature_cache import FeatureCache
 
 
 def require_dtype(dtype: str) -> None:
@@ -30,6 +33,9 @@ def fingerprint(identity: dict[str, Any], dtype: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+_ABSENT = ("space", "grid", "source", "command")  # where they are None
+
+
 @dataclass(frozen=True)
 class SetFacts:
     """What is known of a set before it is made; `FeatureSet` explains what stands in both."""
@@ -44,9 +50,18 @@ class SetFacts:
     asked: dict[str, Any] | None = None  # the options that decide the set without loading the encoder, if they do
     space: str | None = None
     grid: tuple[int, int] | None = None
+    source: dict[str, str] | None = None  # where the weights came from, see `encoders.sources`
+    command: list[str] | None = None  # that made it, see `extraction.command`
 
     @classmethod
-    def of(cls, encoder: Any, dtype: str, recorded: dict[str, Any], asked: dict[str, Any] | None = None) -> "SetFacts":
+    def of(
+        cls,
+        encoder: Any,
+        dtype: str,
+        recorded: dict[str, Any],
+        asked: dict[str, Any] | None = None,
+        source: dict[str, str] | None = None,
+    ) -> "SetFacts":
         """Return the facts of an encoder, whose versions join `recorded`; a set of token ids alone is int32."""
         return cls(
             encoder.name,
@@ -59,6 +74,7 @@ class SetFacts:
             asked,
             encoder.space,
             getattr(encoder, "grid", None),  # captions have none
+            source,
         )
 
     @property
@@ -71,7 +87,16 @@ class SetFacts:
         """The set's name in a cache."""
         return f"{self.encoder}@{self.fingerprint[:8]}"
 
+    def named_as_in(self, cache: "FeatureCache", modality: str) -> "SetFacts":
+        """Return these facts with the name of the set in a cache that is the same, if there is one."""
+        for name in cache.set_names(modality):
+            begin, _, end = name.rpartition("@")
+            same = end == self.fingerprint[:8] and name != self.name
+            if same and cache.set_at(f"{modality}/{name}").fingerprint == self.fingerprint:
+                return replace(self, encoder=begin)
+        return self
+
     def attributes(self, blocks: Blocks) -> dict[str, Any]:
         """Return the attributes of a new set."""
-        facts = {key: value for key, value in vars(self).items() if value is not None or key not in ("space", "grid")}
+        facts = {key: value for key, value in vars(self).items() if value is not None or key not in _ABSENT}
         return {**facts, "fingerprint": self.fingerprint, "shard_images": blocks.length, "failed": {}}

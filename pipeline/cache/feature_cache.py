@@ -219,7 +219,7 @@ class FeatureCache:
         return ImageSet(self, name) if modality == "images" else CaptionSet(self, name)
 
     def image_set(self, prefix: str = "auto") -> ImageSet:
-        """Return the image feature set whose name begins with `prefix`; ``auto``: the only one there.
+        """Return the image feature set that `fits` the prefix; ``auto``: the only one there.
 
         Raises:
             CacheError: none or several fit; the message lists what is there.
@@ -227,8 +227,24 @@ class FeatureCache:
         return ImageSet(self, self._find("images", prefix, "data.image"))
 
     def caption_set(self, prefix: str = "auto") -> CaptionSet:
-        """Return the caption feature set whose name begins with `prefix`; otherwise like `image_set`."""
+        """Return the caption feature set that `fits` the prefix; otherwise like `image_set`."""
         return CaptionSet(self, self._find("captions", prefix, "data.text"))
+
+    def fits(self, path: str, prefix: str) -> bool:
+        """Return whether the set at ``images/NAME`` or ``captions/NAME`` is called so.
+
+        Its name begins with `prefix`, after ``images/`` or ``captions/`` if need be; or that is the kind of its
+        encoder, as ``bert`` is of any model of that family.
+        """
+        modality, slash, begin = prefix.rpartition("/")
+        if slash and not path.startswith(f"{modality}/"):
+            return False
+        return begin != "" and (path.partition("/")[2].startswith(begin) or self._encoder(path) == begin)
+
+    def _encoder(self, path: str) -> str:
+        """Return the kind of the encoder that made a set; an imported one has none, and one that is damaged."""
+        identity = self.store.inspect_group(path)[0].get("identity")
+        return str(identity.get("encoder", "")) if isinstance(identity, dict) else ""
 
     def _find(self, modality: str, prefix: str, key: str) -> str:
         paths = self.set_paths(modality)
@@ -236,6 +252,8 @@ class FeatureCache:
         if prefix == "auto":  # a set without any finished shard is in nobody's way
             begun = [path for path in paths if (self.store.read_array(f"{path}/done") == 1).any()] if paths[1:] else []
             fitting = begun or paths
+        elif f"{modality}/{prefix}" not in paths:
+            fitting = [path for path in paths if self.fits(path, prefix)]
         return choose_set(self.url, prefix, paths, fitting, f" with {key}").partition("/")[2]
 
     def _numbers(self, name: str, rows: int) -> np.ndarray:

@@ -359,6 +359,8 @@ _RULES_OF: dict[str, dict[str, Rule]] = {
 }
 _OPTIONAL: dict[str, Rule] = {  # sets lack what they have no need of, or what earlier versions did not know
     "space": ("a text or null", lambda value: isinstance(value, str | None)),
+    "command": ("texts", lambda value: isinstance(value, list) and all(isinstance(word, str) for word in value)),
+    "source": ("a mapping of texts", lambda value: _holds(value, str)),
     "asked": ("a mapping or null", lambda value: isinstance(value, dict | None)),
     "views": _COUNT,
     "grid": ("two whole numbers", lambda value: isinstance(value, list) and [*map(_is_count, value)] == [True] * 2),

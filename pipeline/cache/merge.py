@@ -20,7 +20,7 @@ from .storage.seals import files_of
 from .verify import CheckedSet
 
 # Attributes that may differ between parts of one set; earlier versions wrote no grid.
-_OF_ONE_MACHINE = {"failed", "recorded", "asked", "grid"}
+_OF_ONE_MACHINE = {"failed", "recorded", "asked", "grid", "source", "command"}
 
 
 @dataclass(frozen=True)

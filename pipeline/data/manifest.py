@@ -44,6 +44,7 @@ class Manifest:
     counts: dict[str, int] | None = None  # images by split, after merging; None where nothing is promised
     licence: str | None = None  # terms under which the data may be used
     homepage: str | None = None  # where the data comes from
+    data_root: Path | None = None  # the folder at which relative paths start; None: the YAML's own
 
     @property
     def listing(self) -> Path:
@@ -73,23 +74,29 @@ def load_manifest(dataset: str | Path, data_root: Path | None = None) -> Manifes
     faults = _faults(values)
     if faults:
         raise ManifestError(f"{path}: {'; '.join(faults)}.")
-    folder = path.parent if data_root is None else Path(data_root)
+    root = None if data_root is None else Path(data_root)
+    folder = root or path.parent
     values["protocols"] = tuple(values.get("protocols", ["full"]))
     packed = _packed(values)
     if packed is not None:
         kept = {key: value for key, value in values.items() if key not in (*PACKED, *COLUMNS)}
         within = _imagefolder(folder, packed)
         start = folder.resolve() if within is None else within
-        return Manifest(
-            **kept, images=start, captions=None, path=path, packed=packed, is_imagefolder=within is not None
-        )
+        how: dict[str, Any] = {
+            "images": start,
+            "captions": None,
+            "packed": packed,
+            "is_imagefolder": within is not None,
+        }
+        return Manifest(**kept, **how, path=path, data_root=root)
     images, captions = folder / values["images"], folder / values["captions"]
     missing = [] if _holds(images.is_dir) else [f"the image folder {images} is missing"]
     missing += [] if _holds(captions.is_file) else [f"the caption file {captions} is missing"]
     if missing:
         advice = "correct the manifest, or give the folder that its relative paths start from as --data-root"
         raise ManifestError(f"{path}: {' and '.join(missing)}; {advice}.")
-    return Manifest(**{**values, "images": images, "captions": captions}, path=path)
+    found = {**values, "images": images, "captions": captions}
+    return Manifest(**found, path=path, data_root=root)
 
 
 def _packed(values: dict[Any, Any]) -> Packed | None:

@@ -29,7 +29,8 @@ from ..encoders import HUB, TextEncoder, VisualEncoder
 from ..encoders.words import WordsEncoder
 from ..errors import CacheError
 from ..progress import Progress
-from .options import Options
+from .command import command_of
+from .options import Options, source_of
 from .reuse import Sources, addresses
 from .summary import CaptionCounts, Extraction, SetSummary
 from .updating import finish, place_of
@@ -73,18 +74,19 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     # Made before the store, so that a wrong name or file leaves nothing.
     visual = options.load_visual(device) if options.visual else None
     text = load_captions(options, samples, device) if options.text else None
+    command = command_of(manifest, options)
     how: dict[str, Any] = {"workers": options.workers, "scheduler": options.scheduler, "repair": options.repair}
     sets, counts = [], None
     with open_for_writing(url, samples, manifest.protocols, repair=options.repair) as cache:
         job = Job(cache.address, "", str(manifest.images.resolve()), options, cache.store.writer)
         if visual is not None:
-            facts = _facts(options, "images", visual, device)
+            facts = replace(_facts(cache, options, "images", visual, device), command=command)
             length, sources = _from_earlier(cache, facts, f"images/{facts.name}", options)
             images = image_set_to_fill(cache, facts, visual.rows, length, visual.extras, options.views, digests=True)
             of_images = replace(job, set_name=images.name, sources=sources)
             sets.append(fill(images, write_image_shard, lambda _: of_images, splits, **how))
         if text is not None:
-            facts = _facts(options, "captions", text, device)
+            facts = replace(_facts(cache, options, "captions", text, device), command=command)
             length, sources = _from_earlier(cache, facts, f"captions/{facts.name}", options)
             captions = caption_set_to_fill(cache, facts, length, partial(_count, cache, text))
             of_captions = replace(job, set_name=captions.name, sources=sources)
@@ -163,9 +165,15 @@ def load_captions(options: Options, samples: Samples, device: str) -> TextEncode
     return WordsEncoder.build(caption.text for image in training for caption in image.captions)
 
 
-def _facts(options: Options, modality: str, encoder: VisualEncoder | TextEncoder, device: str) -> SetFacts:
+def _facts(
+    cache: FeatureCache, options: Options, modality: str, encoder: VisualEncoder | TextEncoder, device: str
+) -> SetFacts:
+    """Return the facts of a set; one that is there keeps its name, whatever its weights are called now."""
     recorded = {"device": device, "batch_size": options.batch_size}
-    return SetFacts.of(encoder, options.dtype, recorded, options.asked(modality))
+    asked = options.asked(modality)
+    source = source_of(options, modality, None if asked is None else asked["weights"])
+    facts = SetFacts.of(encoder, options.dtype, recorded, asked, None if source is None else source.to_json())
+    return facts.named_as_in(cache, modality)
 
 
 def _count(cache: FeatureCache, encoder: TextEncoder, blocks: Blocks) -> tuple[list[int], dict[str, Any]]:

@@ -3,7 +3,6 @@
 A set remembers the latter, so that an extraction with nothing left to do ends without loading an encoder.
 """
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +23,7 @@ from ..encoders import (
     load_text,
     load_visual,
 )
+from ..encoders.sources import Source, sha256_of
 from ..encoders.words import MIN_COUNT, TOKENIZER
 from ..errors import CacheError
 
@@ -133,6 +133,25 @@ class Options:
         return _words(text, weights, self.dtype, self._text_settings)
 
 
+def source_of(options: Options, modality: str, resolved: str | None) -> Source | None:
+    """Return where the weights of the encoder of ``images`` or ``captions`` come from.
+
+    None where their name says it everywhere: ``imagenet``, ``random:SEED``, or words.
+
+    Args:
+        options: how to extract.
+        modality: which.
+        resolved: the weights as `Options.asked` has them, where it has.
+    """
+    encoder = (options.visual if modality == "images" else options.text) or ""
+    weights = options.visual_weights if modality == "images" else options.text_weights
+    if encoder.startswith(HUB):
+        return Source.of(encoder.removeprefix(HUB), resolved)
+    if encoder == "bert" or (encoder != "words" and Path(weights).exists()):
+        return Source.of(weights, resolved)
+    return None
+
+
 def with_backbones(words: Mapping[str, Any], image: Path | None, text: Path | None) -> dict[str, Any]:
     """Return the options `words` of a fine-tuned run with the files or folders of its own backbones.
 
@@ -167,11 +186,8 @@ def _resolved(encoder: str, weights: str) -> str | None:
     if not of_hub and weights == "imagenet":
         return weights  # whatever lies in the working folder under that name
     path = Path(weights)
-    if weights and path.is_file():
-        return f"sha256:{_sha256([path])}"
-    if weights and path.is_dir():
-        inside = path.iterdir() if encoder == "bert" else path.rglob("*")  # some checkpoints have folders of their own
-        return f"sha256:{_sha256(sorted(entry for entry in inside if entry.is_file()))}"
+    if weights and (path.is_file() or path.is_dir()):  # some checkpoints have folders of their own
+        return f"sha256:{sha256_of(path, flat=encoder == 'bert')}"
     if not of_hub:
         return weights
     from huggingface_hub import try_to_load_from_cache
@@ -182,13 +198,3 @@ def _resolved(encoder: str, weights: str) -> str | None:
     except HFValidationError:
         return None
     return f"revision:{Path(config).parent.name}" if isinstance(config, str) else None
-
-
-def _sha256(files: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        if len(files) > 1:
-            digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-        with file.open("rb") as stream:
-            hashlib.file_digest(stream, lambda: digest)
-    return digest.hexdigest()

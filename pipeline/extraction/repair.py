@@ -1,5 +1,6 @@
 """The commands that repair damaged shards and failed samples."""
 
+from collections.abc import Sequence
 from shlex import quote
 
 from ..cache.feature_cache import MODALITIES
@@ -7,6 +8,7 @@ from ..cache.generations import store_of
 from ..cache.storage.store import Store
 from ..cache.verify import Damage, Verification
 from ..data.manifest import bundled_manifests
+from .command import command_for
 
 
 def remedies(url: str, found: Verification) -> list[str]:
@@ -14,32 +16,56 @@ def remedies(url: str, found: Verification) -> list[str]:
     store = store_of(url)
     if any(damage.array == "/" for damage in found.damaged):
         return [f"restore {url}/zarr.json from a copy, or extract into another --store"]
-    again = f"`{repair_command(store.inspect_group('')[0]['dataset'], url)}`"
     sets = [_set_of(damage) for damage in found.damaged]
     to_remove = dict.fromkeys(
         path
         for path, damage in zip(sets, found.damaged, strict=True)
         if path and (damage.shard is None or _imported(store, path))
     )
-    lines = [f"run `xret cache rm {quote(url)} {path}`, then extract or import that set again" for path in to_remove]
-    if any(path not in to_remove for path in sets):
-        lines.append(f"run {again}, with the other options of that extraction: it computes what is damaged again")
-    elif found.failed_samples and any(
-        "@" in name and not _imported(store, f"images/{name}") for name in store.names("images")
-    ):
-        lines.append(
-            f"repair the files of the failed samples and run {again}, with the other options of that extraction"
-        )
+    lines = [
+        f"run `xret cache rm {quote(url)} {quote(path)}`, then "
+        + (f"`{command}`" if (command := command_for(store, path)) else "extract or import that set again")
+        for path in to_remove
+    ]
+    damaged = [path for path in sets if path not in to_remove]
+    if damaged:
+        lines += [f"run {command}: it computes what is damaged again" for command in _commands(store, damaged)]
+    elif found.failed_samples:
+        again = commands_for_failed(url)
+        lines += [f"repair the files of the failed samples and run {again}"] if again else []
     return lines
 
 
-def repair_command(dataset: str, url: str) -> str:
-    """Return the command that computes damaged and failed parts of an extraction again.
+def commands_for_failed(url: str) -> str:
+    """Return the commands that try failed samples of the cache at `url` again; empty where none was extracted."""
+    store = Store(url)
+    failed = [path for path in _image_sets(store) if store.inspect_group(path)[0].get("failed")]
+    return " and ".join(_commands(store, [path for path in failed if not _imported(store, path)]))
 
-    Only the user knows the path of a manifest of which `dataset` is the name, unless it is bundled.
+
+def _commands(store: Store, paths: Sequence[str | None]) -> list[str]:
+    """Return the commands that made these sets, each once; of other parts than sets that of any set.
+
+    Of sets of an earlier version only the user knows the options, and the path of a manifest that is not bundled.
     """
-    is_known = dataset in bundled_manifests() or dataset.endswith((".yaml", ".yml"))
-    return f"xret extract {quote(dataset if is_known else f'{dataset}.yaml')} --store {quote(url)} … --repair"
+    known = [command_for(store, path) for path in paths if path is not None]
+    if None in paths:
+        of_any = (command_for(store, path) for path in _image_sets(store) + _caption_sets(store))
+        known.append(next((command for command in of_any if command is not None), None))
+    dataset = store.inspect_group("")[0]["dataset"]
+    name = dataset if dataset in bundled_manifests() else f"{dataset}.yaml"
+    old = (
+        f"`xret extract {quote(name)} --store {quote(store.url)} … --repair`, with the other options of that extraction"
+    )
+    return list(dict.fromkeys(old if command is None else f"`{command}`" for command in known))
+
+
+def _image_sets(store: Store) -> list[str]:
+    return [f"images/{name}" for name in store.names("images") if "@" in name]
+
+
+def _caption_sets(store: Store) -> list[str]:
+    return [f"captions/{name}" for name in store.names("captions") if "@" in name]
 
 
 def _set_of(damage: Damage) -> str | None:

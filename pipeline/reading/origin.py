@@ -1,15 +1,20 @@
 """What made a feature set, as the set says itself; weights count by their digest, whatever they were called."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+from huggingface_hub.constants import HF_HUB_CACHE
 
 from ..cache import FeatureSet, fingerprint
 from ..encoders import HUB, LIBRARIES
 from ..encoders.base import Encoder
+from ..encoders.sources import Source
 from ..errors import EncoderError
 
 BERT = "bert-base-uncased"  # what ``bert`` means by default
+_BERT_REVISION = "86b5e0934494bd15c9632b12f734a8a67f723594"  # of its model card's main branch
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,7 @@ class Origin:
     identity: dict[str, Any]  # of the encoder, with all that decides the features
     dtype: str  # that the features were rounded to
     weights: str | None  # how the weights were named, where that is known and means the same everywhere
+    source: Source | None = None  # where they came from otherwise
 
     @classmethod
     def of(cls, features: FeatureSet) -> "Origin":
@@ -29,11 +35,23 @@ class Origin:
         words = features.attributes.get("asked") or {}
         asked, encoder = str(words.get("weights")), str(words.get("encoder"))
         weights = made if made.startswith("random:") else "imagenet" if asked == "imagenet" else None
-        if features.identity.get("encoder") == "bert" and not asked.startswith("sha256:"):
-            weights = BERT  # of the hub's models only the revision is written down; this is the default
+        source = Source.from_json(features.attributes.get("source"))
+        if features.identity.get("encoder") == "bert" and source is None:
+            weights = _of_revision(asked.removeprefix("revision:"))  # all that earlier versions wrote down
         if encoder.startswith(HUB):
             weights = encoder
-        return cls(features.name, features.kind, features.identity, features.dtype, weights)
+        return cls(features.name, features.kind, features.identity, features.dtype, weights, source)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Origin":
+        """Return what `to_json` gave; KeyError or TypeError where it is something else."""
+        return cls(**{**values, "source": Source.from_json(values.get("source"))})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all that is known and means something on other machines."""
+        source = None if self.source is None else replace(self.source, path=None).to_json()
+        told = {key: value for key, value in vars(self).items() if key != "source"}
+        return told if source is None else {**told, "source": source}
 
     @property
     def fingerprint(self) -> str:
@@ -54,9 +72,11 @@ class Origin:
         """Return the weights that were `given`, or those that made the set.
 
         Raises:
-            EncoderError: they came from a file, which has to be given as `option`.
+            EncoderError: they came from a file, which is not there any more and has to be given as `option`.
         """
         named = given or self.weights
+        if named is None and self.source is not None:
+            named = self.source.find(self.name, option, flat=self.identity.get("encoder") == "bert")
         if named is not None:
             return f"{HUB}{named.removeprefix(HUB)}" if self.of_hub else named
         if self.of_hub or self.identity.get("encoder") == "bert":
@@ -78,6 +98,14 @@ class Origin:
                 f"'{weights}' is not what '{self.name}' was made with (its {', '.join(differing) or 'options'} differ);"
                 f" give those very weights as {option}"
             )
+
+
+def _of_revision(revision: str) -> str | None:
+    """Return the hub id of the BERT of this revision, where it is known or in the local cache of the hub."""
+    if revision == _BERT_REVISION:
+        return BERT
+    found = [] if not revision.isalnum() else sorted(Path(HF_HUB_CACHE).glob(f"models--*/snapshots/{revision}"))
+    return found[0].parents[1].name.removeprefix("models--").replace("--", "/") if found else None
 
 
 def encoder_name(identity: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from ..data.manifest import Manifest, bundled_manifests, load_manifest
 from ..data.sources import FOLDER, PictureReader, find_source, is_url
 from ..encoders import OPEN_CLIP, TrainableEncoder, VisualEncoder, is_own, loading, make_text, make_visual
 from ..errors import CacheError, EncoderError, ManifestError, SampleError
-from .origin import BERT, Origin, grid_side, hidden_layer, text_settings
+from .origin import Origin, grid_side, hidden_layer, text_settings
 
 _PROBED = 4  # images whose features are compared with the cache
 _DIFFERENCE = 0.05  # between the features of other files and those of the same; other libraries stay far below
@@ -87,8 +87,7 @@ def _take_weights(other: TrainableEncoder, encoder: TrainableEncoder, what: str,
 def put_back_captions(features: CaptionSet, weights: str | None, device: str) -> TrainableEncoder:
     """Return the encoder that made a caption set from `weights`; not shared with anybody.
 
-    They are a folder or hub id, of open_clip a file. Weights of None are those that the set remembers; of ``bert``
-    they are ``bert-base-uncased``.
+    They are a folder or hub id, of open_clip a file. Weights of None are those that the set remembers.
 
     Raises:
         EncoderError: these are not the set's weights.
@@ -101,7 +100,7 @@ def put_back_captions(features: CaptionSet, weights: str | None, device: str) ->
             " no backbone to put back; take --reattach image"
         )
     origin = Origin.of(features)
-    weights = origin.weights_named(weights or (BERT if origin.encoder == "bert" else None), "--text-weights")
+    weights = origin.weights_named(weights, "--text-weights")
     how: dict[str, Any] = {**text_settings(identity), "half": origin.dtype == "float16"}
     name = weights
     if origin.encoder.startswith(OPEN_CLIP):

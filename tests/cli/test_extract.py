@@ -77,7 +77,9 @@ def test_what_failed_is_named_and_what_to_do(tiny_dataset, tmp_path):
         assert [line.split(":")[1].strip() for line in lines[2:5]] == ["1.jpg", "3.jpg", "5.jpg"]
         assert lines[5] == "    and 1 more"
         assert lines[6].startswith(f"`xret cache verify {store}` lists all that failed; repair those files and run `")
-        assert f"run `xret extract {manifest} --store {store} … --repair`, with the other options" in lines[6]
+        again = lines[6].rpartition("run `")[2].removesuffix("`.")
+        assert again.startswith(f"xret extract {manifest} --visual resnet18 --visual-weights random:0 --image-size 64 ")
+        assert again.endswith(f" --store {store} --repair")
         assert len(lines) == 7
 
 

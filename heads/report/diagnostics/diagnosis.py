@@ -78,7 +78,7 @@ def diagnose(
         device: ``auto``, ``cpu`` or ``cuda``.
         data_root: where the data set's images and caption file are; None: no crops are made.
         visual_weights: of the image encoder, where they came from a file; for crops.
-        text_weights: of the text encoder, if it is not bert-base-uncased; for crops.
+        text_weights: of the text encoder, if they have moved; for crops.
 
     Raises:
         RunError: the run, the store's feature sets or the split do not fit.

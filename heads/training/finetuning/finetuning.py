@@ -27,6 +27,7 @@ from ....pipeline.cache import CaptionSet, FeatureCache, ImageSet, fingerprint
 from ....pipeline.data.sources import PictureReader
 from ....pipeline.device import pick_device, within_memory
 from ....pipeline.encoders import TrainableEncoder
+from ....pipeline.encoders.sources import short_name
 from ....pipeline.errors import OutOfMemory, RecipeError, RunError
 from ....pipeline.reading.batches import Batches
 from ....pipeline.reading.end_to_end import end_to_end_batches
@@ -41,6 +42,7 @@ from ...runs.features import batches_of, caption_set_of_run, image_set_of_run, o
 from ...runs.files import Writer
 from ...runs.info import BranchName, RunInfo, absolute, versions
 from ...runs.run import Run, require_free
+from ..display import EACH_EPOCH, Shown
 from ..event_log import require_log
 from ..large_batches import require_whole_batches
 from ..optimisation import build_optimizer, decay_of, weights_of
@@ -67,6 +69,7 @@ def finetune(
     store: str | None = None,
     device: str = "auto",
     resume: bool = False,
+    shown: Shown = EACH_EPOCH,
 ) -> TrainSummary:
     """Put the backbones of a trained head back and train all of it from images and token ids, leaving a run at `out`.
 
@@ -78,11 +81,9 @@ def finetune(
         settings: changes of the run's recipe, such as ``schedule.epochs=40`` or ``finetune.image_lr=0.1``.
         reattach: which of ``image`` and ``text``; none: those that the recipe's `finetune` block trains.
         data_root: where the images are, see `reattachment.image_folder`.
-        visual_weights: of the image backbone, see `reattachment.put_back_images`.
-        text_weights: of the text backbone, see `reattachment.put_back_captions`.
+        visual_weights, text_weights: of the backbones, see `reattachment`.
         store: the feature cache; None: the run's own, of several the first.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        resume: go on where `out` stopped; without it, `out` must not exist.
+        device, resume, shown: as of `training.train`.
 
     Raises:
         RecipeError: the settings do not fit, or change what the head was trained for.
@@ -114,7 +115,7 @@ def finetune(
         if not state.resume(new):
             new.save_metrics(base.metrics()[: state.epoch])
         objective = EndToEndObjective.of(recipe, model, state.losses, train_split)
-        return Loop(new, objective, state, train_split, val_split).go_on()
+        return Loop(new, objective, state, train_split, val_split, shown=shown).go_on()
 
 
 class TunedRun(Run):
@@ -130,7 +131,9 @@ class TunedRun(Run):
             writers[f"{key}_backbone{encoder.suffix}"] = encoder.save
             identity = {**encoder.identity, "weights": encoder.weights_id()}
             prints[key] = made = fingerprint(identity, self.info.backbones["dtype"])
-            names[f"{key}_set"] = f"{encoder.name}@{made[:8]}"
+            # As an extraction calls it: by its network, or by the folder.
+            name = encoder.name if encoder.suffix else short_name(str(self.path.resolve() / f"{key}_backbone"))
+            names[f"{key}_set"] = f"{name}@{made[:8]}"
         return writers, {"fingerprints": prints, **names}
 
 
@@ -195,8 +198,11 @@ def _facts_of(base: Run, split: Batches, encoders: dict[str, TrainableEncoder], 
 
 def _optimizer(
     base: Run, state: dict[str, Any], recipe: Recipe, model: EndToEndModel, losses: nn.ModuleDict
-) -> torch.optim.AdamW:
-    """Return the head's optimiser with the state that its training left, and groups for the backbones."""
+) -> torch.optim.Optimizer:
+    """Return the head's optimiser with the state that its training left, and groups for the backbones.
+
+    Another optimiser than the head's begins without a state.
+    """
     before = build_optimizer(model, losses, base.recipe.optimizer)
     saved = state["optimizer"]
     groups = saved["param_groups"][: len(before.param_groups)]  # after them come a fine-tuned run's backbones
@@ -205,7 +211,8 @@ def _optimizer(
         {"param_groups": groups, "state": {number: s for number, s in saved["state"].items() if number in ours}}
     )
     optimizer = build_optimizer(model, losses, recipe.optimizer)
-    optimizer.state.update({p: before.state[p] for p in weights_of(model, losses) if p in before.state})
+    if type(optimizer) is type(before):
+        optimizer.state.update({p: before.state[p] for p in weights_of(model, losses) if p in before.state})
     for name, backbone in model.backbones.items():
         factor, frozen = (getattr(recipe.finetune, f"{name}_{what}") for what in ("lr", "frozen"))
         matrices = [p for p in backbone.parameters() if p.ndim > 1]

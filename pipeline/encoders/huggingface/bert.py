@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ...errors import EncoderError
 from ..base import library_versions
+from ..sources import short_name
 from ..weights import digest
 from .hub import commit_of, counted_from_0, load_text_model, quiet
 
@@ -30,7 +31,7 @@ _SHAPING = ("num_attention_heads", "hidden_act", "layer_norm_eps")
 class BertEncoder:
     """Encode captions as the states of their tokens, and the maximum over them."""
 
-    name = "bert"
+    _encoder = "bert"  # in the identity; a set is named after the model
     kind = "tokens"
     space: str | None = None
     vocabulary: tuple[str, ...] | None = None
@@ -52,6 +53,7 @@ class BertEncoder:
     ) -> None:
         """Load model and tokenizer; arguments and errors as of `registry.load_text`."""
         self.device, self._special_tokens, self._prompt = device, special_tokens, prompt
+        self.name = short_name(weights)
         self.network, self._tokenizer = self._load(weights)
         self.network.to(device).eval().requires_grad_(False)
         self._lock = threading.Lock()  # a tokenizer keeps its settings for truncation between calls
@@ -104,7 +106,7 @@ class BertEncoder:
         if self._prompt is not None:
             preprocessing["prompt"] = self._prompt
         return {
-            "encoder": self.name,
+            "encoder": self._encoder,
             "weights": self.weights_id(),
             "model": {"class": type(self.network).__name__, **self._settings()},
             "preprocessing": preprocessing,

@@ -153,12 +153,6 @@ def _leave_out(model: nn.Module, beginning: str) -> None:
             setattr(model, name, None)
 
 
-def short_name(weights: str) -> str:
-    """Return the last part of a model id or of a folder's path, as a set's name may begin with it."""
-    last = Path(weights).resolve().name if Path(weights).is_dir() else weights.partition("@")[0].rpartition("/")[2]
-    return re.sub(r"[^\w.-]+", "-", last, flags=re.ASCII).strip(".-") or "hf"
-
-
 def counted_from_0(what: str, option: str, layer: int, layers: int) -> int:
     """Return a layer's number from 0, of so many above the embeddings; numbers below 0 count from the last layer.
 

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
 from ...errors import EncoderError
 from ..weights import digest
 from .bert import BertEncoder, maximum
-from .hub import autocast, load_from, load_model, load_tokenizer, place_of, short_name
+from .hub import autocast, load_from, load_model, load_tokenizer, place_of
 from .sentences import Pooling, read_pooling
 
 # Settings that change the features of equal weights.
@@ -60,7 +60,7 @@ class TextEncoder(BertEncoder):
         half: bool = True,
         trust: bool = False,
     ) -> None:
-        self.name, self._half, self._trust = short_name(weights), half, trust
+        self._half, self._trust = half, trust
         self._global = ""
         super().__init__(weights, device, layer, special_tokens, max_tokens, prompt)
 

@@ -87,9 +87,10 @@ def test_processes_give_the_same_numbers(stores, whole, tmp_path, monkeypatch, s
     plan = plan_of("loss.triplet.margin=0.1", settings=["runtime.cache=pinned"])
     entries = ablated(stores(), plan, tmp_path / "out", seeds=seeds, device="cpu", jobs=2)
     assert numbers(entries) == numbers(whole[1][:seeds])
-    logs = sorted((tmp_path / "out").rglob("*.log"))
+    logs = sorted((tmp_path / "out").rglob("seed=*.log"))
     assert len(logs) == seeds
     assert "epoch 2/2" in logs[0].read_text()
+    assert "epoch 2/2: loss" in (logs[0].with_suffix("") / "train.log").read_text()
 
 
 @pytest.mark.gpu

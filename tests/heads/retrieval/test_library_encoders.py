@@ -79,10 +79,7 @@ def test_without_a_head_it_is_what_open_clip_alone_gives(data):
 @pytest.mark.parametrize(("image", "file"), [("small-ViT", "clip.pt"), ("small_swin", "swin.pth")])
 def test_new_pictures_and_texts_are_encoded_like_those_of_the_store(data, tmp_path, image, file):
     run = trained(data, tmp_path / "run", image)
-    with pytest.raises(EncoderError, match=r"made with weights from a file; give that file as --text-weights FILE"):
-        xret.load(run, device="cpu").search("a picture")
-    with pytest.raises(EncoderError, match=r"made with weights from a file; give that file as --visual-weights FILE"):
-        xret.load(run, device="cpu").search(data / "tiny" / "images" / "16.jpg")
+    assert xret.load(run, device="cpu").search("a picture")  # the files are where they were
     weights = {"visual_weights": str(data / file), "text_weights": str(data / "clip.pt")}
     retriever = xret.load(run, device="cpu", **weights)
     caption = retriever.cache.caption_texts(*retriever.cache.captions_of(16, 22))[0]

@@ -107,9 +107,9 @@ def test_states_of_bert_are_made_again_by_the_weights_that_are_named(folder, ber
     assert retriever.search("red beside blue", 3)[0].rank == 1
 
 
-def test_weights_that_are_not_named_or_others_are_refused(folder, bert_run):
-    with pytest.raises(EncoderError, match=r"made with weights from a folder; give that folder.*--text-weights"):
-        open_run(folder, bert_run).encode_text(["red"])
+def test_weights_are_found_where_they_were_and_others_are_refused(folder, bert_run):
+    retriever = open_run(folder, bert_run)
+    same(retriever.encode_text(retriever.gallery.texts), retriever.gallery.captions)
     other = save_bert(folder / "other", seed=1)
     with pytest.raises(EncoderError, match=r"other' is not what 'bert@\w+' was made with \(its weights differ\)"):
         open_run(folder, bert_run, text_weights=str(other)).encode_text(["red"])
@@ -117,16 +117,17 @@ def test_weights_that_are_not_named_or_others_are_refused(folder, bert_run):
         open_run(folder, bert_run, visual_weights="random:1").encode_images(["x.png"])
 
 
-def test_image_weights_from_a_file_must_be_named(folder, tmp_path):
+def test_image_weights_from_a_file_that_has_moved_must_be_named(folder, tmp_path):
     encoder = GridEncoder(NETWORK, "random:3", 64, "cpu")
     encoder.save(tmp_path / "w.safetensors")
     store = make_store(
         folder / "pictures/pictures.yaml", tmp_path / "s", visual_weights=str(tmp_path / "w.safetensors")
     )
     run = make_run(store, tmp_path / "run")
-    with pytest.raises(EncoderError, match=r"weights from a file; give that file as --visual-weights FILE"):
+    (tmp_path / "w.safetensors").rename(tmp_path / "moved.safetensors")
+    with pytest.raises(EncoderError, match=r"no longer at .*w\.safetensors; give it as --visual-weights FILE"):
         open_run(folder, run).search(Path("x.png"))
-    retriever = open_run(folder, run, visual_weights=str(tmp_path / "w.safetensors"))
+    retriever = open_run(folder, run, visual_weights=str(tmp_path / "moved.safetensors"))
     same(retriever.encode_images(files(retriever)), retriever.gallery.images)
 
 

@@ -161,7 +161,7 @@ def test_a_training_that_was_stopped_goes_on_exactly(store, tmp_path, monkeypatc
 
 def test_a_batch_in_parts_is_the_whole_batch(store, tmp_path, monkeypatch):
     # Adam takes a step of full length where a gradient is nothing but rounding.
-    monkeypatch.setattr("torch.optim.AdamW", lambda groups, lr: torch.optim.SGD(groups, lr=lr))
+    monkeypatch.setattr("torch.optim.AdamW", lambda groups, lr, **_: torch.optim.SGD(groups, lr=lr))
     for name, chunk in (("whole", "null"), ("parts", "3")):
         settings = [f"data.chunk={chunk}", "augment.text=0.2", "optimizer.lr=1", "adapter.roi.layers=linear"]
         recipe = small("setdiv", *BOTH, *settings)

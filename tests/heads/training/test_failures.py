@@ -125,7 +125,7 @@ def test_the_average_of_the_weights_is_what_is_kept(store, tmp_path, monkeypatch
         return done
 
     monkeypatch.setattr(torch.optim.AdamW, "step", noted)
-    settings = ["optimizer.ema=0.8", "optimizer.lr=0.05", "schedule.epochs=1"]
+    settings = ["optimizer.ema=0.8", "optimizer.lr=0.05", "schedule.epochs=1", "schedule=step"]
     train(store, load_recipe("vsepp", [*SMALL, *settings]), tmp_path / "run", device="cpu")
     average = [weights.double() for weights in after[0]]
     for weights in after[1:]:

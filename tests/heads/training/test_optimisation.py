@@ -6,7 +6,8 @@ import torch
 from xret.heads.model import FeatureFacts, build_losses, build_model
 from xret.heads.recipes.blocks import Optimizer, Schedule
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.training.optimisation import build_optimizer, learning_rate
+from xret.heads.training.optimisation import build_optimizer, learning_rate, warmup
+from xret.pipeline.errors import RecipeError
 
 IMAGES, WORDS = FeatureFacts("grid", 6, 6), FeatureFacts("words", None, None, 11)
 
@@ -60,3 +61,67 @@ def test_the_cosine_of_each_step_is_that_of_torch():
             assert learning_rate(Schedule(name="step", by="step", step=2), 1.0, now) == 0.1 ** (epoch // 2)
             optimizer.step()
             reference.step()
+
+
+@pytest.mark.parametrize("by", ["step", "epoch"])
+def test_linear_is_that_of_torch_and_constant_stays(by):
+    schedule, steps = Schedule(name="linear", by=by, epochs=4), 5
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.7)
+    many = 4 * steps if by == "step" else 4
+    reference = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, many)
+    for number in range(many):
+        now = number / steps if by == "step" else number
+        assert learning_rate(schedule, 0.7, now) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
+        assert learning_rate(Schedule(name="constant", by=by, epochs=4), 0.7, now) == 0.7
+        optimizer.step()
+        reference.step()
+
+
+def test_a_warm_up_by_its_share_of_the_epochs_is_one_by_its_number():
+    share, number = Schedule(epochs=20, warmup_ratio=0.1), Schedule(epochs=20, warmup_epochs=2)
+    for now in (0, 0.25, 1, 1.75, 2, 2.5, 19):
+        assert warmup(share, now) == warmup(number, now)
+    assert warmup(Schedule(epochs=3, warmup_ratio=0.1), 0.15) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "reference"),
+    [
+        ({"name": "adam", "beta1": 0.8, "beta2": 0.98}, lambda p: torch.optim.Adam(p, betas=(0.8, 0.98))),
+        ({"name": "adamw", "beta2": 0.95}, lambda p: torch.optim.AdamW(p, betas=(0.9, 0.95))),
+        ({"name": "sgd", "momentum": 0.5}, lambda p: torch.optim.SGD(p, momentum=0.5)),
+    ],
+)
+def test_a_step_is_that_of_torch(values, reference):
+    torch.manual_seed(0)
+    model, losses = head()
+    ours = build_optimizer(model, losses, Optimizer(lr=0.1, weight_decay=0.2, decay="all", **values))
+    weights = [p for group in ours.param_groups for p in group["params"]]
+    copies = [p.detach().clone().requires_grad_() for p in weights]
+    theirs = reference(copies)
+    theirs.param_groups[0].update(lr=0.1, weight_decay=0.2)
+    for _ in range(3):
+        for one, other in zip(weights, copies, strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        ours.step()
+        theirs.step()
+    assert all(torch.equal(one, other) for one, other in zip(weights, copies, strict=True))
+
+
+def test_what_an_optimiser_does_not_take_is_refused():
+    for settings, said in (
+        (["optimizer=rmsprop"], "optimizer.name must be one of adamw, adam, sgd, not 'rmsprop'"),
+        (["optimizer=sgd", "optimizer.beta2=0.9"], "optimizer.beta2 has no effect on sgd: leave it out, or set"),
+        (["optimizer.momentum=0.5"], "optimizer.momentum has no effect on adamw: leave it out, or set optimizer.name="),
+        (["optimizer.beta1=1"], "optimizer.beta1 must be between 0 and 0.99999, not 1"),
+        (["optimizer.betas=0.9"], "optimizer.betas is not a key (did you mean 'beta"),
+        (["schedule.warmup_ratio=0.1", "schedule.warmup_epochs=1"], "both say how long lr rises; choose one"),
+        (
+            ["schedule=linaer"],
+            "schedule.name must be one of cosine, linear, step, constant, not 'linaer' (did you mean",
+        ),
+    ):
+        with pytest.raises(RecipeError) as caught:
+            load_recipe("vsepp", ["loss.triplet.warmup_epochs=0", *settings])
+        assert said in str(caught.value)

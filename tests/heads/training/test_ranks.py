@@ -73,7 +73,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks_train_what_one_does(tmp_path, case, monkeypatch):
     # Adam takes a step of full length where a gradient is nothing but rounding.
-    monkeypatch.setattr("torch.optim.AdamW", lambda groups, lr: torch.optim.SGD(groups, lr=lr))
+    monkeypatch.setattr("torch.optim.AdamW", lambda groups, lr, **_: torch.optim.SGD(groups, lr=lr))
     # Three batches, of which the last has fewer samples; 23 images in batches of 10 leave 3.
     kinds = {"image": ("grid", "roi"), "text": ("words", "tokens")} if "several" in case else {}
     url = make_store(tmp_path / "small.zarr", train=23, val=4, **kinds)

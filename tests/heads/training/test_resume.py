@@ -244,8 +244,15 @@ def test_a_set_that_came_meanwhile_stops_no_run(store, tmp_path):
     with pytest.raises(CacheError, match="several feature sets"):
         train(store, recipe, tmp_path / "new", device="cpu")
     assert train(store, recipe, tmp_path / "run", device="cpu", resume=True).trained == 0
-    named = recipe_of("setdiv", STEADY, f"data.image={Run(tmp_path / 'run').info.image_set}")
-    assert train(store, named, tmp_path / "run", device="cpu", resume=True).trained == 0
+    for modality in ("images", "captions"):  # now its beginning fits several as well
+        (name,) = (name for name in FeatureCache.open(store).set_names(modality) if "other" not in name)
+        shutil.copytree(f"{store}/{modality}/{name}", f"{store}/{modality}/{name.partition('@')[0]}@00000000")
+    full = Run(tmp_path / "run").info.image_set
+    for image, text in ((full, "auto"), ("grid", "words"), ("gri", "captions/words")):
+        named = recipe_of("setdiv", STEADY, f"data.image={image}", f"data.text={text}")
+        assert train(store, named, tmp_path / "run", device="cpu", resume=True).trained == 0
+    with pytest.raises(CacheError, match="several feature sets fit 'grid'"):
+        train(store, recipe_of("setdiv", STEADY, "data.image=grid"), tmp_path / "new", device="cpu")
     with pytest.raises(RunError, match=r"begun otherwise: .*image_set is grid.* there and other@00000000 now"):
         train(store, recipe_of("setdiv", STEADY, "data.image=other"), tmp_path / "run", device="cpu", resume=True)
 

@@ -96,7 +96,7 @@ def test_it_learns(store, tmp_path, name):
 def test_the_run_folder(uninterrupted, store):
     names = {path.name for path in uninterrupted.iterdir()}
     expected = {"run.json", "recipe.yaml", "config.json", "model.safetensors", "state.pt", "metrics.jsonl"}
-    assert names == {*expected, "vocabulary.json"}
+    assert names == {*expected, "vocabulary.json", "train.log"}
     info = json.loads((uninterrupted / "run.json").read_text())
     cache = FeatureCache.open(store)
     assert info["store"] == store
@@ -432,7 +432,9 @@ def test_the_learning_rate_warms_up_step_by_step():
 def test_a_frozen_component_stays_what_it_was(store, tmp_path):
     weights = {}
     for frozen in (0, 1):
-        recipe = recipe_of("setdiv", 1, f"optimizer.aggregator_frozen={frozen}", "optimizer.weight_decay=0.1")
+        recipe = recipe_of(
+            "setdiv", 1, f"optimizer.aggregator_frozen={frozen}", "optimizer.weight_decay=0.1", "schedule=step"
+        )
         train(store, recipe, tmp_path / str(frozen), device="cpu")
         weights[frozen] = torch.load(tmp_path / str(frozen) / "state.pt", weights_only=True)["model"]
     cache = FeatureCache.open(store)

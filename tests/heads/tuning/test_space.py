@@ -7,7 +7,7 @@ import pytest
 from xret.heads.model import FeatureFacts
 from xret.heads.recipes.names import recipe_names
 from xret.heads.recipes.recipe import changed, load_recipe
-from xret.heads.runs.run import flat
+from xret.heads.runs.config import flat
 from xret.heads.tuning.space import FOLDER, Choice, Range, as_settings, make_space, own_values, read_file
 from xret.pipeline.errors import RecipeError
 

@@ -1,6 +1,7 @@
 """What is to be done after `verify`, by doing it."""
 
 import shlex
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,12 @@ from small_extraction import SMALL, files
 
 from xret.cli import main
 from xret.pipeline.cache.verify import verify
-from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.data.manifest import bundled_manifests, load_manifest
 from xret.pipeline.exchange.importers.importing import ImportOptions, import_features
+from xret.pipeline.extraction.command import command_of, written
 from xret.pipeline.extraction.extraction import extract
-from xret.pipeline.extraction.repair import remedies, repair_command
+from xret.pipeline.extraction.options import Options
+from xret.pipeline.extraction.repair import remedies
 
 
 def damage(path):
@@ -40,8 +43,9 @@ def test_a_repair_restores_every_byte(node, store, manifest):
     (path,) = store.glob(node)
     damage(path / "zarr.json" if path.is_dir() else path)
     (line,) = remedies(str(store), verify(str(store)))
-    assert line.startswith(f"run `xret extract tiny.yaml --store {store} … --repair`")
-    extract(manifest, str(store), replace(SMALL, repair=True))
+    command = shlex.split(line.split("`")[1])
+    assert command[:2] == ["xret", "extract"] and command[-1] == "--repair"
+    assert CliRunner().invoke(main, command[1:]).exit_code == 0
     assert files(store) == before
     assert remedies(str(store), verify(str(store))) == []
 
@@ -51,9 +55,9 @@ def test_a_set_that_lost_its_metadata_is_made_again(store, manifest):
     (path,) = store.glob("images/resnet18*")
     damage(path / "local" / "zarr.json")
     (line,) = remedies(str(store), verify(str(store)))
-    command = line.split("`")[1]
-    assert CliRunner().invoke(main, [*shlex.split(command)[1:], "--yes"]).exit_code == 0
-    extract(manifest, str(store), SMALL)
+    _, removal, _, command, _ = line.split("`")
+    assert CliRunner().invoke(main, [*shlex.split(removal)[1:], "--yes"]).exit_code == 0
+    assert CliRunner().invoke(main, shlex.split(command)[1:]).exit_code == 0
     assert files(store) == before
 
 
@@ -69,9 +73,9 @@ def test_failed_samples_are_tried_again(manifest, tmp_path):
     picture.write_bytes(b"")
     extract(manifest, url, replace(SMALL, on_error="skip"))
     (line,) = remedies(url, verify(url))
-    assert line.startswith("repair the files of the failed samples and run `xret extract tiny.yaml ")
+    assert line.startswith("repair the files of the failed samples and run `xret extract ")
     picture.write_bytes(whole)
-    assert extract(manifest, url, replace(SMALL, repair=True)).sets[0].reasons == ()
+    assert CliRunner().invoke(main, shlex.split(line.split("`")[1])[1:]).exit_code == 0
     assert remedies(url, verify(url)) == []
 
 
@@ -87,7 +91,55 @@ def test_an_import_is_not_repaired_by_an_extraction(tmp_path):
     assert line == f"run `xret cache rm {url} images/{path.name}`, then extract or import that set again"
 
 
-def test_a_manifest_that_is_bundled_has_a_name():
-    assert repair_command("rsicd", "r.zarr") == "xret extract rsicd --store r.zarr … --repair"
-    assert repair_command("my/own.yml", "r.zarr") == "xret extract my/own.yml --store r.zarr … --repair"
-    assert repair_command("own", "s3://a/b.zarr") == "xret extract own.yaml --store s3://a/b.zarr … --repair"
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"visual": None, "text": "words"},
+        {"text": None, "pool": (2, 3), "image_size": 64, "dtype": "float32", "visual_layer": -2, "on_error": "skip"},
+        {"regions": (10, 100), "visual": "butd", "visual_weights": "my weights.pth", "shard_images": 7},
+        {"text_weights": "a'b", "special_tokens": False, "max_tokens": 9, "prompt": "-a {}", "text_layer": -2},
+        {"views": 3, "augment": "dihedral", "batch_size": 8},
+    ],
+)
+def test_the_command_says_what_made_a_set(options, manifest, monkeypatch):
+    """Read by the command line itself, it gives the same options."""
+    from xret.pipeline.extraction import extraction
+
+    asked, found = Options(**options), []
+    monkeypatch.setattr(extraction, "extract", lambda manifest, url, options: found.append((manifest, url, options)))
+    monkeypatch.setattr(sys.modules["xret.cli.extract"], "print_summary", lambda *_: None)
+    command = shlex.split(written(command_of(manifest, asked), "my store.zarr"))
+    result = CliRunner().invoke(main, command[1:], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert found == [(manifest, "my store.zarr", replace(asked, repair=True))]
+
+
+def test_the_data_root_and_bundled_names_are_told(tiny_dataset, tmp_path, monkeypatch):
+    manifest = load_manifest(tiny_dataset(), tmp_path / "tiny")
+    words = command_of(manifest, Options())
+    assert words[:3] == [str(manifest.path.resolve()), "--data-root", str(tmp_path / "tiny")]
+    bundled = replace(manifest, path=bundled_manifests()["rsicd"], data_root=None)
+    assert command_of(bundled, Options())[0] == "rsicd"
+    assert "--device" not in command_of(bundled, Options(device="cpu", trust=True, workers=2))
+
+
+def test_a_set_of_some_splits_is_mended_in_these(manifest, tmp_path):
+    url = tmp_path / "s.zarr"
+    extract(manifest, str(url), replace(SMALL, splits=("val", "test")))
+    before = files(url)
+    damage(sorted(url.glob("images/resnet18*/local/c/*/0/0"))[0])
+    (line,) = remedies(str(url), verify(str(url)))
+    assert " --splits val,test --store " in line
+    assert CliRunner().invoke(main, shlex.split(line.split("`")[1])[1:]).exit_code == 0
+    assert files(url) == before
+
+
+def test_a_set_of_an_earlier_version_needs_its_options(manifest, tmp_path, monkeypatch):
+    monkeypatch.setattr("xret.pipeline.extraction.extraction.command_of", lambda *_: None)
+    url = tmp_path / "s.zarr"
+    extract(manifest, str(url), SMALL)
+    damage(next(url.glob("images/resnet18*/local/c/0/0/0")))
+    (line,) = remedies(str(url), verify(str(url)))
+    begin = f"run `xret extract tiny.yaml --store {url} … --repair`, with the other options of that extraction"
+    assert line == f"{begin}: it computes what is damaged again"

@@ -61,6 +61,9 @@ def test_every_kind_of_image_encoder_is_asked_for_by_its_own_words(monkeypatch, 
         image_encoder(Origin.of(features(changed)), "w.pth", "cpu")
 
 
+BERT = "86b5e0934494bd15c9632b12f734a8a67f723594"  # the revision of bert-base-uncased
+
+
 @pytest.mark.parametrize(
     ("identity", "asked", "weights"),
     [
@@ -68,7 +71,8 @@ def test_every_kind_of_image_encoder_is_asked_for_by_its_own_words(monkeypatch, 
         ({"encoder": "resnet18", "weights": "ab12"}, "imagenet", "imagenet"),
         ({"encoder": "resnet18", "weights": "ab12"}, "sha256:cd34", None),
         ({"encoder": "bert", "weights": "ab12"}, "sha256:cd34", None),
-        ({"encoder": "bert", "weights": "ab12"}, "revision:cd34", "bert-base-uncased"),
+        ({"encoder": "bert", "weights": "ab12"}, "revision:cd34", None),
+        ({"encoder": "bert", "weights": "ab12"}, f"revision:{BERT}", "bert-base-uncased"),
         ({"encoder": "words", "weights": "ab12"}, "", None),
     ],
 )

@@ -12,8 +12,8 @@ from ..pipeline.wording import counted, in_bytes, printable
 from .parsing import comma_list
 
 if TYPE_CHECKING:
-    from ..pipeline.cache.contents import SetContents
-    from ..pipeline.cache.generations import Generation
+    from ..pipeline.cache.storage.generations import Generation
+    from ..pipeline.cache.upkeep.contents import SetContents
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 
@@ -57,7 +57,7 @@ def info(store: str, as_json: bool) -> None:
     \b
     xret cache info rsicd.zarr
     """
-    from ..pipeline.cache.contents import describe
+    from ..pipeline.cache.upkeep.contents import describe
 
     facts = describe(store)
     if as_json:
@@ -88,7 +88,7 @@ def verify(store: str, as_json: bool) -> None:
     \b
     xret cache verify rsicd.zarr
     """
-    from ..pipeline.cache import verify as checking
+    from ..pipeline.cache.upkeep import verify as checking
     from ..pipeline.extraction.repair import remedies
 
     found = checking.verify(store)
@@ -120,7 +120,7 @@ def ls(place: str, as_json: bool) -> None:
     xret cache ls rsicd.zarr
     xret cache ls s3://bucket/caches --json
     """
-    from ..pipeline.cache.contents import describe, partials_at, stores_at
+    from ..pipeline.cache.upkeep.contents import describe, partials_at, stores_at
     from ..pipeline.errors import CacheError
 
     stores, rows, found = stores_at(place), [], []
@@ -180,7 +180,7 @@ def rm(store: str, features: str | None, old: bool, yes: bool, as_json: bool) ->
     xret cache rm rsicd.zarr images/resnet18@1f2e --yes
     xret cache rm rsicd.zarr --old
     """
-    from ..pipeline.cache.contents import remove_set, set_to_remove
+    from ..pipeline.cache.upkeep.contents import remove_set, set_to_remove
 
     if (features is None) != old:
         raise click.UsageError("give either a feature set or --old")
@@ -198,7 +198,7 @@ def rm(store: str, features: str | None, old: bool, yes: bool, as_json: bool) ->
 
 
 def _free_old(store: str, yes: bool, as_json: bool) -> None:
-    from ..pipeline.cache.generations import free_old, old
+    from ..pipeline.cache.storage.generations import free_old, old
 
     found = old(store)
     if found.generations:
@@ -237,7 +237,7 @@ def merge(store: str, sources: tuple[str, ...], as_json: bool) -> None:
     \b
     xret cache merge coco.zarr coco-train.zarr coco-rest.zarr
     """
-    from ..pipeline.cache.merge import merge as merge_stores
+    from ..pipeline.cache.upkeep.merge import merge as merge_stores
 
     summary = merge_stores(store, sources)
     if as_json:

@@ -12,7 +12,7 @@ from small_runs import NETWORK, make_pictures
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.runs.run import Run
 from xret.heads.training.training import train
-from xret.pipeline.cache.verify import verify
+from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.extraction.extraction import extract
 

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from ...pipeline.cache import OK, Blocks, CaptionSet, FeatureCache, FeatureSet, ImageSet
-from ...pipeline.cache.generations import current, manifest_of, numbers
-from ...pipeline.cache.storage.store import Store, home_of
+from ...pipeline.cache.storage.folder import home_of
+from ...pipeline.cache.storage.generations import current, manifest_of, numbers
+from ...pipeline.cache.storage.store import Store
 from ...pipeline.data.samples import tokenize
 from ...pipeline.errors import CacheError, RunError
 from ...pipeline.reading.batches import Batches, stored_batches

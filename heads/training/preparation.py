@@ -19,17 +19,16 @@ from ...pipeline.reading.placement import Placement
 from ..model import Model, feature_facts
 from ..modules.adapters import RowsAdapter, WordsAdapter
 from ..recipes.blocks import Recipe
-from ..runs.config import difference
 from ..runs.features import RetokenizedCaptions, Sets, on_own_sets, open_generation, sets_named
 from ..runs.files import sha256_of
 from ..runs.info import AS_A_WHOLE, RunInfo, absolute, as_told, versions
 from ..runs.run import Run
 from .optimisation import tied_to_length
-from .ranks import ALONE, Ranks, speaks
+from .ranks import ALONE, Ranks
+from .state import take_weights
 
 S = TypeVar("S", ImageSet, CaptionSet)
 _AT_ONCE = 256  # samples that are read at once for statistics
-_WHOLE = "--init-from takes all weights of a run or none: train with its recipe.yaml on features like its own"
 
 
 def cache_of(store: str, out: str | Path, resume: bool) -> FeatureCache:
@@ -246,48 +245,6 @@ def _refuse_other_order(run: Run, split: Batches, recipe: Recipe) -> None:
         f"{run.path} cannot be resumed: its samples were shuffled {then}, and with runtime.cache="
         f"{recipe.runtime.cache} they now are {now}; {way}"
     )
-
-
-def first_weights(init_from: str | Path | None, out: str | Path, resume: bool) -> Run | None:
-    """Return the run whose weights a training begins with; one that goes on takes what it was begun with.
-
-    Raises:
-        RunError: there is no such run, or it has no weights, or `out` was begun with others.
-    """
-    told = Run(out).info.init_from if resume and Path(out).exists() else None
-    if init_from is None and told is None:
-        return None
-    if resume and Path(out).exists():
-        if init_from is not None and (told is None or absolute(str(init_from)) != told["run"]):
-            began = "without --init-from" if told is None else f"with --init-from {told['run']}"
-            raise RunError(f"{out} was begun {began}; resume it so, or take another --out")
-        if Run(out).begun:
-            return None  # its own weights count
-    base = Run(told["run"] if told else str(init_from))
-    sha256 = sha256_of(base.weights)
-    if told and told["sha256"] != sha256:
-        raise RunError(f"{base.path} has other weights than {out} was begun with; take another --out")
-    return base
-
-
-def take_weights(model: Model, base: Run, split: Batches) -> None:
-    """Give a new model all weights of another run's best epoch.
-
-    Raises:
-        RunError: they do not fit, or its words are others.
-    """
-    vocabulary = split.caption_set.vocabulary
-    if base.vocabulary != vocabulary:
-        raise RunError(f"{base.path} knows other words than the captions of {split.caption_set.cache.url}; {_WHOLE}")
-    there, here = base.model(torch.device("cpu")).state_dict(), model.state_dict()
-    shapes = [{name: list(value.shape) for name, value in one.items()} for one in (there, here)]
-    if said := difference(shapes[0], shapes[1]):
-        raise RunError(f"the weights of {base.path} do not fit: {said}; {_WHOLE}")
-    model.load_state_dict(there)
-    own = (*parts_of(split.image_set), *parts_of(split.caption_set))
-    if speaks() and [one.fingerprint for one in own] != [*base.info.prints("image"), *base.info.prints("text")]:
-        names = ", ".join((*base.info.names("image"), *base.info.names("text")))
-        print(f"--init-from: {base.path} has learnt from other features ({names}).", file=sys.stderr)
 
 
 def look_at_data(model: Model, split: Batches, base: Run | None = None) -> None:

@@ -4,7 +4,9 @@ Random numbers need no place here: every step draws from a generator seeded by t
 """
 
 import math
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,19 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from ...pipeline.errors import RunError
+from ...pipeline.reading.batches import Batches
+from ...pipeline.reading.joined_sets import parts_of
 from ..model import Model
 from ..recipes.blocks import Recipe
+from ..runs.config import difference
+from ..runs.files import sha256_of
+from ..runs.info import absolute
 from ..runs.run import Run
 from .failures import STEPS
 from .optimisation import autocast_dtype, average_of
+from .ranks import speaks
 
+_WHOLE = "--init-from takes all weights of a run or none: train with its recipe.yaml on features like its own"
 _PARTS = ("model", "losses", "optimizer", "scaler", "average")
 _LAST_WEIGHTS = ("model", "average")
 _COUNTS = ("epoch", "steps", "step", "best_epoch", "best_rsum", "at_constant")
@@ -146,3 +155,45 @@ class TrainingState:
             setattr(self, name, state.get(name, 0))
         self.sums = state["sums"] if "sums" in state else torch.zeros_like(self.sums)
         return True
+
+
+def first_weights(init_from: str | Path | None, out: str | Path, resume: bool) -> Run | None:
+    """Return the run whose weights a training begins with; one that goes on takes what it was begun with.
+
+    Raises:
+        RunError: there is no such run, or it has no weights, or `out` was begun with others.
+    """
+    told = Run(out).info.init_from if resume and Path(out).exists() else None
+    if init_from is None and told is None:
+        return None
+    if resume and Path(out).exists():
+        if init_from is not None and (told is None or absolute(str(init_from)) != told["run"]):
+            began = "without --init-from" if told is None else f"with --init-from {told['run']}"
+            raise RunError(f"{out} was begun {began}; resume it so, or take another --out")
+        if Run(out).begun:
+            return None  # its own weights count
+    base = Run(told["run"] if told else str(init_from))
+    sha256 = sha256_of(base.weights)
+    if told and told["sha256"] != sha256:
+        raise RunError(f"{base.path} has other weights than {out} was begun with; take another --out")
+    return base
+
+
+def take_weights(model: Model, base: Run, split: Batches) -> None:
+    """Give a new model all weights of another run's best epoch.
+
+    Raises:
+        RunError: they do not fit, or its words are others.
+    """
+    vocabulary = split.caption_set.vocabulary
+    if base.vocabulary != vocabulary:
+        raise RunError(f"{base.path} knows other words than the captions of {split.caption_set.cache.url}; {_WHOLE}")
+    there, here = base.model(torch.device("cpu")).state_dict(), model.state_dict()
+    shapes = [{name: list(value.shape) for name, value in one.items()} for one in (there, here)]
+    if said := difference(shapes[0], shapes[1]):
+        raise RunError(f"the weights of {base.path} do not fit: {said}; {_WHOLE}")
+    model.load_state_dict(there)
+    own = (*parts_of(split.image_set), *parts_of(split.caption_set))
+    if speaks() and [one.fingerprint for one in own] != [*base.info.prints("image"), *base.info.prints("text")]:
+        names = ", ".join((*base.info.names("image"), *base.info.names("text")))
+        print(f"--init-from: {base.path} has learnt from other features ({names}).", file=sys.stderr)

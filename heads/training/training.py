@@ -32,7 +32,6 @@ from .preparation import (
     cache_of,
     compile_parts,
     facts_of,
-    first_weights,
     look_at_data,
     open_run,
     other_sets,
@@ -42,7 +41,7 @@ from .preparation import (
     sets_of,
 )
 from .ranks import joined
-from .state import TrainingState
+from .state import TrainingState, first_weights
 
 _AT_ONCE = 256  # samples that are looked through when a validation failed
 

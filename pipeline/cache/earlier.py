@@ -9,7 +9,7 @@ from ..data.digests import BYTES, NONE, digest
 from ..errors import CacheError, StoreError
 from .feature_cache import FeatureCache
 from .feature_sets import FEATURES, OK, CaptionSet, FeatureSet, ImageSet
-from .generations import numbers
+from .storage.generations import numbers
 from .storage.store import Store
 
 

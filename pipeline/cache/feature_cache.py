@@ -22,7 +22,6 @@ so the rows of a set's arrays are those of the samples with a gap after each spl
 """
 
 import itertools
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,11 +29,12 @@ from typing import Any
 import numpy as np
 
 from ..data.sources import FOLDER, PictureReader, Place, Source, open_pictures
-from ..documents import TEXT, Rule, fault
 from ..errors import CacheError, nearest
-from .feature_sets import MOST, CaptionSet, ImageSet
-from .generations import numbers, store_of
-from .storage.store import GENERATIONS, Store, home_of
+from .feature_sets import CaptionSet, ImageSet
+from .rules import MOST, require_root, require_samples
+from .storage.folder import GENERATIONS, home_of
+from .storage.generations import numbers, store_of
+from .storage.store import Store
 
 FORMAT, VERSION = "xret", 1
 MODALITIES = ("images", "captions")
@@ -60,8 +60,7 @@ class FeatureCache:
         # rows of images [first, last) of each split
         self.splits = {name: (first, last) for name, (first, last) in attributes["splits"].items()}
         of_samples = store.read_group("samples")
-        if wrong := fault(of_samples, {}, _OF_SAMPLES):
-            raise CacheError(f"{self.url}: samples/zarr.json is damaged: {wrong}; get that store anew")
+        require_samples(self.url, of_samples)
         self._seals: dict[str, list[int]] = of_samples.get("seals", {})  # none of an earlier version
         # The files that the pictures lie in.
         self.source = Source.from_json(of_samples["source"]) if "source" in of_samples else FOLDER
@@ -295,12 +294,6 @@ class FeatureCache:
             raise CacheError(f"{self.url}: a text of samples/{name} is not UTF-8; extract it again") from error
 
 
-def require_root(url: str, attributes: Mapping[str, Any]) -> None:
-    """Raise CacheError unless a store's root attributes are what a cache has."""
-    if wrong := fault(attributes, _RULES, {}):
-        raise CacheError(f"{url}/zarr.json is damaged: {wrong}; get that store anew")
-
-
 def _require_generation(url: str, generation: int | None) -> None:
     """Raise CacheError if a cache does not have the generation that is named, or has it no longer."""
     home, named = home_of(url)
@@ -310,36 +303,6 @@ def _require_generation(url: str, generation: int | None) -> None:
             f"{home} has no generation {number}, or it was freed; it has {', '.join(map(str, there))}: name one"
             f" as {home}/{GENERATIONS}/N"
         )
-
-
-def _are_splits(value: Any) -> bool:
-    """Return whether a value is the rows [first, last) of splits, one after the other from 0."""
-    if not isinstance(value, dict) or not value:
-        return False
-    end = 0
-    for pair in value.values():
-        if not isinstance(pair, list) or [type(row) for row in pair] != [int, int] or not end == pair[0] < pair[1]:
-            return False
-        end = pair[1]
-    return end <= MOST
-
-
-def _are_seals(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(of_array, list) and all(type(one) is int for one in of_array) for of_array in value.values()
-    )
-
-
-_OF_SAMPLES: dict[str, Rule] = {"seals": ("lists of whole numbers", _are_seals)}
-_RULES: dict[str, Rule] = {
-    "dataset": TEXT,
-    "manifest_sha256": TEXT,
-    "protocols": (
-        "a list of texts",
-        lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
-    ),
-    "splits": ("rows of images, split after split from 0", _are_splits),
-}
 
 
 def choose_set(url: str, prefix: str, paths: list[str], fitting: list[str] | None = None, by: str = "") -> str:

@@ -8,17 +8,16 @@ import numpy as np
 
 from ..data.digests import BYTES
 from ..data.regions import REGION_ARRAYS
-from ..documents import TEXT, Rule, fault
 from ..errors import CacheError
 from .blocks import Blocks, caption_array_rows
 from .rows import Rows
+from .rules import require_set
 from .storage.seals import files_of, seal, seals
 
 if TYPE_CHECKING:
     from .feature_cache import FeatureCache
 
 OK, FAILED, NOT_DONE = 0, 1, 255  # the status of a sample
-KINDS = ("grid", "roi", "frames", "words", "tokens", "global")  # ``global``: the global feature alone
 FEATURES = ("local", "global")  # arrays that hold nearly all bytes
 MARKS = ("seal", "done")  # arrays that say something of a shard, and not of its samples
 
@@ -32,9 +31,8 @@ class FeatureSet:
         self.cache, self.name = cache, name
         self.path = f"{self.modality}/{name}"
         self.attributes = cache.store.read_group(self.path)
-        if wrong := fault(self.attributes, _RULES | _RULES_OF[self.modality], _OPTIONAL):
-            raise CacheError(f"{cache.url}: {self.path}/zarr.json is damaged: {wrong}; get that store anew")
-        self.kind: str = self.attributes["kind"]  # one of `KINDS`
+        require_set(cache.url, self.modality, self.path, self.attributes)
+        self.kind: str = self.attributes["kind"]  # one of `rules.KINDS`
         self.fingerprint: str = self.attributes["fingerprint"]  # SHA-256 of what decides the features
         self.identity: dict[str, Any] = self.attributes["identity"]  # the same, readable
         self.dtype: str = self.attributes["dtype"]  # ``float16`` or ``float32``; ``int32`` for words
@@ -328,45 +326,6 @@ class CaptionSet(FeatureSet):
         return found
 
 
-MOST = 1 << 28  # rows of any kind: a store that tells of more is none of ours
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= MOST
-
-
-def _holds(value: Any, kind: type) -> bool:
-    return isinstance(value, dict) and all(isinstance(inner, kind) for inner in value.values())
-
-
-_COUNT: Rule = ("a whole number of at least 1", _is_count)
-_ROWS: Rule = ("a whole number of at least 0", lambda value: value == 0 or _is_count(value))
-_WIDTH: Rule = ("a whole number of at least 1, or null", lambda value: value is None or _is_count(value))
-_MAPPING: Rule = ("a mapping", lambda value: isinstance(value, dict))
-_TEXTS: Rule = ("a mapping of texts", lambda value: _holds(value, str))
-_RULES: dict[str, Rule] = {
-    **dict.fromkeys(("encoder", "fingerprint"), TEXT),
-    "kind": ("a kind of features", lambda value: value in KINDS),
-    "dtype": ("float16, float32 or int32", lambda value: value in ("float16", "float32", "int32")),
-    **dict.fromkeys(("identity", "recorded"), _MAPPING),
-    **dict.fromkeys(("failed", "arrays"), _TEXTS),
-    **dict.fromkeys(("channels", "global_channels"), _WIDTH),
-    "shard_images": _COUNT,
-}
-_RULES_OF: dict[str, dict[str, Rule]] = {
-    "images": {"rows": _ROWS},
-    "captions": {"shard_captions": _COUNT, "shard_tokens": _ROWS},
-}
-_OPTIONAL: dict[str, Rule] = {  # sets lack what they have no need of, or what earlier versions did not know
-    "space": ("a text or null", lambda value: isinstance(value, str | None)),
-    "command": ("texts", lambda value: isinstance(value, list) and all(isinstance(word, str) for word in value)),
-    "source": ("a mapping of texts", lambda value: _holds(value, str)),
-    "asked": ("a mapping or null", lambda value: isinstance(value, dict | None)),
-    "views": _COUNT,
-    "grid": ("two whole numbers", lambda value: isinstance(value, list) and [*map(_is_count, value)] == [True] * 2),
-    "vocabulary": ("texts", lambda value: isinstance(value, list) and all(isinstance(word, str) for word in value)),
-    "counts": ("a mapping of whole numbers", lambda value: _holds(value, int)),
-}
 _DTYPES = {
     "done": "uint8",
     "seal": "uint32",

@@ -7,7 +7,7 @@ from ..data.samples import Caption, ImageSample, Samples, read_samples
 from ..data.sources import FOLDER, Source, find_source, require_same
 from ..errors import CacheError, ManifestError
 from .feature_cache import FeatureCache
-from .generations import store_of
+from .storage.generations import store_of
 
 
 def find_samples(manifest: Manifest, url: str, *, skip: bool = False, anew: bool = False) -> Samples:

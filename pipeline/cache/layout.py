@@ -19,11 +19,13 @@ from ..files import partials_in, remove, require_writable
 from ..wording import printable
 from .blocks import Blocks
 from .facts import SetFacts
-from .feature_cache import FORMAT, VERSION, FeatureCache, require_root
+from .feature_cache import FORMAT, VERSION, FeatureCache
 from .feature_sets import NOT_DONE, CaptionSet, FeatureSet, ImageSet
-from .generations import begin, store_of
+from .rules import require_root
+from .storage.folder import home_of
+from .storage.generations import begin, store_of
 from .storage.lease import alone
-from .storage.store import Store, home_of
+from .storage.store import Store
 
 DEFAULT_SPLITS = ("train", "val", "test")
 TEXTS = ("id", "file_name", "caption")  # arrays of the samples that are UTF-8 bytes

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import numpy as np
 
 from ..errors import CacheError
+from .storage.folder import forbidden
 from .storage.seals import crc32c, seal
-from .storage.store import Store, forbidden
+from .storage.store import Store
 
 # An array in an object store keeps its last shards: at least so many, the three groups of a block shuffle of shards of
 # 512 images, and more of smaller ones, up to so many bytes.

@@ -82,13 +82,8 @@ def load_manifest(dataset: str | Path, data_root: Path | None = None) -> Manifes
         kept = {key: value for key, value in values.items() if key not in (*PACKED, *COLUMNS)}
         within = _imagefolder(folder, packed)
         start = folder.resolve() if within is None else within
-        how: dict[str, Any] = {
-            "images": start,
-            "captions": None,
-            "packed": packed,
-            "is_imagefolder": within is not None,
-        }
-        return Manifest(**kept, **how, path=path, data_root=root)
+        kept |= {"images": start, "captions": None, "packed": packed, "is_imagefolder": within is not None}
+        return Manifest(**kept, path=path, data_root=root)
     images, captions = folder / values["images"], folder / values["captions"]
     missing = [] if _holds(images.is_dir) else [f"the image folder {images} is missing"]
     missing += [] if _holds(captions.is_file) else [f"the caption file {captions} is missing"]

@@ -11,7 +11,7 @@ from ..errors import CacheError
 from .options import Options
 
 # What depends on the machine and the moment; and what a user has to allow, whoever made the store.
-_LEFT_OUT = ("device", "workers", "scheduler", "repair", "trust", "splits")
+_LEFT_OUT = ("device", "workers", "scheduler", "repair", "update", "trust", "splits")
 
 
 def command_of(manifest: Manifest, options: Options) -> list[str]:

@@ -31,9 +31,9 @@ from ..errors import CacheError
 from ..progress import Progress
 from .command import command_of
 from .options import Options, source_of
-from .reuse import Sources, addresses
 from .summary import CaptionCounts, Extraction, SetSummary
-from .updating import finish, place_of
+from .updates.reuse import Sources, addresses
+from .updates.update import finish, place_of
 
 
 def extract(manifest: Manifest, url: str, options: Options) -> Extraction:

@@ -13,7 +13,7 @@ import zarr
 
 from ..cache import FAILED, CaptionSet, ImageSet
 from ..cache.layout import record_failures
-from ..cache.verify import broken_shards
+from ..cache.upkeep.verify import broken_shards
 from ..errors import CacheError
 from ..progress import Progress
 from ..versions import note_version

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from shlex import quote
 
 from ..cache.feature_cache import MODALITIES
-from ..cache.generations import store_of
+from ..cache.storage.generations import store_of
 from ..cache.storage.store import Store
-from ..cache.verify import Damage, Verification
+from ..cache.upkeep.verify import Damage, Verification
 from ..data.manifest import bundled_manifests
 from .command import command_for
 

@@ -21,8 +21,8 @@ from ..encoders import TextEncoder, VisualEncoder, encoding
 from ..encoders.words import WordsEncoder
 from ..errors import CacheError, EncoderError, SampleError, StoreError
 from .options import Options
-from .reuse import Sources, Taken, earlier, take_captions, take_images
 from .shards import Receipt, tell, write_shard
+from .updates.reuse import Sources, Taken, earlier, take_captions, take_images
 
 
 @dataclass(frozen=True)

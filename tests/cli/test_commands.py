@@ -139,7 +139,7 @@ def test_options_without_effect_are_refused(tiny_dataset, tmp_path, words, sente
 
 def test_an_interrupt_ends_with_130_and_the_command_that_goes_on(store, tmp_path, monkeypatch):
     from xret.heads.training import training
-    from xret.pipeline.cache import verify
+    from xret.pipeline.cache.upkeep import verify
     from xret.pipeline.extraction import extraction
 
     def interrupted(*_words, **_options):

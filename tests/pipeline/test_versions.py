@@ -10,7 +10,7 @@ from small_extraction import SMALL, files
 
 from xret.pipeline import versions
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.verify import verify
+from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import extract

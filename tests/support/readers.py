@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 from small_extraction import SMALL
 
-from xret.pipeline.cache.contents import describe
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.verify import verify
+from xret.pipeline.cache.upkeep.contents import describe
+from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import extract

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from ...errors import CacheError, StoreError
 from ...files import make_folders
-from .store import Store, gone
+from .folder import gone
+from .store import Store
 from .zarr_stores import LEASE
 
 PERIOD = 5.0  # seconds between two signs of life

@@ -11,7 +11,7 @@ from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.features import open_store
 from xret.heads.runs.run import Run
 from xret.heads.training.training import train
-from xret.pipeline.cache.generations import free_old
+from xret.pipeline.cache.storage.generations import free_old
 from xret.pipeline.errors import CacheError, RunError
 from xret.pipeline.extraction.extraction import extract
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from small_store import make_store, seal_anew
 
-from xret.pipeline.cache.contents import describe
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.layout import open_for_writing, require_place
 from xret.pipeline.cache.storage.store import Store
+from xret.pipeline.cache.upkeep.contents import describe
 from xret.pipeline.data.samples import Samples
 from xret.pipeline.errors import CacheError
 from xret.pipeline.exchange.exporters.export import export

@@ -6,13 +6,13 @@ import h5py
 import pytest
 from changing_data import OPTIONS, Picture, content, pictures, use, write
 
-from xret.pipeline.cache.contents import describe, remove_set, stores_at
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.generations import free_old
-from xret.pipeline.cache.merge import merge
+from xret.pipeline.cache.storage.generations import free_old
 from xret.pipeline.cache.storage.lease import alone
 from xret.pipeline.cache.storage.store import Store
-from xret.pipeline.cache.verify import verify
+from xret.pipeline.cache.upkeep.contents import describe, remove_set, stores_at
+from xret.pipeline.cache.upkeep.merge import merge
+from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.errors import CacheError
 from xret.pipeline.exchange.exporters.export import export
 from xret.pipeline.extraction.extraction import extract

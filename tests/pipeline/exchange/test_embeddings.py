@@ -15,9 +15,9 @@ from pyarrow import parquet
 from safetensors.numpy import save_file
 from small_extraction import files
 
-from xret.pipeline.cache.contents import describe
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.verify import verify
+from xret.pipeline.cache.upkeep.contents import describe
+from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError, SampleError
 from xret.pipeline.exchange.exporters.export import export

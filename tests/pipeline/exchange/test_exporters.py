@@ -190,7 +190,7 @@ def test_only_some_images_are_in_memory_at_once(tmp_path, monkeypatch):
 
 
 def test_an_object_store(tmp_path):
-    from xret.pipeline.cache.merge import merge
+    from xret.pipeline.cache.upkeep.merge import merge
 
     url, local = "memory://export.zarr", sound_store(tmp_path / "s", train=12, val=3, test=3)
     try:

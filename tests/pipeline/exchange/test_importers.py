@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from region_sources import ARRAYS, CHANNELS, World
 from small_extraction import files
 
-from xret.pipeline.cache.contents import describe
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.storage.store import Store
-from xret.pipeline.cache.verify import verify
+from xret.pipeline.cache.upkeep.contents import describe
+from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import Caption, ImageSample, Samples
 from xret.pipeline.errors import CacheError, SampleError

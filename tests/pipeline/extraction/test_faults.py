@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from small_extraction import SMALL, files
 
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.verify import Damage, verify
+from xret.pipeline.cache.upkeep.verify import Damage, verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError, SampleError
 from xret.pipeline.extraction import schedule as engine

@@ -10,9 +10,9 @@ from power_cut import recorded
 from small_extraction import SMALL, files
 
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.merge import merge
 from xret.pipeline.cache.storage.store import Store
-from xret.pipeline.cache.verify import verify
+from xret.pipeline.cache.upkeep.merge import merge
+from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.extraction.extraction import extract
 

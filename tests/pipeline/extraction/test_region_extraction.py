@@ -9,7 +9,7 @@ from small_extraction import SMALL
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.training import train
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.verify import verify
+from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.regions import Regions

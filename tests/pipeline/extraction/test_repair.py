@@ -10,7 +10,7 @@ from region_sources import World
 from small_extraction import SMALL, files
 
 from xret.cli import main
-from xret.pipeline.cache.verify import verify
+from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.manifest import bundled_manifests, load_manifest
 from xret.pipeline.exchange.importers.importing import ImportOptions, import_features
 from xret.pipeline.extraction.command import command_of, written

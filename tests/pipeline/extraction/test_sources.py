@@ -17,8 +17,8 @@ from packed_data import SPLITS, PackedData, add, write_tar
 from small_extraction import SMALL, files
 
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.merge import merge
-from xret.pipeline.cache.verify import verify
+from xret.pipeline.cache.upkeep.merge import merge
+from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data import samples as samples_module
 from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest

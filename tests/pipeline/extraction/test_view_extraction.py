@@ -9,11 +9,11 @@ import pytest
 import torch
 from small_extraction import SMALL, files
 
-from xret.pipeline.cache.contents import describe
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.layout import Blocks
-from xret.pipeline.cache.merge import merge
-from xret.pipeline.cache.verify import verify
+from xret.pipeline.cache.upkeep.contents import describe
+from xret.pipeline.cache.upkeep.merge import merge
+from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.encoders import load_visual
 from xret.pipeline.errors import SampleError

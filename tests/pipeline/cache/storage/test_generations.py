@@ -8,8 +8,8 @@ from changing_data import OPTIONS, Picture, pictures, use, write
 from small_extraction import files
 
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.generations import free_old, generations
-from xret.pipeline.cache.verify import verify
+from xret.pipeline.cache.storage.generations import free_old, generations
+from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.errors import StoreError
 from xret.pipeline.extraction.extraction import extract
 

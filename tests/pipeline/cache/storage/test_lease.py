@@ -15,11 +15,11 @@ from distributed import LocalCluster
 from s3_server import LATE, LOST_ANSWER, LOST_REQUEST
 from small_extraction import SMALL, files
 
-from xret.pipeline.cache.contents import remove_set
-from xret.pipeline.cache.merge import merge
 from xret.pipeline.cache.storage import lease
 from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.cache.storage.zarr_stores import LEASE
+from xret.pipeline.cache.upkeep.contents import remove_set
+from xret.pipeline.cache.upkeep.merge import merge
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import extract

@@ -16,10 +16,10 @@ from small_extraction import SMALL, files
 
 from xret.cli import main
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.storage import store as store_module
+from xret.pipeline.cache.storage import folder
 from xret.pipeline.cache.storage import zarr_stores
 from xret.pipeline.cache.storage.store import Store
-from xret.pipeline.cache.verify import Damage, Verification, verify
+from xret.pipeline.cache.upkeep.verify import Damage, Verification, verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError, StoreError
 from xret.pipeline.extraction.extraction import extract
@@ -168,7 +168,7 @@ def test_no_server_and_no_credentials_are_a_sentence_soon(environment, monkeypat
 
 
 def test_a_server_that_says_nothing_is_not_waited_for_long(bucket, monkeypatch):
-    monkeypatch.setattr(store_module, "PATIENCE", 1)
+    monkeypatch.setattr(folder, "PATIENCE", 1)
     silence = threading.Event()
     with bucket.server.failing(lambda *_: silence.wait(20)), pytest.raises(StoreError, match="no answer in time"):
         FeatureCache.open(bucket.url)

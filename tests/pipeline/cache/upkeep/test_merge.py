@@ -16,9 +16,9 @@ from small_store import seal_anew
 
 from xret.pipeline.cache import Blocks, FeatureCache
 from xret.pipeline.cache.layout import alone, record_failures
-from xret.pipeline.cache.merge import merge
 from xret.pipeline.cache.storage.store import Store
-from xret.pipeline.cache.verify import verify
+from xret.pipeline.cache.upkeep.merge import merge
+from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import extract
@@ -113,7 +113,7 @@ def test_killed_in_mid_write_it_goes_on(apart, tmp_path):
     code = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from xret.pipeline.cache.merge import merge\n"
+        "from xret.pipeline.cache.upkeep.merge import merge\n"
         "replace, left = Path.replace, [40]\n"
         "def killing(path, to):\n"
         "    left[0] -= 1\n"

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CacheError
-from ..progress import Progress
-from ..wording import printable
-from .feature_cache import FeatureCache
-from .feature_sets import FeatureSet
-from .generations import store_of
-from .known_samples import samples_of
-from .layout import find_set, open_for_writing, record_failures, require_place
-from .storage.seals import files_of
+from ...errors import CacheError
+from ...progress import Progress
+from ...wording import printable
+from ..feature_cache import FeatureCache
+from ..feature_sets import FeatureSet
+from ..known_samples import samples_of
+from ..layout import find_set, open_for_writing, record_failures, require_place
+from ..storage.generations import store_of
+from ..storage.seals import files_of
 from .verify import CheckedSet
 
 # Attributes that may differ between parts of one set; earlier versions wrote no grid.

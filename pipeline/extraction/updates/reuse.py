@@ -7,11 +7,11 @@ from uuid import uuid4
 
 import numpy as np
 
-from ..cache import CaptionSet, FeatureCache, FeatureSet, ImageSet
-from ..cache.earlier import Earlier
-from ..cache.feature_sets import FEATURES
-from ..cache.rows import ranges
-from ..errors import CacheError, StoreError
+from ...cache import CaptionSet, FeatureCache, FeatureSet, ImageSet
+from ...cache.earlier import Earlier
+from ...cache.feature_sets import FEATURES
+from ...cache.rows import ranges
+from ...errors import CacheError, StoreError
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import pytest
 from small_extraction import SMALL, files
 from small_store import seal_anew
 
-from xret.pipeline.cache.contents import describe
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.layout import record_failures
-from xret.pipeline.cache.verify import Damage, FailedSample, Verification, verify
+from xret.pipeline.cache.upkeep.contents import describe
+from xret.pipeline.cache.upkeep.verify import Damage, FailedSample, Verification, verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import extract

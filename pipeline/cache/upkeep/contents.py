@@ -10,13 +10,14 @@ import numpy as np
 import zarr
 from zarr.abc.codec import BytesBytesCodec
 
-from ..errors import CacheError
-from ..files import partials_in
-from .feature_cache import MODALITIES, FeatureCache, choose_set
-from .feature_sets import OK, CaptionSet, ImageSet
-from .generations import Generation, generations
-from .storage.lease import alone
-from .storage.store import GENERATIONS, Store
+from ...errors import CacheError
+from ...files import partials_in
+from ..feature_cache import MODALITIES, FeatureCache, choose_set
+from ..feature_sets import OK, CaptionSet, ImageSet
+from ..storage.folder import GENERATIONS
+from ..storage.generations import Generation, generations
+from ..storage.lease import alone
+from ..storage.store import Store
 
 
 @dataclass(frozen=True)

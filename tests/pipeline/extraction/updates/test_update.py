@@ -10,12 +10,12 @@ from changing_data import OPTIONS, Picture, content, pictures, use, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from xret.pipeline.cache.contents import remove_set
 from xret.pipeline.cache.earlier import image_keys
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.generations import free_old, generations
+from xret.pipeline.cache.storage.generations import free_old, generations
 from xret.pipeline.cache.storage.store import Store
-from xret.pipeline.cache.verify import verify
+from xret.pipeline.cache.upkeep.contents import remove_set
+from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import extract
 

@@ -4,11 +4,11 @@ import pytest
 from parts import sound_store
 from small_extraction import files
 
-from xret.pipeline.cache.contents import Removal, remove_set, set_to_remove
 from xret.pipeline.cache.feature_cache import FeatureCache, choose_set
 from xret.pipeline.cache.layout import alone, find_set
 from xret.pipeline.cache.storage.store import Store
-from xret.pipeline.cache.verify import Verification, verify
+from xret.pipeline.cache.upkeep.contents import Removal, remove_set, set_to_remove
+from xret.pipeline.cache.upkeep.verify import Verification, verify
 from xret.pipeline.errors import CacheError
 
 PATHS = ["images/resnet18@aaaa1111", "images/resnet18@aaaa2222", "images/resnet18_wsl@bbbb", "captions/bert@cccc"]
@@ -144,7 +144,7 @@ def test_mistakes_remove_nothing(store, tmp_path):
 
 
 def test_an_object_store(store):
-    from xret.pipeline.cache.merge import merge
+    from xret.pipeline.cache.upkeep.merge import merge
 
     url = "memory://removal.zarr"
     try:

@@ -6,14 +6,15 @@ from typing import Any
 import numpy as np
 import zarr
 
-from ..errors import StoreError
-from ..progress import Progress
-from .feature_cache import MODALITIES, FeatureCache
-from .feature_sets import FAILED, OK, FeatureSet
-from .generations import store_of
-from .layout import TEXTS
-from .storage.seals import files_of, seal_of_file, seals
-from .storage.store import Store, forbidden
+from ...errors import StoreError
+from ...progress import Progress
+from ..feature_cache import MODALITIES, FeatureCache
+from ..feature_sets import FAILED, OK, FeatureSet
+from ..layout import TEXTS
+from ..storage.folder import forbidden
+from ..storage.generations import store_of
+from ..storage.seals import files_of, seal_of_file, seals
+from ..storage.store import Store
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import zarr
 from parts import part_of, sound_store
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
-from xret.pipeline.cache.contents import describe, stores_at
 from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.upkeep.contents import describe, stores_at
 from xret.pipeline.errors import CacheError
 
 

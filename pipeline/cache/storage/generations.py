@@ -9,10 +9,11 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import CacheError
-from ..files import partials_in, remove
-from .storage.lease import alone
-from .storage.store import GENERATIONS, Store, home_of
+from ...errors import CacheError
+from ...files import partials_in, remove
+from .folder import GENERATIONS, home_of
+from .lease import alone
+from .store import Store
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from power_cut import recorded
 
 from xret.pipeline.cache import layout
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.generations import free_old, generations
-from xret.pipeline.cache.verify import verify
+from xret.pipeline.cache.storage.generations import free_old, generations
+from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.summary import Extraction
 

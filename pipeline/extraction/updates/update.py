@@ -11,15 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from ..cache import FeatureCache
-from ..cache.generations import current, make_current, numbers, store_of
-from ..cache.storage.store import GENERATIONS, Store, home_of
-from ..data.digests import NONE, digest_at
-from ..data.manifest import Manifest
-from ..data.samples import Samples
-from ..errors import CacheError
-from ..progress import Progress
-from ..wording import counted, printable
+from ...cache import FeatureCache
+from ...cache.storage.folder import GENERATIONS, home_of
+from ...cache.storage.generations import current, make_current, numbers, store_of
+from ...cache.storage.store import Store
+from ...data.digests import NONE, digest_at
+from ...data.manifest import Manifest
+from ...data.samples import Samples
+from ...errors import CacheError
+from ...progress import Progress
+from ...wording import counted, printable
 
 
 @dataclass(frozen=True)

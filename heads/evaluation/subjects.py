@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...pipeline.cache.feature_cache import FeatureCache
-from ...pipeline.cache.storage.store import Store
+from ...pipeline.cache.generations import store_of
 from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
 from ..model import Branch, Model
@@ -98,7 +98,7 @@ def is_store(path: str | Path) -> bool:
     """Return whether a feature cache lies there, or something that is no run; a run is a folder of this machine."""
     if "://" in str(path):
         return True
-    return not (Path(path) / "run.json").exists() and Store(str(path)).exists("zarr.json")
+    return not (Path(path) / "run.json").exists() and store_of(str(path)).exists("zarr.json")
 
 
 def sets_in_one_space(cache: FeatureCache, image: str = "auto", text: str = "auto") -> Sets:

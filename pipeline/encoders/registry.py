@@ -74,8 +74,7 @@ def load_visual(
     _require_fitting(name, weights, layer, regions, frames, pool)
     size = (regions or (36, 36)) if name in REGION_ENCODERS else image_size
     state = _state(name.removeprefix(HUB) if name.startswith(HUB) else weights)
-    key = (name, weights, size, device, frames, trust, layer, half)
-    encoder: Any = _images.get((*key, state), lambda: _visual(*key))
+    encoder: Any = _visual(name, weights, size, device, frames, trust, layer, half, state)
     if augment is not None and not hasattr(encoder, "prepare"):
         raise EncoderError(f"--views needs of '{name}' a method `prepare` that takes a picture to pixels; leave it out")
     if pool is not None:
@@ -160,8 +159,7 @@ def load_text(
     if prompt is not None and prompt.count("{}") != 1:
         raise EncoderError(f"--prompt '{prompt}': a caption takes the place of {{}}, which has to stand in it once")
     state = (_state(weights.removeprefix(HUB)), _state(file))
-    key = (weights, device, layer, special_tokens, max_tokens, prompt, half, trust, file)
-    return _texts.get((*key, state), lambda: make_text(*key))
+    return _text(weights, device, layer, special_tokens, max_tokens, prompt, half, trust, file, state)
 
 
 def make_visual(
@@ -217,14 +215,41 @@ def make_text(
 
 
 def _visual(
-    name: str, weights: str, size: Any, device: str, frames: int | None, trust: bool, layer: int, half: bool
+    name: str,
+    weights: str,
+    size: Any,
+    device: str,
+    frames: int | None,
+    trust: bool,
+    layer: int,
+    half: bool,
+    state: tuple[object, ...],
 ) -> VisualEncoder:
-    encoder: VisualEncoder = make_visual(name, weights, size, device, trust, layer, half)
-    if frames is None:
-        return encoder
-    from .wrappers.frames import FramesEncoder
+    def make() -> VisualEncoder:
+        encoder: VisualEncoder = make_visual(name, weights, size, device, trust, layer, half)
+        if frames is None:
+            return encoder
+        from .wrappers.frames import FramesEncoder
 
-    return FramesEncoder(encoder, frames)
+        return FramesEncoder(encoder, frames)
+
+    return _images.get((name, weights, size, device, frames, trust, layer, half, state), make)
+
+
+def _text(
+    weights: str,
+    device: str,
+    layer: int,
+    special_tokens: bool,
+    max_tokens: int | None,
+    prompt: str | None,
+    half: bool,
+    trust: bool,
+    file: str,
+    state: tuple[object, ...],
+) -> TextEncoder:
+    key = weights, device, layer, special_tokens, max_tokens, prompt, half, trust, file
+    return _texts.get((*key, state), lambda: make_text(*key))
 
 
 def _state(weights: str) -> tuple[object, ...]:

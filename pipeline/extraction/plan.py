@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cache import Blocks
+from ..cache import Blocks, FeatureCache
 from ..cache.facts import SetFacts
 from ..cache.known_samples import find_samples
 from ..cache.layout import choose_splits, find_cache
@@ -81,7 +81,7 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
     captions = round(ratio * sum(len(image.captions) for image in samples.images))
     cache = None if images else find_cache(url, samples)
     sets = []
-    for cost in _costs(manifest, samples, options, device, captions / max(total, 1)):
+    for cost in _costs(manifest, samples, options, device, captions / max(total, 1), cache):
         there = cache.set_at(cost.path) if cache and cost.path in cache.set_paths() else None
         # A set keeps its own shards.
         blocks = there.blocks if there else Blocks.choose(splits, options.shard_images, cost.views)
@@ -119,26 +119,33 @@ class _Cost:
     rate: float  # of one worker
 
 
-def _costs(manifest: Manifest, samples: Samples, options: Options, device: str, captions: float) -> list[_Cost]:
-    """Load the encoders and measure each; `captions` is how many an image has."""
+def _costs(
+    manifest: Manifest, samples: Samples, options: Options, device: str, captions: float, cache: FeatureCache | None
+) -> list[_Cost]:
+    """Load the encoders and measure each; `captions` is how many an image has, `cache` where sets may be already."""
     costs = []
     width = np.dtype(options.dtype).itemsize
     if options.visual:
         encoder = options.load_visual(device)
-        path = f"images/{SetFacts.of(encoder, options.dtype, {}).name}"
+        path = _path(encoder, "images", options, cache)
         rate = _image_rate(encoder, manifest, samples, options)
         views = options.views
         files = 6 + 2 * views + len(encoder.extras)
         costs.append(_Cost(path, 1, _image_bytes(encoder, width, views), views, files, rate))
     if options.text:
         text = load_captions(options, samples, device)
-        path = f"captions/{SetFacts.of(text, options.dtype, {}).name}"
+        path = _path(text, "captions", options, cache)
         texts, item = _some_texts(samples), width * (text.channels or 0)
         tokens = sum(map(len, text.tokenize(texts))) / len(texts)
         size = captions * (tokens * (4 + item) + 17 + item)
         rate = _caption_rate(text, texts, options.batch_size)
         costs.append(_Cost(path, captions, size, 1, 8 if text.channels else 6, rate))
     return costs
+
+
+def _path(encoder: VisualEncoder | TextEncoder, modality: str, options: Options, cache: FeatureCache | None) -> str:
+    facts = SetFacts.of(encoder, options.dtype, {})
+    return f"{modality}/{(facts if cache is None else facts.named_as_in(cache, modality)).name}"
 
 
 def _scaled(splits: dict[str, tuple[int, int]], ratio: float) -> dict[str, tuple[int, int]]:

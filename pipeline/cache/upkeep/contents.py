@@ -15,7 +15,7 @@ from ...files import partials_in
 from ..feature_cache import MODALITIES, FeatureCache, choose_set
 from ..feature_sets import OK, CaptionSet, ImageSet
 from ..storage.folder import GENERATIONS
-from ..storage.generations import Generation, generations
+from ..storage.generations import Generation, generations, store_of
 from ..storage.lease import alone
 from ..storage.store import Store
 
@@ -101,9 +101,9 @@ def stores_at(url: str) -> list[str]:
     Raises:
         CacheError: neither a store nor a folder that holds one is there.
     """
-    folder = Store(url)
-    if folder.exists("zarr.json"):
+    if store_of(url).exists("zarr.json"):
         return [url]
+    folder = Store(url)
     stores = [f"{url.rstrip('/')}/{name}" for name in folder.names("") if folder.exists(f"{name}/zarr.json")]
     if not stores:
         raise CacheError(f"{url} is neither a feature cache nor a folder that holds one; name another place")

@@ -34,6 +34,8 @@ def test_the_current_one_is_read(store, tmp_path, freed):
     if freed:
         free_old(store)
     assert stores_at(str(tmp_path)) == [store]
+    assert stores_at(f"{store}/generations/2") == [f"{store}/generations/2"]
+    assert describe(f"{store}/generations/2").generation == 2
     assert describe(store).images == 21
     export(store, "hdf5", tmp_path / "e.h5", sets=(), splits=("test",))
     with h5py.File(tmp_path / "e.h5") as file:

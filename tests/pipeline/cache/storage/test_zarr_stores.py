@@ -16,8 +16,7 @@ from small_extraction import SMALL, files
 
 from xret.cli import main
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.storage import folder
-from xret.pipeline.cache.storage import zarr_stores
+from xret.pipeline.cache.storage import folder, zarr_stores
 from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.cache.upkeep.verify import Damage, Verification, verify
 from xret.pipeline.data.manifest import load_manifest

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...pipeline.cache.feature_cache import FeatureCache
-from ...pipeline.cache.generations import store_of
+from ...pipeline.cache.storage.generations import store_of
 from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
 from ..model import Branch, Model

@@ -96,13 +96,13 @@ def load_features(jobs: Sequence[Job]) -> Resident:
     """Put into memory what the jobs train on, for their processes to share."""
     resident, loaded = Resident(), set()
     for job in jobs:
-        sets = sets_named(cache_of(job.store, job.run, resume=True), job.recipe)
-        with torch.device("meta"):
-            model = build_model(job.recipe, feature_facts(sets[0]), feature_facts(sets[1]))
-        views = views_to_draw(sets[0], job.recipe)
-        wanted = (*(one.name for one in sets), str(model.image_fields), str(model.caption_fields), len(views))
         target = pick_device(job.device)
         with suppress(Exception), within_memory(target):  # the job itself reports what goes wrong
+            sets = sets_named(cache_of(job.store, job.run, resume=True), job.recipe)
+            with torch.device("meta"):
+                model = build_model(job.recipe, feature_facts(sets[0]), feature_facts(sets[1]))
+            views = views_to_draw(sets[0], job.recipe)
+            wanted = (*(one.name for one in sets), str(model.image_fields), str(model.caption_fields), len(views))
             placement = placement_of(job.run, job.recipe, resume=True)
             if (placement, wanted) not in loaded and placement != "stream":
                 loaded.add((placement, wanted))

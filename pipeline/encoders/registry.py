@@ -74,7 +74,7 @@ def load_visual(
     _require_fitting(name, weights, layer, regions, frames, pool)
     size = (regions or (36, 36)) if name in REGION_ENCODERS else image_size
     state = _state(name.removeprefix(HUB) if name.startswith(HUB) else weights)
-    encoder: Any = _visual(name, weights, size, device, frames, trust, layer, half, state)
+    encoder: Any = _visual(name, weights, size, device, frames, trust, state, layer, half)
     if augment is not None and not hasattr(encoder, "prepare"):
         raise EncoderError(f"--views needs of '{name}' a method `prepare` that takes a picture to pixels; leave it out")
     if pool is not None:
@@ -221,9 +221,9 @@ def _visual(
     device: str,
     frames: int | None,
     trust: bool,
+    state: tuple[object, ...],
     layer: int,
     half: bool,
-    state: tuple[object, ...],
 ) -> VisualEncoder:
     def make() -> VisualEncoder:
         encoder: VisualEncoder = make_visual(name, weights, size, device, trust, layer, half)

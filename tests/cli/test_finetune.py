@@ -1,6 +1,7 @@
 """``xret finetune`` and ``xret extract --from-run``, as a user types them."""
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -72,10 +73,12 @@ def test_both_towers_of_a_checkpoint_are_tuned_and_searched(tiny_dataset, tmp_pa
     call(*extract, "--encoder", "hf:clip")
     settings = ["model.residual=true", "schedule.epochs=1"]
     call("train-head", "s.zarr", "--recipe", "vsepp", *sets(*settings), "--out", "head", "--device", "cpu")
-    named = ["--visual-weights", "hf:clip", "--text-weights", "clip", "--data-root", "tiny", "--device", "cpu"]
     tune = ["finetune", "head", "--reattach", "image,text", *sets("schedule.epochs=2"), "--out", "tuned"]
-    assert "give that folder" in call(*tune, "--data-root", "tiny", "--device", "cpu", code=1).stderr
-    call(*tune, *named)
+    tune += ["--data-root", "tiny", "--device", "cpu"]
+    Path("clip").rename("moved")
+    assert "which is no longer at" in call(*tune, code=1).stderr
+    call(*tune, "--visual-weights", "hf:moved", "--text-weights", "moved")
+    Path("moved").rename("clip")
     for option in ("--visual-weights", "--text-weights"):
         wrong = call(*extract, "--from-run", "tuned", option, "clip", code=2).stderr
         assert f"--from-run decides {option}; leave out one or the other" in wrong

@@ -69,7 +69,7 @@ def test_help_lists_the_options_of_a_long_command_below_headings():
         for option in command.params:
             if isinstance(option, click.Option):
                 assert sum(line.startswith(f"  {option.opts[-1]} ") for line in text.splitlines()) == 1, option.name
-        assert text.splitlines()[-1].startswith("  --help ")
+        assert text.splitlines()[-1].startswith("  -h, --help ")
 
 
 def test_a_section_names_options_that_are_there_and_all_of_them():

@@ -101,7 +101,7 @@ def test_the_earlier_key_for_equal_texts_is_read():
 
 
 def test_a_hint_is_given_only_where_the_spelling_is_near():
-    for setting in ("optimizer.zetas=1", "schedule.name=straight", "schedule.name=waves"):
+    for setting in ("optimizer.vigour=1", "schedule.name=straight", "schedule.name=waves"):
         assert "did you mean" not in faults("vsepp", setting)
     assert "did you mean 'cosine'?" in faults("vsepp", "schedule.name=cosin")
 

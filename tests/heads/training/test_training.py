@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "optimizer.lr=0.01"]
 WORDS = FeatureFacts("words", None, None, 11)
 HEADS = [f"aggregator.{side}.head_dim=16" for side in ("image", "text")]
+
+
+DIVERGING = [f"optimizer.{key}=1e6" for key in ("lr", "adapter_lr", "aggregator_lr", "image_adapter_lr")]
 
 
 def recipe_of(name="setdiv", epochs=3, *settings):
@@ -206,9 +210,7 @@ def test_what_is_there_is_not_overwritten(store, uninterrupted, tmp_path):
 def test_a_run_is_not_resumed_with_other_words(store, uninterrupted, tmp_path):
     with pytest.raises(RunError) as caught:
         train(store, recipe_of("setdiv", 9), uninterrupted, device="cpu", seed=2, resume=True)
-    assert str(caught.value).endswith(
-        "begun otherwise: schedule.epochs is 3 there and 9 now; seed is 3 there and 2 now"
-    )
+    assert str(caught.value).endswith("begun otherwise: seed is 3 there and 2 now")
     other = make_store(tmp_path / "other.zarr", weights="b")
     with pytest.raises(RunError, match=r"otherwise: fingerprints\.image is .*; image_set is [^;]*$"):
         train(other, recipe_of(), uninterrupted, device="cpu", seed=3, resume=True)
@@ -222,7 +224,7 @@ def test_a_damaged_state_is_named(store, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(store, tmp_path):
-    recipe = recipe_of("setdiv", 2, "optimizer.lr=1e30", "optimizer.clip=null")
+    recipe = recipe_of("setdiv", 2, *DIVERGING, "optimizer.clip=null")
     with pytest.raises(RunError) as caught:
         train(store, recipe, tmp_path / "run", device="cpu")
     message = str(caught.value)
@@ -232,13 +234,13 @@ def test_a_loss_that_is_not_finite_stops_the_run(store, tmp_path):
 
 
 def test_similarities_that_are_not_finite_get_the_same_hint(store, tmp_path):
-    recipe = recipe_of("setdiv", 2, "optimizer.lr=1e30", "optimizer.clip=null", "data.batch_size=100")  # one step
+    recipe = recipe_of("setdiv", 2, *DIVERGING, "optimizer.clip=null", "data.batch_size=100")  # one step
     with pytest.raises(RunError, match=r"not finite in the validation of epoch 1; .* --set optimizer\.lr=1e\+29"):
         train(store, recipe, tmp_path / "run", device="cpu")
 
 
 def test_a_failure_before_the_first_epoch_is_complete_leaves_nothing(store, tmp_path, monkeypatch):
-    diverging = recipe_of("setdiv", 2, "optimizer.lr=1e30", "optimizer.clip=null")
+    diverging = recipe_of("setdiv", 2, *DIVERGING, "optimizer.clip=null")
     for resume in (False, True):
         with pytest.raises(RunError, match="not finite"):
             train(store, diverging, tmp_path / "run", device="cpu", resume=resume)
@@ -511,18 +513,18 @@ def test_the_mean_of_the_last_epochs_is_what_is_kept(store, tmp_path):
 
     class Ended(Run):
         def save_epoch(self, state, *rest):
-            ends.append({key: value.clone() for key, value in state["model"].items()})
+            ends.append(deepcopy({part: state.get(part) for part in ("model", "average")}))
             super().save_epoch(state, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "Run", Ended)
         train(store, plain, tmp_path / "plain", device="cpu")
-    train(store, averaged, tmp_path / "averaged", device="cpu")
+        train(store, averaged, tmp_path / "averaged", device="cpu")
     kept = Run(tmp_path / "averaged")
-    state = kept.load_state()
-    for key, value in ends[2].items():
+    state = ends.pop()
+    for key, value in ends[2]["model"].items():
         assert torch.equal(state["model"][key], value)  # what learns is not changed by what is kept
-        torch.testing.assert_close(state["average"][f"module.{key}"], (ends[1][key] + value) / 2)
+        torch.testing.assert_close(state["average"][f"module.{key}"], (ends[1]["model"][key] + value) / 2)
     assert kept.metrics()[0]["rsum"] == Run(tmp_path / "plain").metrics()[0]["rsum"]  # before the average has begun
     with pytest.raises(RecipeError, match="two averages"):
         train(

@@ -27,7 +27,7 @@ def test_pictures_on_an_object_store(bucket, tmp_path, form):
     cache = FeatureCache.open(bucket.url)
     assert cache.image_set().complete("train")
     assert all(len(file.stamp.strip('"')) == 32 for file in cache.source.files)  # an ETag is an MD5
-    pictures = find_pictures(cache, None)
+    pictures = find_pictures(cache, data.folder)
     assert all(pictures.open(name).getvalue() == content for name, content, *_ in data.rows)
     pictures.close()
     (last,) = cache.source.files[-1:]

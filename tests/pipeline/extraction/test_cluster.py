@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import small_encoder
@@ -144,7 +145,7 @@ def stuck(monkeypatch):
         left, real = [None] * times, small_encoder.SmallEncoder.decode
 
         def decode(self, path):
-            if path.name == name and left:
+            if Path(path.name).name == name and left:
                 left.pop()
                 released.wait(60)
             return real(self, path)

@@ -15,7 +15,8 @@ from small_extraction import SMALL, files
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.encoders import load_visual
+from xret.pipeline.encoders import load_visual, registry
+from xret.pipeline.encoders.threads import Loaded
 from xret.pipeline.errors import CacheError, EncoderError, OutputError, SampleError
 from xret.pipeline.extraction import schedule
 from xret.pipeline.extraction.extraction import Options, extract
@@ -289,13 +290,13 @@ print(other.sets[0].samples, "torch" in sys.modules)
     assert lines == [f"[(0, 5), (0, 5)] {words} False", "32 True"]
 
 
-def test_other_weights_under_the_same_name_are_extracted(tiny_dataset, tmp_path):
+def test_other_weights_under_the_same_name_are_extracted(tiny_dataset, tmp_path, monkeypatch):
     manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
     weights = tmp_path / "w.pth"
     for seed in (0, 1):
         torch.manual_seed(seed)
         torch.save(torchvision.models.resnet18().state_dict(), weights)
-        load_visual.__globals__["_visual"].cache_clear()  # as in another process
+        monkeypatch.setattr(registry, "_images", Loaded(1))  # as in another process
         assert extract(manifest, url, replace(SMALL, visual_weights=str(weights))).sets[0].samples == 32
 
 

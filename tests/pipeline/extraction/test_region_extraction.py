@@ -1,6 +1,7 @@
 """Extraction of regions and frames: ragged rows, boxes, classes and scores in the store."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ class ColourRegions:
 
     def decode(self, path):
         image = open_image(path)
-        return (np.asarray(image, dtype=np.float32), int(path.stem)), image.size
+        return (np.asarray(image, dtype=np.float32), int(Path(path.name).stem)), image.size
 
     def encode(self, decoded):
         return [self.regions(*one) for one in decoded]

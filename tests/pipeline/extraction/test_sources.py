@@ -14,7 +14,7 @@ import pytest
 import small_encoder
 from distributed import LocalCluster
 from packed_data import SPLITS, PackedData, add, write_tar
-from small_extraction import SMALL, files
+from small_extraction import SMALL, files, without_commands
 
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.upkeep.merge import merge
@@ -47,9 +47,8 @@ def store_of(path, url, **changes):
 
 
 def arrays(found):
-    return {
-        name: content for name, content in found.items() if not name.startswith("samples/place") and name not in OWN
-    }
+    kept = without_commands(found)
+    return {name: kept[name] for name in kept if not name.startswith("samples/place") and name not in OWN}
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -463,7 +463,7 @@ def test_without_a_network_a_hub_model_says_what_to_do(monkeypatch, capfd):
 def test_a_model_that_does_not_encode_tokens_is_refused(tmp_path):
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
     folder = save_model(tmp_path, transformers.T5Model, transformers.T5Config, **sizes)
-    with pytest.raises(EncoderError, match="T5Model, which does not encode captions token by token"):
+    with pytest.raises(EncoderError, match="are of a t5 model, and --text bert takes the BERT"):
         BertEncoder(str(folder), "cpu")
 
 

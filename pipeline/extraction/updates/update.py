@@ -11,14 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ...cache import FeatureCache
+from ...cache import FAILED, FeatureCache
 from ...cache.storage.folder import GENERATIONS, home_of
 from ...cache.storage.generations import current, make_current, numbers, store_of
 from ...cache.storage.store import Store
 from ...data.digests import NONE, digest_at
 from ...data.manifest import Manifest
 from ...data.samples import Samples
-from ...errors import CacheError
+from ...data.sources import FOLDER
+from ...errors import CacheError, StoreError
 from ...progress import Progress
 from ...wording import counted, printable
 
@@ -77,25 +78,41 @@ def changes(cache: FeatureCache, samples: Samples, folder: Path) -> Changes:
 
 
 def _with_other_bytes(cache: FeatureCache, samples: Samples, folder: Path) -> list[str]:
-    """Return the names of the pictures whose files are there and not those that features were made of."""
-    known: dict[str, bytes] = {}
-    names = cache.file_names(0, cache.images)
-    for name in cache.set_names("images"):
-        features = cache.image_set(name)
-        if "digest" in features.attributes["arrays"]:
-            digests = map(bytes, features.of_samples("digest"))
-            known |= {file: digest for file, digest in zip(names, digests, strict=True) if digest != NONE}
-    wanted = [image.file_name for image in samples.images if image.file_name in known]
+    """Return the names of the pictures whose files can be read and are not those that every set was made of.
+
+    A picture that failed because its file could not be read is among them as soon as it can be.
+    """
+    known = _known_digests(cache)
+    wanted = [image for image in samples.images if image.file_name in known]
+    threads = os.cpu_count()
+    if samples.source != FOLDER:  # one after the other: to go back in a group of rows is to read it again
+        wanted, threads = sorted(wanted, key=lambda image: image.place or (0, 0, 0)), 1
+    names = [image.file_name for image in wanted]
     differing = []
     with ExitStack() as stack:
         pictures = stack.enter_context(closing(samples.open_pictures(folder, len(samples.images))))
-        threads = stack.enter_context(ThreadPoolExecutor(os.cpu_count()))
-        progress = stack.enter_context(Progress("compare files", len(wanted), "images"))
-        for name, now in zip(wanted, threads.map(partial(digest_at, pictures), wanted), strict=True):
-            if now not in (NONE, known[name]):
+        pool = stack.enter_context(ThreadPoolExecutor(threads))
+        progress = stack.enter_context(Progress("compare files", len(names), "images"))
+        for name, now in zip(names, pool.map(partial(digest_at, pictures), names), strict=True):
+            if now != NONE and known[name] != {now}:
                 differing.append(name)
             progress.update(1)
     return differing
+
+
+def _known_digests(cache: FeatureCache) -> dict[str, set[bytes]]:
+    """Return the digests of each picture that the sets of a cache tell, by its name; `NONE`: it could not be read."""
+    known: dict[str, set[bytes]] = {}
+    names = cache.file_names(0, cache.images)
+    for set_name in cache.set_names("images"):
+        features = cache.image_set(set_name)
+        if "digest" not in features.attributes["arrays"]:
+            continue
+        digests, failed = map(bytes, features.of_samples("digest")), (features.status == FAILED).tolist()
+        for name, digest, has_failed in zip(names, digests, failed, strict=True):
+            if digest != NONE or has_failed:
+                known.setdefault(name, set()).add(digest)
+    return known
 
 
 @dataclass(frozen=True)
@@ -129,23 +146,27 @@ def place_of(url: str, samples: Samples, manifest: Manifest, update: bool) -> Pl
         raise CacheError(_refusal(cache, samples, manifest))
     now, folder = current(home), f"{home.absolute_url}/{GENERATIONS}"
     for number in numbers(home):
-        if number > now and _holds(f"{folder}/{number}", samples):
+        if number > now and _holds(f"{folder}/{number}", samples, manifest.images):
             return Place(f"{folder}/{number}", is_new=True)
     if same and cache.source == samples.source and not _with_other_bytes(cache, samples, manifest.images):
         return Place(url)
     return Place(f"{folder}/{max(numbers(home)) + 1}", is_new=True)
 
 
-def _holds(url: str, samples: Samples) -> bool:
-    """Return whether a generation that is being made holds these samples, in the files in which they are now."""
+def _holds(url: str, samples: Samples, folder: Path) -> bool:
+    """Return whether a generation that is being made holds these samples, of the files that they are in now."""
     store = Store(url)
     if store.is_unfinished("") or store.is_unfinished("samples"):
         return False
     try:
         cache = FeatureCache.open(url)
+        if (cache.manifest_sha256, cache.source) != (samples.digest, samples.source):
+            return False
+        return not _with_other_bytes(cache, samples, folder)
+    except StoreError:
+        raise
     except CacheError:  # it is removed when another becomes the current one
         return False
-    return (cache.manifest_sha256, cache.source) == (samples.digest, samples.source)
 
 
 def _refusal(cache: FeatureCache, samples: Samples, manifest: Manifest) -> str:

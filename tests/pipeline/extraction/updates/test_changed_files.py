@@ -1,13 +1,18 @@
 """Updates at files that change while nothing else does, at others that write meanwhile, and at parts of a store."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
-from changing_data import OPTIONS, Picture, content, pictures, use, write
+from changing_data import OPTIONS, CountingEncoder, Picture, content, pictures, use, write
+from packed_data import PackedData
 
-from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.storage.generations import generations, make_current, store_of
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.data.sources import tables
+from xret.pipeline.encoders import registry
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction import extraction
 from xret.pipeline.extraction.extraction import extract
@@ -75,3 +80,63 @@ def test_the_current_generation_never_goes_back(url, tmp_path, monkeypatch):
     assert states(url) == [(1, "old"), (3, "current")]
     extract(write(tmp_path / "data", DATA[1:]), url, UPDATE)
     assert states(url) == [(1, "old"), (3, "old"), (4, "current")]
+
+
+@pytest.mark.parametrize("later", ["another", "zero"])
+def test_every_set_has_a_say_in_which_files_have_changed(url, encoded, tmp_path, monkeypatch, later):
+    use_another(monkeypatch, later)
+    manifest = write(tmp_path / "data", other(DATA, "1.png"))
+    extract(manifest, url, replace(SMALL, visual="resnet34"))  # of the file as it is now
+    use(monkeypatch)
+    (images,) = extract(manifest, url, UPDATE).sets
+    assert (images.samples, images.found) == (1, 3)
+    assert states(url) == [(1, "old"), (2, "current")]
+
+
+def use_another(monkeypatch, name):
+    class Another(CountingEncoder):
+        identity: ClassVar = {"encoder": name}
+
+    Another.name = name
+    monkeypatch.setattr(registry, "_visual", lambda *_: Another())
+
+
+def test_an_interrupted_update_takes_a_file_that_has_changed_since(url, encoded, tmp_path, monkeypatch):
+    data = [*DATA, Picture("new.png", 50, "train", ("a new one",))]
+    stopped(monkeypatch, write(tmp_path / "data", data), url)
+    data = other(data, "1.png")
+    encoded.clear()
+    extract(write(tmp_path / "data", data), url, UPDATE)
+    assert sum(encoded) == 1  # the new picture is found in the generation that was begun
+    assert states(url) == [(1, "old"), (3, "current")]
+    extract(write(tmp_path / "data", data), str(tmp_path / "fresh.zarr"), SMALL)
+    assert content(url) == content(tmp_path / "fresh.zarr")
+
+
+def test_a_picture_that_was_missing_is_taken_when_it_is_there(encoded, tmp_path):
+    url, manifest = str(tmp_path / "s.zarr"), write(tmp_path / "data", DATA)
+    options = replace(UPDATE, on_error="skip")
+    picture = tmp_path / "data" / "images" / "1.png"
+    held = picture.rename(tmp_path / "held.png")
+    extract(manifest, url, replace(options, update=False))
+    extract(manifest, url, options)
+    assert states(url) == [(1, "current")]
+    held.rename(picture)
+    (images,) = extract(manifest, url, options).sets
+    assert (images.samples, images.found, images.failed) == (1, 3, 0)
+    assert states(url) == [(1, "old"), (2, "current")]
+
+
+def test_a_group_of_rows_is_read_once_to_compare_files(encoded, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    manifest = load_manifest(PackedData(tmp_path / "data", count=12).as_parquet(files=1, group=12))
+    url, read, rows = str(tmp_path / "s.zarr"), tables._Cursor.read, []
+    extract(manifest, url, SMALL)
+
+    def noted(cursor, group, row):
+        rows.append(row)
+        return read(cursor, group, row)
+
+    monkeypatch.setattr(tables._Cursor, "read", noted)
+    extract(manifest, url, UPDATE)
+    assert rows == list(range(12))

@@ -8,10 +8,12 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shlex import join
 
 import numpy as np
 
-from ...cache import FAILED, FeatureCache
+from ...cache import FAILED, FeatureCache, FeatureSet
+from ...cache.known_samples import require_same_files
 from ...cache.storage.folder import GENERATIONS, home_of
 from ...cache.storage.generations import current, make_current, numbers, store_of
 from ...cache.storage.store import Store
@@ -19,7 +21,7 @@ from ...data.digests import NONE, digest_at
 from ...data.manifest import Manifest
 from ...data.samples import Samples
 from ...data.sources import FOLDER
-from ...errors import CacheError, StoreError
+from ...errors import CacheError, ManifestError, StoreError
 from ...progress import Progress
 from ...wording import counted, printable
 
@@ -115,6 +117,15 @@ def _known_digests(cache: FeatureCache) -> dict[str, set[bytes]]:
     return known
 
 
+def _note_without_digests(cache: FeatureCache) -> None:
+    for name in cache.set_names("images"):
+        features = cache.image_set(name)
+        if "digest" not in features.attributes["arrays"] and "files" not in features.identity:  # of an import
+            note = f"Note: '{name}' does not say of which files it is, so pictures that have changed are not noticed;"
+            advice = f"if some have, remove it with `xret cache rm {cache.url} {name}` and extract it again."
+            print(printable(f"{note} {advice}"), file=sys.stderr)
+
+
 @dataclass(frozen=True)
 class Place:
     """Where an extraction writes: the URL of a store, or of the generation that an update makes."""
@@ -128,6 +139,7 @@ def place_of(url: str, samples: Samples, manifest: Manifest, update: bool) -> Pl
 
     Raises:
         CacheError: the store holds other samples, and `update` is not asked for; or `url` is damaged.
+        ManifestError: the files that hold the samples have changed, and `update` is not asked for.
     """
     home = Store(home_of(url)[0])
     if update and home.url != url:
@@ -139,6 +151,8 @@ def place_of(url: str, samples: Samples, manifest: Manifest, update: bool) -> Pl
         return Place(url)  # it is made, or made again
     root, damage = store.inspect_group("")
     same = root.get("manifest_sha256") == samples.digest
+    if same and not damage and not update:
+        _require_same_source(url, samples, manifest)
     if damage or (same and not update):  # what else is damaged may be repaired
         return Place(url)
     cache = FeatureCache.open(url)
@@ -148,9 +162,27 @@ def place_of(url: str, samples: Samples, manifest: Manifest, update: bool) -> Pl
     for number in numbers(home):
         if number > now and _holds(f"{folder}/{number}", samples, manifest.images):
             return Place(f"{folder}/{number}", is_new=True)
+    if same:
+        _note_without_digests(cache)
     if same and cache.source == samples.source and not _with_other_bytes(cache, samples, manifest.images):
         return Place(url)
     return Place(f"{folder}/{max(numbers(home)) + 1}", is_new=True)
+
+
+def _require_same_source(url: str, samples: Samples, manifest: Manifest) -> None:
+    """Refuse the samples of a store in other files than those that its features are of."""
+    try:
+        known = FeatureCache.open(url).source
+    except StoreError:
+        raise
+    except (CacheError, ManifestError):  # this is what is repaired
+        return
+    require_same_files(manifest.images, known, samples.source, url)
+    if known.column != samples.source.column:
+        raise ManifestError(
+            f"{manifest.path}: the pictures of {url} are those of column '{known.column}', not"
+            f" '{samples.source.column}'; name that one as image_column, or go on with --update."
+        )
 
 
 def _holds(url: str, samples: Samples, folder: Path) -> bool:
@@ -178,13 +210,15 @@ def _refusal(cache: FeatureCache, samples: Samples, manifest: Manifest) -> str:
 
 
 def finish(cache: FeatureCache) -> None:
-    """Make a generation the current one, and say which feature sets the last one had that are not in it."""
+    """Make a generation the current one, and say which feature sets and splits the last one had that are not in it."""
     before = FeatureCache.open(cache.url)
     make_current(cache.store)
     there = cache.set_paths()
-    words = any(path.startswith("captions/words@") for path in there)
+    words = [path for path in there if path.startswith("captions/words@")]  # the vocabulary is another
     for path in before.set_paths():
-        if path in there or (words and path.startswith("captions/words@")):
+        now = [path] if path in there else words if path.startswith("captions/words@") else []
+        if now:
+            _note_splits(before, path, cache.set_at(now[0]))
             continue
         features = before.set_at(path)
         imported = "files" in features.identity
@@ -193,3 +227,18 @@ def finish(cache: FeatureCache) -> None:
             way = "`xret extract` with its options adds it, and computes only what is new"
         note = f"Note: {path} is in generation {before.generation} of {cache.url}, not in {cache.generation}: {way}."
         print(printable(note), file=sys.stderr)
+
+
+def _note_splits(before: FeatureCache, path: str, features: FeatureSet) -> None:
+    """Say which splits the set at `path` had in the last generation that it has not in this one, and what adds them."""
+    cache = features.cache
+    try:
+        done = [split for split in before.splits if before.set_at(path).complete(split)]
+    except StoreError:
+        raise
+    except CacheError:  # it is damaged, and its generation no longer the current one
+        return
+    if lost := [split for split in done if split in cache.splits and not features.complete(split)]:
+        words = [*features.attributes.get("command", []), "--store", cache.url, "--splits", ",".join(lost)]
+        note = f"Note: {features.path} has lost {', '.join(lost)}, which it had in generation {before.generation}:"
+        print(printable(f"{note} `{join(['xret', 'extract', *words])}` adds what is missing."), file=sys.stderr)

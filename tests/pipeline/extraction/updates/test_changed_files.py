@@ -1,6 +1,7 @@
 """Updates at files that change while nothing else does, at others that write meanwhile, and at parts of a store."""
 
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -8,12 +9,14 @@ from typing import ClassVar
 import pytest
 from changing_data import OPTIONS, CountingEncoder, Picture, content, pictures, use, write
 from packed_data import PackedData
+from pyarrow import parquet
 
+from xret.pipeline.cache import layout
 from xret.pipeline.cache.storage.generations import generations, make_current, store_of
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.sources import tables
 from xret.pipeline.encoders import registry
-from xret.pipeline.errors import CacheError
+from xret.pipeline.errors import CacheError, ManifestError
 from xret.pipeline.extraction import extraction
 from xret.pipeline.extraction.extraction import extract
 
@@ -140,3 +143,56 @@ def test_a_group_of_rows_is_read_once_to_compare_files(encoded, tmp_path, monkey
     monkeypatch.setattr(tables._Cursor, "read", noted)
     extract(manifest, url, UPDATE)
     assert rows == list(range(12))
+
+
+def test_repair_refuses_files_that_have_changed(encoded, tmp_path):
+    data, url = PackedData(tmp_path / "data", count=6), str(tmp_path / "s.zarr")
+    manifest = load_manifest(data.as_tars())
+    extract(manifest, url, SMALL)
+    (name, _, *rest), (_, swapped, *_) = data.rows[:2]
+    data.rows[0] = (name, swapped, *rest)
+    data.as_tars()
+    with pytest.raises(ManifestError, match=r"it has changed since it was looked through .*; put the file back, or"):
+        extract(manifest, url, replace(SMALL, repair=True))
+    extract(manifest, url, UPDATE)
+    extract(manifest, str(tmp_path / "fresh.zarr"), SMALL)
+    assert content(url) == content(tmp_path / "fresh.zarr")
+
+
+def test_another_column_of_the_same_files_is_refused(encoded, tmp_path):
+    url, table = str(tmp_path / "s.zarr"), PackedData(tmp_path / "data", count=6)
+    rows = table.table(table.rows, path=False)
+    parquet.write_table(rows.append_column("other", rows["image"]), table.folder / "part.parquet")
+    keys = {"parquet": "part.parquet", "caption_columns": "texts", "split_column": "split"}
+    extract(load_manifest(table.manifest("one", image_column="image", **keys)), url, SMALL)
+    with pytest.raises(ManifestError, match="are those of column 'image', not 'other'; name that one as image_column"):
+        extract(load_manifest(table.manifest("one", image_column="other", **keys)), url, SMALL)
+
+
+def test_splits_that_are_left_out_are_named(url, tmp_path, capsys):
+    manifest = write(tmp_path / "data", DATA[1:])
+    capsys.readouterr()
+    extract(manifest, url, replace(UPDATE, splits=("train",)))
+    said = capsys.readouterr().err
+    assert " has lost val, test, which it had in generation 1: `xret extract /" in said
+    words = shlex.split(said.rpartition("`xret ")[2].partition("`")[0])
+    assert words[-4:] == ["--store", url, "--splits", "val,test"]
+    extract(manifest, url, replace(UPDATE, splits=("val", "test")))
+    assert "has lost" not in capsys.readouterr().err
+    extract(manifest, str(tmp_path / "fresh.zarr"), SMALL)
+    assert content(url) == content(tmp_path / "fresh.zarr")
+
+
+def test_a_set_without_digests_says_so(encoded, tmp_path, monkeypatch, capsys):
+    url, create = str(tmp_path / "s.zarr"), layout.create_image_set
+    with monkeypatch.context() as earlier:
+        earlier.setattr(layout, "create_image_set", lambda *arguments: create(*arguments[:6]))
+        extract(write(tmp_path / "data", DATA), url, SMALL)
+    capsys.readouterr()
+    extract(write(tmp_path / "data", other(DATA, "1.png")), url, UPDATE)
+    assert "does not say of which files it is, so pictures that have changed are not noticed" in capsys.readouterr().err
+
+
+def test_an_update_with_repair_computes_only_what_is_new(url, encoded, tmp_path):
+    (images,) = extract(write(tmp_path / "data", DATA[1:]), url, replace(UPDATE, repair=True)).sets
+    assert (images.samples, images.found) == (0, 3)

@@ -102,8 +102,8 @@ def _from_earlier(
 ) -> tuple[int | None, Sources | None]:
     """Return how many images a shard of a set gets, and which sets of other generations have features of it.
 
-    It has as many as before: shards of one length can be shared. Shards that are repaired are computed, of
-    which a new generation has none.
+    It has as many as before: shards of one length can be shared. Shards that are repaired are computed; a
+    new generation has none, and with `repair` shares no files with others, which may be damaged.
     """
     equal = equal_sets(cache, path, facts.fingerprint)
     length = options.shard_images or (equal[0].blocks.length if equal else None)
@@ -115,7 +115,9 @@ def _from_earlier(
                 " all its pictures are computed anew.",
                 file=sys.stderr,
             )
-    return length, Sources(addresses(known), path) if known and (place.is_new or not options.repair) else None
+    if not known or (options.repair and not place.is_new):
+        return length, None
+    return length, Sources(addresses(known), path, share=not options.repair)
 
 
 def _finished(samples: Samples, url: str, options: Options, splits: list[str]) -> Extraction | None:

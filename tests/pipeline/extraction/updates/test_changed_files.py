@@ -12,7 +12,9 @@ from packed_data import PackedData
 from pyarrow import parquet
 
 from xret.pipeline.cache import layout
+from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.storage.generations import generations, make_current, store_of
+from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.sources import tables
 from xret.pipeline.encoders import registry
@@ -193,6 +195,12 @@ def test_a_set_without_digests_says_so(encoded, tmp_path, monkeypatch, capsys):
     assert "does not say of which files it is, so pictures that have changed are not noticed" in capsys.readouterr().err
 
 
-def test_an_update_with_repair_computes_only_what_is_new(url, encoded, tmp_path):
+@pytest.mark.parametrize("damaged", [False, True])
+def test_an_update_with_repair_computes_only_what_is_new_or_damaged(url, encoded, tmp_path, damaged):
+    if damaged:  # of the shard of val, which would be shared
+        path = Path(url, FeatureCache.open(url).image_set().path, "local/c/1/0/0")
+        raw = path.read_bytes()
+        path.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
     (images,) = extract(write(tmp_path / "data", DATA[1:]), url, replace(UPDATE, repair=True)).sets
-    assert (images.samples, images.found) == (0, 3)
+    assert (images.samples, images.found) == (damaged, 3 - damaged)
+    assert verify(url).ok

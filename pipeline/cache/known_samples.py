@@ -27,7 +27,7 @@ def find_samples(manifest: Manifest, url: str, *, skip: bool = False, anew: bool
     known = None if anew or source == FOLDER else _known(url)
     if known is None or known.dataset != manifest.name or known.source.keys != source.keys:
         return read_samples(manifest, skip)
-    _require_same(manifest.images, known.source, source, url)
+    require_same_files(manifest.images, known.source, source, url)
     return samples_of(known)
 
 
@@ -59,8 +59,18 @@ def _known(url: str) -> FeatureCache | None:
         return None
 
 
-def _require_same(folder: Path, known: Source, now: Source, url: str) -> None:
-    """Refuse files that have changed since a cache was begun."""
+def require_same_files(folder: Path, known: Source, now: Source, url: str) -> None:
+    """Refuse files that have changed since a cache was begun.
+
+    Args:
+        folder: where their names start.
+        known: the files that the cache was made of.
+        now: the files as they are.
+        url: the cache.
+
+    Raises:
+        ManifestError: one of them is another, or new, or gone.
+    """
     names = [{file.name: file for file in source.files} for source in (known, now)]
     before, after = names
     for name in before | after:

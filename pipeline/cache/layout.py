@@ -23,7 +23,7 @@ from .feature_cache import FORMAT, VERSION, FeatureCache
 from .feature_sets import NOT_DONE, CaptionSet, FeatureSet, ImageSet
 from .rules import require_root
 from .storage.folder import home_of
-from .storage.generations import begin, store_of
+from .storage.generations import begin, require_later, store_of
 from .storage.lease import alone
 from .storage.store import Store
 
@@ -49,18 +49,20 @@ def choose_splits(samples: Samples, wanted: tuple[str, ...]) -> list[str]:
 
 @contextmanager
 def open_for_writing(
-    url: str, samples: Samples, protocols: Iterable[str], *, repair: bool = False
+    url: str, samples: Samples, protocols: Iterable[str], *, repair: bool = False, is_new: bool = False
 ) -> Iterator[FeatureCache]:
     """Open the cache of these samples at `url`, or make one without feature sets; nobody else writes meanwhile.
 
-    With `repair` its samples are written anew.
+    With `repair` its samples are written anew. With `is_new` it is a generation that is to become the current one.
 
     Raises:
-        CacheError: something else is there, or another process is writing.
+        CacheError: something else is there, or another process is writing, or has made a later generation.
     """
     home = Store(home_of(url)[0])
     with alone(home):
         store = store_of(url, home.writer)
+        if is_new:
+            require_later(store)
         if store.url != home.url:
             begin(store)
         yield _open_or_create(store, samples, list(protocols), repair)

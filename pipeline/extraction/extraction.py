@@ -33,7 +33,7 @@ from .command import command_of
 from .options import Options, source_of
 from .summary import CaptionCounts, Extraction, SetSummary
 from .updates.reuse import Sources, addresses
-from .updates.update import finish, place_of
+from .updates.update import Place, finish, place_of
 
 
 def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
@@ -77,17 +77,17 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     command = command_of(manifest, options)
     how: dict[str, Any] = {"workers": options.workers, "scheduler": options.scheduler, "repair": options.repair}
     sets, counts = [], None
-    with open_for_writing(url, samples, manifest.protocols, repair=options.repair) as cache:
+    with open_for_writing(url, samples, manifest.protocols, repair=options.repair, is_new=place.is_new) as cache:
         job = Job(cache.address, "", str(manifest.images.resolve()), options, cache.store.writer)
         if visual is not None:
             facts = replace(_facts(cache, options, "images", visual, device), command=command)
-            length, sources = _from_earlier(cache, facts, f"images/{facts.name}", options)
+            length, sources = _from_earlier(cache, facts, f"images/{facts.name}", options, place)
             images = image_set_to_fill(cache, facts, visual.rows, length, visual.extras, options.views, digests=True)
             of_images = replace(job, set_name=images.name, sources=sources)
             sets.append(fill(images, write_image_shard, lambda _: of_images, splits, **how))
         if text is not None:
             facts = replace(_facts(cache, options, "captions", text, device), command=command)
-            length, sources = _from_earlier(cache, facts, f"captions/{facts.name}", options)
+            length, sources = _from_earlier(cache, facts, f"captions/{facts.name}", options, place)
             captions = caption_set_to_fill(cache, facts, length, partial(_count, cache, text))
             of_captions = replace(job, set_name=captions.name, sources=sources)
             sets.append(fill(captions, write_caption_shard, lambda _: of_captions, splits, **how))
@@ -98,11 +98,12 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
 
 
 def _from_earlier(
-    cache: FeatureCache, facts: SetFacts, path: str, options: Options
+    cache: FeatureCache, facts: SetFacts, path: str, options: Options, place: Place
 ) -> tuple[int | None, Sources | None]:
     """Return how many images a shard of a set gets, and which sets of other generations have features of it.
 
-    It has as many as before: shards of one length can be shared. Shards that are repaired are computed.
+    It has as many as before: shards of one length can be shared. Shards that are repaired are computed; a
+    new generation has none, and with `repair` shares no files with others, which may be damaged.
     """
     equal = equal_sets(cache, path, facts.fingerprint)
     length = options.shard_images or (equal[0].blocks.length if equal else None)
@@ -114,7 +115,9 @@ def _from_earlier(
                 " all its pictures are computed anew.",
                 file=sys.stderr,
             )
-    return length, Sources(addresses(known), path) if known and not options.repair else None
+    if not known or (options.repair and not place.is_new):
+        return length, None
+    return length, Sources(addresses(known), path, share=not options.repair)
 
 
 def _finished(samples: Samples, url: str, options: Options, splits: list[str]) -> Extraction | None:

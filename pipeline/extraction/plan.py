@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -71,7 +72,8 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
         SampleError: none of the pictures that were tried can be read.
         CacheError: as for `count_workers`.
     """
-    samples = find_samples(manifest, url, skip=options.on_error == "skip")
+    anew = options.repair or options.update
+    samples = find_samples(manifest, url, skip=options.on_error == "skip", anew=anew)
     wanted = choose_splits(samples, options.splits)
     device = str(pick_device(options.device))
     workers = count_workers(options.scheduler) if options.scheduler else 1
@@ -80,6 +82,9 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
     total = max(last for _, last in splits.values())
     captions = round(ratio * sum(len(image.captions) for image in samples.images))
     cache = None if images else find_cache(url, samples)
+    if options.update and not images:
+        note = "files are not compared; what --update finds in other generations counts as if it were computed."
+        print(f"Note: for a plan {note}", file=sys.stderr)
     sets = []
     for cost in _costs(manifest, samples, options, device, captions / max(total, 1), cache):
         there = cache.set_at(cost.path) if cache and cost.path in cache.set_paths() else None

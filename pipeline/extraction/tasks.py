@@ -22,7 +22,7 @@ from ..encoders.words import WordsEncoder
 from ..errors import CacheError, EncoderError, SampleError, StoreError
 from .options import Options
 from .shards import Receipt, tell, write_shard
-from .updates.reuse import Sources, Taken, earlier, take_captions, take_images
+from .updates.reuse import Sources, Taken, take_captions, take_images
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _taken_images(
     for row, name in enumerate(names):
         arrays["digest"][row] = as_row(digest_at(pictures, name))
     keys = image_keys(arrays["digest"][: len(ids)], ids, features.views)
-    return take_images(earlier(job.sources), features, keys, arrays)
+    return take_images(job.sources, features, keys, arrays)
 
 
 def _is_shared(
@@ -207,7 +207,7 @@ def write_caption_shard(job: Job, shard: int) -> Receipt:
 def _taken_captions(job: Job, features: CaptionSet, texts: list[str], arrays: dict[str, np.ndarray]) -> Taken:
     if job.sources is None:
         return Taken(np.zeros(len(texts), dtype=bool))
-    return take_captions(earlier(job.sources), features, caption_keys(texts), arrays)
+    return take_captions(job.sources, features, caption_keys(texts), arrays)
 
 
 def _encode_captions(

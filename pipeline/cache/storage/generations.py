@@ -92,8 +92,20 @@ def begin(store: Store) -> None:
         home.seal_group(GENERATIONS, {"current": 1}, [])
 
 
+def require_later(store: Store) -> None:
+    """Refuse a generation that is to become the current one, where another process made that one or a later one so."""
+    url, number = home_of(store.url)
+    if (number or 1) <= current(Store(url, store.writer)):
+        raise CacheError(f"another process has updated {url} meanwhile; run it again")
+
+
 def make_current(store: Store) -> None:
-    """Make a generation the current one, in one step; then remove what else was begun and never became it."""
+    """Make a generation the current one, in one step; then remove what else was begun and never became it.
+
+    Raises:
+        CacheError: it is no later one than the current one.
+    """
+    require_later(store)
     url, number = home_of(store.url)
     home = Store(url, store.writer)
     before = current(home)

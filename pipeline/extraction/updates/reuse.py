@@ -20,6 +20,7 @@ class Sources:
 
     addresses: tuple[str, ...] = ()
     path: str = ""  # of the set in each
+    share: bool = True  # whole shards by their files; else all by values, which are checked as they are read
     token: str = field(default_factory=lambda: uuid4().hex)  # of this extraction: at the next one they may have changed
 
 
@@ -45,12 +46,13 @@ def earlier(sources: Sources) -> Earlier:
         return _LOOKED_THROUGH[sources.token + sources.path]
 
 
-def take_images(found: Earlier, features: ImageSet, keys: np.ndarray, arrays: dict[str, np.ndarray]) -> Taken:
+def take_images(sources: Sources, features: ImageSet, keys: np.ndarray, arrays: dict[str, np.ndarray]) -> Taken:
     """Fill the arrays of a shard with what other sets have of these keys, S16 [B]; what is damaged there is left out.
 
     The features themselves stay out where all of them are in the files of one shard.
     """
-    shared = found.whole(features, keys)
+    found = earlier(sources)
+    shared = found.whole(features, keys) if sources.share else None
     names = [name for name in features.array_names() if name != "digest" and not (shared and name in FEATURES)]
     samples = np.zeros(len(keys), dtype=bool)
     for part in found.find(keys):
@@ -67,9 +69,10 @@ def take_images(found: Earlier, features: ImageSet, keys: np.ndarray, arrays: di
     return _checked(Taken(samples, shared))
 
 
-def take_captions(found: Earlier, features: CaptionSet, keys: np.ndarray, arrays: dict[str, np.ndarray]) -> Taken:
+def take_captions(sources: Sources, features: CaptionSet, keys: np.ndarray, arrays: dict[str, np.ndarray]) -> Taken:
     """Fill the local and global features of a shard whose captions are tokenised; otherwise as `take_images`."""
-    shared = found.whole(features, keys)
+    found = earlier(sources)
+    shared = found.whole(features, keys) if sources.share else None
     samples = np.zeros(len(keys), dtype=bool)
     lengths = arrays["length"][: len(keys)]
     starts = arrays["start"][: len(keys)] - arrays["start"][0]

@@ -8,17 +8,20 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shlex import join
 
 import numpy as np
 
-from ...cache import FeatureCache
+from ...cache import FAILED, FeatureCache, FeatureSet
+from ...cache.known_samples import require_same_files
 from ...cache.storage.folder import GENERATIONS, home_of
 from ...cache.storage.generations import current, make_current, numbers, store_of
 from ...cache.storage.store import Store
 from ...data.digests import NONE, digest_at
 from ...data.manifest import Manifest
 from ...data.samples import Samples
-from ...errors import CacheError
+from ...data.sources import FOLDER
+from ...errors import CacheError, ManifestError, StoreError
 from ...progress import Progress
 from ...wording import counted, printable
 
@@ -77,25 +80,50 @@ def changes(cache: FeatureCache, samples: Samples, folder: Path) -> Changes:
 
 
 def _with_other_bytes(cache: FeatureCache, samples: Samples, folder: Path) -> list[str]:
-    """Return the names of the pictures whose files are there and not those that features were made of."""
-    known: dict[str, bytes] = {}
-    names = cache.file_names(0, cache.images)
-    for name in cache.set_names("images"):
-        features = cache.image_set(name)
-        if "digest" in features.attributes["arrays"]:
-            digests = map(bytes, features.of_samples("digest"))
-            known |= {file: digest for file, digest in zip(names, digests, strict=True) if digest != NONE}
-    wanted = [image.file_name for image in samples.images if image.file_name in known]
+    """Return the names of the pictures whose files can be read and are not those that every set was made of.
+
+    A picture that failed because its file could not be read is among them as soon as it can be.
+    """
+    known = _known_digests(cache)
+    wanted = [image for image in samples.images if image.file_name in known]
+    threads = os.cpu_count()
+    if samples.source != FOLDER:  # one after the other: to go back in a group of rows is to read it again
+        wanted, threads = sorted(wanted, key=lambda image: image.place or (0, 0, 0)), 1
+    names = [image.file_name for image in wanted]
     differing = []
     with ExitStack() as stack:
         pictures = stack.enter_context(closing(samples.open_pictures(folder, len(samples.images))))
-        threads = stack.enter_context(ThreadPoolExecutor(os.cpu_count()))
-        progress = stack.enter_context(Progress("compare files", len(wanted), "images"))
-        for name, now in zip(wanted, threads.map(partial(digest_at, pictures), wanted), strict=True):
-            if now not in (NONE, known[name]):
+        pool = stack.enter_context(ThreadPoolExecutor(threads))
+        progress = stack.enter_context(Progress("compare files", len(names), "images"))
+        for name, now in zip(names, pool.map(partial(digest_at, pictures), names), strict=True):
+            if now != NONE and known[name] != {now}:
                 differing.append(name)
             progress.update(1)
     return differing
+
+
+def _known_digests(cache: FeatureCache) -> dict[str, set[bytes]]:
+    """Return the digests of each picture that the sets of a cache tell, by its name; `NONE`: it could not be read."""
+    known: dict[str, set[bytes]] = {}
+    names = cache.file_names(0, cache.images)
+    for set_name in cache.set_names("images"):
+        features = cache.image_set(set_name)
+        if "digest" not in features.attributes["arrays"]:
+            continue
+        digests, failed = map(bytes, features.of_samples("digest")), (features.status == FAILED).tolist()
+        for name, digest, has_failed in zip(names, digests, failed, strict=True):
+            if digest != NONE or has_failed:
+                known.setdefault(name, set()).add(digest)
+    return known
+
+
+def _note_without_digests(cache: FeatureCache) -> None:
+    for name in cache.set_names("images"):
+        features = cache.image_set(name)
+        if "digest" not in features.attributes["arrays"] and "files" not in features.identity:  # of an import
+            note = f"Note: '{name}' does not say of which files it is, so pictures that have changed are not noticed;"
+            advice = f"if some have, remove it with `xret cache rm {cache.url} {name}` and extract it again."
+            print(printable(f"{note} {advice}"), file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -111,6 +139,7 @@ def place_of(url: str, samples: Samples, manifest: Manifest, update: bool) -> Pl
 
     Raises:
         CacheError: the store holds other samples, and `update` is not asked for; or `url` is damaged.
+        ManifestError: the files that hold the samples have changed, and `update` is not asked for.
     """
     home = Store(home_of(url)[0])
     if update and home.url != url:
@@ -122,6 +151,8 @@ def place_of(url: str, samples: Samples, manifest: Manifest, update: bool) -> Pl
         return Place(url)  # it is made, or made again
     root, damage = store.inspect_group("")
     same = root.get("manifest_sha256") == samples.digest
+    if same and not damage and not update:
+        _require_same_source(url, samples, manifest)
     if damage or (same and not update):  # what else is damaged may be repaired
         return Place(url)
     cache = FeatureCache.open(url)
@@ -129,23 +160,45 @@ def place_of(url: str, samples: Samples, manifest: Manifest, update: bool) -> Pl
         raise CacheError(_refusal(cache, samples, manifest))
     now, folder = current(home), f"{home.absolute_url}/{GENERATIONS}"
     for number in numbers(home):
-        if number > now and _holds(f"{folder}/{number}", samples):
+        if number > now and _holds(f"{folder}/{number}", samples, manifest.images):
             return Place(f"{folder}/{number}", is_new=True)
+    if same:
+        _note_without_digests(cache)
     if same and cache.source == samples.source and not _with_other_bytes(cache, samples, manifest.images):
         return Place(url)
     return Place(f"{folder}/{max(numbers(home)) + 1}", is_new=True)
 
 
-def _holds(url: str, samples: Samples) -> bool:
-    """Return whether a generation that is being made holds these samples, in the files in which they are now."""
+def _require_same_source(url: str, samples: Samples, manifest: Manifest) -> None:
+    """Refuse the samples of a store in other files than those that its features are of."""
+    try:
+        known = FeatureCache.open(url).source
+    except StoreError:
+        raise
+    except (CacheError, ManifestError):  # this is what is repaired
+        return
+    require_same_files(manifest.images, known, samples.source, url)
+    if known.column != samples.source.column:
+        raise ManifestError(
+            f"{manifest.path}: the pictures of {url} are those of column '{known.column}', not"
+            f" '{samples.source.column}'; name that one as image_column, or go on with --update."
+        )
+
+
+def _holds(url: str, samples: Samples, folder: Path) -> bool:
+    """Return whether a generation that is being made holds these samples, of the files that they are in now."""
     store = Store(url)
     if store.is_unfinished("") or store.is_unfinished("samples"):
         return False
     try:
         cache = FeatureCache.open(url)
+        if (cache.manifest_sha256, cache.source) != (samples.digest, samples.source):
+            return False
+        return not _with_other_bytes(cache, samples, folder)
+    except StoreError:
+        raise
     except CacheError:  # it is removed when another becomes the current one
         return False
-    return (cache.manifest_sha256, cache.source) == (samples.digest, samples.source)
 
 
 def _refusal(cache: FeatureCache, samples: Samples, manifest: Manifest) -> str:
@@ -157,13 +210,15 @@ def _refusal(cache: FeatureCache, samples: Samples, manifest: Manifest) -> str:
 
 
 def finish(cache: FeatureCache) -> None:
-    """Make a generation the current one, and say which feature sets the last one had that are not in it."""
+    """Make a generation the current one, and say which feature sets and splits the last one had that are not in it."""
     before = FeatureCache.open(cache.url)
     make_current(cache.store)
     there = cache.set_paths()
-    words = any(path.startswith("captions/words@") for path in there)
+    words = [path for path in there if path.startswith("captions/words@")]  # the vocabulary is another
     for path in before.set_paths():
-        if path in there or (words and path.startswith("captions/words@")):
+        now = [path] if path in there else words if path.startswith("captions/words@") else []
+        if now:
+            _note_splits(before, path, cache.set_at(now[0]))
             continue
         features = before.set_at(path)
         imported = "files" in features.identity
@@ -172,3 +227,18 @@ def finish(cache: FeatureCache) -> None:
             way = "`xret extract` with its options adds it, and computes only what is new"
         note = f"Note: {path} is in generation {before.generation} of {cache.url}, not in {cache.generation}: {way}."
         print(printable(note), file=sys.stderr)
+
+
+def _note_splits(before: FeatureCache, path: str, features: FeatureSet) -> None:
+    """Say which splits the set at `path` had in the last generation that it has not in this one, and what adds them."""
+    cache = features.cache
+    try:
+        done = [split for split in before.splits if before.set_at(path).complete(split)]
+    except StoreError:
+        raise
+    except CacheError:  # it is damaged, and its generation no longer the current one
+        return
+    if lost := [split for split in done if split in cache.splits and not features.complete(split)]:
+        words = [*features.attributes.get("command", []), "--store", cache.url, "--splits", ",".join(lost)]
+        note = f"Note: {features.path} has lost {', '.join(lost)}, which it had in generation {before.generation}:"
+        print(printable(f"{note} `{join(['xret', 'extract', *words])}` adds what is missing."), file=sys.stderr)

@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
+from packed_data import PackedData
 from small_extraction import SMALL
 
 from xret.cli import main
 from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.errors import EncoderError
+from xret.pipeline.errors import EncoderError, ManifestError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.plan import plan
 
@@ -56,6 +57,19 @@ def test_a_plan_takes_the_shards_of_the_sets_that_are_there(tiny_dataset, tmp_pa
     assert (more.tasks, more.done, more.shard_images) == (9, 0, 8)
     (other,) = plan(load_manifest(tiny_dataset("other", train=9)), url, replace(SMALL, text=None)).sets
     assert other.done == 0
+
+
+def test_a_plan_of_an_update_takes_files_that_have_changed(tmp_path, capsys):
+    data, url = PackedData(tmp_path / "data", count=6), str(tmp_path / "s.zarr")
+    manifest, options = load_manifest(data.as_tars(files=1)), replace(SMALL, text=None)
+    extract(manifest, url, options)
+    data.rows.pop()
+    data.as_tars(files=1)
+    with pytest.raises(ManifestError, match="it has changed since"):
+        plan(manifest, url, options)
+    (images,) = plan(manifest, url, replace(options, update=True)).sets
+    assert (images.samples, images.tasks, images.done) == (5, 3, 0)
+    assert "what --update finds in other generations counts as if it were computed" in capsys.readouterr().err
 
 
 def test_a_plan_for_a_billion_images(tiny_dataset, tmp_path):

@@ -1,8 +1,10 @@
 """What a task takes from other generations of the cache in place of computing it."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from uuid import uuid4
 
 import numpy as np
@@ -31,18 +33,27 @@ class Taken:
     shared: tuple[FeatureSet, int] | None = None
 
 
-_LOOKED_THROUGH: dict[str, Earlier] = {}  # by token; the last one
 _LOOKING = threading.Lock()
 
 
 def earlier(sources: Sources) -> Earlier:
-    """Return the features of these sources; of those of one extraction a process keeps what it found."""
+    """Return the features of these sources; a process keeps what it found in the last ones until the end of `forgetting`."""
     with _LOOKING:
-        if sources.token + sources.path not in _LOOKED_THROUGH:
-            _LOOKED_THROUGH.clear()
-            sets = [FeatureCache.open(address).set_at(sources.path) for address in sources.addresses]
-            _LOOKED_THROUGH[sources.token + sources.path] = Earlier(sets)
-        return _LOOKED_THROUGH[sources.token + sources.path]
+        return _look_through(sources)
+
+
+@lru_cache(1)
+def _look_through(sources: Sources) -> Earlier:
+    return Earlier([FeatureCache.open(address).set_at(sources.path) for address in sources.addresses])
+
+
+@contextmanager
+def forgetting() -> Iterator[None]:
+    """Let go at the end of what `earlier` found: keys and rows of every sample of the other generations."""
+    try:
+        yield
+    finally:
+        _look_through.cache_clear()
 
 
 def take_images(found: Earlier, features: ImageSet, keys: np.ndarray, arrays: dict[str, np.ndarray]) -> Taken:
@@ -75,9 +86,9 @@ def take_captions(found: Earlier, features: CaptionSet, keys: np.ndarray, arrays
     starts = arrays["start"][: len(keys)] - arrays["start"][0]
     for part in found.find(keys):
         assert isinstance(part.features, CaptionSet)
-        fits = part.features.length[part.there] == lengths[part.here]
-        here, there = part.here[fits], part.there[fits]
         try:
+            fits = part.features.length[part.there] == lengths[part.here]
+            here, there = part.here[fits], part.there[fits]
             local, global_ = (None, None) if shared else (part.features.local(there), part.features.global_(there))
         except StoreError:
             raise

@@ -18,7 +18,7 @@ from ...cache.storage.store import Store
 from ...data.digests import NONE, digest_at
 from ...data.manifest import Manifest
 from ...data.samples import Samples
-from ...errors import CacheError
+from ...errors import CacheError, StoreError
 from ...progress import Progress
 from ...wording import counted, printable
 
@@ -149,9 +149,15 @@ def _holds(url: str, samples: Samples) -> bool:
 
 
 def _refusal(cache: FeatureCache, samples: Samples, manifest: Manifest) -> str:
+    try:
+        changed = str(changes(cache, samples, manifest.images))
+    except StoreError:
+        raise
+    except CacheError:  # where the way out is --update, as well
+        changed = "as the store is damaged, what changed cannot be told"
     return printable(
         f"{cache.url} holds other samples: data set '{cache.dataset}', manifest {cache.manifest_sha256[:8]}, not"
-        f" '{samples.dataset}', {samples.digest[:8]} ({changes(cache, samples, manifest.images)}); go on with --update,"
+        f" '{samples.dataset}', {samples.digest[:8]} ({changed}); go on with --update,"
         " which computes only what is new, or choose another store"
     )
 

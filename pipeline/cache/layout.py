@@ -23,7 +23,7 @@ from .feature_cache import FORMAT, VERSION, FeatureCache
 from .feature_sets import NOT_DONE, CaptionSet, FeatureSet, ImageSet
 from .rules import require_root
 from .storage.folder import home_of
-from .storage.generations import begin, store_of
+from .storage.generations import begin, require_generation, store_of
 from .storage.lease import alone
 from .storage.store import Store
 
@@ -49,17 +49,24 @@ def choose_splits(samples: Samples, wanted: tuple[str, ...]) -> list[str]:
 
 @contextmanager
 def open_for_writing(
-    url: str, samples: Samples, protocols: Iterable[str], *, repair: bool = False
+    url: str, samples: Samples, protocols: Iterable[str], *, repair: bool = False, is_new: bool = False
 ) -> Iterator[FeatureCache]:
     """Open the cache of these samples at `url`, or make one without feature sets; nobody else writes meanwhile.
 
-    With `repair` its samples are written anew.
+    Args:
+        url: of the cache, or of a generation of it.
+        samples: its samples.
+        protocols: what ``--protocol auto`` evaluates.
+        repair: write its samples anew.
+        is_new: an update makes the generation that `url` names.
 
     Raises:
-        CacheError: something else is there, or another process is writing.
+        CacheError: something else is there, a generation that is named is not, or another process is writing.
     """
     home = Store(home_of(url)[0])
     with alone(home):
+        if not is_new:
+            require_generation(url)
         store = store_of(url, home.writer)
         if store.url != home.url:
             begin(store)
@@ -79,13 +86,15 @@ def find_cache(url: str, samples: Samples) -> FeatureCache | None:
     return cache if cache.manifest_sha256 == samples.digest else None
 
 
-def require_place(url: str, samples: Samples) -> None:
-    """Refuse, before anything is computed, a place where the cache of these samples cannot be.
+def require_place(url: str, samples: Samples, *, is_new: bool = False) -> None:
+    """Refuse, before anything is computed, a place where the cache of these samples cannot be; as `open_for_writing`.
 
     Raises:
         OutputError: nothing can be written there.
-        CacheError: something else is there.
+        CacheError: something else is there, or a generation that is named is not.
     """
+    if not is_new:
+        require_generation(url)
     store = store_of(url)
     if store.is_local:
         root = Path(store.root)

@@ -67,6 +67,25 @@ def numbers(home: Store) -> list[int]:
     return [number for number in [1, *_folders(home)] if _is_there(home, number)]
 
 
+def require_generation(url: str, generation: int | None = None) -> None:
+    """Raise CacheError if a cache does not have the generation that is named, or has it no longer.
+
+    Args:
+        url: of the cache, or ``CACHE/generations/N``.
+        generation: its number; None: that of the URL.
+    """
+    url, named = home_of(url)
+    number, home = generation or named, Store(url)
+    if number is None:
+        return
+    there = numbers(home) or ([1] if home.exists("zarr.json") else [])  # a cache that was never finished has the first
+    if there and number not in there:
+        raise CacheError(
+            f"{url} has no generation {number}, or it was freed; it has {', '.join(map(str, there))}: name one as"
+            f" {url}/{GENERATIONS}/N"
+        )
+
+
 def _folders(home: Store) -> list[int]:
     return sorted(int(name) for name in home.names(GENERATIONS) if name.isdecimal())
 

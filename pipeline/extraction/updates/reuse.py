@@ -37,7 +37,7 @@ _LOOKING = threading.Lock()
 
 
 def earlier(sources: Sources) -> Earlier:
-    """Return the features of these sources; a process keeps what it found in the last ones until the end of `forgetting`."""
+    """Return the features of these sources; a process keeps what it found last until `forgetting` ends."""
     with _LOOKING:
         return _look_through(sources)
 

@@ -112,8 +112,9 @@ def place_of(url: str, samples: Samples, manifest: Manifest, update: bool) -> Pl
     Raises:
         CacheError: the store holds other samples, and `update` is not asked for; or `url` is damaged.
     """
-    home = Store(home_of(url)[0])
-    if update and home.url != url:
+    home_url, named = home_of(url)
+    home = Store(home_url)
+    if update and named is not None:
         raise CacheError(
             f"{url} is one generation of {home.url}, and --update makes another; name the whole as --store"
         )

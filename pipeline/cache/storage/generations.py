@@ -52,6 +52,19 @@ def store_of(url: str, writer: str | None = None, generation: int | None = None)
     return store if number == 1 else Store(f"{home}/{GENERATIONS}/{number}", writer)
 
 
+def name_of(store: Store) -> str:
+    """Return what a command names a generation by: the URL of its cache alone, if it is the current one."""
+    home, number = home_of(store.url)
+    return home if current(Store(home)) == (number or 1) else f"{home}/{GENERATIONS}/{number or 1}"
+
+
+def is_outdated(store: Store) -> bool:
+    """Return whether a generation is before the current one, and of other samples."""
+    url, number = home_of(store.url)
+    home, number = Store(url), number or 1
+    return number < (now := current(home)) and manifest_of(home, number) != manifest_of(home, now)
+
+
 def current(home: Store) -> int:
     """Return the number of the current generation; CacheError where what says so is damaged."""
     if not home.names(GENERATIONS):

@@ -15,6 +15,8 @@ from .folder import GENERATIONS, home_of
 from .lease import alone
 from .store import Store
 
+_WORDS = "captions/words@"
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -33,6 +35,7 @@ class Freed:
 
     generations: tuple[int, ...]
     bytes: int
+    lost: tuple[str, ...]  # ``images/NAME`` and ``captions/NAME`` of features that the current generation has not
 
 
 def store_of(url: str, writer: str | None = None, generation: int | None = None) -> Store:
@@ -162,7 +165,32 @@ def old(url: str) -> Freed:
         raise CacheError(f"{home.url}: no feature cache is there; check the path")
     now = current(home)
     found = [number for number in [1, *_folders(home)] if number < now and (number > 1 or _parts(home, 1))]
-    return Freed(tuple(found), _bytes_alone(home, found))
+    return Freed(tuple(found), _bytes_alone(home, found), _lost(home, found, now))
+
+
+def _lost(home: Store, found: list[int], now: int) -> tuple[str, ...]:
+    """Return the sets of some generations that the current one has not under the same fingerprint.
+
+    Words are a matter of moments, and have another vocabulary in each.
+    """
+    there = _fingerprints(home, now)
+    words = any(path.startswith(_WORDS) for path in there)
+    sets = {path: mark for number in found for path, mark in _fingerprints(home, number).items()}
+    return tuple(
+        path for path, mark in sets.items() if mark not in there.values() and not (words and path.startswith(_WORDS))
+    )
+
+
+def _fingerprints(home: Store, number: int) -> dict[str, str]:
+    """Return the fingerprints of the feature sets of a generation by their paths; one that is damaged has none."""
+    group = _group(number)
+    sets = [
+        f"{modality}/{name}"
+        for modality in ("images", "captions")
+        for name in home.names(f"{group}/{modality}".lstrip("/"))
+    ]
+    found = {path: home.inspect_group(f"{group}/{path}".lstrip("/"))[0].get("fingerprint") for path in sets}
+    return {path: mark for path, mark in found.items() if isinstance(mark, str)}
 
 
 def free_old(url: str) -> Freed:

@@ -203,7 +203,8 @@ def _free_old(store: str, yes: bool, as_json: bool) -> None:
     found = old(store)
     if found.generations:
         said = "generation " + ", ".join(map(str, found.generations))
-        _require_agreed(said, found.bytes, store, yes)
+        lost = f" with {', '.join(found.lost)}, which the current one has not" if found.lost else ""
+        _require_agreed(printable(said + lost), found.bytes, store, yes)
         found = free_old(store)
         freed = f"{said}: removed, {in_bytes(found.bytes)} freed"
     else:

@@ -1,5 +1,6 @@
 """Features that another generation of a cache has, found by what they are of: a picture's file, a caption's text."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from ..data.digests import BYTES, NONE, digest
 from ..errors import CacheError, StoreError
+from ..wording import printable
 from .feature_cache import FeatureCache
 from .feature_sets import FEATURES, OK, CaptionSet, FeatureSet, ImageSet
 from .storage.generations import numbers
@@ -74,10 +76,18 @@ class Found:
 
 
 class Earlier:
-    """Equal feature sets, looked through for features that need not be computed again."""
+    """Equal feature sets, looked through for features that need not be computed again; one that is damaged has none."""
 
     def __init__(self, sets: Sequence[FeatureSet]) -> None:
-        self._known = [_Known(features) for features in sets]
+        self._known: list[_Known] = []
+        for features in sets:
+            try:
+                self._known.append(_Known(features))
+            except StoreError:
+                raise
+            except CacheError as error:
+                where = f"'{features.name}' of generation {features.cache.generation}"
+                print(printable(f"Note: nothing is taken from {where}, which is damaged ({error})."), file=sys.stderr)
 
     def find(self, keys: np.ndarray) -> list[Found]:
         """Return where the features of these keys are, S16 [B]."""

@@ -33,7 +33,7 @@ from ..errors import CacheError, nearest
 from .feature_sets import CaptionSet, ImageSet
 from .rules import MOST, require_root, require_samples
 from .storage.folder import GENERATIONS, home_of
-from .storage.generations import numbers, store_of
+from .storage.generations import require_generation, store_of
 from .storage.store import Store
 
 FORMAT, VERSION = "xret", 1
@@ -81,13 +81,13 @@ class FeatureCache:
         """
         store = store_of(url, writer, generation)
         if not store.exists("zarr.json"):
-            _require_generation(url, generation)
+            require_generation(url, generation)
             raise CacheError(
                 f"{url}: no feature cache is there; check the path, or make one with `xret extract … --store {url}`"
             )
         attributes, damage = store.inspect_group("")
         if damage:
-            _require_generation(url, generation)
+            require_generation(url, generation)
         foreign = attributes and not {"format", "digest", "unfinished"} & set(attributes)
         if foreign or (not damage and attributes.get("format") != FORMAT):
             raise CacheError(f"{url} is a Zarr group, but not a feature cache of xret; choose another --store")
@@ -292,17 +292,6 @@ class FeatureCache:
             return [raw[a:b].decode() for a, b in itertools.pairwise(offsets - offsets[0])]
         except UnicodeDecodeError as error:
             raise CacheError(f"{self.url}: a text of samples/{name} is not UTF-8; extract it again") from error
-
-
-def _require_generation(url: str, generation: int | None) -> None:
-    """Raise CacheError if a cache does not have the generation that is named, or has it no longer."""
-    home, named = home_of(url)
-    number = generation or named
-    if number is not None and (there := numbers(Store(home))) and number not in there:
-        raise CacheError(
-            f"{home} has no generation {number}, or it was freed; it has {', '.join(map(str, there))}: name one"
-            f" as {home}/{GENERATIONS}/N"
-        )
 
 
 def choose_set(url: str, prefix: str, paths: list[str], fitting: list[str] | None = None, by: str = "") -> str:

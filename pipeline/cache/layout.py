@@ -23,7 +23,7 @@ from .feature_cache import FORMAT, VERSION, FeatureCache
 from .feature_sets import NOT_DONE, CaptionSet, FeatureSet, ImageSet
 from .rules import require_root
 from .storage.folder import home_of
-from .storage.generations import begin, require_later, store_of
+from .storage.generations import begin, require_generation, require_later, store_of
 from .storage.lease import alone
 from .storage.store import Store
 
@@ -53,16 +53,24 @@ def open_for_writing(
 ) -> Iterator[FeatureCache]:
     """Open the cache of these samples at `url`, or make one without feature sets; nobody else writes meanwhile.
 
-    With `repair` its samples are written anew. With `is_new` it is a generation that is to become the current one.
+    Args:
+        url: of the cache, or of a generation of it.
+        samples: its samples.
+        protocols: what ``--protocol auto`` evaluates.
+        repair: write its samples anew.
+        is_new: an update makes the generation that `url` names, which is to become the current one.
 
     Raises:
-        CacheError: something else is there, or another process is writing, or has made a later generation.
+        CacheError: something else is there, a generation that is named is not, or another process is writing, or has
+            made a later generation.
     """
     home = Store(home_of(url)[0])
     with alone(home):
         store = store_of(url, home.writer)
         if is_new:
             require_later(store)
+        else:
+            require_generation(url)
         if store.url != home.url:
             begin(store)
         yield _open_or_create(store, samples, list(protocols), repair)
@@ -81,13 +89,15 @@ def find_cache(url: str, samples: Samples) -> FeatureCache | None:
     return cache if cache.manifest_sha256 == samples.digest else None
 
 
-def require_place(url: str, samples: Samples) -> None:
-    """Refuse, before anything is computed, a place where the cache of these samples cannot be.
+def require_place(url: str, samples: Samples, *, is_new: bool = False) -> None:
+    """Refuse, before anything is computed, a place where the cache of these samples cannot be; as `open_for_writing`.
 
     Raises:
         OutputError: nothing can be written there.
-        CacheError: something else is there.
+        CacheError: something else is there, or a generation that is named is not.
     """
+    if not is_new:
+        require_generation(url)
     store = store_of(url)
     if store.is_local:
         root = Path(store.root)

@@ -5,6 +5,7 @@ from shlex import join
 from typing import Any
 
 from ..cache.feature_cache import FeatureCache
+from ..cache.storage.generations import name_of
 from ..cache.storage.store import Store
 from ..data.manifest import Manifest, bundled_manifests
 from ..errors import CacheError
@@ -51,7 +52,8 @@ def command_for(store: Store, path: str) -> str | None:
     words = store.inspect_group(path)[0].get("command")
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
         return None
-    return written([*words, *_splits(store.url, path)], store.url)
+    url = name_of(store)
+    return written([*words, *_splits(url, path)], url)
 
 
 def _splits(url: str, path: str) -> list[str]:

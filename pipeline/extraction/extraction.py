@@ -65,7 +65,7 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     )
     if not (options.repair or place.is_new) and (found := _finished(samples, url, options, splits)) is not None:
         return found
-    require_place(url, samples)  # a finished store may lie where nothing can be written
+    require_place(url, samples, is_new=place.is_new)  # a finished store may lie where nothing can be written
     from ..device import pick_device
     from .filling import fill
     from .tasks import Job, write_caption_shard, write_image_shard

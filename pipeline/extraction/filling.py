@@ -21,6 +21,7 @@ from ..wording import printable
 from .schedule import run_here, run_on_cluster, shard_task
 from .shards import Receipt, metered
 from .summary import SetSummary
+from .updates.reuse import forgetting
 
 
 def fill(
@@ -62,7 +63,7 @@ def fill(
     with Progress(printable(features.name), total, features.modality, done=total - left) as progress:
         task = shard_task(work, job_of, features.name)
         if not scheduler:
-            with metered(features.cache.address, features.name, progress.update):
+            with forgetting(), metered(features.cache.address, features.name, progress.update):
                 run_here((task(shard, 0) for shard in missing), workers or max(2, os.cpu_count() or 2), receipts.take)
         elif missing:
             run_on_cluster(task, missing, scheduler, lambda receipt: progress.update(receipts.take(receipt)))

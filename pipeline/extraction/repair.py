@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from shlex import quote
 
 from ..cache.feature_cache import MODALITIES
-from ..cache.storage.generations import store_of
+from ..cache.storage.folder import home_of
+from ..cache.storage.generations import is_outdated, name_of, store_of
 from ..cache.storage.store import Store
 from ..cache.upkeep.verify import Damage, Verification
 from ..data.manifest import bundled_manifests
@@ -14,8 +15,14 @@ from .command import command_for
 def remedies(url: str, found: Verification) -> list[str]:
     """Return what to do about what `verify` found in the cache at `url`, a line each; nothing for a sound store."""
     store = store_of(url)
+    if is_outdated(store):  # a command would compute it from what the data set is now
+        home = home_of(store.url)[0]
+        way = (
+            f"this generation is of what the data set was, and cannot be extracted again; `xret cache rm {quote(home)}"
+        )
+        return [f"{way} --old` frees it, with all others before the current one"] if found.damaged else []
     if any(damage.array == "/" for damage in found.damaged):
-        return [f"restore {url}/zarr.json from a copy, or extract into another --store"]
+        return [f"restore {store.url}/zarr.json from a copy, or extract into another --store"]
     sets = [_set_of(damage) for damage in found.damaged]
     to_remove = dict.fromkeys(
         path
@@ -38,7 +45,9 @@ def remedies(url: str, found: Verification) -> list[str]:
 
 def commands_for_failed(url: str) -> str:
     """Return the commands that try failed samples of the cache at `url` again; empty where none was extracted."""
-    store = Store(url)
+    store = store_of(url)
+    if is_outdated(store):
+        return ""
     failed = [path for path in _image_sets(store) if store.inspect_group(path)[0].get("failed")]
     return " and ".join(_commands(store, [path for path in failed if not _imported(store, path)]))
 
@@ -54,9 +63,8 @@ def _commands(store: Store, paths: Sequence[str | None]) -> list[str]:
         known.append(next((command for command in of_any if command is not None), None))
     dataset = store.inspect_group("")[0]["dataset"]
     name = dataset if dataset in bundled_manifests() else f"{dataset}.yaml"
-    old = (
-        f"`xret extract {quote(name)} --store {quote(store.url)} … --repair`, with the other options of that extraction"
-    )
+    words = f"{quote(name)} --store {quote(name_of(store))}"
+    old = f"`xret extract {words} … --repair`, with the other options of that extraction"
     return list(dict.fromkeys(old if command is None else f"`{command}`" for command in known))
 
 

@@ -68,3 +68,16 @@ def test_generations_are_listed_and_freed(extract, tmp_path):
     assert cache("verify", store).exit_code == 0
     assert "give either a feature set or --old" in cache("rm", store, code=2).stderr
     assert "no feature cache is there" in cache("rm", tmp_path / "none", "--old", code=1).stderr
+
+
+def test_what_is_nowhere_else_is_named(extract, tmp_path):
+    store = tmp_path / "s.zarr"
+    extract(DATA, "--update", "--visual", "none")
+    (lost,) = [f"images/{path.name}" for path in (store / "images").glob("*@*")]
+    asked = cache("rm", store, "--old", code=1, answer="n\n").stderr
+    assert f"Remove generation 1 with {lost}, which the current one has not (" in asked
+    extract(DATA)  # takes it over, and the words are others
+    assert "which the current one has not" not in cache("rm", store, "--old", code=1, answer="n\n").stderr
+    extract(DATA[1:], "--update", "--visual", "none")
+    freed = json.loads(cache("rm", store, "--old", "--yes", "--json").stdout)
+    assert (freed["generations"], freed["lost"]) == ([1, 2], [lost])

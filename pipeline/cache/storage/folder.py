@@ -3,6 +3,7 @@
 import os
 import re
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from .zarr_stores import LEASE, connect, on_condition, one_sentence, require_hol
 PATIENCE = 60.0  # seconds that an object store may take to say whether something exists, with all retries
 _LOCAL = ("file", "local")
 GENERATIONS = "generations"  # in a cache's folder; see `generations`
-_GENERATION = re.compile(rf"(.+)/{GENERATIONS}/([1-9][0-9]*)/?")
+_GENERATION = re.compile(rf"(.+)/{GENERATIONS}/([1-9][0-9]*)")
 
 
 class Folder:
@@ -30,7 +31,7 @@ class Folder:
     def __init__(self, url: str, writer: str | None = None) -> None:
         note_version("zarr")
         require_settings()
-        self.url, self.writer = str(url), writer
+        self.url, self.writer = _plain(url), writer
         if not self.url:
             raise CacheError("the name of the store is empty; give a local path or an fsspec URL")
         try:
@@ -42,8 +43,12 @@ class Folder:
         self.is_local = not isinstance(self.fs.protocol, str) and self.fs.protocol[0] in _LOCAL
         if not self.is_local:
             self.fs, self._objects = connect(self.url, os.getpid())
-        # Whoever writes a generation holds the lease of the whole cache.
-        self._lease = f"{home_of(self.root)[0]}/{LEASE}"
+
+    @cached_property
+    def _lease(self) -> str:
+        """Where the lease is; whoever writes a generation holds that of the whole cache."""
+        number = home_of(self.url)[1]
+        return f"{self.root.removesuffix(f'/{GENERATIONS}/{number}')}/{LEASE}"
 
     @property
     def absolute_url(self) -> str:
@@ -197,9 +202,23 @@ class Folder:
 
 
 def home_of(url: str | Path) -> tuple[str, int | None]:
-    """Return a cache's URL, and the number of the generation that `url` names in it, if it names one."""
-    found = _GENERATION.fullmatch(str(url))
-    return (found[1], int(found[2])) if found else (str(url), None)
+    """Return a cache's URL, and the number of the generation that `url` names in it, if it names one.
+
+    ``generations/N`` is a folder as any other where the one that it lies in is no cache.
+    """
+    plain = _plain(url)
+    found = _GENERATION.fullmatch(plain)
+    if found:
+        home = Folder(found[1])
+        if home.exists("zarr.json") or home.exists(f"{GENERATIONS}/zarr.json"):
+            return home.url, int(found[2])
+    return plain, None
+
+
+def _plain(url: str | Path) -> str:
+    """Return a URL without slashes at its end; the root of a file system keeps its own."""
+    plain = str(url).rstrip("/")
+    return str(url) if plain == "" or plain.endswith(":") else plain
 
 
 def gone(url: str) -> CacheError:

@@ -15,6 +15,8 @@ from .folder import GENERATIONS, home_of
 from .lease import alone
 from .store import Store
 
+_WORDS = "captions/words@"
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -33,6 +35,7 @@ class Freed:
 
     generations: tuple[int, ...]
     bytes: int
+    lost: tuple[str, ...]  # ``images/NAME`` and ``captions/NAME`` of features that the current generation has not
 
 
 def store_of(url: str, writer: str | None = None, generation: int | None = None) -> Store:
@@ -52,6 +55,19 @@ def store_of(url: str, writer: str | None = None, generation: int | None = None)
     return store if number == 1 else Store(f"{home}/{GENERATIONS}/{number}", writer)
 
 
+def name_of(store: Store) -> str:
+    """Return what a command names a generation by: the URL of its cache alone, if it is the current one."""
+    home, number = home_of(store.url)
+    return home if current(Store(home)) == (number or 1) else f"{home}/{GENERATIONS}/{number or 1}"
+
+
+def is_outdated(store: Store) -> bool:
+    """Return whether a generation is before the current one, and of other samples."""
+    url, number = home_of(store.url)
+    home, number = Store(url), number or 1
+    return number < (now := current(home)) and manifest_of(home, number) != manifest_of(home, now)
+
+
 def current(home: Store) -> int:
     """Return the number of the current generation; CacheError where what says so is damaged."""
     if not home.names(GENERATIONS):
@@ -65,6 +81,25 @@ def current(home: Store) -> int:
 def numbers(home: Store) -> list[int]:
     """Return the numbers of the generations that are there, also of those that are being made."""
     return [number for number in [1, *_folders(home)] if _is_there(home, number)]
+
+
+def require_generation(url: str, generation: int | None = None) -> None:
+    """Raise CacheError if a cache does not have the generation that is named, or has it no longer.
+
+    Args:
+        url: of the cache, or ``CACHE/generations/N``.
+        generation: its number; None: that of the URL.
+    """
+    url, named = home_of(url)
+    number, home = generation or named, Store(url)
+    if number is None:
+        return
+    there = numbers(home) or ([1] if home.exists("zarr.json") else [])  # a cache that was never finished has the first
+    if there and number not in there:
+        raise CacheError(
+            f"{url} has no generation {number}, or it was freed; it has {', '.join(map(str, there))}: name one as"
+            f" {url}/{GENERATIONS}/N"
+        )
 
 
 def _folders(home: Store) -> list[int]:
@@ -142,7 +177,32 @@ def old(url: str) -> Freed:
         raise CacheError(f"{home.url}: no feature cache is there; check the path")
     now = current(home)
     found = [number for number in [1, *_folders(home)] if number < now and (number > 1 or _parts(home, 1))]
-    return Freed(tuple(found), _bytes_alone(home, found))
+    return Freed(tuple(found), _bytes_alone(home, found), _lost(home, found, now))
+
+
+def _lost(home: Store, found: list[int], now: int) -> tuple[str, ...]:
+    """Return the sets of some generations that the current one has not under the same fingerprint.
+
+    Words are a matter of moments, and have another vocabulary in each.
+    """
+    there = _fingerprints(home, now)
+    words = any(path.startswith(_WORDS) for path in there)
+    sets = {path: mark for number in found for path, mark in _fingerprints(home, number).items()}
+    return tuple(
+        path for path, mark in sets.items() if mark not in there.values() and not (words and path.startswith(_WORDS))
+    )
+
+
+def _fingerprints(home: Store, number: int) -> dict[str, str]:
+    """Return the fingerprints of the feature sets of a generation by their paths; one that is damaged has none."""
+    group = _group(number)
+    sets = [
+        f"{modality}/{name}"
+        for modality in ("images", "captions")
+        for name in home.names(f"{group}/{modality}".lstrip("/"))
+    ]
+    found = {path: home.inspect_group(f"{group}/{path}".lstrip("/"))[0].get("fingerprint") for path in sets}
+    return {path: mark for path, mark in found.items() if isinstance(mark, str)}
 
 
 def free_old(url: str) -> Freed:

@@ -128,6 +128,12 @@ def _check_samples(caches: list[FeatureCache]) -> None:
                 f" {other.manifest_sha256[:8]}, not '{first.dataset}', {first.manifest_sha256[:8]}; merge stores that"
                 " were extracted from one manifest"
             )
+        if other.source != first.source:
+            changed = sorted({file.name for file in {*other.source.files} ^ {*first.source.files}})
+            raise CacheError(
+                f"the pictures of {other.url} do not lie in the files of {first.url} ({', '.join(changed[:3])}): they"
+                " have changed, or were copied without their times; extract one of the two again"
+            )
 
 
 def _check_sets(parts: list[_Part]) -> None:
@@ -147,6 +153,12 @@ def _check_sets(parts: list[_Part]) -> None:
             raise CacheError(
                 f"'{first.path}' has shards of {a['shard_images']} and of {b['shard_images']} images in {where};"
                 " extract one of them again with the other's --shard-images"
+            )
+        elif a["arrays"].keys() ^ b["arrays"].keys() == {"digest"}:
+            older = second if "digest" in a["arrays"] else first
+            raise CacheError(
+                f"an earlier version made '{first.path}' in {older.cache.url}, and did not note of which files it is;"
+                " extract that part again with this version, into another store"
             )
         elif differing:
             raise CacheError(

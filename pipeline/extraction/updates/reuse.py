@@ -1,8 +1,10 @@
 """What a task takes from other generations of the cache in place of computing it."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from uuid import uuid4
 
 import numpy as np
@@ -32,18 +34,27 @@ class Taken:
     shared: tuple[FeatureSet, int] | None = None
 
 
-_LOOKED_THROUGH: dict[str, Earlier] = {}  # by token; the last one
 _LOOKING = threading.Lock()
 
 
 def earlier(sources: Sources) -> Earlier:
-    """Return the features of these sources; of those of one extraction a process keeps what it found."""
+    """Return the features of these sources; a process keeps what it found last until `forgetting` ends."""
     with _LOOKING:
-        if sources.token + sources.path not in _LOOKED_THROUGH:
-            _LOOKED_THROUGH.clear()
-            sets = [FeatureCache.open(address).set_at(sources.path) for address in sources.addresses]
-            _LOOKED_THROUGH[sources.token + sources.path] = Earlier(sets)
-        return _LOOKED_THROUGH[sources.token + sources.path]
+        return _look_through(sources)
+
+
+@lru_cache(1)
+def _look_through(sources: Sources) -> Earlier:
+    return Earlier([FeatureCache.open(address).set_at(sources.path) for address in sources.addresses])
+
+
+@contextmanager
+def forgetting() -> Iterator[None]:
+    """Let go at the end of what `earlier` found: keys and rows of every sample of the other generations."""
+    try:
+        yield
+    finally:
+        _look_through.cache_clear()
 
 
 def take_images(sources: Sources, features: ImageSet, keys: np.ndarray, arrays: dict[str, np.ndarray]) -> Taken:
@@ -78,9 +89,9 @@ def take_captions(sources: Sources, features: CaptionSet, keys: np.ndarray, arra
     starts = arrays["start"][: len(keys)] - arrays["start"][0]
     for part in found.find(keys):
         assert isinstance(part.features, CaptionSet)
-        fits = part.features.length[part.there] == lengths[part.here]
-        here, there = part.here[fits], part.there[fits]
         try:
+            fits = part.features.length[part.there] == lengths[part.here]
+            here, there = part.here[fits], part.there[fits]
             local, global_ = (None, None) if shared else (part.features.local(there), part.features.global_(there))
         except StoreError:
             raise

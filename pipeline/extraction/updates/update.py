@@ -141,8 +141,9 @@ def place_of(url: str, samples: Samples, manifest: Manifest, update: bool) -> Pl
         CacheError: the store holds other samples, and `update` is not asked for; or `url` is damaged.
         ManifestError: the files that hold the samples have changed, and `update` is not asked for.
     """
-    home = Store(home_of(url)[0])
-    if update and home.url != url:
+    home_url, named = home_of(url)
+    home = Store(home_url)
+    if update and named is not None:
         raise CacheError(
             f"{url} is one generation of {home.url}, and --update makes another; name the whole as --store"
         )
@@ -202,9 +203,15 @@ def _holds(url: str, samples: Samples, folder: Path) -> bool:
 
 
 def _refusal(cache: FeatureCache, samples: Samples, manifest: Manifest) -> str:
+    try:
+        changed = str(changes(cache, samples, manifest.images))
+    except StoreError:
+        raise
+    except CacheError:  # where the way out is --update, as well
+        changed = "as the store is damaged, what changed cannot be told"
     return printable(
         f"{cache.url} holds other samples: data set '{cache.dataset}', manifest {cache.manifest_sha256[:8]}, not"
-        f" '{samples.dataset}', {samples.digest[:8]} ({changes(cache, samples, manifest.images)}); go on with --update,"
+        f" '{samples.dataset}', {samples.digest[:8]} ({changed}); go on with --update,"
         " which computes only what is new, or choose another store"
     )
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import h5py
 import pytest
 from changing_data import OPTIONS, Picture, content, pictures, use, write
+from small_extraction import files
 
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.storage.generations import free_old
@@ -68,3 +69,39 @@ def test_one_process_writes_all_generations(store, tmp_path):
         ):
             with pytest.raises(CacheError, match="another process is writing to"):
                 work()
+
+
+@pytest.mark.parametrize("number", [1, 3, 9])
+def test_a_number_that_is_not_there_is_not_made(store, tmp_path, number):
+    manifest = write(tmp_path / "data", DATA if number > 1 else pictures())
+    free_old(store)
+    before, named = files(store), f"{store}/generations/{number}"
+    part = str(tmp_path / "part.zarr")
+    extract(manifest, part, replace(OPTIONS, text=None))
+    for work in (lambda: extract(manifest, named, OPTIONS), lambda: merge(named, [part])):
+        with pytest.raises(CacheError, match=f"has no generation {number}, or it was freed; it has 2: name one as"):
+            work()
+    assert files(store) == before
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_folder_may_be_called_like_a_generation(monkeypatch, tmp_path, number):
+    use(monkeypatch)
+    manifest = write(tmp_path / "data", pictures(4, 0, 0))
+    url = str(tmp_path / "exp" / "generations" / str(number))
+    extract(manifest, url, OPTIONS)
+    assert [path.name for path in (tmp_path / "exp").iterdir()] == ["generations"]
+    extract(write(tmp_path / "data", pictures(5, 0, 0)), url, replace(OPTIONS, update=True))
+    assert describe(url).generation == 2 and describe(url).images == 5
+    assert verify(f"{url}/generations/1").ok and describe(f"{url}/generations/1").images == 4
+
+
+def test_a_slash_at_the_end_names_the_same_store(monkeypatch, tmp_path):
+    use(monkeypatch)
+    url = f"memory://{tmp_path.name}/s.zarr"
+    extract(write(tmp_path / "data", pictures(4, 0, 0)), f"{url}/", replace(OPTIONS, text=None))
+    extract(write(tmp_path / "data", pictures(5, 0, 0)), f"{url}//", replace(OPTIONS, text=None, update=True))
+    assert describe(f"{url}/").images == describe(f"{url}/generations/2/").images == 5
+    assert describe(url).generation == 2 and FeatureCache.open(f"{url}/").url == url
+    assert free_old(f"{url}/").generations == (1,)
+    assert verify(f"{url}/").ok

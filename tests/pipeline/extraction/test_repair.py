@@ -5,18 +5,20 @@ import sys
 from dataclasses import replace
 
 import pytest
+from changing_data import OPTIONS, Picture, pictures, use, write
 from click.testing import CliRunner
 from region_sources import World
 from small_extraction import SMALL, files
 
 from xret.cli import main
+from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.manifest import bundled_manifests, load_manifest
 from xret.pipeline.exchange.importers.importing import ImportOptions, import_features
 from xret.pipeline.extraction.command import command_of, written
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import Options
-from xret.pipeline.extraction.repair import remedies
+from xret.pipeline.extraction.repair import commands_for_failed, remedies
 
 
 def damage(path):
@@ -143,3 +145,31 @@ def test_a_set_of_an_earlier_version_needs_its_options(manifest, tmp_path, monke
     (line,) = remedies(str(url), verify(str(url)))
     begin = f"run `xret extract tiny.yaml --store {url} … --repair`, with the other options of that extraction"
     assert line == f"{begin}: it computes what is damaged again"
+
+
+@pytest.mark.parametrize("same_names", [True, False])
+def test_a_generation_is_named(same_names, tmp_path, monkeypatch):
+    use(monkeypatch)
+    url, data = str(tmp_path / "s.zarr"), pictures(4, 0, 0)
+    options = replace(OPTIONS, text=None, on_error="skip")
+    extract(write(tmp_path / "data", data), url, options)
+    changed = data if same_names else [*data, Picture("new.png", 50, "train", ("x",))]
+    manifest = write(tmp_path / "data", changed)
+    (tmp_path / "data" / "images" / changed[-1].name).write_bytes(b"no picture")
+    extract(manifest, url, replace(options, update=True))
+    assert f" --store {url} --repair`" in commands_for_failed(url)
+    for number in (1, 2):
+        cache = FeatureCache.open(url, generation=number)
+        array = tmp_path.joinpath(cache.store.root, cache.image_set().path, "status")
+        damage(next(path for path in (array / "c").rglob("*") if path.is_file()))
+    (line,) = remedies(f"{url}/generations/2", verify(f"{url}/generations/2"))
+    assert f" --store {url} --repair`" in line
+    (line,) = remedies(f"{url}/generations/1", verify(f"{url}/generations/1"))
+    if same_names:
+        assert f" --store {url}/generations/1 --repair`" in line
+        assert commands_for_failed(f"{url}/generations/1") == ""  # there nothing failed
+    else:
+        assert line.startswith(
+            "this generation is of what the data set was, and cannot be extracted again; `xret cache"
+        )
+        assert f"`xret cache rm {url} --old` frees it" in line

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import small_store
+from changing_data import OPTIONS, pictures, use, write
+from packed_data import PackedData
 from parts import part_of, sound_store
 from small_extraction import SMALL, files
 from small_store import seal_anew
 
-from xret.pipeline.cache import Blocks, FeatureCache
+from xret.pipeline.cache import Blocks, FeatureCache, layout
 from xret.pipeline.cache.layout import alone, record_failures
 from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.cache.upkeep.merge import merge
@@ -277,3 +279,34 @@ def test_a_damaged_source_is_named_and_what_is_whole_stays(apart, tmp_path, dama
     path.write_bytes(data)
     merge(c, [a, b])
     assert files(c) == files(whole)
+
+
+def test_a_half_of_an_earlier_version_is_named(tmp_path, monkeypatch):
+    use(monkeypatch)
+    manifest, options = write(tmp_path / "data", pictures(4, 2, 0)), replace(OPTIONS, text=None)
+    create = layout.create_image_set
+    older, newer = str(tmp_path / "a.zarr"), str(tmp_path / "b.zarr")
+    extract(manifest, newer, replace(options, splits=("val",)))
+    with monkeypatch.context() as earlier:
+        earlier.setattr(layout, "create_image_set", lambda *arguments: create(*arguments[:6]))
+        extract(manifest, older, replace(options, splits=("train",)))
+    for sources in ([older, newer], [newer, older]):
+        with pytest.raises(
+            CacheError, match=f"an earlier version made 'images/small@.* in {older}, .* extract that part"
+        ):
+            merge(str(tmp_path / "c.zarr"), sources)
+    assert not (tmp_path / "c.zarr").exists()
+
+
+def test_parts_of_a_tar_before_and_after_its_change(tmp_path, monkeypatch):
+    use(monkeypatch)
+    data, options = PackedData(tmp_path / "data"), replace(OPTIONS, text=None)
+    a, b, c = (str(tmp_path / name) for name in ("a.zarr", "b.zarr", "c.zarr"))
+    extract(load_manifest(data.as_tars()), a, replace(options, splits=("train",)))
+    data.rows[1] = (data.rows[1][0], data.rows[4][1], *data.rows[1][2:])
+    extract(load_manifest(data.as_tars()), b, replace(options, splits=("val", "test")))
+    with pytest.raises(
+        CacheError, match=r"do not lie in the files of .*tar.*: they have changed, or were copied without"
+    ):
+        merge(c, [a, b])
+    assert not Path(c).exists()

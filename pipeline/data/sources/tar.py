@@ -14,7 +14,7 @@ from ...documents import DocumentError, parse_json
 from ...errors import ManifestError
 from ..caption_files import Entry
 from .files import File, open_file, place_of
-from .handles import Fault, PackedReader, Place
+from .handles import Fault, Found, PackedReader, Place
 
 PICTURES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "jp2")
 _KINDS = {**dict.fromkeys(PICTURES, "picture"), "txt": "text", "json": "document"}
@@ -33,24 +33,32 @@ class _Sample:
     document: dict[str, Any] | None = None
 
 
-class TarReader(PackedReader[BinaryIO]):
-    """Pictures in tar files."""
+class TarReader(PackedReader[tuple[BinaryIO, int]]):
+    """Pictures in tar files; a place is an offset and so many bytes."""
 
-    def begin(self, number: int) -> BinaryIO:
+    def begin(self, number: int) -> tuple[BinaryIO, int]:
         """Open an archive."""
-        return open_file(self.folder, self.source.files[number])
+        file = self.source.files[number]
+        return open_file(self.folder, file), file.size
 
-    def read(self, handle: BinaryIO, first: int, second: int) -> tuple[str, bytes | None]:
+    def find(self, handle: tuple[BinaryIO, int], first: int, second: int) -> Found:
         """Return the bytes from an offset, so many."""
-        handle.seek(first)
-        data = handle.read(second)
-        if len(data) < second:
-            raise EOFError("the file ends before it")
-        return "", data
+        opened, size = handle
+        if first + second > size:
+            raise IndexError(first + second)
 
-    def end(self, handle: BinaryIO) -> None:
+        def take() -> bytes:
+            opened.seek(first)
+            data = opened.read(second)
+            if len(data) < second:
+                raise EOFError("the file ends before it")
+            return data
+
+        return Found(second, take)
+
+    def end(self, handle: tuple[BinaryIO, int]) -> None:
         """Close an archive."""
-        handle.close()
+        handle[0].close()
 
 
 def tar_entries(folder: str | Path, number: int, file: File, split: str | None, fault: Fault) -> Iterator[Entry]:

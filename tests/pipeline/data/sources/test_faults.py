@@ -3,6 +3,8 @@
 import json
 import os
 import tarfile
+import tracemalloc
+from types import SimpleNamespace
 
 import fsspec
 import pyarrow as pa
@@ -12,6 +14,9 @@ from pyarrow import parquet
 
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import read_samples
+from xret.pipeline.data.sources import Source, open_pictures
+from xret.pipeline.data.sources.files import look_at
+from xret.pipeline.data.sources.tables import ParquetReader
 from xret.pipeline.errors import ManifestError, SampleError
 
 
@@ -156,6 +161,65 @@ def test_a_row_without_bytes_says_which(data):
     samples = read_samples(manifest)
     with pytest.raises(SampleError, match=r"part-0\.parquet: row 0: it holds no bytes, perhaps a path alone"):
         samples.open_pictures(manifest.images, 1).open("00000000")
+
+
+@pytest.mark.parametrize(
+    ("form", "places"),
+    [
+        ("tars", [(0, 0, -1), (0, -512, 9), (0, 0, 1 << 62), (0, 512, 20_000), (9, 0, 1), (-1, 0, 1)]),
+        ("parquet", [(1, 0, -1), (1, -1, 0), (1, 0, 4), (1, 99, 0), (1, 0, 1 << 62), (9, 0, 0)]),
+        ("saved", [(0, 8, -1), (0, -8, 0), (0, 8, 1 << 62), (9, 0, 0)]),
+    ],
+)
+def test_places_that_cannot_be(data, form, places):
+    manifest = load_manifest(getattr(data, f"as_{form}")())
+    source = read_samples(manifest).source
+    for place in places:
+        with pytest.raises(ManifestError, match=r"'p' (lies|cannot be read)") as caught:
+            open_pictures(source, manifest.images, {"p": place}).open("p")
+        assert "\n" not in str(caught.value)
+
+
+def test_a_picture_that_is_too_large_is_not_read(tmp_path):
+    with (tmp_path / "a.tar").open("wb") as file:
+        file.truncate(600_000_000)  # holes, which take no space
+    reader = open_pictures(Source("tar", (look_at(tmp_path, "a.tar"),)), tmp_path, {"p": (0, 512, 500_000_001)})
+    tracemalloc.start()
+    with pytest.raises(SampleError, match=r"a\.tar: p: the file has 500.* a picture at most 500"):
+        reader.open("p")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10e6
+
+
+def test_row_groups_are_counted_once(data, monkeypatch):
+    manifest = load_manifest(data.as_parquet(files=1, group=1))
+    samples = read_samples(manifest)
+    reader = samples.open_pictures(manifest.images, 6)
+    asked = []
+    begin = ParquetReader.begin
+
+    def counting(self, number):
+        cursor = begin(self, number)
+        row_group = cursor.table.metadata.row_group
+        metadata = SimpleNamespace(row_group=lambda one: asked.append(one) or row_group(one))
+        cursor.table = _Proxy(cursor.table, metadata)
+        return cursor
+
+    monkeypatch.setattr(ParquetReader, "begin", counting)
+    names = [reader.open(image.file_name).name for image in samples.images]
+    assert sorted(name.split(": ")[1] for name in names) == [f"row {number}" for number in range(6)]
+    assert asked == []
+
+
+class _Proxy:
+    """A table whose metadata are others."""
+
+    def __init__(self, table, metadata):
+        self.table, self.metadata = table, metadata
+
+    def __getattr__(self, name):
+        return getattr(self.table, name)
 
 
 @pytest.mark.parametrize("form", ["tars", "parquet", "saved"])

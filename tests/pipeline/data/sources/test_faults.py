@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import subprocess
 import tarfile
 import tracemalloc
 from types import SimpleNamespace
@@ -80,12 +82,51 @@ def test_a_tar_that_is_none_or_goes_on(data):
         ([("k.png", b"x"), ("k.json", b"{")], r"k\.json is not valid JSON"),
         ([("k.png", b"x"), ("k.txt", b"\xff")], r"k\.txt is not UTF-8"),
         ([("../k.png", b"x"), ("../k.txt", b"t")], "leaves the archive's folder"),
-        ([("k.txt", b"t")], r"tar\.yaml: a\.tar holds no picture with a caption"),
+        ([("k.txt", b"t")], r"a\.tar: k\.txt: it has no picture; add k\.jpg"),
+        ([("k.png", b"x"), ("k.txt", b"t"), ("d/o.json", b"{}")], r"a\.tar: d/o\.json: it has no picture"),
+        ([("I.2024.png", b"x"), ("I.2024.txt", b"t")], r"a\.tar: I\.2024\.png: its key ends .* 'I' has no picture"),
+        ([("I.2024.png", b"x"), ("I.txt", b"t")], r"I\.2024\.png: its key ends at the first dot"),
+        ([("k.dat", b"t"), (".k.png", b"x"), ("__k.png", b"x")], r"tar\.yaml: a\.tar holds no picture with a caption"),
         ([], "holds no picture with a caption"),
     ],
 )
 def test_members_at_fault(data, members, match):
     refused(tar_of(data, *members), match)
+
+
+def test_links_of_gnu_tar(data, tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name, content, captions, _ in data.rows:
+        (folder / name).write_bytes(content)
+        (folder / f"{name[:-4]}.txt").write_text(captions[0])
+    os.link(folder / "000000.png", folder / "000100.png")
+    os.link(folder / "000003.txt", folder / "000100.txt")
+    (folder / "000101.png").symlink_to("000001.png")
+    os.link(folder / "000101.png", folder / "000102.png")
+    shutil.copy(folder / "000002.png", folder / "IMG.2024.png")
+    for number in (101, 102):
+        (folder / f"000{number}.txt").write_text("a link")
+    subprocess.run(["tar", "cf", data.folder / "a.tar", "-C", folder, "--sort=name", "."], check=True)
+    manifest = load_manifest(data.manifest("tar", tar={"test": "a.tar"}))
+    refused(manifest.path, r"a\.tar: 000101\.png: it is a link, .* as tar --dereference does, or go on with --on-error")
+    samples = read_samples(manifest, skip=True)
+    contents = {name: content for name, content, *_ in data.rows}
+    contents["000100.png"] = contents["000000.png"]
+    pictures = samples.open_pictures(manifest.images, 9)
+    assert {image.file_name: pictures.open(image.file_name).getvalue() for image in samples.images} == contents
+    texts = {image.file_name: [caption.text for caption in image.captions] for image in samples.images}
+    assert texts["000100.png"] == data.rows[3][2][:1]
+    assert [one.split(": ")[1] for one in samples.left_out] == ["000101.png", "000102.png", "IMG.2024.png"]
+
+
+def test_a_hard_link_that_leads_nowhere(data):
+    with tarfile.open(data.folder / "a.tar", "w") as archive:
+        add(archive, "k.txt", b"t")
+        link = tarfile.TarInfo("k.png")
+        link.type, link.linkname = tarfile.LNKTYPE, "gone.png"
+        archive.addfile(link)
+    refused(data.manifest("tar", tar={"test": "a.tar"}), r"a\.tar: k\.png: it is a link, .* as tar --hard-dereference")
 
 
 def test_a_split_that_is_no_text(data):

@@ -86,6 +86,8 @@ def write_report(
         untrained = _untrained(views, split, ties, device)
         page = _content(views, results, untrained, found, pictures, ties, seed)
         progress.update(1)
+    if pictures.unreadable:
+        print(printable(f"unread pictures: {len(pictures.unreadable)}; the first: {pictures.reason}"), file=sys.stderr)
     text = render(page)
     with making_file(Path(out), RunError) as partial:
         partial.write_text(text, encoding="utf-8")

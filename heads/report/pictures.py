@@ -59,11 +59,13 @@ class Pictures:
     Attributes:
         why_not: a sentence, where there are no pictures at all; else None.
         unreadable: names of files that were wanted and cannot be read.
+        reason: a sentence, why the first of them cannot be; empty where there is none.
     """
 
     def __init__(self, cache: FeatureCache, data_root: Path | None) -> None:
         self.why_not: str | None = None
         self.unreadable: list[str] = []
+        self.reason = ""
         self._held: dict[tuple[str, Part | None], Picture | None] = {}
         self._reader: PictureReader | None = None
         try:
@@ -99,7 +101,8 @@ class Pictures:
         try:
             picture = reader.open(file_name)
             image = thumbnail(picture, SIDE) if part is None else _cut(open_image(picture), part)
-        except (SampleError, ManifestError):
+        except (SampleError, ManifestError) as error:
+            self.reason = self.reason or str(error)
             if file_name not in self.unreadable:
                 self.unreadable.append(file_name)
             return None

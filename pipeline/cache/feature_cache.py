@@ -63,7 +63,10 @@ class FeatureCache:
         require_samples(self.url, of_samples)
         self._seals: dict[str, list[int]] = of_samples.get("seals", {})  # none of an earlier version
         # The files that the pictures lie in.
-        self.source = Source.from_json(of_samples["source"]) if "source" in of_samples else FOLDER
+        try:
+            self.source = Source.from_json(of_samples["source"]) if "source" in of_samples else FOLDER
+        except ValueError as error:
+            raise CacheError(f"{self.url}: samples/zarr.json is damaged: {error}; get that store anew") from error
         self.left_out: tuple[str, ...] = tuple(of_samples.get("left_out", ()))  # samples, and why
         self._images = max(last for _, last in self.splits.values())
 
@@ -184,6 +187,9 @@ class FeatureCache:
         """Return where the pictures of image rows [first, last) lie in the files of the source; None in a folder."""
         if self.source == FOLDER:
             return [None] * (last - first)
+        array = self.store.open_array("samples/place")
+        if array.shape != (self._images, 3) or array.dtype != np.int64:
+            raise self._wrong("place")
         return [(file, at, then) for file, at, then in self.sample_array("place", first, last).tolist()]
 
     def sentids(self, first: int, last: int) -> np.ndarray:

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...errors import ManifestError
 from ..caption_files import Entry
 from ..images import PictureFile
 from .files import File
@@ -29,13 +28,18 @@ class Source:
         """Return what `to_json` gave.
 
         Raises:
-            ManifestError: it did not give this.
+            ValueError: it did not give this; a sentence says what is wrong.
         """
-        try:
-            files = tuple(File(str(name), int(size), str(stamp)) for name, size, stamp in value["files"])
-            return cls(str(value["kind"]), files, str(value["column"]), str(value["keys"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ManifestError("the store's record of its source is damaged; extract it again.") from error
+        kind, files, column, keys = (value.get(key) for key in ("kind", "files", "column", "keys"))
+        if not all(isinstance(one, str) for one in (kind, column, keys)):
+            raise ValueError("'source' has no kind, column or keys")
+        if not isinstance(files, list) or not files or not all(_is_file(one) for one in files):
+            raise ValueError("'source' names no files with their sizes and stamps")
+        return cls(kind, tuple(File(*one) for one in files), column, keys)
+
+
+def _is_file(value: Any) -> bool:
+    return isinstance(value, list) and [type(one) for one in value] == [str, int, str] and value[1] >= 0
 
 
 FOLDER = Source("folder")

@@ -100,10 +100,11 @@ def open_file(folder: str | Path, file: File) -> BinaryIO:
 def require_same(folder: str | Path, file: File, now: File) -> None:
     """Refuse a file that has changed."""
     if now != file:
+        how = ", or copy it with its time (cp -p, rsync -t)" if now.size == file.size else ""
         raise ManifestError(
             f"{place_of(folder, file.name)}: it has changed since it was looked through ({in_bytes(file.size)} of"
-            f" {file.stamp} then, {in_bytes(now.size)} of {now.stamp} now); put the file back, or extract again with"
-            " --update."
+            f" {file.stamp} then, {in_bytes(now.size)} of {now.stamp} now); put the file back{how}, or extract again"
+            " with --update."
         )
 
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -15,6 +16,15 @@ Place = tuple[int, int, int]  # number of the file, and where in it: what these 
 _OPEN = 32  # files at a time
 
 Handle = TypeVar("Handle")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A picture that was found in its file, before its bytes are taken."""
+
+    size: int | None  # bytes; None: the file has none for it
+    take: Callable[[], bytes]
+    called: str = ""  # beside its file, if not by its name
 
 
 class PackedReader(Generic[Handle]):
@@ -34,24 +44,25 @@ class PackedReader(Generic[Handle]):
     def open(self, name: str) -> PictureFile:
         """Return the bytes of a picture; errors as of `base.PictureReader.open`."""
         number, *at = self._places[name]
-        if not 0 <= number < len(self.source.files):
-            raise ManifestError(f"'{name}' lies in file {number} of a source that has none; extract it again.")
+        if not 0 <= number < len(self.source.files) or min(at) < 0:
+            raise ManifestError(
+                f"the store says that '{name}' lies in file {number} at {at}, where nothing is; get that store anew."
+            )
         url = place_of(self.folder, self.source.files[number].name)
         with self._lock:
             try:
-                where, data = self.read(self._handle(number), *at)
-            except ManifestError:
+                found = self.find(self._handle(number), *at)
+                where = f"{url}: {found.called or name}"
+                _check(where, found.size)
+                return PictureFile(found.take(), where)
+            except (ManifestError, SampleError):
                 raise
+            except LookupError as error:
+                raise ManifestError(
+                    f"{url} holds nothing where the store says '{name}' lies; get that store anew."
+                ) from error
             except Exception as error:  # whatever a file system or a damaged file raises
                 raise ManifestError(f"{url}: '{name}' cannot be read ({short(error)}); restore the file.") from error
-        where = f"{url}: {where or name}"
-        if data is None:
-            raise SampleError(where, "it holds no bytes, perhaps a path alone; put the picture into the file")
-        try:
-            check_bytes(len(data))
-        except ValueError as error:
-            raise SampleError(where, str(error)) from error
-        return PictureFile(data, where)
 
     def close(self) -> None:
         """Close the files."""
@@ -66,8 +77,8 @@ class PackedReader(Generic[Handle]):
         """Open a file."""
         raise NotImplementedError
 
-    def read(self, handle: Handle, first: int, second: int) -> tuple[str, bytes | None]:
-        """Return what to call a picture beside its file, if not by its name, and its bytes."""
+    def find(self, handle: Handle, first: int, second: int) -> Found:
+        """Return the picture at a place, of two numbers that are not negative; LookupError where there is none."""
         raise NotImplementedError
 
     def end(self, handle: Handle) -> None:
@@ -85,6 +96,16 @@ class PackedReader(Generic[Handle]):
         handle = self._handles.pop(number)
         with suppress(Exception):  # it was only read
             self.end(handle)
+
+
+def _check(where: str, size: int | None) -> None:
+    """Refuse what has no bytes, or too many, before they are taken."""
+    if size is None:
+        raise SampleError(where, "it holds no bytes, perhaps a path alone; put the picture into the file")
+    try:
+        check_bytes(size)
+    except ValueError as error:
+        raise SampleError(where, str(error)) from error
 
 
 def short(error: Exception) -> str:

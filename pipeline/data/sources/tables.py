@@ -3,6 +3,7 @@
 A row's name is the ``path`` that stands with its bytes, where all rows have a different one, else its number.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from ...errors import ManifestError
 from ..caption_files import Entry
 from ..manifest import Packed
 from .files import File, is_url, look_at, open_file, place_of, require_same
-from .handles import Fault, PackedReader, short
+from .handles import Fault, Found, PackedReader, short
 
 _ROWS = 4096  # of captions that are read together
 _PICTURES = 16  # that are read together
@@ -37,9 +38,9 @@ class ParquetReader(PackedReader["_Cursor"]):
         table = pa.parquet.ParquetFile(_open(self.folder, self.source.files[number]), buffer_size=_BUFFER)
         return _Cursor(table, self.source.column)
 
-    def read(self, handle: "_Cursor", first: int, second: int) -> tuple[str, bytes | None]:
+    def find(self, handle: "_Cursor", first: int, second: int) -> Found:
         """Return the picture in a row of a row group."""
-        return handle.read(first, second)
+        return handle.find(first, second)
 
     def end(self, handle: "_Cursor") -> None:
         """Close a file."""
@@ -51,11 +52,15 @@ class _Cursor:
 
     def __init__(self, table: Any, column: str) -> None:
         self.table, self.column = table, column
+        groups = [table.metadata.row_group(one).num_rows for one in range(table.num_row_groups)]
+        self._begins = [0, *itertools.accumulate(groups)]  # the row of the file where each group begins
         self._group = -1
         self._first, self._values = 0, None  # the rows that were read last
         self._parts: Iterator[Any] = iter(())
 
-    def read(self, group: int, row: int) -> tuple[str, bytes | None]:
+    def find(self, group: int, row: int) -> Found:
+        if row >= self._begins[group + 1] - self._begins[group]:
+            raise IndexError(row)
         if group != self._group or row < self._first:
             struct = is_struct(self.table.schema_arrow.field(self.column).type)
             columns = [f"{self.column}.bytes" if struct else self.column]
@@ -65,8 +70,7 @@ class _Cursor:
             self._first += 0 if self._values is None else len(self._values)
             values = next(self._parts).column(0)
             self._values = values.field("bytes") if is_struct(values.type) else values
-        before = sum(self.table.metadata.row_group(one).num_rows for one in range(group))
-        return f"row {before + row:,}", self._values[row - self._first].as_py()
+        return _found(self._values[row - self._first], f"row {self._begins[group] + row:,}")
 
 
 class ArrowReader(PackedReader[Any]):
@@ -77,17 +81,24 @@ class ArrowReader(PackedReader[Any]):
         opened = _open(self.folder, self.source.files[number], mapped=True)
         return opened, require_pyarrow().ipc.open_stream(opened).schema
 
-    def read(self, handle: tuple[Any, Any], first: int, second: int) -> tuple[str, bytes | None]:
+    def find(self, handle: tuple[Any, Any], first: int, second: int) -> Found:
         """Return the picture in a row of the batch at an offset."""
         ipc, (opened, schema) = require_pyarrow().ipc, handle
         opened.seek(first)
-        values = ipc.read_record_batch(ipc.read_message(opened), schema).column(self.source.column)
-        picture = values[second].as_py()
-        return "", picture["bytes"] if isinstance(picture, dict) else picture
+        picture = ipc.read_record_batch(ipc.read_message(opened), schema).column(self.source.column)[second]
+        return _found(picture["bytes"] if is_struct(picture.type) and picture.is_valid else picture)
 
     def end(self, handle: tuple[Any, Any]) -> None:
         """Close a file."""
         handle[0].close()
+
+
+def _found(picture: Any, called: str = "") -> Found:
+    """Return a picture, a binary value of pyarrow, whose bytes are not copied yet."""
+    if not picture.is_valid:
+        return Found(None, bytes, called)
+    data = picture.as_buffer()
+    return Found(data.size, data.to_pybytes, called)
 
 
 def table_rows(

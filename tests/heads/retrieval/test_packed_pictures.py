@@ -1,6 +1,8 @@
 """Pictures in tars and Parquet are searched with, served, shown in a report, and read by a backbone that is tuned."""
 
+import html
 import io
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -75,11 +77,15 @@ def test_a_backbone_is_tuned_on_them(made, tmp_path):
         finetune(run, tmp_path / "not", **how)
 
 
-def test_files_that_were_copied_without_their_times_are_refused(made, tmp_path):
+def test_files_that_were_copied_without_their_times_are_refused(made, tmp_path, capsys):
     data, run = made
     shutil.copytree(data.folder, tmp_path / "moved", copy_function=shutil.copyfile)
     gallery = Retriever(run, device="cpu", data_root=tmp_path / "moved").gallery
     with pytest.raises(ManifestError, match="it has changed since it was looked through"):
         gallery.picture(0)
     write_report([run], tmp_path / "page.html", data_root=tmp_path / "moved", device="cpu")
-    assert "data:image/jpeg" not in (tmp_path / "page.html").read_text()
+    page = html.unescape((tmp_path / "page.html").read_text())
+    assert "data:image/jpeg" not in page
+    how = r"it has changed since it was looked through \(.*\); put the file back, or copy it with its time \(cp -p"
+    assert re.search(rf"pictures could not be read\s+and are shown as id and caption: .*{how}", page)
+    assert re.search(rf"unread pictures: [0-9]+; the first: .*moved/.*: {how}", capsys.readouterr().err)

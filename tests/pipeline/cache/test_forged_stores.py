@@ -235,3 +235,51 @@ def test_seals_of_samples_that_are_none(url, seals):
     Store(url).seal_group("samples", attributes, list(attributes["arrays"]))
     with pytest.raises(CacheError, match=r"samples/zarr\.json is damaged: 'seals' is|'samples/id' is not what was"):
         FeatureCache.open(url).ids(0, 3)
+
+
+FILE = ["a.tar", 9, "a time"]
+SOURCE = {"kind": "tar", "files": [FILE], "column": "", "keys": "k"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": []},
+        {"files": {"a": 1}},
+        {"files": ["abc"]},
+        *({"files": [FILE, ["b.tar", size, "x"]]} for size in (1e400, 1.5, -1, "1", True)),
+        {"files": [["a.tar", 9]]},
+        {"kind": 3},
+        {"column": None},
+    ],
+)
+def test_sources_that_are_none(url, change):
+    forge(url, "samples", source=SOURCE | change)
+    assert f"{url}: samples/zarr.json is damaged: 'source' " in sentence(url)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda place: place[:, :2],
+        lambda place: place[:, 0],
+        lambda place: place[:-1],
+        lambda place: place.astype(float) + 0.5,
+        lambda place: place.astype(np.int32),
+    ],
+)
+def test_places_of_pictures_that_are_none(url, change):
+    store = Store(url)
+    cache = FeatureCache.open(url)
+    place = np.zeros((cache.images, 3), np.int64)
+    for values, right in ((place, True), (change(place), False)):
+        attributes = store.read_group("samples")
+        seals = attributes["seals"] | {"place": store.write_array("samples/place", values)}
+        names = [*{*attributes["arrays"], "place"}]
+        store.seal_group("samples", attributes | {"source": SOURCE, "seals": seals}, names)
+        forged = FeatureCache.open(url)
+        if right:
+            assert forged.places(0, 2) == [(0, 0, 0)] * 2
+            continue
+        with pytest.raises(CacheError, match="samples/place has numbers that cannot be; get that store anew"):
+            forged.open_pictures("photos", 0, cache.images)

@@ -2,7 +2,11 @@
 
 import json
 import os
+import shutil
+import subprocess
 import tarfile
+import tracemalloc
+from types import SimpleNamespace
 
 import fsspec
 import pyarrow as pa
@@ -12,6 +16,9 @@ from pyarrow import parquet
 
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import read_samples
+from xret.pipeline.data.sources import Source, open_pictures
+from xret.pipeline.data.sources.files import look_at
+from xret.pipeline.data.sources.tables import ParquetReader
 from xret.pipeline.errors import ManifestError, SampleError
 
 
@@ -75,12 +82,51 @@ def test_a_tar_that_is_none_or_goes_on(data):
         ([("k.png", b"x"), ("k.json", b"{")], r"k\.json is not valid JSON"),
         ([("k.png", b"x"), ("k.txt", b"\xff")], r"k\.txt is not UTF-8"),
         ([("../k.png", b"x"), ("../k.txt", b"t")], "leaves the archive's folder"),
-        ([("k.txt", b"t")], r"tar\.yaml: a\.tar holds no picture with a caption"),
+        ([("k.txt", b"t")], r"a\.tar: k\.txt: it has no picture; add k\.jpg"),
+        ([("k.png", b"x"), ("k.txt", b"t"), ("d/o.json", b"{}")], r"a\.tar: d/o\.json: it has no picture"),
+        ([("I.2024.png", b"x"), ("I.2024.txt", b"t")], r"a\.tar: I\.2024\.png: its key ends .* 'I' has no picture"),
+        ([("I.2024.png", b"x"), ("I.txt", b"t")], r"I\.2024\.png: its key ends at the first dot"),
+        ([("k.dat", b"t"), (".k.png", b"x"), ("__k.png", b"x")], r"tar\.yaml: a\.tar holds no picture with a caption"),
         ([], "holds no picture with a caption"),
     ],
 )
 def test_members_at_fault(data, members, match):
     refused(tar_of(data, *members), match)
+
+
+def test_links_of_gnu_tar(data, tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name, content, captions, _ in data.rows:
+        (folder / name).write_bytes(content)
+        (folder / f"{name[:-4]}.txt").write_text(captions[0])
+    os.link(folder / "000000.png", folder / "000100.png")
+    os.link(folder / "000003.txt", folder / "000100.txt")
+    (folder / "000101.png").symlink_to("000001.png")
+    os.link(folder / "000101.png", folder / "000102.png")
+    shutil.copy(folder / "000002.png", folder / "IMG.2024.png")
+    for number in (101, 102):
+        (folder / f"000{number}.txt").write_text("a link")
+    subprocess.run(["tar", "cf", data.folder / "a.tar", "-C", folder, "--sort=name", "."], check=True)
+    manifest = load_manifest(data.manifest("tar", tar={"test": "a.tar"}))
+    refused(manifest.path, r"a\.tar: 000101\.png: it is a link, .* as tar --dereference does, or go on with --on-error")
+    samples = read_samples(manifest, skip=True)
+    contents = {name: content for name, content, *_ in data.rows}
+    contents["000100.png"] = contents["000000.png"]
+    pictures = samples.open_pictures(manifest.images, 9)
+    assert {image.file_name: pictures.open(image.file_name).getvalue() for image in samples.images} == contents
+    texts = {image.file_name: [caption.text for caption in image.captions] for image in samples.images}
+    assert texts["000100.png"] == data.rows[3][2][:1]
+    assert [one.split(": ")[1] for one in samples.left_out] == ["000101.png", "000102.png", "IMG.2024.png"]
+
+
+def test_a_hard_link_that_leads_nowhere(data):
+    with tarfile.open(data.folder / "a.tar", "w") as archive:
+        add(archive, "k.txt", b"t")
+        link = tarfile.TarInfo("k.png")
+        link.type, link.linkname = tarfile.LNKTYPE, "gone.png"
+        archive.addfile(link)
+    refused(data.manifest("tar", tar={"test": "a.tar"}), r"a\.tar: k\.png: it is a link, .* as tar --hard-dereference")
 
 
 def test_a_split_that_is_no_text(data):
@@ -156,6 +202,65 @@ def test_a_row_without_bytes_says_which(data):
     samples = read_samples(manifest)
     with pytest.raises(SampleError, match=r"part-0\.parquet: row 0: it holds no bytes, perhaps a path alone"):
         samples.open_pictures(manifest.images, 1).open("00000000")
+
+
+@pytest.mark.parametrize(
+    ("form", "places"),
+    [
+        ("tars", [(0, 0, -1), (0, -512, 9), (0, 0, 1 << 62), (0, 512, 20_000), (9, 0, 1), (-1, 0, 1)]),
+        ("parquet", [(1, 0, -1), (1, -1, 0), (1, 0, 4), (1, 99, 0), (1, 0, 1 << 62), (9, 0, 0)]),
+        ("saved", [(0, 8, -1), (0, -8, 0), (0, 8, 1 << 62), (9, 0, 0)]),
+    ],
+)
+def test_places_that_cannot_be(data, form, places):
+    manifest = load_manifest(getattr(data, f"as_{form}")())
+    source = read_samples(manifest).source
+    for place in places:
+        with pytest.raises(ManifestError, match=r"'p' (lies|cannot be read)") as caught:
+            open_pictures(source, manifest.images, {"p": place}).open("p")
+        assert "\n" not in str(caught.value)
+
+
+def test_a_picture_that_is_too_large_is_not_read(tmp_path):
+    with (tmp_path / "a.tar").open("wb") as file:
+        file.truncate(600_000_000)  # holes, which take no space
+    reader = open_pictures(Source("tar", (look_at(tmp_path, "a.tar"),)), tmp_path, {"p": (0, 512, 500_000_001)})
+    tracemalloc.start()
+    with pytest.raises(SampleError, match=r"a\.tar: p: the file has 500.* a picture at most 500"):
+        reader.open("p")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10e6
+
+
+def test_row_groups_are_counted_once(data, monkeypatch):
+    manifest = load_manifest(data.as_parquet(files=1, group=1))
+    samples = read_samples(manifest)
+    reader = samples.open_pictures(manifest.images, 6)
+    asked = []
+    begin = ParquetReader.begin
+
+    def counting(self, number):
+        cursor = begin(self, number)
+        row_group = cursor.table.metadata.row_group
+        metadata = SimpleNamespace(row_group=lambda one: asked.append(one) or row_group(one))
+        cursor.table = _Proxy(cursor.table, metadata)
+        return cursor
+
+    monkeypatch.setattr(ParquetReader, "begin", counting)
+    names = [reader.open(image.file_name).name for image in samples.images]
+    assert sorted(name.split(": ")[1] for name in names) == [f"row {number}" for number in range(6)]
+    assert asked == []
+
+
+class _Proxy:
+    """A table whose metadata are others."""
+
+    def __init__(self, table, metadata):
+        self.table, self.metadata = table, metadata
+
+    def __getattr__(self, name):
+        return getattr(self.table, name)
 
 
 @pytest.mark.parametrize("form", ["tars", "parquet", "saved"])

@@ -1,5 +1,6 @@
 """The features that a run needs, found in its own store or in another one."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,9 +17,10 @@ from ...pipeline.errors import CacheError, RunError
 from ...pipeline.reading.batches import Batches, stored_batches
 from ...pipeline.reading.joined_sets import Captions, Images, joined
 from ...pipeline.reading.placement import Placement, Resident
+from ...pipeline.wording import printable
 from ..model import Model, facts_of_each, feature_facts, require_kinds
 from ..recipes.blocks import Recipe
-from .info import BranchName, several
+from .info import BranchName, absolute, several
 from .run import Run
 
 Sets = tuple[Images, Captions]
@@ -85,10 +87,10 @@ def open_store(run: Run, store: str | None) -> FeatureCache:
 
     Raises:
         CacheError: there is none at `store`, or it cannot be used.
-        RunError: there is none where the run's own was, or it cannot be used.
+        RunError: there is none where the run's own was, it cannot be used, or it no longer has the run's generation.
     """
     try:
-        return open_generation(run, store or run.info.store, own=store is None)
+        return open_generation(run, store or run.info.store)
     except CacheError as error:
         if store is not None:
             raise
@@ -97,34 +99,70 @@ def open_store(run: Run, store: str | None) -> FeatureCache:
         ) from error
 
 
-def open_generation(run: Run, url: str, own: bool = False) -> FeatureCache:
+def open_generation(run: Run, url: str, *, to_train: bool = False) -> FeatureCache:
     """Open that generation of the cache at `url` that has the samples on which `run` was trained.
 
     Args:
         run: runs of earlier versions name no generation; theirs is the last one with their samples.
         url: of the cache; one that names a generation is opened as it is.
-        own: it is the run's own, whose generation must be there; of another the current one is opened instead.
+        to_train: the run goes on, for which it needs its samples. Otherwise another cache than its own may lack them:
+            then its current generation is opened, which a note says.
 
     Raises:
-        CacheError: it cannot be opened, or the run's generation is not there.
+        CacheError: it cannot be opened.
+        RunError: it does not have the run's generation.
     """
     home, named = home_of(url)
-    wanted, samples, store = run.info.generation, run.info.manifest_sha256, Store(home)
+    wanted, samples = run.info.generation, run.info.manifest_sha256
+    number = None if named is not None else find_generation(home, wanted, samples)
+    cache = FeatureCache.open(url, generation=number)
+    if named is not None or number is not None or _has_one_only(home, wanted):
+        return cache
+    if to_train or absolute(home) == absolute(home_of(run.info.store)[0]):
+        way = "train another run" if to_train else f"name {cache.address} with --store to read its other samples"
+        raise lost_generation(home, wanted, f"{run.path} was trained", way)
+    said = f"Note: {run.path} was trained on other samples than those of {titled(cache)}, which is read."
+    print(printable(said), file=sys.stderr)
+    return cache
+
+
+def _has_one_only(home: str, wanted: int | None) -> bool:
+    """Return whether a cache has no generations but the first, which is meant whatever its samples are."""
+    return wanted in (None, 1) and numbers(Store(home)) == [1]
+
+
+def find_generation(home: str, wanted: int | None, samples: str | None) -> int | None:
+    """Return the number of the generation of a cache that has some samples; None where it is not there.
+
+    Args:
+        home: the URL of the cache.
+        wanted: the number; None: the current one if it has them, else the last one before it that has.
+        samples: their digest, or what it begins with; None: any.
+    """
+    store = Store(home)
     there = numbers(store)
-    if named is not None or not there or (there == [1] and wanted in (None, 1)):
-        return FeatureCache.open(url)
-    fitting = [number for number in there if samples in (None, manifest_of(store, number))]
-    if wanted is None:
-        now = current(store)
-        wanted = now if now in fitting else max(fitting, default=None)
-    if wanted in fitting:
-        return FeatureCache.open(url, generation=wanted)
-    if own:
-        raise CacheError(
-            f"{url} no longer has {'its samples' if wanted is None else f'generation {wanted}'}; there is generation"
-            f" {', '.join(map(str, there))}"
-        )
-    return FeatureCache.open(url)
+    if wanted is not None:
+        found = manifest_of(store, wanted) if wanted in there else None
+        # Without a digest it is damaged, which opening it says.
+        return wanted if found is not None and (not found or found.startswith(samples or "")) else None
+    now = current(store)
+    fitting = (one for one in there if one <= now and manifest_of(store, one).startswith(samples or ""))
+    return max(fitting, default=None)
+
+
+def lost_generation(home: str, wanted: int | None, whose: str, way: str) -> RunError:
+    """Return what is raised where a cache lacks a generation; `whose` says what was begun on it, `way` what to do."""
+    there = numbers(Store(home))
+    said = f"no generation of {home} has the samples on which {whose}"
+    if wanted is not None and wanted not in there and wanted < current(Store(home)):
+        said = f"generation {wanted} of {home}, on which {whose}, was freed"
+    return RunError(f"{said}; there is generation {', '.join(map(str, there))}: {way}")
+
+
+def titled(cache: FeatureCache) -> str:
+    """Return a cache's URL, with its generation where it has several, or had."""
+    several_there = cache.generation > 1 or len(numbers(Store(cache.url))) > 1
+    return f"{cache.url}, generation {cache.generation}" if several_there else cache.url
 
 
 def split_of_run(

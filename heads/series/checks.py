@@ -1,5 +1,6 @@
 """What is refused before the first of many trainings begins, and what their folder is for."""
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,16 +8,52 @@ from typing import Any
 import torch
 
 from ...pipeline.cache.feature_cache import FeatureCache
+from ...pipeline.cache.storage.folder import home_of
 from ...pipeline.documents import read_json
 from ...pipeline.errors import CacheError, RunError
 from ...pipeline.reading.joined_sets import parts_of
+from ...pipeline.wording import printable
 from ..model import Facts, build_losses, build_model
 from ..recipes.blocks import Recipe
 from ..runs.config import difference
-from ..runs.features import Sets, sets_named
+from ..runs.features import Sets, find_generation, lost_generation, sets_named
 from ..runs.run import MAY_CHANGE, write_json
 
 VERSION = 1
+
+
+def cache_of_series(store: str, files: Sequence[Path], *, quiet: bool = False) -> FeatureCache:
+    """Open the cache that a series trains on: the current generation, or that with which it was begun.
+
+    Args:
+        store: its URL; one that names a generation is opened as it is.
+        files: the ``WHAT.json`` of the series, as far as they are there; see `claim`.
+        quiet: do not say that a later generation is the current one.
+
+    Raises:
+        CacheError: it cannot be opened.
+        RunError: it no longer has that generation.
+    """
+    cache = FeatureCache.open(store)
+    file = next((file for file in files if file.exists()), None)
+    if file is None or home_of(store)[1] is not None:
+        return cache
+    try:
+        found = read_json(file)
+        wanted, samples = int(found.get("generation", 1)), str(found["manifest_sha256"])
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+        return cache  # `claim` will say it
+    number = find_generation(store, wanted, samples)
+    if number is None and (wanted > 1 or cache.generation > 1):
+        raise lost_generation(store, wanted, f"{file.parent} was begun", "take another --out")
+    if number in (None, cache.generation):
+        return cache
+    if not quiet:
+        print(
+            printable(f"{file.parent} goes on with generation {number} of {store}, on which it was begun."),
+            file=sys.stderr,
+        )
+    return FeatureCache.open(store, generation=number)
 
 
 def complete_sets(cache: FeatureCache, recipe: Recipe, splits: Sequence[str]) -> Sets:

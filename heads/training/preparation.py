@@ -36,8 +36,11 @@ def cache_of(store: str, out: str | Path, resume: bool) -> FeatureCache:
 
     Raises:
         CacheError: there is none, or it cannot be used.
+        RunError: it no longer has that generation.
     """
-    return open_generation(Run(out), store) if resume and Path(out).exists() else FeatureCache.open(store)
+    return (
+        open_generation(Run(out), store, to_train=True) if resume and Path(out).exists() else FeatureCache.open(store)
+    )
 
 
 def require_splits(cache: FeatureCache) -> None:

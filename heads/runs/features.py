@@ -83,80 +83,61 @@ def _means(cache: FeatureCache, modality: str, said: Sequence[str], names: Seque
 def open_store(run: Run, store: str | None) -> FeatureCache:
     """Open the feature cache at `store`, or, where that is None, the one that `run` was trained on.
 
-    Of several generations it is the one that the run was trained on; of another store that lacks it, the current one.
+    Of several generations it is the one that the run was trained on; of another store that lacks it, the current one,
+    which a note says.
 
     Raises:
         CacheError: there is none at `store`, or it cannot be used.
         RunError: there is none where the run's own was, it cannot be used, or it no longer has the run's generation.
     """
+    url, way = store or run.info.store, "name one as STORE/generations/N with --store to read its other samples"
     try:
-        return open_generation(run, store or run.info.store)
+        return open_generation(url, run.info.generation, run.info.manifest_sha256, f"{run.path} was trained", way)
     except CacheError as error:
         if store is not None:
             raise
         raise RunError(
             f"the store of {run.path} is not there or not usable ({error}); name where it is now with --store"
         ) from error
-
-
-def open_generation(run: Run, url: str, *, to_train: bool = False) -> FeatureCache:
-    """Open that generation of the cache at `url` that has the samples on which `run` was trained.
-
-    Args:
-        run: runs of earlier versions name no generation; theirs is the last one with their samples.
-        url: of the cache; one that names a generation is opened as it is.
-        to_train: the run goes on, for which it needs its samples. Otherwise another cache than its own may lack them:
-            then its current generation is opened, which a note says.
-
-    Raises:
-        CacheError: it cannot be opened.
-        RunError: it does not have the run's generation.
-    """
-    home, named = home_of(url)
-    wanted, samples = run.info.generation, run.info.manifest_sha256
-    number = None if named is not None else find_generation(home, wanted, samples)
-    cache = FeatureCache.open(url, generation=number)
-    if named is not None or number is not None or _has_one_only(home, wanted):
-        return cache
-    if to_train or absolute(home) == absolute(home_of(run.info.store)[0]):
-        way = "train another run" if to_train else f"name {cache.address} with --store to read its other samples"
-        raise lost_generation(home, wanted, f"{run.path} was trained", way)
+    except RunError:
+        if absolute(url) == absolute(home_of(run.info.store)[0]):
+            raise
+    cache = FeatureCache.open(url)
     said = f"Note: {run.path} was trained on other samples than those of {titled(cache)}, which is read."
     print(printable(said), file=sys.stderr)
     return cache
 
 
-def _has_one_only(home: str, wanted: int | None) -> bool:
-    """Return whether a cache has no generations but the first, which is meant whatever its samples are."""
-    return wanted in (None, 1) and numbers(Store(home)) == [1]
-
-
-def find_generation(home: str, wanted: int | None, samples: str | None) -> int | None:
-    """Return the number of the generation of a cache that has some samples; None where it is not there.
+def open_generation(url: str, wanted: int | None, samples: str | None, whose: str, way: str) -> FeatureCache:
+    """Open that generation of a cache on which something was begun.
 
     Args:
-        home: the URL of the cache.
-        wanted: the number; None: the current one if it has them, else the last one before it that has.
-        samples: their digest, or what it begins with; None: any.
+        url: of the cache; one that names a generation is opened as it is.
+        wanted: the generation's number; None: not known, then the last one with these samples.
+        samples: their digest, or what it begins with; None: not known. A cache that never grew may have others.
+        whose: what was begun, as ``RUN was trained``.
+        way: what to do where the generation is gone.
+
+    Raises:
+        CacheError: it cannot be opened.
+        RunError: the generation is gone.
     """
+    home, named = home_of(url)
     store = Store(home)
     there = numbers(store)
-    if wanted is not None:
-        found = manifest_of(store, wanted) if wanted in there else None
-        # Without a digest it is damaged, which opening it says.
-        return wanted if found is not None and (not found or found.startswith(samples or "")) else None
-    now = current(store)
-    fitting = (one for one in there if one <= now and manifest_of(store, one).startswith(samples or ""))
-    return max(fitting, default=None)
-
-
-def lost_generation(home: str, wanted: int | None, whose: str, way: str) -> RunError:
-    """Return what is raised where a cache lacks a generation; `whose` says what was begun on it, `way` what to do."""
-    there = numbers(Store(home))
-    said = f"no generation of {home} has the samples on which {whose}"
-    if wanted is not None and wanted not in there and wanted < current(Store(home)):
-        said = f"generation {wanted} of {home}, on which {whose}, was freed"
-    return RunError(f"{said}; there is generation {', '.join(map(str, there))}: {way}")
+    if named is not None or not there or (there == [1] and wanted in (None, 1)):
+        return FeatureCache.open(url)
+    digests = {one: manifest_of(store, one) for one in there}
+    fitting = [one for one, digest in digests.items() if digest.startswith(samples or "")]
+    if wanted is None:
+        now = current(store)
+        wanted = now if now in fitting else max((one for one in fitting if one < now), default=None)
+    if wanted in fitting or digests.get(wanted or 0) == "":  # without a digest it is damaged, which opening it says
+        return FeatureCache.open(url, generation=wanted)
+    said = f"no generation of {url} has the samples on which {whose}"
+    if wanted is not None and wanted not in there and wanted < current(store):
+        said = f"generation {wanted} of {url}, on which {whose}, was freed"
+    raise RunError(f"{said}; there is generation {', '.join(map(str, there))}: {way}")
 
 
 def titled(cache: FeatureCache) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from ...pipeline.cache.feature_cache import FeatureCache
-from ...pipeline.cache.storage.folder import home_of
 from ...pipeline.documents import read_json
 from ...pipeline.errors import CacheError, RunError
 from ...pipeline.reading.joined_sets import parts_of
@@ -16,7 +15,7 @@ from ...pipeline.wording import printable
 from ..model import Facts, build_losses, build_model
 from ..recipes.blocks import Recipe
 from ..runs.config import difference
-from ..runs.features import Sets, find_generation, lost_generation, sets_named
+from ..runs.features import Sets, open_generation, sets_named
 from ..runs.run import MAY_CHANGE, write_json
 
 VERSION = 1
@@ -36,24 +35,18 @@ def cache_of_series(store: str, files: Sequence[Path], *, quiet: bool = False) -
     """
     cache = FeatureCache.open(store)
     file = next((file for file in files if file.exists()), None)
-    if file is None or home_of(store)[1] is not None:
+    if file is None:
         return cache
     try:
         found = read_json(file)
         wanted, samples = int(found.get("generation", 1)), str(found["manifest_sha256"])
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return cache  # `claim` will say it
-    number = find_generation(store, wanted, samples)
-    if number is None and (wanted > 1 or cache.generation > 1):
-        raise lost_generation(store, wanted, f"{file.parent} was begun", "take another --out")
-    if number in (None, cache.generation):
-        return cache
-    if not quiet:
-        print(
-            printable(f"{file.parent} goes on with generation {number} of {store}, on which it was begun."),
-            file=sys.stderr,
-        )
-    return FeatureCache.open(store, generation=number)
+    begun = open_generation(store, wanted, samples, f"{file.parent} was begun", "take another --out")
+    if begun.generation != cache.generation and not quiet:
+        said = f"{file.parent} goes on with generation {begun.generation} of {store}, on which it was begun."
+        print(printable(said), file=sys.stderr)
+    return begun
 
 
 def complete_sets(cache: FeatureCache, recipe: Recipe, splits: Sequence[str]) -> Sets:

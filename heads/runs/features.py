@@ -103,7 +103,9 @@ def open_store(run: Run, store: str | None) -> FeatureCache:
         if absolute(url) == absolute(home_of(run.info.store)[0]):
             raise
     cache = FeatureCache.open(url)
-    said = f"Note: {run.path} was trained on other samples than those of {titled(cache)}, which is read."
+    said = (
+        f"Note: {run.path} was trained on other samples than those of {titled(url, cache.generation)}, which is read."
+    )
     print(printable(said), file=sys.stderr)
     return cache
 
@@ -140,10 +142,14 @@ def open_generation(url: str, wanted: int | None, samples: str | None, whose: st
     raise RunError(f"{said}; there is generation {', '.join(map(str, there))}: {way}")
 
 
-def titled(cache: FeatureCache) -> str:
-    """Return a cache's URL, with its generation where it has several, or had."""
-    several_there = cache.generation > 1 or len(numbers(Store(cache.url))) > 1
-    return f"{cache.url}, generation {cache.generation}" if several_there else cache.url
+def generation_shown(cache: FeatureCache) -> int | None:
+    """Return the number of a cache's generation; None where the cache never grew, so that nobody need know of any."""
+    return cache.generation if cache.generation > 1 or len(numbers(Store(cache.url))) > 1 else None
+
+
+def titled(url: str, generation: int | None) -> str:
+    """Return a cache as people read it: its URL, with its generation where it has several."""
+    return url if generation is None else f"{url}, generation {generation}"
 
 
 def split_of_run(

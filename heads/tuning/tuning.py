@@ -268,7 +268,7 @@ def _result(root: Path, best: Trial, store: str, ties: Ties, device: str) -> Eva
         found = read_json(file)
         if found["trial"] == best.number and found["ties"] == ties:
             results = tuple(Result(**one) for one in found["results"])
-            return Evaluation((str(root / "best"),), (found["store"],), (1,), results)
+            return Evaluation((str(root / "best"),), (found["store"],), (1,), results, (found.get("generation"),))
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there yet, or of another trial
     evaluation = evaluate(root / "best", store=store, split="test", ties=ties, device=device)

@@ -98,7 +98,9 @@ def test_another_store_that_grows(monkeypatch, tmp_path):
     Run(out).record(also_stores=[other])  # as an earlier version did
     assert train(first, recipe(), out, resume=True, **words).trained == 0
     free_old(other)
-    with pytest.raises(RunError, match=r"generation 1 of .*b\.zarr, on which .*run was trained, was freed; there is gen"):
+    with pytest.raises(
+        RunError, match=r"generation 1 of .*b\.zarr, on which .*run was trained, was freed; there is gen"
+    ):
         train(first, recipe(), out, resume=True, **words)
 
 

@@ -74,6 +74,7 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
     require_there([run])
     from ..heads.retrieval.queries import unknown_sentence
     from ..heads.retrieval.retriever import Retriever
+    from ..heads.runs.features import generation_shown, titled
 
     if len(words) > 1:
         raise click.UsageError(f'A QUERY of several words needs quotes: "{" ".join(words)}".')
@@ -99,7 +100,8 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
             return
         way = f", by the index {options['index']}" if options["index"] else ""
         searched = counted(retriever.searched(encoded.answers), encoded.answers.removesuffix("s"))
-        click.echo(printable(f"{run} on {retriever.cache.url}, split {retriever.split}: {searched}{way}"))
+        store = titled(retriever.cache.url, generation_shown(retriever.cache))
+        click.echo(printable(f"{run} on {store}, split {retriever.split}: {searched}{way}"))
     click.echo(format_hits(hits))
     if encoded.uncertainty is not None:
         click.echo(f"the query's uncertainty (log-determinant) {encoded.uncertainty:.2f}")

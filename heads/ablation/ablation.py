@@ -26,9 +26,9 @@ from ..evaluation.paper_rows import row_of
 from ..model import Facts, facts_of_each, feature_facts
 from ..recipes.blocks import Recipe
 from ..runs.features import require_views
-from ..runs.info import absolute, as_told
+from ..runs.info import as_told
 from ..runs.run import Run
-from ..series.checks import claim, complete_sets, require_buildable
+from ..series.checks import cache_of_series, claim, complete_sets, require_buildable
 from ..series.cluster import on_cluster
 from ..series.processes import Series, at_once, in_processes, in_turn, load_features
 from ..training.preparation import on_sets_of
@@ -102,13 +102,14 @@ def ablate(
     Raises:
         RecipeError: a variant does not fit the feature sets; all of them at once, before anything is trained.
         CacheError: the store or the cluster cannot be used.
-        RunError: `out` belongs to something else, or is in use.
+        RunError: `out` belongs to something else, or is in use; or the generation on which it was begun was freed.
     """
     require_one_process("an ablation")
     if scheduler is None:
         jobs = at_once(jobs, pick_device(device))
     root = Path(out).resolve()
-    cache, split = FeatureCache.open(store), split or plan.split
+    cache = cache_of_series(store, [root / "ablation.json"], quiet=verbose is False)
+    split = split or plan.split
     plan = _on_own_sets(plan, root, cache)
     facts = _check(cache, plan, split, views)
     untrained = tuple(_untrained(cache, plan, split, device, views))
@@ -125,7 +126,7 @@ def ablate(
                 if (run / "run.json").is_file():
                     Run(run).refuse_difference(facts[variant.name] | {"seed": seed}, variant.recipe)
                 how = split, device, views, verbose
-                cells.append((variant, Cell(str(run), absolute(store), variant.recipe, seed, *how)))
+                cells.append((variant, Cell(str(run), cache.address, variant.recipe, seed, *how)))
         outcomes = _outcomes(root, [cell for _, cell in cells], jobs, scheduler, quiet=verbose is False)
     row = _only_row(plan)
     entries = (_entries(variant, cell, outcomes[cell.run], cache.dataset, row) for variant, cell in cells)

@@ -18,7 +18,10 @@ from ..training.training import train
 
 @dataclass(frozen=True)
 class Cell:
-    """A variant with a seed: all that whoever trains it must know. The paths of `run` and `store` are absolute."""
+    """A variant with a seed: all that whoever trains it must know.
+
+    The path of `run` is absolute, and `store` is the address of a generation, so that all cells learn from one.
+    """
 
     run: str
     store: str

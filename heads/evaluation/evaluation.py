@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence as Several
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,13 +19,14 @@ from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError, nearest
 from ...pipeline.reading.split import Split
 from ...pipeline.wording import counted
-from ..runs.features import Sets, require_views
+from ..runs.features import Sets, generation_shown, require_views, titled
 from .metrics import WAYS, Ties
 from .paper_rows import ROWS, row_of
 from .protocols import FOLDED, PROTOCOLS, GroundTruth, chance_rsum, ground_truth, require, table
 from .scoring import Scores
 from .subjects import Subject, in_one_space, open_subjects
 
+T = TypeVar("T")
 FEW = 100  # fewer images say next to nothing: one of them is a percent of the recalls, and chance finds many
 
 
@@ -106,28 +107,38 @@ class Evaluation:
         stores: the feature cache of each.
         views: over how many views of an image each takes the mean.
         results: one a protocol.
+        generations: of each store, the one that was read; None where it never grew. Empty: not known.
     """
 
     runs: tuple[str, ...]
     stores: tuple[str, ...]
     views: tuple[int, ...]
     results: tuple[Result, ...]
+    generations: tuple[int | None, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it: ``run`` is a list of several, ``store`` and ``views`` where theirs differ."""
+        """Return it as JSON has it: ``run`` is a list of several, other keys where theirs differ."""
+        grown = {"generation": _one(self.generations)} if any(self.generations) else {}
         return {
             "run": self.runs[0] if len(self.runs) == 1 else list(self.runs),
-            "store": self.stores[0] if len(set(self.stores)) == 1 else list(self.stores),
-            "views": self.views[0] if len(set(self.views)) == 1 else list(self.views),
+            "store": _one(self.stores),
+            **grown,
+            "views": _one(self.views),
             "results": [asdict(result) for result in self.results],
         }
 
     def __str__(self) -> str:
-        stores = self.stores[:1] if len(set(self.stores)) == 1 else self.stores
-        first = f"{', '.join(self.runs)} on {', '.join(stores)}"
+        read = zip(self.stores, self.generations or (None,) * len(self.stores), strict=True)
+        titles = [titled(*store) for store in read]
+        first = f"{', '.join(self.runs)} on {'; '.join(titles if len(set(titles)) > 1 else titles[:1])}"
         if max(self.views) > 1:
             first += f", mean over {' and '.join(map(str, dict.fromkeys(self.views)))} views of each image"
         return "\n".join([first, *map(str, self.results)])
+
+
+def _one(values: Several[T]) -> T | list[T]:
+    """Return the value that all have, or those of each."""
+    return values[0] if len(set(values)) == 1 else list(values)
 
 
 def evaluate(
@@ -204,6 +215,7 @@ def _evaluate(
         tuple(subject.cache.url for subject in subjects),
         views,
         tuple(_result(name, truths[name], scores, subjects, split, ties) for name in names),
+        tuple(generation_shown(subject.cache) for subject in subjects),
     )
 
 

@@ -14,7 +14,7 @@ from ...pipeline.progress import Progress
 from ...pipeline.wording import printable
 from ..evaluation.evaluation import Evaluation, evaluate, evaluate_untrained
 from ..evaluation.metrics import Ties
-from ..runs.features import caption_set_of_run, image_set_of_run
+from ..runs.features import caption_set_of_run, generation_shown, image_set_of_run, titled
 from ..runs.info import versions
 from .diagnostics import Diagnosis, diagnose_view
 from .figures import number
@@ -193,5 +193,5 @@ def _facts(view: View) -> list[tuple[str, str]]:
         ("features", f"{' + '.join(info.names('image'))} / {' + '.join(info.names('text'))}"),
         ("seed", str(info.seed)),
         ("best epoch", f"{info.best_epoch or '–'} (validation RSUM {number(info.best_rsum)})"),
-        ("store", view.cache.url),
+        ("store", titled(view.cache.url, generation_shown(view.cache))),
     ]

@@ -20,6 +20,7 @@ from typing import Any
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+from ...pipeline.cache.storage.folder import home_of
 from ...pipeline.errors import RunError
 from ...pipeline.files import making
 from ...pipeline.reading.origin import Origin
@@ -170,7 +171,7 @@ def _without_paths(info: RunInfo) -> RunInfo:
     return replace(
         info,
         store=Path(info.store).name,
-        also_stores=info.also_stores and [Path(store).name for store in info.also_stores],
+        also_stores=info.also_stores and [Path(home_of(store)[0]).name for store in info.also_stores],
         head=info.head and Path(info.head).name,
     )
 

@@ -1,5 +1,6 @@
 """The features that a run needs, found in its own store or in another one."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,9 +17,10 @@ from ...pipeline.errors import CacheError, RunError
 from ...pipeline.reading.batches import Batches, stored_batches
 from ...pipeline.reading.joined_sets import Captions, Images, joined
 from ...pipeline.reading.placement import Placement, Resident
+from ...pipeline.wording import printable
 from ..model import Model, facts_of_each, feature_facts, require_kinds
 from ..recipes.blocks import Recipe
-from .info import BranchName, several
+from .info import BranchName, absolute, several
 from .run import Run
 
 Sets = tuple[Images, Captions]
@@ -81,50 +83,73 @@ def _means(cache: FeatureCache, modality: str, said: Sequence[str], names: Seque
 def open_store(run: Run, store: str | None) -> FeatureCache:
     """Open the feature cache at `store`, or, where that is None, the one that `run` was trained on.
 
-    Of several generations it is the one that the run was trained on; of another store that lacks it, the current one.
+    Of several generations it is the one that the run was trained on; of another store that lacks it, the current one,
+    which a note says.
 
     Raises:
         CacheError: there is none at `store`, or it cannot be used.
-        RunError: there is none where the run's own was, or it cannot be used.
+        RunError: there is none where the run's own was, it cannot be used, or it no longer has the run's generation.
     """
+    url, way = store or run.info.store, "name one as STORE/generations/N with --store to read its other samples"
     try:
-        return open_generation(run, store or run.info.store, own=store is None)
+        return open_generation(url, run.info.generation, run.info.manifest_sha256, f"{run.path} was trained", way)
     except CacheError as error:
         if store is not None:
             raise
         raise RunError(
             f"the store of {run.path} is not there or not usable ({error}); name where it is now with --store"
         ) from error
+    except RunError:
+        if absolute(url) == absolute(home_of(run.info.store)[0]):
+            raise
+    cache = FeatureCache.open(url)
+    said = (
+        f"Note: {run.path} was trained on other samples than those of {titled(url, cache.generation)}, which is read."
+    )
+    print(printable(said), file=sys.stderr)
+    return cache
 
 
-def open_generation(run: Run, url: str, own: bool = False) -> FeatureCache:
-    """Open that generation of the cache at `url` that has the samples on which `run` was trained.
+def open_generation(url: str, wanted: int | None, samples: str | None, whose: str, way: str) -> FeatureCache:
+    """Open that generation of a cache on which something was begun.
 
     Args:
-        run: runs of earlier versions name no generation; theirs is the last one with their samples.
         url: of the cache; one that names a generation is opened as it is.
-        own: it is the run's own, whose generation must be there; of another the current one is opened instead.
+        wanted: the generation's number; None: not known, then the last one with these samples.
+        samples: their digest, or what it begins with; None: not known. A cache that never grew may have others.
+        whose: what was begun, as ``RUN was trained``.
+        way: what to do where the generation is gone.
 
     Raises:
-        CacheError: it cannot be opened, or the run's generation is not there.
+        CacheError: it cannot be opened.
+        RunError: the generation is gone.
     """
     home, named = home_of(url)
-    wanted, samples, store = run.info.generation, run.info.manifest_sha256, Store(home)
+    store = Store(home)
     there = numbers(store)
     if named is not None or not there or (there == [1] and wanted in (None, 1)):
         return FeatureCache.open(url)
-    fitting = [number for number in there if samples in (None, manifest_of(store, number))]
+    digests = {one: manifest_of(store, one) for one in there}
+    fitting = [one for one, digest in digests.items() if digest.startswith(samples or "")]
     if wanted is None:
         now = current(store)
-        wanted = now if now in fitting else max(fitting, default=None)
-    if wanted in fitting:
+        wanted = now if now in fitting else max((one for one in fitting if one < now), default=None)
+    if wanted in fitting or digests.get(wanted or 0) == "":  # without a digest it is damaged, which opening it says
         return FeatureCache.open(url, generation=wanted)
-    if own:
-        raise CacheError(
-            f"{url} no longer has {'its samples' if wanted is None else f'generation {wanted}'}; there is generation"
-            f" {', '.join(map(str, there))}"
-        )
-    return FeatureCache.open(url)
+    said = f"no generation of {url} has the samples on which {whose}"
+    if wanted is not None and wanted not in there and wanted < current(store):
+        said = f"generation {wanted} of {url}, on which {whose}, was freed"
+    raise RunError(f"{said}; there is generation {', '.join(map(str, there))}: {way}")
+
+
+def generation_shown(cache: FeatureCache) -> int | None:
+    """Return the number of a cache's generation; None where the cache never grew, so that nobody need know of any."""
+    return cache.generation if cache.generation > 1 or len(numbers(Store(cache.url))) > 1 else None
+
+
+def titled(url: str, generation: int | None) -> str:
+    """Return a cache as people read it: its URL, with its generation where it has several."""
+    return url if generation is None else f"{url}, generation {generation}"
 
 
 def split_of_run(

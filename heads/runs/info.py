@@ -24,7 +24,8 @@ class RunInfo:
 
     Attributes:
         store: the feature cache, named so that it can be opened from any folder.
-        also_stores: other stores that are learnt from, likewise.
+        also_stores: the addresses of other stores that are learnt from, each of a generation; earlier versions named
+            the stores alone.
         manifest_sha256: of the samples in `store`.
         generation: of `store`; earlier versions wrote none.
         image_set, text_set: the feature set of each side; of several a list.

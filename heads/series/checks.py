@@ -1,5 +1,6 @@
 """What is refused before the first of many trainings begins, and what their folder is for."""
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,42 @@ from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.documents import read_json
 from ...pipeline.errors import CacheError, RunError
 from ...pipeline.reading.joined_sets import parts_of
+from ...pipeline.wording import printable
 from ..model import Facts, build_losses, build_model
 from ..recipes.blocks import Recipe
 from ..runs.config import difference
-from ..runs.features import Sets, sets_named
+from ..runs.features import Sets, open_generation, sets_named
 from ..runs.run import MAY_CHANGE, write_json
 
 VERSION = 1
+
+
+def cache_of_series(store: str, files: Sequence[Path], *, quiet: bool = False) -> FeatureCache:
+    """Open the cache that a series trains on: the current generation, or that with which it was begun.
+
+    Args:
+        store: its URL; one that names a generation is opened as it is.
+        files: the ``WHAT.json`` of the series, as far as they are there; see `claim`.
+        quiet: do not say that a later generation is the current one.
+
+    Raises:
+        CacheError: it cannot be opened.
+        RunError: it no longer has that generation.
+    """
+    cache = FeatureCache.open(store)
+    file = next((file for file in files if file.exists()), None)
+    if file is None:
+        return cache
+    try:
+        found = read_json(file)
+        wanted, samples = int(found.get("generation", 1)), str(found["manifest_sha256"])
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+        return cache  # `claim` will say it
+    begun = open_generation(store, wanted, samples, f"{file.parent} was begun", "take another --out")
+    if begun.generation != cache.generation and not quiet:
+        said = f"{file.parent} goes on with generation {begun.generation} of {store}, on which it was begun."
+        print(printable(said), file=sys.stderr)
+    return begun
 
 
 def complete_sets(cache: FeatureCache, recipe: Recipe, splits: Sequence[str]) -> Sets:

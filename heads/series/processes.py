@@ -35,7 +35,7 @@ class Job(Protocol):
 
     @property
     def store(self) -> str:
-        """The feature cache, absolute."""
+        """The address of a generation of the feature cache."""
 
     @property
     def recipe(self) -> Recipe:

@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 
 from ...pipeline.cache import OK, CaptionSet, FeatureCache, ImageSet
+from ...pipeline.cache.storage.folder import home_of
 from ...pipeline.encoders.word_vectors import read_word_vectors
 from ...pipeline.errors import CacheError, RecipeError, RunError
 from ...pipeline.reading.batches import Batches
@@ -28,6 +29,7 @@ from .ranks import ALONE, Ranks
 from .state import take_weights
 
 S = TypeVar("S", ImageSet, CaptionSet)
+_ANOTHER = "train another run"
 _AT_ONCE = 256  # samples that are read at once for statistics
 
 
@@ -36,8 +38,12 @@ def cache_of(store: str, out: str | Path, resume: bool) -> FeatureCache:
 
     Raises:
         CacheError: there is none, or it cannot be used.
+        RunError: it no longer has that generation.
     """
-    return open_generation(Run(out), store) if resume and Path(out).exists() else FeatureCache.open(store)
+    if not (resume and Path(out).exists()):
+        return FeatureCache.open(store)
+    run = Run(out)
+    return open_generation(store, run.info.generation, run.info.manifest_sha256, f"{run.path} was trained", _ANOTHER)
 
 
 def require_splits(cache: FeatureCache) -> None:
@@ -98,26 +104,43 @@ def placement_of(out: str | Path, recipe: Recipe, resume: bool) -> Placement:
     return "stream" if streamed else recipe.runtime.cache
 
 
-def other_sets(also: Sequence[str], sets: Sets) -> list[Sets]:
+def other_sets(also: Sequence[str], sets: Sets, out: str | Path, resume: bool) -> list[Sets]:
     """Return the feature sets in the stores `also` that are of the same encoders as `sets`.
 
-    Words are tokenised with the vocabulary of `sets`.
+    Of each store it is the current generation, or where a run goes on that which it was begun on. Words are tokenised
+    with the vocabulary of `sets`.
 
     Raises:
         CacheError: a store is named twice, cannot be used, or has no such features, or two have the same samples.
+        RunError: a store no longer has the generation that a run was begun on.
     """
     own = sets[0].cache
-    seen, samples, found = {absolute(own.url)}, {own.manifest_sha256: own.url}, []
-    for url in also:
-        if absolute(url) in seen:
+    run = Run(out) if resume and Path(out).exists() else None
+    seen, samples, found = {absolute(own.url): own}, {own.manifest_sha256: own.url}, []
+    for number, url in enumerate(also):
+        cache = FeatureCache.open(url) if run is None else _joined_before(run, number, url)
+        before = seen.setdefault(absolute(cache.url), cache)
+        if before.generation != cache.generation:
+            raise CacheError(
+                f"generations {before.generation} and {cache.generation} of {cache.url} have samples in common, and are"
+                " not learnt from together; leave one --also out"
+            )
+        if before is not cache:
             raise CacheError(f"{url} is named twice; leave one --also out")
-        seen.add(absolute(url))
-        cache = FeatureCache.open(url)
         found.append(_equal_sets(cache, *sets))
         if cache.manifest_sha256 in samples:
             raise CacheError(f"{url} has the same samples as {samples[cache.manifest_sha256]}; leave one --also out")
         samples[cache.manifest_sha256] = url
     return found
+
+
+def _joined_before(run: Run, number: int, url: str) -> FeatureCache:
+    """Open the generation of the cache at `url` that a run joined as its other store of that number."""
+    told, places = run.info.also or [], run.info.also_stores or []
+    if number >= min(len(told), len(places)):  # another store than then, which is refused later
+        return FeatureCache.open(url)
+    wanted, samples = home_of(places[number])[1], told[number].rpartition(" ")[2]
+    return open_generation(url, wanted, samples, f"{run.path} was trained", _ANOTHER)
 
 
 def _equal_sets(cache: FeatureCache, image_set: Images, caption_set: Captions) -> Sets:
@@ -158,7 +181,7 @@ def facts_of(split: Batches, target: torch.device, seed: int, base: Run | None =
     cache, others = image_set.cache, [part.image_set.cache for part in split.parts[1:]]
     return RunInfo(
         store=absolute(cache.url),
-        also_stores=[absolute(other.url) for other in others],
+        also_stores=[other.address for other in others],
         manifest_sha256=cache.manifest_sha256,
         generation=cache.generation,
         image_set=as_told([part.name for part in parts_of(image_set)]),

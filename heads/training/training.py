@@ -137,7 +137,7 @@ def _sets(store: str, recipe: Recipe, out: str | Path, resume: bool, also: Seque
     cache = cache_of(store, out, resume)
     require_splits(cache)
     require_places(recipe, sets := sets_of(cache, recipe, out, resume), quiet=quiet)
-    return [sets, *other_sets(also, sets)]
+    return [sets, *other_sets(also, sets, out, resume)]
 
 
 def _beginning(recipe: Recipe, sets: Sets, seed: int, target: torch.device) -> TrainingState:

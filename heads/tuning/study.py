@@ -35,7 +35,7 @@ class Study:
 
     Args:
         root: the folder, absolute; nobody else may have a study open there.
-        store: the feature cache, absolute.
+        store: the address of a generation of the feature cache.
         recipe: resolved; its own values, as far as the space has them, are the first trial.
         space: what is varied.
         seed: of all runs, and with its number of what a trial draws.

@@ -28,7 +28,7 @@ class Job:
 
     Attributes:
         run: the run folder, absolute: ``OUT/trials/NUMBER``.
-        store: the feature cache, absolute.
+        store: the address of a generation of the feature cache.
         recipe: resolved, with the trial's values.
         seed: of the run.
         device: ``auto``, ``cpu`` or ``cuda``, where it is trained.

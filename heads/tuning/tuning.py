@@ -36,9 +36,9 @@ from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_names
 from ..recipes.recipe import changed, load_recipe, resolve
 from ..runs.features import on_own_sets
-from ..runs.info import absolute, as_told
+from ..runs.info import as_told
 from ..runs.run import write_json
-from ..series.checks import claim, complete_sets, require_buildable
+from ..series.checks import cache_of_series, claim, complete_sets, require_buildable
 from ..series.cluster import on_cluster
 from ..series.processes import at_once, in_processes, in_turn, load_features
 from ..training.ranks import require_one_process
@@ -99,26 +99,26 @@ def tune(
     Raises:
         RecipeError: a recipe, its space or the feature sets do not fit; all faults at once, before anything is trained.
         CacheError: the store or the cluster cannot be used.
-        RunError: Optuna is not installed, `out` belongs to something else or is in use, or no trial could be trained.
+        RunError: Optuna is missing, `out` is in use or of something else or freed samples, or no trial was trained.
     """
     _require(plotted)
     if scheduler is None:
         jobs = at_once(jobs, pick_device(device))
     from .study import Study
 
-    cache, found = FeatureCache.open(store), []
-    plans = _plans(cache, recipes, Path(out).resolve(), space, settings, seed)
+    roots, found = _roots(recipes, Path(out).resolve()), []
+    cache = cache_of_series(store, [root / "tuning.json" for root in roots], quiet=verbose is False)
+    plans = _plans(cache, recipes, roots, space, settings, seed)
     with ExitStack() as held:
         for plan in plans:
             _take(plan, held)
         for plan in plans:
             if verbose is not False:
                 _say_space(plan)
-            how: dict[str, Any] = {"seed": seed, "device": device, "trials": trials, "verbose": verbose}
-            study = Study(plan.root, absolute(store), plan.on_sets, plan.space, **how)
-            if study.left:
-                _train(study, jobs, scheduler)
-            found.append(_tuned(plan, study, store, ties, device))
+            what = plan.root, cache.address, plan.on_sets, plan.space
+            study = Study(*what, seed=seed, device=device, trials=trials, verbose=verbose)
+            _train(study, jobs, scheduler)
+            found.append(_tuned(plan, study, ties, device))
             if plotted:
                 _draw(plan, found[-1].trials)
     return Tuning(tuple(found))
@@ -133,10 +133,8 @@ def _require(plotted: bool) -> None:
         require_plotting()
 
 
-def _plans(
-    cache: FeatureCache, recipes: Sequence[str], out: Path, space: Sequence[str], settings: Sequence[str], seed: int
-) -> list[_Planned]:
-    """Check all recipes and their spaces; raise all faults at once."""
+def _roots(recipes: Sequence[str], out: Path) -> list[Path]:
+    """Return the folder of each recipe."""
     if not recipes:
         raise RecipeError("name a --recipe to tune")
     roots = [out] if len(recipes) == 1 else [out / _folder(name) for name in recipes]
@@ -144,6 +142,18 @@ def _plans(
         raise RecipeError(f"two of the recipes {', '.join(recipes)} have one name, and would share a folder")
     if len(recipes) > 1 and (out / "tuning.json").exists():
         raise RunError(f"{out} belongs to the tuning of a single recipe; take another --out")
+    return roots
+
+
+def _plans(
+    cache: FeatureCache,
+    recipes: Sequence[str],
+    roots: Sequence[Path],
+    space: Sequence[str],
+    settings: Sequence[str],
+    seed: int,
+) -> list[_Planned]:
+    """Check all recipes and their spaces; raise all faults at once."""
     plans, faults = [], []
     for name, root in zip(recipes, roots, strict=True):
         try:
@@ -218,6 +228,9 @@ def _say_space(plan: _Planned) -> None:
 
 
 def _train(study: "Study", jobs: int, scheduler: str | None) -> None:
+    """Train the trials that are left."""
+    if not study.left:
+        return
     if scheduler is not None:
         on_cluster(study.series, scheduler, str(study.root), all_at_once=False)
     elif jobs > 1:
@@ -226,7 +239,7 @@ def _train(study: "Study", jobs: int, scheduler: str | None) -> None:
         in_turn(study.series)
 
 
-def _tuned(plan: _Planned, study: "Study", store: str, ties: Ties, device: str) -> Tuned:
+def _tuned(plan: _Planned, study: "Study", ties: Ties, device: str) -> Tuned:
     """Write down what a study found, and look at the test split."""
     trials = study.results
     done = [trial for trial in trials if trial.status == "done"]
@@ -236,7 +249,7 @@ def _tuned(plan: _Planned, study: "Study", store: str, ties: Ties, device: str) 
     best = max(done, key=lambda trial: (trial.rsum, -trial.number))
     write_text(plan.root / "trials.csv", as_csv(trials), RunError)
     _write_recipe(plan, best)
-    evaluation = _result(plan.root, best, store, ties, device)
+    evaluation = _result(plan.root, best, study.store, ties, device)
     space = {key: str(dimension) for key, dimension in plan.space.items()}
     return Tuned(plan.name, str(plan.root), space, trials, best, evaluation)
 
@@ -255,10 +268,10 @@ def _result(root: Path, best: Trial, store: str, ties: Ties, device: str) -> Eva
         found = read_json(file)
         if found["trial"] == best.number and found["ties"] == ties:
             results = tuple(Result(**one) for one in found["results"])
-            return Evaluation((str(root / "best"),), (found["store"],), (1,), results)
+            return Evaluation((str(root / "best"),), (found["store"],), (1,), results, (found.get("generation"),))
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there yet, or of another trial
-    evaluation = evaluate(root / "best", store=absolute(store), split="test", ties=ties, device=device)
+    evaluation = evaluate(root / "best", store=store, split="test", ties=ties, device=device)
     facts = {"trial": best.number, "validation_rsum": best.rsum, "ties": ties, "values": best.values}
     write_json(file, facts | evaluation.to_dict())
     return evaluation

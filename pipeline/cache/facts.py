@@ -50,7 +50,7 @@ class SetFacts:
     asked: dict[str, Any] | None = None  # the options that decide the set without loading the encoder, if they do
     space: str | None = None
     grid: tuple[int, int] | None = None
-    source: dict[str, str] | None = None  # where the weights came from, see `encoders.sources`
+    source: dict[str, str] | None = None  # where the weights came from, see `encoders.weights_source`
     command: list[str] | None = None  # that made it, see `extraction.command`
 
     @classmethod

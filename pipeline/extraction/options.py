@@ -23,7 +23,7 @@ from ..encoders import (
     load_text,
     load_visual,
 )
-from ..encoders.sources import Source, sha256_of
+from ..encoders.weights_source import WeightsSource, sha256_of
 from ..encoders.words import MIN_COUNT, TOKENIZER
 from ..errors import CacheError
 
@@ -133,7 +133,7 @@ class Options:
         return _words(text, weights, self.dtype, self._text_settings)
 
 
-def source_of(options: Options, modality: str, resolved: str | None) -> Source | None:
+def source_of(options: Options, modality: str, resolved: str | None) -> WeightsSource | None:
     """Return where the weights of the encoder of ``images`` or ``captions`` come from.
 
     None where their name says it everywhere: ``imagenet``, ``random:SEED``, or words.
@@ -146,9 +146,9 @@ def source_of(options: Options, modality: str, resolved: str | None) -> Source |
     encoder = (options.visual if modality == "images" else options.text) or ""
     weights = options.visual_weights if modality == "images" else options.text_weights
     if encoder.startswith(HUB):
-        return Source.of(encoder.removeprefix(HUB), resolved)
+        return WeightsSource.of(encoder.removeprefix(HUB), resolved)
     if encoder == "bert" or (encoder != "words" and Path(weights).exists()):
-        return Source.of(weights, resolved)
+        return WeightsSource.of(weights, resolved)
     return None
 
 

@@ -10,7 +10,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from ..cache import FeatureSet, fingerprint
 from ..encoders import HUB, LIBRARIES
 from ..encoders.base import Encoder
-from ..encoders.sources import Source
+from ..encoders.weights_source import WeightsSource
 from ..errors import EncoderError
 
 BERT = "bert-base-uncased"  # what ``bert`` means by default
@@ -26,7 +26,7 @@ class Origin:
     identity: dict[str, Any]  # of the encoder, with all that decides the features
     dtype: str  # that the features were rounded to
     weights: str | None  # how the weights were named, where that is known and means the same everywhere
-    source: Source | None = None  # where they came from otherwise
+    source: WeightsSource | None = None  # where they came from otherwise
 
     @classmethod
     def of(cls, features: FeatureSet) -> "Origin":
@@ -35,7 +35,7 @@ class Origin:
         words = features.attributes.get("asked") or {}
         asked, encoder = str(words.get("weights")), str(words.get("encoder"))
         weights = made if made.startswith("random:") else "imagenet" if asked == "imagenet" else None
-        source = Source.from_json(features.attributes.get("source"))
+        source = WeightsSource.from_json(features.attributes.get("source"))
         if features.identity.get("encoder") == "bert" and source is None:
             weights = _of_revision(asked.removeprefix("revision:"))  # all that earlier versions wrote down
         if encoder.startswith(HUB):
@@ -45,7 +45,7 @@ class Origin:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Origin":
         """Return what `to_json` gave; KeyError or TypeError where it is something else."""
-        return cls(**{**values, "source": Source.from_json(values.get("source"))})
+        return cls(**{**values, "source": WeightsSource.from_json(values.get("source"))})
 
     def to_json(self) -> dict[str, Any]:
         """Return all that is known and means something on other machines."""

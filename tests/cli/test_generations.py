@@ -81,3 +81,26 @@ def test_what_is_nowhere_else_is_named(extract, tmp_path):
     extract(DATA[1:], "--update", "--visual", "none")
     freed = json.loads(cache("rm", store, "--old", "--yes", "--json").stdout)
     assert (freed["generations"], freed["lost"]) == ([1, 2], [lost])
+
+
+def test_which_generation_is_read_is_said(extract, tmp_path):
+    store, run = tmp_path / "s.zarr", str(tmp_path / "run")
+
+    def said(*words):
+        result = CliRunner().invoke(main, [*words, "--device", "cpu"])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    settings = [
+        word for one in ("model.dim=4", "schedule.epochs=1", "loss.same_text=excluded") for word in ("--set", one)
+    ]
+    said("train-head", str(store), "--recipe", "vsepp", *settings, "--out", run)
+    assert said("eval", run).startswith(f"{run} on {store}\n")
+    extract(DATA, "--update")
+    assert said("eval", run).startswith(f"{run} on {store}, generation 1\n")
+    assert said("search", run, "thing").startswith(f"{run} on {store}, generation 1, split test: 4 images\n")
+    found = json.loads(said("eval", run, "--json"))
+    assert (found["store"], found["generation"]) == (str(store), 1)
+    cache("rm", store, "--old", "--yes")
+    now = f"{store}/generations/2"
+    assert said("eval", run, "--store", now).startswith(f"{run} on {store}, generation 2\n")

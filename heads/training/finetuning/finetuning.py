@@ -27,7 +27,7 @@ from ....pipeline.cache import CaptionSet, FeatureCache, ImageSet, fingerprint
 from ....pipeline.data.sources import PictureReader
 from ....pipeline.device import pick_device, within_memory
 from ....pipeline.encoders import TrainableEncoder
-from ....pipeline.encoders.sources import short_name
+from ....pipeline.encoders.weights_source import short_name
 from ....pipeline.errors import OutOfMemory, RecipeError, RunError
 from ....pipeline.reading.batches import Batches
 from ....pipeline.reading.end_to_end import end_to_end_batches

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from ...errors import EncoderError
 from ..base import library_versions
-from ..sources import short_name
 from ..weights import digest
+from ..weights_source import short_name
 from .hub import commit_of, counted_from_0, load_text_model, quiet
 
 # Dask's tasks already run in parallel; the tokenizers' own threads warn when a process forks.

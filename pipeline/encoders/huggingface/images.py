@@ -14,8 +14,8 @@ from transformers import AutoImageProcessor, AutoModel
 from ...errors import EncoderError
 from ..base import library_versions
 from ..grid import Grid
-from ..sources import short_name
 from ..weights import digest
+from ..weights_source import short_name
 from .hub import autocast, commit_of, counted_from_0, load_from, load_model, place_of, quiet
 from .pixels import Pixels, noise, plain
 

@@ -48,7 +48,7 @@ def test_a_run_of_today_means_the_generation_with_its_samples(store, tmp_path):
     old.record(generation=None)
     assert open_store(Run(tmp_path / "old"), None).generation == 1
     free_old(store)
-    with pytest.raises(RunError, match=r"no longer has its samples; there is generation 2\); name where it is"):
+    with pytest.raises(RunError, match=r"no generation of .* has the samples on which .*old was trained; there is gen"):
         open_store(Run(tmp_path / "old"), None)
 
 
@@ -57,15 +57,57 @@ def test_a_resumed_run_goes_on_with_its_own(store, tmp_path):
     assert Run(tmp_path / "old").info.generation == 1
 
 
-def test_a_generation_that_was_freed_is_named(store, tmp_path):
+def test_a_generation_that_was_freed_is_named(store, tmp_path, capsys):
     free_old(store)
-    with pytest.raises(RunError, match=r"no longer has generation 1; there is generation 2\); name where it is now"):
-        evaluate(tmp_path / "old", device="cpu")
+    freed = rf"generation 1 of .*s\.zarr, on which {tmp_path}/old was trained, was freed; there is generation 2: "
+    for where in (None, store, f"{tmp_path}/data/../s.zarr"):
+        with pytest.raises(RunError, match=freed + "name one as STORE/generations/N with --store"):
+            evaluate(tmp_path / "old", store=where, device="cpu")
     with pytest.raises(CacheError, match="has no generation 1, or it was freed; it has 2"):
         evaluate(tmp_path / "old", store=f"{store}/generations/1", device="cpu")
-    assert open_store(Run(tmp_path / "old"), store).generation == 2
+    with pytest.raises(RunError, match=freed + "train another run"):
+        train(store, recipe(2), tmp_path / "old", device="cpu", resume=True)
+    capsys.readouterr()
+    assert evaluate(tmp_path / "old", store=f"{store}/generations/2", device="cpu").results[0].images == 5
+    assert "Note" not in capsys.readouterr().err
 
 
-def test_a_store_that_was_moved(store, tmp_path):
-    moved = shutil.move(store, tmp_path / "moved.zarr")
-    assert open_store(Run(tmp_path / "old"), str(moved)).images == 20
+def test_a_store_that_was_moved(store, tmp_path, capsys):
+    moved = str(shutil.move(store, tmp_path / "moved.zarr"))
+    assert open_store(Run(tmp_path / "old"), moved).images == 20
+    assert not capsys.readouterr().err
+    free_old(moved)
+    assert open_store(Run(tmp_path / "old"), moved).images == 21
+    said = f"was trained on other samples than those of {moved}, generation 2, which is read.\n"
+    assert capsys.readouterr().err.endswith(said)
+    with pytest.raises(RunError, match=f"generation 1 of {moved}, on which .*old was trained, was freed"):
+        train(moved, recipe(2), tmp_path / "old", device="cpu", resume=True)
+
+
+def test_another_store_that_grows(monkeypatch, tmp_path):
+    use(monkeypatch)
+    first, other = (str(tmp_path / name) for name in ("a.zarr", "b.zarr"))
+    extract(write(tmp_path / "a", pictures()), first, OPTIONS)
+    data = [replace(one, content=one.content + 300, captions=("of the other",)) for one in pictures()]
+    extract(write(tmp_path / "b", data), other, OPTIONS)
+    out, words = tmp_path / "run", {"device": "cpu", "also": [other]}
+    train(first, recipe(), out, **words)
+    extract(write(tmp_path / "b", data[1:]), other, replace(OPTIONS, update=True))
+    assert train(first, recipe(), out, resume=True, **words).trained == 0
+    assert Run(out).info.also_stores == [f"{other}/generations/1"]
+    Run(out).record(also_stores=[other])  # as an earlier version did
+    assert train(first, recipe(), out, resume=True, **words).trained == 0
+    free_old(other)
+    with pytest.raises(
+        RunError, match=r"generation 1 of .*b\.zarr, on which .*run was trained, was freed; there is gen"
+    ):
+        train(first, recipe(), out, resume=True, **words)
+
+
+def test_two_generations_are_not_learnt_together(store, tmp_path):
+    said = (
+        r"generations 2 and 1 of .*s\.zarr have samples in common, and are not learnt from together; leave one --also"
+    )
+    with pytest.raises(CacheError, match=said):
+        train(store, recipe(), tmp_path / "both", device="cpu", also=[f"{store}/generations/1"])
+    assert not (tmp_path / "both").exists()

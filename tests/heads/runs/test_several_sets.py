@@ -175,7 +175,7 @@ def test_another_store_is_learnt_as_well_and_evaluated(store, tmp_path):
     other = make_store(tmp_path / "other.zarr", train=10, val=4, test=6, words="more", **kinds)
     out = tmp_path / "run"
     train(store, small("vsepp", *BOTH), out, device="cpu", also=[other])
-    assert Run(out).info.also_stores == [other]
+    assert Run(out).info.also_stores == [f"{other}/generations/1"]
     assert evaluate(out, store=other, device="cpu").results[0].images == 6
     alone = make_store(tmp_path / "alone.zarr", train=8, image="grid", text=("words", "tokens"), views=3)
     with pytest.raises(CacheError, match=r"has no features of images equal to 'roi@"):

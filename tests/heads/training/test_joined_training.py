@@ -68,7 +68,7 @@ def test_every_sample_of_both_is_learnt_and_the_first_validates(stores, whole, t
     assert [texts.index(text) for text in texts] == [number.index(n) for n in number]
     info = Run(whole).info
     assert info.also == [f"small {caches[1].manifest_sha256[:8]}"]
-    assert info.also_stores == [stores[1]]
+    assert info.also_stores == [f"{stores[1]}/generations/1"]
     assert Run(whole).vocabulary == caches[0].caption_set().vocabulary
     (result,) = evaluate([whole], split="val", device="cpu").results
     assert (result.images, result.rsum) == (12, pytest.approx(info.best_rsum))
@@ -113,7 +113,7 @@ def test_stopped_within_an_epoch_and_resumed_it_is_as_if_never_stopped(stores, w
     train(moved[0], recipe_of(), out, device="cpu", also=moved[1:], resume=True)
     assert outcome(out) == outcome(whole)
     info = Run(out).info
-    assert [info.store, *info.also_stores] == moved
+    assert [info.store, *info.also_stores] == [moved[0], f"{moved[1]}/generations/1"]
 
 
 def test_what_does_not_fit_is_a_sentence_before_anything_is_written(stores, tmp_path):
@@ -142,4 +142,4 @@ def test_the_command(stores, tmp_path):
     result = CliRunner().invoke(main, [*words, "--device", "cpu", "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["epochs"] == 1
-    assert Run(tmp_path / "run").info.also_stores == [stores[1]]
+    assert Run(tmp_path / "run").info.also_stores == [f"{stores[1]}/generations/1"]

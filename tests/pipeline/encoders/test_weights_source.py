@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from xret.pipeline.encoders.sources import Source, sha256_of
+from xret.pipeline.encoders.weights_source import WeightsSource, sha256_of
 from xret.pipeline.errors import EncoderError
 
 
@@ -20,18 +20,18 @@ def test_the_sha256_of_a_file_is_that_of_its_bytes_and_of_a_folder_tells_its_fil
 
 
 def test_a_hub_id_is_found_anywhere():
-    source = Source.of("sentence-transformers/all-MiniLM-L6-v2", "revision:ab")
-    assert source == Source(id="sentence-transformers/all-MiniLM-L6-v2")
+    source = WeightsSource.of("sentence-transformers/all-MiniLM-L6-v2", "revision:ab")
+    assert source == WeightsSource(id="sentence-transformers/all-MiniLM-L6-v2")
     assert source.find("set@1", "--text-weights") == "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def test_a_file_is_found_where_it_was_as_long_as_it_is_the_same(tmp_path):
     file = tmp_path / "w.pth"
     file.write_bytes(b"weights")
-    source = Source.of(str(file), None)
-    assert Source.of(str(file), f"sha256:{source.sha256}") == source
+    source = WeightsSource.of(str(file), None)
+    assert WeightsSource.of(str(file), f"sha256:{source.sha256}") == source
     assert source.find("set@1", "--visual-weights") == str(file)
-    assert Source.from_json(source.to_json()) == source
+    assert WeightsSource.from_json(source.to_json()) == source
     file.write_bytes(b"others")
     begin = f"'set@1' was made with w.pth (SHA-256 {source.sha256[:8]}…)"
     with pytest.raises(EncoderError) as caught:
@@ -42,10 +42,10 @@ def test_a_file_is_found_where_it_was_as_long_as_it_is_the_same(tmp_path):
         source.find("set@1", "--visual-weights")
     assert str(caught.value) == f"{begin}, which is no longer at {file}; give it as --visual-weights FILE"
     with pytest.raises(EncoderError) as caught:
-        Source(file="w.pth", sha256=source.sha256).find("set@1", "--visual-weights")
+        WeightsSource(file="w.pth", sha256=source.sha256).find("set@1", "--visual-weights")
     assert str(caught.value) == f"{begin}; give it as --visual-weights FILE"
 
 
 @pytest.mark.parametrize("value", [None, "text", {"id": 1}, {"id": "a", "command": "rm"}, [1]])
 def test_what_a_stranger_wrote_is_no_source(value):
-    assert Source.from_json(value) is None
+    assert WeightsSource.from_json(value) is None

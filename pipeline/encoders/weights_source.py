@@ -13,7 +13,7 @@ from ..errors import EncoderError
 
 
 @dataclass(frozen=True)
-class Source:
+class WeightsSource:
     """Where weights came from.
 
     Attributes:
@@ -29,7 +29,7 @@ class Source:
     path: str | None = None
 
     @classmethod
-    def of(cls, weights: str, resolved: str | None) -> "Source":
+    def of(cls, weights: str, resolved: str | None) -> "WeightsSource":
         """Return the source of weights that are called so: a path, or a hub id.
 
         Args:
@@ -44,7 +44,7 @@ class Source:
         return cls(None, path.name, sha256, str(path.resolve()))
 
     @classmethod
-    def from_json(cls, value: Any) -> "Source | None":
+    def from_json(cls, value: Any) -> "WeightsSource | None":
         """Return what `to_json` gave; None where a stranger's file says something else, or an earlier version nothing.
 
         What is read there is never run, and has to have the recorded SHA-256.

@@ -94,13 +94,14 @@ class Options:
         how: dict[str, Any] = {**self._text_settings, "half": self.dtype == "float16", "trust": self.trust}
         text = self.text or ""
         if text.startswith(OPEN_CLIP):
-            return load_text(text, device, **how, file=self._text_file)
+            return load_text(text, device, **how, file=self.text_file)
         return load_text(text if text.startswith(HUB) else self.text_weights, device, **how)
 
     @property
-    def _text_file(self) -> str:
-        """The weights of a text tower of open_clip, in the words of `visual_weights`."""
-        return "imagenet" if self.text_weights == Options.text_weights else self.text_weights
+    def text_file(self) -> str:
+        """The weights of a text encoder; of a tower of open_clip in the words of `visual_weights`."""
+        own = (self.text or "").startswith(OPEN_CLIP) and self.text_weights == Options.text_weights
+        return "imagenet" if own else self.text_weights
 
     @property
     def _text_settings(self) -> dict[str, Any]:
@@ -128,9 +129,7 @@ class Options:
             return _words(self.visual or "", self.visual_weights, self.dtype, settings)
         if self.text == "words":
             return _words("words", "", "int32", {"tokenizer": TOKENIZER, "min_count": MIN_COUNT})
-        text = self.text or ""
-        weights = self._text_file if text.startswith(OPEN_CLIP) else self.text_weights
-        return _words(text, weights, self.dtype, self._text_settings)
+        return _words(self.text or "", self.text_file, self.dtype, self._text_settings)
 
 
 def source_of(options: Options, modality: str, resolved: str | None) -> Source | None:
@@ -144,10 +143,10 @@ def source_of(options: Options, modality: str, resolved: str | None) -> Source |
         resolved: the weights as `Options.asked` has them, where it has.
     """
     encoder = (options.visual if modality == "images" else options.text) or ""
-    weights = options.visual_weights if modality == "images" else options.text_weights
+    weights = options.visual_weights if modality == "images" else options.text_file
     if encoder.startswith(HUB):
         return Source.of(encoder.removeprefix(HUB), resolved)
-    if encoder == "bert" or (encoder != "words" and Path(weights).exists()):
+    if encoder == "bert" or (encoder != "words" and weights not in ("imagenet", "") and Path(weights).exists()):
         return Source.of(weights, resolved)
     return None
 

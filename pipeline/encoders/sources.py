@@ -17,7 +17,7 @@ class Source:
     """Where weights came from.
 
     Attributes:
-        id: of the Hugging Face hub, such as ``sentence-transformers/all-MiniLM-L6-v2``; None: a file or folder.
+        id: of the Hugging Face hub, such as ``sentence-transformers/all-MiniLM-L6-v2@COMMIT``; None: a file or folder.
         file: the name of that file or folder.
         sha256: its content's, see `sha256_of`.
         path: where it was, absolute; None: that means nothing here.

@@ -4,7 +4,7 @@ A set remembers the latter, so that an extraction with nothing left to do ends w
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,22 @@ class Options:
         if self.text == "words":
             return _words("words", "", "int32", {"tokenizer": TOKENIZER, "min_count": MIN_COUNT})
         return _words(self.text or "", self.text_file, self.dtype, self._text_settings)
+
+
+def at_commits(options: Options, images: VisualEncoder | None, captions: TextEncoder | None) -> Options:
+    """Return the options with the commits of the hub that were loaded: tomorrow its branches may be others."""
+    visual, text = ({} if encoder is None else encoder.versions for encoder in (images, captions))
+    by_weights = options.text == "bert"
+    return replace(
+        options,
+        visual=options.visual and _at_commit(options.visual, visual),
+        text=options.text if by_weights else options.text and _at_commit(options.text, text),
+        text_weights=_at_commit(options.text_weights, text) if by_weights else options.text_weights,
+    )
+
+
+def _at_commit(name: str, versions: Mapping[str, str]) -> str:
+    return f"{name.partition('@')[0]}@{versions['commit']}" if "commit" in versions else name
 
 
 def source_of(options: Options, modality: str, resolved: str | None) -> Source | None:

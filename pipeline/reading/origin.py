@@ -38,7 +38,7 @@ class Origin:
         source = Source.from_json(features.attributes.get("source"))
         if features.identity.get("encoder") == "bert" and source is None:
             weights = _of_revision(asked.removeprefix("revision:"))  # all that earlier versions wrote down
-        if encoder.startswith(HUB):
+        if encoder.startswith(HUB) and source is None:
             weights = encoder
         return cls(features.name, features.kind, features.identity, features.dtype, weights, source)
 

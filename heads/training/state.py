@@ -117,8 +117,8 @@ class TrainingState:
         return line | ({"collapsed": True} if self.at_constant >= STEPS else {})
 
     def stopped_early(self, patience: int | None) -> bool:
-        """Return whether so many epochs have not been better than the best."""
-        return patience is not None and self.epoch - self.best_epoch >= patience
+        """Return whether `patience` has ended the training."""
+        return stopped_early(self.epoch, self.best_epoch, patience)
 
     def seed_step(self, seed: int) -> None:
         """Let the next step draw from a generator of its own."""
@@ -155,6 +155,11 @@ class TrainingState:
             setattr(self, name, state.get(name, 0))
         self.sums = state["sums"] if "sums" in state else torch.zeros_like(self.sums)
         return True
+
+
+def stopped_early(epochs: int, best_epoch: int, patience: int | None) -> bool:
+    """Return whether so many epochs have not been better than the best."""
+    return patience is not None and epochs - best_epoch >= patience
 
 
 def first_weights(init_from: str | Path | None, out: str | Path, resume: bool) -> Run | None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -77,7 +78,7 @@ def test_what_cannot_be_made_longer_says_why(store, tmp_path, settings, why):
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     words = [word for setting in (*SMALL, "schedule.epochs=2", *settings) for word in ("--set", setting)]
     said = refused("train-head", store, "--recipe", "vsepp", "--out", tmp_path / "run", *words, "--resume")
-    assert said.startswith(f"{tmp_path / 'run'} was begun for 1 epochs and cannot be made longer, because {why}; ")
+    assert said.startswith(f"{tmp_path / 'run'} was begun for 1 epoch and cannot be made longer, because {why}; ")
     assert said.endswith("a run of schedule.name=constant or step can be made longer")
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
@@ -99,6 +100,14 @@ def test_a_run_that_stopped_early_is_over(store, tmp_path):
     recipe = recipe_of(9, "schedule.name=constant", "optimizer.lr=0", "schedule.patience=1")
     train(store, recipe, tmp_path / "run", device="cpu")
     assert "model" not in torch.load(tmp_path / "run" / "state.pt", weights_only=True)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    longer = replace(recipe, schedule=replace(recipe.schedule, epochs=12))
+    said = (
+        r"run was stopped by schedule\.patience=1 after epoch 2; more epochs do not change that; .* --init-from .*run"
+    )
+    with pytest.raises(RunError, match=said):
+        train(store, longer, tmp_path / "run", device="cpu", resume=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
     assert train(store, recipe, tmp_path / "run", device="cpu", resume=True).epochs == 2
 
 

@@ -147,6 +147,18 @@ def test_before_its_first_state_a_run_takes_the_weights_again(store, tmp_path, b
         train(store, recipe, moved, device="cpu", resume=True)
 
 
+def test_the_run_that_another_was_begun_with_may_be_moved_and_removed(store, tmp_path, base, monkeypatch):
+    recipe = recipe_of(1, "adapter.grid.standardize=true", "schedule.name=constant")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("xret.heads.training.training.Loop.go_on", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        train(store, recipe, tmp_path / "run", device="cpu", init_from=base)
+    moved = base.rename(tmp_path / "moved")
+    for place in (moved, moved):  # before its first state and after
+        assert train(store, recipe, tmp_path / "run", device="cpu", resume=True, init_from=place).epochs == 1
+    shutil.rmtree(moved)
+    assert train(store, recipe, tmp_path / "run", device="cpu", resume=True, init_from=base).trained == 0
+
+
 def test_weights_that_do_not_fit_wholly_are_refused(store, tmp_path, base):
     words = [word for setting in (*SMALL, "schedule.epochs=1") for word in ("--set", setting)]
     words = ["train-head", store, "--recipe", "vsepp", "--out", tmp_path / "run", *words, "--init-from", base]
@@ -170,8 +182,10 @@ def test_other_features_are_named_and_another_beginning_is_refused(store, tmp_pa
     recipe = recipe_of(1, "adapter.grid.standardize=true")
     train(other, recipe, tmp_path / "run", device="cpu", init_from=base)
     assert f"--init-from: {base} has learnt from other features (grid@" in capsys.readouterr().err
-    train(store, recipe, tmp_path / "plain", device="cpu")
-    with pytest.raises(RunError, match=r"run was begun with --init-from .*base; resume it so, or take another --out"):
+    train(store, recipe, tmp_path / "plain", device="cpu", seed=3)
+    with pytest.raises(
+        RunError, match=r"run was begun with --init-from .*base, whose .* others; leave --init-from out"
+    ):
         train(other, recipe, tmp_path / "run", device="cpu", resume=True, init_from=tmp_path / "plain")
     with pytest.raises(RunError, match=r"plain was begun without --init-from; resume it so"):
         train(store, recipe, tmp_path / "plain", device="cpu", resume=True, init_from=base)

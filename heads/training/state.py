@@ -176,8 +176,8 @@ def first_weights(init_from: str | Path | None, out: str | Path, resume: bool) -
         # The other run may have been moved, or be gone where it is needed no longer.
         if absolute(str(init_from)) != told["run"] and sha256_of(Run(init_from).weights) != told["sha256"]:
             raise RunError(
-                f"{out} was begun with --init-from {told['run']}, whose weights are others; leave --init-from out, as the"
-                " run knows it, or take another --out"
+                f"{out} was begun with --init-from {told['run']}, whose weights are others; leave --init-from out, as"
+                " the run knows it, or take another --out"
             )
     if run is not None and run.begun:
         return None  # its own weights count

@@ -73,7 +73,9 @@ class Display:
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if self.progress is not None:
             self.progress.__exit__()
-        if error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            self.log("stopped by Ctrl-C")
+        elif error is not None:
             self.log(f"ended: {printable(f'{type(error).__name__}: {error}')}")
 
     def begin(self, info: RunInfo, recipe: str, epoch: int, steps: int, split: Batches) -> None:

@@ -17,6 +17,7 @@ from ...pipeline.reading.batches import Batches
 from ...pipeline.reading.features import Features
 from ...pipeline.reading.joined_sets import Captions, Images, joined, parts_of
 from ...pipeline.reading.placement import Placement
+from ...pipeline.wording import counted
 from ..model import Model, feature_facts
 from ..modules.adapters import RowsAdapter, WordsAdapter
 from ..recipes.blocks import Recipe
@@ -26,7 +27,7 @@ from ..runs.info import AS_A_WHOLE, RunInfo, absolute, as_told, versions
 from ..runs.run import Run
 from .optimisation import tied_to_length
 from .ranks import ALONE, Ranks
-from .state import take_weights
+from .state import stopped_early, take_weights
 
 S = TypeVar("S", ImageSet, CaptionSet)
 _ANOTHER = "train another run"
@@ -245,12 +246,20 @@ def open_run(
 
 
 def _require_open_end(run: Run) -> None:
-    """Raise RunError where more epochs would have changed those that a run has trained."""
+    """Raise RunError where more epochs would have changed those that a run has trained, or none would follow them."""
+    again = f"train another run, from these weights with --init-from {run.path} if you like"
+    if run.info.finetuned is not None:
+        again = f"fine-tune again: `xret finetune {run.path} --out …`"
+    schedule, epochs, best = run.recipe.schedule, len(run.metrics()), run.info.best_epoch
+    if best is not None and stopped_early(epochs, best, schedule.patience):
+        raise RunError(
+            f"{run.path} was stopped by schedule.patience={schedule.patience} after epoch {epochs}; more epochs do not"
+            f" change that; {again}"
+        )
     if (tied := tied_to_length(run.recipe)) is not None:
         raise RunError(
-            f"{run.path} was begun for {run.recipe.schedule.epochs} epochs and cannot be made longer, because {tied};"
-            f" train another run, from these weights with --init-from {run.path} if you like; a run of schedule.name="
-            "constant or step can be made longer"
+            f"{run.path} was begun for {counted(schedule.epochs, 'epoch')} and cannot be made longer, because {tied};"
+            f" {again}; a run of schedule.name=constant or step can be made longer"
         )
 
 

@@ -117,8 +117,8 @@ class TrainingState:
         return line | ({"collapsed": True} if self.at_constant >= STEPS else {})
 
     def stopped_early(self, patience: int | None) -> bool:
-        """Return whether so many epochs have not been better than the best."""
-        return patience is not None and self.epoch - self.best_epoch >= patience
+        """Return whether `patience` has ended the training."""
+        return stopped_early(self.epoch, self.best_epoch, patience)
 
     def seed_step(self, seed: int) -> None:
         """Let the next step draw from a generator of its own."""
@@ -157,24 +157,35 @@ class TrainingState:
         return True
 
 
+def stopped_early(epochs: int, best_epoch: int, patience: int | None) -> bool:
+    """Return whether so many epochs have not been better than the best."""
+    return patience is not None and epochs - best_epoch >= patience
+
+
 def first_weights(init_from: str | Path | None, out: str | Path, resume: bool) -> Run | None:
     """Return the run whose weights a training begins with; one that goes on takes what it was begun with.
 
     Raises:
         RunError: there is no such run, or it has no weights, or `out` was begun with others.
     """
-    told = Run(out).info.init_from if resume and Path(out).exists() else None
-    if init_from is None and told is None:
+    run = Run(out) if resume and Path(out).exists() else None
+    told = None if run is None else run.info.init_from
+    if run is not None and init_from is not None:
+        if told is None:
+            raise RunError(f"{out} was begun without --init-from; resume it so, or take another --out")
+        # The other run may have been moved, or be gone where it is needed no longer.
+        if absolute(str(init_from)) != told["run"] and sha256_of(Run(init_from).weights) != told["sha256"]:
+            raise RunError(
+                f"{out} was begun with --init-from {told['run']}, whose weights are others; leave --init-from out, as"
+                " the run knows it, or take another --out"
+            )
+    if run is not None and run.begun:
+        return None  # its own weights count
+    place = init_from or (None if told is None else told["run"])
+    if place is None:
         return None
-    if resume and Path(out).exists():
-        if init_from is not None and (told is None or absolute(str(init_from)) != told["run"]):
-            began = "without --init-from" if told is None else f"with --init-from {told['run']}"
-            raise RunError(f"{out} was begun {began}; resume it so, or take another --out")
-        if Run(out).begun:
-            return None  # its own weights count
-    base = Run(told["run"] if told else str(init_from))
-    sha256 = sha256_of(base.weights)
-    if told and told["sha256"] != sha256:
+    base = Run(place)
+    if told and told["sha256"] != sha256_of(base.weights):
         raise RunError(f"{base.path} has other weights than {out} was begun with; take another --out")
     return base
 

@@ -14,6 +14,7 @@ from ...pipeline.device import deterministic, start_reading
 from ...pipeline.errors import NotFinite, RunError
 from ...pipeline.reading.batches import Batch, Batches, joined_batches
 from ...pipeline.reading.placement import Placement, Resident
+from ...pipeline.wording import counted
 from ..evaluation.metrics import Recalls
 from ..evaluation.protocols import recalls
 from ..evaluation.scoring import compare, embed
@@ -210,18 +211,21 @@ class Loop:
         self.seen = min(state.steps * self.batch_size, self.items)  # of the epoch that is not complete
         done = state.epoch * self.items + self.seen
         folder = self.run.path if first_rank else None
+        shown = self.shown if self._goes_on else replace(self.shown, level="quiet")
         with (
             deterministic(self.train_split.device),
-            Display(self.shown, folder, epochs, self.unit, self.items, done) as display,
+            Display(shown, folder, epochs, self.unit, self.items, done) as display,
             event_log(recipe.runtime.log if first_rank else "none", self.run, state.step) as record,
         ):
             display.begin(self.run.info, recipe.name, state.epoch, state.steps, self.train_split)
-            while state.epoch < epochs and not state.stopped_early(recipe.schedule.patience):
+            while self._goes_on:
                 self._epoch(display, record)
         if state.epoch < epochs:
             none = f"none of the last {recipe.schedule.patience} was better in validation RSUM"
             display.note(f"train: stopped after epoch {state.epoch} of {epochs}, for {none}.")
         seconds = time.perf_counter() - started
+        best = f"best of {state.epoch}: epoch {state.best_epoch}, validation RSUM {state.best_rsum:.1f}"
+        display.log(f"ended well: {counted(state.epoch - before, 'epoch')} in {seconds:.1f} s; {best}")
         return TrainSummary(
             str(self.run.path), state.epoch, state.epoch - before, state.best_epoch, state.best_rsum, seconds
         )
@@ -262,6 +266,12 @@ class Loop:
         self.seen = 0
         if self.after_epoch is not None:
             self.after_epoch(state.epoch, rsum)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether an epoch is left."""
+        schedule = self.recipe.schedule
+        return self.state.epoch < schedule.epochs and not self.state.stopped_early(schedule.patience)
 
     @property
     def _over(self) -> bool:

@@ -17,7 +17,7 @@ class WeightsSource:
     """Where weights came from.
 
     Attributes:
-        id: of the Hugging Face hub, such as ``sentence-transformers/all-MiniLM-L6-v2``; None: a file or folder.
+        id: of the Hugging Face hub, such as ``sentence-transformers/all-MiniLM-L6-v2@COMMIT``; None: a file or folder.
         file: the name of that file or folder.
         sha256: its content's, see `sha256_of`.
         path: where it was, absolute; None: that means nothing here.
@@ -57,33 +57,36 @@ class WeightsSource:
         """Return what is known."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
-    def find(self, name: str, option: str, *, flat: bool = False) -> str:
-        """Return the hub id, or the path of the file or folder where that is still the same.
+    def find(self, name: str, option: str) -> str:
+        """Return the hub id, or the path of the file where that is still the same, or of the folder.
+
+        What a folder holds beside the weights is no matter, so that they are compared when they are loaded.
 
         Args:
             name: of the feature set that the weights made.
             option: by which they can be given.
-            flat: of a folder, the files of its folders were not counted.
 
         Raises:
-            EncoderError: it is gone, or another one by now.
+            EncoderError: it is gone, or another file by now.
         """
         if self.id is not None:
             return self.id
-        what = f"'{name}' was made with {self.file} (SHA-256 {(self.sha256 or '')[:8]}…)"
-        advice = f"give it as {option} {'DIR' if '.' not in (self.file or '') else 'FILE'}"
+        what, advice = f"'{name}' was made with {self}", f"give its place as {option}"
         if self.path is None:
             raise EncoderError(f"{what}; {advice}")
         path = Path(self.path)
         if not path.exists():
             raise EncoderError(f"{what}, which is no longer at {path}; {advice}")
         try:
-            same = sha256_of(path, flat=flat) == self.sha256
+            same = path.is_dir() or sha256_of(path) == self.sha256
         except OSError as error:
             raise EncoderError(f"{what}, and {path} cannot be read ({error.strerror}); {advice}") from error
         if not same:
             raise EncoderError(f"{what}, and {path} is another one by now; {advice}")
         return self.path
+
+    def __str__(self) -> str:
+        return self.id or f"{self.file} (SHA-256 {(self.sha256 or '')[:8]}…)"
 
 
 def short_name(weights: str) -> str:

@@ -30,7 +30,7 @@ from ..encoders.words import WordsEncoder
 from ..errors import CacheError
 from ..progress import Progress
 from .command import command_of
-from .options import Options, source_of
+from .options import Options, at_commits, source_of
 from .summary import CaptionCounts, Extraction, SetSummary
 from .updates.reuse import Sources, addresses
 from .updates.update import Place, finish, place_of
@@ -74,19 +74,20 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     # Made before the store, so that a wrong name or file leaves nothing.
     visual = options.load_visual(device) if options.visual else None
     text = load_captions(options, samples, device) if options.text else None
-    command = command_of(manifest, options)
+    exact = at_commits(options, visual, text)
+    command = command_of(manifest, exact)
     how: dict[str, Any] = {"workers": options.workers, "scheduler": options.scheduler, "repair": options.repair}
     sets, counts = [], None
     with open_for_writing(url, samples, manifest.protocols, repair=options.repair, is_new=place.is_new) as cache:
         job = Job(cache.address, "", str(manifest.images.resolve()), options, cache.store.writer)
         if visual is not None:
-            facts = replace(_facts(cache, options, "images", visual, device), command=command)
+            facts = replace(_facts(cache, options, exact, "images", visual, device), command=command)
             length, sources = _from_earlier(cache, facts, f"images/{facts.name}", options, place)
             images = image_set_to_fill(cache, facts, visual.rows, length, visual.extras, options.views, digests=True)
             of_images = replace(job, set_name=images.name, sources=sources)
             sets.append(fill(images, write_image_shard, lambda _: of_images, splits, **how))
         if text is not None:
-            facts = replace(_facts(cache, options, "captions", text, device), command=command)
+            facts = replace(_facts(cache, options, exact, "captions", text, device), command=command)
             length, sources = _from_earlier(cache, facts, f"captions/{facts.name}", options, place)
             captions = caption_set_to_fill(cache, facts, length, partial(_count, cache, text))
             of_captions = replace(job, set_name=captions.name, sources=sources)
@@ -169,12 +170,17 @@ def load_captions(options: Options, samples: Samples, device: str) -> TextEncode
 
 
 def _facts(
-    cache: FeatureCache, options: Options, modality: str, encoder: VisualEncoder | TextEncoder, device: str
+    cache: FeatureCache,
+    options: Options,
+    exact: Options,
+    modality: str,
+    encoder: VisualEncoder | TextEncoder,
+    device: str,
 ) -> SetFacts:
     """Return the facts of a set; one that is there keeps its name, whatever its weights are called now."""
     recorded = {"device": device, "batch_size": options.batch_size}
     asked = options.asked(modality)
-    source = source_of(options, modality, None if asked is None else asked["weights"])
+    source = source_of(exact, modality, None if asked is None else asked["weights"])
     facts = SetFacts.of(encoder, options.dtype, recorded, asked, None if source is None else source.to_json())
     return facts.named_as_in(cache, modality)
 

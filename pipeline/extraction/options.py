@@ -4,7 +4,7 @@ A set remembers the latter, so that an extraction with nothing left to do ends w
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -94,13 +94,14 @@ class Options:
         how: dict[str, Any] = {**self._text_settings, "half": self.dtype == "float16", "trust": self.trust}
         text = self.text or ""
         if text.startswith(OPEN_CLIP):
-            return load_text(text, device, **how, file=self._text_file)
+            return load_text(text, device, **how, file=self.text_file)
         return load_text(text if text.startswith(HUB) else self.text_weights, device, **how)
 
     @property
-    def _text_file(self) -> str:
-        """The weights of a text tower of open_clip, in the words of `visual_weights`."""
-        return "imagenet" if self.text_weights == Options.text_weights else self.text_weights
+    def text_file(self) -> str:
+        """The weights of a text encoder; of a tower of open_clip in the words of `visual_weights`."""
+        own = (self.text or "").startswith(OPEN_CLIP) and self.text_weights == Options.text_weights
+        return "imagenet" if own else self.text_weights
 
     @property
     def _text_settings(self) -> dict[str, Any]:
@@ -128,9 +129,23 @@ class Options:
             return _words(self.visual or "", self.visual_weights, self.dtype, settings)
         if self.text == "words":
             return _words("words", "", "int32", {"tokenizer": TOKENIZER, "min_count": MIN_COUNT})
-        text = self.text or ""
-        weights = self._text_file if text.startswith(OPEN_CLIP) else self.text_weights
-        return _words(text, weights, self.dtype, self._text_settings)
+        return _words(self.text or "", self.text_file, self.dtype, self._text_settings)
+
+
+def at_commits(options: Options, images: VisualEncoder | None, captions: TextEncoder | None) -> Options:
+    """Return the options with the commits of the hub that were loaded: tomorrow its branches may be others."""
+    visual, text = ({} if encoder is None else encoder.versions for encoder in (images, captions))
+    by_weights = options.text == "bert"
+    return replace(
+        options,
+        visual=options.visual and _at_commit(options.visual, visual),
+        text=options.text if by_weights else options.text and _at_commit(options.text, text),
+        text_weights=_at_commit(options.text_weights, text) if by_weights else options.text_weights,
+    )
+
+
+def _at_commit(name: str, versions: Mapping[str, str]) -> str:
+    return f"{name.partition('@')[0]}@{versions['commit']}" if "commit" in versions else name
 
 
 def source_of(options: Options, modality: str, resolved: str | None) -> WeightsSource | None:
@@ -144,10 +159,10 @@ def source_of(options: Options, modality: str, resolved: str | None) -> WeightsS
         resolved: the weights as `Options.asked` has them, where it has.
     """
     encoder = (options.visual if modality == "images" else options.text) or ""
-    weights = options.visual_weights if modality == "images" else options.text_weights
+    weights = options.visual_weights if modality == "images" else options.text_file
     if encoder.startswith(HUB):
         return WeightsSource.of(encoder.removeprefix(HUB), resolved)
-    if encoder == "bert" or (encoder != "words" and Path(weights).exists()):
+    if encoder == "bert" or (encoder != "words" and weights not in ("imagenet", "") and Path(weights).exists()):
         return WeightsSource.of(weights, resolved)
     return None
 

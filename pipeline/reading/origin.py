@@ -38,7 +38,7 @@ class Origin:
         source = WeightsSource.from_json(features.attributes.get("source"))
         if features.identity.get("encoder") == "bert" and source is None:
             weights = _of_revision(asked.removeprefix("revision:"))  # all that earlier versions wrote down
-        if encoder.startswith(HUB):
+        if encoder.startswith(HUB) and source is None:
             weights = encoder
         return cls(features.name, features.kind, features.identity, features.dtype, weights, source)
 
@@ -76,7 +76,7 @@ class Origin:
         """
         named = given or self.weights
         if named is None and self.source is not None:
-            named = self.source.find(self.name, option, flat=self.identity.get("encoder") == "bert")
+            named = self.source.find(self.name, option)
         if named is not None:
             return f"{HUB}{named.removeprefix(HUB)}" if self.of_hub else named
         if self.of_hub or self.identity.get("encoder") == "bert":
@@ -94,9 +94,10 @@ class Origin:
         theirs = encoder.identity
         differing = sorted(key for key in ours if theirs.get(key) != ours[key])
         if differing or theirs.keys() - ours.keys():
+            what = f"its {', '.join(differing) or 'options'} differ"
+            those = "those very weights" if self.source is None else str(self.source)
             raise EncoderError(
-                f"'{weights}' is not what '{self.name}' was made with (its {', '.join(differing) or 'options'} differ);"
-                f" give those very weights as {option}"
+                f"'{weights}' is not what '{self.name}' was made with ({what}); give {those} as {option}"
             )
 
 

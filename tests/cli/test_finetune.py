@@ -31,12 +31,15 @@ def call(*words, code=0):
 
 
 def test_a_head_is_tuned_extracted_again_and_evaluated(run):
-    more = ["--reattach", "image", "--data-root", "tiny", *sets("schedule.epochs=2"), "--device", "cpu"]
+    more = ["--reattach", "image", "--data-root", "tiny", "--device", "cpu"]
+    more += sets("schedule.name=linear", "schedule.epochs=2")
     summary = json.loads(call("finetune", "head", *more, "--out", "tuned", "--json").stdout)
     assert (summary["run"], summary["epochs"], summary["trained"], summary["best_epoch"]) == ("tuned", 2, 1, 2)
     again = call("finetune", "head", *more, "--out", "tuned", "--resume")
     assert "it was complete already" in again.stdout
     assert "nothing to resume" not in again.stderr
+    longer = call("finetune", "head", *more[:-1], "schedule.epochs=3", "--out", "tuned", "--resume", code=1).stderr
+    assert "; fine-tune again: `xret finetune tuned --out …`; a run of " in longer
     assert "exists; take another --out" in call("finetune", "head", *more, "--out", "tuned", code=1).stderr
     assert "--from-run tuned" in call("eval", "tuned", code=1).stderr
     extract = ["extract", "tiny/tiny.yaml", "--store", "s.zarr", "--from-run", "tuned", "--device", "cpu"]

@@ -89,16 +89,20 @@ def test_a_search_finds_the_weights_or_says_which_it_wants(folder):
     words = ["search", "head", "a picture of thing number 3", "-k", "2", "--device", "cpu", "--split", "val"]
     found = run(*words, "--json").stdout
     assert len(json.loads(found)) == 2
+    (folder / "Mini LM" / "README.md").write_text("It is the same model.")
+    assert run(*words, "--json").stdout == found
+    source = FeatureCache.open("s.zarr").caption_set().attributes["source"]
     (folder / "Mini LM").rename(folder / "elsewhere")
     (name,) = captions()
     said = refused(*words)
     assert said.startswith(f"'{name}' was made with Mini LM (SHA-256 ")
-    assert said.endswith(f", which is no longer at {folder / 'Mini LM'}; give it as --text-weights DIR")
+    assert said.endswith(f", which is no longer at {folder / 'Mini LM'}; give its place as --text-weights")
     assert run(*words, "--text-weights", "elsewhere", "--json").stdout == found
     save_bert(folder / "Mini LM", seed=1)
-    assert f", and {folder / 'Mini LM'} is another one by now; give it as" in refused(*words)
+    those = f"; give Mini LM (SHA-256 {source['sha256'][:8]}…) as --text-weights"
+    assert refused(*words) == f"'{folder / 'Mini LM'}' is not what '{name}' was made with (its weights differ){those}"
     said = refused("finetune", "head", "--reattach", "text", "--set", "schedule.epochs=2", "--out", "tuned")
-    assert f", and {folder / 'Mini LM'} is another one by now; give it as --text-weights DIR" in said
+    assert said.endswith(those)
     assert not (folder / "tuned").exists()
 
 
@@ -114,7 +118,7 @@ def test_weights_of_pictures_are_found_in_their_file(folder):
     words = ["search", "v", "--image", picture, "-k", "1", "--device", "cpu", "--split", "val"]
     run(*words)
     change(folder / "mine.safetensors")
-    assert refused(*words).endswith("mine.safetensors is another one by now; give it as --visual-weights FILE")
+    assert refused(*words).endswith("mine.safetensors is another one by now; give its place as --visual-weights")
 
 
 def test_a_set_of_an_earlier_version_goes_on_under_its_name(tiny_dataset, tmp_path, monkeypatch):

@@ -75,7 +75,7 @@ def test_a_hub_id_of_the_text_encoder_is_written_down(folder, tmp_path):
     assert "text_weights" not in (saved / "README.md").read_text()
     saved = hub.save_to_folder(open_run(folder, "tokens", text_weights=str(folder / "bert")), tmp_path / "again")
     assert str(folder) not in (saved / "encoders.json").read_text()  # which means nothing elsewhere
-    with pytest.raises(EncoderError, match=r"was made with bert \(SHA-256 \w{8}…\); give it as --text-weights DIR"):
+    with pytest.raises(EncoderError, match=r"was made with bert \(SHA-256 \w{8}…\); give its place as --text-weights"):
         xret.load(saved).encode_text(["red"])
 
 

@@ -125,7 +125,7 @@ def test_image_weights_from_a_file_that_has_moved_must_be_named(folder, tmp_path
     )
     run = make_run(store, tmp_path / "run")
     (tmp_path / "w.safetensors").rename(tmp_path / "moved.safetensors")
-    with pytest.raises(EncoderError, match=r"no longer at .*w\.safetensors; give it as --visual-weights FILE"):
+    with pytest.raises(EncoderError, match=r"no longer at .*w\.safetensors; give its place as --visual-weights"):
         open_run(folder, run).search(Path("x.png"))
     retriever = open_run(folder, run, visual_weights=str(tmp_path / "moved.safetensors"))
     same(retriever.encode_images(files(retriever)), retriever.gallery.images)

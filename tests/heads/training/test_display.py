@@ -85,11 +85,14 @@ def test_the_log_is_appended_when_a_run_goes_on(store, tmp_path, monkeypatch):
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in log)
     said = [line[20:] for line in log]
     assert said[0].startswith(f"begins vsepp on {store} (")
-    assert [line.split(":")[0] for line in said[1:3]] == ["epoch 1/2", "ended"]
-    assert said[2] == "ended: KeyboardInterrupt: "
+    assert said[1].startswith("epoch 1/2: loss ")
+    assert said[2] == "stopped by Ctrl-C"
     assert said[3].startswith("goes on after epoch 1, step 0, vsepp on ")
     assert said[4].startswith("epoch 2/2: loss ")
-    assert len(said) == 5
+    best = Run(tmp_path / "run").info
+    end = rf"ended well: 1 epoch in [\d.]+ s; best of 2: epoch {best.best_epoch}, validation RSUM {best.best_rsum:.1f}"
+    assert re.fullmatch(end, said[5])
+    assert len(said) == 6
 
 
 def test_the_log_has_what_ended_a_training_early(store, tmp_path, capsys):
@@ -97,7 +100,9 @@ def test_the_log_has_what_ended_a_training_early(store, tmp_path, capsys):
     train(store, recipe, tmp_path / "run", device="cpu", shown=Shown("quiet"))
     sentence = "train: stopped after epoch 3 of 9, for none of the last 2 was better in validation RSUM."
     assert capsys.readouterr().err.splitlines()[1:] == [sentence]
-    assert (tmp_path / "run" / LOG).read_text().splitlines()[-1].endswith(f" {sentence}")
+    assert (tmp_path / "run" / LOG).read_text().splitlines()[-2].endswith(f" {sentence}")
+    train(store, recipe, tmp_path / "run", device="cpu", resume=True)
+    assert capsys.readouterr().err.splitlines()[1:] == [sentence]  # no bar of what is over
 
 
 def test_a_log_that_cannot_be_written_stops_no_training(store, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -77,7 +78,7 @@ def test_what_cannot_be_made_longer_says_why(store, tmp_path, settings, why):
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     words = [word for setting in (*SMALL, "schedule.epochs=2", *settings) for word in ("--set", setting)]
     said = refused("train-head", store, "--recipe", "vsepp", "--out", tmp_path / "run", *words, "--resume")
-    assert said.startswith(f"{tmp_path / 'run'} was begun for 1 epochs and cannot be made longer, because {why}; ")
+    assert said.startswith(f"{tmp_path / 'run'} was begun for 1 epoch and cannot be made longer, because {why}; ")
     assert said.endswith("a run of schedule.name=constant or step can be made longer")
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
@@ -99,6 +100,14 @@ def test_a_run_that_stopped_early_is_over(store, tmp_path):
     recipe = recipe_of(9, "schedule.name=constant", "optimizer.lr=0", "schedule.patience=1")
     train(store, recipe, tmp_path / "run", device="cpu")
     assert "model" not in torch.load(tmp_path / "run" / "state.pt", weights_only=True)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    longer = replace(recipe, schedule=replace(recipe.schedule, epochs=12))
+    said = (
+        r"run was stopped by schedule\.patience=1 after epoch 2; more epochs do not change that; .* --init-from .*run"
+    )
+    with pytest.raises(RunError, match=said):
+        train(store, longer, tmp_path / "run", device="cpu", resume=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
     assert train(store, recipe, tmp_path / "run", device="cpu", resume=True).epochs == 2
 
 
@@ -138,6 +147,18 @@ def test_before_its_first_state_a_run_takes_the_weights_again(store, tmp_path, b
         train(store, recipe, moved, device="cpu", resume=True)
 
 
+def test_the_run_that_another_was_begun_with_may_be_moved_and_removed(store, tmp_path, base, monkeypatch):
+    recipe = recipe_of(1, "adapter.grid.standardize=true", "schedule.name=constant")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("xret.heads.training.training.Loop.go_on", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        train(store, recipe, tmp_path / "run", device="cpu", init_from=base)
+    moved = base.rename(tmp_path / "moved")
+    for place in (moved, moved):  # before its first state and after
+        assert train(store, recipe, tmp_path / "run", device="cpu", resume=True, init_from=place).epochs == 1
+    shutil.rmtree(moved)
+    assert train(store, recipe, tmp_path / "run", device="cpu", resume=True, init_from=base).trained == 0
+
+
 def test_weights_that_do_not_fit_wholly_are_refused(store, tmp_path, base):
     words = [word for setting in (*SMALL, "schedule.epochs=1") for word in ("--set", setting)]
     words = ["train-head", store, "--recipe", "vsepp", "--out", tmp_path / "run", *words, "--init-from", base]
@@ -161,8 +182,10 @@ def test_other_features_are_named_and_another_beginning_is_refused(store, tmp_pa
     recipe = recipe_of(1, "adapter.grid.standardize=true")
     train(other, recipe, tmp_path / "run", device="cpu", init_from=base)
     assert f"--init-from: {base} has learnt from other features (grid@" in capsys.readouterr().err
-    train(store, recipe, tmp_path / "plain", device="cpu")
-    with pytest.raises(RunError, match=r"run was begun with --init-from .*base; resume it so, or take another --out"):
+    train(store, recipe, tmp_path / "plain", device="cpu", seed=3)
+    with pytest.raises(
+        RunError, match=r"run was begun with --init-from .*base, whose .* others; leave --init-from out"
+    ):
         train(other, recipe, tmp_path / "run", device="cpu", resume=True, init_from=tmp_path / "plain")
     with pytest.raises(RunError, match=r"plain was begun without --init-from; resume it so"):
         train(store, recipe, tmp_path / "plain", device="cpu", resume=True, init_from=base)

@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 
+from xret.pipeline.encoders import weights_source
 from xret.pipeline.encoders.weights_source import WeightsSource, sha256_of
 from xret.pipeline.errors import EncoderError
 
@@ -36,14 +37,29 @@ def test_a_file_is_found_where_it_was_as_long_as_it_is_the_same(tmp_path):
     begin = f"'set@1' was made with w.pth (SHA-256 {source.sha256[:8]}…)"
     with pytest.raises(EncoderError) as caught:
         source.find("set@1", "--visual-weights")
-    assert str(caught.value) == f"{begin}, and {file} is another one by now; give it as --visual-weights FILE"
+    assert str(caught.value) == f"{begin}, and {file} is another one by now; give its place as --visual-weights"
     file.unlink()
     with pytest.raises(EncoderError) as caught:
         source.find("set@1", "--visual-weights")
-    assert str(caught.value) == f"{begin}, which is no longer at {file}; give it as --visual-weights FILE"
+    assert str(caught.value) == f"{begin}, which is no longer at {file}; give its place as --visual-weights"
     with pytest.raises(EncoderError) as caught:
         WeightsSource(file="w.pth", sha256=source.sha256).find("set@1", "--visual-weights")
-    assert str(caught.value) == f"{begin}; give it as --visual-weights FILE"
+    assert str(caught.value) == f"{begin}; give its place as --visual-weights"
+
+
+def test_a_folder_is_found_whatever_else_lies_in_it_and_its_name_says_not_what_it_is(tmp_path, monkeypatch):
+    folder = tmp_path / "bge-small-en-v1.5"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    source = WeightsSource.of(str(folder), None)
+    (folder / ".DS_Store").write_bytes(b"1")
+    with monkeypatch.context() as patch:
+        patch.setattr(weights_source, "sha256_of", None)  # nobody may look
+        assert source.find("set@1", "--text-weights") == str(folder)
+    with pytest.raises(
+        EncoderError, match=r"'set@1' was made with bge-small-en-v1\.5 \(.*; give its place as --text-w"
+    ):
+        WeightsSource(file=source.file, sha256=source.sha256).find("set@1", "--text-weights")
 
 
 @pytest.mark.parametrize("value", [None, "text", {"id": 1}, {"id": "a", "command": "rm"}, [1]])

@@ -9,9 +9,16 @@ from small_bert import save_bert
 from small_checkpoints import save_image_model
 
 from xret.heads.retrieval.hub import local_folder
+from xret.pipeline.cache import FeatureCache
 from xret.pipeline.cache.facts import fingerprint
+from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.encoders.registry import load_text, load_visual
 from xret.pipeline.errors import EncoderError, RunError
+from xret.pipeline.extraction.command import command_for
+from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.extraction.options import Options
+from xret.pipeline.reading.origin import Origin
+from xret.pipeline.reading.reencoding import caption_encoder
 
 OLD, NEW = "a" * 40, "b" * 40
 
@@ -61,6 +68,17 @@ def test_an_image_model(cache):
     )
     assert old.identity == first.identity != new.identity
     assert (old.versions["commit"], new.versions["commit"]) == (OLD, NEW)
+
+
+@pytest.mark.parametrize("text", [{"text": "hf:someone/bert"}, {"text_weights": "someone/bert@main"}])
+def test_a_set_keeps_the_commit_when_a_branch_moves(cache, tiny_dataset, text):
+    extract(load_manifest(tiny_dataset()), str(cache / "s.zarr"), Options(visual=None, device="cpu", **text))
+    store = FeatureCache.open(str(cache / "s.zarr"))
+    features = store.caption_set()
+    assert features.attributes["source"] == {"id": f"someone/bert@{NEW}"}
+    assert f" {next(iter(text.values())).partition('@')[0]}@{NEW} " in command_for(store.store, features.path)
+    (cache / "hub" / "models--someone--bert" / "refs" / "main").write_text(OLD)
+    assert caption_encoder(Origin.of(features), None, "cpu").versions["commit"] == NEW
 
 
 def test_revisions_differ(cache):

@@ -2,7 +2,9 @@
 
 import json
 import re
+import shlex
 
+import numpy as np
 import pytest
 from command_line import refused, run
 from embedding_sources import Pairs
@@ -65,6 +67,24 @@ def test_recipes_of_local_features_say_what_is_missing(store, tmp_path, recipe):
 def test_what_is_there_is_listed_and_sound(store):
     assert re.search(r"images/vit-b-32@\w{8}: global, 16, float16", run("cache", "info", store).stdout)
     assert run("cache", "verify", store).exit_code == 0
+
+
+def test_a_repaired_source_takes_the_place_of_one_that_failed(tmp_path):
+    pairs, store = Pairs(40), tmp_path / "s.zarr"
+    whole = pairs.images.copy()
+    pairs.images[3] = np.nan
+    words = ["import", "--store", store, "--from", "clip-retrieval", "--source", tmp_path / "e", *BRING]
+    pairs.clip_retrieval(tmp_path / "e")
+    *_, said = run(*words, "--on-error", "skip").stdout.strip().splitlines()
+    commands = re.findall(r"`xret (cache rm [^`]+)`", said)
+    assert [re.search(r"(\w+)/vit-b-32@\w{8}$", one)[1] for one in commands] == ["images", "captions"]
+    assert said.endswith(", and import again.")
+    pairs.images = whole
+    pairs.clip_retrieval(tmp_path / "e")
+    for command in commands:
+        run(*shlex.split(command), "--yes")
+    run(*words)
+    assert not FeatureCache.open(str(store)).image_set().failed
 
 
 def test_what_does_not_belong_together_is_wrong_usage(tmp_path):

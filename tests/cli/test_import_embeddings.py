@@ -87,6 +87,16 @@ def test_a_repaired_source_takes_the_place_of_one_that_failed(tmp_path):
     assert not FeatureCache.open(str(store)).image_set().failed
 
 
+def test_a_changed_caption_without_a_manifest_wants_another_store(tmp_path):
+    pairs = Pairs(40)
+    words = ["import", "--store", tmp_path / "s.zarr", "--from", "clip-retrieval", "--source", tmp_path / "e", *BRING]
+    pairs.clip_retrieval(tmp_path / "e")
+    run(*words)
+    pairs.texts[5] = "another caption"
+    pairs.clip_retrieval(tmp_path / "e")
+    assert refused(*words).endswith("; choose another store")
+
+
 def test_what_does_not_belong_together_is_wrong_usage(tmp_path):
     words = ["import", "--store", tmp_path / "s", "--source", tmp_path]
     assert "needs the data set: name a manifest as DATASET" in refused(*words, "--from", "scan", code=2)

@@ -66,7 +66,7 @@ def import_embeddings(manifest: Manifest | None, url: str, options: ImportOption
     facts = _facts(found, options, encoders)
     samples = _own_samples(found, options) if manifest is None else read_samples(manifest)
     splits = choose_splits(samples, options.splits)
-    require_place(url, samples)
+    require_place(url, samples, updates=manifest is not None)
     images, captions, matched_by, unmatched = _match(found, samples, splits, options, own=manifest is None)
     with open_for_writing(url, samples, ("full",) if manifest is None else manifest.protocols) as cache:
         for modality, of_side in facts.items():

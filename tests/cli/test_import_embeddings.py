@@ -48,7 +48,13 @@ def test_recipes_of_global_features_train_and_search(store, tmp_path, recipe):
         text = next(iter(json.loads(run("search", out, known_text(store), "--json").stdout)))
         assert set(text) == {"rank", "id", "score", "file_name"}
         said = refused("search", out, "a text that is nowhere")
-        assert "was imported, so xret has no encoder for new captions; search with what is in the store" in said
+        assert "was imported, so xret has no encoder for new captions; train on features of `xret extract`" in said
+        assert said.endswith("`, search with a caption of split 'test', or name another --split")
+        cache = FeatureCache.open(str(store))
+        (name,) = cache.file_names(first := cache.splits["test"][0], first + 1)
+        assert run("search", out, "--image", f"photos/{name}", "--json").stdout
+        said = refused("search", out, "--image", "nowhere.jpg")
+        assert said.endswith("`, search with a picture of split 'test', or name another --split")
         run("index", out, "--out", tmp_path / "index")
         run("report", out, "--out", tmp_path / "r.html")
         run("eval", out, "--diagnostics")

@@ -56,6 +56,15 @@ def test_without_a_terminal_there_is_a_line_an_epoch(store, tmp_path):
     assert epoch_lines(told) == expected(tmp_path / "run")
 
 
+def test_a_validation_that_is_too_small_is_told(store, tmp_path):
+    words = ["train-head", store, "--recipe", "vsepp", *SETTINGS]
+    small = "val: 4 images are too few to tell which epoch is best; chance has RSUM 434.7."
+    assert run(*words, "--out", tmp_path / "run").stderr.splitlines().count(small) == 1
+    large = make_store(tmp_path / "large.zarr", train=12, val=100, test=4)
+    words[1] = large
+    assert "too few" not in run(*words, "--set=schedule.epochs=1", "--out", tmp_path / "large").stderr
+
+
 def test_verbose_tells_the_terms_and_quiet_nothing(store, tmp_path):
     words = ["train-head", store, "--recipe", "setdiv", *SETTINGS]
     words += ["--set=aggregator.image.head_dim=8", "--set=aggregator.text.head_dim=8"]
@@ -83,7 +92,9 @@ def test_the_log_is_appended_when_a_run_goes_on(store, tmp_path, monkeypatch):
     train(store, recipe, tmp_path / "run", device="cpu", resume=True, shown=Shown("quiet"))
     log = (tmp_path / "run" / LOG).read_text().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in log)
-    said = [line[20:] for line in log]
+    small = "val: 4 images are too few to tell which epoch is best; chance has RSUM 434.7."
+    assert [line[20:] for line in log].count(small) == 2
+    said = [line[20:] for line in log if not line.endswith(small)]
     assert said[0].startswith(f"begins vsepp on {store} (")
     assert [line.split(":")[0] for line in said[1:3]] == ["epoch 1/2", "ended"]
     assert said[2] == "ended: KeyboardInterrupt: "

@@ -89,6 +89,8 @@ class Display:
         made = ", ".join(f"{name} {version}" for name, version in versions().items())
         on = f"{info.store} ({sets}), features {split.placement}, on {split.device}, seed {info.seed}"
         self.log(f"{where} {recipe} on {on}; {made}")
+        for sentence in filter(None, (part.placed for part in split.parts)):
+            self.log(sentence)
         if val.images < FEW:
             chance = chance_rsum(torch.as_tensor(val.caption_image), val.images, "full")
             small = f"val: {too_few(val.images)} to tell which epoch is best; chance has RSUM {chance:.1f}."

@@ -37,6 +37,11 @@ def test_a_table_its_files_and_its_json(store, tmp_path):
     assert "<svg" in files["svg"].read_text()
 
 
+def test_quiet_tells_nothing_but_the_table(store, tmp_path):
+    vary = ["--recipe", "vsepp", "--vary", "loss.triplet.margin=0.1", *SMALL]
+    assert run("ablate", store, "--out", tmp_path / "out", *vary, "--device", "cpu", "-q").stderr == ""
+
+
 def test_a_failed_cell_is_told_and_the_exit_code_is_1(store, tmp_path):
     vary = ["--recipe", "vsepp", "--vary", "adapter.words.vectors=nowhere.txt,null", *SMALL]
     said = run("ablate", store, "--out", tmp_path / "out", *vary, "--device", "cpu", code=1).stdout
@@ -68,6 +73,9 @@ def test_mistakes(store, tmp_path):
         assert "give --recipe with one --vary or more, or --grid" in refused("ablate", store, *out, *words, code=2)
     both = ["--jobs", "2", "--scheduler", "tcp://127.0.0.1:9"]
     assert "--jobs is for this machine" in refused("ablate", store, *out, *VARY, *both, code=2)
+    for several in (both[:2], both[2:]):
+        said = refused("ablate", store, *out, *VARY, *several, "-v", code=2)
+        assert said == "-v shows one training at a time; leave it out, and look into each run's train.log"
     assert "Missing argument 'STORE'" in refused("ablate", *out, *VARY, code=2)
     (tmp_path / "file").touch()
     for option in ("--csv", "--latex", "--plot"):

@@ -20,6 +20,8 @@ _FORMS = (  # of a line on a terminal, the widest first
     "{desc}: {percentage:3.0f}%|{bar}| {remaining} left, {rate_fmt}{postfix}",
     "{desc}: {remaining} left, {rate_fmt}{postfix}",
     "{desc}: {remaining} left{postfix}",
+    "{desc}: {remaining} left",
+    "{desc}",
 )
 
 
@@ -113,4 +115,4 @@ class _Bar(_Tqdm):
             facts |= {"postfix": note, "bar_format": form.replace("{bar}", ""), "ncols": None}
             if len(self.format_meter(**facts)) + (_BAR if "{bar}" in form else 0) <= columns:
                 return self.format_meter(**{**facts, "bar_format": form, "ncols": columns})
-        return self.format_meter(**{**facts, "ncols": columns})
+        return self.format_meter(**{**facts, "ncols": columns})[:columns]

@@ -121,7 +121,7 @@ class Display:
         """
         values, terms = [line["loss"], *line["parts"].values()], list(line["parts"])
         best = "the best so far" if best_epoch == line["epoch"] else f"best {best_rsum:.1f} in epoch {best_epoch}"
-        end = f"validation RSUM {line['rsum']:.1f}, {best}, {line['seconds']:.1f} s"
+        end = f"val RSUM {line['rsum']:.1f}, {best}, {line['seconds']:.1f} s"
         title = f"epoch {line['epoch']}/{self.epochs}"
         long = f"{title}: {describe(values, terms)}, lr {line['lr']:.3g}, {end}"
         if self.progress is not None and self.shown.level in ("epochs", "terms"):

@@ -7,10 +7,14 @@ import re
 import pytest
 from command_line import refused, run
 from small_store import make_store
+from terminal import terminal
+
+from xret import ablate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SMALL = [f"--set={setting}" for setting in ("model.dim=8", "adapter.words.word_dim=4", "schedule.epochs=1")]
+VALUES = {"model.dim": 8, "adapter.words.word_dim": 4, "schedule.epochs": 1}
+SMALL = [f"--set={key}={value}" for key, value in VALUES.items()]
 VARY = ["--recipe", "vsepp", "--vary", "loss.triplet.margin=0.1,0.2", *SMALL]
 
 
@@ -35,6 +39,13 @@ def test_a_table_its_files_and_its_json(store, tmp_path):
         assert f"{mean:.2f} ± " in table
         assert f"{mean:.2f} $\\pm$ " in files["tex"].read_text()
     assert "<svg" in files["svg"].read_text()
+
+
+def test_the_bar_of_a_cell_says_which_it_is(store, tmp_path, monkeypatch):
+    with terminal(monkeypatch, 80) as screen:
+        ablate(store, recipe="vsepp", vary={"loss.triplet.margin": [0.1, 0.2]}, out=tmp_path / "out", settings=VALUES)
+    for cell in (1, 2):
+        assert any(line.startswith(f"cell {cell}/2, epoch 1/1: ") for line in screen.lines)
 
 
 def test_quiet_tells_nothing_but_the_table(store, tmp_path):

@@ -35,7 +35,9 @@ def line_of(columns, *notes, done=400, total=1000, elapsed=0.42):
         (80, f"epoch 3/30:  40%|##| 00:00 left, 952.38 images/s, {SHORT}"),
         (60, f"epoch 3/30: 00:00 left, 952.38 images/s, {SHORT}"),
         (40, f"epoch 3/30: 00:00 left, {SHORT}"),
-        (30, "epoch 3/30: 00:00 left, loss 0"),
+        (30, "epoch 3/30: 00:00 left"),
+        (20, "epoch 3/30"),
+        (6, "epoch "),
     ],
 )
 def test_terms_are_there_only_where_there_is_room(columns, line):

@@ -9,7 +9,7 @@ from terminal import terminal
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
-from xret.heads.training.display import LOG, Shown
+from xret.heads.training.display import LOG, Display, Shown
 from xret.heads.training.objective import Objective
 from xret.heads.training.training import train
 
@@ -35,20 +35,29 @@ def expected(run_folder, epochs=2):
         best = max(best, (line["epoch"], line["rsum"]), key=lambda one: one[1])
         said = "the best so far" if best[0] == line["epoch"] else f"best {best[1]:.1f} in epoch {best[0]}"
         start = f"epoch {line['epoch']}/{epochs}: loss {line['loss']:.4f}"
-        lines.append(f"{start}, validation RSUM {line['rsum']:.1f}, {said}, {line['seconds']:.1f} s")
+        lines.append(f"{start}, val RSUM {line['rsum']:.1f}, {said}, {line['seconds']:.1f} s")
     return lines
 
 
-@pytest.mark.parametrize("columns", [200, 80, 44])
+@pytest.mark.parametrize("columns", [200, 80, 44, 24])
 def test_on_a_terminal_a_line_an_epoch_stays(store, tmp_path, monkeypatch, columns):
     with terminal(monkeypatch, columns) as screen:
         train(store, load_recipe("vsepp", SMALL), tmp_path / "run", device="cpu")
     wanted = expected(tmp_path / "run")
-    assert [line for line in screen.kept if " validation RSUM " in line] == wanted
+    assert [line for line in screen.kept if " val RSUM " in line] == wanted
     bars = [line for line in screen.lines if " left" in line or "s/s" in line]
     assert bars
-    assert all(len(line) <= columns for line in bars)
+    assert all(len(line) <= columns and not line.endswith(",") for line in bars)
     assert any(line.startswith("epoch 2/2: ") for line in bars)
+
+
+def test_an_epoch_of_three_digits_fits_the_terminal(tmp_path, capsys):
+    line = {"epoch": 300, "loss": 162.6648, "parts": {"triplet": 1.0}, "lr": 0.001, "rsum": 154.0, "seconds": 123.4}
+    with Display(Shown(), tmp_path, 300, "image", 10, 0) as display:
+        display.epoch(line, 288, 159.0)
+    kept = epoch_lines(capsys.readouterr().err)
+    assert kept == ["epoch 300/300: loss 162.6648, val RSUM 154.0, best 159.0 in epoch 288, 123.4 s"]
+    assert len(kept[0]) <= 80
 
 
 def test_without_a_terminal_there_is_a_line_an_epoch(store, tmp_path):

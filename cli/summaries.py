@@ -21,9 +21,14 @@ def print_summary(summary: "Extraction", as_json: bool) -> None:
         return
     counts = f"{counted(summary.images, 'image')}, {counted(summary.captions, 'caption')}"
     click.echo(printable(f"{summary.dataset}: {counts} in {summary.store}"))
+    imported = summary.unmatched is not None
     for features in summary.sets:
-        shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in features.shares.items())
-        done = "imported" if summary.matched_by else "encoded"
+        shares = ", ".join(
+            f"{name} {seconds:.1f} s"
+            for name, seconds in features.shares.items()
+            if not (imported and name == "encode")
+        )
+        done = "imported" if imported else "encoded"
         again = f", {features.found:,} found again" if features.found else ""
         matched = f", matched by {summary.matched_by}" if summary.matched_by else ""
         click.echo(

@@ -197,13 +197,16 @@ def _own_samples(found: Embeddings, options: ImportOptions) -> Samples:
 
 def _match(
     found: Embeddings, samples: Samples, splits: list[str], options: ImportOptions, *, own: bool
-) -> tuple[np.ndarray, np.ndarray, str, int]:
-    """Return the rows of images and captions, -1 where there is none, by what they matched, and how many are left."""
+) -> tuple[np.ndarray, np.ndarray, str | None, int]:
+    """Return the rows of images and captions, -1 where there is none, by what they matched, and how many are left.
+
+    The source's own samples are matched by nothing.
+    """
     if own:
         entries = {name: number for number, name in enumerate(found.names)}
         images = np.array([entries[image.file_name] for image in samples.images], dtype=np.int64)
         captions = [caption.sentid for image in samples.images for caption in image.captions]
-        return found.image_rows[images], np.array(captions, dtype=np.int64), "file name", 0
+        return found.image_rows[images], np.array(captions, dtype=np.int64), None, 0
     rows, matched_by = match(found.names, samples)
     known = {
         (int(rows[owner]), text.strip()): row

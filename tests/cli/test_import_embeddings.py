@@ -110,5 +110,9 @@ def test_what_does_not_belong_together_is_wrong_usage(tmp_path):
     assert "needs the data set: name a manifest as DATASET" in refused(*words, "--from", "scan", code=2)
     said = refused(*words, "--from", "clip-retrieval")
     assert "needs the name of the model that made the embeddings" in said
+    said = refused(*words, "--from", "clip-retrieval", "--encoder", "модель")
+    assert said == "--encoder 'модель' cannot name a feature set; use letters from a to z, digits, '.', '_', '-'"
+    said = refused(*words, "--from", "clip-retrieval", *BRING, "--data-root", tmp_path, code=2)
+    assert said == "--data-root is for a DATASET, which is not given; leave it out"
     assert "holds no images.npy" in refused(*words, "--from", "embeddings", *BRING)
     assert "holds no img_emb_*.npy" in refused(*words, "--from", "clip-retrieval", *BRING)

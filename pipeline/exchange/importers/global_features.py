@@ -143,11 +143,16 @@ def _encoders(options: ImportOptions) -> tuple[str, str]:
     names = options.encoder
     if options.arrays:
         raise SourceError(f"--arrays names the arrays of an HDF5 file, but --from is {options.format_}; leave it out")
-    if not 1 <= len(names) <= 2 or not all(map(_short, names)):
+    if not 1 <= len(names) <= 2:
         raise SourceError(
             f"--from {options.format_} needs the name of the model that made the embeddings, as --encoder ViT-B/32, or"
             " --encoder IMAGES,CAPTIONS of two models"
         )
+    for name in names:
+        if not _short(name):
+            raise SourceError(
+                f"--encoder '{name}' cannot name a feature set; use letters from a to z, digits, '.', '_', '-'"
+            )
     return names[0], names[-1]
 
 

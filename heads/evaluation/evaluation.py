@@ -227,7 +227,9 @@ def _ground_truths(
     protocols = cache.protocols if protocol == "auto" else (protocol,)
     for name in protocols:
         if name not in PROTOCOLS:
-            raise RunError(f"there is no protocol '{name}'{nearest(name, list(PROTOCOLS))}: {', '.join(PROTOCOLS)}")
+            raise RunError(
+                f"there is no protocol '{name}'{nearest(name, list(PROTOCOLS))}; `xret list protocols` lists them"
+            )
     if annotations is not None and "pmrp" not in protocols:
         raise RunError(f"--annotations is for the protocol pmrp, and this is {', '.join(protocols)}; leave it out")
     truths = {name: ground_truth(name, annotations) for name in protocols}

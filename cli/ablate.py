@@ -8,7 +8,7 @@ import click
 
 from ..pipeline.files import write_text
 from ..pipeline.wording import counted
-from .parsing import NEW_FILE, NEW_FOLDER, Sectioned, verbose_option
+from .parsing import NEW_FILE, NEW_FOLDER, Sectioned, refuse_verbose_of_many, verbose_option
 
 
 def list_grids(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
@@ -101,6 +101,7 @@ def ablate(
         raise click.UsageError("give --recipe with one --vary or more, or --grid")
     if options["scheduler"] is not None and options["jobs"] > 1:
         raise click.UsageError("--jobs is for this machine; with --scheduler the cluster has as many as its workers")
+    refuse_verbose_of_many(options)
     from ..heads.ablation.ablation import ablate as run
     from ..heads.ablation.plan import make_plan
     from ..heads.ablation.table import as_csv, as_latex, plot, require_plot

@@ -80,6 +80,8 @@ def import_(dataset: str | None, store: str, data_root: Path | None, as_json: bo
     if not options["splits"]:
         raise click.UsageError("nothing to import: give at least one of --splits")
     refuse_workers_of_a_cluster(options)
+    if dataset is None and data_root is not None:
+        raise click.UsageError("--data-root is for a DATASET, which is not given; leave it out")
     manifest = None if dataset is None else load_manifest(dataset, data_root)
     if options["format_"] in EMBEDDINGS:
         from ..pipeline.exchange.importers.global_features import import_embeddings

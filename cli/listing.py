@@ -4,39 +4,39 @@ import json
 
 import click
 
-# Of each list the names of a registry, with when to take each; a test holds them against the registries.
+# Names, with when to take each. A test holds them against the registries; encoders stand for many more names.
 LISTS: dict[str, dict[str, str]] = {
     "encoders": {
-        "resnet152": "and any other classification network of torchvision: a grid; what the papers of grids have",
-        "hf:ID": "a model of transformers: DINOv2 and the like; with --encoder both towers of CLIP or SigLIP",
-        "timm:NAME": "a network that transformers does not have",
-        "open_clip:ARCH/TAG": "a CLIP of open_clip, or of its weights in a file",
-        "butd": "36 regions of bottom-up attention: what the papers of regions have",
-        "butd-grid": "the same network's grid, without the time of the boxes",
-        "fasterrcnn_resnet50_fpn_v2": "regions with classes, where the weights of bottom-up attention are not at hand",
-        "bert": "captions: a frozen text encoder, best with few training captions",
-        "words": "captions: words that the head learns, in no time to extract; best with many captions",
+        "resnet152": "for papers' grids; or another torchvision classifier",
+        "hf:ID": "for strong features: DINOv2, CLIP, SigLIP and others",
+        "timm:NAME": "for a network that transformers does not have",
+        "open_clip:ARCH/TAG": "for a CLIP of open_clip, or its weights in a file",
+        "butd": "for papers' 36 regions of bottom-up attention",
+        "butd-grid": "for a grid of that network, without time for boxes",
+        "fasterrcnn_resnet50_fpn_v2": "for regions without the weights of butd",
+        "bert": "for captions, where few of them are trained on",
+        "words": "for captions, where many are; extracted in no time",
     },
     "recipes": {
-        "linear": "a linear layer a side: whether a system is worth it",
-        "mlp": "that plus a perceptron: the row to beat",
+        "linear": "to see whether a system is worth it: a linear layer a side",
+        "mlp": "the baseline that a system has to beat: linear and a perceptron",
         "vsepp": "a first number, and the fastest training",
         "vse-infty": "one vector for any vector database; it learns how to pool",
-        "setdiv": "pictures and captions are ambiguous, and several answers are right",
+        "setdiv": "for ambiguous pictures and captions: several answers are right",
         "maxmatch": "the vectors of a set must stay apart",
         "pvse": "to compare with the first of the set embeddings",
         "pcmepp": "an uncertainty with each embedding",
         "pcme": "to compare with the first of the probabilistic ones",
         "gaussian-vsepp": "an uncertainty for a model of vectors",
-        "gaussian-vsrn": "the same for regions that know each other",
-        "vsrn": "regions, and time",
-        "scan": "which word looks where; by far the slowest to compare",
-        "fusemix": "global features of strong encoders; it blends pairs, so that fewer do",
-        "lit": "global features whose images stay as they are: very many pairs",
-        "sail": "global features of strong encoders: very many pairs, thousands at once",
+        "gaussian-vsrn": "an uncertainty for regions that relate to each other",
+        "vsrn": "for regions that relate to each other; its epochs take long",
+        "scan": "to see which word looks where; by far the slowest to compare",
+        "fusemix": "for few pairs of strong global features: it mixes more of them",
+        "lit": "for very many pairs, where images keep their global features",
+        "sail": "for very many pairs of strong global features",
     },
     "aggregators": {
-        "global": "the global feature alone: encoders that were trained for it, as CLIP's",
+        "global": "the global feature alone, of encoders trained for it as CLIP is",
         "average": "the mean of the rows: grids, and where in doubt",
         "max": "what stands out in one row alone",
         "k-max": "the mean of the k largest values: between mean and maximum",
@@ -45,7 +45,7 @@ LISTS: dict[str, dict[str, str]] = {
         "cls": "the first row: a class token",
         "last": "the last row: the end of a sequence",
         "self-attention": "a learned weight for each row",
-        "seq2seq": "a learned weight for each row by a recurrent network; frames of videos",
+        "seq2seq": "a weight for each row by a recurrent network: frames of videos",
         "gpo": "learns how to pool: the best single vector of regions and frames",
         "pie-net": "a few attended vectors around the global one",
         "element-slots": "sets whose slots compete for rows: ambiguous pictures",
@@ -60,7 +60,7 @@ LISTS: dict[str, dict[str, str]] = {
         "mil": "sets of which the best pair counts",
         "match-probability": "sets of which every pair counts by its distance",
         "chamfer": "sets of which each element finds its nearest",
-        "smooth-chamfer": "the same with gradients for all pairs: sets that must not collapse",
+        "smooth-chamfer": "chamfer with gradients for all pairs: sets do not collapse",
         "assignment": "sets that are matched one to one",
         "monte-carlo-match": "samples of Gaussians",
         "kl": "Gaussians, in one direction",
@@ -70,23 +70,23 @@ LISTS: dict[str, dict[str, str]] = {
         "cross-attention": "rows against words: slow, and it shows which word looks where",
     },
     "losses": {
-        "triplet": "the usual one; its hardest negatives want batches of 100 or more",
+        "triplet": "the usual one; it wants batches of 100 or more",
         "infonce": "large batches, and strong frozen encoders",
         "sigmoid": "very large batches: each pair is judged alone",
         "matching-bce": "Gaussians, as PCME++ has them",
         "soft-contrastive": "samples of Gaussians, as PCME has them",
-        "information-bottleneck": "beside these two: variances neither vanish nor explode",
-        "uniformity": "beside them: embeddings spread over the sphere",
+        "information-bottleneck": "for Gaussians: variances neither vanish nor explode",
+        "uniformity": "for vectors and sets: they spread over the sphere",
         "diversity": "beside triplet, for sets: elements differ",
-        "mmd": "beside triplet: images and captions have one distribution",
+        "mmd": "beside triplet: both modalities have one distribution",
         "global-discriminative": "for sets: elements keep away from the global feature",
         "intra-set-divergence": "for sets: elements keep away from each other",
-        "caption-generation": "beside triplet, for words: the image has to tell its caption",
+        "caption-generation": "beside triplet, for words: images tell their captions",
     },
     "protocols": {
         "full": "all images and captions of a split: the default, and COCO 5K",
         "1k-folds": "5,000 images: the mean of five folds of 1,000, COCO 1K",
-        "eccv": "COCO's test split: ECCV Caption, which finds right answers that COCO does not name",
+        "eccv": "COCO's test split: ECCV Caption, with right answers that COCO lacks",
         "cxc": "COCO's test split: Crisscrossed Captions, judged by people",
         "pmrp": "COCO's test split: matches that are plausible by their objects",
         "rpc2": "COCO's test split: R-Precision on Crisscrossed Captions",
@@ -95,10 +95,12 @@ LISTS: dict[str, dict[str, str]] = {
 
 
 @click.command("list")
-@click.argument("what", type=click.Choice(list(LISTS)))
+@click.argument("what", type=click.Choice(list(LISTS)), metavar="WHAT")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def list_(what: str, as_json: bool) -> None:
     """List what there is to choose from, a line each, with when to take it.
+
+    WHAT is encoders, recipes, aggregators, similarities, losses or protocols.
 
     \b
     xret list recipes

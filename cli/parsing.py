@@ -63,6 +63,12 @@ verbose_option = click.option(
 )
 
 
+def refuse_verbose_of_many(options: dict[str, Any]) -> None:
+    """Refuse ``-v`` where several trainings run at once, whose lines would mix; UsageError."""
+    if options["verbose"] and (options["jobs"] > 1 or options["scheduler"] is not None):
+        raise click.UsageError("-v shows one training at a time; leave it out, and look into each run's train.log")
+
+
 def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of commands that look at runs: what is looked at, how ties count, and what crops need."""
     for option in reversed(

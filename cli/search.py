@@ -51,7 +51,7 @@ def run_options(command: Any) -> Any:
 @click.argument("words", nargs=-1, metavar="[QUERY]")
 @click.option(
     "--image",
-    type=click.Path(path_type=Path, exists=True),
+    type=click.Path(path_type=Path),
     metavar="FILE",
     help="Search captions for this picture.",
 )

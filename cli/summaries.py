@@ -21,9 +21,14 @@ def print_summary(summary: "Extraction", as_json: bool) -> None:
         return
     counts = f"{counted(summary.images, 'image')}, {counted(summary.captions, 'caption')}"
     click.echo(printable(f"{summary.dataset}: {counts} in {summary.store}"))
+    imported = summary.unmatched is not None
     for features in summary.sets:
-        shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in features.shares.items())
-        done = "imported" if summary.matched_by else "encoded"
+        shares = ", ".join(
+            f"{name} {seconds:.1f} s"
+            for name, seconds in features.shares.items()
+            if not (imported and name == "encode")
+        )
+        done = "imported" if imported else "encoded"
         again = f", {features.found:,} found again" if features.found else ""
         matched = f", matched by {summary.matched_by}" if summary.matched_by else ""
         click.echo(
@@ -35,7 +40,7 @@ def print_summary(summary: "Extraction", as_json: bool) -> None:
             click.echo(printable(f"    {line}"))
     _print_counts(summary)
     if any(features.failed for features in summary.sets):
-        _print_way_out(summary.store)
+        _print_way_out(summary)
 
 
 def _print_counts(summary: "Extraction") -> None:
@@ -51,12 +56,19 @@ def _print_counts(summary: "Extraction") -> None:
         click.echo(f"  entries of the source that are not in the data set: {summary.unmatched:,}")
 
 
-def _print_way_out(store: str) -> None:
+def _print_way_out(summary: "Extraction") -> None:
     from ..pipeline.extraction.repair import commands_for_failed
 
-    again = commands_for_failed(store)
-    way = f"repair those files and run {again}" if again else "a repaired source is imported beside this one"
-    click.echo(printable(f"`xret cache verify {quote(store)}` lists all that failed; {way}."))
+    store = quote(summary.store)
+    if summary.unmatched is None:
+        way = f"repair those files and run {commands_for_failed(summary.store)}"
+    elif len(summary.sets) == 1:  # regions
+        way = "a repaired source is imported beside this one"
+    else:  # embeddings, of which a store holds those of a name once
+        sets = zip(("images", "captions"), summary.sets, strict=True)
+        remove = " and ".join(f"`xret cache rm {store} {quote(f'{side}/{one.name}')}`" for side, one in sets)
+        way = f"repair the source, run {remove}, and import again"
+    click.echo(printable(f"`xret cache verify {store}` lists all that failed; {way}."))
 
 
 def print_plan(plan: "Plan", as_json: bool) -> None:

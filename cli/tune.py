@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .parsing import NEW_FOLDER, Sectioned, verbose_option
+from .parsing import NEW_FOLDER, Sectioned, refuse_verbose_of_many, verbose_option
 
 
 @click.command(
@@ -84,6 +84,7 @@ def tune(store: str, recipe: tuple[str, ...], out: Path, as_json: bool, **option
     """
     if options["scheduler"] is not None and options["jobs"] > 1:
         raise click.UsageError("--jobs is for this machine; with --scheduler the cluster has as many as its workers")
+    refuse_verbose_of_many(options)
     from .. import tune
 
     tuning = tune(store, recipe=recipe, out=out, **options)

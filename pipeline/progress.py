@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from tqdm import tqdm
 
+from .wording import in_bytes
+
 if TYPE_CHECKING:
     _Tqdm = tqdm[NoReturn]
 else:
@@ -20,6 +22,8 @@ _FORMS = (  # of a line on a terminal, the widest first
     "{desc}: {percentage:3.0f}%|{bar}| {remaining} left, {rate_fmt}{postfix}",
     "{desc}: {remaining} left, {rate_fmt}{postfix}",
     "{desc}: {remaining} left{postfix}",
+    "{desc}: {remaining} left",
+    "{desc}",
 )
 
 
@@ -29,7 +33,7 @@ class Progress:
     Args:
         title: what is being done, in a word or two; it may be changed.
         total: how many items there are in all.
-        unit: what an item is, in the plural (``images``).
+        unit: what an item is, in the plural (``images``); ``bytes`` are shown as kB and the like.
         done: how many of them were done before; they do not count in the rate.
         seconds: between two lines where standard error is not a terminal.
         leave: whether the full bar stays on the terminal.
@@ -85,10 +89,17 @@ class Progress:
 
     def _speak(self) -> None:
         self._spoke, self._told = time.monotonic(), (self.count, self.notes)
-        line = f"{self.title}: {self.count}/{self.total} {self.unit}"
+        of_bytes = self.unit == "bytes"
+        done = (
+            f"{in_bytes(self.count)} of {in_bytes(self.total)}"
+            if of_bytes
+            else f"{self.count}/{self.total} {self.unit}"
+        )
+        line = f"{self.title}: {done}"
         if self.count > self.first:
             left = (self.total - self.count) / self.rate
-            line += f", {self.rate:.1f} {self.unit}/s, {left:.0f} s left"
+            rate = in_bytes(self.rate) if of_bytes else f"{self.rate:.1f} {self.unit}"
+            line += f", {rate}/s, {left:.0f} s left"
         print(line + (f", {self.notes[0]}" if self.notes[0] else ""), file=sys.stderr, flush=True)
 
 
@@ -100,7 +111,8 @@ class _Bar(_Tqdm):
         super().__init__(
             total=progress.total,
             initial=progress.first,
-            unit=f" {progress.unit}",
+            unit="B" if progress.unit == "bytes" else f" {progress.unit}",
+            unit_scale=progress.unit == "bytes",
             leave=progress.leave,
             dynamic_ncols=True,
         )
@@ -113,4 +125,4 @@ class _Bar(_Tqdm):
             facts |= {"postfix": note, "bar_format": form.replace("{bar}", ""), "ncols": None}
             if len(self.format_meter(**facts)) + (_BAR if "{bar}" in form else 0) <= columns:
                 return self.format_meter(**{**facts, "bar_format": form, "ncols": columns})
-        return self.format_meter(**{**facts, "ncols": columns})
+        return self.format_meter(**{**facts, "ncols": columns})[:columns]

@@ -150,7 +150,9 @@ def _outcomes(
 ) -> dict[str, Outcome]:
     """Return every cell's outcome by its run; those that are not finished are trained."""
     outcomes: dict[str, Outcome] = {cell.run: found for cell in cells if (found := cell.results()) is not None}
-    waiting = [cell for cell in cells if cell.run not in outcomes]
+    # Features in memory are given back before others are read, so that a cell finds the room that it would have alone.
+    waiting = sorted((cell for cell in cells if cell.run not in outcomes), key=_features)
+    waiting = [replace(cell, count=f"cell {at}/{len(cells)}") for at, cell in enumerate(waiting, len(outcomes) + 1)]
     if outcomes and not quiet:
         print(f"cells finished already: {len(outcomes)} of {len(cells)}", file=sys.stderr)
     began = time.monotonic()
@@ -176,8 +178,7 @@ def _outcomes(
         if waiting:
             on_cluster(series(waiting), scheduler, str(root), all_at_once=True)
         return outcomes
-    # Features in memory are given back before others are read, so that a cell finds the room that it would have alone.
-    for _, group in groupby(sorted(waiting, key=_features), _features):
+    for _, group in groupby(waiting, _features):
         same = list(group)
         if jobs > 1:
             in_processes(series(same), jobs, load_features(same))

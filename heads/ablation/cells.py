@@ -31,6 +31,7 @@ class Cell:
     device: str
     views: bool = False  # whether it is evaluated by the mean over all views of an image
     verbose: bool | None = None  # how much of its training is shown, see `display.Shown`
+    count: str = ""  # what its bar begins with: ``cell 1/2``
 
     @property
     def title(self) -> str:
@@ -61,7 +62,7 @@ def run_cell(cell: Cell, resident: Resident | None = None) -> Outcome:
         return f"{run.parents[1]} is missing on {socket.gethostname()}: --out must be a folder that all workers share"
     with one_at_a_time:
         try:
-            shown = Shown.of(cell.verbose, "bar", cell.title)
+            shown = Shown.of(cell.verbose, "bar", cell.count)
             how: dict[str, Any] = {"resume": True, "resident": resident, "shown": shown}
             train(cell.store, cell.recipe, run, device=cell.device, seed=cell.seed, **how)
             evaluation = evaluate(run, store=cell.store, split=cell.split, device=cell.device, views=cell.views)

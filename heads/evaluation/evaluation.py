@@ -94,8 +94,13 @@ class Result:
         if self.difference is not None:
             lines.append(f"the paper's RSUM {self.paper_rsum:.2f}, difference {self.difference:+.2f}")
         if self.images < FEW:
-            lines.append(f"{counted(self.images, 'image')} are too few to tell how good this is; take {FEW} or more")
+            lines.append(f"{too_few(self.images)} to tell how good this is; take {FEW} or more")
         return "\n".join(lines)
+
+
+def too_few(images: int) -> str:
+    """Return that so many are too few, for a sentence that says for what."""
+    return f"{counted(images, 'image')} {'is' if images == 1 else 'are'} too few"
 
 
 @dataclass(frozen=True)
@@ -234,7 +239,9 @@ def _ground_truths(
     protocols = cache.protocols if protocol == "auto" else (protocol,)
     for name in protocols:
         if name not in PROTOCOLS:
-            raise RunError(f"there is no protocol '{name}'{nearest(name, list(PROTOCOLS))}: {', '.join(PROTOCOLS)}")
+            raise RunError(
+                f"there is no protocol '{name}'{nearest(name, list(PROTOCOLS))}; `xret list protocols` lists them"
+            )
     if annotations is not None and "pmrp" not in protocols:
         raise RunError(f"--annotations is for the protocol pmrp, and this is {', '.join(protocols)}; leave it out")
     truths = {name: ground_truth(name, annotations) for name in protocols}

@@ -174,7 +174,8 @@ def _part(values: Mapping[str, Any], path: str) -> dict[str, Any]:
     name = get(values, f"{path}.name")
     registry = PARTS[path]
     parameters = fields(registry[name]) if isinstance(name, str) and name in registry else {}
-    return {"name": Field(Literal[tuple(registry)], REQUIRED), **parameters}
+    listed = "similarities" if path == "similarity" else "aggregators"
+    return {"name": Field(Literal[tuple(registry)], REQUIRED, listed), **parameters}
 
 
 def full_key(key: str) -> str:

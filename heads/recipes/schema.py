@@ -15,10 +15,11 @@ SetNames = str | list[str]  # of one feature set, or of several that differ
 
 
 class Field(NamedTuple):
-    """A value: its annotation, and its default or `REQUIRED`."""
+    """A value: its annotation, and its default or `REQUIRED`; `listed` is the list of ``xret list`` with its names."""
 
     type: Any
     default: Any
+    listed: str = ""
 
 
 def fields(part: type) -> dict[str, Field]:
@@ -75,7 +76,7 @@ def _check(values: Any, schema: Mapping[str, Any], path: str, faults: list[str],
             try:
                 complete[key] = convert(values[key], entry.type)
             except ValueError as error:
-                faults.append(f"{path}{key} {error}")
+                faults.append(f"{path}{key} {_unlisted(values[key], entry) if entry.listed else error}")
         elif entry.default is REQUIRED:
             faults.append(f"{path}{key} is missing")
         else:
@@ -86,8 +87,15 @@ def _check(values: Any, schema: Mapping[str, Any], path: str, faults: list[str],
         if key not in schema:
             elsewhere = [known for known in paths if known.rpartition(".")[2] == str(key)]
             hint = f" (did you mean '{elsewhere[0]}'?)" if elsewhere else nearest(str(key), list(schema))
-            faults.append(f"{path}{key} is not a key{hint or ': there are ' + ', '.join(schema)}")
+            known = "`xret list losses` lists them" if path == "loss." else f"there are {', '.join(schema)}"
+            faults.append(f"{path}{key} is not a key{hint or f': {known}'}")
     return complete
+
+
+def _unlisted(value: Any, entry: Field) -> str:
+    return (
+        f"cannot be {value!r}{nearest(str(value), list(get_args(entry.type)))}: `xret list {entry.listed}` lists them"
+    )
 
 
 def convert(value: Any, kind: Any) -> Any:

@@ -229,13 +229,17 @@ class Retriever:
         """Embed a text or a picture; of imported embeddings, which have no encoder, take what the gallery has of it."""
         try:
             return self.encode_captions([str(query)]) if modality == "captions" else self.encode_images([query])
-        except EncoderError:
+        except EncoderError as error:
             _, names = self.gallery.names(modality)
             path = f"/{Path(query).as_posix()}" if isinstance(query, str | Path) else None
             fits = [name == query if modality == "captions" else (path or "").endswith(f"/{name}") for name in names]
             facts = self.run.text_facts if modality == "captions" else self.run.image_facts
-            if True not in fits or all(one.kind != "global" for one in facts_of_each(facts)):
+            if all(one.kind != "global" for one in facts_of_each(facts)):
                 raise
+            if True not in fits:
+                what = "caption" if modality == "captions" else "picture"
+                there = f"search with a {what} of split '{self.split}', or name another --split"
+                raise EncoderError(f"{error}, {there}") from error
             return each(itemgetter([fits.index(True)]), self.gallery.of(modality))
 
     def unknown_words(self, texts: Sequence[str]) -> list[str]:

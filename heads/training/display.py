@@ -7,12 +7,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from ...pipeline.progress import Progress
 from ...pipeline.reading.batches import Batches
 from ...pipeline.wording import printable
+from ..evaluation.evaluation import FEW, too_few
+from ..evaluation.protocols import chance_rsum
 from ..runs.info import RunInfo, versions
 
 LOG = "train.log"
@@ -78,13 +81,24 @@ class Display:
         elif error is not None:
             self.log(f"ended: {printable(f'{type(error).__name__}: {error}')}")
 
-    def begin(self, info: RunInfo, recipe: str, epoch: int, steps: int, split: Batches) -> None:
-        """Write into the log what is trained on what, by which versions, from which step on."""
+    def begin(self, info: RunInfo, recipe: str, epoch: int, steps: int, split: Batches, val: Batches) -> None:
+        """Write into the log what is trained on what, by which versions, from which step on.
+
+        Where the validation split `val` is too small to tell anything, that is shown as well.
+        """
         where = f"goes on after epoch {epoch}, step {steps}," if epoch or steps else "begins"
         sets = ", ".join(name for names in info.sides.values() for name in names)
         made = ", ".join(f"{name} {version}" for name, version in versions().items())
         on = f"{info.store} ({sets}), features {split.placement}, on {split.device}, seed {info.seed}"
         self.log(f"{where} {recipe} on {on}; {made}")
+        for sentence in filter(None, (part.placed for part in split.parts)):
+            self.log(sentence)
+        if val.images < FEW:
+            chance = chance_rsum(torch.as_tensor(val.caption_image), val.images, "full")
+            small = f"val: {too_few(val.images)} to tell which epoch is best; chance has RSUM {chance:.1f}."
+            self.log(small)
+            if self.progress is not None and self.shown.level != "bar":
+                self.progress.keep(small)
 
     def step(self, epoch: int, items: int, values: Tensor | list[float], terms: list[str]) -> None:
         """Show a step, or the end of an epoch: how many more items, and the loss with its terms, ``[1 + T]``.
@@ -109,7 +123,7 @@ class Display:
         """
         values, terms = [line["loss"], *line["parts"].values()], list(line["parts"])
         best = "the best so far" if best_epoch == line["epoch"] else f"best {best_rsum:.1f} in epoch {best_epoch}"
-        end = f"validation RSUM {line['rsum']:.1f}, {best}, {line['seconds']:.1f} s"
+        end = f"val RSUM {line['rsum']:.1f}, {best}, {line['seconds']:.1f} s"
         title = f"epoch {line['epoch']}/{self.epochs}"
         long = f"{title}: {describe(values, terms)}, lr {line['lr']:.3g}, {end}"
         if self.progress is not None and self.shown.level in ("epochs", "terms"):

@@ -217,7 +217,8 @@ class Loop:
             Display(shown, folder, epochs, self.unit, self.items, done) as display,
             event_log(recipe.runtime.log if first_rank else "none", self.run, state.step) as record,
         ):
-            display.begin(self.run.info, recipe.name, state.epoch, state.steps, self.train_split)
+            begins = recipe.name, state.epoch, state.steps
+            display.begin(self.run.info, *begins, self.train_split, self.val_split)
             while self._goes_on:
                 self._epoch(display, record)
         if state.epoch < epochs:

@@ -89,8 +89,14 @@ def find_cache(url: str, samples: Samples) -> FeatureCache | None:
     return cache if cache.manifest_sha256 == samples.digest else None
 
 
-def require_place(url: str, samples: Samples, *, is_new: bool = False) -> None:
-    """Refuse, before anything is computed, a place where the cache of these samples cannot be; as `open_for_writing`.
+def require_place(url: str, samples: Samples, *, is_new: bool = False, updates: bool = True) -> None:
+    """Refuse, before anything is computed, a place where the cache of these samples cannot be.
+
+    Args:
+        url: the place.
+        samples: those of a data set.
+        is_new: see `open_for_writing`.
+        updates: whether an update may bring them in; not without a manifest.
 
     Raises:
         OutputError: nothing can be written there.
@@ -104,10 +110,10 @@ def require_place(url: str, samples: Samples, *, is_new: bool = False) -> None:
         if root.exists() and not root.is_dir():
             raise OutputError(f"{url} is a file, and a store is a folder; choose another store")
         require_writable(root, "store")
-    _is_there(store, samples)
+    _is_there(store, samples, updates=updates)
 
 
-def _is_there(store: Store, samples: Samples) -> bool:
+def _is_there(store: Store, samples: Samples, *, updates: bool = True) -> bool:
     """Return whether a store is a cache of these samples; refuse one that is something else."""
     if not store.exists("zarr.json"):
         if store.names(""):
@@ -118,10 +124,10 @@ def _is_there(store: Store, samples: Samples) -> bool:
         return False
     require_root(store.url, root)
     if root["manifest_sha256"] != samples.digest:
+        update = ", or let `xret extract … --update` take these into this one" if updates else ""
         raise CacheError(
             f"{store.url} holds other samples: data set '{root['dataset']}', manifest {root['manifest_sha256'][:8]},"
-            f" not '{samples.dataset}', {samples.digest[:8]}; choose another store, or let `xret extract … --update`"
-            " take these into this one"
+            f" not '{samples.dataset}', {samples.digest[:8]}; choose another store{update}"
         )
     return True
 

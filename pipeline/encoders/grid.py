@@ -197,9 +197,7 @@ def _load(name: str, weights: str, image_size: int, trust: bool) -> tuple[str, n
     """Build a network on the CPU and fill it; return its weights' entry in an identity, itself and its last map."""
     known = list_models(module=torchvision.models)
     if name not in known:
-        raise EncoderError(
-            f"there is no network '{name}'{nearest(name, known)}; choose one of torchvision's for classification"
-        )
+        raise EncoderError(f"there is no network '{name}'{nearest(name, known)}; `xret list encoders` lists them")
     try:
         weights_id, network = load_network(
             weights,

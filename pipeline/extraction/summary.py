@@ -51,7 +51,7 @@ class Extraction:
     captions: int  # of the data set
     sets: tuple[SetSummary, ...]  # the feature sets that were filled
     counts: CaptionCounts | None = None  # of the caption set; None where there is none
-    matched_by: str | None = None  # of an import, which key of the images the source's ids were
+    matched_by: str | None = None  # of an import for a manifest, which key of the images the source's ids were
     unmatched: int | None = None  # of an import, how many images of the source are not in the data set
 
     def to_json(self) -> dict[str, Any]:

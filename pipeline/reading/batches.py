@@ -229,13 +229,13 @@ def stored_batches(
         placement = "mapped"
     counts = f"{counted(len(samples.image_rows), 'image')} and {counted(len(samples.caption_rows), 'caption')}"
     what = f"the features of {counts} ({cache.dataset}, {split})"
-    place = choose(placement, arrays, device, cache.store.is_local, what, resident)
+    place, why = choose(placement, arrays, device, cache.store.is_local, what, resident)
 
     def source(parts: Sequence[_Read]) -> Source:
         stored = [Stored(part.length, part.arrays, place, device, resident, part.views, part.grid) for part in parts]
         return stored[0] if len(stored) == 1 else SideBySide(stored)
 
-    return Batches([replace(samples, placement=place)], source(images), source(captions), device)
+    return Batches([replace(samples, placement=place, placed=why)], source(images), source(captions), device)
 
 
 class _Read(NamedTuple):

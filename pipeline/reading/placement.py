@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -60,8 +59,8 @@ def choose(
     is_local: bool,
     what: str,
     resident: "Resident",
-) -> Placement:
-    """Return where `arrays`, all features of a split, are put; what ``auto`` takes is told on standard error.
+) -> tuple[Placement, str]:
+    """Return where `arrays`, all features of a split, are put, and of ``auto`` a sentence on why; else "".
 
     - ``device``: whole in the device's memory, each batch an index there. On a CPU the same as ``pinned``.
     - ``pinned``: whole in the host's memory; batches go to a GPU from page-locked memory, beside the computation.
@@ -92,10 +91,9 @@ def choose(
         candidates: list[Placement] = ["device", "pinned"] if on_gpu else ["mapped" if is_local else "pinned"]
         chosen: Placement = next((name for name in candidates if missing(name) <= SHARE * free[name]), "stream")
         if size and not missing(chosen):
-            return chosen  # which was told when they were put there
+            return chosen, ""  # which was told when they were put there
         beside = ", ".join(f"{in_bytes(free[name])} of {_MEMORY[name]}" for name in candidates)
-        print(f"{what} take {in_bytes(size)}: {_PLACES[chosen]} (free: {beside}).", file=sys.stderr, flush=True)
-        return chosen
+        return chosen, f"{what} take {in_bytes(size)}: {_PLACES[chosen]} (free: {beside})."
     if placement in ("device", "pinned") and missing(placement) > free[placement]:
         where = str(device) if placement == "device" else "the host"
         other = "pinned or stream" if placement == "device" and on_gpu else "stream"
@@ -103,7 +101,7 @@ def choose(
             f"{what} take {in_bytes(size)}, and {where} has {in_bytes(free[placement])} free; set runtime.cache to"
             f" {other}"
         )
-    return placement
+    return placement, ""
 
 
 def free_host_memory() -> int:

@@ -182,6 +182,5 @@ def _laid_out(
 
 def _imported(origin: Origin, what: str) -> EncoderError:
     return EncoderError(
-        f"'{origin.name}' was imported, so xret has no encoder for new {what}; search with what is in the store, or"
-        " train on features of `xret extract`"
+        f"'{origin.name}' was imported, so xret has no encoder for new {what}; train on features of `xret extract`"
     )

@@ -24,6 +24,7 @@ class Split:
     caption_image: np.ndarray  # index into `image_rows` of each of `caption_rows`, int64
     skipped: int  # failed images, and failed captions of good images
     placement: Placement = "mapped"  # where their features lie while they are read; never ``auto``
+    placed: str = ""  # a sentence on what ``auto`` took, and why
 
     @classmethod
     def of(cls, image_set: Images, caption_set: Captions, name: str) -> "Split":

@@ -39,7 +39,7 @@ def shuffle_captions(manifest: Path, seed: int) -> Path:
 
 
 @click.command()
-@click.option("--seeds", default=3, show_default=True)
+@click.option("--seeds", default=3, show_default=True, type=click.IntRange(2))
 def main(seeds: int) -> None:
     """Print one JSON line a recipe and kind of captions."""
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
@@ -58,7 +58,7 @@ def main(seeds: int) -> None:
                     found.setdefault((recipe, captions), []).append(recalls)
                     click.echo(f"seed {seed} {recipe} {captions}: {recalls}", err=True)
     for (recipe, captions), recalls in sorted(found.items()):
-        mean, spread = np.mean(recalls, 0).round(1).tolist(), np.std(recalls, 0).round(1).tolist()
+        mean, spread = np.mean(recalls, 0).round(1).tolist(), np.std(recalls, 0, ddof=1).round(1).tolist()
         click.echo(
             json.dumps(
                 {

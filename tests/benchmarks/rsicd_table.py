@@ -147,7 +147,8 @@ def _minutes(trials: Path) -> float:
 
 
 def _spread(values: list[float]) -> str:
-    return f"{statistics.mean(values):.2f} ± {statistics.pstdev(values):.2f}"
+    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{spread}"
 
 
 if __name__ == "__main__":

@@ -7,10 +7,14 @@ import re
 import pytest
 from command_line import refused, run
 from small_store import make_store
+from terminal import terminal
+
+from xret import ablate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SMALL = [f"--set={setting}" for setting in ("model.dim=8", "adapter.words.word_dim=4", "schedule.epochs=1")]
+VALUES = {"model.dim": 8, "adapter.words.word_dim": 4, "schedule.epochs": 1}
+SMALL = [f"--set={key}={value}" for key, value in VALUES.items()]
 VARY = ["--recipe", "vsepp", "--vary", "loss.triplet.margin=0.1,0.2", *SMALL]
 
 
@@ -35,6 +39,18 @@ def test_a_table_its_files_and_its_json(store, tmp_path):
         assert f"{mean:.2f} ± " in table
         assert f"{mean:.2f} $\\pm$ " in files["tex"].read_text()
     assert "<svg" in files["svg"].read_text()
+
+
+def test_the_bar_of_a_cell_says_which_it_is(store, tmp_path, monkeypatch):
+    with terminal(monkeypatch, 80) as screen:
+        ablate(store, recipe="vsepp", vary={"loss.triplet.margin": [0.1, 0.2]}, out=tmp_path / "out", settings=VALUES)
+    for cell in (1, 2):
+        assert any(line.startswith(f"cell {cell}/2, epoch 1/1: ") for line in screen.lines)
+
+
+def test_quiet_tells_nothing_but_the_table(store, tmp_path):
+    vary = ["--recipe", "vsepp", "--vary", "loss.triplet.margin=0.1", *SMALL]
+    assert run("ablate", store, "--out", tmp_path / "out", *vary, "--device", "cpu", "-q").stderr == ""
 
 
 def test_a_failed_cell_is_told_and_the_exit_code_is_1(store, tmp_path):
@@ -68,6 +84,9 @@ def test_mistakes(store, tmp_path):
         assert "give --recipe with one --vary or more, or --grid" in refused("ablate", store, *out, *words, code=2)
     both = ["--jobs", "2", "--scheduler", "tcp://127.0.0.1:9"]
     assert "--jobs is for this machine" in refused("ablate", store, *out, *VARY, *both, code=2)
+    for several in (both[:2], both[2:]):
+        said = refused("ablate", store, *out, *VARY, *several, "-v", code=2)
+        assert said == "-v shows one training at a time; leave it out, and look into each run's train.log"
     assert "Missing argument 'STORE'" in refused("ablate", *out, *VARY, code=2)
     (tmp_path / "file").touch()
     for option in ("--csv", "--latex", "--plot"):

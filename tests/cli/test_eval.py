@@ -1,6 +1,7 @@
 """`xret eval`: what it prints, and that what it offers is what there is."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -55,6 +56,11 @@ def test_the_command_prints_the_table(run):
     assert lines[5] == f"RSUM {expected.rsum:.2f}, mean recall {expected.rsum / 6:.2f}, {chance}"
     assert lines[6] == "12 images are too few to tell how good this is; take 100 or more"
     assert json.loads(printed(run, "--json")) == found.to_dict()
+
+
+def test_one_image_is_too_few(run):
+    (result,) = evaluate(run, device="cpu").results
+    assert str(replace(result, images=1)).endswith("\n1 image is too few to tell how good this is; take 100 or more")
 
 
 def test_plausible_matches_on_a_small_file_in_the_published_form(run, tmp_path):

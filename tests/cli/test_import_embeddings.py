@@ -2,7 +2,9 @@
 
 import json
 import re
+import shlex
 
+import numpy as np
 import pytest
 from command_line import refused, run
 from embedding_sources import Pairs
@@ -19,7 +21,9 @@ def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("embeddings")
     source = Pairs(200).clip_retrieval(folder / "e")
     printed = run("import", "--store", folder / "s.zarr", "--from", "clip-retrieval", "--source", source, *BRING)
-    assert re.search(r"vit-b-32@\w{8}: 200 imported in .* matched by file name, \d+ shards written", printed.stdout)
+    assert re.search(
+        r"vit-b-32@\w{8}: 200 imported in [^;]*; read [\d.]+ s, write [\d.]+ s\), \d+ shards? w", printed.stdout
+    )
     return folder / "s.zarr"
 
 
@@ -46,7 +50,13 @@ def test_recipes_of_global_features_train_and_search(store, tmp_path, recipe):
         text = next(iter(json.loads(run("search", out, known_text(store), "--json").stdout)))
         assert set(text) == {"rank", "id", "score", "file_name"}
         said = refused("search", out, "a text that is nowhere")
-        assert "was imported, so xret has no encoder for new captions; search with what is in the store" in said
+        assert "was imported, so xret has no encoder for new captions; train on features of `xret extract`" in said
+        assert said.endswith("`, search with a caption of split 'test', or name another --split")
+        cache = FeatureCache.open(str(store))
+        (name,) = cache.file_names(first := cache.splits["test"][0], first + 1)
+        assert run("search", out, "--image", f"photos/{name}", "--json").stdout
+        said = refused("search", out, "--image", "nowhere.jpg")
+        assert said.endswith("`, search with a picture of split 'test', or name another --split")
         run("index", out, "--out", tmp_path / "index")
         run("report", out, "--out", tmp_path / "r.html")
         run("eval", out, "--diagnostics")
@@ -67,10 +77,42 @@ def test_what_is_there_is_listed_and_sound(store):
     assert run("cache", "verify", store).exit_code == 0
 
 
+def test_a_repaired_source_takes_the_place_of_one_that_failed(tmp_path):
+    pairs, store = Pairs(40), tmp_path / "s.zarr"
+    whole = pairs.images.copy()
+    pairs.images[3] = np.nan
+    words = ["import", "--store", store, "--from", "clip-retrieval", "--source", tmp_path / "e", *BRING]
+    pairs.clip_retrieval(tmp_path / "e")
+    *_, said = run(*words, "--on-error", "skip").stdout.strip().splitlines()
+    commands = re.findall(r"`xret (cache rm [^`]+)`", said)
+    assert [re.search(r"(\w+)/vit-b-32@\w{8}$", one)[1] for one in commands] == ["images", "captions"]
+    assert said.endswith(", and import again.")
+    pairs.images = whole
+    pairs.clip_retrieval(tmp_path / "e")
+    for command in commands:
+        run(*shlex.split(command), "--yes")
+    run(*words)
+    assert not FeatureCache.open(str(store)).image_set().failed
+
+
+def test_a_changed_caption_without_a_manifest_wants_another_store(tmp_path):
+    pairs = Pairs(40)
+    words = ["import", "--store", tmp_path / "s.zarr", "--from", "clip-retrieval", "--source", tmp_path / "e", *BRING]
+    pairs.clip_retrieval(tmp_path / "e")
+    run(*words)
+    pairs.texts[5] = "another caption"
+    pairs.clip_retrieval(tmp_path / "e")
+    assert refused(*words).endswith("; choose another store")
+
+
 def test_what_does_not_belong_together_is_wrong_usage(tmp_path):
     words = ["import", "--store", tmp_path / "s", "--source", tmp_path]
     assert "needs the data set: name a manifest as DATASET" in refused(*words, "--from", "scan", code=2)
     said = refused(*words, "--from", "clip-retrieval")
     assert "needs the name of the model that made the embeddings" in said
+    said = refused(*words, "--from", "clip-retrieval", "--encoder", "модель")
+    assert said == "--encoder 'модель' cannot name a feature set; use letters from a to z, digits, '.', '_', '-'"
+    said = refused(*words, "--from", "clip-retrieval", *BRING, "--data-root", tmp_path, code=2)
+    assert said == "--data-root is for a DATASET, which is not given; leave it out"
     assert "holds no images.npy" in refused(*words, "--from", "embeddings", *BRING)
     assert "holds no img_emb_*.npy" in refused(*words, "--from", "clip-retrieval", *BRING)

@@ -14,6 +14,8 @@ from xret.heads.modules.losses import LOSSES
 from xret.heads.modules.similarity import SIMILARITIES
 from xret.heads.recipes.names import headlines, recipe_names
 from xret.heads.recipes.recipe import load_recipe
+from xret.pipeline.encoders import load_visual
+from xret.pipeline.errors import EncoderError
 
 NAMES = {
     "recipes": [name for name in recipe_names() if "/" not in name],
@@ -33,12 +35,19 @@ def test_a_list_has_what_the_registry_has(what):
 def test_a_line_each_that_fits(what):
     lines = run("list", what).stdout.splitlines()
     assert len(lines) == len(LISTS[what])
-    assert max(map(len, lines)) <= 120
+    assert max(map(len, lines)) <= 80
     assert json.loads(run("list", what, "--json").stdout) == LISTS[what]
 
 
 def test_what_there_is_no_list_of_names_those_there_are():
     assert "is not one of 'encoders', 'recipes'" in refused("list", "nothing", code=2)
+    assert run("list", "nothing", code=2).stderr.startswith("Usage: main list [OPTIONS] WHAT\n")
+    assert f"WHAT is {', '.join(LISTS)}".replace(", protocols", " or protocols") in run("list", "--help").stdout
+
+
+def test_an_encoder_that_is_not_there_leads_to_the_list():
+    with pytest.raises(EncoderError, match=r"no network 'resnet1520' .*; `xret list encoders` lists them"):
+        load_visual("resnet1520", "random:0", 64, "cpu")
 
 
 def test_h_is_help():

@@ -104,7 +104,7 @@ def test_mistakes_end_in_one_sentence(folder, tmp_path):
         ((run, "red", "--split", "tset"), 1, "has no split 'tset'; it has train, val, test"),
         ((run, "--image", broken), 1, f"{broken}: "),
         ((run, "--image", tmp_path), 1, f"{tmp_path}: "),
-        ((run, "--image", tmp_path / "none.png"), 2, "none.png' does not exist."),
+        ((run, "--image", tmp_path / "none.png"), 1, "none.png: "),
         ((run, "red", "and", "blue"), 2, 'A QUERY of several words needs quotes: "red and blue".'),
         ((tmp_path, "red"), 1, "is no run"),
         ((run, "red", "--store", tmp_path), 1, "no feature cache is there"),

@@ -46,6 +46,9 @@ def test_mistakes(store, tmp_path, monkeypatch):
     assert "Missing option '--recipe'" in refused("tune", store, *out, code=2)
     both = ["--jobs", "2", "--scheduler", "tcp://127.0.0.1:9"]
     assert "--jobs is for this machine" in refused("tune", store, *out, *WORDS, *both, code=2)
+    for several in (both[:2], both[2:]):
+        said = refused("tune", store, *out, *WORDS, *several, "-v", code=2)
+        assert said == "-v shows one training at a time; leave it out, and look into each run's train.log"
     assert "did you mean 'optimizer.lr'?" in refused("tune", store, *out, *WORDS, "--space", "optimizer.lrr=1:2")
     assert "there is no recipe 'vsep'" in refused("tune", store, *out, "--recipe", "vsep")
     (tmp_path / "file").touch()

@@ -1,5 +1,7 @@
 """The bar fits the terminal; elsewhere there are lines."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +37,9 @@ def line_of(columns, *notes, done=400, total=1000, elapsed=0.42):
         (80, f"epoch 3/30:  40%|##| 00:00 left, 952.38 images/s, {SHORT}"),
         (60, f"epoch 3/30: 00:00 left, 952.38 images/s, {SHORT}"),
         (40, f"epoch 3/30: 00:00 left, {SHORT}"),
-        (30, "epoch 3/30: 00:00 left, loss 0"),
+        (30, "epoch 3/30: 00:00 left"),
+        (20, "epoch 3/30"),
+        (6, "epoch "),
     ],
 )
 def test_terms_are_there_only_where_there_is_room(columns, line):
@@ -74,6 +78,17 @@ def test_kept_lines_stay_above_the_bar(monkeypatch):
     assert screen.kept[0] == "epoch 1/2: done"
     assert screen.kept[-1].startswith("epoch 2/2: 100%|")
     assert LONG not in screen.kept[-1]
+
+
+def test_bytes_are_told_in_the_units_that_people_read(monkeypatch, capsys):
+    with Progress("read images.npy", 7808, "bytes", seconds=0) as progress:
+        progress.update(7808)
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == "read images.npy: 0.0 kB of 7.8 kB"
+    assert re.fullmatch(r"read images.npy: 7\.8 kB of 7\.8 kB, [\d,]+\.\d [kMGT]B/s, 0 s left", last)
+    with terminal(monkeypatch, 90) as screen, Progress("read images.npy", 7808, "bytes") as progress:
+        progress.update(7808)
+    assert "7.81k/7.81k" in screen.kept[-1] and "B/s]" in screen.kept[-1]
 
 
 def test_without_a_terminal_there_are_lines(capsys):

@@ -66,7 +66,7 @@ def import_embeddings(manifest: Manifest | None, url: str, options: ImportOption
     facts = _facts(found, options, encoders)
     samples = _own_samples(found, options) if manifest is None else read_samples(manifest)
     splits = choose_splits(samples, options.splits)
-    require_place(url, samples)
+    require_place(url, samples, updates=manifest is not None)
     images, captions, matched_by, unmatched = _match(found, samples, splits, options, own=manifest is None)
     with open_for_writing(url, samples, ("full",) if manifest is None else manifest.protocols) as cache:
         for modality, of_side in facts.items():
@@ -143,11 +143,16 @@ def _encoders(options: ImportOptions) -> tuple[str, str]:
     names = options.encoder
     if options.arrays:
         raise SourceError(f"--arrays names the arrays of an HDF5 file, but --from is {options.format_}; leave it out")
-    if not 1 <= len(names) <= 2 or not all(map(_short, names)):
+    if not 1 <= len(names) <= 2:
         raise SourceError(
             f"--from {options.format_} needs the name of the model that made the embeddings, as --encoder ViT-B/32, or"
             " --encoder IMAGES,CAPTIONS of two models"
         )
+    for name in names:
+        if not _short(name):
+            raise SourceError(
+                f"--encoder '{name}' cannot name a feature set; use letters from a to z, digits, '.', '_', '-'"
+            )
     return names[0], names[-1]
 
 
@@ -197,13 +202,16 @@ def _own_samples(found: Embeddings, options: ImportOptions) -> Samples:
 
 def _match(
     found: Embeddings, samples: Samples, splits: list[str], options: ImportOptions, *, own: bool
-) -> tuple[np.ndarray, np.ndarray, str, int]:
-    """Return the rows of images and captions, -1 where there is none, by what they matched, and how many are left."""
+) -> tuple[np.ndarray, np.ndarray, str | None, int]:
+    """Return the rows of images and captions, -1 where there is none, by what they matched, and how many are left.
+
+    The source's own samples are matched by nothing.
+    """
     if own:
         entries = {name: number for number, name in enumerate(found.names)}
         images = np.array([entries[image.file_name] for image in samples.images], dtype=np.int64)
         captions = [caption.sentid for image in samples.images for caption in image.captions]
-        return found.image_rows[images], np.array(captions, dtype=np.int64), "file name", 0
+        return found.image_rows[images], np.array(captions, dtype=np.int64), None, 0
     rows, matched_by = match(found.names, samples)
     known = {
         (int(rows[owner]), text.strip()): row

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from xret.cli.recipes import recipes as recipes_command
 from xret.heads.model import FeatureFacts, build_losses, build_model
-from xret.heads.modules.aggregators import AGGREGATORS
 from xret.heads.recipes import names
 from xret.heads.recipes.names import recipe_file, recipe_names
 from xret.heads.recipes.recipe import load_recipe, resolve
@@ -205,9 +204,11 @@ def test_captions_that_are_drawn_of_an_image_mean_nothing_in_batches_of_captions
 def test_an_unknown_part_is_named_and_its_values_are_left_alone():
     message = faults("setdiv", "aggregator.image=element-slot", "aggregator.image.whatever=3")
     assert message == (
-        "recipe 'setdiv' cannot be used: aggregator.image.name must be one of "
-        f"{', '.join(AGGREGATORS)}, not 'element-slot' (did you mean 'element-slots'?)"
+        "recipe 'setdiv' cannot be used: aggregator.image.name cannot be 'element-slot'"
+        " (did you mean 'element-slots'?): `xret list aggregators` lists them"
     )
+    assert faults("setdiv", "similarity=xyz").endswith("cannot be 'xyz': `xret list similarities` lists them")
+    assert faults("setdiv", "loss.xyz.weight=1").endswith("loss.xyz is not a key: `xret list losses` lists them")
 
 
 def test_a_loss_of_log_odds_wants_a_similarity_that_gives_them():

@@ -9,7 +9,7 @@ from terminal import terminal
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
-from xret.heads.training.display import LOG, Shown
+from xret.heads.training.display import LOG, Display, Shown
 from xret.heads.training.objective import Objective
 from xret.heads.training.training import train
 
@@ -35,25 +35,43 @@ def expected(run_folder, epochs=2):
         best = max(best, (line["epoch"], line["rsum"]), key=lambda one: one[1])
         said = "the best so far" if best[0] == line["epoch"] else f"best {best[1]:.1f} in epoch {best[0]}"
         start = f"epoch {line['epoch']}/{epochs}: loss {line['loss']:.4f}"
-        lines.append(f"{start}, validation RSUM {line['rsum']:.1f}, {said}, {line['seconds']:.1f} s")
+        lines.append(f"{start}, val RSUM {line['rsum']:.1f}, {said}, {line['seconds']:.1f} s")
     return lines
 
 
-@pytest.mark.parametrize("columns", [200, 80, 44])
+@pytest.mark.parametrize("columns", [200, 80, 44, 24])
 def test_on_a_terminal_a_line_an_epoch_stays(store, tmp_path, monkeypatch, columns):
     with terminal(monkeypatch, columns) as screen:
         train(store, load_recipe("vsepp", SMALL), tmp_path / "run", device="cpu")
     wanted = expected(tmp_path / "run")
-    assert [line for line in screen.kept if " validation RSUM " in line] == wanted
+    assert [line for line in screen.kept if " val RSUM " in line] == wanted
     bars = [line for line in screen.lines if " left" in line or "s/s" in line]
     assert bars
-    assert all(len(line) <= columns for line in bars)
+    assert all(len(line) <= columns and not line.endswith(",") for line in bars)
     assert any(line.startswith("epoch 2/2: ") for line in bars)
+
+
+def test_an_epoch_of_three_digits_fits_the_terminal(tmp_path, capsys):
+    line = {"epoch": 300, "loss": 162.6648, "parts": {"triplet": 1.0}, "lr": 0.001, "rsum": 154.0, "seconds": 123.4}
+    with Display(Shown(), tmp_path, 300, "image", 10, 0) as display:
+        display.epoch(line, 288, 159.0)
+    kept = epoch_lines(capsys.readouterr().err)
+    assert kept == ["epoch 300/300: loss 162.6648, val RSUM 154.0, best 159.0 in epoch 288, 123.4 s"]
+    assert len(kept[0]) <= 80
 
 
 def test_without_a_terminal_there_is_a_line_an_epoch(store, tmp_path):
     told = run("train-head", store, "--recipe", "vsepp", "--out", tmp_path / "run", *SETTINGS).stderr
     assert epoch_lines(told) == expected(tmp_path / "run")
+
+
+def test_a_validation_that_is_too_small_is_told(store, tmp_path):
+    words = ["train-head", store, "--recipe", "vsepp", *SETTINGS]
+    small = "val: 4 images are too few to tell which epoch is best; chance has RSUM 434.7."
+    assert run(*words, "--out", tmp_path / "run").stderr.splitlines().count(small) == 1
+    large = make_store(tmp_path / "large.zarr", train=12, val=100, test=4)
+    words[1] = large
+    assert "too few" not in run(*words, "--set=schedule.epochs=1", "--out", tmp_path / "large").stderr
 
 
 def test_verbose_tells_the_terms_and_quiet_nothing(store, tmp_path):
@@ -63,7 +81,9 @@ def test_verbose_tells_the_terms_and_quiet_nothing(store, tmp_path):
     assert all(re.search(r"loss [\d.]+ \(triplet .*diversity [\d.]+\), lr ", line) for line in epoch_lines(told))
     assert len(epoch_lines(told)) == 2
     quiet = run(*words, "--out", tmp_path / "q", "-q")
-    assert [line for line in quiet.stderr.splitlines() if not line.startswith("the features of ")] == []
+    assert quiet.stderr == ""
+    log = (tmp_path / "q" / LOG).read_text()
+    assert re.search(r" the features of 12 images and \d+ captions \(small, train\) take [^\n]*: in the store's", log)
     assert "2 epochs in" in quiet.stdout
     assert len(Run(tmp_path / "q").metrics()) == 2
 
@@ -83,7 +103,9 @@ def test_the_log_is_appended_when_a_run_goes_on(store, tmp_path, monkeypatch):
     train(store, recipe, tmp_path / "run", device="cpu", resume=True, shown=Shown("quiet"))
     log = (tmp_path / "run" / LOG).read_text().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in log)
-    said = [line[20:] for line in log]
+    small = "val: 4 images are too few to tell which epoch is best; chance has RSUM 434.7."
+    assert [line[20:] for line in log].count(small) == 2
+    said = [line[20:] for line in log if not line.endswith(small) and " the features of " not in line]
     assert said[0].startswith(f"begins vsepp on {store} (")
     assert said[1].startswith("epoch 1/2: loss ")
     assert said[2] == "stopped by Ctrl-C"
@@ -99,10 +121,10 @@ def test_the_log_has_what_ended_a_training_early(store, tmp_path, capsys):
     recipe = load_recipe("vsepp", [*SMALL, "optimizer.lr=0", "schedule.epochs=9", "schedule.patience=2"])
     train(store, recipe, tmp_path / "run", device="cpu", shown=Shown("quiet"))
     sentence = "train: stopped after epoch 3 of 9, for none of the last 2 was better in validation RSUM."
-    assert capsys.readouterr().err.splitlines()[1:] == [sentence]
+    assert capsys.readouterr().err.splitlines() == [sentence]
     assert (tmp_path / "run" / LOG).read_text().splitlines()[-2].endswith(f" {sentence}")
     train(store, recipe, tmp_path / "run", device="cpu", resume=True)
-    assert capsys.readouterr().err.splitlines()[1:] == [sentence]  # no bar of what is over
+    assert capsys.readouterr().err.splitlines()[-1:] == [sentence]  # no bar of what is over
 
 
 def test_a_log_that_cannot_be_written_stops_no_training(store, tmp_path, monkeypatch):

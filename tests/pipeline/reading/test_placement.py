@@ -69,7 +69,7 @@ def of_size(size):
     return [Array("these", None, np.arange(1), np.ones(1, np.int64), False, size)]
 
 
-def test_auto_takes_the_first_place_that_the_features_fit(monkeypatch, capsys):
+def test_auto_takes_the_first_place_that_the_features_fit(monkeypatch):
     free = {"cuda": 100, "host": 1000}
     monkeypatch.setattr(placement_module, "free_host_memory", lambda: free["host"])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free["cuda"], 10**9))
@@ -83,24 +83,27 @@ def test_auto_takes_the_first_place_that_the_features_fit(monkeypatch, capsys):
         ("cpu", True, 601, "stream"),
         ("cpu", False, 601, "stream"),
     ]
+    said = []
     for device, is_local, size, expected in cases:
-        assert choose("auto", of_size(size), torch.device(device), is_local, "these", Resident()) == expected
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == len(cases)
-    assert lines[0] == "these take 0.1 kB: in device memory (free: 0.1 kB of device memory, 1.0 kB of RAM)."
+        chosen, why = choose("auto", of_size(size), torch.device(device), is_local, "these", Resident())
+        assert chosen == expected
+        said.append(why)
+    assert all(said)
+    assert said[0] == "these take 0.1 kB: in device memory (free: 0.1 kB of device memory, 1.0 kB of RAM)."
 
 
 def test_auto_tells_what_it_took_and_why(cache, capsys):
-    assert batches_of(cache, "auto").placement == "mapped"
-    line = capsys.readouterr().err
-    assert line.startswith(
+    (part,) = batches_of(cache, "auto").parts
+    assert part.placement == "mapped"
+    assert part.placed.startswith(
         "the features of 156 images and 390 captions (small, train) take 93.3 kB: in the store's files"
     )
-    assert batches_of(cache, "pinned").placement == "pinned"
+    (part,) = batches_of(cache, "pinned").parts
+    assert (part.placement, part.placed) == ("pinned", "")
     assert capsys.readouterr().err == ""
 
 
-def test_what_lies_in_memory_already_needs_no_more(cache, monkeypatch, capsys):
+def test_what_lies_in_memory_already_needs_no_more(cache, monkeypatch):
     resident, sets = Resident(), (cache.image_set(), cache.caption_set())
 
     def again(placement, wanted=ALL):
@@ -122,16 +125,15 @@ def test_what_lies_in_memory_already_needs_no_more(cache, monkeypatch, capsys):
         assert two == three
     monkeypatch.setattr(cache.store, "is_local", False)
     monkeypatch.setattr(cache.store, "_zarr", lambda writable: cache.store.root)
-    capsys.readouterr()
-    assert again("auto").placement == "pinned"
-    assert capsys.readouterr().err == ""
+    (part,) = again("auto").parts
+    assert (part.placement, part.placed) == ("pinned", "")
 
 
 def test_what_torch_keeps_of_a_gpu_s_memory_is_free(monkeypatch):
     free = [100]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free[0], 10**9))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.__setitem__(0, 1000))
-    assert choose("device", of_size(500), torch.device("cuda"), True, "features", Resident()) == "device"
+    assert choose("device", of_size(500), torch.device("cuda"), True, "features", Resident())[0] == "device"
 
 
 def test_the_bytes_are_those_of_the_arrays(cache):

@@ -90,13 +90,9 @@ def find_cache(url: str, samples: Samples) -> FeatureCache | None:
 
 
 def require_place(url: str, samples: Samples, *, is_new: bool = False, updates: bool = True) -> None:
-    """Refuse, before anything is computed, a place where the cache of these samples cannot be.
+    """Refuse, before anything is computed, a place where the cache of these samples cannot be; as `open_for_writing`.
 
-    Args:
-        url: the place.
-        samples: those of a data set.
-        is_new: see `open_for_writing`.
-        updates: whether an update may bring them in; not without a manifest.
+    `updates`: whether an update may bring them in, for which they need a manifest.
 
     Raises:
         OutputError: nothing can be written there.

@@ -148,13 +148,17 @@ def test_nothing_of_other_generations_is_kept(tmp_path, monkeypatch):
     use(monkeypatch)
     url, kept = str(tmp_path / "s.zarr"), []
     extract(write(tmp_path / "data", pictures()), url, OPTIONS)
-    look = reuse.earlier
-    monkeypatch.setattr(
-        "xret.pipeline.extraction.tasks.earlier", lambda *given: kept.append(ref(look(*given))) or kept[-1]()
-    )
+    look_through = reuse.Earlier
+
+    def recorded_by(sets):
+        found = look_through(sets)
+        kept.append(ref(found))
+        return found
+
+    monkeypatch.setattr(reuse, "Earlier", recorded_by)
     extract(write(tmp_path / "data", DATA), url, replace(OPTIONS, update=True))
     gc.collect()
-    assert {one() for one in kept} == {None}
+    assert [one() for one in kept] == [None, None]  # images and captions, each looked through once
 
 
 @pytest.mark.parametrize("count", [5, pytest.param(150, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])

@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -349,3 +349,12 @@ def record_failures(features: FeatureSet, ids: list[str], failed: dict[str, str]
     after = {key: reason for key, reason in before.items() if key not in gone} | failed
     if after != before:
         store.seal_group(path, {**attributes, "failed": dict(sorted(after.items()))}, list(attributes["arrays"]))
+
+
+def record_place(features: FeatureSet, told: dict[str, Any]) -> None:
+    """Let a set have these attributes, which say where its weights are; where nothing can be written it has none."""
+    home, path = Store(home_of(features.cache.url)[0]), features.path
+    with suppress(CacheError, OutputError, OSError), alone(home):
+        store = store_of(features.cache.url, home.writer)
+        attributes = store.read_group(path)
+        store.seal_group(path, {**attributes, **told}, list(attributes["arrays"]))

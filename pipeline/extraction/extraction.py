@@ -21,6 +21,7 @@ from ..cache.layout import (
     find_cache,
     image_set_to_fill,
     open_for_writing,
+    record_place,
     require_place,
 )
 from ..data.manifest import Manifest
@@ -30,7 +31,7 @@ from ..encoders.words import WordsEncoder
 from ..errors import CacheError
 from ..progress import Progress
 from .command import command_of
-from .options import Options, at_commits, source_of
+from .options import Options, at_commits, moved_to, source_of
 from .summary import CaptionCounts, Extraction, SetSummary
 from .updates.reuse import Sources, addresses
 from .updates.update import Place, finish, place_of
@@ -126,12 +127,12 @@ def _finished(samples: Samples, url: str, options: Options, splits: list[str]) -
     cache = find_cache(url, samples)
     if cache is None:
         return None
-    summaries, counts = [], None
+    summaries, counts, moved = [], None, []
     for modality in (m for m, wanted in (("images", options.visual), ("captions", options.text)) if wanted):
         asked = options.asked(modality)
         sets = [cache.set_at(path) for path in cache.set_paths(modality)]
         there = [features for features in sets if asked and features.attributes.get("asked") == asked]
-        if len(there) != 1:
+        if asked is None or len(there) != 1:
             return None
         (features,) = there
         shards = [shard for split in splits for shard in features.blocks.of_split(split)]
@@ -141,6 +142,10 @@ def _finished(samples: Samples, url: str, options: Options, splits: list[str]) -
         summaries.append(SetSummary(features.name, shards_before=len(shards), failed=len(reasons), reasons=reasons))
         if isinstance(features, CaptionSet):
             counts = CaptionCounts(**features.attributes["counts"])
+        if told := moved_to(options, modality, asked["weights"], features.attributes):
+            moved.append((features, told))
+    for features, told in moved:
+        record_place(features, told)
     return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(summaries), counts)
 
 

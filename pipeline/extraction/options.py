@@ -167,6 +167,21 @@ def source_of(options: Options, modality: str, resolved: str | None) -> WeightsS
     return None
 
 
+def moved_to(options: Options, modality: str, resolved: str, attributes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the attributes `source` and `command` of a set whose weights are not where it says; None: they are.
+
+    Arguments as of `source_of`, and the attributes that the set has.
+    """
+    before, now = Source.from_json(attributes.get("source")), source_of(options, modality, resolved)
+    if now is None or now.path is None or (before is not None and (before.path is None or Path(before.path).exists())):
+        return None
+    told: dict[str, Any] = {"source": now.to_json()}
+    if before is not None and "command" in attributes:
+        names = {f"{prefix}{before.path}": f"{prefix}{now.path}" for prefix in ("", HUB)}
+        told["command"] = [names.get(word, word) for word in attributes["command"]]
+    return told
+
+
 def with_backbones(words: Mapping[str, Any], image: Path | None, text: Path | None) -> dict[str, Any]:
     """Return the options `words` of a fine-tuned run with the files or folders of its own backbones.
 

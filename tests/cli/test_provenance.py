@@ -10,6 +10,8 @@ from small_bert import save_bert
 
 from xret.cli import main
 from xret.pipeline.cache import FeatureCache
+from xret.pipeline.cache.storage.store import Store
+from xret.pipeline.cache.upkeep.verify import verify
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -64,6 +66,24 @@ def test_a_set_is_named_by_its_model_and_says_where_it_was(folder):
     assert "source" not in cache.image_set().attributes  # `random:0` says it everywhere
     assert "shards_before" in extract(folder, "--json").stdout
     assert captions() == [name]
+
+
+def test_an_extraction_says_where_the_weights_were_moved(folder, monkeypatch):
+    before = FeatureCache.open("s.zarr").caption_set()
+    (folder / "Mini LM").rename(folder / "moved")
+    again = ("extract", "tiny/tiny.yaml", "--store", "s.zarr", *IMAGES, "--text-weights", "moved", "--device", "cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "write_bytes", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+        run(*again)  # the store may lie where nothing can be written
+    assert FeatureCache.open("s.zarr").caption_set().attributes == before.attributes
+    run(*again)
+    source, place = before.attributes["source"], str(folder / "moved")
+    now = FeatureCache.open("s.zarr").caption_set()
+    assert now.name == before.name
+    assert now.attributes["source"] == {"file": "moved", "sha256": source["sha256"], "path": place}
+    words = before.attributes["command"]
+    assert now.attributes["command"] == [place if word == source["path"] else word for word in words] != words
+    assert verify("s.zarr").ok
 
 
 def test_after_a_fine_tuning_commands_that_worked_work(folder):

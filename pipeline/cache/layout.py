@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from ..wording import printable
 from .blocks import Blocks
 from .facts import SetFacts
 from .feature_cache import FORMAT, VERSION, FeatureCache
-from .feature_sets import NOT_DONE, CaptionSet, FeatureSet, ImageSet
+from .feature_sets import NOT_DONE, CaptionSet, ImageSet
 from .rules import require_root
 from .storage.folder import home_of
 from .storage.generations import begin, require_generation, require_later, store_of
@@ -339,22 +339,3 @@ def _create_set(
         shape = (len(blocks) * shard, *row)
         cache.store.create_array(f"{path}/{name}", shape, shard, dtype, inner=inner, fill=fill, apart=apart)
     cache.store.seal_group(path, attributes, list(every))
-
-
-def record_failures(features: FeatureSet, ids: list[str], failed: dict[str, str]) -> None:
-    """Let the set's attribute ``failed`` hold these {id: reason}, and of `ids` no others."""
-    store, path = features.cache.store, features.path
-    attributes = store.read_group(path)
-    before, gone = attributes["failed"], set(ids)
-    after = {key: reason for key, reason in before.items() if key not in gone} | failed
-    if after != before:
-        store.seal_group(path, {**attributes, "failed": dict(sorted(after.items()))}, list(attributes["arrays"]))
-
-
-def record_place(features: FeatureSet, told: dict[str, Any]) -> None:
-    """Let a set have these attributes, which say where its weights are; where nothing can be written it has none."""
-    home, path = Store(home_of(features.cache.url)[0]), features.path
-    with suppress(CacheError, OutputError, OSError), alone(home):
-        store = store_of(features.cache.url, home.writer)
-        attributes = store.read_group(path)
-        store.seal_group(path, {**attributes, **told}, list(attributes["arrays"]))

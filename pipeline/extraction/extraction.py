@@ -21,9 +21,9 @@ from ..cache.layout import (
     find_cache,
     image_set_to_fill,
     open_for_writing,
-    record_place,
     require_place,
 )
+from ..cache.records import record_place
 from ..data.manifest import Manifest
 from ..data.samples import Samples, tokenize
 from ..encoders import HUB, TextEncoder, VisualEncoder

@@ -12,7 +12,7 @@ from typing import Any
 import zarr
 
 from ..cache import FAILED, CaptionSet, ImageSet
-from ..cache.layout import record_failures
+from ..cache.records import record_failures
 from ..cache.upkeep.verify import broken_shards
 from ..errors import CacheError
 from ..progress import Progress

@@ -172,7 +172,7 @@ def moved_to(options: Options, modality: str, resolved: str, attributes: Mapping
 
     Arguments as of `source_of`, and the attributes that the set has.
     """
-    before, now = Source.from_json(attributes.get("source")), source_of(options, modality, resolved)
+    before, now = WeightsSource.from_json(attributes.get("source")), source_of(options, modality, resolved)
     if now is None or now.path is None or (before is not None and (before.path is None or Path(before.path).exists())):
         return None
     told: dict[str, Any] = {"source": now.to_json()}

@@ -4,7 +4,7 @@ import numpy as np
 from small_store import make_store, seal_anew
 
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.layout import record_failures
+from xret.pipeline.cache.records import record_failures
 from xret.pipeline.cache.storage.store import Store
 
 

@@ -14,7 +14,8 @@ from ...wording import printable
 from ..feature_cache import FeatureCache
 from ..feature_sets import FeatureSet
 from ..known_samples import samples_of
-from ..layout import find_set, open_for_writing, record_failures, require_place
+from ..layout import find_set, open_for_writing, require_place
+from ..records import record_failures
 from ..storage.generations import store_of
 from ..storage.seals import files_of
 from .verify import CheckedSet

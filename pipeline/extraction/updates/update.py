@@ -227,8 +227,10 @@ def finish(cache: FeatureCache) -> None:
         if now:
             _note_splits(before, path, cache.set_at(now[0]))
             continue
-        features = before.set_at(path)
-        imported = "files" in features.identity
+        try:
+            imported = "files" in before.set_at(path).identity
+        except CacheError:  # it is damaged, and its generation no longer the current one
+            continue
         way = "`xret import` with its options adds it"
         if not imported:
             way = "`xret extract` with its options adds it, and computes only what is new"

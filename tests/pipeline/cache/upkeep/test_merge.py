@@ -17,7 +17,8 @@ from small_extraction import SMALL, files
 from small_store import seal_anew
 
 from xret.pipeline.cache import Blocks, FeatureCache, layout
-from xret.pipeline.cache.layout import alone, record_failures
+from xret.pipeline.cache.layout import alone
+from xret.pipeline.cache.records import record_failures
 from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.cache.upkeep.merge import merge
 from xret.pipeline.cache.upkeep.verify import verify

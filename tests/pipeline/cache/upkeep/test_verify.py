@@ -12,7 +12,7 @@ from small_extraction import SMALL, files
 from small_store import seal_anew
 
 from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.layout import record_failures
+from xret.pipeline.cache.records import record_failures
 from xret.pipeline.cache.upkeep.contents import describe
 from xret.pipeline.cache.upkeep.verify import Damage, FailedSample, Verification, verify
 from xret.pipeline.data.manifest import load_manifest

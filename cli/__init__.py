@@ -85,7 +85,10 @@ def _is_news(record: logging.LogRecord) -> bool:
     return "was never retrieved" not in record.getMessage()
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+
+@click.group(cls=Commands, context_settings=_HELP)
 @click.version_option(package_name="xret")
 def main() -> None:
     """Cache frozen features once, train image-text retrieval heads in minutes.
@@ -116,4 +119,5 @@ for command in (
     index,
     serve,
 ):
+    command.context_settings.update(_HELP)  # click keeps the names of the first call, which may be without the group
     main.add_command(command)

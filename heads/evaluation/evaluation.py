@@ -123,7 +123,7 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it: ``run`` is a list of several, other keys where theirs differ."""
-        grown = {"generation": _one(self.generations)} if any(self.generations) else {}
+        grown = {"generation": _one(self.generations) if any(self.generations) else None}
         return {
             "run": self.runs[0] if len(self.runs) == 1 else list(self.runs),
             "store": _one(self.stores),

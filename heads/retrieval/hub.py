@@ -20,7 +20,6 @@ from typing import Any
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from ...pipeline.cache.storage.folder import home_of
 from ...pipeline.errors import RunError
 from ...pipeline.files import making
 from ...pipeline.reading.origin import Origin
@@ -167,11 +166,16 @@ def _naming(origin: Origin, weights: str | None) -> Origin:
     return replace(origin, weights=weights) if named else origin
 
 
+def _store_name(address: str) -> str:
+    """Return the name of a store, which may be anywhere or gone, without its generation."""
+    return Path(re.sub(r"/generations/[0-9]+$", "", address)).name
+
+
 def _without_paths(info: RunInfo) -> RunInfo:
     return replace(
         info,
         store=Path(info.store).name,
-        also_stores=info.also_stores and [Path(home_of(store)[0]).name for store in info.also_stores],
+        also_stores=info.also_stores and [_store_name(store) for store in info.also_stores],
         head=info.head and Path(info.head).name,
     )
 

@@ -1,5 +1,6 @@
 """Putting the backbone of a feature set back: the same network, weights and preprocessing, found again or named."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -136,13 +137,17 @@ def image_folder(cache: FeatureCache, data_root: Path | None) -> Path:
 
 
 def manifest_in(folder: Path, dataset: str) -> Manifest | None:
-    """Return the manifest of a data set that lies in a folder, or next to that folder; None where there is none."""
+    """Return the first of `manifests_in`; None where there is none."""
+    return next(manifests_in(folder, dataset), None)
+
+
+def manifests_in(folder: Path, dataset: str) -> Iterator[Manifest]:
+    """Yield the manifests of a data set that lie in a folder, or next to that folder."""
     for path in sorted([*folder.glob("*.yaml"), *folder.parent.glob("*.yaml")]):
         with suppress(ManifestError):
             manifest = load_manifest(path)
             if manifest.name == dataset:
-                return manifest
-    return None
+                yield manifest
 
 
 def find_pictures(cache: FeatureCache, data_root: Path | None) -> PictureReader:
@@ -163,9 +168,9 @@ def _folder_of_files(cache: FeatureCache, data_root: Path | None) -> Path:
     A store may come from a stranger: it names files outside `data_root` only where a manifest in there does, too.
     """
     names = [file.name for file in cache.source.files]
-    manifest = None if data_root is None else manifest_in(data_root, cache.dataset)
-    if manifest is not None and set(names) <= {file.name for file in find_source(manifest).files}:
-        return manifest.images
+    for manifest in manifests_in(data_root, cache.dataset) if data_root is not None else ():
+        if set(names) <= {file.name for file in find_source(manifest).files}:
+            return manifest.images
     outside = [name for name in names if is_url(name) or Path(name).is_absolute() or ".." in Path(name).parts]
     if not outside and data_root is not None and (data_root / names[0]).exists():
         return data_root

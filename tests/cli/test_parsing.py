@@ -68,7 +68,9 @@ def test_help_lists_the_options_of_a_long_command_below_headings():
         assert places == sorted(places)
         for option in command.params:
             if isinstance(option, click.Option):
-                assert sum(line.startswith(f"  {option.opts[-1]} ") for line in text.splitlines()) == 1, option.name
+                assert sum(line.startswith(f"  {', '.join(option.opts)} ") for line in text.splitlines()) == 1, (
+                    option.name
+                )
         assert text.splitlines()[-1].startswith("  -h, --help ")
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xret.pipeline.encoders import sources
+from xret.pipeline.encoders import weights_source
 from xret.pipeline.extraction.options import Options, source_of
 
 
@@ -21,5 +21,5 @@ def test_a_folder_that_is_called_like_weights_without_a_file_is_not_read(tmp_pat
     for name in ("imagenet", "bert-base-uncased"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "n01440764.tar").write_bytes(b"pictures")
-    monkeypatch.setattr(sources, "sha256_of", None)  # nobody may look
+    monkeypatch.setattr(weights_source, "sha256_of", None)  # nobody may look
     assert source_of(options, modality, None) is None

@@ -135,14 +135,14 @@ def test_a_picture_that_was_missing_is_taken_when_it_is_there(encoded, tmp_path)
 def test_a_group_of_rows_is_read_once_to_compare_files(encoded, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     manifest = load_manifest(PackedData(tmp_path / "data", count=12).as_parquet(files=1, group=12))
-    url, read, rows = str(tmp_path / "s.zarr"), tables._Cursor.read, []
+    url, read, rows = str(tmp_path / "s.zarr"), tables._Cursor.find, []
     extract(manifest, url, SMALL)
 
     def noted(cursor, group, row):
         rows.append(row)
         return read(cursor, group, row)
 
-    monkeypatch.setattr(tables._Cursor, "read", noted)
+    monkeypatch.setattr(tables._Cursor, "find", noted)
     extract(manifest, url, UPDATE)
     assert rows == list(range(12))
 

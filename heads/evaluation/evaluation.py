@@ -123,11 +123,10 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it: ``run`` is a list of several, other keys where theirs differ."""
-        grown = {"generation": _one(self.generations) if any(self.generations) else None}
         return {
             "run": self.runs[0] if len(self.runs) == 1 else list(self.runs),
             "store": _one(self.stores),
-            **grown,
+            "generation": _one(self.generations) if any(self.generations) else None,
             "views": _one(self.views),
             "results": [asdict(result) for result in self.results],
         }

@@ -55,7 +55,7 @@ def test_every_kind_of_image_encoder_is_asked_for_by_its_own_words(monkeypatch, 
     monkeypatch.setattr(registry, "_visual", load)
     image_encoder(Origin.of(features(identity)), "w.pth", "cpu", trust=True)
     name, size, frames = words
-    assert asked == [(name, "w.pth", size, "cpu", frames, True, -1, True, ())]
+    assert asked == [(name, "w.pth", size, "cpu", frames, True, (), -1, True)]
     changed = {**identity, "weights": "others"}
     with pytest.raises(EncoderError, match=r"'w\.pth' is not what 'set@1' was made with \(its weights differ\)"):
         image_encoder(Origin.of(features(changed)), "w.pth", "cpu")

@@ -29,6 +29,7 @@ from ..data.samples import Samples, tokenize
 from ..encoders import HUB, TextEncoder, VisualEncoder
 from ..encoders.words import WordsEncoder
 from ..errors import CacheError
+from ..memory import keeping_memory
 from ..progress import Progress
 from .command import command_of
 from .options import Options, at_commits, moved_to, source_of
@@ -37,6 +38,7 @@ from .updates.reuse import Sources, addresses
 from .updates.update import Place, finish, place_of
 
 
+@keeping_memory()
 def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     """Encode a data set into the cache at `url`; what is there already is kept and not computed again.
 

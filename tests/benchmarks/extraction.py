@@ -9,6 +9,7 @@ Each command prints one JSON line with the ratios of one run:
     python tests/benchmarks/extraction.py size STORE
     python tests/benchmarks/extraction.py update
     python tests/benchmarks/extraction.py syncs rsicd --data-root DIR --visual mobilenet_v2 --visual-weights FILE
+    python tests/benchmarks/extraction.py kept rsicd --data-root DIR --visual mobilenet_v2 --visual-weights FILE
 """
 
 import io
@@ -19,8 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -154,17 +157,35 @@ def captions(dataset: str, data_root: Path | None, split: str, **options: Any) -
 @click.option("--rounds", default=3, show_default=True)
 def syncs(dataset: str, data_root: Path | None, split: str, rounds: int, **options: Any) -> None:
     """Compare extraction with one that brings nothing to the disk, in turns."""
-    manifest = load_manifest(dataset, data_root)
+    _take_turns("os.fsync", load_manifest(dataset, data_root), Options(**options, text=None, splits=(split,)), rounds)
+
+
+@main.command()
+@options_of(*common)
+@click.option("--visual", default="resnet50", show_default=True)
+@click.option("--visual-weights", default="random:0", show_default=True)
+@click.option("--rounds", default=3, show_default=True)
+def kept(dataset: str, data_root: Path | None, split: str, rounds: int, **options: Any) -> None:
+    """Compare extraction with one whose process gives the memory of each layer back, in turns."""
     wanted = Options(**options, text=None, splits=(split,))
-    _timed(manifest, wanted)
-    rates: dict[bool, list[float]] = {True: [], False: []}
+    _take_turns("xret.pipeline.memory.ctypes.CDLL", load_manifest(dataset, data_root), wanted, rounds)
+
+
+def _take_turns(without: str, manifest: Any, options: Options, rounds: int) -> None:
+    """Compare extraction with one that lacks a function, each in a process of its own."""
+    rates: dict[str | None, list[float]] = {None: [], without: []}
     for number in range(2 * rounds):
-        synced = number % 4 in (0, 3)
-        with nullcontext() if synced else patch("os.fsync"):
-            rates[synced].append(_timed(manifest, wanted).per_second)
-    means = {synced: statistics.mean(found) for synced, found in rates.items()}
-    line = {"per_second": means[True], "unsynced_per_second": means[False], "ratio": means[True] / means[False]}
+        lacking = None if number % 4 in (0, 3) else without
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            rates[lacking].append(pool.submit(_rate, lacking, manifest, options).result())
+    means = {lacking: statistics.mean(found) for lacking, found in rates.items()}
+    line = {"per_second": means[None], "without": means[without], "ratio": means[None] / means[without]}
     click.echo(json.dumps({key: round(value, 3) for key, value in line.items()}))
+
+
+def _rate(without: str | None, manifest: Any, options: Options) -> float:
+    with patch(without, return_value=None) if without else nullcontext():
+        return _timed(manifest, options).per_second
 
 
 def _wait(device: str) -> None:

@@ -33,6 +33,7 @@ COMMON = (
     "data.captions=1",
     "schedule.name=cosine",
     "schedule.epochs=20",
+    "runtime.precision=bfloat16",
     "schedule.warmup_epochs=0",
     "optimizer.lr=0.001",
     "optimizer.aggregator_lr=1",

@@ -81,9 +81,10 @@ def print_plan(plan: "Plan", as_json: bool) -> None:
     for features in plan.sets:
         tasks = f"{counted(features.tasks, 'task')} of {counted(features.shard_images, 'image')}"
         left = f"{in_time(3600 * features.hours)} left" if features.done < features.tasks else "nothing left"
+        found = f", {features.found:,} {features.modality} found again" if features.found else ""
         files = f"{in_bytes(features.bytes)} in {counted(features.files, 'file')}"
         click.echo(
-            f"  {printable(features.name)}: {tasks}, {features.done:,} of them done; {files};"
+            f"  {printable(features.name)}: {tasks}, {features.done:,} of them done{found}; {files};"
             f" {left} at {_rate(features.per_second)} {features.modality}/s"
         )
 

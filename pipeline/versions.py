@@ -1,13 +1,17 @@
-"""The versions and settings of Zarr and Dask that stores are tested with; `pyproject.toml` has the oldest versions."""
+"""What xret asks of other packages: versions and settings of Zarr and Dask that stores are tested with, and pyarrow.
+
+`pyproject.toml` has the oldest versions.
+"""
 
 import re
 import sys
 from functools import lru_cache
 from importlib.metadata import version
+from typing import Any
 
 import zarr
 
-from .errors import CacheError
+from .errors import CacheError, XretError
 
 NEWEST = {"zarr": "3.1", "dask": "2026.8"}  # tested; CONTRIBUTING.md says what to do about a newer one
 _PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
@@ -41,6 +45,23 @@ def require_settings() -> None:
                 f"Zarr's setting {key} is {found}, with which features may be read or written wrong; do without it, or"
                 f" call zarr.config.set({{'{key}': '{expected}'}})"
             )
+
+
+def require_pyarrow(error: type[XretError], needs: str, instead: str = "") -> Any:
+    """Return pyarrow, with what reads and writes Parquet and Arrow's streams.
+
+    Args:
+        error: what is raised where it is not installed.
+        needs: what does, as ``Parquet needs``.
+        instead: what else can be done.
+    """
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as missing:
+        raise error(f"{needs} pyarrow, which is not installed: pip install 'xret[parquet]'{instead}") from missing
+    return pyarrow
 
 
 def _numbers(name: str) -> list[int]:

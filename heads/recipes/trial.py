@@ -1,6 +1,8 @@
 """The parts of a recipe are made once and two samples run through them, so that their own checks speak at once."""
 
+import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,9 +25,9 @@ def refusals(dim: int, aggregator: Mapping[str, Block], similarity: Block, terms
         similarity: its complete block.
         terms: the complete block of each loss term.
     """
-    faults: list[str] = []
     mismatches = _mismatches(aggregator, similarity["name"])
-    pair = _aggregated(dim, aggregator, faults)
+    pair, refused = _aggregated(dim, json.dumps(aggregator))
+    faults = list(refused)
     embeddings = tuple(made.embedding for made in pair) if pair and not mismatches else None
     _try("similarity", SIMILARITIES[similarity["name"]], similarity, (), embeddings, faults)
     for term, block in terms.items():
@@ -36,17 +38,22 @@ def refusals(dim: int, aggregator: Mapping[str, Block], similarity: Block, terms
     return [*faults, *_without_log_odds(terms, similarity["name"]), *mismatches]
 
 
-def _aggregated(dim: int, aggregator: Mapping[str, Block], faults: list[str]) -> tuple[Aggregated, ...] | None:
-    """Return what the aggregators make of two samples of zeros, the first a 2 by 2 map; None if one is refused."""
+@lru_cache(8)  # recipes of a tuning or an ablation differ in other values as well
+def _aggregated(dim: int, aggregator: str) -> tuple[tuple[Aggregated, ...] | None, tuple[str, ...]]:
+    """Return what the aggregators make of two samples of zeros, the first a 2 by 2 map; None if one is refused.
+
+    Then also why. `aggregator` is the JSON of their blocks.
+    """
+    faults: list[str] = []
     samples = torch.zeros(2, 4, dim), torch.tensor([4, 1]), torch.zeros(2, dim)
     pair = [
         _try(f"aggregator.{side}", AGGREGATORS[block["name"]], block, (dim, dim), samples, faults)
-        for side, block in aggregator.items()
+        for side, block in json.loads(aggregator).items()
     ]
     if None in pair:
-        return None
+        return None, tuple(faults)
     token = Sequence(torch.zeros(2, 4, dtype=torch.long), samples[1])
-    return tuple(made._replace(global_=samples[2], token=token) for made in pair)
+    return tuple(made._replace(global_=samples[2], token=token) for made in pair), ()
 
 
 def _try(

@@ -15,6 +15,7 @@ split, and the kind of the embeddings. Their arrays are called ``images`` and ``
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from torch.nn import functional
 
 from ...pipeline.errors import RunError
 from ...pipeline.files import making, making_file, require_new
+from ...pipeline.versions import require_pyarrow
 from ..modules.embedding import Embedding, Gaussian, Sequence, kind_of
 from ..modules.padding import valid_rows
 from .gallery import Gallery
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 _HEADER = 100_000_000  # bytes of metadata that readers of safetensors take
+_pyarrow = partial(require_pyarrow, RunError, "Parquet needs", ", or export to .safetensors")
 
 Arrays = dict[str, np.ndarray]
 
@@ -173,7 +176,7 @@ def _write_safetensors(path: Path, gallery: Gallery, arrays: Arrays, about: Abou
 
 
 def _write_parquet(path: Path, gallery: Gallery, _arrays: Arrays, about: About) -> None:
-    pa, parquet = _pyarrow()
+    pa = _pyarrow()
     images, captions = len(gallery.image_ids), len(gallery.texts)
     owners = gallery.caption_image.tolist()
     columns = {
@@ -186,7 +189,7 @@ def _write_parquet(path: Path, gallery: Gallery, _arrays: Arrays, about: About) 
     table = {name: pa.array(values, pa.string()) for name, values in columns.items()}
     sides = [_columns(pa, embedding) for embedding in (gallery.images, gallery.captions)]
     table |= {name: pa.chunked_array([side[name] for side in sides]) for name in sides[0]}
-    parquet.write_table(pa.table(table).replace_schema_metadata({"xret": json.dumps(asdict(about))}), path)
+    pa.parquet.write_table(pa.table(table).replace_schema_metadata({"xret": json.dumps(asdict(about))}), path)
 
 
 def _columns(pa: Any, embedding: Embedding) -> "dict[str, pyarrow.Array]":
@@ -205,14 +208,3 @@ def _columns(pa: Any, embedding: Embedding) -> "dict[str, pyarrow.Array]":
 
 def _lists(pa: Any, rows: Tensor) -> "pyarrow.Array":
     return pa.FixedSizeListArray.from_arrays(pa.array(rows.cpu().numpy().reshape(-1)), rows.shape[1])
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError as error:
-        raise RunError(
-            "Parquet needs pyarrow, which is not installed: pip install 'xret[parquet]', or export to .safetensors"
-        ) from error
-    return pa, parquet

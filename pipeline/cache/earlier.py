@@ -11,21 +11,30 @@ from ..errors import CacheError, StoreError
 from ..wording import printable
 from .feature_cache import FeatureCache
 from .feature_sets import FEATURES, OK, CaptionSet, FeatureSet, ImageSet
-from .storage.generations import numbers
+from .storage.folder import home_of
+from .storage.generations import current, numbers
 from .storage.store import Store
 
 
-def equal_sets(cache: FeatureCache, path: str, fingerprint: str) -> list[FeatureSet]:
-    """Return the sets at `path` of that fingerprint in the other generations of a cache, those of the last one first.
+def equal_sets(url: str, path: str, fingerprint: str) -> list[FeatureSet]:
+    """Return the sets at `path` of that fingerprint in other generations than `url`, those of the last one first.
 
     A generation that is damaged has none.
+
+    Args:
+        url: of a cache, which stands for its current generation, or of one of its generations, which need not be there.
+        path: ``images/NAME`` or ``captions/NAME``.
+        fingerprint: of the set.
     """
     found: list[FeatureSet] = []
-    for number in reversed(numbers(Store(cache.url))):
-        if number == cache.generation:
+    home_url, own = home_of(url)
+    home = Store(home_url)
+    own = own or current(home)
+    for number in reversed(numbers(home)):
+        if number == own:
             continue
         try:
-            other = FeatureCache.open(cache.url, generation=number)
+            other = FeatureCache.open(home_url, generation=number)
             features = other.set_at(path) if path in other.set_paths() else None
         except StoreError:
             raise
@@ -67,7 +76,7 @@ def _as_keys(digests: list[bytes]) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRows:
     """Rows of a shard that another set has: here, counted from the shard's first, and the rows of samples there."""
 
     features: FeatureSet
@@ -89,14 +98,14 @@ class Earlier:
                 where = f"'{features.name}' of generation {features.cache.generation}"
                 print(printable(f"Note: nothing is taken from {where}, which is damaged ({error})."), file=sys.stderr)
 
-    def find(self, keys: np.ndarray) -> list[Found]:
+    def find(self, keys: np.ndarray) -> list[FoundRows]:
         """Return where the features of these keys are, S16 [B]."""
         left, found = np.arange(len(keys)), []
         left = left[keys != NONE]
         for known in self._known:
             rows = known.rows_of(keys[left])
             if (rows >= 0).any():
-                found.append(Found(known.features, left[rows >= 0], rows[rows >= 0]))
+                found.append(FoundRows(known.features, left[rows >= 0], rows[rows >= 0]))
             left = left[rows < 0]
         return found
 

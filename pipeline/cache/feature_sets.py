@@ -1,5 +1,6 @@
 """Feature sets of a cache: one encoder's features of the images or of the captions."""
 
+from abc import ABC, abstractmethod
 from functools import cached_property, partial
 from math import isqrt
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ FEATURES = ("local", "global")  # arrays that hold nearly all bytes
 MARKS = ("seal", "done")  # arrays that say something of a shard, and not of its samples
 
 
-class FeatureSet:
+class FeatureSet(ABC):
     """What image and caption sets share; `name` is the encoder's, ``@`` and the first 8 digits of the fingerprint."""
 
     modality: str  # ``images`` or ``captions``
@@ -45,10 +46,10 @@ class FeatureSet:
         self._rows: dict[str, Rows] = {}
         self._fitting: set[str] = set()  # the arrays that were found to be as the attributes say
 
-    @cached_property
+    @property
+    @abstractmethod
     def _at(self) -> np.ndarray:
         """Row in this set's arrays of each row of the samples, int64."""
-        raise NotImplementedError
 
     @cached_property
     def status(self) -> np.ndarray:
@@ -70,9 +71,9 @@ class FeatureSet:
         """Return whether every shard of `split` is finished."""
         return bool(self.done()[self.blocks.of_split(split)].all())
 
+    @abstractmethod
     def rows_in(self, shard: int) -> tuple[int, int]:
         """Return the rows of samples [first, last) of a shard."""
-        raise NotImplementedError
 
     def samples_in(self, shard: int) -> int:
         """Return how many samples the shard holds."""
@@ -173,13 +174,13 @@ class FeatureSet:
         values: np.ndarray = whole[self._at]
         return values
 
+    @abstractmethod
     def _fits(self, lengths: np.ndarray) -> bool:
         """Return whether a shard has as many rows as its samples' lengths say."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _layout(self, name: str) -> tuple[int, tuple[int, ...]]:
         """Return how many rows of an array a shard has, and the shape of a row."""
-        raise NotImplementedError
 
     def _require_fitting(self, name: str) -> None:
         """Raise CacheError if an array is not as the attributes say; only then it is read, and memory made for it."""

@@ -75,7 +75,7 @@ def read_samples(manifest: Manifest, skip: bool = False) -> Samples:
         return _build(contents, manifest)
 
 
-def samples_of(entries: list[Entry], manifest: Manifest) -> Samples:
+def build_samples(entries: list[Entry], manifest: Manifest) -> Samples:
     """Return the samples that entries are, as `read_samples` returns those of a caption file."""
     with _collector_paused():
         return _build(Contents(entries), manifest)

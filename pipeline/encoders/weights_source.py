@@ -47,7 +47,8 @@ class WeightsSource:
     def from_json(cls, value: Any) -> "WeightsSource | None":
         """Return what `to_json` gave; None where a stranger's file says something else, or an earlier version nothing.
 
-        What is read there is never run, and has to have the recorded SHA-256.
+        What is read there is never run. A file has to have the recorded SHA-256, see `find`; what a folder holds is
+        compared when it is loaded.
         """
         keys = {"id", "file", "sha256", "path"}
         fits = isinstance(value, dict) and value.keys() <= keys and all(isinstance(one, str) for one in value.values())

@@ -4,7 +4,6 @@ One task is one shard (`tasks`, `filling`). An extraction that finds every shard
 which takes longer than finding that out.
 """
 
-import sys
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ..cache import Blocks, CaptionSet, FeatureCache
-from ..cache.earlier import equal_sets, knows_samples
 from ..cache.facts import SetFacts
 from ..cache.known_samples import find_samples
 from ..cache.layout import (
@@ -24,6 +22,7 @@ from ..cache.layout import (
     require_place,
 )
 from ..cache.records import record_place
+from ..data.digests import Digests
 from ..data.manifest import Manifest
 from ..data.samples import Samples, tokenize
 from ..encoders import HUB, TextEncoder, VisualEncoder
@@ -34,8 +33,8 @@ from ..progress import Progress
 from .command import command_of
 from .options import Options, at_commits, moved_to, source_of
 from .summary import CaptionCounts, Extraction, SetSummary
-from .updates.reuse import Sources, addresses
-from .updates.update import Place, finish, place_of
+from .updates.reuse import find_earlier
+from .updates.update import choose_target, finish
 
 
 @keeping_memory()
@@ -56,8 +55,8 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     """
     skip, anew = options.on_error == "skip", options.repair or options.update
     samples = find_samples(manifest, url, skip=skip, anew=anew)
-    place = place_of(url, samples, manifest, options.update)
-    url = place.url
+    target = choose_target(url, samples, manifest, Digests(samples, manifest.images), options.update)
+    url = target.url
     splits = choose_splits(samples, options.splits)
     options = replace(
         options,
@@ -66,9 +65,9 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
         text=_absolute_name(options.text),
         text_weights=_absolute(options.text_weights),
     )
-    if not (options.repair or place.is_new) and (found := _finished(samples, url, options, splits)) is not None:
+    if not (options.repair or target.is_new) and (found := _finished(samples, url, options, splits)) is not None:
         return found
-    require_place(url, samples, is_new=place.is_new)  # a finished store may lie where nothing can be written
+    require_place(url, samples, is_new=target.is_new)  # a finished store may lie where nothing can be written
     from ..device import pick_device
     from .filling import fill
     from .tasks import Job, write_caption_shard, write_image_shard
@@ -81,47 +80,24 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     command = command_of(manifest, exact)
     how: dict[str, Any] = {"workers": options.workers, "scheduler": options.scheduler, "repair": options.repair}
     sets, counts = [], None
-    with open_for_writing(url, samples, manifest.protocols, repair=options.repair, is_new=place.is_new) as cache:
+    with open_for_writing(url, samples, manifest.protocols, repair=options.repair, is_new=target.is_new) as cache:
         job = Job(cache.address, "", str(manifest.images.resolve()), options, cache.store.writer)
         if visual is not None:
             facts = replace(_facts(cache, options, exact, "images", visual, device), command=command)
-            length, sources = _from_earlier(cache, facts, f"images/{facts.name}", options, place)
+            length, earlier = find_earlier(cache.address, f"images/{facts.name}", facts, options, target.is_new)
             images = image_set_to_fill(cache, facts, visual.rows, length, visual.extras, options.views, digests=True)
-            of_images = replace(job, set_name=images.name, sources=sources)
+            of_images = replace(job, set_name=images.name, earlier=earlier)
             sets.append(fill(images, write_image_shard, lambda _: of_images, splits, **how))
         if text is not None:
             facts = replace(_facts(cache, options, exact, "captions", text, device), command=command)
-            length, sources = _from_earlier(cache, facts, f"captions/{facts.name}", options, place)
+            length, earlier = find_earlier(cache.address, f"captions/{facts.name}", facts, options, target.is_new)
             captions = caption_set_to_fill(cache, facts, length, partial(_count, cache, text))
-            of_captions = replace(job, set_name=captions.name, sources=sources)
+            of_captions = replace(job, set_name=captions.name, earlier=earlier)
             sets.append(fill(captions, write_caption_shard, lambda _: of_captions, splits, **how))
             counts = CaptionCounts(**captions.attributes["counts"])
-        if place.is_new:
+        if target.is_new:
             finish(cache)
         return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(sets), counts)
-
-
-def _from_earlier(
-    cache: FeatureCache, facts: SetFacts, path: str, options: Options, place: Place
-) -> tuple[int | None, Sources | None]:
-    """Return how many images a shard of a set gets, and which sets of other generations have features of it.
-
-    It has as many as before: shards of one length can be shared. Shards that are repaired are computed; a
-    new generation has none, and with `repair` shares no files with others, which may be damaged.
-    """
-    equal = equal_sets(cache, path, facts.fingerprint)
-    length = options.shard_images or (equal[0].blocks.length if equal else None)
-    known = [features for features in equal if knows_samples(features)]
-    for features in equal:
-        if features.channels is not None and features not in known:
-            print(
-                f"Note: '{features.name}' of generation {features.cache.generation} does not say of which files it is;"
-                " all its pictures are computed anew.",
-                file=sys.stderr,
-            )
-    if not known or (options.repair and not place.is_new):
-        return length, None
-    return length, Sources(addresses(known), path, share=not options.repair)
 
 
 def _finished(samples: Samples, url: str, options: Options, splits: list[str]) -> Extraction | None:

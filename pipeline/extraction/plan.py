@@ -2,7 +2,6 @@
 
 import math
 import os
-import sys
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -10,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from ..cache import Blocks, FeatureCache
+from ..cache import Blocks, FeatureCache, FeatureSet
+from ..cache.earlier import caption_keys, image_keys
 from ..cache.facts import SetFacts
 from ..cache.known_samples import find_samples
 from ..cache.layout import choose_splits, find_cache
+from ..data.digests import BYTES, Digests
 from ..data.manifest import Manifest
 from ..data.regions import REGION_ARRAYS
-from ..data.samples import Samples
+from ..data.samples import ImageSample, Samples
 from ..device import pick_device
 from ..encoders import TextEncoder, VisualEncoder
 from ..errors import SampleError
@@ -25,6 +26,8 @@ from .extraction import load_captions
 from .options import Options
 from .schedule import count_workers
 from .tasks import decode, encode
+from .updates.reuse import EarlierSets, earlier, find_earlier, forgetting
+from .updates.update import Target, choose_target
 
 _PROBE = 2  # batches timed, after one to warm up
 _TEXTS = 20_000  # captions whose length is counted
@@ -39,6 +42,7 @@ class SetPlan:
     samples: int  # of the splits that are wanted
     tasks: int  # one a shard
     done: int  # tasks that are done already
+    found: int  # samples of the others that other generations of the cache have
     shard_images: int  # images of a shard
     bytes: int  # of the set when it is finished
     files: int  # of the set when it is finished
@@ -62,15 +66,17 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
 
     Args:
         manifest: the data set.
-        url: the cache; shards that are done in it are counted.
+        url: the cache; shards that are done in it are counted, and samples that its other generations have, for which
+            pictures are read and compared.
         options: as for `extraction.extract`.
-        images: plan for so many images, with splits and captions in the same proportion; None: for the data set.
+        images: plan for so many images of which nothing is there, with splits and captions in the same proportion;
+            None: for the data set.
 
     Raises:
         ManifestError: the data set cannot be read.
         EncoderError: an encoder cannot be made.
         SampleError: none of the pictures that were tried can be read.
-        CacheError: as for `count_workers`.
+        CacheError: as for `count_workers`; or the cache is damaged.
     """
     anew = options.repair or options.update
     samples = find_samples(manifest, url, skip=options.on_error == "skip", anew=anew)
@@ -81,47 +87,92 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
     splits = _scaled(samples.splits, ratio)
     total = max(last for _, last in splits.values())
     captions = round(ratio * sum(len(image.captions) for image in samples.images))
-    cache = None if images else find_cache(url, samples)
+    digests, target = Digests(samples, manifest.images), Target(url)
     if options.update and not images:
-        note = "files are not compared; what --update finds in other generations counts as if it were computed."
-        print(f"Note: for a plan {note}", file=sys.stderr)
+        target = choose_target(url, samples, manifest, digests, update=True)
+    cache = None if images else find_cache(target.url, samples)
     sets = []
     for cost in _costs(manifest, samples, options, device, captions / max(total, 1), cache):
         there = cache.set_at(cost.path) if cache and cost.path in cache.set_paths() else None
+        length, earlier_sets = options.shard_images, None
+        if cache or target.is_new:
+            length, earlier_sets = find_earlier(target.url, cost.path, cost.facts, options, target.is_new)
         # A set keeps its own shards.
-        blocks = there.blocks if there else Blocks.choose(splits, options.shard_images, cost.views)
-        tasks = sum(blocks.count(split) for split in wanted)  # of any number of images, without listing them
-        done = sum(int(there.done()[blocks.of_split(split)].sum()) for split in wanted) if there else 0
-        count = round(cost.of_image * sum(splits[split][1] - splits[split][0] for split in wanted))
-        rate, (modality, name) = workers * cost.rate, cost.path.split("/")
-        sets.append(
-            SetPlan(
-                name=name,
-                modality=modality,
-                samples=count,
-                tasks=tasks,
-                done=done,
-                shard_images=blocks.length,
-                bytes=round(cost.bytes * blocks.length * tasks),
-                files=cost.files * tasks,
-                per_second=rate,
-                hours=count * (1 - done / tasks) / rate / 3600,
-            )
-        )
+        blocks = there.blocks if there else Blocks.choose(splits, length, cost.views)
+        progress = None if images else _progress(samples, blocks, wanted, there, cost, digests, earlier_sets)
+        sets.append(_set_plan(cost, blocks, wanted, workers, progress))
     by = f"{counted(workers, 'worker')} of {options.scheduler}" if options.scheduler else device
     return Plan(samples.dataset, total, captions, by, tuple(sets))
 
 
 @dataclass(frozen=True)
 class _Cost:
-    """What one feature set costs: its path, samples, bytes and views an image, files a shard, samples a second."""
+    """What one feature set costs: samples, bytes and views an image, files a shard, samples a second."""
 
-    path: str
+    modality: str
+    facts: SetFacts
     of_image: float
     bytes: float
     views: int
     files: int
     rate: float  # of one worker
+
+    @property
+    def path(self) -> str:
+        return f"{self.modality}/{self.facts.name}"
+
+
+def _set_plan(
+    cost: _Cost, blocks: Blocks, splits: list[str], workers: int, progress: tuple[int, int, int] | None
+) -> SetPlan:
+    """Return the plan of a set; `progress` is what `_progress` gives, None: nothing is done."""
+    tasks = sum(blocks.count(split) for split in splits)  # of any number of images, without listing them
+    ranges = [blocks.splits[split] for split in splits]
+    samples = round(cost.of_image * sum(last - first for first, last in ranges))
+    done, found, left = progress or (0, 0, samples)
+    rate = workers * cost.rate
+    return SetPlan(
+        name=cost.facts.name,
+        modality=cost.modality,
+        samples=samples,
+        tasks=tasks,
+        done=done,
+        found=found,
+        shard_images=blocks.length,
+        bytes=round(cost.bytes * blocks.length * tasks),
+        files=cost.files * tasks,
+        per_second=rate,
+        hours=left / rate / 3600,
+    )
+
+
+def _progress(
+    samples: Samples,
+    blocks: Blocks,
+    splits: list[str],
+    there: FeatureSet | None,
+    cost: _Cost,
+    digests: Digests,
+    sets: EarlierSets | None,
+) -> tuple[int, int, int]:
+    """Return how many shards are done, how many samples of the others are found again, and how many are computed."""
+    shards = [shard for split in splits for shard in blocks.of_split(split)]
+    done = there.done() if there else np.zeros(len(blocks), dtype=bool)
+    rest = [image for shard in shards if not done[shard] for image in samples.images[slice(*blocks.images(shard))]]
+    left = len(rest) if cost.modality == "images" else sum(len(image.captions) for image in rest)
+    found = _found(rest, cost, digests, sets) if rest and sets else 0
+    return int(done[shards].sum()), found, left - found
+
+
+def _found(images: list[ImageSample], cost: _Cost, digests: Digests, sets: EarlierSets) -> int:
+    """Return how many of these images, or of their captions, have features in other generations."""
+    if cost.modality == "images":
+        of_files = np.frombuffer(b"".join(digests.of(images)), dtype=np.uint8).reshape(-1, BYTES)
+        keys = image_keys(of_files, [image.id for image in images], cost.views)
+    else:
+        keys = caption_keys([caption.text for image in images for caption in image.captions])
+    with forgetting():
+        return sum(len(part.here) for part in earlier(sets).find(keys))
 
 
 def _costs(
@@ -132,25 +183,27 @@ def _costs(
     width = np.dtype(options.dtype).itemsize
     if options.visual:
         encoder = options.load_visual(device)
-        path = _path(encoder, "images", options, cache)
+        facts = _facts(encoder, "images", options, cache)
         rate = _image_rate(encoder, manifest, samples, options)
         views = options.views
         files = 6 + 2 * views + len(encoder.extras)
-        costs.append(_Cost(path, 1, _image_bytes(encoder, width, views), views, files, rate))
+        costs.append(_Cost("images", facts, 1, _image_bytes(encoder, width, views), views, files, rate))
     if options.text:
         text = load_captions(options, samples, device)
-        path = _path(text, "captions", options, cache)
+        facts = _facts(text, "captions", options, cache)
         texts, item = _some_texts(samples), width * (text.channels or 0)
         tokens = sum(map(len, text.tokenize(texts))) / len(texts)
         size = captions * (tokens * (4 + item) + 17 + item)
         rate = _caption_rate(text, texts, options.batch_size)
-        costs.append(_Cost(path, captions, size, 1, 8 if text.channels else 6, rate))
+        costs.append(_Cost("captions", facts, captions, size, 1, 8 if text.channels else 6, rate))
     return costs
 
 
-def _path(encoder: VisualEncoder | TextEncoder, modality: str, options: Options, cache: FeatureCache | None) -> str:
+def _facts(
+    encoder: VisualEncoder | TextEncoder, modality: str, options: Options, cache: FeatureCache | None
+) -> SetFacts:
     facts = SetFacts.of(encoder, options.dtype, {})
-    return f"{modality}/{(facts if cache is None else facts.named_as_in(cache, modality)).name}"
+    return facts if cache is None else facts.named_as_in(cache, modality)
 
 
 def _scaled(splits: dict[str, tuple[int, int]], ratio: float) -> dict[str, tuple[int, int]]:

@@ -22,7 +22,7 @@ from ..encoders.words import WordsEncoder
 from ..errors import CacheError, EncoderError, SampleError, StoreError
 from .options import Options
 from .shards import Receipt, tell, write_shard
-from .updates.reuse import Sources, Taken, take_captions, take_images
+from .updates.reuse import EarlierSets, Taken, take_captions, take_images
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Job:
     folder: str  # where the names of pictures, or of the files that hold them, start
     options: Options  # with absolute paths; the device ``auto`` is decided where the task runs
     writer: str | None = None  # on an object store, whose lease it is to write under
-    sources: Sources | None = None  # what other generations have of the set; None: all is computed
+    earlier: EarlierSets | None = None  # what other generations have of the set; None: all is computed
 
 
 def write_image_shard(job: Job, shard: int) -> Receipt:
@@ -60,7 +60,7 @@ def write_image_shard(job: Job, shard: int) -> Receipt:
         if taken.shared is not None:
             if _is_shared(job, features, shard, arrays, taken, receipt):
                 return receipt
-            return write_image_shard(replace(job, sources=None), shard)
+            return write_image_shard(replace(job, earlier=None), shard)
         receipt.found = int(taken.samples.sum())
         tell(job.url, job.set_name, receipt.found)
         left = np.flatnonzero(~taken.samples).tolist()
@@ -96,12 +96,12 @@ def _taken_images(
     ids: list[str],
     arrays: dict[str, np.ndarray],
 ) -> Taken:
-    if job.sources is None or "digest" not in arrays:
+    if job.earlier is None or "digest" not in arrays:
         return Taken(np.zeros(len(ids), dtype=bool))
     for row, name in enumerate(names):
         arrays["digest"][row] = as_row(digest_at(pictures, name))
     keys = image_keys(arrays["digest"][: len(ids)], ids, features.views)
-    return take_images(job.sources, features, keys, arrays)
+    return take_images(job.earlier, features, keys, arrays)
 
 
 def _is_shared(
@@ -196,7 +196,7 @@ def write_caption_shard(job: Job, shard: int) -> Receipt:
         if taken.shared is not None and _is_shared(job, features, shard, arrays, taken, receipt):
             return receipt
         if taken.shared is not None:  # it could not be
-            return write_caption_shard(replace(job, sources=None), shard)
+            return write_caption_shard(replace(job, earlier=None), shard)
         receipt.found = int(taken.samples.sum())
         tell(job.url, job.set_name, receipt.found)
         _encode_captions(job, features, encoder, texts, ids, arrays, np.flatnonzero(~taken.samples), receipt)
@@ -205,9 +205,9 @@ def write_caption_shard(job: Job, shard: int) -> Receipt:
 
 
 def _taken_captions(job: Job, features: CaptionSet, texts: list[str], arrays: dict[str, np.ndarray]) -> Taken:
-    if job.sources is None:
+    if job.earlier is None:
         return Taken(np.zeros(len(texts), dtype=bool))
-    return take_captions(job.sources, features, caption_keys(texts), arrays)
+    return take_captions(job.earlier, features, caption_keys(texts), arrays)
 
 
 def _encode_captions(

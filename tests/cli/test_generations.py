@@ -37,8 +37,8 @@ DATA = [*pictures(), Picture("new.png", 50, "val", ("a new one",))]
 def test_an_update(extract, tmp_path):
     refusal = extract(DATA, code=1).stderr.strip().splitlines()[-1]
     assert refusal.endswith(
-        " (pictures: 1 new, captions: 1 new); go on with --update, which computes only what is new, or choose another"
-        " store"
+        " (pictures: 1 new, captions: 1 new; the pictures themselves were not compared); go on with --update, which"
+        " computes only what is new, or choose another store"
     )
     assert "small@" in (said := extract(DATA, "--update").stdout)
     assert ": 1 encoded, 20 found again in " in said

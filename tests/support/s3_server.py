@@ -97,11 +97,15 @@ class Bucket:
         self._s3 = boto3.client("s3")
         self._s3.create_bucket(Bucket=self.name)
 
-    def files(self):
-        """Return the content of every object below the store."""
+    def names(self):
+        """Return the names of the objects below the store."""
         pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix="deep/s.zarr/")
         names = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
-        return {name.removeprefix("deep/s.zarr/"): self.read(name) for name in sorted(names)}
+        return sorted(name.removeprefix("deep/s.zarr/") for name in names)
+
+    def files(self):
+        """Return the content of every object below the store."""
+        return {name: self.read(f"deep/s.zarr/{name}") for name in self.names()}
 
     def read(self, key):
         return self._s3.get_object(Bucket=self.name, Key=key)["Body"].read()

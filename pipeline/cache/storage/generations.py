@@ -15,7 +15,7 @@ from .folder import GENERATIONS, home_of
 from .lease import alone
 from .store import Store
 
-_WORDS = "captions/words@"
+WORDS = "captions/words@"  # how the paths of sets begin whose vocabulary is that of a generation
 
 
 @dataclass(frozen=True)
@@ -186,10 +186,10 @@ def _lost(home: Store, found: list[int], now: int) -> tuple[str, ...]:
     Words are a matter of moments, and have another vocabulary in each.
     """
     there = _fingerprints(home, now)
-    words = any(path.startswith(_WORDS) for path in there)
+    words = any(path.startswith(WORDS) for path in there)
     sets = {path: mark for number in found for path, mark in _fingerprints(home, number).items()}
     return tuple(
-        path for path, mark in sets.items() if mark not in there.values() and not (words and path.startswith(_WORDS))
+        path for path, mark in sets.items() if mark not in there.values() and not (words and path.startswith(WORDS))
     )
 
 

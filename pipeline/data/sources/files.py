@@ -3,8 +3,10 @@
 import itertools
 import re
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -14,6 +16,7 @@ from ...errors import ManifestError
 from ...wording import in_bytes
 
 _MOST = 1_000_000  # files that a pattern may name
+_AT_ONCE = 32  # files that are looked at together: each may be a request to an object store
 _STAMPS = ("ETag", "etag", "mtime", "LastModified", "updated", "created")  # by which file systems tell a change
 
 
@@ -39,8 +42,7 @@ def find_files(folder: str | Path, pattern: str) -> list[File]:
     Raises:
         ManifestError: a file is missing or cannot be read, or none fits.
     """
-    found = itertools.chain.from_iterable(_matching(folder, one) for one in expand(pattern))
-    return [look_at(folder, name) for name in found]
+    return look_at_all(folder, itertools.chain.from_iterable(_matching(folder, one) for one in expand(pattern)))
 
 
 def expand(pattern: str) -> list[str]:
@@ -64,7 +66,7 @@ def expand(pattern: str) -> list[str]:
 
 def look_at(folder: str | Path, name: str) -> File:
     """Return the size and stamp that a file has now; ManifestError where there is none."""
-    url = place_of(folder, name)
+    url = url_of(folder, name)
     try:
         fs, path = fsspec.core.url_to_fs(url)
         fs.invalidate_cache(path)  # a listing of before would hide a change
@@ -80,13 +82,19 @@ def look_at(folder: str | Path, name: str) -> File:
     return File(name, size, stamp.isoformat() if isinstance(stamp, datetime) else str(stamp))
 
 
+def look_at_all(folder: str | Path, names: Iterable[str]) -> list[File]:
+    """Return the sizes and stamps that files have now, in the order of their names; errors as of `look_at`."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(partial(look_at, folder), names))
+
+
 def open_file(folder: str | Path, file: File) -> BinaryIO:
     """Open a file for reading at any place.
 
     Raises:
         ManifestError: it is missing, cannot be read, or is no longer the file that was looked through.
     """
-    url = place_of(folder, file.name)
+    url = url_of(folder, file.name)
     require_same(folder, file, look_at(folder, file.name))
     try:
         if not is_url(url):
@@ -102,13 +110,13 @@ def require_same(folder: str | Path, file: File, now: File) -> None:
     if now != file:
         how = ", or copy it with its time (cp -p, rsync -t)" if now.size == file.size else ""
         raise ManifestError(
-            f"{place_of(folder, file.name)}: it has changed since it was looked through ({in_bytes(file.size)} of"
+            f"{url_of(folder, file.name)}: it has changed since it was looked through ({in_bytes(file.size)} of"
             f" {file.stamp} then, {in_bytes(now.size)} of {now.stamp} now); put the file back{how}, or extract again"
             " with --update."
         )
 
 
-def place_of(folder: str | Path, name: str) -> str:
+def url_of(folder: str | Path, name: str) -> str:
     """Return the path or URL of a file; an absolute name and a URL stay as they are."""
     return name if is_url(name) else str(Path(folder, name))
 
@@ -127,7 +135,7 @@ def read_all(folder: str | Path, file: File) -> bytes:
 def _matching(folder: str | Path, name: str) -> Iterable[str]:
     if not re.search(r"[*?\[]", name):
         return [name]
-    url = place_of(folder, name)
+    url = url_of(folder, name)
     try:
         fs, path = fsspec.core.url_to_fs(url)
         found = [name] if fs.isfile(path) else sorted(fs.glob(path))

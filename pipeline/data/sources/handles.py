@@ -1,6 +1,7 @@
 """Open files of a source: a few at a time, each looked at when it is opened, shared by threads."""
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Generic, TypeVar
 from ...errors import ManifestError, SampleError
 from ..images import PictureFile, check_bytes
 from .base import Source
-from .files import place_of
+from .files import url_of
 
 Place = tuple[int, int, int]  # number of the file, and where in it: what these two mean is the reader's
 _OPEN = 32  # files at a time
@@ -19,7 +20,7 @@ Handle = TypeVar("Handle")
 
 
 @dataclass(frozen=True)
-class Found:
+class UnreadPicture:
     """A picture that was found in its file, before its bytes are taken."""
 
     size: int | None  # bytes; None: the file has none for it
@@ -27,7 +28,7 @@ class Found:
     called: str = ""  # beside its file, if not by its name
 
 
-class PackedReader(Generic[Handle]):
+class PackedReader(ABC, Generic[Handle]):
     """Pictures that lie in files with others; see `base.PictureReader`.
 
     Args:
@@ -48,7 +49,7 @@ class PackedReader(Generic[Handle]):
             raise ManifestError(
                 f"the store says that '{name}' lies in file {number} at {at}, where nothing is; get that store anew."
             )
-        url = place_of(self.folder, self.source.files[number].name)
+        url = url_of(self.folder, self.source.files[number].name)
         with self._lock:
             try:
                 found = self.find(self._handle(number), *at)
@@ -73,17 +74,17 @@ class PackedReader(Generic[Handle]):
     def __del__(self) -> None:  # a gallery keeps its reader as long as it lives
         self.close()
 
+    @abstractmethod
     def begin(self, number: int) -> Handle:
         """Open a file."""
-        raise NotImplementedError
 
-    def find(self, handle: Handle, first: int, second: int) -> Found:
+    @abstractmethod
+    def find(self, handle: Handle, first: int, second: int) -> UnreadPicture:
         """Return the picture at a place, of two numbers that are not negative; LookupError where there is none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self, handle: Handle) -> None:
         """Close a file."""
-        raise NotImplementedError
 
     def _handle(self, number: int) -> Handle:
         if (handle := self._handles.get(number)) is None:

@@ -12,7 +12,7 @@ from ...errors import ManifestError
 from ..caption_files import Entry, file_name, read_entries
 from ..manifest import Manifest, Packed
 from .base import FOLDER, Contents, PictureReader, Source
-from .files import File, find_files, look_at, place_of, read_all
+from .files import File, find_files, look_at, look_at_all, read_all, url_of
 from .folder import FolderReader
 from .handles import Place
 from .imagefolder import imagefolder_entries
@@ -115,13 +115,13 @@ def _saved(folder: Path, name: str, by_folder: bool) -> Iterator[tuple[File, str
     if splits := _document(folder, f"{name}/dataset_dict.json", "splits"):
         parts = {f"{name}/{split}": str(split) if by_folder else None for split in splits}
     for part, split in parts.items():
-        for one in _document(folder, f"{part}/state.json", "_data_files") or []:
-            yield look_at(folder, f"{part}/{one['filename']}"), split
+        named = _document(folder, f"{part}/state.json", "_data_files") or []
+        yield from ((file, split) for file in look_at_all(folder, [f"{part}/{one['filename']}" for one in named]))
 
 
 def _document(folder: Path, name: str, key: str) -> list[Any] | None:
     """Return a list of a small JSON document; None where there is no such file."""
-    where = place_of(folder, name)
+    where = url_of(folder, name)
     try:
         file = look_at(folder, name)
     except ManifestError:
@@ -143,7 +143,7 @@ def _from_tars(folder: Path, files: list[tuple[File, str | None]], _: Packed, fa
         for entry in tar_entries(folder, number, file, split, fault):
             if (other := where.setdefault(entry.file_name, file)) is not file:
                 raise ManifestError(
-                    f"{place_of(folder, file.name)}: {entry.file_name} is in {place_of(folder, other.name)} already;"
+                    f"{url_of(folder, file.name)}: {entry.file_name} is in {url_of(folder, other.name)} already;"
                     " remove one of them."
                 )
             entries.append(entry)

@@ -6,18 +6,21 @@ A row's name is the ``path`` that stands with its bytes, where all rows have a d
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...errors import ManifestError
+from ...versions import require_pyarrow
 from ..caption_files import Entry
 from ..manifest import Packed
-from .files import File, is_url, look_at, open_file, place_of, require_same
-from .handles import Fault, Found, PackedReader, short
+from .files import File, is_url, look_at, open_file, require_same, url_of
+from .handles import Fault, PackedReader, UnreadPicture, short
 
 _ROWS = 4096  # of captions that are read together
 _PICTURES = 16  # that are read together
 _BUFFER = 1 << 20  # bytes of a column that are read together
+_pyarrow = partial(require_pyarrow, ManifestError, "Parquet and saved data sets need")
 
 
 @dataclass(slots=True)
@@ -34,11 +37,11 @@ class ParquetReader(PackedReader["_Cursor"]):
 
     def begin(self, number: int) -> "_Cursor":
         """Open a file."""
-        pa = require_pyarrow()
+        pa = _pyarrow()
         table = pa.parquet.ParquetFile(_open(self.folder, self.source.files[number]), buffer_size=_BUFFER)
         return _Cursor(table, self.source.column)
 
-    def find(self, handle: "_Cursor", first: int, second: int) -> Found:
+    def find(self, handle: "_Cursor", first: int, second: int) -> UnreadPicture:
         """Return the picture in a row of a row group."""
         return handle.find(first, second)
 
@@ -58,7 +61,7 @@ class _Cursor:
         self._first, self._values = 0, None  # the rows that were read last
         self._parts: Iterator[Any] = iter(())
 
-    def find(self, group: int, row: int) -> Found:
+    def find(self, group: int, row: int) -> UnreadPicture:
         if row >= self._begins[group + 1] - self._begins[group]:
             raise IndexError(row)
         if group != self._group or row < self._first:
@@ -79,11 +82,11 @@ class ArrowReader(PackedReader[Any]):
     def begin(self, number: int) -> tuple[Any, Any]:
         """Open a file."""
         opened = _open(self.folder, self.source.files[number], mapped=True)
-        return opened, require_pyarrow().ipc.open_stream(opened).schema
+        return opened, _pyarrow().ipc.open_stream(opened).schema
 
-    def find(self, handle: tuple[Any, Any], first: int, second: int) -> Found:
+    def find(self, handle: tuple[Any, Any], first: int, second: int) -> UnreadPicture:
         """Return the picture in a row of the batch at an offset."""
-        ipc, (opened, schema) = require_pyarrow().ipc, handle
+        ipc, (opened, schema) = _pyarrow().ipc, handle
         opened.seek(first)
         picture = ipc.read_record_batch(ipc.read_message(opened), schema).column(self.source.column)[second]
         return _found(picture["bytes"] if is_struct(picture.type) and picture.is_valid else picture)
@@ -93,12 +96,12 @@ class ArrowReader(PackedReader[Any]):
         handle[0].close()
 
 
-def _found(picture: Any, called: str = "") -> Found:
+def _found(picture: Any, called: str = "") -> UnreadPicture:
     """Return a picture, a binary value of pyarrow, whose bytes are not copied yet."""
     if not picture.is_valid:
-        return Found(None, bytes, called)
+        return UnreadPicture(None, bytes, called)
     data = picture.as_buffer()
-    return Found(data.size, data.to_pybytes, called)
+    return UnreadPicture(data.size, data.to_pybytes, called)
 
 
 def table_rows(
@@ -120,7 +123,7 @@ def table_rows(
         ManifestError: the file is damaged, or a column is missing or of another type.
     """
     rows: list[Row] = []
-    url, row = place_of(folder, file.name), 0
+    url, row = url_of(folder, file.name), 0
     by_column = packed.split_column if split is None else None
     wanted = [*packed.caption_columns, *([by_column] if by_column else [])]
     parts = _arrow_parts if packed.kind == "dataset" else _parquet_parts
@@ -147,37 +150,24 @@ def table_rows(
     return rows, row
 
 
-def require_pyarrow() -> Any:
-    """Return pyarrow; ManifestError where it is not installed."""
-    try:
-        import pyarrow
-        import pyarrow.ipc
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ManifestError(
-            "Parquet and saved data sets need pyarrow, which is not installed: pip install 'xret[parquet]'"
-        ) from error
-    return pyarrow
-
-
 def is_struct(kind: Any) -> bool:
     """Return whether a column holds Hugging Face's struct of ``bytes`` and ``path``."""
-    return bool(require_pyarrow().types.is_struct(kind))
+    return bool(_pyarrow().types.is_struct(kind))
 
 
 def _open(folder: str | Path, file: File, mapped: bool = False) -> Any:
     """Open a file as pyarrow reads it best; errors as of `open_file`."""
-    pa = require_pyarrow()
+    pa = _pyarrow()
     if is_url(file.name) or is_url(str(folder)):
         return pa.PythonFile(open_file(folder, file), mode="r")
     require_same(folder, file, look_at(folder, file.name))
-    path = place_of(folder, file.name)
+    path = url_of(folder, file.name)
     return pa.memory_map(path) if mapped else pa.OSFile(path)
 
 
 def _parquet_parts(opened: Any, url: str, image: str, wanted: list[str]) -> Iterator[tuple[int, int, Any]]:
     """Yield each row group's number, the row where a part of it begins, and the part without the pictures."""
-    with opened, require_pyarrow().parquet.ParquetFile(opened, buffer_size=_BUFFER) as table:
+    with opened, _pyarrow().parquet.ParquetFile(opened, buffer_size=_BUFFER) as table:
         struct = _require_columns(table.schema_arrow, url, image, wanted)
         columns = [*wanted, *([f"{image}.path"] if struct else [])]
         for group in range(table.num_row_groups):
@@ -190,7 +180,7 @@ def _parquet_parts(opened: Any, url: str, image: str, wanted: list[str]) -> Iter
 def _arrow_parts(opened: Any, url: str, image: str, wanted: list[str]) -> Iterator[tuple[int, int, Any]]:
     """Yield where each batch of a stream begins, 0, and the batch; of a file of the disk pictures stay there."""
     with opened:
-        stream = require_pyarrow().ipc.open_stream(opened)
+        stream = _pyarrow().ipc.open_stream(opened)
         _require_columns(stream.schema, url, image, wanted)
         while True:
             at = opened.tell()
@@ -205,7 +195,7 @@ def _arrow_parts(opened: Any, url: str, image: str, wanted: list[str]) -> Iterat
 
 def _require_columns(schema: Any, url: str, image: str, texts: list[str]) -> bool:
     """Refuse a table that lacks a column or has it of another type; return whether the pictures are structs."""
-    types = require_pyarrow().types
+    types = _pyarrow().types
     for name in (image, *texts):
         if schema.names.count(name) != 1:
             raise ManifestError(

@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 from ...documents import DocumentError, parse_json
 from ...errors import ManifestError
 from ..caption_files import Entry
-from .files import File, open_file, place_of
-from .handles import Fault, Found, PackedReader, Place
+from .files import File, open_file, url_of
+from .handles import Fault, PackedReader, Place, UnreadPicture
 
 PICTURES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "jp2")
 _KINDS = {**dict.fromkeys(PICTURES, "picture"), "txt": "text", "json": "document"}
@@ -44,7 +44,7 @@ class TarReader(PackedReader[tuple[BinaryIO, int]]):
         file = self.source.files[number]
         return open_file(self.folder, file), file.size
 
-    def find(self, handle: tuple[BinaryIO, int], first: int, second: int) -> Found:
+    def find(self, handle: tuple[BinaryIO, int], first: int, second: int) -> UnreadPicture:
         """Return the bytes from an offset, so many."""
         opened, size = handle
         if first + second > size:
@@ -57,7 +57,7 @@ class TarReader(PackedReader[tuple[BinaryIO, int]]):
                 raise EOFError("the file ends before it")
             return data
 
-        return Found(second, take)
+        return UnreadPicture(second, take)
 
     def end(self, handle: tuple[BinaryIO, int]) -> None:
         """Close an archive."""
@@ -77,7 +77,7 @@ def tar_entries(folder: str | Path, number: int, file: File, split: str | None, 
     Raises:
         ManifestError: it is damaged or incomplete, or has two members of a key that say the same thing.
     """
-    url = place_of(folder, file.name)
+    url = url_of(folder, file.name)
     samples: dict[str, _Sample] = {}
     try:
         with open_file(folder, file) as opened, tarfile.open(fileobj=opened, mode="r:") as archive:

@@ -125,6 +125,6 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, bool | float | str) else int(value)
 
 
-def noise(shape: tuple[int, int], count: int = 1) -> Tensor:
-    """Return pixels of nothing, float32 [count,3,H,W], always the same."""
-    return torch.linspace(-1, 1, count * 3 * shape[0] * shape[1]).view(count, 3, *shape)
+def noise(shape: tuple[int, int]) -> Tensor:
+    """Return pixels of nothing, float32 [1,3,H,W], always the same."""
+    return torch.linspace(-1, 1, 3 * shape[0] * shape[1]).view(1, 3, *shape)

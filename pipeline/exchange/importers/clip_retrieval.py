@@ -8,8 +8,8 @@ file as it was found, or the key in a tar.
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from ...versions import require_pyarrow
 from .embeddings import Embeddings, Line, Matrix, within_folder
 from .source import SourceError
 
@@ -67,9 +67,9 @@ def _parts(folder: Path, kind: str) -> dict[int, Path]:
 
 def _lines(path: Path) -> Iterator[Line]:
     """Yield image and caption of each row of a metadata file."""
-    pa, parquet = _pyarrow()
+    pa = require_pyarrow(SourceError, "clip-retrieval's metadata needs")
     try:
-        with parquet.ParquetFile(path) as file:
+        with pa.parquet.ParquetFile(path) as file:
             schema = file.schema_arrow
             for column in _COLUMNS:
                 if column not in schema.names:
@@ -88,14 +88,3 @@ def _lines(path: Path) -> Iterator[Line]:
                     yield name, text, None
     except (OSError, pa.ArrowException) as error:
         raise SourceError(f"{path} is no Parquet file, is damaged or was cut off; get it anew") from error
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError as error:
-        raise SourceError(
-            "clip-retrieval's metadata needs pyarrow, which is not installed: pip install 'xret[parquet]'"
-        ) from error
-    return pa, parquet

@@ -16,7 +16,7 @@ from ...cache.facts import SetFacts
 from ...cache.layout import caption_set_to_fill, choose_splits, image_set_to_fill, open_for_writing, require_place
 from ...data.caption_files import Entry
 from ...data.manifest import Manifest
-from ...data.samples import Samples, read_samples, samples_of
+from ...data.samples import Samples, build_samples, read_samples
 from ...errors import CacheError, SampleError
 from ...extraction.filling import fill
 from ...extraction.shards import Receipt, tell, write_shard
@@ -197,7 +197,7 @@ def _own_samples(found: Embeddings, options: ImportOptions) -> Samples:
     for row, (owner, text) in enumerate(zip(found.owners.tolist(), found.texts, strict=True)):
         entries[owner].captions.append((text, row))
     source = options.source
-    return samples_of(entries, Manifest(options.format_, images=source, captions=source, path=source))
+    return build_samples(entries, Manifest(options.format_, images=source, captions=source, path=source))
 
 
 def _match(

@@ -1,13 +1,8 @@
 """A data set that has changed since its store was made: what changed, and the generation that holds what it is now."""
 
-import os
 import sys
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from shlex import join
 
 import numpy as np
@@ -15,14 +10,12 @@ import numpy as np
 from ...cache import FAILED, FeatureCache, FeatureSet
 from ...cache.known_samples import require_same_files
 from ...cache.storage.folder import GENERATIONS, home_of
-from ...cache.storage.generations import current, make_current, numbers, store_of
+from ...cache.storage.generations import WORDS, current, make_current, numbers, store_of
 from ...cache.storage.store import Store
-from ...data.digests import NONE, digest_at
+from ...data.digests import NONE, Digests
 from ...data.manifest import Manifest
 from ...data.samples import Samples
-from ...data.sources import FOLDER
 from ...errors import CacheError, ManifestError, StoreError
-from ...progress import Progress
 from ...wording import counted, printable
 
 
@@ -32,7 +25,6 @@ class Changes:
 
     pictures_new: int = 0
     pictures_gone: int = 0
-    pictures_other: int = 0  # whose files have other bytes
     captions_new: int = 0
     captions_gone: int = 0
     captions_other: int = 0  # of a picture, with another text
@@ -41,7 +33,7 @@ class Changes:
     def __str__(self) -> str:
         """Return it in words."""
         parts = [
-            _said("picture", new=self.pictures_new, gone=self.pictures_gone, with_other_bytes=self.pictures_other),
+            _said("picture", new=self.pictures_new, gone=self.pictures_gone),
             _said("caption", new=self.captions_new, gone=self.captions_gone, changed=self.captions_other),
             f"{counted(self.moved, 'picture')} in another split" if self.moved else "",
         ]
@@ -49,15 +41,12 @@ class Changes:
 
 
 def _said(what: str, **counts: int) -> str:
-    found = [f"{count:,} {how.replace('_', ' ')}" for how, count in counts.items() if count]
+    found = [f"{count:,} {how}" for how, count in counts.items() if count]
     return f"{what}s: {', '.join(found)}" if found else ""
 
 
-def changes(cache: FeatureCache, samples: Samples, folder: Path) -> Changes:
-    """Compare a data set, whose manifest names `folder`, with the samples of a cache.
-
-    The files are read where a feature set of the cache says of which files it is.
-    """
+def changes(cache: FeatureCache, samples: Samples) -> Changes:
+    """Compare a data set with the samples of a cache; no picture is read."""
     names, texts = cache.file_names(0, cache.images), cache.caption_texts(0, cache.captions)
     splits = np.repeat(list(cache.splits), [last - first for first, last in cache.splits.values()]).tolist()
     starts, counts = cache.caption_start.tolist(), cache.caption_count.tolist()
@@ -75,31 +64,18 @@ def changes(cache: FeatureCache, samples: Samples, folder: Path) -> Changes:
         changed = min(more, less)
         found.update(captions_new=more - changed, captions_gone=less - changed, captions_other=changed)
         found.update(pictures_new=split is None, moved=split not in (None, image.split))
-    found["pictures_other"] = len(_with_other_bytes(cache, samples, folder))
     return Changes(**found)
 
 
-def _with_other_bytes(cache: FeatureCache, samples: Samples, folder: Path) -> list[str]:
-    """Return the names of the pictures whose files can be read and are not those that every set was made of.
+def _files_differ(cache: FeatureCache, samples: Samples, digests: Digests) -> bool:
+    """Return whether a picture's file can be read and is not the one that every set of the cache was made of.
 
-    A picture that failed because its file could not be read is among them as soon as it can be.
+    So does that of a picture that failed, because its file could not be read, as soon as it can be.
     """
     known = _known_digests(cache)
     wanted = [image for image in samples.images if image.file_name in known]
-    threads = os.cpu_count()
-    if samples.source != FOLDER:  # one after the other: to go back in a group of rows is to read it again
-        wanted, threads = sorted(wanted, key=lambda image: image.place or (0, 0, 0)), 1
-    names = [image.file_name for image in wanted]
-    differing = []
-    with ExitStack() as stack:
-        pictures = stack.enter_context(closing(samples.open_pictures(folder, len(samples.images))))
-        pool = stack.enter_context(ThreadPoolExecutor(threads))
-        progress = stack.enter_context(Progress("compare files", len(names), "images"))
-        for name, now in zip(names, pool.map(partial(digest_at, pictures), names), strict=True):
-            if now != NONE and known[name] != {now}:
-                differing.append(name)
-            progress.update(1)
-    return differing
+    found = zip(wanted, digests.of(wanted), strict=True)
+    return any(now != NONE and known[image.file_name] != {now} for image, now in found)
 
 
 def _known_digests(cache: FeatureCache) -> dict[str, set[bytes]]:
@@ -127,15 +103,22 @@ def _note_without_digests(cache: FeatureCache) -> None:
 
 
 @dataclass(frozen=True)
-class Place:
+class Target:
     """Where an extraction writes: the URL of a store, or of the generation that an update makes."""
 
     url: str
     is_new: bool = False  # it becomes the current one when the extraction has ended
 
 
-def place_of(url: str, samples: Samples, manifest: Manifest, update: bool) -> Place:
-    """Return where the samples of a manifest are to be written in the store at `url`.
+def choose_target(url: str, samples: Samples, manifest: Manifest, digests: Digests, update: bool) -> Target:
+    """Return where samples are to be written in the store at `url`; nothing is written yet.
+
+    Args:
+        url: of the store.
+        samples: of the manifest.
+        manifest: the data set.
+        digests: of its pictures.
+        update: whether a new generation may be made.
 
     Raises:
         CacheError: the store holds other samples, and `update` is not asked for; or `url` is damaged.
@@ -149,25 +132,25 @@ def place_of(url: str, samples: Samples, manifest: Manifest, update: bool) -> Pl
         )
     store = store_of(url)
     if not store.exists("zarr.json") or store.is_unfinished("") or store.is_unfinished("samples"):
-        return Place(url)  # it is made, or made again
+        return Target(url)  # it is made, or made again
     root, damage = store.inspect_group("")
     same = root.get("manifest_sha256") == samples.digest
     if same and not damage and not update:
         _require_same_source(url, samples, manifest)
     if damage or (same and not update):  # what else is damaged may be repaired
-        return Place(url)
+        return Target(url)
     cache = FeatureCache.open(url)
     if not update:
-        raise CacheError(_refusal(cache, samples, manifest))
+        raise CacheError(_refusal(cache, samples))
     now, folder = current(home), f"{home.absolute_url}/{GENERATIONS}"
     for number in numbers(home):
-        if number > now and _holds(f"{folder}/{number}", samples, manifest.images):
-            return Place(f"{folder}/{number}", is_new=True)
+        if number > now and _holds(f"{folder}/{number}", samples, digests):
+            return Target(f"{folder}/{number}", is_new=True)
     if same:
         _note_without_digests(cache)
-    if same and cache.source == samples.source and not _with_other_bytes(cache, samples, manifest.images):
-        return Place(url)
-    return Place(f"{folder}/{max(numbers(home)) + 1}", is_new=True)
+    if same and cache.source == samples.source and not _files_differ(cache, samples, digests):
+        return Target(url)
+    return Target(f"{folder}/{max(numbers(home)) + 1}", is_new=True)
 
 
 def _require_same_source(url: str, samples: Samples, manifest: Manifest) -> None:
@@ -186,7 +169,7 @@ def _require_same_source(url: str, samples: Samples, manifest: Manifest) -> None
         )
 
 
-def _holds(url: str, samples: Samples, folder: Path) -> bool:
+def _holds(url: str, samples: Samples, digests: Digests) -> bool:
     """Return whether a generation that is being made holds these samples, of the files that they are in now."""
     store = Store(url)
     if store.is_unfinished("") or store.is_unfinished("samples"):
@@ -195,16 +178,16 @@ def _holds(url: str, samples: Samples, folder: Path) -> bool:
         cache = FeatureCache.open(url)
         if (cache.manifest_sha256, cache.source) != (samples.digest, samples.source):
             return False
-        return not _with_other_bytes(cache, samples, folder)
+        return not _files_differ(cache, samples, digests)
     except StoreError:
         raise
     except CacheError:  # it is removed when another becomes the current one
         return False
 
 
-def _refusal(cache: FeatureCache, samples: Samples, manifest: Manifest) -> str:
+def _refusal(cache: FeatureCache, samples: Samples) -> str:
     try:
-        changed = str(changes(cache, samples, manifest.images))
+        changed = f"{changes(cache, samples)}; the pictures themselves were not compared"
     except StoreError:
         raise
     except CacheError:  # where the way out is --update, as well
@@ -218,36 +201,34 @@ def _refusal(cache: FeatureCache, samples: Samples, manifest: Manifest) -> str:
 
 def finish(cache: FeatureCache) -> None:
     """Make a generation the current one, and say which feature sets and splits the last one had that are not in it."""
-    before = FeatureCache.open(cache.url)
+    before, there = FeatureCache.open(cache.url), cache.set_paths()
     make_current(cache.store)
-    there = cache.set_paths()
-    words = [path for path in there if path.startswith("captions/words@")]  # the vocabulary is another
     for path in before.set_paths():
-        now = [path] if path in there else words if path.startswith("captions/words@") else []
-        if now:
-            _note_splits(before, path, cache.set_at(now[0]))
-            continue
+        # The vocabulary of words is another, and so is their name.
+        now = [path] if path in there else [one for one in there if path.startswith(WORDS) and one.startswith(WORDS)]
         try:
-            imported = "files" in before.set_at(path).identity
-        except CacheError:  # it is damaged, and its generation no longer the current one
+            note = _lost_splits(before.set_at(path), cache.set_at(now[0])) if now else _lost_set(before, path, cache)
+        except StoreError:
+            raise
+        except CacheError:  # the set is damaged, and its generation no longer the current one
             continue
-        way = "`xret import` with its options adds it"
-        if not imported:
-            way = "`xret extract` with its options adds it, and computes only what is new"
-        note = f"Note: {path} is in generation {before.generation} of {cache.url}, not in {cache.generation}: {way}."
-        print(printable(note), file=sys.stderr)
+        if note:
+            print(printable(f"Note: {note}."), file=sys.stderr)
 
 
-def _note_splits(before: FeatureCache, path: str, features: FeatureSet) -> None:
-    """Say which splits the set at `path` had in the last generation that it has not in this one, and what adds them."""
-    cache = features.cache
-    try:
-        done = [split for split in before.splits if before.set_at(path).complete(split)]
-    except StoreError:
-        raise
-    except CacheError:  # it is damaged, and its generation no longer the current one
-        return
-    if lost := [split for split in done if split in cache.splits and not features.complete(split)]:
-        words = [*features.attributes.get("command", []), "--store", cache.url, "--splits", ",".join(lost)]
-        note = f"Note: {features.path} has lost {', '.join(lost)}, which it had in generation {before.generation}:"
-        print(printable(f"{note} `{join(['xret', 'extract', *words])}` adds what is missing."), file=sys.stderr)
+def _lost_set(before: FeatureCache, path: str, cache: FeatureCache) -> str:
+    """Say that the set at `path` of the last generation is not in this one, and what adds it."""
+    imported = "files" in before.set_at(path).identity
+    way = "`xret import` with its options adds it"
+    if not imported:
+        way = "`xret extract` with its options adds it, and computes only what is new"
+    return f"{path} is in generation {before.generation} of {cache.url}, not in {cache.generation}: {way}"
+
+
+def _lost_splits(before: FeatureSet, now: FeatureSet) -> str:
+    """Say which splits a set had in the last generation that it has not in this one, and what adds them, if any."""
+    cache, done = now.cache, [split for split in before.cache.splits if before.complete(split)]
+    lost = ",".join(split for split in done if split in cache.splits and not now.complete(split))
+    words = join(["xret", "extract", *now.attributes.get("command", []), "--store", cache.url, "--splits", lost])
+    had = f"{now.path} has lost {lost.replace(',', ', ')}, which it had in generation {before.cache.generation}"
+    return f"{had}: `{words}` adds what is missing" if lost else ""

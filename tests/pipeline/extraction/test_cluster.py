@@ -173,7 +173,7 @@ def test_a_cluster_that_stalls_for_good_ends_in_a_sentence(cluster, manifest, tm
     stuck("0.jpg", 9)
     one = replace(on(cluster.scheduler_address, text=None), shard_images=32)
     said = (
-        r"have finished no shard for \d\.\d seconds, in the last of 4 attempts \(small@\w+-shard-0-again-\d on inproc"
+        r"have finished no shard for \d+\.\d seconds, in the last of 4 attempts \(small@\w+-shard-0-again-\d on inproc"
     )
     with pytest.raises(CacheError, match=said):
         extract(manifest, str(tmp_path / "s.zarr"), one)

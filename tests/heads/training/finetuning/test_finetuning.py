@@ -305,7 +305,8 @@ def test_stopped_within_an_epoch_and_resumed_it_is_as_if_never_stopped(made, tun
         tune(made.head(), *words[:2], *words[3:], out="stopped", resume=True)
 
 
-def test_after_any_kill_head_and_backbones_are_of_one_epoch(made, tune, tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", [7, pytest.param(4, marks=pytest.mark.slow)])
+def test_after_any_kill_head_and_backbones_are_of_one_epoch(made, tune, tmp_path, monkeypatch, step):
     close = TrainingState.close_epoch
     monkeypatch.setattr(TrainingState, "close_epoch", lambda self, rsum: close(self, self.epoch))  # each is the best
     words = [["image", "text"], "finetune.image_lr=1", "finetune.text_lr=1", "schedule.epochs=4"]
@@ -323,7 +324,7 @@ def test_after_any_kill_head_and_backbones_are_of_one_epoch(made, tune, tmp_path
         of_epoch = sha256_of(run.weights), run.info.image_set, run.info.text_set
         assert weights.setdefault(run.info.best_epoch, of_epoch) == of_epoch
     assert len(weights) == len(set(weights.values())) == 2
-    for run in killed[::4]:
+    for run in killed[::step]:
         resumed = tune(made.head(), *words, out=run.name, resume=True)
         for name in ("model.safetensors", "image_backbone.safetensors", "text_backbone"):
             assert sha256_of(resumed / name) == sha256_of(whole / name)

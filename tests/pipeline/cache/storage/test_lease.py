@@ -34,6 +34,7 @@ SUPPORT = Path(__file__).parents[3] / "support"
 TAKEN_OVER = "another process took .* over while this one could not reach it; run the same command again"
 DENIED = 403, "AccessDenied", "Access Denied"
 OTHER = b"someone else"
+IMAGES = replace(SMALL, text=None)  # a request takes its time
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def manifest(tiny_dataset):
 @pytest.fixture
 def whole(bucket, manifest, tmp_path):
     """Every file of an uninterrupted extraction on the disk."""
-    extract(manifest, str(tmp_path / "whole.zarr"), SMALL)
+    extract(manifest, str(tmp_path / "whole.zarr"), IMAGES)
     return files(tmp_path / "whole.zarr")
 
 
@@ -140,7 +141,7 @@ def test_a_request_that_fails_is_not_blamed_on_another_writer(bucket, fault, at)
 
 
 def extraction(manifest, bucket, _):
-    extract(manifest, bucket.url, replace(SMALL, workers=1))
+    extract(manifest, bucket.url, replace(IMAGES, workers=1))
 
 
 def merging(_, bucket, whole):
@@ -153,7 +154,7 @@ def removal(_, bucket, whole):
 
 def on_cluster(manifest, bucket, _):
     with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
-        extract(manifest, bucket.url, replace(SMALL, scheduler=cluster.scheduler_address))
+        extract(manifest, bucket.url, replace(IMAGES, scheduler=cluster.scheduler_address))
 
 
 @pytest.mark.parametrize(
@@ -184,14 +185,14 @@ def test_without_the_lease_nothing_more_is_written(bucket, manifest, whole, tmp_
     assert lost
     assert after == []
     assert bucket.files()[LEASE] == OTHER
-    extract(manifest, bucket.url, SMALL)
+    extract(manifest, bucket.url, IMAGES)
     assert bucket.files() == whole
 
 
 def test_the_second_of_two_extractions_is_refused(bucket, manifest, whole, monkeypatch):
-    monkeypatch.setattr(small_encoder.SmallEncoder, "pause", 0.05)
+    monkeypatch.setattr(small_encoder.SmallEncoder, "pause", 0.5)
     bucket.fill({name: data for name, data in whole.items() if "done" not in name or not name.endswith("/1")})
-    outcomes = at_once([lambda: "done" if extract(manifest, bucket.url, SMALL) else ""] * 3)
+    outcomes = at_once([lambda: "done" if extract(manifest, bucket.url, IMAGES) else ""] * 3)
     refusal = f"another process is writing to {bucket.url}; wait until it has ended"
     assert sorted(outcomes) == [refusal, refusal, "done"]
     assert bucket.files() == whole

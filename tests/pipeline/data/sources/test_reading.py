@@ -1,13 +1,16 @@
 """Every form of one data set has the same samples and pictures, whatever the number of its files."""
 
 import tarfile
+import threading
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from packed_data import SPLITS, PackedData, add
 
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import read_samples
-from xret.pipeline.data.sources.files import expand
+from xret.pipeline.data.sources.files import expand, find_files
 
 FORMS = ("tars", "webdataset", "parquet", "saved", "saved_splits")
 
@@ -122,3 +125,17 @@ def test_long_names_of_every_kind_of_tar(data, tmp_path, format_):
 )
 def test_braces(pattern, names):
     assert expand(pattern) == names
+
+
+def test_files_are_looked_at_together_and_stay_in_order(monkeypatch):
+    memory, together, info = fsspec.filesystem("memory"), threading.Barrier(4, timeout=20), MemoryFileSystem.info
+    for number in range(4):
+        memory.pipe(f"/together/{number}.tar", bytes(number))
+
+    def waiting(*arguments):
+        together.wait()  # for the other three
+        return info(*arguments)
+
+    monkeypatch.setattr(MemoryFileSystem, "info", waiting)
+    found = find_files("", "memory://together/{0..3}.tar")
+    assert [(file.name[-5:], file.size) for file in found] == [(f"{number}.tar", number) for number in range(4)]

@@ -66,16 +66,16 @@ def other(data, name, number=77):
 
 def test_the_current_generation_never_goes_back(url, tmp_path, monkeypatch):
     stopped(monkeypatch, write(tmp_path / "data", DATA[1:]), url)
-    place_of = extraction.place_of
+    choose_target = extraction.choose_target
 
     def late(*arguments):
-        place = place_of(*arguments)
-        assert place.url.endswith("generations/2")
-        monkeypatch.setattr(extraction, "place_of", place_of)
+        target = choose_target(*arguments)
+        assert target.url.endswith("generations/2")
+        monkeypatch.setattr(extraction, "choose_target", choose_target)
         extract(write(tmp_path / "b", DATA[:-1]), url, UPDATE)  # another process, which makes 3 and removes 2
-        return place
+        return target
 
-    monkeypatch.setattr(extraction, "place_of", late)
+    monkeypatch.setattr(extraction, "choose_target", late)
     with pytest.raises(CacheError, match=r"another process has updated .*s\.zarr meanwhile; run it again"):
         extract(write(tmp_path / "data", DATA[1:]), url, UPDATE)
     assert states(url) == [(1, "old"), (3, "current")]

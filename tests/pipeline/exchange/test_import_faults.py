@@ -1,0 +1,248 @@
+"""Faults of features that others extracted: each is a sentence, and no shard looks whole that is not."""
+
+import pickle
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+from imported import Bomb, assert_holds, bring
+from region_sources import ARRAYS, CHANNELS, World
+
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.storage.store import Store
+from xret.pipeline.cache.upkeep.verify import verify
+from xret.pipeline.errors import CacheError, SampleError
+from xret.pipeline.exchange.importers.source import SourceError
+
+
+def damage_features(world, format_, value, images=(4,)):
+    for k in images:
+        local = world.images[k]["regions_of_test"]["local"]
+        local[1, 2] = value
+    write = {"butd-tsv": world.tsv, "scan": world.scan, "hdf5": world.hdf5, "detectron-npz": world.npz}
+    return write[format_]()
+
+
+@pytest.mark.parametrize(
+    ("format_", "value"), [("butd-tsv", np.nan), ("scan", np.inf), ("hdf5", -np.inf), ("detectron-npz", np.nan)]
+)
+def test_values_that_are_no_numbers(tmp_path, format_, value):
+    world = World(tmp_path / "w")
+    source, name = damage_features(world, format_, value), f"val2014/{world.images[4]['filename']}"
+    arrays = ARRAYS if format_ == "hdf5" else {}
+    with pytest.raises(SampleError, match=f"{name}: its local hold NaN or infinity; .* --on-error skip"):
+        bring(world, source, format_, arrays=arrays)
+    assert verify(str(world.folder / "s.zarr")).shards < 5
+    summary, cache = bring(world, source, format_, arrays=arrays, on_error="skip")
+    assert summary.sets[0].failed == 1
+    assert cache.image_set().failed == {"4": f"{name}: its local hold NaN or infinity"}
+    assert verify(cache.url).ok
+
+
+def test_values_beyond_float16_name_the_image_and_the_way_out(tmp_path):
+    world = World(tmp_path / "w")
+    source = damage_features(world, "butd-tsv", -7e4)
+    sentence = f"'val2014/{world.images[4]['filename']}': a value of 7e\\+04 is beyond float16; import with --dtype fl"
+    for on_error in ("fail", "skip"):
+        with pytest.raises(CacheError, match=sentence):
+            bring(world, source, "butd-tsv", on_error=on_error)
+    _, cache = bring(world, source, "butd-tsv", tmp_path / "wide.zarr", dtype="float32")
+    assert_holds(cache, world.stored, ["boxes"], dtype=np.float32)
+
+
+def cut(path, share=0.5):
+    raw = path.read_bytes()
+    path.write_bytes(raw[: int(len(raw) * share)])
+
+
+def edit(path, old, new):
+    raw = path.read_bytes()
+    assert old in raw
+    path.write_bytes(raw.replace(old, new, 1))
+
+
+FAULTS_OF_AN_IMAGE = {
+    "the base64 of its 'features' is damaged": lambda line: line[:-3] + b"!\n",
+    r"its 'features' has \d+ bytes, which is not 4 x 16 values of float32": lambda line: line[:-9] + b"\n",
+    "its 'features' has 256 bytes, which is not 5 x 16": lambda line: line.replace(b"\t4\t", b"\t5\t"),
+    "its 'boxes' has 48 bytes, which is not 4 x 4": lambda line: line.replace(
+        line.split(b"\t")[4][:-24], b"A" * 64, 1
+    ).replace(b"A" * 64 + line.split(b"\t")[4][-24:], b"A" * 64),
+    "no whole number": lambda line: line.replace(b"\t4\t", b"\tfour\t"),
+    "its boxes hold NaN": lambda line: line.replace(line.split(b"\t")[4][:24], b"AADAfwAAwH8AAMB/AADAfwAA"),
+}
+
+
+@pytest.mark.parametrize("sentence", FAULTS_OF_AN_IMAGE)
+def test_a_damaged_line(tmp_path, sentence):
+    world = World(tmp_path / "w")
+    source = world.tsv()
+    line = world.line(world.images[0])
+    edit(source, line, FAULTS_OF_AN_IMAGE[sentence](line))
+    with pytest.raises(SampleError, match=sentence):
+        bring(world, source, "butd-tsv")
+    assert not FeatureCache.open(str(world.folder / "s.zarr")).image_set().done().all()
+    summary, cache = bring(world, source, "butd-tsv", on_error="skip")
+    assert summary.sets[0].failed == 1
+    assert list(cache.image_set().failed) == ["0"]
+
+
+def test_a_damaged_npz(tmp_path):
+    world = World(tmp_path / "w")
+    source = world.npz()
+    paths = [source / "val2014" / image["filename"].replace(".jpg", ".npz") for image in world.images]
+    cut(paths[0])
+    paths[1].write_bytes(b"")
+    paths[2].write_bytes(pickle.dumps({"x": 1}))
+    np.savez(paths[3], x=np.zeros((4, CHANNELS), np.float32), bbox=np.zeros((4, 4)), num_bbox=3)
+    np.savez(paths[4], x=np.zeros((4, CHANNELS + 1), np.float32), bbox=np.zeros((4, 4)), num_bbox=4)
+    np.savez(paths[5], x=np.zeros((4, CHANNELS), np.float32))
+    np.savez(paths[6], x=np.zeros((4, CHANNELS), np.int32), bbox=np.zeros((4, 4)))
+    np.savez(paths[7], x=np.array([[Bomb()]], dtype=object), bbox=np.zeros((4, 4)))
+    np.savez(paths[8], x=np.zeros((0, CHANNELS), np.float32), bbox=np.zeros((0, 4)))
+    _, cache = bring(world, source, "detectron-npz", on_error="skip")
+    reasons = {int(key): reason.split(": ", 1)[1] for key, reason in cache.image_set().failed.items()}
+    damaged = "its .npz is damaged, cut off, or pickled"
+    assert reasons == {
+        0: damaged,
+        1: damaged,
+        2: damaged,
+        3: "'num_bbox' is 3, but 'x' has 4 rows",
+        4: "its features are 4 x 17, not 1 to 4 regions x 16 channels",
+        5: "its .npz has no array 'bbox'",
+        6: "its local are int32 4 x 16, not 4 x 16 floats",
+        7: damaged,
+        8: "its features are 0 x 16, not 1 to 4 regions x 16 channels",
+    }
+
+
+def lines(path, change):
+    path.write_text("".join(f"{line}\n" for line in change(path.read_text().split("\n")[:-1])))
+
+
+FAULTS_OF_SCAN = {
+    r"train_ims\.npy is no array of numbers or was cut off": lambda f: cut(f / "train_ims.npy"),
+    r"dev_ims\.npy is no array of numbers or was cut": lambda f: (f / "dev_ims.npy").write_bytes(pickle.dumps([1])),
+    r"dev_ims\.npy is no array of numbers or": lambda f: np.save(f / "dev_ims.npy", np.array([Bomb()], dtype=object)),
+    r"holds int64 6 x 4 x 16; check": lambda f: np.save(f / "dev_ims.npy", np.zeros((6, 4, 16), int)),
+    r"holds float64 6; check --source": lambda f: np.save(f / "dev_ims.npy", np.zeros(6)),
+    r"has 3 channels where train_ims\.npy has 16": lambda f: np.save(f / "dev_ims.npy", np.zeros((6, 4, 3))),
+    r"dev_caps\.txt is missing": lambda f: (f / "dev_caps.txt").unlink(),
+    r"dev_ids\.txt is missing": lambda f: (f / "dev_ids.txt").unlink(),
+    "6 rows, 11 captions and 6 ids do not fit": lambda f: lines(f / "dev_caps.txt", lambda text: text[1:]),
+    "6 rows, 12 captions and 5 ids do not fit": lambda f: lines(f / "dev_ids.txt", lambda text: text[1:]),
+    "holds none of train_ims.npy": lambda f: [path.unlink() for path in f.glob("*_ims.npy")],
+}
+
+
+@pytest.mark.parametrize("sentence", FAULTS_OF_SCAN)
+def test_a_damaged_folder_of_scan(tmp_path, sentence):
+    world = World(tmp_path / "w")
+    source = world.scan()
+    FAULTS_OF_SCAN[sentence](source)
+    with pytest.raises(SourceError, match=sentence):
+        bring(world, source, "scan")
+    assert not (world.folder / "s.zarr").exists()
+
+
+def test_rows_that_should_repeat_and_do_not(tmp_path):
+    world = World(tmp_path / "w")
+    source = world.scan(rows="caption")
+    local = np.load(source / "dev_ims.npy")
+    np.save(source / "dev_ims.npy", np.roll(local, 1, axis=0))
+    for on_error in ("fail", "skip"):  # no fault of one image: the whole array is not what it seemed
+        with pytest.raises(SourceError, match=r"dev_ims\.npy has as many rows as captions, but rows 0 to 1 of image"):
+            bring(world, source, "scan", on_error=on_error)
+    assert not FeatureCache.open(str(world.folder / "s.zarr")).image_set().complete("val")
+    source = world.scan("second", ids="caption")
+    lines(source / "dev_ids.txt", lambda ids: ids[1:] + ids[:1])
+    with pytest.raises(SourceError, match="mean 2 captions an image, but the ids do not repeat so"):
+        bring(world, source, "scan")
+
+
+def test_a_source_that_is_not_what_was_said(tmp_path):
+    world = World(tmp_path / "w")
+    butd, lxmert, h5 = world.tsv(), world.tsv("l.tsv", lxmert=True), world.hdf5()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "nothing.tsv").write_bytes(b"")
+    local = {"local": "regions/local"}
+    cases = [
+        (butd, "lxmert-tsv", {}, r"line 1 has 6 columns, not the 10 of lxmert-tsv .*; try --from butd-tsv"),
+        (lxmert, "butd-tsv", {}, r"line 1 has 10 columns, not the 6 of butd-tsv .*; try --from lxmert-tsv"),
+        (h5, "butd-tsv", {}, r"columns, not the 6 .* cut off"),
+        (tmp_path / "nothing.tsv", "butd-tsv", {}, "no image in it has features"),
+        (tmp_path / "empty", "butd-tsv", {}, r"holds no file \*\.tsv"),
+        (tmp_path / "empty", "scan", {}, "holds none of train_ims.npy"),
+        (tmp_path / "empty", "vse-infty", {}, "there is neither .*precomp nor .*world/precomp"),
+        (tmp_path / "empty", "detectron-npz", {}, r"no folder that holds \.npz"),
+        (tmp_path / "absent", "scan", {}, "absent is not there; give the file or folder"),
+        (butd, "butd-tsv", local, "--arrays names the arrays of an HDF5 file, but --from is butd-tsv"),
+        (butd, "hdf5", local, "is no HDF5 file, is damaged or was cut off"),
+        (h5, "hdf5", {}, r"--arrays must say which array of .*'local'; it holds count \(int64 32\), name \("),
+        (h5, "hdf5", local, r"which array of .* is 'id'"),
+        (h5, "hdf5", {**local, "box": "b"}, r"'box' is unknown \(did you mean 'boxes'\?\)"),
+        (h5, "hdf5", {**local, "id": "names"}, "has no array 'names' for id; it holds count"),
+        (h5, "hdf5", {**local, "id": "regions"}, "has no array 'regions' for id"),
+        (h5, "hdf5", {**local, "id": "name", "boxes": "size"}, r"'/size' is int64 32 x 2, which cannot be 'boxes' \(S"),
+        (h5, "hdf5", {**local, "id": "regions/scores"}, "cannot be 'id'"),
+    ]
+    for source, format_, arrays, sentence in cases:
+        with pytest.raises(SourceError, match=sentence):
+            bring(world, source, format_, arrays=arrays)
+        assert not (world.folder / "s.zarr").exists()
+
+
+def test_a_line_that_was_cut_off_before_its_features(tmp_path):
+    world = World(tmp_path / "w")
+    source = world.tsv()
+    source.write_bytes(source.read_bytes() + b"123\t640\t48")
+    with pytest.raises(SourceError, match=r"butd\.tsv: line 33 has 3 columns, not the 6 .*; get the file anew"):
+        bring(world, source, "butd-tsv")
+
+
+def test_a_length_in_hdf5_that_is_no_length(tmp_path):
+    world = World(tmp_path / "w")
+    source = world.hdf5()
+    with h5py.File(source, "a") as file:
+        file["count"][:2] = [0, 5]
+    _, cache = bring(world, source, "hdf5", arrays=ARRAYS, on_error="skip")
+    reasons = [reason.split(": ")[1] for _, reason in sorted(cache.image_set().failed.items())]
+    assert reasons == ["its length 5 is not one of its regions", "its length 0 is not one of its regions"]
+
+
+def test_another_store_and_a_split_of_damaged_images(tmp_path):
+    world = World(tmp_path / "w", val=1)
+    other = World(tmp_path / "o", val=2)
+    bring(other, other.tsv(), "butd-tsv")
+    with pytest.raises(CacheError, match="holds other samples"):
+        bring(world, world.tsv(), "butd-tsv", other.folder / "s.zarr")
+    k = world.images.index(world.of("val")[0])
+    source = damage_features(world, "detectron-npz", np.nan, images=[k])
+    with pytest.raises(CacheError, match=r"no image of split 'val' could be read; for example .* hold NaN or inf"):
+        bring(world, source, "detectron-npz", on_error="skip")
+    features = FeatureCache.open(str(world.folder / "s.zarr")).image_set()
+    assert (features.failed, features.complete("train"), features.complete("val")) == ({}, True, False)
+
+
+def test_a_full_disk_leaves_no_shard_that_looks_whole(tmp_path, monkeypatch):
+    world = World(tmp_path / "w")
+    source = world.tsv()
+
+    def full(store, name, shard, values):
+        if shard == 2:
+            raise OSError(28, "No space left on device")
+        write(store, name, shard, values)
+
+    write = Store.write_shard
+    monkeypatch.setattr(Store, "write_shard", full)
+    with pytest.raises(OSError, match="No space left"):
+        bring(world, source, "butd-tsv", workers=1)
+    monkeypatch.undo()
+    cache = FeatureCache.open(str(world.folder / "s.zarr"))
+    done = cache.image_set().done()
+    assert done.sum() == 2
+    assert not done[2]
+    bring(world, source, "butd-tsv")
+    shutil.copytree(cache.url, tmp_path / "copy")
+    assert_holds(FeatureCache.open(str(tmp_path / "copy")), world.stored, ["boxes"])

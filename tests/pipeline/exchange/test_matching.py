@@ -1,0 +1,92 @@
+"""Which image of a source is which image of a data set."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from imported import assert_holds, bring
+from region_sources import CHANNELS, World
+
+from xret.pipeline.cache.upkeep.verify import verify
+from xret.pipeline.data.samples import Caption, ImageSample, Samples
+from xret.pipeline.exchange.importers import matching
+from xret.pipeline.exchange.importers.source import SourceError
+
+
+def test_images_that_the_source_lacks_are_refused_or_recorded(tmp_path):
+    world = World(tmp_path / "w")
+    gone = [world.of("train")[3], world.of("test")[0]]
+    source = world.tsv(images=[image for image in world.images if image not in gone])
+    name = f"val2014/{gone[0]['filename']}"
+    with pytest.raises(SourceError, match=rf"butd\.tsv lacks 2 of the images of 'world', the first is '{name}'; --on-"):
+        bring(world, source, "butd-tsv")
+    assert not (world.folder / "s.zarr").exists()
+    summary, cache = bring(world, source, "butd-tsv", on_error="skip")
+    images = cache.image_set()
+    assert (summary.sets[0].samples, summary.sets[0].failed) == (30, 2)
+    assert images.failed[str(gone[0]["imgid"])] == f"{name}: the source has no features of it"
+    rows = np.flatnonzero(images.status == 1)
+    assert rows.tolist() == [3, 26]
+    assert np.isnan(images.local(rows)).all()
+    assert images.length[rows].tolist() == [0, 0]
+    report = verify(cache.url)
+    assert report.ok
+    assert len(report.failed_samples) == 2
+
+
+def test_images_of_the_source_that_the_data_set_lacks_are_counted(tmp_path):
+    world = World(tmp_path / "w")
+    others = [{**image, "cocoid": image["cocoid"] + 10**7} for image in world.images[:3]]
+    others[0]["regions_of_test"] = {**others[0]["regions_of_test"], "local": np.ones((9, CHANNELS), np.float32)}
+    summary, cache = bring(world, world.tsv(images=others + world.images), "butd-tsv")
+    assert summary.unmatched == 3
+    assert_holds(cache, world.stored, ["boxes"])  # 9 regions of no image widen nothing
+
+
+def test_a_source_of_another_data_set_is_refused(tmp_path):
+    world = World(tmp_path / "w")
+    others = [{**image, "cocoid": f"x{image['cocoid']}"} for image in world.images]
+    sentence = "none of the source's 32 images is in 'world': its first ids are 'x1000', 'x1037', 'x1074'"
+    with pytest.raises(SourceError, match=sentence):
+        bring(world, world.tsv(images=others), "butd-tsv")
+
+
+def test_numbers_that_count_rows_of_a_file_are_no_ids(tmp_path):
+    world = World(tmp_path / "w", train=60, val=20, test=20)
+    source = world.scan(splits=("train", "dev", "testall"))
+    for split, count in (("train", 60), ("dev", 20), ("testall", 20)):
+        (source / f"{split}_ids.txt").write_text("".join(f"{row}\n" for row in range(count)))
+    with pytest.raises(SourceError, match=r"only \d+ of 20 images of the source's val files are in split 'val'"):
+        bring(world, source, "scan")
+
+
+def samples(keys):
+    images = [ImageSample(key, name, "train", cocoid, (Caption("a", 0),)) for key, cocoid, name in keys]
+    return Samples("made", tuple(images), {"train": (0, len(images))}, "")
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=12, unique=True), st.data())
+def test_ids_are_matched_by_the_kind_that_finds_most(pairs, data):
+    keys = [(str(imgid), cocoid, f"{n}.jpg.x") for n, (imgid, cocoid) in enumerate(dict(pairs).items())]
+    asked = data.draw(st.lists(st.integers(0, 45).map(str), min_size=1, max_size=20))
+    by_id = [next((n for n, key in enumerate(keys) if key[0] == one), -1) for one in asked]
+    owners = [[n for n, key in enumerate(keys) if key[1] == int(one)] for one in asked]
+    by_cocoid = [rows[0] if len(rows) == 1 else -1 for rows in owners]
+    by_dot = [int(one) if int(one) < len(keys) else -1 for one in asked]
+    kinds = [by_id, by_cocoid, by_dot]
+    most = max(sum(row >= 0 for row in rows) for rows in kinds)
+    best = [rows for rows in kinds if sum(row >= 0 for row in rows) == most]
+    clash = any(a != b and min(a, b) >= 0 for rows in best[1:] for a, b in zip(best[0], rows, strict=True))
+    if not most or clash:
+        with pytest.raises(SourceError, match="none of the source's" if not most else "to different images"):
+            matching.match(asked, samples(keys))
+    else:
+        assert matching.match(asked, samples(keys))[0].tolist() == best[0]
+
+
+def test_leading_zeros_suffixes_and_shared_names():
+    made = samples([("7", 391895, "a/x.jpg"), ("8", 12, "b/x.jpg"), ("9", -1, "b/y.png")])
+    assert matching.match(["000000391895", "000000000012", "-1"], made)[0].tolist() == [0, 1, -1]
+    assert matching.match(["b/y.jpg", "x", "q"], made)[0].tolist() == [2, -1, -1]
+    assert matching.match(["b/x.jpg", "a/x.jpg"], made) == (pytest.approx([1, 0]), "file name")

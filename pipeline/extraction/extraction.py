@@ -54,18 +54,17 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
         OutputError: the store cannot be written.
         CacheError: the store holds something else, or a value does not fit the dtype.
     """
-    skip, anew = options.on_error == "skip", options.repair or options.update
-    samples = find_samples(manifest, url, skip=skip, anew=anew)
+    samples = find_samples(manifest, url, skip=options.on_error == "skip", anew=options.repair or options.update)
     place = place_of(url, samples, manifest, options.update)
-    home, url = url, place.url
     splits = choose_splits(samples, options.splits)
     options = replace(
-        with_min_count(options, samples, home),
+        with_min_count(options, samples, url),
         visual=_absolute_name(options.visual),
         visual_weights=_absolute(options.visual_weights),
         text=_absolute_name(options.text),
         text_weights=_absolute(options.text_weights),
     )
+    url = place.url
     if not (options.repair or place.is_new) and (found := _finished(samples, url, options, splits)) is not None:
         return found
     require_place(url, samples, is_new=place.is_new)  # a finished store may lie where nothing can be written

@@ -60,9 +60,9 @@ def extract(
         from_run: encode with the backbones that `finetune` left in this run, in the place of `visual` and `text`.
         options: of `pipeline.extraction.options.Options`, with its defaults: ``visual``, ``visual_weights``,
             ``visual_layer``, ``image_size``, ``pool``, ``regions``, ``frames``, ``views``, ``augment``, ``text``,
-            ``text_weights``, ``text_layer``, ``special_tokens``, ``max_tokens``, ``prompt``, ``splits``,
-            ``batch_size``, ``dtype``, ``shard_images``, ``device``, ``workers``, ``scheduler``, ``on_error``,
-            ``repair``, ``update``, ``trust``.
+            ``min_count``, ``text_weights``, ``text_layer``, ``special_tokens``, ``max_tokens``, ``prompt``,
+            ``splits``, ``batch_size``, ``dtype``, ``shard_images``, ``device``, ``workers``, ``scheduler``,
+            ``on_error``, ``repair``, ``update``, ``trust``.
 
     Returns:
         What was computed, and what was there already, by feature set.

@@ -79,7 +79,7 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
         "Data": "store data_root splits update",
         "Images": "visual visual_weights visual_layer image_size pool regions frames views augment",
         "Both": "encoder",
-        "Captions": "text text_weights text_layer max_tokens special_tokens prompt",
+        "Captions": "text min_count text_weights text_layer max_tokens special_tokens prompt",
         "By a fine-tuned run instead": "from_run",
         "Where and how it runs": "plan device batch_size dtype workers scheduler shard_images as_json",
         "Faults": "on_error repair trust",
@@ -160,6 +160,12 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     show_default=True,
     help="For bert: a model id of the Hugging Face hub, downloaded once, or a local folder. For open_clip: a file, or"
     " random:SEED, in place of those of the tag.",
+)
+@click.option(
+    "--min-count",
+    type=click.IntRange(1),
+    help="For words: how often one occurs in the training captions to be in the vocabulary; by default as in the words"
+    " of the store, else 1 below 10,000 training captions and 4 from there on.",
 )
 @click.option("--text-layer", default=-1, show_default=True, help="Hidden states: 0 the embeddings, -1 the last.")
 @click.option("--special-tokens/--no-special-tokens", default=True, help="Keep the states of special tokens.")
@@ -296,6 +302,8 @@ def _refuse_without_effect(ctx: click.Context, options: dict[str, Any]) -> None:
         raise click.UsageError(
             f"{names} has no effect on --text {options['text']}; leave it out, or choose --text bert"
         )
+    if options["text"] != "words" and _given(ctx, ["min_count"]):
+        raise click.UsageError(f"--min-count has no effect on --text {options['text']}; leave it out")
     if of_hub and _given(ctx, ["text_weights"]):
         raise click.UsageError(f"--text {options['text']} names its weights itself; leave --text-weights out")
     of_images: tuple[str, ...] = (

@@ -1,17 +1,17 @@
-"""Caption files, Karpathy's JSON, CSV and JSON lines, read into one entry an image."""
+"""Caption files, Karpathy's JSON, CSV, TSV and JSON lines, read into one entry an image."""
 
-import csv
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from ..documents import DocumentError, parse_json, read_json
-from ..errors import ManifestError, nearest
-from .manifest import SPLITS
+from ..documents import DocumentError, read_json
+from ..errors import ManifestError
+from .caption_rows import caption_rows, split_of
+from .manifest import Columns
 
-ROW_KEYS = ("file_name", "caption", "split")
+Fault = Callable[[str, str], None]  # takes where and what is wrong: raises, or notes that a sample is left out
 
 
 @dataclass(slots=True)
@@ -26,13 +26,18 @@ class Entry:
     place: tuple[int, int, int] | None = None  # of a picture that lies in a file with others, see `sources`
 
 
-def read_entries(path: Path) -> list[Entry]:
-    """Read a caption file in its own order; the suffix says which format it has.
+def read_entries(path: Path, columns: Columns, fault: Fault) -> list[Entry]:
+    """Read a caption file in its own order.
+
+    Args:
+        path: the file; its suffix says which format it has.
+        columns: what its columns or keys are called; of Karpathy's JSON they are always the same.
+        fault: hears of a row without captions.
 
     Raises:
         ManifestError: the file cannot be read or has no image, or an image or row is wrong; the message names it.
     """
-    entries = _read_karpathy(path) if path.suffix == ".json" else _read_rows(path)
+    entries = _read_karpathy(path) if path.suffix == ".json" else _read_rows(path, columns, fault)
     if not entries:
         raise ManifestError(f"{path}: it has no images; a data set needs at least one.")
     return entries
@@ -88,7 +93,7 @@ def _karpathy_entry(image: Any, where: str) -> Entry:
         raise ManifestError(f"{where}: 'imgid' is neither a whole number nor a text; correct it.")
     cocoid = _whole(image, "cocoid", where)
     identity = None if imgid is None else str(imgid)
-    return Entry(name, _split(image, where), captions, identity, -1 if cocoid is None else cocoid)
+    return Entry(name, split_of(image, "split", where), captions, identity, -1 if cocoid is None else cocoid)
 
 
 def _sentence_text(sentence: Any) -> str | None:
@@ -110,16 +115,6 @@ def _whole(mapping: dict[str, Any], key: str, where: str) -> int | None:
     return value
 
 
-def _split(mapping: dict[str, Any], where: str) -> str | None:
-    """Return the split that an image or row names; None without the key."""
-    if "split" not in mapping:
-        return None
-    split = mapping["split"]
-    if not isinstance(split, str) or not split:
-        raise ManifestError(f"{where}: the split is empty or not a text; name one of {', '.join(SPLITS)}.")
-    return split
-
-
 def file_name(name: Any, where: str, folder: str = "") -> str:
     """Join and normalise a path below the image folder."""
     if not isinstance(name, str) or not name.strip():
@@ -132,62 +127,17 @@ def file_name(name: Any, where: str, folder: str = "") -> str:
     return joined
 
 
-def _read_rows(path: Path) -> list[Entry]:
-    """Gather the rows of a CSV or JSONL file by image, in the order of each image's first row."""
+def _read_rows(path: Path, columns: Columns, fault: Fault) -> list[Entry]:
+    """Gather the rows of a CSV, TSV or JSONL file by image, in the order of each image's first row."""
     entries: dict[str, Entry] = {}
-    for line, row in _rows(path):
-        where = f"{path}: line {line}"
-        if unknown := [key for key in row if key not in ROW_KEYS]:
-            hint = nearest(str(unknown[0]), list(ROW_KEYS))
-            raise ManifestError(f"{where}: unknown key '{unknown[0]}'{hint}; allowed are {', '.join(ROW_KEYS)}.")
-        name = file_name(row.get("file_name"), where)
-        if not isinstance(row.get("caption"), str):
-            raise ManifestError(f"{where} ('{name}'): the caption is missing or not a text; give it.")
-        split = _split(row, where)
-        entry = entries.setdefault(name, Entry(name, split, []))
-        if entry.split != split:
-            both = f"'{split or 'none'}' here and '{entry.split or 'none'}' before"
-            raise ManifestError(f"{where}: the split of '{name}' is {both}; give it one split.")
-        entry.captions.append((row["caption"], None))
-    return list(entries.values())
-
-
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, row) of a CSV or JSONL file, without empty lines."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="" if path.suffix == ".csv" else None) as file:
-            yield from _csv_rows(file, path) if path.suffix == ".csv" else _jsonl_rows(file, path)
-    except OSError as error:
-        raise ManifestError(f"{path}: the caption file cannot be read ({error.strerror}).") from error
-    except UnicodeDecodeError as error:
-        raise ManifestError(f"{path}: this is not UTF-8 ({error.reason}); save it as UTF-8.") from error
-
-
-def _csv_rows(file: TextIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    reader = csv.reader(file, strict=True)
-    try:
-        header = next(reader, [])
-        if sorted(header) not in (["caption", "file_name"], ["caption", "file_name", "split"]):
-            found = ",".join(header) or "nothing"
-            raise ManifestError(f"{path}: line 1: the header must be file_name,caption[,split], not {found}.")
-        for row in reader:
-            if row and len(row) != len(header):
-                counts = f"{len(row)} fields where the header has {len(header)}"
-                raise ManifestError(f"{path}: line {reader.line_num}: {counts}; quote a text that has commas.")
-            if row:
-                yield reader.line_num, dict(zip(header, row, strict=True))
-    except csv.Error as error:
-        raise ManifestError(f"{path}: line {reader.line_num}: not valid CSV ({error}); correct it.") from error
-
-
-def _jsonl_rows(file: TextIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for line, text in enumerate(file, 1):
-        if not text.strip():
+    for row in caption_rows(path, columns):
+        name = file_name(row.image, row.where)
+        if not row.captions:
+            fault(f"{row.where} ('{name}')", "it has no caption; add one, or take the row out")
             continue
-        try:
-            row = parse_json(text)
-        except DocumentError as error:
-            raise ManifestError(f"{path}: line {line}: not valid JSON ({error}); correct it.") from error
-        if not isinstance(row, dict):
-            raise ManifestError(f"{path}: line {line}: not a mapping of file_name and caption; correct it.")
-        yield line, row
+        entry = entries.setdefault(name, Entry(name, row.split, []))
+        if entry.split != row.split:
+            both = f"'{row.split or 'none'}' here and '{entry.split or 'none'}' before"
+            raise ManifestError(f"{row.where}: the split of '{name}' is {both}; give it one split.")
+        entry.captions += [(text, None) for text in row.captions]
+    return list(entries.values())

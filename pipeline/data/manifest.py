@@ -2,7 +2,7 @@
 
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -14,7 +14,9 @@ from ..errors import ManifestError, nearest
 
 SPLITS = ("train", "val", "test", "other")
 PROTOCOLS = ("full", "1k-folds", "eccv", "cxc", "pmrp", "rpc2")  # what `xret eval` knows
-CAPTION_FORMATS = (".json", ".csv", ".jsonl")
+CAPTION_FORMATS = (".json", ".csv", ".tsv", ".jsonl")
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+CAPTIONS = ("caption", "text")  # columns of captions where the manifest names none: the first that is there
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,20 @@ class Packed:
 
     kind: str  # ``tar``, ``parquet`` or ``dataset``
     files: dict[str | None, str]  # pattern or folder by split; None: each sample says its own
-    image_column: str = "image"  # of tables
-    caption_columns: tuple[str, ...] = ("caption",)
-    split_column: str | None = None
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of tables and the keys of JSON lines are called, as a manifest names them."""
+
+    image: str | None = None  # None: ``file_name``, and of those that hold the pictures themselves ``image``
+    captions: tuple[str, ...] = ()  # none: see `captions_in`
+    split: str | None = None  # None: of caption files ``split`` if there is one
+    separator: str | None = None  # between the columns of a CSV or TSV; None: as its suffix says
+
+    def captions_in(self, there: Collection[str]) -> tuple[str, ...]:
+        """Return the columns of captions among those that are there."""
+        return self.captions or (next((name for name in CAPTIONS if name in there), CAPTIONS[0]),)
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,7 @@ class Manifest:
     images: Path  # folder; of what is packed, that where relative names start
     captions: Path | None  # file, one of `CAPTION_FORMATS`; None of what is packed
     path: Path  # of the YAML
+    columns: Columns = field(default_factory=Columns)
     packed: Packed | None = None  # pictures and captions that lie together; None of a folder
     is_imagefolder: bool = False  # of what is packed: pictures lie in a folder with metadata after all
     protocols: tuple[str, ...] = ("full",)  # what ``--protocol auto`` evaluates
@@ -77,21 +91,21 @@ def load_manifest(dataset: str | Path, data_root: Path | None = None) -> Manifes
     root = None if data_root is None else Path(data_root)
     folder = root or path.parent
     values["protocols"] = tuple(values.get("protocols", ["full"]))
-    packed = _packed(values)
+    packed, columns = _packed(values), _columns(values)
+    kept = {key: value for key, value in values.items() if key not in (*PACKED, *COLUMNS)}
     if packed is not None:
-        kept = {key: value for key, value in values.items() if key not in (*PACKED, *COLUMNS)}
         within = _imagefolder(folder, packed)
         start = folder.resolve() if within is None else within
         kept |= {"images": start, "captions": None, "packed": packed, "is_imagefolder": within is not None}
-        return Manifest(**kept, path=path, data_root=root)
+        return Manifest(**kept, columns=columns, path=path, data_root=root)
     images, captions = folder / values["images"], folder / values["captions"]
     missing = [] if _holds(images.is_dir) else [f"the image folder {images} is missing"]
     missing += [] if _holds(captions.is_file) else [f"the caption file {captions} is missing"]
     if missing:
         advice = "correct the manifest, or give the folder that its relative paths start from as --data-root"
         raise ManifestError(f"{path}: {' and '.join(missing)}; {advice}.")
-    found = {**values, "images": images, "captions": captions}
-    return Manifest(**found, path=path, data_root=root)
+    found = {**kept, "images": images, "captions": captions}
+    return Manifest(**found, columns=columns, path=path, data_root=root)
 
 
 def _packed(values: dict[Any, Any]) -> Packed | None:
@@ -99,10 +113,14 @@ def _packed(values: dict[Any, Any]) -> Packed | None:
     for kind in PACKED:
         if kind in values:
             files = values[kind] if isinstance(values[kind], dict) else {None: values[kind]}
-            texts = values.get("caption_columns", "caption")
-            columns = (texts,) if isinstance(texts, str) else tuple(texts)
-            return Packed(kind, files, values.get("image_column", "image"), columns, values.get("split_column"))
+            return Packed(kind, files)
     return None
+
+
+def _columns(values: dict[Any, Any]) -> Columns:
+    texts = values.get("caption_columns", ())
+    captions = (texts,) if isinstance(texts, str) else tuple(texts)
+    return Columns(values.get("image_column"), captions, values.get("split_column"), values.get("separator"))
 
 
 def _imagefolder(folder: Path, packed: Packed) -> Path | None:
@@ -167,12 +185,14 @@ def _faults(values: dict[Any, Any]) -> list[str]:
     if len(named := [key for key in ("images", *PACKED) if key in values]) > 1:
         faults.append(f"{' and '.join(named)} are named, and pictures lie in one of them")
     elif named and named != ["images"]:
-        beside = ["captions", *(COLUMNS if named == ["tar"] else ())]
+        beside = ["captions", *(COLUMNS if named == ["tar"] else ["separator"])]
         faults += [f"'{key}' goes not with '{named[0]}'" for key in beside if key in values]
         if isinstance(values[named[0]], dict) and "split_column" in values:
             faults.append(f"'{named[0]}' and 'split_column' both say the split; leave one out")
-    elif strange := [key for key in COLUMNS if key in values]:
-        faults.append(f"'{strange[0]}' is of parquet and dataset alone")
+    elif _is_text(values.get("captions")):
+        suffix = Path(values["captions"]).suffix
+        beside = [*(COLUMNS if suffix == ".json" else ["separator"] if suffix == ".jsonl" else ())]
+        faults += [f"'{key}' goes not with a {suffix} file" for key in beside if key in values]
     wrong = [(key, expected) for key, (expected, fits) in KEYS.items() if key in values and not fits(values[key])]
     return faults + [f"'{key}' must be {expected}, not {_shown(values[key])}" for key, expected in wrong]
 
@@ -205,7 +225,7 @@ def _is_mapping(value: Any, key: Callable[[Any], bool], inside: Callable[[Any], 
 
 REQUIRED = ("name", "images", "captions")
 PACKED = ("tar", "parquet", "dataset")  # keys of what holds pictures and captions together
-COLUMNS = ("image_column", "caption_columns", "split_column")
+COLUMNS = ("image_column", "caption_columns", "split_column", "separator")
 _FILES = "a text such as shards/{000..127}.tar, or a mapping from splits to such texts"
 # Of each key what its value must be, and the test of that.
 KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -223,10 +243,17 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "dataset": ("a folder", _is_text),
     "image_column": ("a text", _is_text),
     "caption_columns": (
-        "a text or a list of texts",
-        lambda value: _is_text(value) or (isinstance(value, list) and value != [] and all(map(_is_text, value))),
+        "a text or a list of different texts",
+        lambda value: (
+            _is_text(value)
+            or (isinstance(value, list) and value != [] and all(map(_is_text, value)) and len({*value}) == len(value))
+        ),
     ),
     "split_column": ("a text", _is_text),
+    "separator": (
+        'one character, as ";" or "\\t"',
+        lambda value: isinstance(value, str) and len(value) == 1 and not value.isalnum() and value not in '"\r\n ',
+    ),
     "merge_splits": (
         f"a mapping from the source's split names to {', '.join(SPLITS)}",
         lambda value: _is_mapping(value, lambda name: isinstance(name, str), lambda split: split in SPLITS),

@@ -18,6 +18,7 @@ from .caption_files import Entry
 from .manifest import SPLITS, Manifest
 from .sources import FOLDER, Contents, PictureReader, Place, Source, open_pictures, read_contents
 
+_OTHER_NAMES = {"validation": "val"}  # of splits, wherever they stand
 _NOTED = 1000  # samples that are left out, of which a store keeps the reasons
 
 
@@ -147,7 +148,8 @@ def _splits(entries: list[Entry], manifest: Manifest) -> list[str]:
         shares = ", ".join(f"{splits.count(split)} {split}" for split in SPLITS[:3])
         print(f"{manifest.listing} names no splits: {shares} by SHA-256 of the file name.", file=sys.stderr)
         return splits
-    merged = [manifest.merge_splits.get(str(entry.split), str(entry.split)) for entry in entries]
+    joins = {**_OTHER_NAMES, **manifest.merge_splits}
+    merged = [joins.get(str(entry.split), str(entry.split)) for entry in entries]
     strange = Counter(split for split in merged if split not in (*SPLITS, "restval"))
     if strange:
         found = ", ".join(f"{count} in '{split}'" for split, count in strange.items())

@@ -10,8 +10,14 @@ from ..data.samples import tokenize
 from ..errors import EncoderError
 
 UNK = "<unk>"
-MIN_COUNT = 4
+MIN_COUNT = 4  # of a word in the vocabulary, as in the papers
+FEW_CAPTIONS = 10_000  # with fewer to learn from, every word is in it
 TOKENIZER = "lower-case words"  # `samples.tokenize`; a change of its result needs another name here
+
+
+def min_count_for(captions: int) -> int:
+    """Return how often a word has to occur in so many training captions to be in their vocabulary."""
+    return 1 if captions < FEW_CAPTIONS else MIN_COUNT
 
 
 class WordsEncoder:

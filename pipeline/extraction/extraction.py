@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..cache import Blocks, CaptionSet, FeatureCache
+from ..cache import Blocks, CaptionSet, FeatureCache, ImageSet
 from ..cache.facts import SetFacts
-from ..cache.known_samples import find_samples
+from ..cache.known_samples import find_samples, known_cache
 from ..cache.layout import (
     caption_set_to_fill,
     choose_splits,
@@ -25,11 +25,13 @@ from ..cache.records import record_place
 from ..data.digests import Digests
 from ..data.manifest import Manifest
 from ..data.samples import Samples, tokenize
+from ..data.sources import FOLDER, missing_from
 from ..encoders import HUB, TextEncoder, VisualEncoder
-from ..encoders.words import WordsEncoder
-from ..errors import CacheError
+from ..encoders.words import WordsEncoder, min_count_for
+from ..errors import CacheError, ManifestError
 from ..memory import keeping_memory
 from ..progress import Progress
+from ..wording import counted, some_of
 from .command import command_of
 from .options import Options, at_commits, moved_to, source_of
 from .summary import CaptionCounts, Extraction, SetSummary
@@ -47,27 +49,27 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
         options: how.
 
     Raises:
-        ManifestError: the data set cannot be read.
+        ManifestError: the data set cannot be read, or pictures are missing and `on_error` is ``fail``.
         EncoderError: an encoder cannot be made.
         SampleError: an image cannot be read, and `on_error` is ``fail``.
         OutputError: the store cannot be written.
         CacheError: the store holds something else, or a value does not fit the dtype.
     """
-    skip, anew = options.on_error == "skip", options.repair or options.update
-    samples = find_samples(manifest, url, skip=skip, anew=anew)
+    samples = find_samples(manifest, url, skip=options.on_error == "skip", anew=options.repair or options.update)
     target = choose_target(url, samples, manifest, Digests(samples, manifest.images), options.update)
-    url = target.url
     splits = choose_splits(samples, options.splits)
     options = replace(
-        options,
+        with_min_count(options, samples, url),
         visual=_absolute_name(options.visual),
         visual_weights=_absolute(options.visual_weights),
         text=_absolute_name(options.text),
         text_weights=_absolute(options.text_weights),
     )
+    url = target.url
     if not (options.repair or target.is_new) and (found := _finished(samples, url, options, splits)) is not None:
         return found
     require_place(url, samples, is_new=target.is_new)  # a finished store may lie where nothing can be written
+    _require_pictures(samples, manifest, url, options, splits)
     from ..device import pick_device
     from .filling import fill
     from .tasks import Job, write_caption_shard, write_image_shard
@@ -108,11 +110,9 @@ def _finished(samples: Samples, url: str, options: Options, splits: list[str]) -
     summaries, counts, moved = [], None, []
     for modality in (m for m, wanted in (("images", options.visual), ("captions", options.text)) if wanted):
         asked = options.asked(modality)
-        sets = [cache.set_at(path) for path in cache.set_paths(modality)]
-        there = [features for features in sets if asked and features.attributes.get("asked") == asked]
-        if asked is None or len(there) != 1:
+        features = _set_of(cache, modality, asked)
+        if asked is None or features is None:
             return None
-        (features,) = there
         shards = [shard for split in splits for shard in features.blocks.of_split(split)]
         if not features.done()[shards].all():
             return None
@@ -125,6 +125,52 @@ def _finished(samples: Samples, url: str, options: Options, splits: list[str]) -
     for features, told in moved:
         record_place(features, told)
     return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(summaries), counts)
+
+
+def _set_of(cache: FeatureCache, modality: str, asked: dict[str, Any] | None) -> ImageSet | CaptionSet | None:
+    """Return the one feature set that these options made, see `Options.asked`; None where that cannot be told."""
+    sets = [cache.set_at(path) for path in cache.set_paths(modality)]
+    there = [features for features in sets if asked and features.attributes.get("asked") == asked]
+    return there[0] if len(there) == 1 else None
+
+
+def _require_pictures(samples: Samples, manifest: Manifest, url: str, options: Options, splits: list[str]) -> None:
+    """Refuse pictures that are missing, all at once; those of finished shards are not needed."""
+    if not options.visual or options.on_error == "skip" or options.repair or samples.source != FOLDER:
+        return
+    cache = find_cache(url, samples)
+    features = None if cache is None else _set_of(cache, "images", options.asked("images"))
+    rows = [row for split in splits for row in range(*samples.splits[split])]
+    if features is not None:
+        done = features.done()
+        left = [shard for split in splits for shard in features.blocks.of_split(split) if not done[shard]]
+        rows = [row for shard in left for row in range(*features.blocks.images(shard))]
+    missing = missing_from(manifest.images, (samples.images[row].file_name for row in rows))
+    if missing:
+        found = f"{counted(len(missing), 'picture')} of {len(rows):,} {'is' if len(missing) == 1 else 'are'} missing"
+        advice = f"put them there, correct {manifest.listing}, or go on with --on-error skip"
+        raise ManifestError(f"{manifest.images}: {found} ({', '.join(some_of(missing))}); {advice}.")
+
+
+def with_min_count(options: Options, samples: Samples, url: str) -> Options:
+    """Return the options with the smallest count of a word: if none is given, that of the words in the store at `url`.
+
+    Where that has none, or several, the number of training captions decides, see `words.min_count_for`.
+    """
+    if options.text != "words" or options.min_count is not None:
+        return options
+    cache = known_cache(url)
+    groups = [] if cache is None else [cache.store.inspect_group(path)[0] for path in cache.set_paths("captions")]
+    asked = [group.get("asked") for group in groups if group.get("kind") == "words"]
+    counts = {one["min_count"] for one in asked if isinstance(one, dict) and type(one.get("min_count")) is int}
+    if len(counts) == 1:
+        return replace(options, min_count=counts.pop())
+    return replace(options, min_count=min_count_for(len(_training_texts(samples))))
+
+
+def _training_texts(samples: Samples) -> list[str]:
+    training = samples.images[slice(*samples.splits.get("train", (0, 0)))]
+    return [caption.text for image in training for caption in image.captions]
 
 
 def _absolute(weights: str) -> str:
@@ -148,8 +194,8 @@ def load_captions(options: Options, samples: Samples, device: str) -> TextEncode
         return options.load_text(device)
     if "train" not in samples.splits:
         raise CacheError(f"'{samples.dataset}' has no train split to take a vocabulary from; use --text bert")
-    training = samples.images[slice(*samples.splits["train"])]
-    return WordsEncoder.build(caption.text for image in training for caption in image.captions)
+    assert options.min_count is not None, "see with_min_count"
+    return WordsEncoder.build(_training_texts(samples), options.min_count)
 
 
 def _facts(

@@ -24,7 +24,7 @@ from ..encoders import (
     load_visual,
 )
 from ..encoders.weights_source import WeightsSource, sha256_of
-from ..encoders.words import MIN_COUNT, TOKENIZER
+from ..encoders.words import TOKENIZER
 from ..errors import CacheError
 
 _MOST_IN_SHARD = 1 << 16  # images, which are written together
@@ -50,6 +50,7 @@ class Options:
     text: str | None = "bert"
     # Hub id or folder of a BERT-family model; of ``open_clip:`` a file or ``random:SEED``, by default those of the tag.
     text_weights: str = "bert-base-uncased"
+    min_count: int | None = None  # of a word of ``words`` in the training captions; None: see `min_count_for`
     text_layer: int = -1  # whose hidden states are the features: 0 the embeddings, -1 the last
     special_tokens: bool = True  # keep the states of the special tokens
     max_tokens: int | None = None  # tokens of a caption that are encoded; None: what the model takes
@@ -71,6 +72,8 @@ class Options:
             raise CacheError(
                 f"a shard holds from 1 to {_MOST_IN_SHARD} images, not {self.shard_images}; give another --shard-images"
             )
+        if self.min_count is not None and self.min_count < 1:
+            raise CacheError(f"a word occurs at least once, not {self.min_count} times; give another --min-count")
 
     def load_visual(self, device: str) -> VisualEncoder:
         """Return the image encoder; errors as for `encoders.load_visual`."""
@@ -128,7 +131,7 @@ class Options:
                 settings |= {"views": self.views, "augment": self.augment}
             return _words(self.visual or "", self.visual_weights, self.dtype, settings)
         if self.text == "words":
-            return _words("words", "", "int32", {"tokenizer": TOKENIZER, "min_count": MIN_COUNT})
+            return _words("words", "", "int32", {"tokenizer": TOKENIZER, "min_count": self.min_count})
         return _words(self.text or "", self.text_file, self.dtype, self._text_settings)
 
 

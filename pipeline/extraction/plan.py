@@ -22,7 +22,7 @@ from ..device import pick_device
 from ..encoders import TextEncoder, VisualEncoder
 from ..errors import SampleError
 from ..wording import counted
-from .extraction import load_captions
+from .extraction import load_captions, with_min_count
 from .options import Options
 from .schedule import count_workers
 from .tasks import decode, encode
@@ -80,6 +80,7 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
     """
     anew = options.repair or options.update
     samples = find_samples(manifest, url, skip=options.on_error == "skip", anew=anew)
+    options = with_min_count(options, samples, url)
     wanted = choose_splits(samples, options.splits)
     device = str(pick_device(options.device))
     workers = count_workers(options.scheduler) if options.scheduler else 1

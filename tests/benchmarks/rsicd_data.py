@@ -1,4 +1,4 @@
-"""What the training data of RSICD are worth to a head: with a fifth of the captions at wrong pictures, or fewer pictures.
+"""What RSICD's training data are worth to a head: with a fifth of the captions at wrong pictures, or fewer pictures.
 
 The same recipe is trained with every seed on all training pictures as they are, with a share of the training captions
 dealt out anew among themselves, and with a half and a quarter of the pictures. Validation and test stay as they are. A

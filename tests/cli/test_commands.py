@@ -87,7 +87,6 @@ def test_verify_of_a_damaged_store_fails(store):
 def test_mistakes_of_extract(tiny_dataset, tmp_path, store):
     manifest, other = tiny_dataset("second"), tmp_path / "new.zarr"
     Image.new("RGB", (9, 9)).save(manifest.parent / "images" / "0.jpg")
-    (manifest.parent / "images" / "30.jpg").unlink()
     cases = {
         ("extract", "coko", "--store", other): "did you mean 'coco'?",
         ("extract", "coco", "--store", other): "coco/dataset_coco.json",
@@ -101,6 +100,7 @@ def test_mistakes_of_extract(tiny_dataset, tmp_path, store):
     for words, sentence in cases.items():
         assert sentence in refused(*words), words
         assert not other.exists(), words
+    (manifest.parent / "images" / "30.jpg").write_bytes(b"")
     assert "30.jpg" in refused("extract", manifest, "--store", other, *EXTRACT)
 
 

@@ -2,7 +2,7 @@
 
 from .base import FOLDER, Contents, PictureReader, Source
 from .files import is_url, require_same
-from .folder import FolderReader
+from .folder import FolderReader, missing_from
 from .handles import Place
 from .reading import find_source, open_pictures, read_contents
 
@@ -15,6 +15,7 @@ __all__ = [
     "Source",
     "find_source",
     "is_url",
+    "missing_from",
     "open_pictures",
     "read_contents",
     "require_same",

@@ -112,6 +112,3 @@ def _check(where: str, size: int | None) -> None:
 def short(error: Exception) -> str:
     """Say in a few words what was wrong."""
     return str(getattr(error, "strerror", None) or str(error).strip().partition("\n")[0] or type(error).__name__)[:200]
-
-
-Fault = Callable[[str, str], None]  # takes where and what is wrong: raises, or notes that a sample is left out

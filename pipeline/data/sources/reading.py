@@ -9,14 +9,14 @@ from typing import Any
 
 from ...documents import DocumentError, parse_json
 from ...errors import ManifestError
-from ..caption_files import Entry, file_name, read_entries
-from ..manifest import Manifest, Packed
+from ..caption_files import Entry, Fault, file_name, read_entries
+from ..manifest import CAPTIONS, Manifest, Packed
 from .base import FOLDER, Contents, PictureReader, Source
 from .files import File, find_files, look_at, look_at_all, read_all, url_of
 from .folder import FolderReader
 from .handles import Place
 from .imagefolder import imagefolder_entries
-from .tables import ArrowReader, ParquetReader, Row, table_rows
+from .tables import IMAGE, ArrowReader, ParquetReader, Row, table_rows
 from .tar import TarReader, tar_entries
 
 _READERS: dict[str, Callable[[Source, str | Path, Mapping[str, Place]], PictureReader]] = {
@@ -45,10 +45,9 @@ def open_pictures(source: Source, folder: str | Path, places: Mapping[str, Place
 
 def find_source(manifest: Manifest) -> Source:
     """Return the files that a manifest names as they are now, without reading them; errors as of `find_files`."""
-    packed = manifest.packed
-    if packed is None or manifest.is_imagefolder:
+    if manifest.packed is None or manifest.is_imagefolder:
         return FOLDER
-    return _source_of(manifest, packed, list(_files(manifest.images, packed)))
+    return _source_of(manifest, manifest.packed, list(_files(manifest, manifest.packed)))
 
 
 def _source_of(manifest: Manifest, packed: Packed, listed: list[tuple[File, str | None]]) -> Source:
@@ -57,10 +56,11 @@ def _source_of(manifest: Manifest, packed: Packed, listed: list[tuple[File, str 
     name, times = Counter(file.name for file in files).most_common(1)[0] if files else ("", 0)
     if times > 1:
         raise ManifestError(f"{manifest.path}: {name} is named twice; name each file once.")
-    decide: list[Any] = [manifest.name, packed.kind, packed.files, packed.image_column, packed.caption_columns]
-    decide += [packed.split_column, manifest.merge_splits, manifest.captions_per_image, manifest.counts]
+    columns, image = manifest.columns, manifest.columns.image or IMAGE
+    decide: list[Any] = [manifest.name, packed.kind, packed.files, image, columns.captions or CAPTIONS[:1]]
+    decide += [columns.split, manifest.merge_splits, manifest.captions_per_image, manifest.counts]
     keys = hashlib.sha256(json.dumps(decide).encode()).hexdigest()
-    return Source(kind, files, packed.image_column if kind != "tar" else "", keys)
+    return Source(kind, files, image if kind != "tar" else "", keys)
 
 
 def read_contents(manifest: Manifest, skip: bool = False) -> Contents:
@@ -73,10 +73,6 @@ def read_contents(manifest: Manifest, skip: bool = False) -> Contents:
     Raises:
         ManifestError: a file is missing, changed or damaged, or what it says is wrong or contradicts itself.
     """
-    if manifest.captions is not None:
-        return Contents(read_entries(manifest.captions))
-    packed = manifest.packed
-    assert packed is not None, "a manifest names captions, or what they lie in"
     left_out: list[str] = []
 
     def fault(where: str, reason: str) -> None:
@@ -84,29 +80,30 @@ def read_contents(manifest: Manifest, skip: bool = False) -> Contents:
             raise ManifestError(f"{where}: {reason}, or go on with --on-error skip.")
         left_out.append(f"{where}: {reason}")
 
+    if manifest.captions is not None:
+        return Contents(read_entries(manifest.captions, manifest.columns, fault), left_out=left_out)
+    packed = manifest.packed
+    assert packed is not None, "a manifest names captions, or what they lie in"
     if manifest.is_imagefolder:
-        source, entries = FOLDER, imagefolder_entries(manifest.images, packed, fault)
+        source, entries = FOLDER, imagefolder_entries(manifest.images, manifest.columns, fault)
     else:
-        listed = list(_files(manifest.images, packed))
+        listed = list(_files(manifest, packed))
         source = _source_of(manifest, packed, listed)
         read = _from_tars if packed.kind == "tar" else _from_tables
-        entries = read(manifest.images, listed, packed, fault)
+        entries = read(manifest, listed, fault)
     if not entries:
-        raise ManifestError(f"{manifest.path}: {_named(packed)} holds no picture with a caption; correct the manifest.")
+        named = ", ".join(packed.files.values())
+        raise ManifestError(f"{manifest.path}: {named} holds no picture with a caption; correct the manifest.")
     return Contents(entries, source, left_out)
 
 
-def _named(packed: Packed) -> str:
-    return ", ".join(packed.files.values())
-
-
-def _files(folder: Path, packed: Packed) -> Iterator[tuple[File, str | None]]:
+def _files(manifest: Manifest, packed: Packed) -> Iterator[tuple[File, str | None]]:
     """Yield the files, in the order of the manifest, and the split of all that is in each."""
     for split, pattern in packed.files.items():
         if packed.kind == "dataset":
-            yield from _saved(folder, pattern, packed.split_column is None)
+            yield from _saved(manifest.images, pattern, manifest.columns.split is None)
         else:
-            yield from ((file, split) for file in find_files(folder, pattern))
+            yield from ((file, split) for file in find_files(manifest.images, pattern))
 
 
 def _saved(folder: Path, name: str, by_folder: bool) -> Iterator[tuple[File, str | None]]:
@@ -136,7 +133,8 @@ def _document(folder: Path, name: str, key: str) -> list[Any] | None:
     return found
 
 
-def _from_tars(folder: Path, files: list[tuple[File, str | None]], _: Packed, fault: Any) -> list[Entry]:
+def _from_tars(manifest: Manifest, files: list[tuple[File, str | None]], fault: Fault) -> list[Entry]:
+    folder = manifest.images
     entries: list[Entry] = []
     where: dict[str, File] = {}
     for number, (file, split) in enumerate(files):
@@ -150,11 +148,11 @@ def _from_tars(folder: Path, files: list[tuple[File, str | None]], _: Packed, fa
     return entries
 
 
-def _from_tables(folder: Path, files: list[tuple[File, str | None]], packed: Packed, fault: Any) -> list[Entry]:
+def _from_tables(manifest: Manifest, files: list[tuple[File, str | None]], fault: Fault) -> list[Entry]:
     rows: list[Row] = []
     before = 0
     for number, (file, split) in enumerate(files):
-        found, count = table_rows(folder, number, file, split, packed, fault)
+        found, count = table_rows(manifest, number, file, split, fault)
         for row in found:
             row.number += before
         rows += found

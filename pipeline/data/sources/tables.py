@@ -5,20 +5,21 @@ A row's name is the ``path`` that stands with its bytes, where all rows have a d
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...errors import ManifestError
 from ...versions import require_pyarrow
-from ..caption_files import Entry
-from ..manifest import Packed
+from ..caption_files import Entry, Fault
+from ..manifest import Columns, Manifest
 from .files import File, is_url, look_at, open_file, require_same, url_of
-from .handles import Fault, PackedReader, UnreadPicture, short
+from .handles import PackedReader, UnreadPicture, short
 
 _ROWS = 4096  # of captions that are read together
 _PICTURES = 16  # that are read together
+IMAGE = "image"  # the column of the pictures, where the manifest does not say
 _BUFFER = 1 << 20  # bytes of a column that are read together
 _pyarrow = partial(require_pyarrow, ManifestError, "Parquet and saved data sets need")
 
@@ -104,43 +105,41 @@ def _found(picture: Any, called: str = "") -> UnreadPicture:
     return UnreadPicture(data.size, data.to_pybytes, called)
 
 
-def table_rows(
-    folder: str | Path, number: int, file: File, split: str | None, packed: Packed, fault: Fault
-) -> tuple[list[Row], int]:
+def table_rows(manifest: Manifest, number: int, file: File, split: str | None, fault: Fault) -> tuple[list[Row], int]:
     """Return the rows of one file that have captions, in its order, and how many it has in all.
 
     The pictures themselves are not read.
 
     Args:
-        folder: where the file's name starts.
+        manifest: names the columns, and where the file's name starts.
         number: of the file, which stands in the places.
         file: a Parquet file, or one of Arrow's streams.
         split: of all its rows; None: as the column says.
-        packed: names the columns.
         fault: hears of a row without captions.
 
     Raises:
         ManifestError: the file is damaged, or a column is missing or of another type.
     """
     rows: list[Row] = []
+    folder, streams = manifest.images, manifest.packed is not None and manifest.packed.kind == "dataset"
+    columns = manifest.columns if split is None else replace(manifest.columns, split=None)
     url, row = url_of(folder, file.name), 0
-    by_column = packed.split_column if split is None else None
-    wanted = [*packed.caption_columns, *([by_column] if by_column else [])]
-    parts = _arrow_parts if packed.kind == "dataset" else _parquet_parts
+    parts = _arrow_parts if streams else _parquet_parts
     try:
-        for at, first, batch in parts(_open(folder, file, packed.kind == "dataset"), url, packed.image_column, wanted):
-            texts = [batch[name].to_pylist() for name in packed.caption_columns]
-            splits = batch[by_column].to_pylist() if by_column else [split] * len(batch)
-            image = batch[packed.image_column] if packed.image_column in batch.schema.names else None
-            paths = _paths(image, len(batch))
+        for at, first, batch in parts(_open(folder, file, streams), url, columns):
+            there = batch.schema.names
+            names, image = columns.captions_in(there), columns.image or IMAGE
+            texts = [batch[name].to_pylist() for name in names]
+            splits = batch[columns.split].to_pylist() if columns.split else [split] * len(batch)
+            paths = _paths(batch[image] if image in there else None, len(batch))
             for place, told in enumerate(splits):
                 where = f"{url}: row {row:,}"
                 row += 1
-                if by_column and not told:
-                    raise ManifestError(f"{where}: {by_column} is empty; name a split.")
+                if columns.split and not told:
+                    raise ManifestError(f"{where}: {columns.split} is empty; name a split.")
                 captions = _captions([values[place] for values in texts])
                 if not captions:
-                    fault(where, f"{', '.join(packed.caption_columns)} has no caption; add one, or take the row out")
+                    fault(where, f"{', '.join(names)} has no caption; add one, or take the row out")
                     continue
                 rows.append(Row(paths[place], row - 1, Entry("", told, captions, place=(number, at, first + place))))
     except ManifestError:
@@ -165,23 +164,22 @@ def _open(folder: str | Path, file: File, mapped: bool = False) -> Any:
     return pa.memory_map(path) if mapped else pa.OSFile(path)
 
 
-def _parquet_parts(opened: Any, url: str, image: str, wanted: list[str]) -> Iterator[tuple[int, int, Any]]:
+def _parquet_parts(opened: Any, url: str, columns: Columns) -> Iterator[tuple[int, int, Any]]:
     """Yield each row group's number, the row where a part of it begins, and the part without the pictures."""
     with opened, _pyarrow().parquet.ParquetFile(opened, buffer_size=_BUFFER) as table:
-        struct = _require_columns(table.schema_arrow, url, image, wanted)
-        columns = [*wanted, *([f"{image}.path"] if struct else [])]
+        wanted = _required(table.schema_arrow, url, columns)
         for group in range(table.num_row_groups):
             first = 0
-            for part in table.iter_batches(_ROWS, [group], columns, use_threads=False):
+            for part in table.iter_batches(_ROWS, [group], wanted, use_threads=False):
                 yield group, first, part
                 first += len(part)
 
 
-def _arrow_parts(opened: Any, url: str, image: str, wanted: list[str]) -> Iterator[tuple[int, int, Any]]:
+def _arrow_parts(opened: Any, url: str, columns: Columns) -> Iterator[tuple[int, int, Any]]:
     """Yield where each batch of a stream begins, 0, and the batch; of a file of the disk pictures stay there."""
     with opened:
         stream = _pyarrow().ipc.open_stream(opened)
-        _require_columns(stream.schema, url, image, wanted)
+        _required(stream.schema, url, columns)
         while True:
             at = opened.tell()
             try:
@@ -193,9 +191,10 @@ def _arrow_parts(opened: Any, url: str, image: str, wanted: list[str]) -> Iterat
             yield at, 0, part
 
 
-def _require_columns(schema: Any, url: str, image: str, texts: list[str]) -> bool:
-    """Refuse a table that lacks a column or has it of another type; return whether the pictures are structs."""
-    types = _pyarrow().types
+def _required(schema: Any, url: str, columns: Columns) -> list[str]:
+    """Return the columns to read, but for the pictures; refuse a table that lacks one or has it of another type."""
+    types, image = _pyarrow().types, columns.image or IMAGE
+    texts = [*columns.captions_in(schema.names), *([columns.split] if columns.split else [])]
     for name in (image, *texts):
         if schema.names.count(name) != 1:
             raise ManifestError(
@@ -222,7 +221,7 @@ def _require_columns(schema: Any, url: str, image: str, texts: list[str]) -> boo
         inner = kind.value_type if types.is_list(kind) or types.is_large_list(kind) else kind
         if not is_text(inner):
             raise ManifestError(f"{url}: the column '{name}' is {kind}, and texts are string, or a list of string.")
-    return struct and "path" in fields
+    return [*texts, f"{image}.path"] if struct and "path" in fields else texts
 
 
 def _paths(image: Any, rows: int) -> list[str | None]:

@@ -13,9 +13,9 @@ from typing import Any, BinaryIO
 
 from ...documents import DocumentError, parse_json
 from ...errors import ManifestError
-from ..caption_files import Entry
+from ..caption_files import Entry, Fault
 from .files import File, open_file, url_of
-from .handles import Fault, PackedReader, Place, UnreadPicture
+from .handles import PackedReader, Place, UnreadPicture
 
 PICTURES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "jp2")
 _KINDS = {**dict.fromkeys(PICTURES, "picture"), "txt": "text", "json": "document"}

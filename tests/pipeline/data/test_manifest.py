@@ -93,7 +93,7 @@ def test_relative_paths_begin_at_data_root_if_given_else_at_the_manifest(tmp_pat
         (GOOD.replace("images: images", "images: [a, b]"), "'images' must be a text, not ['a', 'b']"),
         (
             GOOD.replace(".json", ".txt"),
-            "'captions' must be a file that ends in .json, .csv, .jsonl, not 'captions.txt'",
+            "'captions' must be a file that ends in .json, .csv, .tsv, .jsonl, not 'captions.txt'",
         ),
         (GOOD + "captions_per_image: 0\n", "'captions_per_image' must be a whole number of at least 1, not 0"),
         (GOOD + "captions_per_image: true\n", "'captions_per_image' must be a whole number of at least 1, not True"),

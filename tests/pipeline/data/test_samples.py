@@ -228,9 +228,9 @@ def test_ascii_words_by_hand(text):
 
 
 def test_images_of_a_split_that_is_not_known_are_named(tmp_path, capsys):
-    images = [image(0), image(1, "validation"), image(2, "validation"), image(3, "restval")]
+    images = [image(0), image(1, "dev"), image(2, "dev"), image(3, "restval")]
     assert read_samples(karpathy(tmp_path, images)).splits == {"train": (0, 1), "other": (1, 4)}
-    assert "count as 'other' (2 in 'validation'); map them to train, val or test" in capsys.readouterr().err
-    samples = read_samples(karpathy(tmp_path, images, "merge_splits: {validation: val}\n"))
+    assert "count as 'other' (2 in 'dev'); map them to train, val or test" in capsys.readouterr().err
+    samples = read_samples(karpathy(tmp_path, images, "merge_splits: {dev: val}\n"))
     assert samples.splits == {"train": (0, 1), "val": (1, 3), "other": (3, 4)}
     assert capsys.readouterr().err == ""

@@ -166,7 +166,7 @@ GOOD = pa.array([b"x", b"y"], pa.binary())
         ({"image": [{"path": "p"}] * 2, "caption": ["c", "d"]}, "the column 'image' is struct"),
         ({"image": GOOD, "caption": [1, 2]}, "the column 'caption' is int64, and texts are string"),
         ({"image": GOOD, "caption": ["c", "d"], "split": [0, 1]}, "the column 'split' is int64"),
-        ({"image": GOOD, "text": ["c", "d"]}, "there is no column 'caption'; it has image, text: name"),
+        ({"image": GOOD, "de": ["c", "d"]}, "there is no column 'caption'; it has image, de: name"),
         ({"jpg": GOOD, "caption": ["c", "d"]}, "there is no column 'image'"),
         ({"image": GOOD, "caption": ["c", None]}, r"part-0\.parquet: row 1: caption has no caption; .*--on-error skip"),
         ({"image": GOOD, "caption": [["c"], []]}, "row 1: caption has no caption"),
@@ -286,7 +286,7 @@ def test_a_file_that_changes_after_it_was_looked_through(data, form):
         ({"parquet": {"train": "a"}, "split_column": "s"}, "both say the split"),
         ({"parquet": 3}, "'parquet' must be"),
         ({"parquet": "a", "caption_columns": []}, "'caption_columns' must be"),
-        ({"images": "p", "captions": "c.csv", "image_column": "i"}, "'image_column' is of parquet and dataset alone"),
+        ({"parquet": "a", "separator": ";"}, "'separator' goes not with 'parquet'"),
         ({"dataset": "nowhere"}, "there is neither a data set that `save_to_disk` wrote nor an imagefolder"),
     ],
 )
@@ -306,18 +306,18 @@ def test_rows_of_an_imagefolder_at_fault(data):
     path = data.as_imagefolder()
     file = data.folder / "images" / "val" / "metadata.jsonl"
     for row, match in (
-        ({"file_name": "a.png"}, r"metadata\.jsonl: line 1: there is no 'text'; it has file_name"),
+        ({"file_name": "a.png"}, r"metadata\.jsonl: line 1: there is no column 'text'; it has 'file_name'"),
         ({"file_name": "../../a.png", "text": "t"}, "leaves the image folder"),
         ({"file_name": "a.png", "text": None}, "it has no caption"),
         ({"file_name": "a.png", "text": [3]}, "a caption is no text"),
-        ([1], "this is no mapping"),
+        ([1], "not a mapping"),
     ):
         file.write_text(json.dumps(row))
         refused(path, match)
     file.write_text('{"file_name": "a.png", "text": "t"}\n' * 2)
     refused(path, "line 2: 'val/a.png' stands here a second time")
     file.write_text("{")
-    refused(path, "this cannot be read")
+    refused(path, "line 1: not valid JSON")
 
 
 def test_a_saved_data_set_that_is_damaged(data):

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..cache import Blocks, CaptionSet, FeatureCache
-from ..cache.earlier import equal_sets, knows_samples
-from ..cache.facts import SetFacts
+from ..cache.earlier import equal_sets, image_prints, knows_samples
+from ..cache.facts import SetFacts, fingerprint
 from ..cache.known_samples import find_samples
 from ..cache.layout import (
     caption_set_to_fill,
@@ -26,7 +26,7 @@ from ..cache.layout import (
 from ..cache.records import record_place
 from ..data.manifest import Manifest
 from ..data.samples import Samples, tokenize
-from ..encoders import HUB, TextEncoder, VisualEncoder
+from ..encoders import HUB, TextEncoder, VisualEncoder, as_stored, turns_upright
 from ..encoders.words import WordsEncoder
 from ..errors import CacheError
 from ..progress import Progress
@@ -57,13 +57,7 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     place = place_of(url, samples, manifest, options.update)
     url = place.url
     splits = choose_splits(samples, options.splits)
-    options = replace(
-        options,
-        visual=_absolute_name(options.visual),
-        visual_weights=_absolute(options.visual_weights),
-        text=_absolute_name(options.text),
-        text_weights=_absolute(options.text_weights),
-    )
+    options = _with_absolute_paths(options)
     if not (options.repair or place.is_new) and (found := _finished(samples, url, options, splits)) is not None:
         return found
     require_place(url, samples, is_new=place.is_new)  # a finished store may lie where nothing can be written
@@ -82,10 +76,11 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     with open_for_writing(url, samples, manifest.protocols, repair=options.repair, is_new=place.is_new) as cache:
         job = Job(cache.address, "", str(manifest.images.resolve()), options, cache.store.writer)
         if visual is not None:
+            options, visual = as_begun(cache, options, visual, device)
             facts = replace(_facts(cache, options, exact, "images", visual, device), command=command)
             length, sources = _from_earlier(cache, facts, f"images/{facts.name}", options, place)
             images = image_set_to_fill(cache, facts, visual.rows, length, visual.extras, options.views, digests=True)
-            of_images = replace(job, set_name=images.name, sources=sources)
+            of_images = replace(job, options=options, set_name=images.name, sources=sources)
             sets.append(fill(images, write_image_shard, lambda _: of_images, splits, **how))
         if text is not None:
             facts = replace(_facts(cache, options, exact, "captions", text, device), command=command)
@@ -97,6 +92,28 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
         if place.is_new:
             finish(cache)
         return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(sets), counts)
+
+
+def as_begun(
+    cache: FeatureCache, options: Options, encoder: VisualEncoder, device: str
+) -> tuple[Options, VisualEncoder]:
+    """Return options and encoder of images as a cache has their set, which goes on as an earlier version began it.
+
+    Earlier versions did not apply EXIF orientations. A cache that has the set of today, too, goes on with that one.
+    """
+    if not turns_upright(encoder.identity):
+        return options, encoder
+    identities, there = (as_stored(encoder.identity), encoder.identity), image_prints(cache)
+    old, new = (fingerprint(identity, options.dtype) for identity in identities)
+    if old not in there or new in there:
+        return options, encoder
+    note = (
+        f"Note: an earlier version made '{encoder.name}@{old[:8]}' without applying EXIF orientations, and it goes on"
+        " so; a set that is made anew, as in another --store, applies them."
+    )
+    print(note, file=sys.stderr)
+    options = replace(options, upright=False)
+    return options, options.load_visual(device)
 
 
 def _from_earlier(
@@ -147,6 +164,16 @@ def _finished(samples: Samples, url: str, options: Options, splits: list[str]) -
     for features, told in moved:
         record_place(features, told)
     return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(summaries), counts)
+
+
+def _with_absolute_paths(options: Options) -> Options:
+    return replace(
+        options,
+        visual=_absolute_name(options.visual),
+        visual_weights=_absolute(options.visual_weights),
+        text=_absolute_name(options.text),
+        text_weights=_absolute(options.text_weights),
+    )
 
 
 def _absolute(weights: str) -> str:

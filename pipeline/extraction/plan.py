@@ -21,7 +21,7 @@ from ..device import pick_device
 from ..encoders import TextEncoder, VisualEncoder
 from ..errors import SampleError
 from ..wording import counted
-from .extraction import load_captions
+from .extraction import as_begun, load_captions
 from .options import Options
 from .schedule import count_workers
 from .tasks import decode, encode
@@ -132,6 +132,8 @@ def _costs(
     width = np.dtype(options.dtype).itemsize
     if options.visual:
         encoder = options.load_visual(device)
+        if cache is not None:
+            options, encoder = as_begun(cache, options, encoder, device)
         path = _path(encoder, "images", options, cache)
         rate = _image_rate(encoder, manifest, samples, options)
         views = options.views

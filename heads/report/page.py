@@ -87,15 +87,11 @@ def write_report(
         page = _content(views, results, untrained, found, pictures, ties, seed)
         progress.update(1)
     if pictures.unreadable:
-        _note_unread(pictures.unreadable)
+        print(printable(f"unread pictures: {len(pictures.unreadable)}; the first: {pictures.reason}"), file=sys.stderr)
     text = render(page)
     with making_file(Path(out), RunError) as partial:
         partial.write_text(text, encoding="utf-8")
     return len(text.encode())
-
-
-def _note_unread(found: dict[str, str]) -> None:
-    print(printable(f"unread pictures: {len(found)}; the first: {next(iter(found.values()))}"), file=sys.stderr)
 
 
 def require_packages() -> None:

@@ -74,6 +74,11 @@ class Pictures:
         except (CacheError, ManifestError) as error:
             self.why_not = str(error)
 
+    @property
+    def reason(self) -> str:
+        """A sentence, why the first unreadable one cannot be read; empty where there is none."""
+        return next(iter(self.unreadable.values()), "")
+
     def seen(self, upright: bool) -> "Pictures":
         """Return the same pictures as a feature set saw them; what the page holds is held in common."""
         pictures = copy(self)

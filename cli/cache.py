@@ -33,6 +33,16 @@ def _spent(features: "SetContents") -> str:
     )
 
 
+def _oriented(features: "SetContents") -> str:
+    """Return whether the encoder applied EXIF orientations; empty where that is no question, or not known."""
+    from ..pipeline.encoders import is_own, turns_upright
+
+    identity = dict(features.identity)
+    if features.modality != "images" or "preprocessing" not in identity or is_own(str(identity.get("encoder"))):
+        return ""
+    return f"EXIF orientation {'' if turns_upright(identity) else 'not '}applied"
+
+
 @click.group()
 def cache() -> None:
     """Look into feature caches and look after them.
@@ -75,6 +85,8 @@ def info(store: str, as_json: bool) -> None:
                 f" {in_bytes(features.bytes)}, {features.failed} failed"
             )
         )
+        if oriented := _oriented(features):
+            click.echo(f"  {oriented}")
         click.echo(f"  compression: {features.codec}{_spent(features)}")
         click.echo(printable("  shards done: " + ", ".join(f"{s} {a}/{b}" for s, (a, b) in features.done.items())))
 
@@ -163,7 +175,8 @@ def _said(one: "Generation") -> str:
 
 def _row(features: "SetContents") -> list[str]:
     done = f"{features.percent:.0f}% done"
-    return [features.path, features.kind, _shape(features), features.dtype, in_bytes(features.bytes), done]
+    size = in_bytes(features.bytes)
+    return [features.path, features.kind, _shape(features), features.dtype, size, done, _oriented(features)]
 
 
 @cache.command()

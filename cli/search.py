@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ..pipeline.wording import counted, printable
 from .parsing import Sectioned, require_there
@@ -44,7 +45,7 @@ def run_options(command: Any) -> Any:
     sections={
         "The query": "image visual_weights text_weights trust",
         "Results": "k as_json",
-        "Where it is searched": "store split index scheduler device",
+        "Where it is searched": "images store split index scheduler image_cache device",
     },
 )
 @click.argument("run")
@@ -53,7 +54,19 @@ def run_options(command: Any) -> Any:
     "--image",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Search captions for this picture.",
+    help="Search captions for this picture, or of --images those like it.",
+)
+@click.option(
+    "--images",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Search the pictures in this folder and below it.",
+)
+@click.option(
+    "--image-cache",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where embeddings of --images are kept, if not in the folder of RUN.",
 )
 @click.option("-k", "k", default=10, show_default=True, type=click.IntRange(min=1), help="How many results.")
 @run_options
@@ -64,12 +77,16 @@ def run_options(command: Any) -> Any:
 def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json: bool, **options: Any) -> None:
     """Find images for the sentence QUERY, or captions for a picture, in a split of the store of RUN.
 
-    Both go through the encoder that made the store's features. Its weights are found where they were, and named
-    again where they have moved; a fine-tuned run has its own.
+    With --images a folder of any pictures is searched, without a manifest. Each is embedded once; those that are new
+    or have changed are embedded when they are first seen.
+
+    Texts and pictures go through the encoder that made the store's features. Its weights are found where they were,
+    and named again where they have moved; a fine-tuned run has its own.
 
     \b
     xret search run "a red square beside a blue circle"
     xret search run --image photo.jpg -k 5 --json
+    xret search run --images holiday "a red boat"
     """
     require_there([run])
     from ..heads.retrieval.queries import unknown_sentence
@@ -82,14 +99,7 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
     wanted = image if query is None else query
     if wanted is None or (query is not None and image is not None):
         raise click.UsageError("Search for a QUERY or for an --image FILE, one of the two.")
-    if options["scheduler"] is not None and options["index"] is None:
-        raise click.UsageError("--scheduler is for the shards of an --index, which is not given.")
-    for option, purpose, needed in (
-        ("visual_weights", "an --image", image),
-        ("text_weights", "a QUERY", query),
-    ):
-        if options[option] and needed is None:
-            raise click.UsageError(f"--{option.replace('_', '-')} is for {purpose}, which is not given; leave it out.")
+    _refuse_without_effect(query, image, options)
     with closing(Retriever(run, **options)) as retriever:
         encoded = retriever.encode_query(wanted)
         if encoded.unknown:
@@ -100,11 +110,32 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
             return
         way = f", by the index {options['index']}" if options["index"] else ""
         searched = counted(retriever.searched(encoded.answers), encoded.answers.removesuffix("s"))
-        store = titled(retriever.cache.url, generation_shown(retriever.cache))
-        click.echo(printable(f"{run} on {store}, split {retriever.split}: {searched}{way}"))
+        where = str(options["images"])
+        if options["images"] is None:
+            store = titled(retriever.cache.url, generation_shown(retriever.cache))
+            where = f"{store}, split {retriever.split}"
+        click.echo(printable(f"{run} on {where}: {searched}{way}"))
     click.echo(format_hits(hits))
     if encoded.uncertainty is not None:
         click.echo(f"the query's uncertainty (log-determinant) {encoded.uncertainty:.2f}")
+
+
+def _refuse_without_effect(query: str | None, image: Path | None, options: dict[str, Any]) -> None:
+    """Refuse options that would be passed over in silence."""
+    if options["scheduler"] is not None and options["index"] is None:
+        raise click.UsageError("--scheduler is for the shards of an --index, which is not given.")
+    for option, purpose, needed in (
+        ("visual_weights", "an --image", image or options["images"]),
+        ("text_weights", "a QUERY", query),
+        ("image_cache", "--images", options["images"]),
+    ):
+        if options[option] and needed is None:
+            raise click.UsageError(f"--{option.replace('_', '-')} is for {purpose}, which is not given; leave it out.")
+    if options["images"] is None:
+        return
+    given = click.get_current_context().get_parameter_source("split") == ParameterSource.COMMANDLINE
+    for name in [name for name, is_given in (("split", given), ("index", options["index"])) if is_given]:
+        raise click.UsageError(f"--{name} is of a store, and --images are of none; leave one of them out.")
 
 
 def format_hits(hits: "list[Hit]") -> str:

@@ -138,6 +138,7 @@ def _content(
     names = [view.name for view in views]
     measured = [*names, *(one.runs[0] for one in untrained)], [*results, *untrained]
     alike = len(views) > 1 and same_samples(views)
+    seen = {view.name: pictures.seen(view.upright) for view in views}
     sets = [view for view in views if view.is_set]
     page = {
         "views": views,
@@ -148,19 +149,19 @@ def _content(
         "training": training_plots(views),
         "comparable": alike,
         "agreement": agreement_table(views) if alike else None,
-        "disagreements": {way: disagreements(views, pictures, way, seed) for way in WAYS} if alike else {},
-        "diagnoses": [diagnosis(name, one, pictures) for name, one in zip(names, found, strict=True)],
+        "disagreements": {way: disagreements(views, seen[names[0]], way, seed) for way in WAYS} if alike else {},
+        "diagnoses": [diagnosis(name, one, seen[name]) for name, one in zip(names, found, strict=True)],
         "maps": [element_map(view, seed) for view in views],
         "similarities": [table for view in views if (table := similarity_table(view, ties))],
         "attention": [
-            (view.name, words_over_images(view, pictures, seed), *attended_images(view, pictures, seed))
-            for view in views
+            (view.name, words_over_images(view, shown, seed), *attended_images(view, shown, seed))
+            for view, shown in zip(views, seen.values(), strict=True)
         ],
         "elements": [
-            (view, {way: (by_element(view, pictures, way, seed), _spread(view, way, seed)) for way in WAYS})
+            (view, {way: (by_element(view, seen[view.name], way, seed), _spread(view, way, seed)) for way in WAYS})
             for view in sets
         ],
-        "galleries": [(view.name, {way: gallery(view, pictures, way, seed) for way in WAYS}) for view in views],
+        "galleries": [(view.name, {way: gallery(view, seen[view.name], way, seed) for way in WAYS}) for view in views],
         "seed": seed,
         "version": versions()["xret"],
     }

@@ -4,6 +4,7 @@ import base64
 import html
 import io
 from collections.abc import Sequence as Several
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,21 +58,32 @@ class Pictures:
         data_root: see `reattachment.image_folder`; None: no picture is read, unless they are where the manifest says.
 
     Attributes:
+        upright: whether pictures are turned as their EXIF orientations say.
         why_not: a sentence, where there are no pictures at all; else None.
-        unreadable: names of files that were wanted and cannot be read.
-        reason: a sentence, why the first of them cannot be; empty where there is none.
+        unreadable: names of files that were wanted and cannot be read, each with a sentence that says why.
     """
 
     def __init__(self, cache: FeatureCache, data_root: Path | None) -> None:
         self.why_not: str | None = None
-        self.unreadable: list[str] = []
-        self.reason = ""
-        self._held: dict[tuple[str, Part | None], Picture | None] = {}
+        self.upright = False
+        self.unreadable: dict[str, str] = {}
+        self._held: dict[tuple[str, Part | None, bool], Picture | None] = {}
         self._reader: PictureReader | None = None
         try:
             self._reader = find_pictures(cache, data_root)
         except (CacheError, ManifestError) as error:
             self.why_not = str(error)
+
+    @property
+    def reason(self) -> str:
+        """A sentence, why the first unreadable one cannot be read; empty where there is none."""
+        return next(iter(self.unreadable.values()), "")
+
+    def seen(self, upright: bool) -> "Pictures":
+        """Return the same pictures as a feature set saw them; what the page holds is held in common."""
+        pictures = copy(self)
+        pictures.upright = upright
+        return pictures
 
     @property
     def held(self) -> list[Picture]:
@@ -92,7 +104,7 @@ class Pictures:
         """
         if self._reader is None:
             return None
-        key = (file_name, part)
+        key = (file_name, part, self.upright)
         if key not in self._held:
             self._held[key] = self._read(self._reader, file_name, part, f"picture-{len(self._held)}")
         return self._held[key]
@@ -100,11 +112,12 @@ class Pictures:
     def _read(self, reader: PictureReader, file_name: str, part: Part | None, key: str) -> Picture | None:
         try:
             picture = reader.open(file_name)
-            image = thumbnail(picture, SIDE) if part is None else _cut(open_image(picture), part)
+            if part is None:
+                image = thumbnail(picture, SIDE, self.upright)
+            else:
+                image = _cut(open_image(picture, upright=self.upright), part)
         except (SampleError, ManifestError) as error:
-            self.reason = self.reason or str(error)
-            if file_name not in self.unreadable:
-                self.unreadable.append(file_name)
+            self.unreadable.setdefault(file_name, str(error))
             return None
         return Picture(key, image.size, _base64(image, "JPEG", quality=QUALITY))
 

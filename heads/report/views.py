@@ -16,6 +16,7 @@ from ...pipeline.cache import FeatureCache
 from ...pipeline.device import pick_device, within_memory
 from ...pipeline.reading.batches import Batches
 from ...pipeline.reading.features import Features
+from ...pipeline.reading.joined_sets import are_upright
 from ..evaluation.scoring import BATCH, Scores, embed_all, score_embedded
 from ..model import Model
 from ..modules.aggregators import Aggregated
@@ -106,6 +107,11 @@ class View:
     def device(self) -> torch.device:
         """Where the model is."""
         return self.scores.similarity.device
+
+    @property
+    def upright(self) -> bool:
+        """Whether its images were turned as their EXIF orientations say."""
+        return are_upright(self.batches.image_set)
 
     @cached_property
     def image_elements(self) -> Tensor:

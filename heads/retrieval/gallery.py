@@ -1,5 +1,6 @@
 """The gallery of a run: the images and captions of a split of a store, embedded when they are first asked for."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
 from operator import itemgetter
@@ -15,6 +16,7 @@ from ...pipeline.data.images import PictureFile
 from ...pipeline.data.sources import PictureReader
 from ...pipeline.device import within_memory
 from ...pipeline.errors import RunError
+from ...pipeline.reading.joined_sets import are_upright
 from ...pipeline.reading.reattachment import find_pictures
 from ..evaluation.scoring import BATCH, embed_all
 from ..model import Model
@@ -24,7 +26,45 @@ from ..runs.run import Run
 from .hits import Hit, Modality, best, hits_of
 
 
-class Gallery:
+class Searched(ABC):
+    """Samples that a run searches."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    @abstractmethod
+    def of(self, modality: Modality) -> Embedding:
+        """Return the embeddings of a modality."""
+
+    @abstractmethod
+    def names(self, modality: Modality) -> tuple[list[str], list[str]]:
+        """Return the ids of a modality, and its file names or texts."""
+
+    def best(self, modality: Modality, scores: Tensor, k: int) -> list[Hit]:
+        """Return the k samples of a modality with the largest `scores` [N], best first, equal ones by row.
+
+        Raises:
+            RunError: a score is not finite.
+        """
+        if not scores.isfinite().all():
+            raise RunError(f"{self._run.path} gives similarities that are not finite: it is damaged, train it again")
+        rows, highest = best(np.arange(len(scores)), scores.cpu().numpy(), k)
+        ids, labels = ([texts[row] for row in rows] for texts in self.names(modality))
+        return hits_of(modality, ids, labels, highest, each(itemgetter(torch.from_numpy(rows)), self.of(modality)))
+
+    def best_of_elements(self, modality: Modality, elements: Tensor, k: int) -> list[list[Hit]]:
+        """Return for each of K elements [K, D] the samples, which are sets, that have the element nearest to it.
+
+        The score is the largest cosine of the element with those of the sample.
+        """
+        items, elements = self.of(modality), functional.normalize(elements, dim=-1)
+        assert isinstance(items, Tensor)
+        slots = functional.normalize(items, dim=-1).unbind(1)
+        scores = torch.stack([torch.einsum("kd,nd->nk", elements, slot) for slot in slots]).amax(0)
+        return [self.best(modality, column, k) for column in scores.unbind(1)]
+
+
+class Gallery(Searched):
     """The usable images and captions of a split, I and C of them, in the order of the store.
 
     Args:
@@ -39,6 +79,7 @@ class Gallery:
         url: of the store.
         dataset: the name of the data set.
         split: as given.
+        upright: whether the images were turned as their EXIF orientations say.
         image_ids: as the store has them, I.
         file_names: of the images below their folder, I.
         caption_ids: the captions' numbers, as text, C.
@@ -53,9 +94,11 @@ class Gallery:
     def __init__(
         self, run: Run, model: Model, cache: FeatureCache, split: str, device: torch.device, data_root: Path | None
     ) -> None:
-        self._run, self._model, self._cache, self._device, self._data_root = run, model, cache, device, data_root
+        super().__init__(run)
+        self._model, self._cache, self._device, self._data_root = model, cache, device, data_root
         self._batches = batches = split_of_run(run, cache, split, model, device)
         self.url, self.dataset, self.split = cache.url, cache.dataset, split
+        self.upright = are_upright(batches.image_set)
         self.image_ids, self.file_names = batches.ids(), batches.file_names()
         begin, end = int(batches.caption_rows[0]), int(batches.caption_rows[-1]) + 1
         self.caption_ids = [str(number) for number in cache.sentids(begin, end)[batches.caption_rows - begin]]
@@ -89,29 +132,6 @@ class Gallery:
     def names(self, modality: Modality) -> tuple[list[str], list[str]]:
         """Return the ids of a modality, and its file names or texts."""
         return (self.image_ids, self.file_names) if modality == "images" else (self.caption_ids, self.texts)
-
-    def best(self, modality: Modality, scores: Tensor, k: int) -> list[Hit]:
-        """Return the k samples of a modality with the largest `scores` [N], best first, equal ones by row.
-
-        Raises:
-            RunError: a score is not finite.
-        """
-        if not scores.isfinite().all():
-            raise RunError(f"{self._run.path} gives similarities that are not finite: it is damaged, train it again")
-        rows, highest = best(np.arange(len(scores)), scores.cpu().numpy(), k)
-        ids, labels = ([texts[row] for row in rows] for texts in self.names(modality))
-        return hits_of(modality, ids, labels, highest, each(itemgetter(torch.from_numpy(rows)), self.of(modality)))
-
-    def best_of_elements(self, modality: Modality, elements: Tensor, k: int) -> list[list[Hit]]:
-        """Return for each of K elements [K, D] the samples, which are sets, that have the element nearest to it.
-
-        The score is the largest cosine of the element with those of the sample.
-        """
-        items, elements = self.of(modality), functional.normalize(elements, dim=-1)
-        assert isinstance(items, Tensor)
-        slots = functional.normalize(items, dim=-1).unbind(1)
-        scores = torch.stack([torch.einsum("kd,nd->nk", elements, slot) for slot in slots]).amax(0)
-        return [self.best(modality, column, k) for column in scores.unbind(1)]
 
     @cached_property
     def pictures(self) -> PictureReader:

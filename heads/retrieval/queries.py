@@ -8,13 +8,12 @@ from typing import Any
 
 from PIL import Image
 
-from ...pipeline.data.images import PictureFile
+from ...pipeline.data.images import SUFFIXES, PictureFile
 from ...pipeline.data.samples import tokenize
 from ...pipeline.errors import QueryError
 from ...pipeline.wording import some_of
 
 _SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of bytes on the command line that are not UTF-8
-_PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 
 class UnknownWordsWarning(UserWarning):
@@ -52,7 +51,7 @@ def require_query(query: Any) -> None:
     name = query.strip()
     if not name:
         raise QueryError("the query is empty; describe in a few words what to look for")
-    if name.lower().endswith(_PICTURES) and ("/" in name or len(name.split()) == 1):
+    if name.lower().endswith(SUFFIXES) and ("/" in name or len(name.split()) == 1):
         raise QueryError(
             f"'{name}' is a file name and not a text; to search by a picture use --image {quote(name)}, in Python"
             f" pathlib.Path({name!r}), or choose the picture on the page"

@@ -25,10 +25,11 @@ from ..runs.features import open_store
 from ..runs.files import sha256_of
 from ..runs.info import BranchName
 from ..runs.run import Run
-from .gallery import Gallery
+from .gallery import Gallery, Searched
 from .hits import Hit, Modality, uncertainty
 from .index.exact import RunCompare
 from .index.sharded import ShardedSearch, shards_of
+from .picture_folder import PictureFolder
 from .queries import (
     UnknownWordsWarning,
     require_known_word,
@@ -77,6 +78,8 @@ class Retriever:
         visual_weights: of the image encoder, where they came from a file; of several feature sets one for each,
             separated by commas.
         text_weights: of the text encoder: a folder or hub id, if they have moved; a run on words has none.
+        images: a folder of pictures, which are searched in the place of the split, see `PictureFolder`.
+        image_cache: where their embeddings are kept; None: in the folder of the run.
         index: a folder that `xret index` made of the same run, store and split, or of the run and several stores;
             candidates then come from it.
         scheduler: the address of a Dask scheduler whose workers search the shards of `index`; None: here.
@@ -91,6 +94,7 @@ class Retriever:
     Raises:
         RunError: there is no run, or it is damaged.
         EncoderError: it reads words, and `text_weights` are named.
+        QueryError: `images` and `index` are both given.
         DeviceError: the device is missing.
     """
 
@@ -104,6 +108,8 @@ class Retriever:
         data_root: str | Path | None = None,
         visual_weights: str | None = None,
         text_weights: str | None = None,
+        images: str | Path | None = None,
+        image_cache: str | Path | None = None,
         index: str | Path | None = None,
         scheduler: str | None = None,
         trust: bool = False,
@@ -117,6 +123,10 @@ class Retriever:
         self._store, self._data_root = store, None if data_root is None else Path(data_root)
         self.weights: dict[BranchName, str | None] = {"image": visual_weights, "text": text_weights}
         self._index = None if index is None else Path(index)
+        self._images = None if images is None else Path(images)
+        self._image_cache = None if image_cache is None else Path(image_cache)
+        if self._index is not None and self._images is not None:
+            raise QueryError("an index is of a split of a store, and a folder of pictures has none; leave one out")
         self._scheduler, self._trust = scheduler, trust
         self._opened: dict[Modality, ShardedSearch] = {}
 
@@ -130,6 +140,17 @@ class Retriever:
     def gallery(self) -> Gallery:
         """The images and captions that are searched; errors as for `Gallery`."""
         return Gallery(self.run, self.model, self.cache, self.split, self.device, self._data_root)
+
+    @cached_property
+    def pictures(self) -> PictureFolder:
+        """The folder of pictures that is searched, where one was given; errors as for `PictureFolder`."""
+        assert self._images is not None
+        where = self._images, self._image_cache, self.device
+        return PictureFolder(self.run, self.model, lambda: self.image_encoders, *where)
+
+    @property
+    def _searched(self) -> Searched:
+        return self.gallery if self._images is None else self.pictures
 
     @cached_property
     def cache(self) -> FeatureCache:
@@ -162,7 +183,7 @@ class Retriever:
     def encode_images(self, images: Sequence[Picture]) -> Embedding:
         """Embed B pictures, files or decoded ones; of a run on videos, B folders of frames.
 
-        Their pixels are taken as they are stored, like those of the cache: an EXIF orientation is not applied.
+        An EXIF orientation is applied if it was when the features of the run were made.
 
         Returns:
             As for `encode_text`.
@@ -183,6 +204,8 @@ class Retriever:
     def search(self, query: Picture | Query, k: int = 10) -> list[Hit]:
         """Return the k best answers of the gallery, or all if it has fewer: images to a text, captions to a picture.
 
+        A folder of pictures has no captions: a picture finds those that the run embeds alike.
+
         Equal scores keep the gallery's order. An `UnknownWordsWarning` names words outside the run's vocabulary.
 
         Args:
@@ -197,8 +220,8 @@ class Retriever:
         query = self._query(query, k)
         if self._index is not None:
             return self._index_of(query.answers).hits(query.embedding, k)
-        scores = self.comparison(query.answers)(query.embedding, self.gallery.of(query.answers))[0]
-        return self.gallery.best(query.answers, scores, k)
+        scores = self.comparison(query.answers)(query.embedding, self._searched.of(query.answers))[0]
+        return self._searched.best(query.answers, scores, k)
 
     def search_elements(self, query: Picture | Query, k: int = 10) -> list[list[Hit]]:
         """Return what each element of the query's set looks for: the answers that have the element nearest to it.
@@ -213,13 +236,13 @@ class Retriever:
                 " take a run of a recipe such as setdiv"
             )
         assert isinstance(query.embedding, Tensor)
-        return self.gallery.best_of_elements(query.answers, query.embedding[0], k)
+        return self._searched.best_of_elements(query.answers, query.embedding[0], k)
 
     def encode_query(self, query: Picture) -> Query:
         """Embed a query of `search`, without its warning."""
         require_query(query)
         if not isinstance(query, str):
-            return Query(self._encoded("images", query), "captions")
+            return Query(self._encoded("images", query), "captions" if self._images is None else "images")
         unknown = self.unknown_words([query])
         if not reads_states(self.run):
             require_known_word(query, unknown)
@@ -257,7 +280,7 @@ class Retriever:
         """Return how many ``images`` or ``captions`` a search looks through."""
         if self._index is not None:
             return len(self._index_of(answers))
-        return len(self.gallery.names(answers)[0])
+        return len(self._searched.names(answers)[0])
 
     def searches_others(self, answers: Modality) -> bool:
         """Return whether the index has ``images`` or ``captions`` of other stores, whose pictures lie elsewhere."""

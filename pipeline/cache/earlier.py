@@ -1,7 +1,7 @@
 """Features that another generation of a cache has, found by what they are of: a picture's file, a caption's text."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,23 +26,40 @@ def equal_sets(url: str, path: str, fingerprint: str) -> list[FeatureSet]:
         path: ``images/NAME`` or ``captions/NAME``.
         fingerprint: of the set.
     """
-    found: list[FeatureSet] = []
+    found = (features for other in _others(url) if path in other.set_paths() for features in _sound(other, [path]))
+    return [features for features in found if features.fingerprint == fingerprint]
+
+
+def image_prints(cache: FeatureCache) -> set[str]:
+    """Return the fingerprints of the image sets of a cache, of whatever generation; what is damaged has none."""
+    caches = (cache, *_others(cache.address))
+    return {features.fingerprint for one in caches for features in _sound(one, one.set_paths("images"))}
+
+
+def _others(url: str) -> Iterator[FeatureCache]:
+    """Yield the other generations of the cache at `url`, the last one first, without those that are damaged."""
     home_url, own = home_of(url)
     home = Store(home_url)
     own = own or current(home)
     for number in reversed(numbers(home)):
-        if number == own:
-            continue
+        if number != own:
+            try:
+                yield FeatureCache.open(home_url, generation=number)
+            except StoreError:
+                raise
+            except CacheError:
+                continue
+
+
+def _sound(cache: FeatureCache, paths: Sequence[str]) -> Iterator[FeatureSet]:
+    """Yield the sets at these paths, without those that are damaged."""
+    for path in paths:
         try:
-            other = FeatureCache.open(home_url, generation=number)
-            features = other.set_at(path) if path in other.set_paths() else None
+            yield cache.set_at(path)
         except StoreError:
             raise
         except CacheError:
             continue
-        if features is not None and features.fingerprint == fingerprint:
-            found.append(features)
-    return found
 
 
 def knows_samples(features: FeatureSet) -> bool:

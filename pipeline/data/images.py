@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from ..errors import SampleError
 from ..wording import in_bytes
@@ -21,7 +21,8 @@ MOST_PIXELS = 175_000_000  # of a picture; Pillow refuses somewhat more by itsel
 MOST_SCANS = 100  # of a JPEG; ten are usual, and each takes time for all pixels though it may have only 75 bytes
 # The readers of Pillow that are asked. Others start programs (EPS) or are seldom tested.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
-_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")  # of a frame
+# By which a picture is known where no list names it: a frame, a picture in a folder.
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 
 
 class PictureFile(io.BytesIO):
@@ -40,6 +41,7 @@ AnyPicture = (
 def open_image(
     picture: AnyPicture,
     *,
+    upright: bool = False,
     longest: int | None = None,
     formats: tuple[str, ...] = FORMATS,
     most_pixels: int = MOST_PIXELS,
@@ -47,10 +49,12 @@ def open_image(
     """Decode a picture completely and as RGB; nothing else opens pictures.
 
     Of 16 bits a channel the upper 8 are taken, of an animation the first frame; the suffix of the file does not matter.
-    The pixels stay as they are stored: as in torchvision's datasets, an EXIF orientation is not applied.
+    Nothing stays of what else the file says, but an EXIF orientation that was not applied.
 
     Args:
         picture: a file, the bytes of one, or a picture that is open already.
+        upright: turn and mirror it as its EXIF orientation says; a damaged one is as if there were none. Else the
+            pixels stay as they are stored. Pillow applies that of a TIFF file in any case.
         longest: how many times the shorter side the longer one may be.
         formats: which of Pillow's readers are asked.
         most_pixels: that its header may announce.
@@ -62,16 +66,21 @@ def open_image(
         with _open(picture, formats, most_pixels) as image:
             if longest is not None and max(image.size) > longest * min(image.size):
                 raise ValueError(f"it is more than {longest} times as long as it is wide; crop it")
-            return _as_rgb(image)
+            decoded, orientation = _as_rgb(image), _orientation(image)
+        decoded.info = {}
+        if orientation != 1:
+            decoded.getexif()[ExifTags.Base.Orientation] = orientation
+        return ImageOps.exif_transpose(decoded) if upright and orientation != 1 else decoded
     except Exception as error:  # Pillow's readers raise all kinds of errors on damaged files
         raise SampleError(_named(picture), _reason(error)) from error
 
 
-def image_size(picture: Path | PictureFile) -> tuple[int, int]:
-    """Return a picture's width and height without decoding it; errors as for `open_image`."""
+def image_size(picture: Path | PictureFile, upright: bool = False) -> tuple[int, int]:
+    """Return the width and height that `open_image` gives a picture, mostly without decoding it; errors likewise."""
     try:
         with _open(picture, FORMATS, MOST_PIXELS) as image:
-            return image.size
+            turned = upright and image.format != "TIFF" and _orientation(image) in _ON_A_SIDE
+            return image.size[::-1] if turned else image.size
     except Exception as error:
         raise SampleError(_named(picture), _reason(error)) from error
 
@@ -85,8 +94,26 @@ def _as_rgb(image: Image.Image) -> Image.Image:
     return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
 
 
+def _orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation of a picture that has been read, 1 to 8; 1 where there is none or it is damaged."""
+    try:
+        with _without_warnings():
+            found = image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # Pillow raises all kinds of errors on damaged tags
+        return 1
+    return found if isinstance(found, int) and 1 <= found <= 8 else 1
+
+
+_ON_A_SIDE = (5, 6, 7, 8)  # orientations that change places of width and height
 _SIXTEEN_BITS = ("PNG", "PPM")  # formats whose greys of more than 8 bits Pillow widens to 32
 _warnings_lock = threading.Lock()  # the list of warning filters belongs to the process, not to a thread
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    with _warnings_lock, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        yield
 
 
 @contextmanager
@@ -100,8 +127,7 @@ def _open(picture: AnyPicture, formats: tuple[str, ...], most_pixels: int) -> It
     if not data:
         raise ValueError("the file is empty")
     try:
-        with _warnings_lock, warnings.catch_warnings():  # only bytes in memory are read under the lock
-            warnings.filterwarnings("ignore", module=r"PIL\.")
+        with _without_warnings():  # only bytes in memory are read under the lock
             opened = Image.open(io.BytesIO(data), formats=formats)
     except UnidentifiedImageError as error:
         known = f"{', '.join(formats[:-1])} or {formats[-1]}"
@@ -177,9 +203,9 @@ def frame_names(folder: Path) -> list[str]:
         raise SampleError(str(folder), "there is no such folder of frames") from error
     except OSError as error:
         raise SampleError(str(folder), f"a folder of frames is expected here ({_reason(error)})") from error
-    frames = [name for name in names if name.lower().endswith(_SUFFIXES) and not name.startswith(".")]
+    frames = [name for name in names if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
     if not frames:
-        raise SampleError(str(folder), f"there is no frame in this folder; frames end in {', '.join(_SUFFIXES)}")
+        raise SampleError(str(folder), f"there is no frame in this folder; frames end in {', '.join(SUFFIXES)}")
     return sorted(frames, key=_natural)
 
 
@@ -189,15 +215,17 @@ def _natural(name: str) -> tuple[list[tuple[str, int]], str]:
     return [(text, int(digits or -1)) for text, digits in parts], name
 
 
-def thumbnail(picture: AnyPicture, side: int) -> Image.Image:
+def thumbnail(picture: AnyPicture, side: int, upright: bool = False) -> Image.Image:
     """Return a picture, or of a folder of frames the first: RGB, at most `side` pixels wide and high.
+
+    `upright` is that of `open_image`.
 
     Raises:
         SampleError: it is missing or damaged.
     """
     if isinstance(picture, str | Path) and Path(picture).is_dir():
         picture = Path(picture, frame_names(Path(picture))[0])
-    image = open_image(picture)
+    image = open_image(picture, upright=upright)
     image.thumbnail((side, side))
     return image
 

@@ -1,6 +1,6 @@
 """Frozen backbones: `base` says what an encoder is, `registry` names them, the others are one file each."""
 
-from .base import TextEncoder, TrainableEncoder, VisualEncoder
+from .base import TextEncoder, TrainableEncoder, VisualEncoder, as_stored, turns_upright
 from .registry import (
     AUGMENTATIONS,
     HUB,
@@ -26,6 +26,7 @@ __all__ = [
     "TextEncoder",
     "TrainableEncoder",
     "VisualEncoder",
+    "as_stored",
     "encoding",
     "is_own",
     "load_text",
@@ -33,4 +34,5 @@ __all__ = [
     "loading",
     "make_text",
     "make_visual",
+    "turns_upright",
 ]

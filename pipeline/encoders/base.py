@@ -37,6 +37,8 @@ class VisualEncoder(Encoder, Protocol):
     def decode(self, picture: Any) -> tuple[Any, tuple[int, int]]:
         """Read one image as the network takes it; return it and the image's own (width, height).
 
+        Where its EXIF orientation is applied, `identity` says so, see `turns_upright`.
+
         Args:
             picture: what ``PIL.Image.open`` takes: an open binary file with the picture's bytes and a `name`, as
                 `data.images.PictureFile`, from extraction; a path from a search, and where it is a folder of frames.
@@ -98,6 +100,23 @@ class TrainableEncoder(Encoder, Protocol):
     def save(self, path: Path) -> None:
         """Write the weights so that the registry can make the encoder of them: a file, or a folder."""
         ...
+
+
+def turns_upright(identity: dict[str, Any]) -> bool:
+    """Return whether an encoder of this identity applies EXIF orientations; those of earlier versions did not."""
+    preprocessing = identity.get("preprocessing")
+    return isinstance(preprocessing, dict) and preprocessing.get("orientation") == "exif"
+
+
+def made_upright(identity: dict[str, Any]) -> dict[str, Any]:
+    """Return the identity of the same encoder that applies EXIF orientations."""
+    return {**identity, "preprocessing": {**identity["preprocessing"], "orientation": "exif"}}
+
+
+def as_stored(identity: dict[str, Any]) -> dict[str, Any]:
+    """Return the identity of the same encoder that takes pixels as they are stored."""
+    preprocessing = {key: value for key, value in identity["preprocessing"].items() if key != "orientation"}
+    return {**identity, "preprocessing": preprocessing}
 
 
 def library_versions(*modules: str) -> dict[str, str]:

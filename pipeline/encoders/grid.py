@@ -19,7 +19,7 @@ from torchvision.transforms import functional as transforms
 
 from ..data.images import LONGEST, AnyPicture, open_image
 from ..errors import EncoderError, nearest
-from .base import library_versions
+from .base import library_versions, turns_upright
 from .weights import digest, load_network, noise_images, settle_norms
 
 _HEADS = {"classifier", "fc", "head", "heads"}
@@ -50,7 +50,7 @@ class Grid(ABC):
         Raises:
             SampleError: the image cannot be read, or is far too long and narrow.
         """
-        image = open_image(picture, longest=self.longest)
+        image = open_image(picture, upright=turns_upright(self.identity), longest=self.longest)
         return self.prepare(image), image.size
 
     @abstractmethod

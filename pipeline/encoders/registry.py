@@ -5,7 +5,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from ..errors import EncoderError
-from .base import TextEncoder, VisualEncoder
+from .base import TextEncoder, VisualEncoder, made_upright
 from .own import make_own
 from .threads import Loaded
 
@@ -45,6 +45,7 @@ def load_visual(
     views: int = 1,
     augment: str | None = None,
     pool: tuple[int, int] | None = None,
+    upright: bool = True,
     trust: bool = False,
 ) -> VisualEncoder:
     """Return the image encoder `name`; the same arguments give the same network again, unless files were replaced.
@@ -65,6 +66,7 @@ def load_visual(
         views: of each picture; with more than one the encoder is a `views.ViewsEncoder`.
         augment: which of `AUGMENTATIONS` makes the views after the first.
         pool: height and width in cells of the windows in which a grid is averaged; None: it is not.
+        upright: apply EXIF orientations, as earlier versions did not; an encoder of one's own decides that itself.
         trust: let a file of weights run code while it is read.
 
     Raises:
@@ -74,7 +76,7 @@ def load_visual(
     _require_fitting(name, weights, layer, regions, frames, pool)
     size = (regions or (36, 36)) if name in REGION_ENCODERS else image_size
     state = _state(name.removeprefix(HUB) if name.startswith(HUB) else weights)
-    encoder: Any = _visual(name, weights, size, device, frames, trust, state, layer, half)
+    encoder: Any = _visual(name, weights, size, device, frames, trust, state, layer, half, upright)
     if augment is not None and not hasattr(encoder, "prepare"):
         raise EncoderError(f"--views needs of '{name}' a method `prepare` that takes a picture to pixels; leave it out")
     if pool is not None:
@@ -163,13 +165,29 @@ def load_text(
 
 
 def make_visual(
-    name: str, weights: str, size: Any, device: str, trust: bool = False, layer: int = -1, half: bool = True
+    name: str,
+    weights: str,
+    size: Any,
+    device: str,
+    trust: bool = False,
+    layer: int = -1,
+    half: bool = True,
+    upright: bool = True,
 ) -> Any:
     """Return a new image encoder that is not shared; arguments and errors as of `load_visual`.
 
     The caller is alone with torch (`threads.loading`). `size` is the side of the square input, pixels; of a region
     encoder the fewest and most boxes.
     """
+    if is_own(name):
+        return make_own(name, weights, IMAGE_SIZE if size is None else size, device)
+    encoder = _make_visual(name, weights, size, device, trust, layer, half)
+    if upright:
+        encoder.identity = made_upright(encoder.identity)
+    return encoder
+
+
+def _make_visual(name: str, weights: str, size: Any, device: str, trust: bool, layer: int, half: bool) -> Any:
     if name.startswith(HUB):
         from .huggingface.images import ImageEncoder
 
@@ -178,8 +196,6 @@ def make_visual(
     if where := _OF_LIBRARIES.get(library + colon):
         return resolve_name(f"{__package__}{where}")(model, weights, device, layer, size, half=half, trust=trust)
     size = IMAGE_SIZE if size is None else size
-    if is_own(name):
-        return make_own(name, weights, size, device)
     if where := (_REGIONS | _GRIDS).get(name):
         return resolve_name(f"{__package__}{where}")(weights, size, device, trust)
     from .grid import GridEncoder
@@ -224,16 +240,17 @@ def _visual(
     state: tuple[object, ...],
     layer: int,
     half: bool,
+    upright: bool,
 ) -> VisualEncoder:
     def make() -> VisualEncoder:
-        encoder: VisualEncoder = make_visual(name, weights, size, device, trust, layer, half)
+        encoder: VisualEncoder = make_visual(name, weights, size, device, trust, layer, half, upright)
         if frames is None:
             return encoder
         from .wrappers.frames import FramesEncoder
 
         return FramesEncoder(encoder, frames)
 
-    return _images.get((name, weights, size, device, frames, trust, layer, half, state), make)
+    return _images.get((name, weights, size, device, frames, trust, layer, half, upright, state), make)
 
 
 def _text(

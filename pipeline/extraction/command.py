@@ -11,8 +11,8 @@ from ..data.manifest import Manifest, bundled_manifests
 from ..errors import CacheError
 from .options import Options
 
-# What depends on the machine and the moment; and what a user has to allow, whoever made the store.
-_LEFT_OUT = ("device", "workers", "scheduler", "repair", "update", "trust", "splits")
+# What depends on the machine and the moment, or follows from the store; and what a user has to allow, whoever made it.
+_LEFT_OUT = ("device", "workers", "scheduler", "repair", "update", "trust", "splits", "upright")
 
 
 def command_of(manifest: Manifest, options: Options) -> list[str]:

@@ -4,6 +4,7 @@ One task is one shard (`tasks`, `filling`). An extraction that finds every shard
 which takes longer than finding that out.
 """
 
+import sys
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..cache import Blocks, CaptionSet, FeatureCache, ImageSet
-from ..cache.facts import SetFacts
+from ..cache.earlier import image_prints
+from ..cache.facts import SetFacts, fingerprint
 from ..cache.known_samples import find_samples, known_cache
 from ..cache.layout import (
     caption_set_to_fill,
@@ -26,7 +28,7 @@ from ..data.digests import Digests
 from ..data.manifest import Manifest
 from ..data.samples import Samples, tokenize
 from ..data.sources import FOLDER, missing_from
-from ..encoders import HUB, TextEncoder, VisualEncoder
+from ..encoders import HUB, TextEncoder, VisualEncoder, as_stored, turns_upright
 from ..encoders.words import WordsEncoder, min_count_for
 from ..errors import CacheError, ManifestError
 from ..memory import keeping_memory
@@ -58,13 +60,7 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     samples = find_samples(manifest, url, skip=options.on_error == "skip", anew=options.repair or options.update)
     target = choose_target(url, samples, manifest, Digests(samples, manifest.images), options.update)
     splits = choose_splits(samples, options.splits)
-    options = replace(
-        with_min_count(options, samples, url),
-        visual=_absolute_name(options.visual),
-        visual_weights=_absolute(options.visual_weights),
-        text=_absolute_name(options.text),
-        text_weights=_absolute(options.text_weights),
-    )
+    options = _with_absolute_paths(with_min_count(options, samples, url))
     url = target.url
     if not (options.repair or target.is_new) and (found := _finished(samples, url, options, splits)) is not None:
         return found
@@ -85,10 +81,11 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     with open_for_writing(url, samples, manifest.protocols, repair=options.repair, is_new=target.is_new) as cache:
         job = Job(cache.address, "", str(manifest.images.resolve()), options, cache.store.writer)
         if visual is not None:
+            options, visual = as_begun(cache, options, visual, device)
             facts = replace(_facts(cache, options, exact, "images", visual, device), command=command)
             length, earlier = find_earlier(cache.address, f"images/{facts.name}", facts, options, target.is_new)
             images = image_set_to_fill(cache, facts, visual.rows, length, visual.extras, options.views, digests=True)
-            of_images = replace(job, set_name=images.name, earlier=earlier)
+            of_images = replace(job, options=options, set_name=images.name, earlier=earlier)
             sets.append(fill(images, write_image_shard, lambda _: of_images, splits, **how))
         if text is not None:
             facts = replace(_facts(cache, options, exact, "captions", text, device), command=command)
@@ -100,6 +97,28 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
         if target.is_new:
             finish(cache)
         return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(sets), counts)
+
+
+def as_begun(
+    cache: FeatureCache, options: Options, encoder: VisualEncoder, device: str
+) -> tuple[Options, VisualEncoder]:
+    """Return options and encoder of images as a cache has their set, which goes on as an earlier version began it.
+
+    Earlier versions did not apply EXIF orientations. A cache that has the set of today, too, goes on with that one.
+    """
+    if not turns_upright(encoder.identity):
+        return options, encoder
+    identities, there = (as_stored(encoder.identity), encoder.identity), image_prints(cache)
+    old, new = (fingerprint(identity, options.dtype) for identity in identities)
+    if old not in there or new in there:
+        return options, encoder
+    note = (
+        f"Note: an earlier version made '{encoder.name}@{old[:8]}' without applying EXIF orientations, and it goes on"
+        " so; a set that is made anew, as in another --store, applies them."
+    )
+    print(note, file=sys.stderr)
+    options = replace(options, upright=False)
+    return options, options.load_visual(device)
 
 
 def _finished(samples: Samples, url: str, options: Options, splits: list[str]) -> Extraction | None:
@@ -171,6 +190,16 @@ def with_min_count(options: Options, samples: Samples, url: str) -> Options:
 def _training_texts(samples: Samples) -> list[str]:
     training = samples.images[slice(*samples.splits.get("train", (0, 0)))]
     return [caption.text for image in training for caption in image.captions]
+
+
+def _with_absolute_paths(options: Options) -> Options:
+    return replace(
+        options,
+        visual=_absolute_name(options.visual),
+        visual_weights=_absolute(options.visual_weights),
+        text=_absolute_name(options.text),
+        text_weights=_absolute(options.text_weights),
+    )
 
 
 def _absolute(weights: str) -> str:

@@ -45,6 +45,8 @@ class Options:
     views: int = 1  # of each picture; the first is the picture as it is
     augment: str | None = None  # what makes the others: ``crop-flip`` or ``dihedral``
     pool: tuple[int, int] | None = None  # height and width of windows in which a grid is averaged; None: it is not
+    # Apply EXIF orientations; sets that an earlier version began do not. The command line has no such option.
+    upright: bool = True
     trust: bool = False  # let a file of weights run code while it is read
     # Or ``words``, or ``hf:`` and a hub id or folder, or ``open_clip:ARCH[/TAG]``; None: no captions.
     text: str | None = "bert"
@@ -89,6 +91,7 @@ class Options:
             views=self.views,
             augment=self.augment,
             pool=self.pool,
+            upright=self.upright,
             trust=self.trust,
         )
 
@@ -188,13 +191,19 @@ def moved_to(options: Options, modality: str, resolved: str, attributes: Mapping
 def with_backbones(words: Mapping[str, Any], image: Path | None, text: Path | None) -> dict[str, Any]:
     """Return the options `words` of a fine-tuned run with the files or folders of its own backbones.
 
+    Runs of earlier versions do not say whether they apply EXIF orientations, as they do not.
+
     Raises:
         KeyError: the options are incomplete.
     """
     weights = {"visual": image, "text": text}
     of_hub = [key for key in weights if words[key] == HUB.rstrip(":")]  # such an encoder names its weights itself
     named = {key if key in of_hub else f"{key}_weights": path for key, path in weights.items()}
-    return {**words, **{key: f"{HUB}{path}" if key in of_hub else str(path) for key, path in named.items()}}
+    return {
+        "upright": False,
+        **words,
+        **{key: f"{HUB}{path}" if key in of_hub else str(path) for key, path in named.items()},
+    }
 
 
 def _words(encoder: str, weights: str, dtype: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ from ..device import pick_device
 from ..encoders import TextEncoder, VisualEncoder
 from ..errors import SampleError
 from ..wording import counted
-from .extraction import load_captions, with_min_count
+from .extraction import as_begun, load_captions, with_min_count
 from .options import Options
 from .schedule import count_workers
 from .tasks import decode, encode
@@ -184,6 +184,8 @@ def _costs(
     width = np.dtype(options.dtype).itemsize
     if options.visual:
         encoder = options.load_visual(device)
+        if cache is not None:
+            options, encoder = as_begun(cache, options, encoder, device)
         facts = _facts(encoder, "images", options, cache)
         rate = _image_rate(encoder, manifest, samples, options)
         views = options.views

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..data.images import open_image
 from ..data.sources import PictureReader
 from ..device import cores
+from ..encoders import turns_upright
 from ..errors import EncoderError, SampleError
 from .batches import Batches
 from .features import Draws, Features, pad_ids
@@ -122,7 +123,7 @@ def read_window(encoder: Any, pictures: PictureReader, name: str, rng: np.random
         SampleError: the image cannot be read.
     """
     try:
-        image = open_image(pictures.open(name))
+        image = open_image(pictures.open(name), upright=turns_upright(encoder.identity))
     except SampleError as error:
         raise unreadable(error) from error
     share = rng.uniform(_SMALLEST, 1)

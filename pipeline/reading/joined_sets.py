@@ -8,6 +8,7 @@ import numpy as np
 
 from ..cache import OK, Blocks, CaptionSet, FeatureCache, ImageSet
 from ..cache.feature_sets import FAILED
+from ..encoders import turns_upright
 
 S = TypeVar("S", ImageSet, CaptionSet)
 
@@ -61,6 +62,11 @@ Captions = CaptionSet | JoinedSets[CaptionSet]
 def joined(parts: Sequence[S]) -> S | JoinedSets[S]:
     """Return several sets as one; a single one stays what it is."""
     return parts[0] if len(parts) == 1 else JoinedSets(parts)
+
+
+def are_upright(features: Images) -> bool:
+    """Return whether the pictures of a set were turned as their EXIF orientations say; of several sets, of one."""
+    return any(turns_upright(part.identity) for part in parts_of(features))
 
 
 @overload

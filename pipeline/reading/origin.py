@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub.constants import HF_HUB_CACHE
 
 from ..cache import FeatureSet, fingerprint
-from ..encoders import HUB, LIBRARIES
+from ..encoders import HUB, LIBRARIES, turns_upright
 from ..encoders.base import Encoder
 from ..encoders.weights_source import WeightsSource
 from ..errors import EncoderError
@@ -156,4 +156,6 @@ def extraction_words(encoders: Iterable[Encoder]) -> dict[str, Any]:
             words |= {"visual": encoder_name(identity), "image_size": grid_side(identity)}
             if (layer := hidden_layer(identity)) != -1:
                 words["visual_layer"] = layer
+            if turns_upright(identity):
+                words["upright"] = True
     return words

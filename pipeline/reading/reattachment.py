@@ -12,7 +12,16 @@ from torch import Tensor
 from ..cache import CaptionSet, FeatureCache, ImageSet
 from ..data.manifest import Manifest, bundled_manifests, load_manifest
 from ..data.sources import FOLDER, PictureReader, find_source, is_url
-from ..encoders import OPEN_CLIP, TrainableEncoder, VisualEncoder, is_own, loading, make_text, make_visual
+from ..encoders import (
+    OPEN_CLIP,
+    TrainableEncoder,
+    VisualEncoder,
+    is_own,
+    loading,
+    make_text,
+    make_visual,
+    turns_upright,
+)
 from ..errors import CacheError, EncoderError, ManifestError, SampleError
 from .origin import Origin, grid_side, hidden_layer, text_settings
 
@@ -62,6 +71,7 @@ def put_back_images(
     weights = origin.weights_named(weights, "--visual-weights")
     name, held = (weights, "imagenet") if origin.of_hub else (name, weights)
     how: dict[str, Any] = {"layer": hidden_layer(features.identity), "half": origin.dtype == "float16"}
+    how["upright"] = turns_upright(features.identity)
     with loading():
         encoder: TrainableEncoder = make_visual(name, held, size, device, **how)
     origin.require(encoder, weights, "--visual-weights")

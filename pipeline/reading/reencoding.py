@@ -19,6 +19,7 @@ from ..encoders import (
     is_own,
     load_text,
     load_visual,
+    turns_upright,
 )
 from ..errors import EncoderError, SampleError
 from .features import Features, pad, pad_ids, side_by_side
@@ -61,6 +62,7 @@ def image_encoder(origin: Origin, weights: str | None, device: str, trust: bool 
         regions=regions,
         frames=frames,
         pool=None if pool is None else (pool[0], pool[1]),
+        upright=turns_upright(identity),
         trust=trust,
     )
     origin.require(encoder, weights, "--visual-weights")
@@ -92,20 +94,11 @@ def encode_images(encoder: VisualEncoder, dtype: str, device: str, images: Seque
     """
     for first in range(0, len(images), BATCH):
         some = images[first : first + BATCH]
-        decoded = [_decode(encoder, image) for image in some]
-        with encoding(device):
-            encoded = encoder.encode(torch.stack(decoded) if encoder.kind == "grid" else decoded)
-        with np.errstate(over="ignore"):  # found below
-            arrays = _laid_out(encoder, dtype, encoded)
-        for image, local in zip(some, arrays["local"], strict=True):
-            if not np.isfinite(local).all():
+        features, usable = _encode(encoder, dtype, device, [_decode(encoder, image) for image in some])
+        for image, good in zip(some, usable, strict=True):
+            if not good:
                 raise SampleError(_name(image), f"its features are beyond {dtype} or no numbers; take another picture")
-        yield Features(
-            torch.from_numpy(arrays["length"]).long().to(device),
-            local=torch.from_numpy(arrays["local"]).to(device),
-            global_=torch.from_numpy(arrays["global"]).to(device),
-            grid=encoder.grid,
-        )
+        yield features
 
 
 def encode_images_by_all(
@@ -114,6 +107,21 @@ def encode_images_by_all(
     """Yield the features that several encoders, each with its dtype, give pictures; see `encode_images`."""
     made = [encode_images(encoder, dtype, device, images) for encoder, dtype in encoders]
     return map(side_by_side, zip(*made, strict=True))
+
+
+def encode_decoded(
+    encoders: Sequence[tuple[VisualEncoder, str]], device: str, decoded: Sequence[Sequence[Any]]
+) -> tuple[Features, np.ndarray]:
+    """Return the features that several encoders, each with its dtype, give B pictures, at most `BATCH`.
+
+    Args:
+        decoded: by encoder the pictures as its `decode` gave them.
+
+    Returns:
+        The features, and whether the dtypes can hold those of each picture, bool [B].
+    """
+    made = [_encode(*encoder, device, some) for encoder, some in zip(encoders, decoded, strict=True)]
+    return side_by_side([features for features, _ in made]), np.logical_and.reduce([usable for _, usable in made])
 
 
 def encode_captions_by_all(
@@ -145,6 +153,20 @@ def encode_captions(encoder: TextEncoder, dtype: str, device: str, texts: Sequen
             raise SampleError("the text", f"its features are beyond {dtype} or no numbers; take other words")
         local = pad(torch.from_numpy(states), length).to(device)
         yield Features(length.to(device), local, torch.from_numpy(pooled).to(device), token)
+
+
+def _encode(encoder: VisualEncoder, dtype: str, device: str, decoded: Sequence[Any]) -> tuple[Features, np.ndarray]:
+    with encoding(device):
+        encoded = encoder.encode(torch.stack(list(decoded)) if encoder.kind == "grid" else list(decoded))
+    with np.errstate(over="ignore"):  # whoever asked sees it in the second value
+        arrays = _laid_out(encoder, dtype, encoded)
+    features = Features(
+        torch.from_numpy(arrays["length"]).long().to(device),
+        local=torch.from_numpy(arrays["local"]).to(device),
+        global_=torch.from_numpy(arrays["global"]).to(device),
+        grid=encoder.grid,
+    )
+    return features, np.isfinite(arrays["local"]).reshape(len(decoded), -1).all(1)
 
 
 def _decode(encoder: VisualEncoder, image: Picture) -> Any:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,35 @@ def test_an_index_of_several_stores_is_searched_whole(folder, tmp_path):
     index_shards(run, (None, other), tmp_path / "index", options=IndexOptions(kind="flat"), device="cpu")
     lines = call(run, "red", "--index", tmp_path / "index").stdout
     assert lines.startswith(f"{run} on {folder}/s.zarr, split test: 13 images, by the index")
+
+
+def test_a_folder_of_pictures_is_searched(folder, tmp_path):
+    run, photos = folder / "run", tmp_path / "photos"
+    photos.mkdir()
+    for number in range(3):
+        shutil.copy(folder / f"pictures/images/{number}.png", photos)
+    (photos / "broken.png").touch()
+    words = (run, "--images", photos, "--image-cache", tmp_path / "kept", "red beside blue")
+    first = call(*words, "--json")
+    found = json.loads(first.stdout)
+    assert sorted(one["file_name"] for one in found) == ["0.png", "1.png", "2.png"]
+    assert found[0].keys() == {"rank", "id", "score", "file_name"}
+    lines = first.stderr.splitlines()
+    assert lines[0] == "images: 0/4 images"
+    assert lines[-1] == f"Note: 1 picture of {photos} cannot be read: broken.png (the file is empty)."
+    (photos / "broken.png").unlink()
+    second = call(*words)
+    assert second.stdout.splitlines()[0] == f"{run} on {photos}: 3 images"
+    assert [line.split()[-1] for line in second.stdout.splitlines()[2:]] == [one["file_name"] for one in found]
+    like = json.loads(call(*words[:-1], "--image", photos / "1.png", "--json").stdout)
+    assert like[0]["file_name"] == "1.png"
+    for more, sentence in (
+        (("--split", "val"), "--split is of a store, and --images are of none; leave one of them out."),
+        (("--index", photos), "--index is of a store, and --images are of none; leave one of them out."),
+    ):
+        assert sentence in call(*words, *more, code=2).stderr
+    assert "--image-cache is for --images" in call(run, "red", "--image-cache", photos, code=2).stderr
+    assert "there is no folder" in call(run, "red", "--images", tmp_path / "none", code=1).stderr
 
 
 def test_mistakes_end_in_one_sentence(folder, tmp_path):

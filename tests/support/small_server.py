@@ -45,6 +45,7 @@ class FakeRetriever:
         self.gallery = SimpleNamespace(
             dataset="colours",
             split="test",
+            upright=True,
             image_ids=[f"i{row}" for row in range(len(COLOURS))],
             file_names=[f"{name}.png" for name in COLOURS],
             caption_ids=[str(100 + row) for row in range(2 * len(COLOURS))],

@@ -36,6 +36,28 @@ Encode = Callable[[Sequence[Any]], Iterator[Features]]
 
 
 @dataclass(frozen=True)
+class Images:
+    """The images as a feature set saw them: turned as their EXIF orientations say, if they are `upright`."""
+
+    reader: PictureReader
+    upright: bool
+
+    def size(self, name: str) -> tuple[int, int]:
+        """Return the width and height of an image."""
+        try:
+            return image_size(self.reader.open(name), self.upright)
+        except SampleError as error:
+            raise unreadable(error) from error
+
+    def open(self, name: str) -> Image.Image:
+        """Return an image."""
+        try:
+            return open_image(self.reader.open(name), upright=self.upright)
+        except SampleError as error:
+            raise unreadable(error) from error
+
+
+@dataclass(frozen=True)
 class Accuracy:
     """How often the right one of two is chosen, in percent (Table 4), by the letter, ``A`` or ``C``, of what asks."""
 
@@ -134,7 +156,7 @@ class _Looked:
 
 def crops(
     model: Model,
-    pictures: PictureReader,
+    pictures: Images,
     regions: dict[str, list[Any]],
     encode_images: Encode,
     encode_text: Encode,
@@ -144,7 +166,7 @@ def crops(
 
     Args:
         model: embeds and compares.
-        pictures: opens the images.
+        pictures: the images.
         regions: those of some images, see `regions.read_regions`; at most 2,000 images are taken.
         encode_images: makes features of decoded pictures, as the model wants them.
         encode_text: makes features of texts.
@@ -183,7 +205,7 @@ def crops(
     return Crops(len({one.file_name for one in found}), thresholds)
 
 
-def find_triplets(pictures: PictureReader, regions: dict[str, list[Any]]) -> list[Found]:
+def find_triplets(pictures: Images, regions: dict[str, list[Any]]) -> list[Found]:
     """Return the triplets of images by their regions, those of the smallest threshold first.
 
     Raises:
@@ -192,7 +214,7 @@ def find_triplets(pictures: PictureReader, regions: dict[str, list[Any]]) -> lis
     """
     found = []
     for name, listed in regions.items():
-        size = _size(pictures, name)
+        size = pictures.size(name)
         usable = regions_of(listed, size)
         for threshold in THRESHOLDS:
             if (one := triplet(usable, size, threshold)) is not None:
@@ -229,7 +251,7 @@ def _examples(found: Sequence[Found]) -> dict[float, Found]:
 
 def _look(
     model: Model,
-    pictures: PictureReader,
+    pictures: Images,
     found: Sequence[Found],
     examples: Iterable[Found],
     encode_images: Encode,
@@ -250,13 +272,13 @@ def pixels(box: Sequence[float]) -> tuple[int, int, int, int]:
 
 
 def _encoded(
-    pictures: PictureReader, parts: list[tuple[str, Region]], encode: Encode, progress: Progress
+    pictures: Images, parts: list[tuple[str, Region]], encode: Encode, progress: Progress
 ) -> Iterator[Features]:
     """Cut crops out of their images and encode them; the regions of an image stand together."""
     cut = (
         image.crop(pixels(region.box))
         for name, of_image in itertools.groupby(parts, key=lambda part: part[0])
-        for image in [_open(pictures, name)]
+        for image in [pictures.open(name)]
         for _, region in of_image
     )
     while some := list(itertools.islice(cut, PART)):
@@ -278,17 +300,3 @@ def _similarity(model: Model, looked: _Looked, rows: Tensor) -> Tensor:
         compared = compared.view(len(some), 2, len(some), 2)
         blocks.append(compared.diagonal(dim1=0, dim2=2).permute(2, 0, 1).cpu())
     return torch.cat(blocks)
-
-
-def _size(pictures: PictureReader, name: str) -> tuple[int, int]:
-    try:
-        return image_size(pictures.open(name))
-    except SampleError as error:
-        raise unreadable(error) from error
-
-
-def _open(pictures: PictureReader, name: str) -> Image.Image:
-    try:
-        return open_image(pictures.open(name))
-    except SampleError as error:
-        raise unreadable(error) from error

@@ -19,7 +19,7 @@ from ..views import View, open_views
 from .circular_variance import CircularVariance, circular_variance
 from .coefficients import Coefficients, gpo_coefficients
 from .cost import Cost, cost
-from .crops import Crops, crops
+from .crops import Crops, Images, crops
 from .elements import Elements, elements
 from .regions import find_manifest, read_regions
 from .uncertainty import Uncertainty, uncertainty
@@ -138,7 +138,7 @@ def _crops(
         raise CacheError(f"crops need regions, which stand in a JSON of captions, and {manifest.path} names none")
     everywhere = read_regions(manifest.captions)
     regions = {name: listed for name, listed in everywhere.items() if name in inside}
-    pictures = find_pictures(view.cache, root)
+    pictures = Images(find_pictures(view.cache, root), view.upright)
     image_encoders = find_image_encoders(view.run, lambda: view.cache, visual_weights, where)
     text_encoders = find_text_encoders(view.run, lambda: view.cache, text_weights, where)
     return crops(

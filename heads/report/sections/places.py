@@ -67,12 +67,15 @@ def place_of(view: View, pictures: Pictures, image: int) -> Place | None:
     """Return where the rows of an image lie; None where its picture cannot be read."""
     features, row = view.batches.image_set, view.batches.image_rows[[image]]
     assert not isinstance(features, JoinedSets), "why_no_places says so"
-    picture = pictures.hold(view.scores.file_names[image], input_of(features))
+    name = view.scores.file_names[image]
+    picture = pictures.hold(name, input_of(features))
     if picture is None:
         return None
     if features.grid is not None:
         return Place(picture, grid_boxes(*features.grid), features.grid)
     boxes, size = features.array("boxes", row)[0], features.array("size", row)[0]
+    if (picture.size[0] - picture.size[1]) * (int(size[0]) - int(size[1])) < 0:  # imports do not say how they turned it
+        picture = pictures.seen(not pictures.upright).hold(name) or picture
     return Place(picture, boxes[: int(features.length[row][0])] / np.tile(size, 2), (CELLS, CELLS))
 
 

@@ -31,6 +31,7 @@ class About:
         elements: of the set that a query becomes; 0 where it is none.
         text, image: whether such queries can be answered.
         pictures: whether the gallery's pictures can be shown.
+        upright: whether pictures are turned as their EXIF orientations say.
         examples: captions to try.
     """
 
@@ -44,6 +45,7 @@ class About:
     text: bool
     image: bool
     pictures: bool
+    upright: bool
     examples: list[str]
 
 
@@ -108,6 +110,7 @@ class Service:
             text="text" not in self.missing,
             image="image" not in self.missing,
             pictures=self.pictureless is None,
+            upright=gallery.upright,
             examples=[] if "text" in self.missing else self._find_examples(),
         )
         self.picture = lru_cache(KEPT)(self._picture)
@@ -155,7 +158,8 @@ class Service:
         """Return the image in a row of the gallery as a JPEG; IndexError where there is no such row."""
         if not 0 <= row < len(self.retriever.gallery.image_ids):
             raise IndexError(row)
-        return jpeg(thumbnail(self.retriever.gallery.picture(row), SIZES[size]))
+        gallery = self.retriever.gallery
+        return jpeg(thumbnail(gallery.picture(row), SIZES[size], gallery.upright))
 
     def _require_own_index(self, answers: Modality) -> None:
         gallery = self.retriever.gallery

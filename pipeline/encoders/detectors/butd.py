@@ -15,7 +15,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from ...data.images import LONGEST, AnyPicture, open_image
 from ...errors import EncoderError
-from ..base import library_versions
+from ..base import library_versions, turns_upright
 from ..grid import MapGrid
 from ..weights import digest, noise_images, read_weights, seed_or_file, seeded, settle_norms
 from .butd_checkpoints import DETECTORS, GRIDS, convert, published
@@ -66,7 +66,7 @@ class ButdEncoder(RegionEncoder):
 
     def decode(self, picture: AnyPicture) -> tuple[Picture, tuple[int, int]]:
         """Read an image and resize it: its shorter side to 600 pixels, unless the longer would exceed 1000."""
-        image = open_image(picture, longest=LONGEST)
+        image = open_image(picture, upright=turns_upright(self.identity), longest=LONGEST)
         scale = self._scale(image.size)
         width, height = (round(side * scale) for side in image.size)
         return Picture(_resized(image, height, width), image.size), image.size

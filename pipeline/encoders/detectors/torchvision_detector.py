@@ -8,6 +8,7 @@ from torchvision.models.detection import FasterRCNN_ResNet50_FPN_V2_Weights, fas
 from torchvision.transforms.functional import convert_image_dtype, normalize, pil_to_tensor
 
 from ...data.images import LONGEST, AnyPicture, open_image
+from ..base import turns_upright
 from ..weights import load_network, noise_images, settle_norms
 from .regions import Detected, RegionEncoder, Selection
 
@@ -53,7 +54,7 @@ class DetectorEncoder(RegionEncoder):
 
         The network itself resizes it: its shorter side to 800 pixels, the longer to 1333 at most.
         """
-        image = open_image(picture, longest=LONGEST)
+        image = open_image(picture, upright=turns_upright(self.identity), longest=LONGEST)
         return pil_to_tensor(image), image.size
 
     def detect(self, picture: Tensor) -> Detected:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...data.images import AnyPicture, open_image
 from ...errors import EncoderError
+from ..base import turns_upright
 from ..grid import Grid
 
 _AREA, _RATIO = (0.36, 1.0), (3 / 4, 4 / 3)  # of a window: its share of the picture, and width over height
@@ -58,7 +59,8 @@ class ViewsEncoder:
         Raises:
             SampleError: the picture cannot be read, or is far too long and narrow.
         """
-        image = open_image(picture, longest=getattr(self._grid, "longest", None))
+        longest = getattr(self._grid, "longest", None)
+        image = open_image(picture, upright=turns_upright(self.identity), longest=longest)
         whole = self._grid.prepare(image)
         others = [self._made(self._grid, image, whole, key, view) for view in range(1, self.views)]
         return torch.stack([whole, *others]), image.size

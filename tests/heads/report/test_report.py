@@ -351,7 +351,7 @@ def test_a_video_is_shown_by_its_first_frame(tmp_path):
     shown = Image.open(io.BytesIO(base64.b64decode(held.data)))
     assert held.size == shown.size == (SIDE, SIDE // 2)
     np.testing.assert_allclose(shown.getpixel((20, 20)), (255, 0, 0), atol=3)
-    assert pictures.unreadable == []
+    assert not pictures.unreadable
 
 
 def test_a_crop_is_cut_where_its_box_is(tmp_path):

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 from earlier_runs import without_digests
+from oriented import save as save_oriented
+from oriented import shown
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from small_bert import save_bert
@@ -170,7 +172,7 @@ def test_regions_are_asked_for_in_the_numbers_of_the_set(folder, tmp_path, monke
     retriever = open_run(folder, make_run(store, tmp_path / "run", "setdiv"))
     same(retriever.encode_images(files(retriever)), retriever.gallery.images)
     assert len(set(retriever.gallery._batches.image_set.length)) > 1
-    assert asked[-1] == ("butd", "random:0", (2, 4), "cpu", None, False, (), -1, True)
+    assert asked[-1] == ("butd", "random:0", (2, 4), "cpu", None, False, (), -1, True, False)
 
 
 def test_a_tuned_run_encodes_with_its_own_backbones(folder, bert_run, tmp_path):
@@ -211,17 +213,22 @@ def test_words_need_no_store(folder, runs, tmp_path):
         retriever.search("red")
 
 
-def test_a_picture_is_taken_as_it_is_stored_however_it_comes(folder, runs, tmp_path):
-    retriever, turn = open_run(folder, runs("vsepp")), Image.Exif()
-    turn[0x0112] = 6  # a viewer turns it by 90 degrees
-    upright = Image.open(files(retriever)[0])
-    upright.save(path := tmp_path / "turned.png", exif=turn)
-    expected = retriever.encode_images([upright, upright.transpose(Image.Transpose.ROTATE_270)])
+@pytest.mark.parametrize("upright", [True, False])
+def test_a_picture_is_turned_as_those_of_the_run_however_it_comes(folder, runs, tmp_path, upright):
+    run = runs("vsepp")
+    if not upright:  # as of an earlier version
+        store = make_store(folder / "pictures/pictures.yaml", tmp_path / "old.zarr", upright=False)
+        run = make_run(store, tmp_path / "run")
+    retriever = open_run(folder, run)
+    assert retriever.gallery.upright == upright
+    stored = Image.open(files(retriever)[0])
+    path = save_oriented(tmp_path / "turned.png", np.asarray(stored), 6)
+    one, other = retriever.encode_images([stored, Image.fromarray(shown(np.asarray(stored), 6))])
+    assert not torch.allclose(one, other, atol=1e-2)
     opened = FolderReader(path.parent).open(path.name)
     found = retriever.encode_images([path, str(path), Image.open(path), open_image(path.read_bytes()), opened])
-    assert not torch.allclose(*expected, atol=1e-2)
-    torch.testing.assert_close(found, expected[:1].expand(5, -1))
-    assert retriever.search(path, 3) == retriever.search(upright, 3)
+    torch.testing.assert_close(found, (other if upright else one).expand(5, -1))
+    assert retriever.search(path, 3)[0] == retriever.search(Image.open(path), 3)[0]
 
 
 # ---- words that the run does not know ----

@@ -121,17 +121,6 @@ def test_more_than_sixteen_bits_are_refused(tmp_path, dtype):
     assert "more than 16 bits a channel" in failure(tmp_path / "grey.tiff")
 
 
-def test_an_orientation_is_not_applied(tmp_path):
-    pixels = noise(20, 30)
-    turned = Image.Exif()
-    turned[0x0112] = 6  # to be shown turned by a quarter
-    Image.fromarray(pixels).save(tmp_path / "plain.png")
-    Image.fromarray(pixels).save(tmp_path / "turned.png", exif=turned)
-    with Image.open(tmp_path / "turned.png") as written:
-        assert written.getexif()[0x0112] == 6
-    assert np.array_equal(np.asarray(open_image(tmp_path / "turned.png")), pixels)
-
-
 @pytest.mark.parametrize("name", ["png.jpg", "jpeg.png", "gif.bmp", "webp", "tiff.JPEG"])
 def test_the_names_ending_does_not_matter(tmp_path, name):
     Image.new("RGB", (5, 4), (255, 0, 0)).save(tmp_path / name, format=name.split(".")[0].upper())

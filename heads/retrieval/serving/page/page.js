@@ -194,6 +194,7 @@ async function begin() {
   const names = [...new Set([about.run, about.recipe]), `${about.dataset} ${about.split}`];
   at("about").textContent = [...names, size].join(" · ");
   at("q").maxLength = limits.query_length;
+  at("sent").style.imageOrientation = about.upright ? "from-image" : "none"; // as the encoder sees it
   at("elements-choice").hidden = about.elements === 0;
   if (!about.text) {
     at("q").disabled = true;

@@ -1,10 +1,13 @@
 """The page of `xret serve` in headless Chromium: with mouse, keyboard and a dropped file, at two widths."""
 
+import io
 import json
 import re
 from urllib.parse import urlsplit
 
 import pytest
+from oriented import exif
+from PIL import Image
 from small_server import COLOURS, FakeRetriever, Running, picture_bytes
 
 from xret.heads.retrieval.serving import site
@@ -136,6 +139,29 @@ def test_a_chosen_picture_finds_captions(open_page):
     page.set_input_files("#file", {"name": "n.png", "mimeType": "image/png", "buffer": b"no picture"})
     until(page, "document.getElementById('status').classList.contains('wrong')")
     assert "no JPEG, PNG, WEBP, GIF or BMP file" in status(page)
+
+
+@pytest.mark.parametrize("upright", [True, False])
+def test_a_picture_that_is_sent_is_shown_as_the_encoder_saw_it(chromium, tmp_path, upright):
+    retriever = FakeRetriever(tmp_path)
+    retriever.gallery.upright = upright
+    it = Running(retriever)
+    page = chromium.new_page()
+    page.goto(it.url)
+    until(page, "document.getElementById('about').textContent")
+    halves, file = Image.new("RGB", (64, 48), "red"), io.BytesIO()  # blue on the right; below, once it is turned
+    halves.paste("blue", (32, 0, 64, 48))
+    halves.save(file, "JPEG", exif=exif(6))
+    sent = file.getvalue()
+    page.set_input_files("#file", {"name": "mine.jpg", "mimeType": "image/jpeg", "buffer": sent})
+    page.wait_for_selector("ol.captions")
+    until(page, "document.getElementById('sent').naturalWidth")
+    drawn = Image.open(io.BytesIO(page.locator("#sent").screenshot())).convert("RGB")
+    above, below = (drawn.getpixel((drawn.width * 3 // 8, drawn.height * part // 8)) for part in (3, 5))
+    assert above[0] > 200 > 100 > above[2]  # red
+    assert (below[2] > 200) == upright
+    page.close()
+    it.end()
 
 
 def test_a_dropped_picture_finds_captions(open_page):

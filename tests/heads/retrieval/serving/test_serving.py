@@ -620,7 +620,9 @@ def test_a_picture_that_is_sent_is_read_as_the_cache_reads_files(tmp_path):
     (tmp_path / "turned.jpg").write_bytes(content := picture_bytes(size=(64, 48), form="JPEG", exif=exif))
     image = open_image(content, formats=FORMATS, most_pixels=MOST_PIXELS)
     assert (image.size, image.mode) == ((64, 48), "RGB")
-    assert image.tobytes() == open_image(tmp_path / "turned.jpg").tobytes()
+    for upright in (True, False):  # the run's encoder opens what was sent once more
+        sent = open_image(image, upright=upright)
+        assert sent.tobytes() == open_image(tmp_path / "turned.jpg", upright=upright).tobytes()
     assert MOST_PIXELS < 2 * Image.MAX_IMAGE_PIXELS  # Pillow's own limit is the second line
 
 

@@ -32,7 +32,8 @@ from .views import Direction, View, open_views, same_samples
 NEEDED = {"matplotlib": "matplotlib", "sklearn": "scikit-learn"}
 IMAGES = 3  # of one run, whose attention is drawn
 CASES = 3  # queries of one run that succeed, and as many that fail, whose elements are looked at
-QUERIES, SHARED = 6, 3  # of a gallery in each direction: of one run, and of several together
+GALLERY = 3, 5  # queries of a gallery in each direction, and results of each
+SHARED = 2, 3  # the same for several runs
 MARK = '<meta name="generator" content="xret report">'  # by which a report is known
 
 
@@ -201,9 +202,10 @@ def _attention(views: Several[View], pictures: Pictures, seed: int) -> tuple[Any
 def _elements(views: Several[View], pictures: Pictures, seed: int) -> list[tuple[str, str, list[tuple[str, Example]]]]:
     """Return what single elements find: a title, what is said of it, and by run the queries."""
     sets, shown = [view for view in views if view.is_set], []
+    count = CASES if len(views) == 1 else _each(2, len(sets))
     cases = {"successes": "the whole set is right", "failures": "the whole set is wrong"}
     for way, title in WAYS.items():
-        found = [(view, by_element(view, pictures, way, _each(CASES, len(sets)), seed)) for view in sets]
+        found = [(view, by_element(view, pictures, way, count, seed)) for view in sets]
         spread = ", ".join(f"{view.name} {_spread(view, way, seed)}" for view in sets)
         for key, case in cases.items():
             examples = [(view.name, example) for view, one in found for example in one[key]]
@@ -216,8 +218,8 @@ def _galleries(
     views: Several[View], pictures: Pictures, way: Direction, seed: int, alike: bool
 ) -> list[Several[tuple[str, Example]]]:
     """Return queries with what each run finds; those of runs that see other samples have no query in common."""
-    count = QUERIES if len(views) == 1 else SHARED
-    runs = [[(view.name, one) for one in gallery(view, pictures, way, count, seed)] for view in views]
+    count, top = GALLERY if len(views) == 1 else SHARED
+    runs = [[(view.name, one) for one in gallery(view, pictures, way, count, top, seed)] for view in views]
     return list(zip(*runs, strict=True)) if alike else [[one] for run in runs for one in run]
 
 

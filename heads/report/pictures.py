@@ -20,7 +20,7 @@ from ...pipeline.reading.reattachment import find_pictures
 SIDE = 240  # pixels of the longer side of a thumbnail, and of either side of what a network saw
 QUALITY = 75  # of the JPEG files
 HEAT = ((110, 40, 200), (235, 60, 60), (255, 215, 40))  # red, green, blue from where few look to where most do
-COVER = 165  # of 255: how far they cover a picture at most, which stays visible
+COVER = 140  # of 255: how far they cover a picture at most, which stays visible
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels of a file
 Part = Box | tuple[str, float]  # or what a network saw, see `input_of`

@@ -16,7 +16,6 @@ from ..figures import number
 from ..pictures import Pictures
 from ..views import Direction, View
 
-TOP = 5  # results of a query
 ASKED = 200  # queries of which the elements' results are counted
 
 
@@ -86,11 +85,11 @@ def example(
     return Example(asked, items, item(best, f"rank {rank:,}: ") if missed else None)
 
 
-def gallery(view: View, pictures: Pictures, direction: Direction, count: int, seed: int) -> list[Example]:
-    """Return `count` random queries with the best results by the run's own similarity; ties in the store's order."""
+def gallery(view: View, pictures: Pictures, direction: Direction, count: int, top: int, seed: int) -> list[Example]:
+    """Return `count` random queries with the `top` results by the run's own similarity; ties in the store's order."""
     way = view.ways[direction]
     best = {
-        query: way.similarity[query].sort(descending=True, stable=True).indices[:TOP].tolist()
+        query: way.similarity[query].sort(descending=True, stable=True).indices[:top].tolist()
         for query in drawn(way.queries, count, seed)
     }
     return [example(view, pictures, direction, query, found) for query, found in best.items()]

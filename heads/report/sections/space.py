@@ -36,10 +36,7 @@ def element_map(view: View, seed: int) -> Map:
                 Mark(modality, _colour(view, modality, k), *place, f"{title} (slot {k + 1})" if view.is_set else title)
                 for k, place in enumerate(own)
             ]
-    caption = (
-        f"t-SNE of {_what(view)} of {len(images)} random images and of a caption of each. Near is similar; the axes "
-        "have no unit. Pointing at a mark says what it is and leaves only the marks of that image and its caption."
-    )
+    caption = f"t-SNE of {_what(view)} of {len(images)} random images and of a caption of each."
     kinds = ("image", "caption")
     legend = [(one, Mark(one, None if view.is_set else _colour(view, one, 0), 0, 0, "")) for one in kinds]
     if view.is_set:

@@ -79,11 +79,11 @@ def test_crops(gaussians):
     ]
     single = Accuracy({"A": 100.0, "C": 0.0}, {"A": 50.0, "C": 100.0})
     example = Example("7.jpg", [40, 20], *cuts, single)
-    thresholds = [Threshold(area, 1200, uncertainty, accuracy, example) for area in (0.1, 0.5)]
+    thresholds = [Threshold(area, 1200, uncertainty, accuracy, example) for area in (0.1, 0.3, 0.5)]
     page = diagnosis(found(crops=Crops(7, thresholds)), NoPictures())
     table = page.tables["crops"]
     assert table.header[2:] == ["crop A asks", "crop C asks", "caption A asks", "caption C asks"]
-    assert table.rows == [[area, "1,200", "80.00", "60.00", "75.00", "55.50"] for area in ("10", "50")]
+    assert table.rows == [[area, "1,200", "80.00", "60.00", "75.00", "55.50"] for area in ("10", "30", "50")]
     assert len(page.plots) == 2 * gaussians
     for plot, what in zip(page.plots.values(), ("crop", "caption"), strict=False):
         assert re.findall(r">(\w+ [AC])<", plot.draw()) == [f"{what} A", f"{what} C"]

@@ -66,7 +66,7 @@ class Mark:
     """An element of a sample on a map.
 
     Attributes:
-        modality: ``image`` or ``caption``.
+        modality: ``image`` or ``caption``; in a legend also ``slot``.
         colour: number of its colour, from 0; None: of none.
         left, top: its place, percent of the map's width and height.
         title: what it is, for who points at it.

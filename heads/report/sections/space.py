@@ -33,8 +33,8 @@ def element_map(view: View, seed: int) -> Map:
             text = view.scores.texts[captions[n]]
             title = described(view.scores.ids[images[n]], text) if modality == "image" else f"Caption: {text}"
             samples[n] += [
-                Mark(modality, _colour(view, modality, k), *place, f"{title} (slot {k + 1})" if view.is_set else title)
-                for k, place in enumerate(own)
+                Mark(modality, _colour(view, modality, k), x, y, f"{title} (slot {k + 1})" if view.is_set else title)
+                for k, (x, y) in enumerate(own)
             ]
     caption = f"t-SNE of {_what(view)} of {len(images)} random images and of a caption of each."
     kinds = ("image", "caption")

@@ -102,19 +102,19 @@ def eval_(
         return
     click.echo("\n".join(map(printable, str(evaluation).splitlines())))
     if diagnosis is not None:
-        click.echo(f"\n{format_diagnostics(runs[0], diagnosis)}")
+        click.echo(f"\n{format_diagnostics(diagnosis)}")
 
 
-def format_diagnostics(run: str, found: "Diagnosis") -> str:
+def format_diagnostics(found: "Diagnosis") -> str:
     """Return a diagnosis for a terminal: the tables of the report, the samples at both ends, and what is missing."""
     from ..heads.report.sections.diagnoses import diagnosis
 
-    page = diagnosis(run, found, None)
-    tables = [*page.tables, *page.heat_maps, *(plot.table for plot in page.plots)]
+    page = diagnosis(found, None)
+    tables = [*page.tables.values(), *page.heat_maps.values(), *(plot.table for plot in page.plots.values())]
     parts = ["\n".join(printable(f"{name}: {value}") for name, value in page.facts), *map(str, tables)]
     for title, items in page.uncertain.items():
         parts.append(
             "\n".join([title, *(printable(f"{item.note:>9}  {f'{item.name}  {item.text}'.strip()}") for item in items)])
         )
-    parts.append("\n".join(printable(f"not shown: {reason}") for reason in page.reasons))
+    parts.append("\n".join(printable(f"not shown: {what}: {why}") for what, why in page.reasons.items()))
     return "\n\n".join(parts)

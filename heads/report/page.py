@@ -17,18 +17,23 @@ from ..evaluation.metrics import Ties
 from ..runs.features import caption_set_of_run, generation_shown, image_set_of_run, titled
 from ..runs.info import versions
 from .diagnostics import Diagnosis, diagnose_view
-from .figures import number
+from .figures import Table, by_kind, number, side_by_side
 from .pictures import Pictures
 from .sections.attention import attended_images
 from .sections.comparison import agreement_table, disagreements
-from .sections.diagnoses import diagnosis
-from .sections.examples import by_element, different_results, gallery
+from .sections.crops import together
+from .sections.diagnoses import Shown, diagnosis
+from .sections.examples import Example, by_element, different_results, gallery
 from .sections.space import element_map
 from .sections.tables import WAYS, evaluation_tables, rsum_plot, similarity_table, training_plots
-from .sections.word_attention import words_over_images
+from .sections.word_attention import Read, words_over_images
 from .views import Direction, View, open_views, same_samples
 
 NEEDED = {"matplotlib": "matplotlib", "sklearn": "scikit-learn"}
+IMAGES = 3  # of one run, whose attention is drawn
+CASES = 3  # queries of one run that succeed, and as many that fail, whose elements are looked at
+GALLERY = 3, 5  # queries of a gallery in each direction, and results of each
+SHARED = 2, 3  # the same for several runs
 MARK = '<meta name="generator" content="xret report">'  # by which a report is known
 
 
@@ -134,38 +139,115 @@ def _content(
     ties: Ties,
     seed: int,
 ) -> dict[str, Any]:
-    """Return what the template fills in."""
+    """Return what the template fills in; of several runs there is less of each."""
     names = [view.name for view in views]
     measured = [*names, *(one.runs[0] for one in untrained)], [*results, *untrained]
-    alike = len(views) > 1 and same_samples(views)
-    seen = {view.name: pictures.seen(view.upright) for view in views}
-    sets = [view for view in views if view.is_set]
+    shown = {view.name: diagnosis(one, pictures.seen(view.upright)) for view, one in zip(views, found, strict=True)}
+    alike = same_samples(views)
+    other = {} if alike else {"comparison": "the runs do not see the same images and captions"}
+    slots, words, reasons = _attention(views, pictures, seed)
+    similarities = {view.name: table for view in views if (table := similarity_table(view, ties))}
+    tables = by_kind({name: one.tables for name, one in shown.items()})
     page = {
-        "views": views,
+        "names": names,
+        "dataset": views[0].cache.dataset,
+        "split": views[0].split,
         "ways": WAYS,
-        "facts": [_facts(view) for view in views],
+        "facts": _facts(views, shown),
         "evaluation": evaluation_tables(*measured),
-        "recalls": rsum_plot(*measured),
+        "recalls": rsum_plot(*measured) if len(measured[0]) > 1 else None,
+        "similarities": side_by_side(similarities) if similarities else None,
+        "agreement": agreement_table(views) if alike and views[1:] else None,
+        "disagreements": {way: disagreements(views, pictures.seen(views[0].upright), way, seed) for way in WAYS}
+        if alike and views[1:]
+        else {},
         "training": training_plots(views),
-        "comparable": alike,
-        "agreement": agreement_table(views) if alike else None,
-        "disagreements": {way: disagreements(views, seen[names[0]], way, seed) for way in WAYS} if alike else {},
-        "diagnoses": [diagnosis(name, one, seen[name]) for name, one in zip(names, found, strict=True)],
-        "maps": [element_map(view, seed) for view in views],
-        "similarities": [table for view in views if (table := similarity_table(view, ties))],
-        "attention": [
-            (view.name, words_over_images(view, shown, seed), *attended_images(view, shown, seed))
-            for view, shown in zip(views, seen.values(), strict=True)
+        "tables": [
+            side_by_side({run: table for run, other, table in tables if other == kind})
+            for kind in dict.fromkeys(kind for _, kind, _ in tables)
         ],
-        "elements": [
-            (view, {way: (by_element(view, seen[view.name], way, seed), _spread(view, way, seed)) for way in WAYS})
-            for view in sets
-        ],
-        "galleries": [(view.name, {way: gallery(view, seen[view.name], way, seed) for way in WAYS}) for view in views],
+        "heat_maps": by_kind({name: one.heat_maps for name, one in shown.items()}),
+        "plots": by_kind({name: one.plots for name, one in shown.items()}),
+        "uncertain": by_kind({name: one.uncertain for name, one in shown.items()}),
+        "triplets": together({name: one.triplets for name, one in shown.items() if one.triplets}),
+        "maps": [(view.name, element_map(view, seed)) for view in views],
+        "slots": slots,
+        "words": words,
+        "elements": _elements(views, pictures, seed),
+        "galleries": {way: _galleries(views, pictures, way, seed, alike) for way in WAYS},
+        "absent": absent({name: one.reasons | reasons[name] | other for name, one in shown.items()}),
         "seed": seed,
         "version": versions()["xret"],
     }
     return page | {"pictures": pictures}  # last: by now it holds what is shown
+
+
+def _attention(views: Several[View], pictures: Pictures, seed: int) -> tuple[Any, Any, dict[str, dict[str, str]]]:
+    """Return what slots look at, what words do by how they are compared, and by run why there is nothing."""
+    slots, reasons = [], dict[str, dict[str, str]]()
+    words: dict[tuple[bool, str], list[tuple[str, Read]]] = {}
+    count = _each(IMAGES, len(views))
+    for view in views:
+        seen = pictures.seen(view.upright)
+        reading = words_over_images(view, seen, count, seed)
+        images, reason = attended_images(view, seen, count, seed)
+        slots += [(view.name, image) for image in images]
+        if reading:
+            reason = reading.reason
+            if reading.images:
+                words.setdefault((reading.by_word, reading.what), []).extend((view.name, one) for one in reading.images)
+        reasons[view.name] = {"attention": reason} if reason and not pictures.why_not else {}
+    return slots, words, reasons
+
+
+def _elements(views: Several[View], pictures: Pictures, seed: int) -> list[tuple[str, str, list[tuple[str, Example]]]]:
+    """Return what single elements find: a title, what is said of it, and by run the queries."""
+    sets, shown = [view for view in views if view.is_set], []
+    count = CASES if len(views) == 1 else _each(2, len(sets))
+    cases = {"successes": "the whole set is right", "failures": "the whole set is wrong"}
+    for way, title in WAYS.items():
+        found = [(view, by_element(view, pictures.seen(view.upright), way, count, seed)) for view in sets]
+        spread = ", ".join(f"{view.name} {_spread(view, way, seed)}" for view in sets)
+        for key, case in cases.items():
+            examples = [(view.name, example) for view, one in found for example in one[key]]
+            if examples:
+                shown.append((f"{title.capitalize()}: {case}", spread, examples))
+    return shown
+
+
+def _galleries(
+    views: Several[View], pictures: Pictures, way: Direction, seed: int, alike: bool
+) -> list[Several[tuple[str, Example]]]:
+    """Return queries with what each run finds; those of runs that see other samples have no query in common."""
+    count, top = GALLERY if len(views) == 1 else SHARED
+    runs = [
+        [(view.name, one) for one in gallery(view, pictures.seen(view.upright), way, count, top, seed)]
+        for view in views
+    ]
+    return list(zip(*runs, strict=True)) if alike else [[one] for run in runs for one in run]
+
+
+def absent(reasons: dict[str, dict[str, str]]) -> list[tuple[str, str, str]]:
+    """Return what is not on the page, of which runs if not of all, and why; each reason once.
+
+    Args:
+        reasons: by run, then by what is absent.
+    """
+    runs: dict[tuple[str, str], list[str]] = {}
+    for run, own in reasons.items():
+        for what, why in own.items():
+            runs.setdefault((what, why), []).append(run)
+    things: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (what, why), of in runs.items():
+        things.setdefault((why, tuple(of)), []).append(what)
+    return [
+        (", ".join(what), ", ".join(of) if len(of) < len(reasons) else "", why) for (why, of), what in things.items()
+    ]
+
+
+def _each(total: int, runs: int) -> int:
+    """Return how many each of several runs shows, if one shows `total`."""
+    return -(-total // max(1, runs))
 
 
 def _untrained(views: Several[View], split: str, ties: Ties, device: str) -> list[Evaluation]:
@@ -183,8 +265,14 @@ def _spread(view: View, way: Direction, seed: int) -> str:
     return f"{number(different_results(view, way, seed))} of {view.ways[way].query_elements.shape[1]}"
 
 
-def _facts(view: View) -> list[tuple[str, str]]:
-    """Return what the page says of a run before anything else."""
+def _facts(views: Several[View], shown: dict[str, Shown]) -> Table:
+    """Return what the page says of the runs before anything else: a row a fact, a column a run."""
+    columns = [dict([*_known(view), *shown[view.name].facts]) for view in views]
+    rows = [[fact, *(column[fact] for column in columns)] for fact in columns[0]]
+    return Table("What was trained on what", ["run", *(view.name for view in views)], rows)
+
+
+def _known(view: View) -> list[tuple[str, str]]:
     recipe, info = view.run.recipe, view.run.info
     return [
         ("recipe", f"{recipe.name} ({recipe.paper})"),

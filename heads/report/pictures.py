@@ -18,10 +18,10 @@ from ...pipeline.data.sources import PictureReader
 from ...pipeline.errors import CacheError, ManifestError, SampleError
 from ...pipeline.reading.reattachment import find_pictures
 
-SIDE = 180  # pixels of the longer side of a thumbnail, and of either side of what a network saw
+SIDE = 240  # pixels of the longer side of a thumbnail, and of either side of what a network saw
 QUALITY = 75  # of the JPEG files
-GREY = 112  # of 255: what covers a picture where nobody looks, seen on dark pictures and on bright ones
-COVER = 216  # of 255: how far it covers at most
+HEAT = ((110, 40, 200), (235, 60, 60), (255, 215, 40))  # red, green, blue from where few look to where most do
+COVER = 140  # of 255: how far they cover a picture at most, which stays visible
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels of a file
 Part = Box | tuple[str, float]  # or what a network saw, see `input_of`
@@ -138,15 +138,16 @@ def input_of(features: ImageSet) -> tuple[str, float] | None:
     return None
 
 
-def shade(values: np.ndarray, width: int, height: int) -> str:
-    """Return SVG that covers a picture with grey where `values` are low.
+def heat(values: np.ndarray, width: int, height: int) -> str:
+    """Return SVG that colours a picture where `values` are high.
 
     Args:
-        values: [rows, columns] of a grid over the picture, from 0 (grey) to 1 (as it is).
+        values: [rows, columns] of a grid over the picture, from 0 (as it is) to 1.
         width: of the picture, pixels; `height` likewise.
     """
-    pixels = np.full((*values.shape, 4), GREY, dtype=np.uint8)
-    pixels[..., 3] = np.round(COVER * (1 - values.clip(0, 1)))
+    values = values.clip(0, 1)
+    colours = [np.interp(values, np.linspace(0, 1, len(HEAT)), channel) for channel in zip(*HEAT, strict=True)]
+    pixels = np.stack([*colours, COVER * values], -1).round().astype(np.uint8)
     data = _base64(Image.fromarray(pixels), "PNG")
     return f'<image width="{width}" height="{height}" preserveAspectRatio="none" href="data:image/png;base64,{data}"/>'
 

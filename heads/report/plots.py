@@ -90,31 +90,6 @@ def bars(labels: Sequence[str], series: Sequence[tuple[str, Sequence[float]]], y
     return _drawn(draw, x, y, legend=len(series) > 1)
 
 
-def points(
-    series: Sequence[tuple[str, Sequence[float], Sequence[float], int, str]], x: str, y: str, *, ticks: bool = True
-) -> str:
-    """Draw points.
-
-    Args:
-        series: name, positions, values, number of the colour and marker of each group.
-        x: what the positions are.
-        y: what the values are.
-        ticks: whether the numbers on the axes mean something.
-    """
-
-    def draw(axes: Any) -> None:
-        for name, xs, ys, colour, marker in series:
-            lines = {"linewidths": 0.9} if marker == "x" else {"linewidths": 0}
-            axes.scatter(
-                xs, ys, 14 if marker == "x" else 12, label=_label(name), color=_colour(colour), marker=marker, **lines
-            )
-        if not ticks:
-            axes.set_xticks([])
-            axes.set_yticks([])
-
-    return _drawn(draw, x, y, legend=len(series) > 1)
-
-
 def _label(name: str) -> str:
     """Return a name as a legend shows it; one with an underscore first would be left out."""
     return f"\N{ZERO WIDTH SPACE}{name}" if name.startswith("_") else name

@@ -77,6 +77,13 @@ class Way:
         right: np.ndarray = self.query_image == self.item_image[self.found]
         return right
 
+    def right(self, query: int) -> tuple[int, int]:
+        """Return the best right item of a query, and its rank from 1, equal scores in the order of the store."""
+        scores = self.similarity[query].cpu().numpy()
+        own = np.flatnonzero(self.item_image == self.query_image[query])
+        best = int(own[scores[own].argmax()])
+        return best, 1 + int((scores > scores[best]).sum() + (scores[:best] == scores[best]).sum())
+
 
 @dataclass(frozen=True)
 class View:

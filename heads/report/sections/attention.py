@@ -14,8 +14,6 @@ from ..views import View
 from .examples import described, drawn, nearest
 from .places import place_of, why_no_places
 
-IMAGES = 3
-
 
 @dataclass(frozen=True)
 class Slot:
@@ -44,9 +42,9 @@ class Attended:
     slots: list[Slot]
 
 
-def attended_images(view: View, pictures: Pictures, seed: int) -> tuple[list[Attended], str]:
-    """Return the slots' attention over a few random images, and where there is none, a sentence that says why."""
-    chosen = drawn(np.arange(len(view.scores.ids)), IMAGES, seed)
+def attended_images(view: View, pictures: Pictures, count: int, seed: int) -> tuple[list[Attended], str]:
+    """Return the slots' attention over `count` random images, and where there is none, a sentence that says why."""
+    chosen = drawn(np.arange(len(view.scores.ids)), count, seed)
     attention = attention_of(view, chosen)
     if attention is None:
         return [], "Its image embeddings are made without attention over the local features."

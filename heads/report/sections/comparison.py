@@ -1,6 +1,7 @@
 """Several runs on the same queries: where they agree, and where one finds what another misses."""
 
 from collections.abc import Sequence as Several
+from dataclasses import replace
 
 import numpy as np
 
@@ -31,13 +32,23 @@ def agreement_table(views: Several[View]) -> Table:
 def disagreements(views: Several[View], pictures: Pictures, direction: Direction, seed: int) -> list[Example]:
     """Return a few random queries that some runs answer rightly and others wrongly.
 
-    What is found is the first result of each run, with the run's name as its note.
+    What is found is the first result of each run, with its name, its score and where it has the right one.
     """
-    ways, names = [view.ways[direction] for view in views], [view.name for view in views]
+    ways = [view.ways[direction] for view in views]
     asked = ways[0].queries
     right = np.sum([way.hits[asked] for way in ways], axis=0)
     split = asked[(right > 0) & (right < len(views))]
-    return [
-        example(views[0], pictures, direction, query, [int(way.found[query]) for way in ways], names)
-        for query in drawn(split, EXAMPLES, seed)
+    return [_first_results(views, pictures, direction, query) for query in drawn(split, EXAMPLES, seed)]
+
+
+def _first_results(views: Several[View], pictures: Pictures, direction: Direction, query: int) -> Example:
+    firsts = [
+        example(view, pictures, direction, query, [int(view.ways[direction].found[query])], [view.name])
+        for view in views
     ]
+    found = [
+        replace(item, note=f"{item.note}, the right one at {one.missed.note}") if one.missed else item
+        for one in firsts
+        for item in one.found
+    ]
+    return Example(firsts[0].query, found)

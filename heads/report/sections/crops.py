@@ -3,7 +3,8 @@
 Source: *Uncertainty-based Cross-Modal Retrieval with Probabilistic Representations*, section 4.6 and Figure 3.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from ..diagnostics.crops import Crop, Crops, Example, pixels
 from ..figures import number
@@ -32,8 +33,18 @@ class Triplet:
 
 
 def triplets(found: Crops, pictures: Pictures) -> list[Triplet]:
-    """Return the example of each threshold."""
-    return [_triplet(one.area, one.example, pictures) for one in found.thresholds]
+    """Return the example of every other threshold."""
+    return [_triplet(one.area, one.example, pictures) for one in found.thresholds[::2]]
+
+
+def together(runs: Mapping[str, list[Triplet]]) -> list[Triplet]:
+    """Return the triplets of several runs, those of the same crops as one with the rows of each."""
+    found: dict[tuple[str | None, ...], Triplet] = {}
+    for run, own in runs.items():
+        for one in own:
+            whole = found.setdefault((one.title, one.picture, *one.phrases), replace(one, rows=[]))
+            whole.rows.extend((f"{run}: {what}" if len(runs) > 1 else what, values) for what, values in one.rows)
+    return list(found.values())
 
 
 def _triplet(area: float, example: Example, pictures: Pictures) -> Triplet:

@@ -39,10 +39,9 @@ CORNERS = {
 
 @dataclass
 class Shown:
-    """A run's diagnostics on the page.
+    """A run's diagnostics on the page, by kind: what several runs have of a kind stands side by side.
 
     Attributes:
-        name: of the run.
         facts: short ones, name and value.
         heat_maps: matrices over elements.
         plots: drawings.
@@ -52,19 +51,18 @@ class Shown:
         reasons: what does not apply, and why.
     """
 
-    name: str
     facts: list[tuple[str, str]] = field(default_factory=list)
-    heat_maps: list[Table] = field(default_factory=list)
-    plots: list[Plot] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
+    heat_maps: dict[str, Table] = field(default_factory=dict)
+    plots: dict[str, Plot] = field(default_factory=dict)
+    tables: dict[str, Table] = field(default_factory=dict)
     uncertain: dict[str, list[Item]] = field(default_factory=dict)
     triplets: list[Triplet] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
 
 
-def diagnosis(name: str, found: Diagnosis, pictures: Pictures | None) -> Shown:
+def diagnosis(found: Diagnosis, pictures: Pictures | None) -> Shown:
     """Turn the result of `diagnose` into what the page shows of it, or a terminal, which has no pictures."""
-    page = Shown(name, reasons=[f"{TITLES.get(key, key)}: {why}" for key, why in found.reasons.items()])
+    page = Shown(reasons={TITLES.get(key, key): why for key, why in found.reasons.items()})
     _cost(page, found.cost)
     if found.circular_variance:
         _variance(page, found.circular_variance)
@@ -89,21 +87,21 @@ def _cost(page: Shown, cost: Cost) -> None:
 def _variance(page: Shown, variance: CircularVariance) -> None:
     forms = (("ln of 1 − ‖mean‖ (SetDiv)", variance.log), ("ln of 1 − ‖mean‖² (MaxMatch)", variance.log_squared))
     rows = [[title, number(form.image), number(form.text), number(form.both)] for title, form in forms]
-    caption = f"{page.name}: circular variance within the sets, natural logarithms; the larger, the more diverse."
-    page.tables.append(Table(caption, ["form", "images", "captions", "both"], rows))
+    caption = "Circular variance within the sets, natural logarithms; the larger, the more diverse."
+    page.tables["circular variance"] = Table(caption, ["form", "images", "captions", "both"], rows)
 
 
 def _elements(page: Shown, found: Elements) -> None:
     rsum = found.rsum
     for key, what in MAPS.items():
-        caption = f"{page.name}: mean cosine of elements, {what}."
-        page.heat_maps.append(heat_map(caption, CORNERS.get(key, BOTH), getattr(found.similarity, key)))
-    caption = f"{page.name}: how often (%) two elements are the most similar ones of an image and its own caption."
+        caption, cosines = f"Mean cosine of elements, {what}.", getattr(found.similarity, key)
+        page.heat_maps[key] = heat_map(caption, CORNERS.get(key, BOTH), cosines, whole=(0.0, 1.0))
+    caption = "How often (%) two elements are the most similar ones of an image and its own caption."
     percent = [[100 * share for share in line] for line in found.wins.pairs]
-    page.heat_maps.append(heat_map(caption, BOTH, percent, full=100))
+    page.heat_maps["wins"] = heat_map(caption, BOTH, percent, digits=1)
     whole = f"all elements give {number(rsum.all)}."
-    caption = f"{page.name}: RSUM with one element of the image and one of the caption; {whole}"
-    page.heat_maps.append(heat_map(caption, BOTH, rsum.pairs, full=max(1e-9, rsum.all)))
+    caption = f"RSUM with one element of the image and one of the caption; {whole}"
+    page.heat_maps["rsum"] = heat_map(caption, BOTH, rsum.pairs, digits=1)
     for what, one in (("image", rsum.image), ("caption", rsum.text)):
         series = [("only this element", one.only)]
         if one.without:
@@ -112,9 +110,9 @@ def _elements(page: Shown, found: Elements) -> None:
         columns = [f"{what} element", *(title for title, _ in series)]
         rows = [[label, *(number(values[k]) for _, values in series)] for k, label in enumerate(labels)]
         how = f"RSUM with a single {what} element, and with each left out, the other side whole"
-        caption = f"{page.name}: {how}; {whole}"
+        caption = f"{how}; {whole}"
         draw = partial(bars, labels, series, "RSUM (sum of six %)", x=f"{what} element")
-        page.plots.append(Plot(draw, "Bar chart", caption, Table(caption, columns, rows)))
+        page.plots[f"elements {what}"] = Plot(draw, "Bar chart", caption, Table(caption, columns, rows))
 
 
 def _gpo(page: Shown, found: Coefficients) -> None:
@@ -126,14 +124,14 @@ def _gpo(page: Shown, found: Coefficients) -> None:
         ]
         of = f" ({part.part})" if part.part else ""
         caption = (
-            f"{page.name}: what GPO of the {what} branch{of} weighs each rank with, from the largest value to the "
-            f"smallest, {'for the most frequent numbers of rows' if series[1:] else f'of {series[0][0]}'}."
+            f"What GPO of the {what} branch{of} weighs each rank with, from the largest value to the smallest, "
+            f"{'for the most frequent numbers of rows' if series[1:] else f'of {series[0][0]}'}."
         )
         draw = partial(curves, series, "rank of the value", "coefficient", whole=True, marked=False)
         width = min(RANKS, max(len(values) for _, _, values in series))
         rows = [[title, *_first([number(v, 3) for v in values], width)] for title, _, values in series]
         table = Table(caption, ["rank", *map(str, range(1, width + 1)), "last"], rows)
-        page.plots.append(Plot(draw, "Line chart", caption, table))
+        page.plots[f"gpo {what}{of}"] = Plot(draw, "Line chart", caption, table)
 
 
 def _first(cells: list[str], width: int) -> list[str]:
@@ -145,14 +143,14 @@ def _uncertainty(page: Shown, found: Uncertainty, pictures: Pictures | None) -> 
     deciles = [float(k) for k in range(0, 101, 10)]
     for what, one in (("image", found.image), ("caption", found.text)):
         caption = (
-            f"{page.name}: uncertainty, the log-determinant of the covariance, of {what}s (mean "
-            f"{number(one.mean)}): the share of samples below each value."
+            f"Uncertainty, the log-determinant of the covariance, of {what}s (mean {number(one.mean)}): the share of "
+            "samples below each value."
         )
         axis = f"uncertainty of {what}s (log-determinant)"
         draw = partial(curves, [(f"{what}s", one.deciles, deciles)], axis, f"{what}s below (%)")
         header = [f"{what}s below (%)", *(number(share, 0) for share in deciles)]
         table = Table(caption, header, [["uncertainty", *map(number, one.deciles)]])
-        page.plots.append(Plot(draw, "Line chart", caption, table))
+        page.plots[f"uncertainty {what}"] = Plot(draw, "Line chart", caption, table)
     for title, images, captions in (
         ("Least", found.image.lowest, found.text.lowest),
         ("Most", found.image.highest, found.text.highest),
@@ -175,20 +173,21 @@ def _crops(page: Shown, found: Crops) -> None:
     for side, what in (("image", "crop"), ("text", "caption")) if known else ():
         series = [(f"{what} {letter}", areas, [values[side][letter] for _, values in known]) for letter in "AC"]
         caption = (
-            f"{page.name}: uncertainty of {what}s against ambiguity. A is a region smaller than the given share of the "
-            f"image, C the box around it and another one, B; means over the triplets of {found.images:,} images."
+            f"Uncertainty of {what}s against ambiguity. A is a region smaller than the given share of the image, C the "
+            f"box around it and another one, B; means over the triplets of {found.images:,} images."
         )
         axes = "largest area of A and B (% of the image)", f"uncertainty of {what}s (log-det.)"
         header = ["largest area (%)", *(name for name, _, _ in series)]
         rows = [[number(one.area * 100, 0), *(number(values[side][a]) for a in "AC")] for one, values in known]
-        page.plots.append(Plot(partial(curves, series, *axes), "Line chart", caption, Table(caption, header, rows)))
+        table = Table(caption, header, rows)
+        page.plots[f"crops {what}"] = Plot(partial(curves, series, *axes), "Line chart", caption, table)
     asks = [f"{query} {letter} asks" for query in ("crop", "caption") for letter in "AC"]
     rows = []
     for area, one in zip(areas, found.thresholds, strict=True):
         chosen = one.accuracy.image_to_text, one.accuracy.text_to_image
         rows.append([number(area, 0), f"{one.triplets:,}", *(number(way[letter]) for way in chosen for letter in "AC")])
     caption = (
-        f"{page.name}: binary selection, accuracy in percent; chance is 50. Crop A asks: which of the captions A and C "
-        "of its image is its own? Caption A asks for its crop likewise."
+        "Binary selection, accuracy in percent; chance is 50. Crop A asks: which of the captions A and C of its image "
+        "is its own? Caption A asks for its crop likewise."
     )
-    page.tables.append(Table(caption, ["largest area (%)", "triplets", *asks], rows))
+    page.tables["crops"] = Table(caption, ["largest area (%)", "triplets", *asks], rows)

@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..figures import number
 from ..pictures import Pictures
 from ..views import Direction, View
 
-QUERIES, TOP = 5, 5  # of a gallery, in each direction
-CASES = 3  # successes, and as many failures, whose elements are looked at
 ASKED = 200  # queries of which the elements' results are counted
 
 
@@ -41,10 +40,17 @@ class Item:
 
 @dataclass(frozen=True)
 class Example:
-    """A query and what was found for it, the best first, or one for each element."""
+    """A query and what was found for it, the best first, or one for each element.
+
+    Attributes:
+        query: what asks.
+        found: with their scores.
+        missed: the best right item, with its rank and score, where it is not among them or the query fails.
+    """
 
     query: Item
     found: list[Item]
+    missed: Item | None = None
 
 
 def image_item(view: View, pictures: Pictures, row: int) -> Item:
@@ -61,33 +67,36 @@ def described(name: str, caption: str) -> str:
 def example(
     view: View, pictures: Pictures, direction: Direction, query: int, found: Iterable[int], notes: Several[str] = ()
 ) -> Example:
-    """Return a query with the items that were found for it, each with its note where there are `notes`."""
+    """Return a query with the items that were found for it, each with its score, after its note where there are."""
     way, found = view.ways[direction], list(found)
     query_is_image = direction == "image_to_text"
 
-    def item(row: int, is_image: bool) -> Item:
-        return image_item(view, pictures, row) if is_image else Item(view.scores.texts[row])
+    def item(row: int, note: str) -> Item:
+        made = Item(view.scores.texts[row]) if query_is_image else image_item(view, pictures, row)
+        own = bool(way.item_image[row] == way.query_image[query])
+        return replace(made, right=own, note=note + number(float(way.similarity[query, row])))
 
-    asked = way.query_image[query]
     items = [
-        replace(item(row, not query_is_image), right=bool(way.item_image[row] == asked), note=note)
-        for row, note in zip(found, notes or [""] * len(found), strict=True)
+        item(row, f"{note}: " if note else "") for row, note in zip(found, notes or [""] * len(found), strict=True)
     ]
-    return Example(item(query, query_is_image), items)
+    best, rank = way.right(query)
+    missed = rank > 1 and (best not in found or len(notes) > 0)
+    asked = image_item(view, pictures, query) if query_is_image else Item(view.scores.texts[query])
+    return Example(asked, items, item(best, f"rank {rank:,}: ") if missed else None)
 
 
-def gallery(view: View, pictures: Pictures, direction: Direction, seed: int) -> list[Example]:
-    """Return a few random queries with their best results by the run's own similarity; ties in the store's order."""
+def gallery(view: View, pictures: Pictures, direction: Direction, count: int, top: int, seed: int) -> list[Example]:
+    """Return `count` random queries with the `top` results by the run's own similarity; ties in the store's order."""
     way = view.ways[direction]
     best = {
-        query: way.similarity[query].sort(descending=True, stable=True).indices[:TOP].tolist()
-        for query in drawn(way.queries, QUERIES, seed)
+        query: way.similarity[query].sort(descending=True, stable=True).indices[:top].tolist()
+        for query in drawn(way.queries, count, seed)
     }
     return [example(view, pictures, direction, query, found) for query, found in best.items()]
 
 
-def by_element(view: View, pictures: Pictures, direction: Direction, seed: int) -> dict[str, list[Example]]:
-    """Return the best result of each element of a few queries.
+def by_element(view: View, pictures: Pictures, direction: Direction, count: int, seed: int) -> dict[str, list[Example]]:
+    """Return the best result of each element of `count` queries.
 
     Returns:
         ``{"successes", "failures"}``: queries whose whole set finds a right item first, and others, both random.
@@ -95,7 +104,7 @@ def by_element(view: View, pictures: Pictures, direction: Direction, seed: int) 
     way = view.ways[direction]
     hits, cases = way.hits[way.queries], {}
     for name, which in (("successes", way.queries[hits]), ("failures", way.queries[~hits])):
-        chosen = drawn(which, CASES, seed)
+        chosen = drawn(which, count, seed)
         found = nearest(way.query_elements[chosen], way.item_elements)
         notes = [f"element {k}" for k in range(1, found.shape[1] + 1)]
         cases[name] = [

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....pipeline.reading.joined_sets import JoinedSets
-from ..pictures import Picture, Pictures, box_outline, input_of, shade
+from ..pictures import Picture, Pictures, box_outline, heat, input_of
 from ..views import View
 
 CELLS = 36  # of a side of the map that regions are drawn on
@@ -29,7 +29,7 @@ class Place:
     def drawn(self, weights: np.ndarray, alt: str) -> str:
         """Return the picture as SVG with attention over it.
 
-        It is grey where little is attended to, and the foremost boxes are outlined.
+        It is coloured where much is attended to, and the foremost boxes are outlined.
 
         Args:
             weights: of each row; what comes after them is padding.
@@ -42,7 +42,7 @@ class Place:
         lit = relative[:, None, None] * (down[:, :, None] & across[:, None, :])
         foremost = self.boxes[np.argsort(-relative, kind="stable")[:OUTLINED]].tolist()
         outlines = "".join(box_outline(box, self.picture) for box in foremost)
-        return self.picture.svg(alt, shade(lit.max(0), *self.picture.size) + outlines)
+        return self.picture.svg(alt, heat(lit.max(0), *self.picture.size) + outlines)
 
 
 def why_no_places(view: View, pictures: Pictures, images: list[int]) -> str:

@@ -4,41 +4,55 @@ Figure A1 of *Improving Cross-Modal Retrieval with Set of Diverse Embeddings* (S
 Matters* (MaxMatch).
 """
 
-from functools import partial
-
 import numpy as np
 import torch
 
 from ...modules.embedding import Gaussian, Sequence
-from ..figures import Plot
-from ..plots import points
+from ..figures import Map, Mark
 from ..views import View
-from .examples import drawn
+from .examples import described, drawn
 
-POINTS = 1000  # elements of a map
+POINTS = 200  # elements of a map: few enough to be told apart
 
 
-def element_map(view: View, seed: int) -> Plot:
-    """Draw the elements of random images, each with one of its captions."""
+def element_map(view: View, seed: int) -> Map:
+    """Place the elements of random images, each with one of its captions."""
     left, right = view.image_elements, view.caption_elements
     owner = view.scores.caption_image.numpy()
     images = drawn(np.unique(owner), max(2, POINTS // (left.shape[1] + right.shape[1])), seed)
-    left, right = left[images], right[np.searchsorted(owner, images)]  # the first caption of each
+    captions = np.searchsorted(owner, images)  # the first of each
+    left, right = left[images], right[captions]
     rows = torch.cat([left.flatten(0, 1), right.flatten(0, 1)]).cpu().numpy()
-    placed = np.split(tsne(rows, seed), [left.shape[0] * left.shape[1]])
-    series = []
-    for side, modality, marker in zip(placed, ("image", "caption"), ("o", "x"), strict=True):
-        own = side.reshape(len(images), -1, 2)
-        for k in range(own.shape[1]):
-            name = f"{modality}, slot {k + 1}" if view.is_set else modality
-            colour = k if view.is_set else int(modality == "caption")
-            series.append((name, own[:, k, 0].tolist(), own[:, k, 1].tolist(), colour, marker))
-    caption = (
-        f"{view.name}: t-SNE of {_what(view)} of {len(images)} random images (dots) and of a caption of each (crosses)"
-        + (", a colour a slot." if view.is_set else ".")
-        + " Near is similar; the axes have no unit."
-    )
-    return Plot(partial(points, series, "t-SNE 1", "t-SNE 2", ticks=False), "Scatter plot", caption)
+    placed = _percent(tsne(rows, seed))
+    samples: list[list[Mark]] = [[] for _ in images]
+    slots = left.shape[1], right.shape[1]
+    for modality, count, side in zip(
+        ("image", "caption"), slots, np.split(placed, [left[..., 0].numel()]), strict=True
+    ):
+        for n, own in enumerate(side.reshape(len(images), count, 2).tolist()):
+            text = view.scores.texts[captions[n]]
+            title = described(view.scores.ids[images[n]], text) if modality == "image" else f"Caption: {text}"
+            samples[n] += [
+                Mark(modality, _colour(view, modality, k), x, y, f"{title} (slot {k + 1})" if view.is_set else title)
+                for k, (x, y) in enumerate(own)
+            ]
+    caption = f"t-SNE of {_what(view)} of {len(images)} random images and of a caption of each."
+    kinds = ("image", "caption")
+    legend = [(one, Mark(one, None if view.is_set else _colour(view, one, 0), 0, 0, "")) for one in kinds]
+    if view.is_set:
+        legend += [(f"slot {k + 1}", Mark("slot", k, 0, 0, "")) for k in range(max(slots))]
+    return Map(caption, legend, samples)
+
+
+def _colour(view: View, modality: str, slot: int) -> int:
+    """Return the number of a mark's colour: that of its slot, or of its modality where there is one only."""
+    return slot if view.is_set else int(modality == "caption")
+
+
+def _percent(places: np.ndarray) -> np.ndarray:
+    """Return places, [N, 2], as percent of a map with a margin."""
+    low, high = places.min(0), places.max(0)
+    return np.asarray((3 + 94 * (places - low) / np.maximum(high - low, 1e-9)).round(2))
 
 
 def tsne(rows: np.ndarray, seed: int) -> np.ndarray:

@@ -48,7 +48,7 @@ def _protocol(*found: tuple[str, Result]) -> Table:
     recalls = first.rsum is not None
     paper = any(result.paper_rsum is not None for _, result in found)
     header += ["RSUM", "mean recall"] * recalls + ["paper's RSUM", "difference"] * paper
-    rows = []
+    rows, shaded = [], []
     for name, one in found:
         values = [(measure, getattr(one, way)[measure]) for way in WAYS for measure in measures]
         cells = [number(value, 1 if measure == "medr" else 2) for measure, value in values]
@@ -57,13 +57,15 @@ def _protocol(*found: tuple[str, Result]) -> Table:
         if paper:
             cells += [number(one.paper_rsum), number(one.difference)]
         rows.append([name, *cells])
+        recalled = [None if measure == "medr" else value for measure, value in values]
+        shaded.append(recalled + [None] * (len(cells) - len(recalled)))
     unit = "recall in percent, medr: median rank from 1" if recalls else "in percent"
     caption = (
         f"Protocol {first.protocol}, split {first.split}: {first.images:,} images, {first.captions:,} captions "
         f"({first.captions_per_image:.2f} an image), {first.skipped:,} skipped, ties "
         f"{first.ties}. i→t is image to text, t→i text to image; {unit}."
     )
-    return Table(caption, header, rows)
+    return Table(caption, header, rows, shaded)
 
 
 def rsum_plot(names: Several[str], results: Several[Evaluation]) -> Plot | None:
@@ -136,13 +138,13 @@ def similarity_table(view: View, ties: Ties) -> Table | None:
     own = view.run.recipe.similarity["name"]
     scored = {f"{own} (its own)": view.scores.similarity[: len(images), : len(captions)]}
     scored |= {name: in_blocks(SIMILARITIES[name](), images, captions) for name in SETS if name != own}
-    rows = []
+    rows, values = [], list[list[float | None]]()
     for name, similarity in scored.items():
         table = recall_table(*ranks(similarity, owner), ties)
-        rows.append([name, *(number(value) for value in (*_recalls(table), table.rsum))])
+        values.append([*_recalls(table), None])
+        rows.append([name, *map(number, (*_recalls(table), table.rsum))])
     caption = (
-        f"{view.name}: the same embedding sets compared by its own similarity and by others, which it was "
-        f"not trained with; the first {len(images):,} images and their {len(captions):,} captions, recall in "
-        "percent."
+        "The same embedding sets compared by the run's own similarity and by others, which it was not trained with; "
+        f"the first {len(images):,} images and their {len(captions):,} captions, recall in percent."
     )
-    return Table(caption, ["similarity", *RECALLS, "RSUM"], rows)
+    return Table(caption, ["similarity", *RECALLS, "RSUM"], rows, values)

@@ -15,7 +15,6 @@ from ...modules.similarity import CrossAttention
 from ..figures import number
 from ..pictures import Pictures
 from ..views import View
-from .attention import IMAGES
 from .examples import described, drawn
 from .places import Place, place_of, why_no_places
 
@@ -79,13 +78,13 @@ class Reading:
     reason: str
 
 
-def words_over_images(view: View, pictures: Pictures, seed: int) -> Reading | None:
-    """Return the words' attention over a few random images; None where the run compares without cross-attention."""
+def words_over_images(view: View, pictures: Pictures, count: int, seed: int) -> Reading | None:
+    """Return the words' attention over `count` random images; None where the run compares without cross-attention."""
     if not isinstance(view.model.compare, CrossAttention):
         return None
     kinds = {part.kind for part in parts_of(view.batches.image_set)}
     what = "cells" if kinds == {"grid"} else "regions"
-    chosen = drawn(np.unique(view.scores.caption_image.numpy()), IMAGES, seed)
+    chosen = drawn(np.unique(view.scores.caption_image.numpy()), count, seed)
     reason = why_no_places(view, pictures, chosen)
     shown = [] if reason else [_read(view, pictures, image) for image in chosen]
     images = [one for one in shown if one]
@@ -121,11 +120,10 @@ def _read(view: View, pictures: Pictures, image: int) -> Read | None:
     place = place_of(view, pictures, image)
     if place is None:
         return None
-    own = (view.scores.caption_image == image).nonzero()[:, 0]
-    closest = int(own[view.scores.similarity[image].cpu()[own].argmax()])
-    captions = [_caption(view, place, image, closest, "The closest of its own captions")]
     way = view.ways["image_to_text"]
-    if not way.hits[image]:
+    closest, rank = way.right(image)
+    captions = [_caption(view, place, image, closest, f"The closest of its own captions, rank {rank:,}")]
+    if rank > 1:
         first = int(way.found[image])
         captions.append(_caption(view, place, image, first, "The caption that is found first, of another image"))
     name = view.scores.ids[image]

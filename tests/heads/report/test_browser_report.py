@@ -57,7 +57,7 @@ CUT_OFF = """() => {
           box.bottom > frame.bottom + 1) cut.push(text.textContent);
     }
   }
-  for (const element of document.querySelectorAll('caption, figcaption, p, h1, h2, h3, h4, h5, .picture')) {
+  for (const element of document.querySelectorAll('caption, figcaption, p, h1, h2, h3, h4, i, .picture, .wide td')) {
     const box = element.getBoundingClientRect();
     if (box.width && (box.right > innerWidth + 1 || box.left < -1) && !element.closest('.skip'))
       cut.push(`${element.tagName} ${(element.textContent || element.getAttribute('aria-label')).slice(0, 40)}`);
@@ -82,6 +82,7 @@ def report(tmp_path_factory):
     train(store, load_recipe("scan", SMALL), folder / "scan", device="cpu")
     runs = [folder / "setdiv", folder / "a-run-with-quite-a-long-name-indeed", folder / "scan"]
     write_report(runs, folder / "report.html", data_root=folder, device="cpu")
+    write_report(runs[:1], folder / "one.html", data_root=folder, device="cpu")
     torch.set_num_threads(before)
     return folder / "report.html"
 
@@ -90,7 +91,7 @@ def report(tmp_path_factory):
 def opened(chromium, report):
     with contextlib.ExitStack() as stack:
 
-        def show(width=1280, scheme="light"):
+        def show(width=1280, scheme="light", name="report.html"):
             context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
             stack.callback(context.close)
             page = context.new_page()
@@ -98,7 +99,7 @@ def opened(chromium, report):
             page.on("console", lambda message: page.said.append(message.text))
             page.on("pageerror", lambda error: page.said.append(str(error)))
             page.on("request", lambda request: page.said.append(request.url))
-            page.goto(report.as_uri())
+            page.goto(report.with_name(name).as_uri())
             return page
 
         yield show
@@ -132,10 +133,60 @@ def test_every_word_of_a_caption_has_its_map(opened):
     page = opened(320)
     words = page.get_by_role("list", name="Words of the caption").first
     caption = words.get_attribute("aria-label").removeprefix("Words of the caption: ")
-    shown = [word.split("\n")[0] for word in words.get_by_role("listitem").all_inner_texts()]
+    shown = words.locator("b").all_inner_texts()
     assert shown == caption.split()
     assert words.get_by_role("img", name="Attention of").count() == len(shown)
-    assert min(box["width"] for box in (img.bounding_box() for img in words.get_by_role("img").all())) > 60
+    assert words.get_by_role("listitem").count() == len(shown)
+
+
+@pytest.mark.parametrize("width", [320, 390, 1280])
+def test_attention_is_never_small(opened, width):
+    page = opened(width)
+    page.evaluate("document.querySelectorAll('details').forEach(element => element.open = true)")
+    widths = page.evaluate(
+        "[...document.querySelectorAll('.looks .picture')].map(e => e.getBoundingClientRect().width)"
+    )
+    assert len(widths) > 20
+    assert min(widths) >= 160
+
+
+def test_the_map_fills_the_width_and_pointing_at_it_tells_samples_apart(opened):
+    page = opened(name="one.html")
+    box = page.locator(".map").bounding_box()
+    assert box["width"] >= 700
+    mark = page.locator(".map i").first
+    assert mark.get_attribute("title").startswith("Image ")
+    faded = "[...document.querySelectorAll('.map span')].map(e => getComputedStyle(e.firstElementChild).opacity)"
+    assert set(page.evaluate(faded)) == {"1"}
+    mark.hover(force=True)
+    assert page.evaluate(faded).count("1") == 1
+    assert opened(390, name="one.html").locator(".map").bounding_box()["width"] > 300
+
+
+def test_the_contents_stay_in_sight(opened):
+    for width in (390, 1280):
+        page = opened(width)
+        page.evaluate("scrollTo(0, 3000)")
+        assert page.get_by_role("navigation").bounding_box()["y"] == 0
+
+
+def test_wide_tables_are_rows_on_a_phone(opened):
+    overflow = """() => [...document.querySelectorAll('.scroll')].filter(e => e.checkVisibility())
+      .filter(e => e.querySelector('.wide') && e.scrollWidth > e.clientWidth + 1).length"""
+    shown = "getComputedStyle(document.querySelector('.wide td[data-label]'), '::before').content"
+    assert opened(390).evaluate(overflow) == 0
+    assert opened(390).evaluate(shown) != "none"
+    assert opened(1280).evaluate(shown) == "none"
+
+
+def test_on_paper_nothing_is_wider_than_the_sheet(opened):
+    page = opened(718)  # A4 between margins of 1 cm
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 718
+    wide = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth + 1)"
+    assert page.evaluate(f"{wide}.map(e => e.getAttribute('aria-label') + e.scrollWidth)") == []
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert not page.get_by_role("navigation").is_visible()
 
 
 def test_by_keyboard(opened):

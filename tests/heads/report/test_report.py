@@ -27,10 +27,10 @@ from xret.heads.report.figures import heat_map, number
 from xret.heads.report.pictures import COVER, SIDE, Picture, Pictures, input_of
 from xret.heads.report.plots import curves
 from xret.heads.report.sections.attention import attention_of
-from xret.heads.report.sections.comparison import agreement_table
-from xret.heads.report.sections.examples import by_element, drawn, gallery, nearest
+from xret.heads.report.sections.comparison import agreement_table, disagreements
+from xret.heads.report.sections.examples import by_element, drawn, example, gallery, nearest
 from xret.heads.report.sections.places import CELLS, Place, grid_boxes
-from xret.heads.report.sections.space import tsne
+from xret.heads.report.sections.space import element_map, tsne
 from xret.heads.report.sections.tables import similarity_table
 from xret.heads.report.views import elements, names, open_views
 from xret.heads.runs.run import Run
@@ -153,7 +153,11 @@ def test_every_kind_of_embedding_has_its_page(folder, run, name):
     assert "There are no pictures on this page, only ids and captions" in text
     assert ("Most uncertain images" in text) == (name in ("gaussian-vsepp", "pcme"))
     assert ("weighs each rank" in text) == (name == "vse-infty")
-    assert ("No run here embeds a sample as a set" in text) == (name != "pcme")
+    assert text.count("circular variance, single elements: The embeddings are no sets of several elements.") == (
+        name != "pcme"
+    )
+    assert ("Each element on its own" in text) == (name == "pcme")
+    assert "#attention" not in (folder / f"{name}.html").read_text()  # no pictures, which is said above
     result = evaluate([folder / name], device="cpu").results[0]
     assert number(result.rsum) in text
 
@@ -163,7 +167,7 @@ def test_a_page_of_two_runs(two, run):
     for name in ("setdiv", "vsepp"):
         result = evaluate([run(name)], device="cpu").results[0]
         row = re.search(rf'<tr><th scope="row">{name}</th>(.*)</tr>', two)[1]
-        cells = re.findall("<td>(.*?)</td>", row)
+        cells = re.findall("<td[^>]*>(.*?)</td>", row)
         assert cells[:3] == [number(result.image_to_text[f"R@{k}"]) for k in (1, 5, 10)]
         assert cells[4:7] == [number(result.text_to_image[f"R@{k}"]) for k in (1, 5, 10)]
         assert cells[8] == number(result.rsum)
@@ -172,6 +176,38 @@ def test_a_page_of_two_runs(two, run):
     assert "12 images, 30 captions (2.50 an image), 0 skipped, ties pessimistic" in outline.text
     best = Run(run("setdiv")).info.best_rsum
     assert f"validation RSUM {best:.2f}" in outline.text
+
+
+def test_topics_of_two_runs_stand_side_by_side(two):
+    outline = require_sound(two)
+    topics = re.findall(r'<h2 id="([a-z]+)">', two)
+    assert re.findall(r'<li><a href="#([a-z]+)">', two) == topics
+    assert topics == ["runs", "evaluation", "comparison", "training", "diagnostics", "space", "attention", "elements",
+                      "galleries"]  # fmt: skip
+    assert re.findall('<th scope="col">([^<]*)</th>', two[two.index('<h2 id="runs">') :])[:3] == [
+        "run",
+        "setdiv",
+        "vsepp",
+    ]
+    assert two.count("<article") >= 6
+    galleries = two[two.index('<h2 id="galleries">') :]
+    labels = re.findall('<p><strong class="run">([^<]*)</strong>', galleries)
+    assert labels == ["setdiv", "vsepp"] * 4  # two queries of each direction
+    (why,) = re.findall(r"<li>([^<]*no sets of several elements[^<]*)</li>", two)
+    assert why == "circular variance, single elements (vsepp): The embeddings are no sets of several elements."
+    assert outline.text.count("Its image embeddings are made without attention") == 1
+    marks = re.findall(r'<i class="(image|caption)" [^>]*title="([^"]+)"', two)
+    assert len(marks) == 12 * (8 + 2)
+    assert all(title.startswith(("Image ", "Caption: ")) for _, title in marks)
+
+
+def test_wide_tables_name_their_cells(two):
+    tables = re.findall(r'<table class="wide">.*?</table>', two, flags=re.S)
+    assert tables
+    for table in tables:
+        header = re.findall('<th scope="col">([^<]*)</th>', table)
+        for row in re.findall("<tr>(<th scope=.row.*?)</tr>", table):
+            assert re.findall('data-label="([^"]*)"', row) == header[1:]
 
 
 def test_captions_are_text_not_markup(two):
@@ -201,19 +237,54 @@ def test_damaged_pictures_are_named(folder, run, tmp_path):
 def test_a_gallery_is_the_head_of_the_ranking(view, run, no_pictures):
     scores = score(run("setdiv"), device="cpu")
     for direction, matrix in (("image_to_text", scores.similarity), ("text_to_image", scores.similarity.T)):
-        examples = gallery(view, no_pictures, direction, 3)
-        assert len(examples) == 5
-        for example in examples:
+        examples = gallery(view, no_pictures, direction, 6, 5, 3)
+        assert len(examples) == 6
+        for shown in examples:
             if direction == "image_to_text":
-                query = scores.ids.index(example.query.name)
+                query = scores.ids.index(shown.query.name)
                 best = [(scores.texts[row], scores.caption_image[row] == query) for row in _ranked(matrix[query])]
-                assert [(item.text, item.right) for item in example.found] == best
+                assert [(item.text, item.right) for item in shown.found] == best
             else:
-                asking = [row for row, text in enumerate(scores.texts) if text == example.query.text]
+                asking = [row for row, text in enumerate(scores.texts) if text == shown.query.text]
                 found = [
                     [(scores.ids[i], scores.caption_image[row] == i) for i in _ranked(matrix[row])] for row in asking
                 ]
-                assert [(item.name, item.right) for item in example.found] in found
+                assert [(item.name, item.right) for item in shown.found] in found
+
+
+def test_a_failure_shows_the_right_answer_its_rank_and_its_score(view, no_pictures):
+    failed = 0
+    for direction, way in view.ways.items():
+        for query in way.queries.tolist():
+            scores = way.similarity[query].tolist()
+            ranking = sorted(range(len(scores)), key=lambda item: (-scores[item], item))
+            own = [item for item in ranking if way.item_image[item] == way.query_image[query]]
+            rank = 1 + ranking.index(own[0])
+            assert way.right(query) == (own[0], rank)
+            one = example(view, no_pictures, direction, query, ranking[:1])
+            assert one.found[0].note == number(scores[ranking[0]])
+            failed += rank > 1
+            if rank == 1:
+                assert one.missed is None
+                continue
+            said = view.scores.texts[own[0]] if direction == "image_to_text" else view.scores.ids[own[0]]
+            assert (one.missed.text if direction == "image_to_text" else one.missed.name) == said
+            assert (one.missed.right, one.missed.note) == (True, f"rank {rank}: {number(scores[own[0]])}")
+            assert example(view, no_pictures, direction, query, ranking[:rank]).missed is None  # it is there already
+    assert failed > 5
+
+
+def test_where_runs_disagree_each_says_its_score_and_the_rank_of_the_right_one(run, no_pictures):
+    views = open_views([run("setdiv"), run("vsepp")], None, "test", "cpu")
+    examples = disagreements(views, no_pictures, "text_to_image", 0)
+    assert examples
+    for one in examples:
+        assert {item.right for item in one.found} == {True, False}
+        for view, item in zip(views, one.found, strict=True):
+            assert re.fullmatch(
+                rf"{view.name}: [\d.−]+" + ("" if item.right else r", the right one at rank [1-9]\d*: [\d.−]+"),
+                item.note,
+            )
 
 
 def _ranked(scores):
@@ -232,18 +303,19 @@ def test_each_element_finds_what_is_nearest_to_it():
 
 def test_successes_succeed_and_failures_fail(view, no_pictures):
     for direction in ("image_to_text", "text_to_image"):
-        cases = by_element(view, no_pictures, direction, 0)
+        cases = by_element(view, no_pictures, direction, 3, 0)
         assert cases["failures"]
         for name, right in (("successes", True), ("failures", False)):
-            for example in cases[name]:
-                assert [item.note for item in example.found] == [f"element {k}" for k in (1, 2, 3, 4)]
+            for shown in cases[name]:
+                assert [item.note.split(":")[0] for item in shown.found] == [f"element {k}" for k in (1, 2, 3, 4)]
+                assert (shown.missed is None) is right
                 if direction == "image_to_text":
-                    row = view.scores.ids.index(example.query.name)
+                    row = view.scores.ids.index(shown.query.name)
                     assert bool(view.ways[direction].hits[row]) is right
                     own = {view.scores.texts[c] for c in np.flatnonzero(view.scores.caption_image == row)}
-                    assert all(item.text in own for item in example.found if item.right)
+                    assert all(item.text in own for item in shown.found if item.right)
                 else:
-                    asked = [c for c, text in enumerate(view.scores.texts) if text == example.query.text]
+                    asked = [c for c, text in enumerate(view.scores.texts) if text == shown.query.text]
                     assert any(bool(view.ways[direction].hits[c]) is right for c in asked)
 
 
@@ -256,8 +328,8 @@ def test_attention_is_that_of_the_model(view):
     assert (weights[:, 0] - weights[:, 1]).abs().max() > 1e-6
 
 
-def covered(overlay):
-    """Return how far an overlay covers each of its cells, from 0 to 1."""
+def warmth(overlay):
+    """Return how far an overlay colours each of its cells, from 0 to 1."""
     data = re.search('base64,([^"]+)', overlay)[1]
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))[..., 3] / COVER
 
@@ -270,7 +342,7 @@ def test_the_boxes_of_a_grid_lie_row_by_row():
 def test_a_grid_is_lit_where_it_is_attended_to():
     weights = np.array([0.4, 0.1, 0.0, 0.2])
     overlay = Place(Picture("p", (30, 20), ""), grid_boxes(2, 2), (2, 2)).drawn(weights, "")
-    np.testing.assert_allclose(covered(overlay), 1 - weights.reshape(2, 2) / 0.4, atol=0.01)
+    np.testing.assert_allclose(warmth(overlay), weights.reshape(2, 2) / 0.4, atol=0.01)
     outlines = re.findall('<rect x="([^"]+)" y="([^"]+)" width="([^"]+)" height="([^"]+)"', overlay)
     assert outlines == [("0.0", "0.0", "15.0", "10.0"), ("15.0", "10.0", "15.0", "10.0")]
 
@@ -279,13 +351,13 @@ def test_regions_are_lit_where_they_are():
     boxes = np.array([[0.0, 0.0, 0.5, 0.5], [0.25, 0.25, 1.0, 1.0], [0.0, 0.5, 0.25, 1.0]])
     weights = np.array([0.2, 0.4, 0.1])
     overlay = Place(Picture("p", (40, 20), ""), boxes, (CELLS, CELLS)).drawn(np.append(weights, 0.0), "")
-    dark = covered(overlay)
-    side = len(dark)
+    warm = warmth(overlay)
+    side = len(warm)
     for row in range(side):
         for column in range(side):
             x, y = (column + 0.5) / side, (row + 0.5) / side
             inside = [w for w, (x1, y1, x2, y2) in zip(weights, boxes, strict=True) if x1 <= x <= x2 and y1 <= y <= y2]
-            assert dark[row, column] == pytest.approx(1 - max(inside, default=0) / 0.4, abs=0.01)
+            assert warm[row, column] == pytest.approx(max(inside, default=0) / 0.4, abs=0.01)
     assert re.findall('<rect x="([^"]+)" y="([^"]+)" width="([^"]+)"', overlay) == [
         ("10.0", "5.0", "30.0"),
         ("0.0", "0.0", "20.0"),
@@ -387,6 +459,24 @@ def test_groups_stay_groups_on_the_map():
     np.testing.assert_array_equal(tsne(np.ones((1, 3)), 0), np.zeros((1, 2)))
 
 
+def test_marks_of_a_map_are_few_and_say_what_they_are(view, run):
+    found = element_map(view, 0)
+    assert [name for name, _ in found.legend] == ["image", "caption", "slot 1", "slot 2", "slot 3", "slot 4"]
+    assert len(found.samples) == 12
+    for sample in found.samples:
+        assert [(mark.modality, mark.colour) for mark in sample] == [
+            (modality, slot) for modality in ("image", "caption") for slot in range(4)
+        ]
+        row = view.scores.ids.index(sample[0].title.split(":")[0].removeprefix("Image "))
+        assert sample[1].title == f"Image {view.scores.ids[row]}: {view.first_caption(row)} (slot 2)"
+        assert sample[7].title == f"Caption: {view.first_caption(row)} (slot 4)"
+        assert all(3 <= place <= 97 for mark in sample for place in (mark.left, mark.top))
+    (vectors,) = open_views([run("vsepp")], None, "test", "cpu")
+    found = element_map(vectors, 0)
+    assert [(name, mark.colour) for name, mark in found.legend] == [("image", 0), ("caption", 1)]
+    assert {tuple(mark.colour for mark in sample) for sample in found.samples} == {(0, 1)}
+
+
 def test_other_similarities_are_measured_as_a_run_with_them(view, run, folder):
     table = similarity_table(view, "pessimistic")
     rows = {row[0]: row[1:] for row in table.rows}
@@ -442,9 +532,12 @@ def test_runs_are_told_apart(tmp_path):
 
 def test_numbers_as_the_tables_show_them():
     assert [number(value) for value in (None, 1234.567, -0.001, -2.5)] == ["–", "1,234.57", "0.00", "−2.50"]
-    table = heat_map("c", "x", [[-0.5, 2.0]], full=4.0)
+    table = heat_map("c", "x", [[-0.5, 2.0]], digits=1, whole=(0.0, 4.0))
     assert table.rows == [["1", "−0.5", "2.0"]]
     assert table.heat == [[0.0, 0.5]]
+    assert heat_map("c", "x", [[50.0, 69.1], [84.5, 90.0]]).heat == [[0.0, pytest.approx(0.4775)],
+                                                                     [pytest.approx(0.8625), 1.0]]  # fmt: skip
+    assert heat_map("c", "x", [[2.0, 2.0]]).heat == [[0.0, 0.0]]
 
 
 def test_a_drawing_takes_the_colours_of_the_page():

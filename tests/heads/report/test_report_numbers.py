@@ -13,6 +13,9 @@ from xret.heads.report.diagnostics.cost import Cost
 from xret.heads.report.diagnostics.crops import Accuracy, Crop, Crops, Example, Threshold
 from xret.heads.report.diagnostics.elements import Ablated, AblatedRsum, Cosines, Elements, Wins
 from xret.heads.report.diagnostics.uncertainty import Distribution, UncertainCaption, UncertainImage, Uncertainty
+from xret.heads.report.figures import by_kind, heat_map, side_by_side
+from xret.heads.report.page import absent
+from xret.heads.report.sections.crops import together
 from xret.heads.report.sections.diagnoses import diagnosis
 from xret.heads.report.sections.tables import evaluation_tables, rsum_plot, training_plots
 
@@ -31,8 +34,8 @@ def found(**known):
 
 
 def test_reasons_say_what_is_missing():
-    page = diagnosis("run", found(reasons={"gpo": "there is none", "uncertainty": "no Gaussians"}), NoPictures())
-    assert page.reasons == ["coefficients of GPO: there is none", "uncertainty: no Gaussians"]
+    page = diagnosis(found(reasons={"gpo": "there is none", "uncertainty": "no Gaussians"}), NoPictures())
+    assert page.reasons == {"coefficients of GPO": "there is none", "uncertainty": "no Gaussians"}
     assert not (page.heat_maps or page.plots or page.tables or page.uncertain)
 
 
@@ -40,24 +43,23 @@ def test_elements_and_their_numbers():
     rsum = AblatedRsum(400.0, Ablated([100.0, 300.0], [310.0, 120.0]), Ablated([200.0], None), pairs=[[100.0], [250.0]])
     wins = Wins([[0.25], [0.75]], [0.25, 0.75], [1.0])
     cosines = Cosines([[1.0, 0.2], [0.2, 1.0]], [[1.0]], matching=[[0.3], [0.4]], any=[[-0.1], [0.0]])
-    page = diagnosis("run", found(elements=Elements(rsum, wins, cosines)), NoPictures())
-    heat = {table.caption: table for table in page.heat_maps}
-    assert len(heat) == 6
-    (shares,) = (table for caption, table in heat.items() if "how often (%)" in caption)
-    assert (shares.rows, shares.heat) == ([["1", "25.0"], ["2", "75.0"]], [[0.25], [0.75]])
-    (pairs,) = (table for caption, table in heat.items() if "all elements give 400.00" in caption)
-    assert (pairs.rows, pairs.heat) == ([["1", "100.0"], ["2", "250.0"]], [[0.25], [0.625]])
-    (within,) = (table for caption, table in heat.items() if "within the sets of images" in caption)
+    page = diagnosis(found(elements=Elements(rsum, wins, cosines)), NoPictures())
+    assert list(page.heat_maps) == ["matching", "any", "image", "text", "wins", "rsum"]
+    shares, pairs, within = (page.heat_maps[kind] for kind in ("wins", "rsum", "image"))
+    assert (shares.rows, shares.heat) == ([["1", "25.0"], ["2", "75.0"]], [[0.0], [1.0]])
+    assert (pairs.rows, pairs.heat) == ([["1", "100.0"], ["2", "250.0"]], [[0.0], [1.0]])
+    assert "all elements give 400.00" in pairs.caption
     assert [name.split() for name in within.header] == [["image", "↓", "image", "→"], ["1"], ["2"]]
-    images, captions = page.plots
+    assert within.heat == [[1.0, 0.2], [0.2, 1.0]]
+    images, captions = page.plots.values()
     assert images.table.rows == [["1", "100.00", "310.00"], ["2", "300.00", "120.00"]]
     assert captions.table.header == ["caption element", "only this element"]
 
 
 def test_coefficients_of_the_most_frequent_lengths():
     lengths = [Length(n, samples=n % 5, coefficients=[1 / n] * n) for n in range(1, 9)]
-    page = diagnosis("run", found(gpo=Coefficients([Part("pool", lengths)], [])), NoPictures())
-    (plot,) = page.plots
+    page = diagnosis(found(gpo=Coefficients([Part("pool", lengths)], [])), NoPictures())
+    (plot,) = page.plots.values()
     assert "of the image branch (pool)" in plot.caption
     for length in range(1, 9):
         assert (f">{length} rows<" in plot.draw()) == (length in (3, 4, 8, 2))
@@ -77,13 +79,13 @@ def test_crops(gaussians):
     ]
     single = Accuracy({"A": 100.0, "C": 0.0}, {"A": 50.0, "C": 100.0})
     example = Example("7.jpg", [40, 20], *cuts, single)
-    thresholds = [Threshold(area, 1200, uncertainty, accuracy, example) for area in (0.1, 0.5)]
-    page = diagnosis("run", found(crops=Crops(7, thresholds)), NoPictures())
-    (table,) = page.tables
+    thresholds = [Threshold(area, 1200, uncertainty, accuracy, example) for area in (0.1, 0.3, 0.5)]
+    page = diagnosis(found(crops=Crops(7, thresholds)), NoPictures())
+    table = page.tables["crops"]
     assert table.header[2:] == ["crop A asks", "crop C asks", "caption A asks", "caption C asks"]
-    assert table.rows == [[area, "1,200", "80.00", "60.00", "75.00", "55.50"] for area in ("10", "50")]
+    assert table.rows == [[area, "1,200", "80.00", "60.00", "75.00", "55.50"] for area in ("10", "30", "50")]
     assert len(page.plots) == 2 * gaussians
-    for plot, what in zip(page.plots, ("crop", "caption"), strict=False):
+    for plot, what in zip(page.plots.values(), ("crop", "caption"), strict=False):
         assert re.findall(r">(\w+ [AC])<", plot.draw()) == [f"{what} A", f"{what} C"]
     assert [one.title for one in page.triplets] == [f"A and B below {area} % of the image" for area in (10, 50)]
     one = page.triplets[0]
@@ -95,6 +97,37 @@ def test_crops(gaussians):
     ]
     chosen = [("the crop's choice", ["✓ right", "–", "✗ wrong"]), ("the caption's choice", ["= tied", "–", "✓ right"])]
     assert one.rows == (values if gaussians else []) + chosen
+    merged = together({"a": page.triplets, "b": [page.triplets[0]]})
+    assert [triplet.title for triplet in merged] == [triplet.title for triplet in page.triplets]
+    assert [name for name, _ in merged[0].rows] == [f"{run}: {name}" for run in "ab" for name, _ in one.rows]
+    assert merged[0].rows[-1][1] == one.rows[-1][1]
+    assert len(merged[1].rows) == len(page.triplets[1].rows)
+    assert together({"a": page.triplets}) == page.triplets
+
+
+def test_what_is_absent_is_said_once():
+    reasons = {
+        "a": {"circular variance": "no sets", "elements": "no sets", "attention": "no pictures"},
+        "b": {"elements": "no sets", "circular variance": "no sets", "gpo": "none", "attention": "no pictures"},
+        "c": {"gpo": "none", "attention": "no pictures"},
+    }
+    assert absent(reasons) == [
+        ("circular variance, elements", "a, b", "no sets"),
+        ("attention", "", "no pictures"),
+        ("gpo", "b, c", "none"),
+    ]
+    assert absent({"a": {}}) == []
+
+
+def test_runs_stand_side_by_side():
+    tables = {run: heat_map("c", "x", [[value]]) for run, value in (("a", 1.0), ("b", 3.0), ("c", 2.0))}
+    both = side_by_side(tables)
+    assert (both.header, both.rows) == (["run", "x", "1"], [[run, "1", cells] for run, cells in
+                                                           (("a", "1.00"), ("b", "3.00"), ("c", "2.00"))])  # fmt: skip
+    assert both.heat == [[None, 0.0], [None, 1.0], [None, 0.5]]
+    assert side_by_side({"a": tables["a"]}) == tables["a"]
+    found = by_kind({"a": {"x": 1, "z": 2}, "b": {"y": 3, "z": 4}, "c": {"x": 5}})
+    assert found == [("a", "x", 1), ("c", "x", 5), ("a", "z", 2), ("b", "z", 4), ("b", "y", 3)]
 
 
 def test_the_most_and_the_least_uncertain():
@@ -102,7 +135,7 @@ def test_the_most_and_the_least_uncertain():
     caption = UncertainCaption(1, "a dog", "8.jpg", 2.0)
     deciles = [float(k) for k in range(11)]
     sides = [Distribution(0.5, deciles, highest=[one] * 9, lowest=[one]) for one in (image, caption)]
-    page = diagnosis("run", found(uncertainty=Uncertainty(*sides)), NoPictures())
+    page = diagnosis(found(uncertainty=Uncertainty(*sides)), NoPictures())
     assert {title: len(items) for title, items in page.uncertain.items()} == {
         "Least uncertain images": 1,
         "Least uncertain captions": 1,
@@ -137,6 +170,12 @@ def test_the_papers_row_stands_beside_ours():
     assert "5,000 images, 25,000 captions (5.00 an image), 3 skipped, ties mean" in table.caption
     (table,) = evaluation_tables(["a"], evaluations(result()))
     assert table.header[-2:] == ["RSUM", "mean recall"]
+
+
+def test_recalls_are_shaded_from_the_lowest_to_the_highest():
+    (table,) = evaluation_tables(["a"], evaluations(result(paper=125.5)))
+    half = [0.0, 0.5, 1.0, None]  # of a median rank there is no shade
+    assert table.heat == [[*half, *half, None, None, None, None]]
 
 
 def test_protocols_of_r_precision_have_their_own_columns():

@@ -35,7 +35,8 @@ class FakeRetriever:
     """
 
     def __init__(self, folder, kind="set"):
-        self.run = SimpleNamespace(path=Path(folder) / "a-run", recipe=SimpleNamespace(name="setdiv"))
+        recipe = SimpleNamespace(name="setdiv", similarity={"name": "smooth-chamfer"})
+        self.run = SimpleNamespace(path=Path(folder) / "a-run", recipe=recipe)
         self.gate, self.asked, self.kind = threading.Event(), [], kind
         self.gate.set()
         images = Path(folder) / "images"

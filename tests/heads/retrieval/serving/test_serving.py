@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from small_server import COLOURS, FakeRetriever, Running, picture_bytes
 
+from xret.heads.modules.similarity import SIMILARITIES
 from xret.heads.retrieval.serving import server, site
 from xret.heads.retrieval.serving.guard import is_own, own_names
 from xret.heads.retrieval.serving.service import FORMATS, KEPT, MOST_PIXELS, Service
@@ -103,6 +104,13 @@ def test_an_index_of_as_many_others_is_refused_too(tmp_path):
         RunError, match=r"the index has 16 captions, which are not the 16 of split test: .* of one store"
     ):
         Service(retriever)
+
+
+def test_the_page_is_told_what_a_score_is(running):
+    about = running.ask("/api/about")[2]
+    assert about["score"] == SIMILARITIES["smooth-chamfer"].score
+    assert b'id="meaning"' in running.ask("/")[2]
+    assert b"`A score is ${scores}; larger is closer" in running.ask("/page.js")[2]
 
 
 def test_a_text_finds_the_retrievers_images(running):

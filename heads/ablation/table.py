@@ -181,7 +181,7 @@ def plot(lines: Sequence[Line], file: Path) -> None:
 
     keys = list(lines[0].values)
     key = keys[0]  # all have the same value
-    figure = Figure(figsize=(6, 4.5), layout="constrained")
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     measured = [line for line in lines if "rsum" in line.mean]
     if not measured and any(line.seeds for line in lines):
@@ -190,13 +190,13 @@ def plot(lines: Sequence[Line], file: Path) -> None:
         drawn = sorted((line for line in measured if line.protocol == protocol), key=lambda line: line.values[key])
         x, y = [line.values[key] for line in drawn], [line.mean["rsum"] for line in drawn]
         bars = [line.std.get("rsum", math.nan) for line in drawn] if any(line.std for line in drawn) else None
-        axes.errorbar(x, y, bars, marker="o", capsize=3, label=f"{protocol}: {_drawn(drawn)}")
+        axes.errorbar(x, y, bars, marker="o", capsize=3, label=f"protocol {protocol}: {_drawn(drawn)}")
         known = {line.values[key]: line.paper["rsum"] for line in drawn if "rsum" in line.paper}
         if known:
-            row = next(line.row for line in drawn if line.row)
-            axes.plot([*known], [*known.values()], "x", label=f"{protocol}: the paper's value, {ROWS[row].title}")
+            title = next(ROWS[line.row].title for line in drawn if line.row)
+            axes.plot([*known], [*known.values()], "x", label=f"protocol {protocol}: the paper's value, {title}")
     for line in (line for line in untrained if "rsum" in line.mean):
-        axes.axhline(line.mean["rsum"], linestyle=":", label=f"{line.protocol}: the frozen encoders alone")
+        axes.axhline(line.mean["rsum"], linestyle=":", label=f"protocol {line.protocol}: the frozen encoders alone")
     values = sorted({line.values[key] for line in lines})
     logarithmic = values[0] > 0 and values[-1] >= 10 * values[0]
     axes.set_xscale("log" if logarithmic else "linear")

@@ -65,7 +65,7 @@ class Run:
         if not (self.path / "run.json").is_file():
             way = f"make one with `xret train-head … --out {path}`"
             if self.path.exists():
-                way = "name another folder, or remove it"
+                way = "name the folder of a run"
             raise RunError(f"{path} is no run: it has no run.json; {way}")
         self.info = self._read_info()
         config = self._parsed(self.file("config.json"))

@@ -131,14 +131,14 @@ def test_a_plot_says_what_its_lines_and_bars_are(tmp_path):
         "split test, ties pessimistic",
         "k (logarithmic)",
         "RSUM: sum of six recalls in percent",
-        "full: mean over 1 to 3 seeds, bars ± the sample standard deviation",
-        "full: the paper's value, F30K",
-        "full: the frozen encoders alone",
+        "protocol full: mean over 1 to 3 seeds, bars ± the sample standard deviation",
+        "protocol full: the paper's value, F30K",
+        "protocol full: the frozen encoders alone",
         *("1", "2", "4", "20"),
     }
     plot(summarise([entry("1", 0, 90.0), entry("3", 0, 95.0)]), tmp_path / "k.svg")
     texts = set(re.findall("<!-- (.*?) -->", (tmp_path / "k.svg").read_text()))
-    assert texts >= {"k", "full: one seed", "1", "3"}
+    assert texts >= {"k", "protocol full: one seed", "1", "3"}
 
 
 def test_a_plot_of_nothing_is_empty(tmp_path):

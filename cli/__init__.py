@@ -6,6 +6,7 @@ import logging
 import shlex
 import signal
 import sys
+import warnings
 
 import click
 
@@ -63,6 +64,7 @@ class Commands(click.Group):
             where = f" ({error.filename})" if error.filename else ""
             failure = click.ClickException(f"{error.strerror}{where}; mend it and run the same command again")
         except KeyboardInterrupt:
+            warnings.filterwarnings("ignore", ".* was never awaited", RuntimeWarning)  # what Zarr was about to write
             failure = Interrupted(f"stopped by Ctrl-C; {_way_on(self, words)}")
         if not as_json:
             raise failure

@@ -16,6 +16,7 @@ import torch
 from small_store import make_store
 from small_trainings import HEADS, SMALL, assert_equal, numbers, recipe_of
 
+from xret.heads.runs import run as run_module
 from xret.heads.runs.run import Run
 from xret.heads.training.training import train
 from xret.pipeline.errors import RunError
@@ -95,6 +96,21 @@ def test_what_is_there_is_not_overwritten(store, uninterrupted, tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(RunError, match=r"is no run: it has no run\.json"):
         train(store, recipe_of(), tmp_path / "folder", device="cpu", resume=True)
+
+
+def test_a_run_that_another_process_makes_meanwhile_is_left_to_it(store, tmp_path, monkeypatch):
+    real = run_module.write_config
+
+    def later_than_another(folder, *facts):
+        shutil.copytree(folder, tmp_path / "run")
+        (tmp_path / "run" / "run.json").write_text("its own")
+        real(folder, *facts)
+
+    monkeypatch.setattr(run_module, "write_config", later_than_another)
+    with pytest.raises(RunError, match="run exists; take another --out, or continue that run with --resume"):
+        train(store, recipe_of("vsepp", 1), tmp_path / "run", device="cpu")
+    assert (tmp_path / "run" / "run.json").read_text() == "its own"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_run_is_not_resumed_with_other_words(store, uninterrupted, tmp_path):

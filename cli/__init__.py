@@ -6,6 +6,7 @@ import logging
 import shlex
 import signal
 import sys
+import warnings
 
 import click
 
@@ -63,6 +64,7 @@ class Commands(click.Group):
             where = f" ({error.filename})" if error.filename else ""
             failure = click.ClickException(f"{error.strerror}{where}; mend it and run the same command again")
         except KeyboardInterrupt:
+            warnings.filterwarnings("ignore", ".* was never awaited", RuntimeWarning)  # what Zarr was about to write
             failure = Interrupted(f"stopped by Ctrl-C; {_way_on(self, words)}")
         if not as_json:
             raise failure
@@ -85,7 +87,7 @@ def _is_news(record: logging.LogRecord) -> bool:
     return "was never retrieved" not in record.getMessage()
 
 
-_HELP = {"help_option_names": ["-h", "--help"]}
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 
 @click.group(cls=Commands, context_settings=_HELP)
@@ -94,10 +96,15 @@ def main() -> None:
     """Cache frozen features once, train image-text retrieval heads in minutes.
 
     \b
-    xret demo                                                  the whole loop on generated pictures
-    xret extract rsicd --data-root DIR --store rsicd.zarr      stage one: features into a Zarr store
-    xret train-head rsicd.zarr --recipe setdiv --out run       stage two: a head from the store
-    xret eval run                                              the table
+    xret demo                                              # the whole loop
+    xret extract rsicd --data-root DIR --store rsicd.zarr  # features, once
+    xret train-head rsicd.zarr --recipe setdiv --out run   # a head on them
+    xret eval run                                          # its table
+
+    This line in ~/.bashrc completes commands and options by Tab; for other shells, zsh_source or fish_source:
+
+    \b
+    eval "$(_XRET_COMPLETE=bash_source xret)"
     """
 
 

@@ -87,13 +87,14 @@ def ablate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Train a recipe on STORE in many variants and with several seeds, and print their table.
+    """Train a recipe in many variants, and print their table.
 
-    Every cell is a run below --out. What is finished stays: more values or seeds cost only themselves. A cell that
-    fails is reported at the end, with exit code 1, and tried again by the same command.
+    Every cell, a variant with a seed, is a run below --out. What is finished stays: more values or seeds cost only
+    themselves. A cell that fails is reported at the end, with exit code 1, and tried again by the same command.
 
     \b
-    xret ablate f30k.zarr --recipe setdiv --vary similarity.alpha=4,8,16 --seeds 3 --out alpha
+    xret ablate f30k.zarr --recipe setdiv --vary similarity.alpha=4,8,16 \\
+        --seeds 3 --out alpha --plot alpha.png
     xret ablate f30k.zarr --grid setdiv-table4 --out table4 --latex table4.tex
     xret ablate --grid list
     """

@@ -95,7 +95,9 @@ def info(store: str, as_json: bool) -> None:
 @click.argument("store")
 @_JSON
 def verify(store: str, as_json: bool) -> None:
-    """Read every file of STORE, report what is damaged and how to repair it; the exit code is 1 if anything is.
+    """Read every file of STORE and report what is damaged.
+
+    The command that repairs comes last. The exit code is 1 if anything is damaged.
 
     \b
     xret cache verify rsicd.zarr
@@ -126,7 +128,9 @@ def verify(store: str, as_json: bool) -> None:
 @click.argument("place", metavar="STORE_OR_FOLDER")
 @_JSON
 def ls(place: str, as_json: bool) -> None:
-    """List the feature sets of a store and its generations, a line each, or the stores in a folder.
+    """List the feature sets of a store, or the stores in a folder.
+
+    The generations of a store that has grown are listed, too.
 
     \b
     xret cache ls rsicd.zarr
@@ -186,7 +190,9 @@ def _row(features: "SetContents") -> list[str]:
 @click.option("--yes", is_flag=True, help="Remove it without asking.")
 @_JSON
 def rm(store: str, features: str | None, old: bool, yes: bool, as_json: bool) -> None:
-    """Delete a feature set of STORE. SET is what its name begins with, after images/ or captions/ if need be.
+    """Delete a feature set of STORE.
+
+    SET is what its name begins with, after images/ or captions/ if need be.
 
     \b
     xret cache rm rsicd.zarr resnet18
@@ -243,10 +249,11 @@ def _require_agreed(what: str, size: int, store: str, yes: bool) -> None:
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @_JSON
 def merge(store: str, sources: tuple[str, ...], as_json: bool) -> None:
-    """Copy what each SOURCE has finished into STORE, which is made if it is not there.
+    """Copy what other stores have finished into STORE.
 
-    For splits that were extracted on different machines: the manifest, the encoder and the length of the shards must
-    be the same. Each shard is checked and copied whole; stopped and started again, it goes on where it was.
+    STORE is made if it is not there. For splits that were extracted on different machines: the manifest, the encoder
+    and the length of the shards must be the same. Each shard is checked and copied whole; stopped and started again, it
+    goes on where it was.
 
     \b
     xret cache merge coco.zarr coco-train.zarr coco-rest.zarr
@@ -271,18 +278,22 @@ def merge(store: str, sources: tuple[str, ...], as_json: bool) -> None:
 @click.option("--to", required=True, type=click.Choice(["npy", "hdf5"]), help="SCAN's arrays, or one HDF5 file.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder (npy) or file (hdf5) to write.")
 @click.option("--set", "sets", multiple=True, metavar="PREFIX", help="A set to export; by default the only ones there.")
-@click.option("--splits", default="train,val,test", show_default=True, callback=comma_list, help="Which to export.")
+@click.option(
+    "--splits", default="train,val,test", show_default=True, callback=comma_list, help="Which splits to export."
+)
 @_JSON
 def export(store: str, to: str, out: Path, sets: tuple[str, ...], splits: tuple[str, ...], as_json: bool) -> None:
-    """Write features of STORE so that the code of others can read them. What failed is left out, with its captions.
+    """Write features of STORE for the code of others.
 
-    npy is SCAN's folder of {train,dev,test}_{ims.npy,caps.txt,ids.txt}: float32, a row an image if each has five
-    captions, else a row a caption. hdf5 is one file with images/local, global, length, boxes, id, captions/text, token
-    and so on, in the store's own precision; `xret import` takes the images of both again.
+    What failed is left out, with its captions. npy is SCAN's folder of {train,dev,test}_{ims.npy,caps.txt,ids.txt}:
+    float32, a row an image if each has five captions, else a row a caption. hdf5 is one file with images/local, global,
+    length, boxes, id, captions/text, token and so on, in the store's own precision; `xret import` takes the images of
+    both again.
 
     \b
     xret cache export f30k.zarr --to npy --out f30k_precomp --set resnet152
-    xret cache export f30k.zarr --to hdf5 --out f30k.h5 --splits test --set images/butd --set captions/bert
+    xret cache export f30k.zarr --to hdf5 --out f30k.h5 --splits test \\
+        --set images/butd --set captions/bert
     """
     from ..pipeline.exchange.exporters.export import export as write
 

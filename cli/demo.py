@@ -46,12 +46,13 @@ SETTINGS: dict[str, list[str]] = {
     help="A new folder, or one in which a demo was stopped: it goes on.",
 )
 @click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Of the pictures and the training."
+    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Decides pictures and training."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def demo(out: Path, seed: int, as_json: bool) -> None:
-    """Generate pictures with captions, extract features, train two heads, evaluate both. Downloads nothing.
+    """Run the whole loop on generated pictures.
 
+    Generates pictures with captions, extracts features, trains two heads and evaluates both. Downloads nothing.
     Stopped and started again with the same options, it goes on where it was.
 
     \b

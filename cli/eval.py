@@ -66,16 +66,17 @@ def eval_(
     text_weights: str | None,
     **options: Any,
 ) -> None:
-    """Rank captions by images and images by captions with the best epoch of RUN; several runs make an ensemble.
+    """Rank captions by images and images by captions.
 
-    Of a STORE, rank by the cosine of the frozen encoders' global features, where they lie in one space as those of CLIP
-    do: what a head on them has to beat.
+    A RUN ranks with its best epoch, and several runs as an ensemble. A STORE ranks by the cosine of the frozen
+    encoders' global features, where they lie in one space as those of CLIP do: what a head on them has to beat.
 
     \b
     xret eval run
     xret eval flickr30k-clip.zarr
     xret eval grid-run region-run --ties mean --json
-    xret eval coco-run --protocol pmrp --annotations annotations/instances_val2014.json
+    xret eval coco-run --protocol pmrp \\
+        --annotations annotations/instances_val2014.json
     xret eval xret-demo/setdiv --diagnostics --data-root xret-demo/scenes
     """
     if diagnostics and len(runs) > 1:

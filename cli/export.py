@@ -24,12 +24,14 @@ from .parsing import NEW_FOLDER, require_there
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def export(run: str, out: Path, store: str | None, split: str, device: str, as_json: bool) -> None:
-    """Write the embeddings that RUN gives the images and captions of a split, with their ids, names and texts.
+    """Write the embeddings of a run into files.
+
+    They are those that RUN gives the images and captions of a split, with their ids, names and texts.
 
     \b
     xret export run --out test.parquet
     xret export run --split train --out train.safetensors
-    xret export run --out embeddings                   images.npy, captions.npy, images.jsonl, captions.jsonl
+    xret export run --out embeddings  # a folder of .npy and .jsonl
     """
     require_there([run])
     from ..heads.retrieval.export import export_embeddings

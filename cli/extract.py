@@ -24,7 +24,12 @@ DATA_ROOT = click.option(
     help="What the manifest's relative paths are relative to; without it, the manifest's folder.",
 )
 DTYPE = click.option(
-    "--dtype", default="float16", show_default=True, callback=_dtype, metavar="float16|float32", help="Of the features."
+    "--dtype",
+    default="float16",
+    show_default=True,
+    callback=_dtype,
+    metavar="float16|float32",
+    help="How features are stored.",
 )
 WORKERS = click.option(
     "--workers", type=click.IntRange(1), help="Threads that read and write; by default one a core, at least two."
@@ -109,8 +114,8 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     show_default=True,
     metavar="N",
     type=int,
-    help="Which gives the local features; -1 the last. Of hf: 0 are the embeddings, of timm: and open_clip: the first"
-    " block or stage.",
+    help="The layer that gives the local features; -1 the last. Of hf: 0 are the embeddings, of timm: and open_clip:"
+    " the first block or stage.",
 )
 @click.option(
     "--image-size",
@@ -133,7 +138,7 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     default=1,
     show_default=True,
     type=click.IntRange(1),
-    help="Views of each picture, for grids; first itself.",
+    help="Views that are cached of each picture, for grids; the first is the picture itself.",
 )
 @click.option(
     "--augment",
@@ -167,7 +172,11 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     help="For words: how often one occurs in the training captions to be in the vocabulary; by default as in the words"
     " of the store, else 1 below 10,000 training captions and 4 from there on.",
 )
-@click.option("--text-layer", default=-1, show_default=True, help="Hidden states: 0 the embeddings, -1 the last.")
+    "--text-layer",
+    default=-1,
+    show_default=True,
+    help="The layer that gives the states: 0 the embeddings, -1 the last.",
+)
 @click.option("--special-tokens/--no-special-tokens", default=True, help="Keep the states of special tokens.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Tokens of a caption; by default all that the model takes.")
 @click.option(
@@ -176,7 +185,7 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     help='What is encoded in the place of a caption, which stands in it for {}: "a photo of {}".',
 )
 @click.option(
-    "--splits", default="train,val,test", show_default=True, callback=comma_list, help="Which to compute now."
+    "--splits", default="train,val,test", show_default=True, callback=comma_list, help="Which splits to compute now."
 )
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(1), help="Samples encoded at once.")
 @DTYPE
@@ -226,14 +235,18 @@ def extract(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Encode the images and captions of DATASET once, into the feature cache STORE.
+    """Encode images and captions once, into a feature cache.
 
     DATASET is a manifest's name (coco, flickr30k, flickr8k, rsicd) or the path of a manifest. Stopped at any moment
     and started again with the same options, it goes on where it was.
 
     \b
-    xret extract rsicd --data-root DIR --store rsicd.zarr --visual mobilenet_v2 \\
-        --visual-weights mobilenet_v2.safetensors --text bert --text-weights MiniLM
+    xret extract rsicd --data-root DIR --store rsicd.zarr
+    xret extract photos.yaml --store photos.zarr \\
+        --encoder hf:openai/clip-vit-base-patch32
+    xret extract rsicd --data-root DIR --store rsicd.zarr \\
+        --visual mobilenet_v2 --visual-weights mobilenet_v2.safetensors \\
+        --text bert --text-weights MiniLM
     """
     from ..pipeline.data.manifest import load_manifest
     from ..pipeline.extraction import extraction

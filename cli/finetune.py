@@ -33,10 +33,8 @@ from .train_head import format_summary, say_if_new
     metavar="image,text|image|text",
     help="Which backbones; by default those that the recipe's finetune block trains. The rest stays on the cache.",
 )
-@click.option(
-    "--visual-weights", metavar="FILE|DIR", help="Of the image backbone, if they have moved since the extraction."
-)
-@click.option("--text-weights", metavar="HUB_ID|DIR|FILE", help="Of the text backbone, if they have moved.")
+@click.option("--visual-weights", metavar="FILE|DIR", help="Weights of the image backbone, if they have moved.")
+@click.option("--text-weights", metavar="HUB_ID|DIR|FILE", help="Weights of the text backbone, if they have moved.")
 @click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a value of the recipe; as often as needed."
 )
@@ -46,13 +44,15 @@ from .train_head import format_summary, say_if_new
 @verbose_option
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def finetune(run: str, out: Path, resume: bool, as_json: bool, **options: Any) -> None:
-    """Put the backbones of the head in RUN back, and train all of it from images and captions.
+    """Train a head and its backbones together, end to end.
 
-    Epochs and schedule go on after the head's; schedule.epochs says how many there are to be in all. Evaluate the new
-    run after `xret extract … --from-run` has made its features.
+    The backbones of the head in RUN are put back, and all of it learns from images and captions. Epochs and schedule go
+    on after the head's; schedule.epochs says how many there are to be in all. Evaluate the new run after `xret extract
+    … --from-run` has made its features.
 
     \b
-    xret finetune run --data-root DIR --reattach image,text --set schedule.epochs=40 --out tuned
+    xret finetune run --data-root DIR --reattach image,text --out tuned \\
+        --set schedule.epochs=40
     xret extract rsicd --data-root DIR --store rsicd.zarr --from-run tuned
     xret eval tuned
     """

@@ -25,7 +25,12 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict
 @click.argument("dataset", required=False)
 @STORE
 @click.option(
-    "--from", "format_", required=True, type=click.Choice([*FORMATS, *EMBEDDINGS]), help="How the features are stored."
+    "--from",
+    "format_",
+    required=True,
+    type=click.Choice([*FORMATS, *EMBEDDINGS]),
+    metavar="FORMAT",
+    help="How the features are stored: one of the formats above.",
 )
 @click.option("--source", required=True, type=click.Path(path_type=Path), help="The file or folder of the features.")
 @click.option(
@@ -38,7 +43,9 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict
 )  # fmt: skip
 @DATA_ROOT
 @DTYPE
-@click.option("--splits", default="train,val,test", show_default=True, callback=comma_list, help="Which to write now.")
+@click.option(
+    "--splits", default="train,val,test", show_default=True, callback=comma_list, help="Which splits to write now."
+)
 @click.option(
     "--on-error",
     default="fail",
@@ -50,28 +57,31 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict
 @SCHEDULER
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def import_(dataset: str | None, store: str, data_root: Path | None, as_json: bool, **options: Any) -> None:
-    """Write features that others extracted for DATASET into the feature cache STORE: regions, or embeddings.
+    """Write features that others extracted into a feature cache.
 
-    DATASET is a manifest's name or path, as for extract. Without it the images and captions of embeddings are the
-    data set. The source's ids may be the data set's ids (Karpathy's imgid), COCO ids or file names. Pickles are never
-    opened. Stopped and started again, it goes on where it was. With --scheduler every worker reads STORE and the
-    source under the same paths.
-
-    \b
-    scan           folder of {train,dev,test,testall}_{ims.npy,caps.txt,ids.txt}
-    vse-infty      VSE-infinity's data folder, or the folder of one data set in it
-    butd-tsv       bottom-up attention's TSV, or a folder of them
-    lxmert-tsv     LXMERT's TSV, or a folder of them
-    detectron-npz  folder of .npz, one an image: x, bbox, num_bbox, image_h, image_w
-    hdf5           one file, its arrays named by --arrays
-    clip-retrieval folder of img_emb, text_emb and metadata, as its inference writes it
-    embeddings     folder of images and captions (.npy or .safetensors) and index (.csv or .jsonl)
+    Features are regions, or embeddings of images and captions. DATASET is a manifest's name or path, as for extract.
+    Without it the images and captions of embeddings are the data set. The source's ids may be the data set's ids
+    (Karpathy's imgid), COCO ids or file names. Pickles are never opened. Stopped and started again, it goes on where it
+    was. With --scheduler every worker reads STORE and the source under the same paths.
 
     \b
-    xret import flickr30k --data-root DIR --store f30k.zarr --from scan --source f30k_precomp
-    xret import coco --data-root DIR --store coco.zarr --from hdf5 --source coco.h5 \\
+    scan            folder of {train,dev,test,testall}_{ims.npy,caps.txt,ids.txt}
+    vse-infty       VSE-infinity's data folder, or that of one data set in it
+    butd-tsv        bottom-up attention's TSV, or a folder of them
+    lxmert-tsv      LXMERT's TSV, or a folder of them
+    detectron-npz   folder of .npz, for each image x, bbox, num_bbox, image_h, …
+    hdf5            one file, its arrays named by --arrays
+    clip-retrieval  folder of img_emb, text_emb and metadata of its inference
+    embeddings      folder of images, captions (.npy, .safetensors) and index
+
+    \b
+    xret import flickr30k --data-root DIR --store f30k.zarr \\
+        --from scan --source f30k_precomp
+    xret import coco --data-root DIR --store coco.zarr \\
+        --from hdf5 --source coco.h5 \\
         --arrays local=features,boxes=boxes,length=num_boxes,id=image_ids
-    xret import --store laion.zarr --from clip-retrieval --source embeddings --encoder ViT-B/32
+    xret import --store laion.zarr \\
+        --from clip-retrieval --source embeddings --encoder ViT-B/32
     """
     from ..pipeline.data.manifest import load_manifest
     from ..pipeline.exchange.importers.importing import import_features

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     default=0,
     show_default=True,
     type=click.IntRange(0, 2**31 - 1),
-    help="Of the clustering and the sample of queries.",
+    help="Decides the clustering and the sample of queries.",
 )
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda; for embedding.")
 @click.option("--scheduler", metavar="ADDRESS", help="Let the workers of this Dask cluster build the shards.")
@@ -74,15 +74,16 @@ def index(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Index the gallery of RUN for `xret search --index DIR`.
+    """Index the gallery of a run for searches among very many.
 
-    A search then compares the query only with candidates, those that have elements near to the query's, and ranks
-    them exactly. The recall of the exact top 10 is measured and printed. Needs FAISS: pip install 'xret[index]'.
+    A search with --index compares the query only with candidates, those that have elements near to the query's, and
+    ranks them exactly. The recall of the exact top 10 is measured and printed. Needs FAISS: pip install 'xret[index]'.
 
     \b
     xret index run --out run.index
     xret index run --out run.index --split val --add
-    xret index run --out shards --store a.zarr --store b.zarr --scheduler tcp://host:8786
+    xret index run --out shards --store a.zarr --store b.zarr \\
+        --scheduler tcp://host:8786
     xret search run "a red square beside a blue circle" --index run.index
     """
     from ..heads.retrieval.index.build import IndexOptions

@@ -98,7 +98,7 @@ LISTS: dict[str, dict[str, str]] = {
 @click.argument("what", type=click.Choice(list(LISTS)), metavar="WHAT")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def list_(what: str, as_json: bool) -> None:
-    """List what there is to choose from, a line each, with when to take it.
+    """List what there is to choose from, and when to take it.
 
     WHAT is encoders, recipes, aggregators, similarities, losses or protocols.
 

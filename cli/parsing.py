@@ -91,10 +91,12 @@ def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "set with regions, crops are made of them.",
             ),
             click.option(
-                "--visual-weights", metavar="FILE", help="For crops: the image encoder's, if they have moved."
+                "--visual-weights", metavar="FILE", help="For crops: the image encoder's weights, if they have moved."
             ),
             click.option(
-                "--text-weights", metavar="HUB_ID|DIR", help="For crops: the text encoder's, if they have moved."
+                "--text-weights",
+                metavar="HUB_ID|DIR",
+                help="For crops: the text encoder's weights, if they have moved.",
             ),
             click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
         )

@@ -47,12 +47,13 @@ def recipes(context: click.Context, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the resolved recipe as JSON.")
 @click.pass_context
 def show(context: click.Context, name: str, as_json: bool) -> None:
-    """Print a recipe with every value that it resolves to, and where the value comes from.
+    """Print a recipe with all its values and their sources.
 
     The output is a recipe file itself. A value without a source is a default of its part.
 
     \b
     xret recipes show setdiv
+    xret recipes show setdiv > mine.yaml
     """
     from ..heads.recipes.names import lineage
     from ..heads.recipes.recipe import load_recipe

@@ -29,10 +29,11 @@ from .parsing import Sectioned, require_there, view_options
 @view_options
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Picks what is shown.")
 def report(runs: tuple[str, ...], out: Path, **options: Any) -> None:
-    """Write one self-contained HTML page about RUN, or about several side by side. It needs no network.
+    """Write an HTML page about one run, or several side by side.
 
-    Tables, training curves, diagnostics, a map of the embedding space, attention, what each element finds, and
-    galleries of queries; without --data-root, ids and captions stand for pictures. Needs pip install 'xret[report]'.
+    The page is one file, and needs no network: tables, training curves, diagnostics, a map of the embedding space,
+    attention, what each element finds, and galleries of queries; without --data-root, ids and captions stand for
+    pictures. Needs pip install 'xret[report]'.
 
     \b
     xret report run --data-root DIR

@@ -24,12 +24,12 @@ def run_options(command: Any) -> Any:
             click.option(
                 "--visual-weights",
                 metavar="FILE|DIR",
-                help="The image encoder's, if they have moved.",
+                help="The image encoder's weights, if they have moved.",
             ),
             click.option(
                 "--text-weights",
                 metavar="HUB_ID|DIR|FILE",
-                help="The text encoder's, if they have moved.",
+                help="The text encoder's weights, if they have moved.",
             ),
             click.option("--trust", is_flag=True, help="Let weights run code while they are read."),
             click.option("--index", type=Path, metavar="DIR", help="Search by an index that `xret index` made of RUN."),
@@ -75,13 +75,14 @@ def run_options(command: Any) -> Any:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json: bool, **options: Any) -> None:
-    """Find images for the sentence QUERY, or captions for a picture, in a split of the store of RUN.
+    """Find images for a sentence, or captions for a picture.
+
+    What is searched is a split of the store of RUN. Sentences and pictures go through the encoder that made its
+    features. The weights are found where they were, and named again where they have moved; a fine-tuned run has its
+    own.
 
     With --images a folder of any pictures is searched, without a manifest. Each is embedded once; those that are new
     or have changed are embedded when they are first seen.
-
-    Texts and pictures go through the encoder that made the store's features. Its weights are found where they were,
-    and named again where they have moved; a fine-tuned run has its own.
 
     \b
     xret search run "a red square beside a blue circle"

@@ -21,18 +21,23 @@ from .search import run_options
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address or name to listen at.")
 @click.option(
-    "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free; it is printed."
+    "--port",
+    default=8000,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="The port to listen at; 0 takes any that is free, and prints it.",
 )
 def serve(run: str, host: str, port: int, **options: Any) -> None:
-    """Search with RUN in a browser: a page to type a sentence or drop a picture, and a JSON endpoint.
+    """Search with a run in a browser.
 
-    Only this machine can reach it, unless --host says otherwise. Pictures that are sent stay in memory. Ctrl-C or
-    SIGTERM ends it when the answers under way are given.
+    A page to type a sentence or drop a picture, and a JSON endpoint. Only this machine can reach it, unless --host says
+    otherwise. Pictures that are sent stay in memory. Ctrl-C or SIGTERM ends it when the answers under way are given.
 
     \b
     xret serve run --data-root DIR
     curl 'http://127.0.0.1:8000/api/search?q=a+red+square&k=5'
-    curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg 'http://127.0.0.1:8000/api/search?k=5'
+    curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg \\
+        'http://127.0.0.1:8000/api/search?k=5'
     """
     from ..heads.retrieval.retriever import Retriever
 

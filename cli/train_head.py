@@ -45,13 +45,18 @@ if TYPE_CHECKING:
 @verbose_option
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def train_head(store: str, out: Path, resume: bool, as_json: bool, **options: Any) -> None:
-    """Train a head on the features in STORE, and keep its best epoch by validation RSUM.
+    """Train a head on cached features.
+
+    The best epoch by validation RSUM is kept.
 
     \b
     xret train-head rsicd.zarr --recipe setdiv --out run
-    xret train-head rsicd.zarr --recipe setdiv --set schedule.epochs=20 --set loss.triplet.margin=0.2 --out run2
+    xret train-head rsicd.zarr --recipe setdiv --out run --resume
+    xret train-head rsicd.zarr --recipe setdiv --out run2 \\
+        --set schedule.epochs=20 --set loss.triplet.margin=0.2
     xret train-head coco.zarr --also f30k.zarr --recipe vse-infty --out run3
-    torchrun --nproc-per-node 2 -m xret.cli train-head rsicd.zarr --recipe setdiv --out run4
+    torchrun --nproc-per-node 2 -m xret.cli train-head rsicd.zarr \\
+        --recipe setdiv --out run4
     """
     from .. import train
     from ..heads.training.ranks import speaks

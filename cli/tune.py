@@ -30,7 +30,7 @@ from .parsing import NEW_FOLDER, Sectioned, refuse_verbose_of_many, verbose_opti
     default=50,
     show_default=True,
     type=click.IntRange(1),
-    help="Of each recipe, all together: the same command completes them, and a larger number adds.",
+    help="Trials of each recipe, all together: the same command completes them, and a larger number adds.",
 )
 @click.option(
     "--space",
@@ -46,7 +46,7 @@ from .parsing import NEW_FOLDER, Sectioned, refuse_verbose_of_many, verbose_opti
     default=0,
     show_default=True,
     type=click.IntRange(0, 2**63 - 1),
-    help="Of every run, and of the values that are drawn.",
+    help="Decides every run, and the values that are drawn.",
 )
 @click.option(
     "--ties",
@@ -71,15 +71,17 @@ from .parsing import NEW_FOLDER, Sectioned, refuse_verbose_of_many, verbose_opti
 @verbose_option
 @click.option("--json", "as_json", is_flag=True, help="Print every trial as JSON.")
 def tune(store: str, recipe: tuple[str, ...], out: Path, as_json: bool, **options: Any) -> None:
-    """Find the values of a recipe that suit STORE, by validation RSUM, and keep the best run.
+    """Find the values of a recipe that suit a data set.
 
-    Trials that fall behind are stopped early. The test split is looked at once, at the end, with the best run:
-    --out/best, and --out/best.yaml is its recipe.
+    Validation RSUM decides, and the best run is kept. Trials that fall behind are stopped early. The test split is
+    looked at once, at the end, with the best run: --out/best, and --out/best.yaml is its recipe.
 
     \b
     xret tune rsicd.zarr --recipe setdiv --trials 50 --out tuned
-    xret tune rsicd.zarr --recipe setdiv --space model.dim=256,512,1024 --space augment.image=0:0.4 --out wider
-    xret tune rsicd.zarr --recipe linear --recipe mlp --recipe setdiv --trials 20 --out alike
+    xret tune rsicd.zarr --recipe setdiv --out wider \\
+        --space model.dim=256,512,1024 --space augment.image=0:0.4
+    xret tune rsicd.zarr --recipe linear --recipe mlp --recipe setdiv \\
+        --trials 20 --out alike
     xret train-head rsicd.zarr --recipe tuned/best.yaml --seed 1 --out again
     """
     if options["scheduler"] is not None and options["jobs"] > 1:

@@ -3,7 +3,7 @@
 They are written beside their place, brought to the disk, renamed into it, and the name is brought to the disk. Whoever
 returns from a function here may therefore count on what it wrote, also after a power failure; and what is written in a
 certain order is there in that order. What a killed process leaves is called ``.NAME.XXXXXXXX.partial``: nobody reads
-it, `partials` finds it, and `making` and `making_file` remove it when the same name is written again.
+it, `partials` finds it, and `making`, `making_file` and `write_text` remove it when the same name is written again.
 """
 
 import errno
@@ -96,8 +96,9 @@ def link(source: Path, path: Path) -> None:
 
 
 def write_text(path: Path, text: str, failure: type[XretError] | None = None, remedy: str = "") -> None:
-    """Write a text as UTF-8 in one step; arguments and errors of `writing`."""
-    write_bytes(path, text.encode(), failure, remedy)
+    """Write a text as UTF-8 in one step, as `making_file` does; arguments and errors of `writing`."""
+    with making_file(path, failure, remedy) as partial:
+        partial.write_bytes(text.encode())
 
 
 def partials(path: Path) -> list[Path]:

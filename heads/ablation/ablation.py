@@ -281,6 +281,7 @@ def _entry(first: tuple[dict[str, Value], str, int], run: str, result: Result, p
         result.text_to_image,
         result.log_circular_variance,
         paper,
+        ties=result.ties,
     )
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,13 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...pipeline.errors import RunError
-from ...pipeline.files import writing
-from ...pipeline.wording import aligned
+from ...pipeline.files import making_file
+from ...pipeline.wording import aligned, counted
+from ..evaluation.metrics import Ties
 from ..evaluation.paper_rows import ROWS
 from .plan import Value
 
 _WAYS = {"image_to_text": "i2t", "text_to_image": "t2i"}
 _OF_A_WAY = ("R@1", "R@5", "R@10", "mAP@R", "R-P", "PMRP", "PMRP 1K", "RPC2", "RPC2 1K")
+_KINDS = ("mean", "std", "paper")
 # The name of a metric is its place in an entry.
 METRICS = (*(f"{way} {name}" for way in _WAYS for name in _OF_A_WAY), "rsum", "log_circular_variance")
 _TITLES = {"rsum": "RSUM", "log_circular_variance": "log var."}
@@ -41,6 +44,7 @@ class Entry:
         rsum, image_to_text, text_to_image, log_circular_variance: as in `evaluation.Result`.
         paper: the paper's values by metric, with their `row`; None where it has none.
         error: the sentence that a failed cell ended in.
+        ties: how equal scores are counted; None of a failed cell.
     """
 
     cell: dict[str, Value]
@@ -56,6 +60,7 @@ class Entry:
     log_circular_variance: float | None = None
     paper: dict[str, Any] | None = None
     error: str | None = None
+    ties: Ties | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Line:
     Attributes:
         label: of the variant.
         values: what it sets.
-        split, protocol: what was evaluated; no protocol where every seed failed.
+        split, protocol, ties: what was evaluated, and how; neither of the last two where every seed failed.
         seeds: how many are finished.
         failed: how many failed.
         mean: over the finished seeds, by metric, as far as known.
@@ -78,6 +83,7 @@ class Line:
     values: dict[str, Any]
     split: str
     protocol: str | None
+    ties: Ties | None
     seeds: int
     failed: int
     mean: dict[str, float]
@@ -98,8 +104,9 @@ def summarise(entries: Sequence[Entry]) -> list[Line]:
             failed = sum(entry.status == "failed" for entry in own)
             paper = dict(done[0].paper or {}) if done else {}
             row = paper.pop("row", None)
-            mean, std = _statistics(done)
-            lines.append(Line(label, own[0].cell, own[0].split, protocol, len(done), failed, mean, std, row, paper))
+            ties, (mean, std) = done[0].ties if done else None, _statistics(done)
+            first = label, own[0].cell, own[0].split, protocol, ties
+            lines.append(Line(*first, len(done), failed, mean, std, row, paper))
     return lines
 
 
@@ -135,18 +142,25 @@ def as_latex(lines: Sequence[Line]) -> str:
 
 
 def as_csv(lines: Sequence[Line]) -> str:
-    """Return the table as CSV, every number in full: what a variant sets, then mean, std and paper by metric."""
-    keys = list(dict.fromkeys(key for line in lines for key in line.values))
-    kinds = ("mean", "std", "paper")
-    header = ["label", *keys, "split", "protocol", "seeds", "failed", "row"]
-    header += [f"{metric} {kind}" for metric in METRICS for kind in kinds]
+    """Return the table as CSV, every number in full: what varies, then mean, std and paper of each known metric.
+
+    A key has a column, and the protocol, where not all lines have the same.
+    """
+    keys = dict.fromkeys(key for line in lines for key in line.values)
+    varied = {key: [line.values.get(key) for line in lines] for key in keys}
+    varied |= {"protocol": [line.protocol for line in lines]}
+    found: dict[str, list[Any]] = {"row": [line.row for line in lines]}
+    for metric in METRICS:
+        found |= {f"{metric} {kind}": [getattr(line, kind).get(metric) for line in lines] for kind in _KINDS}
+    columns: dict[str, list[Any]] = {"label": [line.label for line in lines]}
+    columns |= {name: cells for name, cells in varied.items() if len(set(map(repr, cells))) > 1}
+    columns |= {"seeds": [line.seeds for line in lines]}
+    columns |= {"failed": [line.failed for line in lines]} if any(line.failed for line in lines) else {}
+    columns |= {name: cells for name, cells in found.items() if any(cell is not None for cell in cells)}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    for line in lines:
-        facts = [line.split, line.protocol, line.seeds, line.failed, line.row]
-        numbers = [getattr(line, kind).get(metric) for metric in METRICS for kind in kinds]
-        writer.writerow([line.label, *(line.values.get(key) for key in keys), *facts, *numbers])
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
     return text.getvalue()
 
 
@@ -165,32 +179,45 @@ def plot(lines: Sequence[Line], file: Path) -> None:
     require_plot(file, [line.values for line in lines])
     from matplotlib.figure import Figure
 
-    key = next(iter(lines[0].values))
-    figure = Figure(figsize=(5, 3.5), layout="constrained")
+    keys = list(lines[0].values)
+    key = keys[0]  # all have the same value
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     measured = [line for line in lines if "rsum" in line.mean]
     if not measured and any(line.seeds for line in lines):
         raise RunError("nothing can be drawn: no protocol of this data set has an RSUM; leave --plot out")
     for protocol in dict.fromkeys(line.protocol for line in measured):
-        drawn = [line for line in measured if line.protocol == protocol]
-        drawn.sort(key=lambda line: line.values[key])
+        drawn = sorted((line for line in measured if line.protocol == protocol), key=lambda line: line.values[key])
         x, y = [line.values[key] for line in drawn], [line.mean["rsum"] for line in drawn]
-        axes.errorbar(x, y, [line.std.get("rsum", 0.0) for line in drawn], marker="o", capsize=3, label=protocol)
-        known = [line for line in drawn if "rsum" in line.paper]
+        bars = [line.std.get("rsum", math.nan) for line in drawn] if any(line.std for line in drawn) else None
+        axes.errorbar(x, y, bars, marker="o", capsize=3, label=f"protocol {protocol}: {_drawn(drawn)}")
+        known = {line.values[key]: line.paper["rsum"] for line in drawn if "rsum" in line.paper}
         if known:
-            label = f"paper, {ROWS[known[0].row or ''].title}"
-            axes.plot([line.values[key] for line in known], [line.paper["rsum"] for line in known], "x", label=label)
+            title = next(ROWS[line.row].title for line in drawn if line.row)
+            axes.plot([*known], [*known.values()], "x", label=f"protocol {protocol}: the paper's value, {title}")
     for line in (line for line in untrained if "rsum" in line.mean):
-        axes.axhline(line.mean["rsum"], linestyle=":", label=f"{line.protocol}, untrained")
-    values = [line.values[key] for line in lines]
-    if min(values) > 0 and max(values) >= 10 * min(values):
-        axes.set_xscale("log")
-    axes.set_xlabel(key)
-    axes.set_ylabel("RSUM")
+        axes.axhline(line.mean["rsum"], linestyle=":", label=f"protocol {line.protocol}: the frozen encoders alone")
+    values = sorted({line.values[key] for line in lines})
+    logarithmic = values[0] > 0 and values[-1] >= 10 * values[0]
+    axes.set_xscale("log" if logarithmic else "linear")
+    axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.minorticks_off()
+    axes.set_xlabel(" = ".join(keys) + " (logarithmic)" * logarithmic)
+    axes.set_ylabel("RSUM: sum of six recalls in percent")
     if measured:
-        axes.legend()
-    with writing(file) as partial:
+        axes.set_title(f"split {measured[0].split}, ties {measured[0].ties}")
+        figure.legend(loc="outside lower center")
+    with making_file(file) as partial:
         figure.savefig(partial, format=file.suffix[1:])
+
+
+def _drawn(lines: Sequence[Line]) -> str:
+    """Return what a line and its bars are."""
+    fewest, most = min(line.seeds for line in lines), max(line.seeds for line in lines)
+    if most == 1:
+        return "one seed"
+    seeds = counted(most, "seed") if fewest == most else f"{fewest} to {most} seeds"
+    return f"mean over {seeds}, bars ± the sample standard deviation"
 
 
 def require_plot(file: Path, values: Sequence[Mapping[str, Any]]) -> None:
@@ -232,6 +259,8 @@ def _tables(lines: Sequence[Line]) -> Iterator[tuple[str, list[list[str]]]]:
 def _title(lines: Sequence[Line]) -> str:
     seeds = max(line.seeds + line.failed for line in lines)
     title = f"split {lines[0].split}, protocol {lines[0].protocol or '-'}"
+    if ties := next((line.ties for line in lines if line.ties), None):
+        title += f", ties {ties}"
     if seeds > 1:
         title += f"; mean ± sample standard deviation over {seeds} seeds"
     if row := next((line.row for line in lines if line.row), None):

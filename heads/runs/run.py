@@ -65,7 +65,7 @@ class Run:
         if not (self.path / "run.json").is_file():
             way = f"make one with `xret train-head … --out {path}`"
             if self.path.exists():
-                way = "name another folder, or remove it"
+                way = "name the folder of a run"
             raise RunError(f"{path} is no run: it has no run.json; {way}")
         self.info = self._read_info()
         config = self._parsed(self.file("config.json"))
@@ -93,11 +93,15 @@ class Run:
         """
         path = Path(path)
         require_free(path)
-        with making(path, RunError, REMEDY) as partial:
-            write_config(partial, recipe.to_dict(), image, text)
-            if vocabulary is not None:
-                (partial / _WORDS).write_text(as_json(vocabulary), encoding="utf-8")
-            write_info(partial, info)
+        try:
+            with making(path, RunError, REMEDY) as partial:
+                write_config(partial, recipe.to_dict(), image, text)
+                if vocabulary is not None:
+                    (partial / _WORDS).write_text(as_json(vocabulary), encoding="utf-8")
+                write_info(partial, info)
+        except RunError:
+            require_free(path)  # another process may have made it meanwhile
+            raise
         return cls(path)
 
     def refuse_difference(self, facts: dict[str, Any], recipe: Recipe) -> None:

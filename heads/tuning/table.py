@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...pipeline.errors import RunError
-from ...pipeline.files import writing
+from ...pipeline.files import making_file
 from ...pipeline.wording import aligned, counted, in_time
 from ..evaluation.evaluation import Evaluation
 from .space import Value, written
@@ -153,7 +153,7 @@ def plot(shares: Mapping[str, float], file: Path) -> None:
     ordered = sorted(shares.items(), key=lambda share: share[1])
     axes.barh([key for key, _ in ordered], [share for _, share in ordered])
     axes.set_xlabel("share of the variance of validation RSUM")
-    with writing(file) as partial:
+    with making_file(file) as partial:
         figure.savefig(partial, format="png")
 
 

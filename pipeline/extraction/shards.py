@@ -3,7 +3,9 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from threading import Event
 
 import numpy as np
 
@@ -12,6 +14,14 @@ from ..cache import FeatureSet
 # What hears of finished samples, by the URL and name of the set that is filled, since a shard takes long. Only tasks of
 # this process are heard.
 _METERS: dict[tuple[str, str], Callable[[int], None]] = {}
+
+
+# Whether what began a task is over, and left it; Dask's threads have the context of whoever began their tasks.
+_OVER: ContextVar[Event | None] = ContextVar("over", default=None)
+
+
+class Unwanted(Exception):
+    """Ends a task that nobody waits for."""
 
 
 @dataclass
@@ -35,16 +45,27 @@ class Receipt:
 
 @contextmanager
 def metered(url: str, set_name: str, meter: Callable[[int], None]) -> Iterator[None]:
-    """Let `meter` hear of the samples that tasks of this process finish."""
-    _METERS[url, set_name] = meter
+    """Let `meter` hear of the samples that tasks of this process finish.
+
+    After an error, or Ctrl-C, tasks that were begun meanwhile end at what they tell next: this process can only end
+    with its threads.
+    """
+    over = Event()
+    _METERS[url, set_name], before = meter, _OVER.set(over)
     try:
         yield
+    except BaseException:
+        over.set()
+        raise
     finally:
+        _OVER.reset(before)
         del _METERS[url, set_name]
 
 
 def tell(url: str, set_name: str, samples: int) -> None:
-    """Report samples of a shard as finished."""
+    """Report samples of a shard as finished; Unwanted where nobody waits for the shard any more."""
+    if (over := _OVER.get()) is not None and over.is_set():
+        raise Unwanted
     if (meter := _METERS.get((url, set_name))) is not None:
         meter(samples)
 

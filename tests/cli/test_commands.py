@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+import warnings
 
 import click
 import pytest
@@ -158,6 +159,26 @@ def test_an_interrupt_ends_with_130_and_the_command_that_goes_on(store, tmp_path
     words = ["extract", "coco", "--data-root", str(tmp_path), "--store", "s"]
     monkeypatch.setattr("xret.pipeline.data.manifest.load_manifest", lambda *_: None)
     assert refused(*words, code=130).endswith(f"go on with `xret {shlex.join(words)}`")
+
+
+def test_what_ctrl_c_cut_off_prints_nothing():
+    @click.group(cls=Commands)
+    def group():
+        pass
+
+    async def write():
+        pass
+
+    @group.command()
+    def stopped():
+        _under_way = write()
+        raise KeyboardInterrupt
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert CliRunner().invoke(group, ["stopped"]).exit_code == 130
+        gc.collect()
+    assert told == []
 
 
 def test_mistakes_of_train_and_eval(store, tmp_path):

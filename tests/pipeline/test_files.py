@@ -170,6 +170,14 @@ def test_a_killed_writer_leaves_what_was_there_and_partials_that_are_found(tmp_p
     assert partials(folder / "nowhere" / "file") == []
 
 
+def test_a_text_takes_the_place_of_what_a_killed_writer_of_it_left(tmp_path):
+    for name in ("file", "other"):
+        (tmp_path / f".{name}.0a1b2c3d.partial").write_text("half")
+    write_text(tmp_path / "file", "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".other.0a1b2c3d.partial", "file"]
+    assert (tmp_path / "file").read_text() == "whole"
+
+
 def test_links_are_followed_and_pipes_written_as_they_stand(tmp_path):
     (tmp_path / "link").symlink_to("file")
     for text in ("old", "new"):

@@ -4,8 +4,10 @@ import contextlib
 import http.client
 import io
 import json
+import re
 import socket
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ from xret.heads.retrieval.serving.service import Service
 from xret.heads.retrieval.serving.site import Site
 from xret.pipeline.data.images import LONGEST, open_image
 
+JPEG = {"Content-Type": "image/jpeg"}
 COLOURS = ["red", "green", "blue", "orange", "purple", "teal", "gold", "grey"]
 
 
@@ -35,7 +38,8 @@ class FakeRetriever:
     """
 
     def __init__(self, folder, kind="set"):
-        self.run = SimpleNamespace(path=Path(folder) / "a-run", recipe=SimpleNamespace(name="setdiv"))
+        recipe = SimpleNamespace(name="setdiv", similarity={"name": "smooth-chamfer"})
+        self.run = SimpleNamespace(path=Path(folder) / "a-run", recipe=recipe)
         self.gate, self.asked, self.kind = threading.Event(), [], kind
         self.gate.set()
         images = Path(folder) / "images"
@@ -172,3 +176,29 @@ def picture_bytes(colour="red", size=(64, 48), form="PNG", **options):
     file = io.BytesIO()
     Image.new("RGB", size, colour).save(file, form, **options)
     return file.getvalue()
+
+
+def require_alive(it):
+    status, _, about = it.ask("/api/about")
+    assert (status, about["images"]) == (200, len(COLOURS))
+    wait_until(lambda: not it.requests and it.site.held == 0)
+
+
+def wait_until(condition, seconds=10.0):
+    until = time.perf_counter() + seconds
+    while not condition():
+        assert time.perf_counter() < until
+        time.sleep(0.01)
+
+
+def refused(answer, status):
+    """Return the sentence of a refusal, which is all that it says."""
+    assert answer[0] == status, answer
+    assert set(answer[2]) == {"error"}
+    assert re.fullmatch(r"\w.*[.]", answer[2]["error"])
+    return answer[2]["error"]
+
+
+def status_of(data):
+    """Return the status line's number in what a server sent."""
+    return int(data.split(b" ", 2)[1]) if data else None

@@ -9,6 +9,7 @@ which `training.large_batches` has for embeddings. Zhai et al., *Sigmoid Loss fo
 3.3, sum their loss over blocks.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import product
 from typing import Any, NamedTuple
@@ -46,16 +47,17 @@ class Parts(NamedTuple):
     captions: Tensor
 
 
-class BlockLoss(Loss):
+class BlockLoss(Loss, ABC):
     """Base of losses that can be computed block by block.
 
     One block is the whole matrix, so that both ways have one formula.
     """
 
+    @abstractmethod
     def factor(self) -> Tensor:
         """Return what similarities are multiplied with; their products are called logits here."""
-        raise NotImplementedError
 
+    @abstractmethod
     def of_block(self, logits: Tensor, positives: Pairs, ignored: Pairs) -> Parts:
         """Return what the loss needs of a block of logits `[R, C]`, which it may overwrite.
 
@@ -64,8 +66,8 @@ class BlockLoss(Loss):
             positives: those of the block.
             ignored: others that take no part.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def total(self, parts: Parts, positives: Pairs) -> Tensor:
         """Return the loss, a scalar.
 
@@ -73,7 +75,6 @@ class BlockLoss(Loss):
             parts: of all blocks.
             positives: of the batch, in the order of the blocks.
         """
-        raise NotImplementedError
 
     def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:
         """Return the loss of `similarity [I, C]` under `positives [I, C]`, a scalar."""

@@ -1,5 +1,6 @@
 """What several losses need."""
 
+from abc import ABC, abstractmethod
 from typing import TypeVar
 
 import torch
@@ -30,16 +31,16 @@ class Loss(Part):
         return self.needed(embedding, "vectors or sets", side, "another aggregator")
 
 
-class SideLoss(Loss):
+class SideLoss(Loss, ABC):
     """Base of losses that look at each side by itself: the sum of the image side's term and the text side's."""
 
     def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
         """Return the loss of both sides, a scalar; ValueError where a side does not give what it needs."""
         return self.of("image", images) + self.of("text", captions)
 
+    @abstractmethod
     def of(self, side: str, aggregated: Aggregated) -> Tensor:
         """Return the term of one side, ``image`` or ``text``."""
-        raise NotImplementedError
 
 
 def set_of(aggregated: Aggregated) -> Tensor | None:

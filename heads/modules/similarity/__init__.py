@@ -5,7 +5,7 @@ is computed in float32 at least, also inside autocast. Memory grows as K1 x K2 x
 
 Attributes:
     SIMILARITIES: the similarity of each name that a recipe may use. Its `embedding` says what it compares:
-        `"vector"`, `"set"`, `"gaussian"` or `"sequence"`.
+        `"vector"`, `"set"`, `"gaussian"` or `"sequence"`; its `score` is one line for readers: what a score is.
 """
 
 from typing import Any

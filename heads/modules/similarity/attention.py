@@ -40,6 +40,7 @@ class CrossAttention(Part):
     """
 
     embedding = "sequence"
+    score = "the cosines of words or regions with what they attend to, pooled over all of them"
 
     def __init__(
         self,

@@ -30,6 +30,7 @@ class Kl(Part):
     """
 
     embedding = "gaussian"
+    score = "the negative Kullback-Leibler divergence of both Gaussians, at most 0"
 
     def __init__(self, direction: Direction = "image-caption") -> None:
         super().__init__()
@@ -47,6 +48,7 @@ class MinKl(Part):
     """The negative of the smaller of both Kullback-Leibler divergences, at most 0 (eq. 6)."""
 
     embedding = "gaussian"
+    score = "the negative of the smaller Kullback-Leibler divergence of both Gaussians, at most 0"
 
     def forward(self, images: Gaussian, captions: Gaussian) -> Tensor:
         """Compare I with C Gaussians of D dimensions: `[I, C]`."""
@@ -66,6 +68,7 @@ class Wasserstein(Part):
     """
 
     embedding = "gaussian"
+    score = "the negative 2-Wasserstein distance of both Gaussians, at most 0"
 
     def __init__(self, form: Form = "closed", squared: bool = False) -> None:
         super().__init__()
@@ -94,6 +97,7 @@ class SampledDistance(Part):
     """
 
     embedding = "gaussian"
+    score = "the negative expected squared distance of samples of both Gaussians, at most 0"
 
     def forward(self, images: Gaussian, captions: Gaussian) -> Tensor:
         """Compare I with C Gaussians of D dimensions: `[I, C]`."""

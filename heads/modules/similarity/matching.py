@@ -92,6 +92,7 @@ class Assignment(Part):
     """
 
     embedding = "set"
+    score = "the mean of exp(cosine) - 1 over elements in pairs, from -0.63 to 1.72"
 
     def __init__(self, over: Over = "min", inference: Inference = "assignment", top: Few = 1) -> None:
         super().__init__()

@@ -85,6 +85,8 @@ class MatchProbability(_Learned):
         shift: where the learned shift begins.
     """
 
+    score = "the probability that an element of one matches an element of the other, on average, from 0 to 1"
+
     def __init__(self, scale: Positive = 5.0, shift: float = 0.0) -> None:
         super().__init__(scale, shift)
 
@@ -103,6 +105,7 @@ class MonteCarloMatch(_Learned):
     """
 
     log_odds = True
+    score = "the log-odds that both match: above 0 rather yes than no"
 
     def __init__(self, scale: Positive = 15.0, shift: float = 15.0, link: Link = "symmetric") -> None:
         super().__init__(scale, shift)

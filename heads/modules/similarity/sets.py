@@ -22,6 +22,7 @@ class Cosine(Part):
     """`cosine` of embedding vectors."""
 
     embedding = "vector"
+    score = "the cosine of both embeddings, from -1 to 1"
 
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:
         """Compare `images [I, D]` with `captions [C, D]`: `[I, C]`."""
@@ -32,6 +33,7 @@ class Mil(Part):
     """The largest cosine between elements of two sets."""
 
     embedding = "set"
+    score = "the largest cosine of an element of one with an element of the other, from -1 to 1"
 
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:
         """Compare `images [I, K1, D]` with `captions [C, K2, D]`: `[I, C]`."""
@@ -45,6 +47,7 @@ class Chamfer(Part):
     """
 
     embedding = "set"
+    score = "the mean cosine of each element with its nearest in the other set, from -1 to 1"
 
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:
         """Compare `images [I, K1, D]` with `captions [C, K2, D]`: `[I, C]`."""
@@ -60,6 +63,7 @@ class SmoothChamfer(Part):
     """
 
     embedding = "set"
+    score = "the smoothed mean cosine of each element with its nearest in the other set, from about -1 to 1"
 
     def __init__(self, alpha: Positive = 16.0) -> None:
         super().__init__()

@@ -10,6 +10,7 @@ from PIL import Image
 
 from ....pipeline.data.images import jpeg, open_image, thumbnail
 from ....pipeline.errors import CacheError, ManifestError, QueryError, RunError, SampleError, XretError
+from ...modules.similarity import SIMILARITIES
 from ..hits import Hit, Modality
 from ..retriever import Query, Retriever
 
@@ -27,6 +28,7 @@ class About:
 
     Attributes:
         run, recipe, dataset, split: their names.
+        score: what a score is, of the run's similarity.
         images, captions: how many are searched.
         elements: of the set that a query becomes; 0 where it is none.
         text, image: whether such queries can be answered.
@@ -39,6 +41,7 @@ class About:
     recipe: str
     dataset: str
     split: str
+    score: str
     images: int
     captions: int
     elements: int
@@ -104,6 +107,7 @@ class Service:
             recipe=run.recipe.name,
             dataset=gallery.dataset,
             split=gallery.split,
+            score=SIMILARITIES[run.recipe.similarity["name"]].score,
             images=len(gallery.image_ids),
             captions=len(gallery.texts),
             elements=max(found.elements for found in tried.values() if isinstance(found, Query)),

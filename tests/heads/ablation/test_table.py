@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from xret.pipeline.errors import RunError
 def entry(label, seed, rsum, *, protocol="full", paper=None, variance=None):
     recalls = {"R@1": rsum / 10, "R@5": rsum / 5, "R@10": rsum / 5}
     first = {"k": int(label)}, label, seed, "done", "r", "test"
-    return Entry(*first, protocol, rsum, recalls, recalls, variance, paper)
+    return Entry(*first, protocol, rsum, recalls, recalls, variance, paper, ties="pessimistic")
 
 
 def failed(label, seed):
@@ -48,7 +49,9 @@ def test_the_table_against_hand_calculation():
 
 def test_the_text_is_aligned():
     title, head, *rows = as_text(summarise(ENTRIES)).splitlines()
-    assert title == "split test, protocol full; mean ± sample standard deviation over 3 seeds; paper: F30K"
+    assert title == (
+        "split test, protocol full, ties pessimistic; mean ± sample standard deviation over 3 seeds; paper: F30K"
+    )
     assert head.split() == [
         "i2t", "R@1", "paper", "R@5", "R@10", "t2i", "R@1", "R@5", "R@10", "RSUM", "paper", "log", "var.", "failed",
     ]  # fmt: skip
@@ -81,6 +84,20 @@ def test_csv_reads_back():
     assert (rows[1]["rsum std"], rows[2]["rsum mean"], rows[2]["failed"]) == ("", "", "1")
 
 
+def columns(entries):
+    return as_csv(summarise(entries)).splitlines()[0].split(",")
+
+
+def test_the_csv_has_the_columns_that_vary_and_the_results_that_are_known():
+    recalls = [f"{way} R@{k} mean" for way in ("image_to_text", "text_to_image") for k in (1, 5, 10)]
+    one, two = replace(ENTRIES[3], cell={"k": 1, "l": 7}, label="1"), replace(ENTRIES[3], cell={"k": 2, "l": 7})
+    assert columns([one, two]) == ["label", "k", "seeds", *recalls, "rsum mean"]
+    assert columns([one, replace(two, protocol="1k-folds")])[:4] == ["label", "k", "protocol", "seeds"]
+    assert columns([one, failed("2", 0)])[:5] == ["label", "k", "l", "seeds", "failed"]
+    assert columns(ENTRIES[:3])[:4] == ["label", "seeds", "row", "image_to_text R@1 mean"]
+    assert columns(ENTRIES[:3])[-2:] == ["log_circular_variance mean", "log_circular_variance std"]
+
+
 def test_latex_reads_back_and_is_escaped():
     odd = replace(entry("7", 0, 60.0), label=r"50% a_b & {c} #1 $x \y ~z^2")
     text = as_latex(summarise([*ENTRIES, odd]))
@@ -100,6 +117,28 @@ def test_a_plot_over_numbers(tmp_path, ending):
     file = tmp_path / f"k.{ending}"
     plot(summarise(ENTRIES), file)
     assert file.read_bytes()[:4] in (b"\x89PNG", b"%PDF", b"<?xm")
+
+
+def test_a_plot_says_what_its_lines_and_bars_are(tmp_path):
+    pytest.importorskip("matplotlib")
+    alone = replace(entry("1", 0, 50.0), cell={}, label="untrained")
+    partial = tmp_path / ".k.svg.0a1b2c3d.partial"  # of a killed process
+    partial.write_text("half")
+    plot(summarise([alone, *ENTRIES, *(entry("20", seed, 90.0 + seed) for seed in range(2))]), tmp_path / "k.svg")
+    assert not partial.exists()
+    texts = set(re.findall("<!-- (.*?) -->", (tmp_path / "k.svg").read_text()))
+    assert texts >= {
+        "split test, ties pessimistic",
+        "k (logarithmic)",
+        "RSUM: sum of six recalls in percent",
+        "protocol full: mean over 1 to 3 seeds, bars ± the sample standard deviation",
+        "protocol full: the paper's value, F30K",
+        "protocol full: the frozen encoders alone",
+        *("1", "2", "4", "20"),
+    }
+    plot(summarise([entry("1", 0, 90.0), entry("3", 0, 95.0)]), tmp_path / "k.svg")
+    texts = set(re.findall("<!-- (.*?) -->", (tmp_path / "k.svg").read_text()))
+    assert texts >= {"k", "protocol full: one seed", "1", "3"}
 
 
 def test_a_plot_of_nothing_is_empty(tmp_path):

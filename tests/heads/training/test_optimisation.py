@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 
 from xret.heads.model import FeatureFacts, build_losses, build_model
 from xret.heads.recipes.blocks import Optimizer, Schedule
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.training.optimisation import build_optimizer, learning_rate, warmup
+from xret.heads.training.optimisation import build_optimizer, drop_frozen, learning_rate, warmup
 from xret.pipeline.errors import RecipeError
 
 IMAGES, WORDS = FeatureFacts("grid", 6, 6), FeatureFacts("words", None, None, 11)
@@ -125,3 +126,38 @@ def test_what_an_optimiser_does_not_take_is_refused():
         with pytest.raises(RecipeError) as caught:
             load_recipe("vsepp", ["loss.triplet.warmup_epochs=0", *settings])
         assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["cosine", "step"])
+def test_learning_rates_are_those_of_torch(name):
+    schedule = Schedule(name=name, epochs=12, step=5, gamma=0.3)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.7)
+    if name == "cosine":
+        reference = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
+    else:
+        reference = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.3)
+    for epoch in range(12):
+        assert learning_rate(schedule, 0.7, epoch) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
+        optimizer.step()
+        reference.step()
+
+
+def test_the_learning_rate_warms_up_step_by_step():
+    schedule = Schedule(epochs=10, warmup_after=1, warmup_epochs=2)
+    moments = [0, 0.5, 1, 1.5, 2, 2.75, 3, 9]
+    assert [warmup(schedule, now) for now in moments] == [1, 1, 0, 0.25, 0.5, 0.875, 1, 1]
+    assert warmup(Schedule(), 0) == 1
+
+
+def test_what_does_not_learn_has_no_part_in_clipping():
+    weights = [nn.Parameter(torch.zeros(1)) for _ in range(3)]
+    groups = [
+        {"params": [weight], "factor": factor, "frozen": frozen}
+        for weight, factor, frozen in zip(weights, (1.0, 1.0, 0.0), (0, 2, 0), strict=True)
+    ]
+    optimizer = torch.optim.AdamW(groups)
+    for now, kept in ((0.0, [True, False, False]), (1.9, [True, False, False]), (2.0, [True, True, False])):
+        for weight in weights:
+            weight.grad = torch.ones(1)
+        drop_frozen(optimizer, now)
+        assert [weight.grad is not None for weight in weights] == kept

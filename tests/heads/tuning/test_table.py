@@ -31,5 +31,8 @@ def test_the_key_that_decides_is_the_important_one(tmp_path):
     shares = importances(trials, SPACE)
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["optimizer.lr"] > 0.9
+    partial = tmp_path / ".importance.png.0a1b2c3d.partial"  # of a killed process
+    partial.write_text("half")
     plot(shares, tmp_path / "importance.png")
+    assert not partial.exists()
     assert (tmp_path / "importance.png").read_bytes().startswith(b"\x89PNG")

@@ -3,6 +3,7 @@
 // Everything that comes from the server is put in as text, never as HTML.
 const at = (id) => document.getElementById(id);
 const sentence = at("status");
+let scores = ""; // what a score is
 let limits = { query_length: 1000, upload_bytes: 16 << 20, results: 100 };
 let picture = null; // the file that was searched with last; null: a text was
 let running = null; // aborts the search under way
@@ -15,6 +16,7 @@ function make(name, attributes = {}, ...children) {
 }
 
 function say(text, wrong = false) {
+  if (wrong) at("answer").hidden = true; // what is shown there answers another question
   sentence.textContent = text;
   sentence.classList.toggle("wrong", wrong);
 }
@@ -81,6 +83,8 @@ function show(answer, asked) {
   sent.hidden = picture === null;
   if (picture) sent.src = URL.createObjectURL(picture);
   else sent.removeAttribute("src");
+  const spread = answer.uncertainty === undefined ? "" : " Uncertainty is the log-determinant of a covariance; larger is less certain.";
+  at("meaning").textContent = `A score is ${scores}; larger is closer.${spread}`;
   fill(at("results"), answer.results);
   const slots = answer.elements || [];
   at("slots").hidden = slots.length === 0;
@@ -190,6 +194,7 @@ async function begin() {
   const response = await fetch("/api/about");
   const about = await response.json();
   limits = about.limits;
+  scores = about.score;
   const size = `${count(about.images, "picture", "pictures")}, ${count(about.captions, "caption", "captions")}`;
   const names = [...new Set([about.run, about.recipe]), `${about.dataset} ${about.split}`];
   at("about").textContent = [...names, size].join(" · ");

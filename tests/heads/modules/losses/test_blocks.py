@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from xret.heads.modules.losses import LOSSES
-from xret.heads.modules.losses.blocks import Pairs, in_blocks, pairs_of
+from xret.heads.modules.losses.blocks import BlockLoss, Pairs, in_blocks, pairs_of
+from xret.heads.modules.losses.common import SideLoss
 from xret.heads.modules.losses.infonce import InfoNce, _LogSumExps
 from xret.heads.modules.losses.sigmoid import Sigmoid
 
@@ -162,3 +163,9 @@ def test_which_losses_can_be_computed_in_blocks():
     with pytest.raises(ValueError, match="compares vectors"):
         none = pairs_of(torch.zeros(2, 2) > 0)
         in_blocks(Sigmoid(), torch.zeros(2, 3, 4), torch.zeros(2, 3, 4), none, none)
+
+
+@pytest.mark.parametrize("base", [BlockLoss, SideLoss])
+def test_a_loss_without_its_formula_cannot_be_made(base):
+    with pytest.raises(TypeError, match="abstract method"):
+        type("Half", (base,), {})()

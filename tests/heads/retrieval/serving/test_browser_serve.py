@@ -10,6 +10,7 @@ from oriented import exif
 from PIL import Image
 from small_server import COLOURS, FakeRetriever, Running, picture_bytes
 
+from xret.heads.modules.similarity import SmoothChamfer
 from xret.heads.retrieval.serving import site
 
 WIDTHS = {"phone": (390, 844), "desktop": (1280, 860)}
@@ -78,6 +79,7 @@ def test_a_sentence_finds_pictures(open_page, width):
     page.click("button[type=submit]")
     assert shown(page)[:2] == ["all gold", "all grey"]
     assert re.fullmatch(r"8 pictures, best first, in \d+ milliseconds?", status(page))
+    assert page.inner_text("#meaning") == f"A score is {SmoothChamfer.score}; larger is closer."
     assert page.evaluate("document.documentElement.scrollWidth") <= WIDTHS[width][0]
     lefts = page.eval_on_selector_all("#results li", "all => all.map((one) => one.getBoundingClientRect().left)")
     assert len(set(lefts)) == (2 if width == "phone" else 6)
@@ -118,8 +120,11 @@ def test_gaussians_show_how_uncertain_they_are(chromium, tmp_path):
     page = chromium.new_page()
     page.goto(f"{it.url}?q=red")
     shown(page)
-    assert page.inner_text("#results .line >> nth=0").split() == ["1", "1.000", "·", "σ", "0.250"]
+    assert page.inner_text("#results .line >> nth=0").split() == ["1", "1.000", "·", "uncertainty", "0.25"]
     assert status(page).endswith("the uncertainty of the query is -4.00")
+    assert page.inner_text("#meaning").endswith(
+        "Uncertainty is the log-determinant of a covariance; larger is less certain."
+    )
     assert page.is_hidden("#elements-choice")
     page.close()
     it.end()
@@ -139,6 +144,7 @@ def test_a_chosen_picture_finds_captions(open_page):
     page.set_input_files("#file", {"name": "n.png", "mimeType": "image/png", "buffer": b"no picture"})
     until(page, "document.getElementById('status').classList.contains('wrong')")
     assert "no JPEG, PNG, WEBP, GIF or BMP file" in status(page)
+    assert page.is_hidden("#answer")  # it was another question's
 
 
 @pytest.mark.parametrize("upright", [True, False])

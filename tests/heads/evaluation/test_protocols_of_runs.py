@@ -1,0 +1,124 @@
+"""Runs under each protocol, and where one does not apply."""
+
+import json
+
+import pytest
+import torch
+from captioned_store import make_captioned_store
+from small_store import make_store
+
+from xret.heads.evaluation import evaluation, protocols, scoring, subjects
+from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.evaluation.judgements import Judgements
+from xret.heads.evaluation.metrics import WAYS, ranks, recall_table
+from xret.heads.evaluation.protocols import recalls
+from xret.heads.evaluation.subjects import score
+from xret.heads.runs import features as run_features
+from xret.pipeline.errors import CacheError, RunError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def judgements_of(scores):
+    """Return each image's own captions as what was judged."""
+    images = {int(number): [] for number in scores.cocoid}
+    captions = {}
+    for caption, owner in zip(scores.sentid.tolist(), scores.caption_image.tolist(), strict=True):
+        images[int(scores.cocoid[owner])].append(caption)
+        captions[caption] = [int(scores.cocoid[owner])]
+    return Judgements(set(images), set(captions), (images, captions), (images, captions))
+
+
+def test_judged_protocols_read_the_numbers_of_the_store(setdiv, tmp_path, monkeypatch):
+    store = make_captioned_store(tmp_path / "coco.zarr", captions=5)
+    scores = score(setdiv, store=store, device="cpu")
+    assert scores.cocoid.tolist() == [500 + 7 * number for number in range(12)]
+    assert scores.sentid.tolist() == [100_000 - row for row in range(60)]
+    truth = judgements_of(scores)
+    monkeypatch.setattr(protocols, "load_judgements", lambda protocol: truth)
+    tables = {
+        name: evaluate([setdiv], store=store, protocol=name, device="cpu").results[0]
+        for name in ("full", "eccv", "cxc", "rpc2")
+    }
+    # With nothing but the own captions, these are the ordinary recalls.
+    for key in ("image_to_text", "text_to_image", "rsum", "mean_recall"):
+        assert getattr(tables["cxc"], key) == getattr(tables["full"], key)
+    for way in WAYS:
+        assert getattr(tables["eccv"], way)["R@1"] == getattr(tables["full"], way)["R@1"]
+        assert getattr(tables["eccv"], way)["R-P"] == getattr(tables["rpc2"], way)["RPC2"]
+    # One right image each: R is 1.
+    assert set(tables["eccv"].text_to_image.values()) == {tables["full"].text_to_image["R@1"]}
+    assert tables["eccv"].rsum is tables["eccv"].mean_recall is tables["eccv"].paper_rsum is None
+    printed = str(tables["eccv"]).splitlines()
+    assert printed[1].split() == ["mAP@R", "R-P", "R@1"]
+    assert [float(v) for v in printed[2].split()[3:]] == pytest.approx(
+        list(tables["eccv"].image_to_text.values()), abs=0.005
+    )
+    assert not any("RSUM" in line for line in printed)
+
+
+def test_what_is_not_judged_is_refused_before_it_is_embedded(setdiv, store, tmp_path, monkeypatch):
+    coco = make_captioned_store(tmp_path / "coco.zarr", captions=5)
+    truth = judgements_of(score(setdiv, store=coco, device="cpu"))
+    monkeypatch.setattr(protocols, "load_judgements", lambda protocol: truth)
+    instances = tmp_path / "instances_val2014.json"
+    instances.write_text(json.dumps({"images": [{"id": 500}], "categories": [{"id": 1}], "annotations": []}))
+    original = run_features.image_set_of_run
+
+    def one_failed(run, cache):
+        found = original(run, cache)
+        found.status[3] = 1
+        return found
+
+    monkeypatch.setattr(scoring, "embed", None)
+    with monkeypatch.context() as patch:
+        patch.setattr(subjects, "image_set_of_run", one_failed)
+        with pytest.raises(RunError, match=r"eccv needs the 12 images and 60 captions .* has 11 and 55"):
+            evaluate([setdiv], store=coco, protocol="eccv", device="cpu")
+    with pytest.raises(
+        RunError, match=r"of COCO's test split, .*split 'test' of .*small\.zarr has 12 and 30, of which 0"
+    ):
+        evaluate([setdiv], protocol="cxc", device="cpu")
+    with pytest.raises(RunError, match=r"does not know 11 of the 12 images of split 'test' of .*coco\.zarr"):
+        evaluate([setdiv], store=coco, protocol="pmrp", annotations=instances, device="cpu")
+    with pytest.raises(RunError, match="--annotations is for the protocol pmrp, and this is full; leave it out"):
+        evaluate([setdiv], store=coco, protocol="full", annotations=instances, device="cpu")
+    with pytest.raises(CacheError, match="no split 'tset'"):
+        evaluate([setdiv], store=coco, protocol="cxc", split="tset", device="cpu")
+
+
+def test_folds_are_averaged():
+    similarity = torch.rand(5000, 5000, generator=torch.Generator().manual_seed(0))
+    similarity.fill_diagonal_(0.99)
+    owner = torch.arange(5000)
+    table = recalls(similarity, owner, "1k-folds", "pessimistic", "here")
+    blocks = [similarity[a : a + 1000, a : a + 1000] for a in range(0, 5000, 1000)]
+    folds = [recall_table(*ranks(block, torch.arange(1000))) for block in blocks]
+    assert table.rsum == pytest.approx(sum(fold.rsum for fold in folds) / 5)
+    by_hand = sum(float((block >= 0.99).sum(1).eq(1).float().mean()) for block in blocks) * 20
+    assert table.image_to_text["R@1"] == pytest.approx(by_hand, abs=0.01)
+
+
+def test_protocols(setdiv, store, folder):
+    with pytest.raises(
+        RunError, match=r"needs exactly 5,000 images and split 'test' of .* has 12; take --protocol full"
+    ):
+        evaluate([setdiv], protocol="1k-folds", device="cpu")
+    with pytest.raises(RunError, match=r"no protocol '5k-folds' \(did you mean '1k-folds'\?\); `xret list protocols`"):
+        evaluate([setdiv], protocol="5k-folds", device="cpu")
+    coco = make_store(folder / "coco.zarr", protocols=("1k-folds", "full"))
+    with pytest.raises(RunError, match="1k-folds needs"):
+        evaluate([setdiv], store=coco, protocol="1k-folds", device="cpu")
+    assert evaluate([setdiv], store=coco, protocol="full", device="cpu").results[0].protocol == "full"
+
+
+def test_what_the_manifest_names_and_does_not_apply_is_left_out_with_a_line(setdiv, folder, capsys):
+    both = make_store(folder / "both.zarr", protocols=("1k-folds", "full"))
+    results = evaluate([setdiv], store=both, device="cpu").results
+    assert [table.protocol for table in results] == ["full"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "protocol 1k-folds is left out: it needs exactly 5,000 images, not 12"
+    alone = make_store(folder / "alone.zarr", protocols=("1k-folds",))
+    with pytest.raises(RunError, match="1k-folds needs"):
+        evaluate([setdiv], store=alone, device="cpu")
+    assert evaluation._applicable(("1k-folds", "full"), 5000) == ("1k-folds", "full")

@@ -1,0 +1,62 @@
+"""Evaluation the plain way: every sample embedded alone, every rank counted in a loop."""
+
+import shutil
+
+import numpy as np
+import torch
+from earlier_runs import without_digests
+
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.runs.run import Run
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.data.samples import tokenize
+from xret.pipeline.reading.batches import Features
+
+SMALL = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "optimizer.lr=0.01"]
+
+HEADS = [f"aggregator.{side}.head_dim=16" for side in ("image", "text")]
+
+
+def recipe_of(name, *settings):
+    return load_recipe(name, [*SMALL, *(HEADS if name == "setdiv" else []), "schedule.epochs=2", *settings])
+
+
+@torch.no_grad()
+def plain_similarity(run, store, split="test"):
+    """Compare every image and caption of a split, each embedded by itself, its words looked up in the run's list."""
+    run, cache = Run(run), FeatureCache.open(store)
+    model, images = run.model(torch.device("cpu")), cache.image_set()
+    first, last = cache.splits[split]
+    rows = [row for row in range(first, last) if images.status[row] == 0]
+    captions = [c for c in range(len(cache.caption_image)) if cache.caption_image[c] in rows]
+    words = {word: number for number, word in enumerate(run.vocabulary)}
+    similarity = torch.empty(len(rows), len(captions))
+    for j, caption in enumerate(captions):
+        (text,) = cache.caption_texts(caption, caption + 1)
+        ids = [words.get(word, 0) for word in tokenize(text)]
+        embedded = model.embed_captions(Features(torch.tensor([len(ids)]), token=torch.tensor([ids])))
+        for i, row in enumerate(rows):
+            local = torch.from_numpy(images.local(np.array([row])))
+            global_ = torch.from_numpy(images.global_(np.array([row])))
+            features = Features(torch.tensor([local.shape[1]]), local, global_)
+            similarity[i, j] = model.similarity(model.embed_images(features).embedding, embedded.embedding)
+    return similarity, [rows.index(cache.caption_image[caption]) for caption in captions]
+
+
+def plain_rsum(similarity, owner):
+    total = 0.0
+    for k in (1, 5, 10):
+        image_hits = caption_hits = 0
+        for i in range(len(similarity)):
+            best = max(similarity[i, c] for c in range(len(owner)) if owner[c] == i)
+            image_hits += sum(similarity[i, c] >= best - 1e-6 for c in range(len(owner)) if owner[c] != i) < k
+        for c in range(len(owner)):
+            own = similarity[owner[c], c]
+            caption_hits += sum(similarity[i, c] >= own - 1e-6 for i in range(len(similarity)) if i != owner[c]) < k
+        total += 100 * image_hits / len(similarity) + 100 * caption_hits / len(owner)
+    return total
+
+
+def run_on(run, store, path):
+    """Copy a run as if it had been trained on another store with the same features."""
+    return without_digests(shutil.copytree(run, path), store=store)

@@ -1,0 +1,43 @@
+"""Trainings of a moment, and all of a run that must repeat."""
+
+import torch
+from safetensors.torch import load_file
+
+from xret.heads.model import FeatureFacts
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.runs.run import Run
+
+SMALL = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "optimizer.lr=0.01"]
+
+WORDS = FeatureFacts("words", None, None, 11)
+
+HEADS = [f"aggregator.{side}.head_dim=16" for side in ("image", "text")]
+
+
+def recipe_of(name="setdiv", epochs=3, *settings):
+    heads = [*HEADS, "optimizer.aggregator_lr=0.5"] if name == "setdiv" else []
+    return load_recipe(name, [*SMALL, *heads, f"schedule.epochs={epochs}", *settings])
+
+
+def numbers(run):
+    """All that must repeat: metrics without times, weights, state, best epoch."""
+    lines = [{k: v for k, v in line.items() if k != "seconds"} for line in Run(run).metrics()]
+    info = Run(run).info.best_epoch, Run(run).info.best_rsum
+    state = torch.load(run / "state.pt", weights_only=True)
+    return lines, info, load_file(run / "model.safetensors"), state
+
+
+def assert_equal(first, second, path=""):
+    assert type(first) is type(second), path
+    if isinstance(first, torch.Tensor):
+        assert torch.equal(first, second), path
+    elif isinstance(first, dict):
+        assert first.keys() == second.keys(), path
+        for key in first:
+            assert_equal(first[key], second[key], f"{path}.{key}")
+    elif isinstance(first, list | tuple):
+        assert len(first) == len(second), path
+        for index, pair in enumerate(zip(first, second, strict=True)):
+            assert_equal(*pair, f"{path}[{index}]")
+    else:
+        assert first == second, path

@@ -172,6 +172,7 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     help="For words: how often one occurs in the training captions to be in the vocabulary; by default as in the words"
     " of the store, else 1 below 10,000 training captions and 4 from there on.",
 )
+@click.option(
     "--text-layer",
     default=-1,
     show_default=True,

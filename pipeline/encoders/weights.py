@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import EncoderError, nearest
+from .pickles import require_modest
 
 _DEEPEST, _MOST_ENTRIES = 16, 10_000_000  # of mappings inside one another, in all of them
+_PICKLES = 5  # at the beginning of a file of torch's before 1.6
 
 if TYPE_CHECKING:
     from torchvision.models import WeightsEnum
@@ -158,6 +160,10 @@ def _read(path: Path, trust: bool, damaged: str) -> Any:
         if start == b"P":
             _require_stored(path)
         with warnings.catch_warnings(), _Reader(io.FileIO(path)) as reader:
+            for _ in range(_PICKLES if start != b"P" else 0):
+                if reader.peek(1):
+                    require_modest(reader)
+            reader.seek(0)
             warnings.simplefilter("ignore")  # of pickle protocols that nothing here depends on
             return torch.load(path if start == b"P" else reader, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -186,13 +192,17 @@ class _Reader(io.BufferedReader):
 
 
 def _require_stored(path: Path) -> None:
-    """Raise ValueError if the parts of a zip archive are packed, or say that they are larger than the file."""
+    """Raise ValueError if a zip archive is not as torch writes it: packed, larger than the file, or with a bomb."""
     with zipfile.ZipFile(path) as archive:
         parts = archive.infolist()
-    if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
-        raise ValueError("torch does not write this")
-    if sum(part.file_size for part in parts) > path.stat().st_size:
-        raise ValueError("the archive was cut off")
+        if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+            raise ValueError("torch does not write this")
+        if sum(part.file_size for part in parts) > path.stat().st_size:
+            raise ValueError("the archive was cut off")
+        for part in parts:
+            if part.filename.endswith(".pkl"):
+                with archive.open(part) as opened:
+                    require_modest(opened)
 
 
 def _unpickle(path: Path, damaged: str) -> Any:

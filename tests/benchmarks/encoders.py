@@ -72,6 +72,7 @@ def rate(
     from xret.pipeline.device import pick_device
     from xret.pipeline.encoders import load_visual
     from xret.pipeline.extraction.extraction import Options, extract
+    from xret.pipeline.memory import keeping_memory
 
     target = str(pick_device(device))
     with tempfile.TemporaryDirectory() as work:
@@ -84,6 +85,7 @@ def rate(
         pixels = [encoder.decode(file)[0] for file in files]
         batches = [torch.stack(pixels[at : at + batch_size]) for at in range(0, len(pixels), batch_size)]
 
+        @keeping_memory()  # as the extraction does
         @torch.inference_mode()
         def bare() -> float:
             """Return the seconds an image, of so many batches that they tell."""

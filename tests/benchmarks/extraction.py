@@ -35,6 +35,7 @@ from PIL import Image
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.extraction.extraction import Options, extract
 from xret.pipeline.extraction.summary import SetSummary
+from xret.pipeline.memory import keeping_memory
 
 common = [
     click.argument("dataset"),
@@ -82,6 +83,7 @@ def images(dataset: str, data_root: Path | None, split: str, **options: Any) -> 
     batch = options["batch_size"]
     pixels = [encoder.decode(manifest.images / name)[0] for name in names]
 
+    @keeping_memory()  # as the extraction does
     @torch.inference_mode()
     def bare() -> float:
         """Return seconds of the network alone over all batches but the ragged last."""
@@ -130,6 +132,7 @@ def captions(dataset: str, data_root: Path | None, split: str, **options: Any) -
             size = options["batch_size"]
             batches += [ids[begin : begin + size] for begin in range(0, len(ids), size)]
 
+    @keeping_memory()  # as the extraction does
     @torch.inference_mode()
     def bare() -> float:
         seconds = 0.0

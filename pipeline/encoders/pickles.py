@@ -1,0 +1,57 @@
+"""Looks through a pickle before it is read, without running it."""
+
+import pickletools
+from typing import BinaryIO
+
+_MOST = 100_000_000  # values in tuples, each as often as it is referred to
+_PUTS = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}
+_GETS = {"GET", "BINGET", "LONG_BINGET"}
+_HASHED = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "REDUCE", "NEWOBJ"}  # what may be a key: tuples, and what they make
+
+
+def require_modest(file: BinaryIO) -> None:
+    """Refuse the pickle at which `file` stands if its tuples hold one another too often; then it stands after it.
+
+    Who looks a key up asks all that is in it for its hash, however often the same tuple is in it: thirty tuples, each
+    twice in the next one, keep a reader busy for minutes, fifty for years.
+
+    Raises:
+        ValueError: so it is, or this is no pickle.
+    """
+    stack: list[int] = []  # how many values each object holds
+    marks: list[int] = []
+    memo: dict[int, int] = {}
+    held = 0
+    for opcode, argument, _ in pickletools.genops(file):
+        if opcode.name in _PUTS:
+            memo[len(memo) if argument is None else argument] = _last(stack)
+        elif opcode.name == "MARK":
+            marks.append(len(stack))
+        else:
+            taken = _take(stack, marks, opcode)
+            size = memo.get(argument, 1) if opcode.name in _GETS else 1
+            if opcode.name in _HASHED:
+                size += sum(taken)
+            stack += [size] * len(opcode.stack_after)
+            held += size
+        if held > _MOST:
+            raise ValueError("its tuples hold one another too often")
+
+
+def _take(stack: list[int], marks: list[int], opcode: pickletools.OpcodeInfo) -> list[int]:
+    """Take from the stack what an operation takes: so many objects, and perhaps all since the last mark."""
+    before = opcode.stack_before
+    first = len(stack) - len(before)
+    if pickletools.markobject in before:
+        first = (marks.pop() if marks else -1) - before.index(pickletools.markobject)
+    if first < 0:
+        raise ValueError("it takes what is not there")
+    taken = stack[first:]
+    del stack[first:]
+    return taken
+
+
+def _last(stack: list[int]) -> int:
+    if not stack:
+        raise ValueError("it keeps what is not there")
+    return stack[-1]

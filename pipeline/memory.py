@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# Parameters of glibc's mallopt (mallopt(3)): their values while memory is kept, and glibc's own.
-_PARAMETERS = {
-    -8: (1, 0),  # M_ARENA_MAX: one arena for all threads; 0: by the number of cores
-    -4: (0, 65_536),  # M_MMAP_MAX: no block has a mapping of its own
-    -1: (2**31 - 1, 128 * 1024),  # M_TRIM_THRESHOLD: free bytes that stay
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8  # of mallopt(3)
+_KEEPING = {
+    _M_ARENA_MAX: 1,  # one arena for all threads
+    _M_MMAP_MAX: 0,  # no block has a mapping of its own
+    _M_TRIM_THRESHOLD: 2**31 - 1,  # free bytes that stay
 }
+# Whoever sets a threshold ends its growth; it would have grown to these.
+_AFTERWARDS = {_M_MMAP_MAX: 65_536, _M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 64 << 20}
 
 
 @contextmanager
@@ -20,17 +22,17 @@ def keeping_memory() -> Iterator[None]:
 
     glibc gives large blocks back at each `free`, and takes them anew as pages of zeros: on a CPU a convolutional
     network spends up to half of its time on that. Threads that are there already keep their arenas, so begin early.
-    Nothing happens where there is no glibc.
+    glibc counts its arenas but once, so that later threads share the one. Nothing happens where there is no glibc.
     """
     libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
     if not hasattr(libc, "mallopt") or not hasattr(libc, "malloc_trim"):  # musl has neither
         yield
         return
-    for parameter, (kept, _) in _PARAMETERS.items():
-        libc.mallopt(parameter, kept)
+    for parameter, value in _KEEPING.items():
+        libc.mallopt(parameter, value)
     try:
         yield
     finally:
-        for parameter, (_, usual) in _PARAMETERS.items():
-            libc.mallopt(parameter, usual)
+        for parameter, value in _AFTERWARDS.items():
+            libc.mallopt(parameter, value)
         libc.malloc_trim(0)

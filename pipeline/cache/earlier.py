@@ -26,29 +26,31 @@ def equal_sets(url: str, path: str, fingerprint: str) -> list[FeatureSet]:
         path: ``images/NAME`` or ``captions/NAME``.
         fingerprint: of the set.
     """
-    found = (features for other in _others(url) if path in other.set_paths() for features in _sound(other, [path]))
+    home_url, number = home_of(url)
+    own = number or current(Store(home_url))
+    others = (one for one in _generations(url) if one.generation != own and path in one.set_paths())
+    found = (features for other in others for features in _sound(other, [path]))
     return [features for features in found if features.fingerprint == fingerprint]
 
 
-def image_prints(cache: FeatureCache) -> set[str]:
-    """Return the fingerprints of the image sets of a cache, of whatever generation; what is damaged has none."""
-    caches = (cache, *_others(cache.address))
-    return {features.fingerprint for one in caches for features in _sound(one, one.set_paths("images"))}
+def sets_of_all(url: str, modality: str) -> list[FeatureSet]:
+    """Return the sets of ``images`` or ``captions`` in all generations of the cache at `url`, the last ones first.
+
+    What is damaged is left out; `url` is as of `equal_sets`.
+    """
+    return [features for one in _generations(url) for features in _sound(one, one.set_paths(modality))]
 
 
-def _others(url: str) -> Iterator[FeatureCache]:
-    """Yield the other generations of the cache at `url`, the last one first, without those that are damaged."""
-    home_url, own = home_of(url)
-    home = Store(home_url)
-    own = own or current(home)
-    for number in reversed(numbers(home)):
-        if number != own:
-            try:
-                yield FeatureCache.open(home_url, generation=number)
-            except StoreError:
-                raise
-            except CacheError:
-                continue
+def _generations(url: str) -> Iterator[FeatureCache]:
+    """Yield the generations of the cache at `url`, the last one first, without those that are damaged."""
+    home_url, _ = home_of(url)
+    for number in reversed(numbers(Store(home_url))):
+        try:
+            yield FeatureCache.open(home_url, generation=number)
+        except StoreError:
+            raise
+        except CacheError:
+            continue
 
 
 def _sound(cache: FeatureCache, paths: Sequence[str]) -> Iterator[FeatureSet]:

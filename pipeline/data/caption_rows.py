@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -12,7 +13,7 @@ from ..errors import ManifestError
 from ..wording import printable, some_of
 from .manifest import SEPARATORS, SPLITS, Columns
 
-_IMAGE, _SPLIT = "file_name", "split"  # columns, where the manifest does not say
+_IMAGE = "file_name"  # the column, where the manifest does not say
 _SHOWN, _LONGEST = 20, 40  # names of columns in a message, and characters of each
 
 
@@ -26,27 +27,32 @@ class CaptionRow:
     split: str | None  # None where there is no such column
 
 
-def caption_rows(path: Path, columns: Columns) -> Iterator[CaptionRow]:
+def caption_rows(path: Path, columns: Columns, split: str | None = "split") -> Iterator[CaptionRow]:
     """Yield the rows of a file, without empty lines; its suffix says which of the formats it has.
 
     A caption field holds a text, in JSON also null or a list of texts. Where captions have several columns, an empty
     field is no caption.
 
+    Args:
+        path: the file.
+        columns: what its columns or keys are called.
+        split: the column of splits where `columns` names none; it may be missing. None: splits are not looked for.
+
     Raises:
         ManifestError: the file cannot be read, a column is missing, or a row is wrong; the message names the line.
     """
     before: tuple[str, ...] | None = None
-    for line, row in _rows(path, columns):
+    for line, row in _rows(path, columns, split):
         where, keys = f"{path}: line {line}", tuple(row)
         if keys != before:
-            image, captions, split = _names(columns, keys, where)
+            image, captions, by = _names(columns, keys, split, where)
             before = keys
-        yield CaptionRow(where, row[image], _texts(row, captions, where), split_of(row, split, where))
+        yield CaptionRow(where, row[image], _texts(row, captions, where), split_of(row, by, where))
 
 
-def split_of(mapping: dict[str, Any], key: str, where: str) -> str | None:
+def split_of(mapping: dict[str, Any], key: str | None, where: str) -> str | None:
     """Return the split that an image or row names; None without the key."""
-    if key not in mapping:
+    if key is None or key not in mapping:
         return None
     split = mapping[key]
     if not isinstance(split, str) or not split:
@@ -54,14 +60,16 @@ def split_of(mapping: dict[str, Any], key: str, where: str) -> str | None:
     return split
 
 
-def _names(columns: Columns, there: tuple[str, ...], where: str) -> tuple[str, tuple[str, ...], str]:
+def _names(
+    columns: Columns, there: tuple[str, ...], split: str | None, where: str
+) -> tuple[str, tuple[str, ...], str | None]:
     """Return the columns of picture, captions and split; there may be none of splits unless the manifest names it."""
-    image, captions, split = columns.image or _IMAGE, columns.captions_in(there), columns.split or _SPLIT
+    image, captions, split = columns.image or _IMAGE, columns.captions_in(there), columns.split or split
     wanted = [image, *captions, *([split] if columns.split else [])]
     if missing := [name for name in wanted if name not in there]:
         advice = "name the right ones as image_column, caption_columns and split_column in the manifest"
         raise ManifestError(f"{where}: there is no column '{missing[0]}'; it has {_listed(there)}: {advice}.")
-    like = [name for name in there if name.strip().lower().startswith(_SPLIT)]
+    like = get_close_matches(split, [name.strip().lower() for name in there], cutoff=0.8) if split else []
     if like and split not in there:
         advice = "rename it, or name it as split_column in the manifest"
         raise ManifestError(f"{where}: there is no column '{split}', and one called {_listed(like[:1])}; {advice}.")
@@ -83,7 +91,7 @@ def _texts(row: dict[str, Any], columns: tuple[str, ...], where: str) -> list[st
     return [text for text in texts if text is not None and (len(columns) == 1 or text.strip())]
 
 
-def _rows(path: Path, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:
+def _rows(path: Path, columns: Columns, split: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, row) of a file."""
     try:
         if path.suffix == ".jsonl":
@@ -91,19 +99,19 @@ def _rows(path: Path, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield from _jsonl_rows(file, path)
         else:
             with path.open(encoding="utf-8-sig", newline="") as file:
-                yield from _csv_rows(file, path, columns)
+                yield from _csv_rows(file, path, columns, split)
     except OSError as error:
         raise ManifestError(f"{path}: the caption file cannot be read ({error.strerror}).") from error
     except UnicodeDecodeError as error:
         raise ManifestError(f"{path}: this is not UTF-8 ({error.reason}); save it as UTF-8.") from error
 
 
-def _csv_rows(file: TextIO, path: Path, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:
+def _csv_rows(file: TextIO, path: Path, columns: Columns, split: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
     separator = columns.separator or SEPARATORS[path.suffix]
     reader = csv.reader(file, delimiter=separator, strict=True)
     try:
         header = next(reader, [])
-        _check_header(header, columns, separator, f"{path}: line {max(reader.line_num, 1)}")
+        _check_header(header, columns, split, separator, f"{path}: line {max(reader.line_num, 1)}")
         for row in reader:
             if row and len(row) != len(header):
                 counts = f"{len(row)} fields where the header has {len(header)}"
@@ -115,7 +123,7 @@ def _csv_rows(file: TextIO, path: Path, columns: Columns) -> Iterator[tuple[int,
         raise ManifestError(f"{path}: line {reader.line_num}: not valid CSV ({error}); correct it.") from error
 
 
-def _check_header(header: list[str], columns: Columns, separator: str, where: str) -> None:
+def _check_header(header: list[str], columns: Columns, split: str | None, separator: str, where: str) -> None:
     """Refuse a header that is empty, names a column twice, lacks one, or was written with another separator."""
     if not header:
         raise ManifestError(f"{where}: it is empty, and the first line names the columns; write them there.")
@@ -127,7 +135,7 @@ def _check_header(header: list[str], columns: Columns, separator: str, where: st
         raise ManifestError(
             f"{where}: {found}; if it should be {json.dumps(other)}, say so as separator in the manifest."
         )
-    _names(columns, tuple(header), where)
+    _names(columns, tuple(header), split, where)
 
 
 def _jsonl_rows(file: TextIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

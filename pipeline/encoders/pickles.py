@@ -1,7 +1,7 @@
 """Looks through a pickle before it is read, without running it."""
 
 import pickletools
-from typing import BinaryIO
+from typing import IO
 
 _MOST = 100_000_000  # values in tuples, each as often as it is referred to
 _PUTS = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}
@@ -9,7 +9,7 @@ _GETS = {"GET", "BINGET", "LONG_BINGET"}
 _HASHED = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "REDUCE", "NEWOBJ"}  # what may be a key: tuples, and what they make
 
 
-def require_modest(file: BinaryIO) -> None:
+def require_modest(file: IO[bytes]) -> None:
     """Refuse the pickle at which `file` stands if its tuples hold one another too often; then it stands after it.
 
     Who looks a key up asks all that is in it for its hash, however often the same tuple is in it: thirty tuples, each
@@ -24,12 +24,12 @@ def require_modest(file: BinaryIO) -> None:
     held = 0
     for opcode, argument, _ in pickletools.genops(file):
         if opcode.name in _PUTS:
-            memo[len(memo) if argument is None else argument] = _last(stack)
+            memo[len(memo) if argument is None else int(argument)] = _last(stack)
         elif opcode.name == "MARK":
             marks.append(len(stack))
         else:
             taken = _take(stack, marks, opcode)
-            size = memo.get(argument, 1) if opcode.name in _GETS else 1
+            size = memo.get(argument or 0, 1) if opcode.name in _GETS else 1
             if opcode.name in _HASHED:
                 size += sum(taken)
             stack += [size] * len(opcode.stack_after)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..cache import Blocks, CaptionSet, FeatureCache, ImageSet
-from ..cache.earlier import image_prints
+from ..cache.earlier import sets_of_all
 from ..cache.facts import SetFacts, fingerprint
-from ..cache.known_samples import find_samples, known_cache
+from ..cache.known_samples import find_samples
 from ..cache.layout import (
     caption_set_to_fill,
     choose_splits,
@@ -28,7 +28,7 @@ from ..data.digests import Digests
 from ..data.manifest import Manifest
 from ..data.samples import Samples, tokenize
 from ..data.sources import FOLDER, missing_from
-from ..encoders import HUB, TextEncoder, VisualEncoder, as_stored, turns_upright
+from ..encoders import HUB, TextEncoder, VisualEncoder, as_stored, is_own, turns_upright
 from ..encoders.words import WordsEncoder, min_count_for
 from ..errors import CacheError, ManifestError
 from ..memory import keeping_memory
@@ -65,7 +65,6 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     if not (options.repair or target.is_new) and (found := _finished(samples, url, options, splits)) is not None:
         return found
     require_place(url, samples, is_new=target.is_new)  # a finished store may lie where nothing can be written
-    _require_pictures(samples, manifest, url, options, splits)
     from ..device import pick_device
     from .filling import fill
     from .tasks import Job, write_caption_shard, write_image_shard
@@ -74,6 +73,9 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     # Made before the store, so that a wrong name or file leaves nothing.
     visual = options.load_visual(device) if options.visual else None
     text = load_captions(options, samples, device) if options.text else None
+    if visual is not None:
+        options, visual = as_begun(url, options, visual, device)
+        _require_pictures(samples, manifest, find_cache(url, samples), options, visual, splits)
     exact = at_commits(options, visual, text)
     command = command_of(manifest, exact)
     how: dict[str, Any] = {"workers": options.workers, "scheduler": options.scheduler, "repair": options.repair}
@@ -81,11 +83,10 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     with open_for_writing(url, samples, manifest.protocols, repair=options.repair, is_new=target.is_new) as cache:
         job = Job(cache.address, "", str(manifest.images.resolve()), options, cache.store.writer)
         if visual is not None:
-            options, visual = as_begun(cache, options, visual, device)
             facts = replace(_facts(cache, options, exact, "images", visual, device), command=command)
             length, earlier = find_earlier(cache.address, f"images/{facts.name}", facts, options, target.is_new)
             images = image_set_to_fill(cache, facts, visual.rows, length, visual.extras, options.views, digests=True)
-            of_images = replace(job, options=options, set_name=images.name, earlier=earlier)
+            of_images = replace(job, set_name=images.name, earlier=earlier)
             sets.append(fill(images, write_image_shard, lambda _: of_images, splits, **how))
         if text is not None:
             facts = replace(_facts(cache, options, exact, "captions", text, device), command=command)
@@ -99,17 +100,15 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
         return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(sets), counts)
 
 
-def as_begun(
-    cache: FeatureCache, options: Options, encoder: VisualEncoder, device: str
-) -> tuple[Options, VisualEncoder]:
-    """Return options and encoder of images as a cache has their set, which goes on as an earlier version began it.
+def as_begun(url: str, options: Options, encoder: VisualEncoder, device: str) -> tuple[Options, VisualEncoder]:
+    """Return options and encoder of images as the cache at `url` has their set, which goes on as it was begun.
 
     Earlier versions did not apply EXIF orientations. A cache that has the set of today, too, goes on with that one.
     """
-    if not turns_upright(encoder.identity):
+    if is_own(options.visual or "") or not turns_upright(encoder.identity):
         return options, encoder
-    identities, there = (as_stored(encoder.identity), encoder.identity), image_prints(cache)
-    old, new = (fingerprint(identity, options.dtype) for identity in identities)
+    there = {features.fingerprint for features in sets_of_all(url, "images")}
+    old, new = (fingerprint(identity, options.dtype) for identity in (as_stored(encoder.identity), encoder.identity))
     if old not in there or new in there:
         return options, encoder
     note = (
@@ -153,14 +152,21 @@ def _set_of(cache: FeatureCache, modality: str, asked: dict[str, Any] | None) ->
     return there[0] if len(there) == 1 else None
 
 
-def _require_pictures(samples: Samples, manifest: Manifest, url: str, options: Options, splits: list[str]) -> None:
-    """Refuse pictures that are missing, all at once; those of finished shards are not needed."""
-    if not options.visual or options.on_error == "skip" or options.repair or samples.source != FOLDER:
+def _require_pictures(
+    samples: Samples,
+    manifest: Manifest,
+    cache: FeatureCache | None,
+    options: Options,
+    encoder: VisualEncoder,
+    splits: list[str],
+) -> None:
+    """Refuse pictures that are missing, all at once; those of finished shards in `cache` are not needed."""
+    if options.on_error == "skip" or options.repair or samples.source != FOLDER:
         return
-    cache = find_cache(url, samples)
-    features = None if cache is None else _set_of(cache, "images", options.asked("images"))
     rows = [row for split in splits for row in range(*samples.splits[split])]
-    if features is not None:
+    wanted = fingerprint(encoder.identity, options.dtype)
+    sets = [] if cache is None else [cache.set_at(path) for path in cache.set_paths("images")]
+    for features in (one for one in sets if one.fingerprint == wanted):
         done = features.done()
         left = [shard for split in splits for shard in features.blocks.of_split(split) if not done[shard]]
         rows = [row for shard in left for row in range(*features.blocks.images(shard))]
@@ -174,13 +180,12 @@ def _require_pictures(samples: Samples, manifest: Manifest, url: str, options: O
 def with_min_count(options: Options, samples: Samples, url: str) -> Options:
     """Return the options with the smallest count of a word: if none is given, that of the words in the store at `url`.
 
-    Where that has none, or several, the number of training captions decides, see `words.min_count_for`.
+    Where none of its generations has any, or several counts, the number of training captions decides, see
+    `words.min_count_for`.
     """
     if options.text != "words" or options.min_count is not None:
         return options
-    cache = known_cache(url)
-    groups = [] if cache is None else [cache.store.inspect_group(path)[0] for path in cache.set_paths("captions")]
-    asked = [group.get("asked") for group in groups if group.get("kind") == "words"]
+    asked = [features.attributes.get("asked") for features in sets_of_all(url, "captions") if features.kind == "words"]
     counts = {one["min_count"] for one in asked if isinstance(one, dict) and type(one.get("min_count")) is int}
     if len(counts) == 1:
         return replace(options, min_count=counts.pop())

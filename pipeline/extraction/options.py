@@ -130,6 +130,8 @@ class Options:
                 settings["pool"] = self.pool
             if self.visual_layer != -1:
                 settings["visual_layer"] = self.visual_layer
+            if not self.upright:
+                settings["upright"] = False
             if (self.views, self.augment) != (1, None):
                 settings |= {"views": self.views, "augment": self.augment}
             return _words(self.visual or "", self.visual_weights, self.dtype, settings)

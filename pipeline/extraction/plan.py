@@ -93,7 +93,8 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
         target = choose_target(url, samples, manifest, digests, update=True)
     cache = None if images else find_cache(target.url, samples)
     sets = []
-    for cost in _costs(manifest, samples, options, device, captions / max(total, 1), cache):
+    where = None if images else target.url
+    for cost in _costs(manifest, samples, options, device, captions / max(total, 1), where, cache):
         there = cache.set_at(cost.path) if cache and cost.path in cache.set_paths() else None
         length, earlier_sets = options.shard_images, None
         if cache or target.is_new:
@@ -177,15 +178,21 @@ def _found(images: list[ImageSample], cost: _Cost, digests: Digests, sets: Earli
 
 
 def _costs(
-    manifest: Manifest, samples: Samples, options: Options, device: str, captions: float, cache: FeatureCache | None
+    manifest: Manifest,
+    samples: Samples,
+    options: Options,
+    device: str,
+    captions: float,
+    url: str | None,
+    cache: FeatureCache | None,
 ) -> list[_Cost]:
-    """Load the encoders and measure each; `captions` is how many an image has, `cache` where sets may be already."""
+    """Load the encoders and measure each; `captions` is how many an image has, `cache`, at `url`, may have sets."""
     costs = []
     width = np.dtype(options.dtype).itemsize
     if options.visual:
         encoder = options.load_visual(device)
-        if cache is not None:
-            options, encoder = as_begun(cache, options, encoder, device)
+        if url is not None:
+            options, encoder = as_begun(url, options, encoder, device)
         facts = _facts(encoder, "images", options, cache)
         rate = _image_rate(encoder, manifest, samples, options)
         views = options.views

@@ -30,9 +30,16 @@ def missing_from(folder: Path, names: Iterable[str]) -> list[str]:
         if above not in listed:
             listed[above] = _listed(folder / above)
         # A link may lead nowhere, and a listing may write a name otherwise than the file system takes it.
-        if last not in listed[above] and not (folder / name).exists():
+        if last not in listed[above] and not _exists(folder / name):
             missing.append(name)
     return missing
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name may be too long for the file system
+        return False
 
 
 def _listed(folder: Path) -> set[str]:

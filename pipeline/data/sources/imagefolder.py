@@ -22,7 +22,7 @@ def imagefolder_entries(folder: Path, columns: Columns, fault: Fault) -> list[En
     for path in sorted(path for name in _NAMES for path in folder.rglob(name)):
         below = path.parent.relative_to(folder)
         of_folder = below.parts[0] if below.parts and columns.split is None else None
-        for row in caption_rows(path, columns):
+        for row in caption_rows(path, columns, split=None):
             name = file_name(row.image, row.where, below.as_posix())
             if name in entries:
                 raise ManifestError(f"{row.where}: '{name}' stands here a second time; give a picture one row.")

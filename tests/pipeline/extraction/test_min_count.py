@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from command_line import refused, run
+from PIL import Image
 
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.data.manifest import bundled_manifests, load_manifest
@@ -87,6 +88,19 @@ def test_an_update_keeps_the_count(write, tmp_path):
     url = str(tmp_path / "s")
     extract(load_manifest(write()), url, replace(WORDS, min_count=2))
     extract(load_manifest(write(more=["rare grey dog"])), url, replace(WORDS, update=True))
+    assert FeatureCache.open(url).generation == 2
+    assert vocabulary(url) == expected(2, [*TEXTS, "rare grey dog"])
+
+
+def test_a_generation_without_words_keeps_the_count_of_the_one_before(write, tmp_path):
+    url = str(tmp_path / "s")
+    extract(load_manifest(write()), url, replace(WORDS, min_count=2))
+    pictures = Options(visual="resnet18", visual_weights="random:0", text=None, image_size=32, update=True)
+    later = load_manifest(write(more=["rare grey dog"]))
+    for name in ("0", "1", "val"):
+        Image.new("RGB", (40, 40)).save(later.images / f"{name}.jpg")
+    extract(later, url, pictures)
+    extract(later, url, WORDS)
     assert FeatureCache.open(url).generation == 2
     assert vocabulary(url) == expected(2, [*TEXTS, "rare grey dog"])
 

@@ -9,7 +9,7 @@ from small_extraction import SMALL, files
 
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import ManifestError
-from xret.pipeline.extraction import extraction
+from xret.pipeline.extraction import extraction, options
 from xret.pipeline.extraction.extraction import extract
 
 IMAGES = replace(SMALL, text=None)
@@ -32,11 +32,12 @@ def refusal(manifest, url, options):
     return str(caught.value)
 
 
-def test_all_are_counted_and_the_first_named_before_an_encoder_is_loaded(tiny_dataset, tmp_path):
+def test_all_are_counted_and_the_first_named_before_a_store_is_there(tiny_dataset, tmp_path):
     path = tiny_dataset()
     for number in (1, 3, 20, 30, 31):
         (path.parent / "images" / f"{number}.jpg").unlink()
-    words = ["extract", path, "--store", tmp_path / "s", "--visual", "no-such-network", "--text", "none"]
+    words = ["extract", path, "--store", tmp_path / "s", "--visual", "resnet18"]
+    words += ["--visual-weights", "random:0", "--text", "none"]
     said = refused(*words)
     folder = path.parent
     assert said == (
@@ -45,7 +46,14 @@ def test_all_are_counted_and_the_first_named_before_an_encoder_is_loaded(tiny_da
     )
     assert "1 picture of 6 is missing (20.jpg);" in refused(*words, "--splits", "val")
     assert not (tmp_path / "s").exists()
-    assert "no-such-network" in refused(*words, "--on-error", "skip")
+
+
+def test_a_finished_set_of_another_version_needs_no_pictures(manifest, tmp_path, monkeypatch):
+    url = str(tmp_path / "s")
+    extract(manifest, url, IMAGES)
+    lose(manifest, *range(32))
+    monkeypatch.setattr(options, "version", lambda _name: "0.0.9")
+    assert [one.samples for one in extract(manifest, url, SMALL).sets] == [0, 80]
 
 
 def test_captions_alone_need_no_pictures(manifest, tmp_path):

@@ -92,6 +92,8 @@ def test_an_update_goes_on_with_the_set_of_an_earlier_version(tmp_path):
     url, path = str(tmp_path / "s.zarr"), make_pictures(tmp_path / "pictures")
     extract(load_manifest(path), url, replace(OLD, text=None))
     save(path.parent / "images/17.png", np.asarray(Image.open(path.parent / "images/16.png")), 3)
+    (planned,) = plan(load_manifest(path), url, replace(OPTIONS, text=None, update=True)).sets
+    assert (planned.name, planned.found) == (images(url).name, 21)
     summary = extract(load_manifest(path), url, replace(OPTIONS, text=None, update=True))
     assert summary.sets[0].found == 21
     old, new = images(url, 1), images(url)

@@ -1,5 +1,6 @@
 """Every form of one data set has the same samples and pictures, whatever the number of its files."""
 
+import json
 import tarfile
 import threading
 
@@ -59,6 +60,16 @@ def test_an_imagefolder_is_a_folder_with_other_names(data):
     assert {image.file_name: image.split for image in samples.images} == {n: n.split("/")[0] for n in by_name}
     for image, found in zip(samples.images, contents(manifest, samples), strict=True):
         assert (found, [caption.text for caption in image.captions]) == by_name[image.file_name]
+
+
+def test_splits_of_an_imagefolder_are_its_folders_whatever_its_columns(data, tmp_path):
+    name, bytes_, *_ = data.rows[0]
+    (tmp_path / "p" / "val").mkdir(parents=True)
+    (tmp_path / "p" / "val" / name).write_bytes(bytes_)
+    row = {"file_name": name, "text": "one", "split": None, "splits": 3}
+    (tmp_path / "p" / "val" / "metadata.jsonl").write_text(json.dumps(row))
+    _, samples = read(data.manifest("folders", dataset=str(tmp_path / "p")))
+    assert [image.split for image in samples.images] == ["val"]
 
 
 def test_an_imagefolder_may_have_a_csv(data, tmp_path):

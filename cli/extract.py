@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .parsing import FOLDER, Sectioned, comma_list
+from .parsing import FOLDER, Sectioned, comma_list, images_to_plan_for
 from .summaries import print_plan, print_summary
 
 
@@ -59,23 +59,6 @@ def _pool(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -
     if not (height.isdecimal() and width.isdecimal()):
         raise click.BadParameter(f"'{value}' is no window; give height and width in cells, as 2x2")
     return int(height), int(width)
-
-
-_MOST_IMAGES = 1e15  # to plan for
-
-
-def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
-    if value is None:
-        return None
-    try:
-        images = float(value)
-    except ValueError:
-        images = -1.0
-    if not (0 <= images <= _MOST_IMAGES and images.is_integer()):
-        raise click.BadParameter(
-            f"'{value}' is no number of images up to {_MOST_IMAGES:.0e}; give one, as 1000000 or 1e9, or none"
-        )
-    return int(images)
 
 
 @click.command(
@@ -219,7 +202,7 @@ def _images(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     is_flag=False,
     flag_value="0",
     metavar="[IMAGES]",
-    callback=_images,
+    callback=images_to_plan_for,
     help="Load the encoders, time a few batches and print tasks, bytes and time, for this data set or as if it had so"
     " many images; write nothing.",
 )

@@ -1,6 +1,8 @@
 """Looks through a pickle before it is read, without running it."""
 
 import pickletools
+import zipfile
+from pathlib import Path
 from typing import IO
 
 _MOST = 100_000_000  # values in tuples, each as often as it is referred to
@@ -36,6 +38,20 @@ def require_modest(file: IO[bytes]) -> None:
             held += size
         if held > _MOST:
             raise ValueError("its tuples hold one another too often")
+
+
+def require_stored(path: Path) -> None:
+    """Raise ValueError if a zip archive is not as torch writes it: packed, larger than the file, or with a bomb."""
+    with zipfile.ZipFile(path) as archive:
+        parts = archive.infolist()
+        if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+            raise ValueError("torch does not write this")
+        if sum(part.file_size for part in parts) > path.stat().st_size:
+            raise ValueError("the archive was cut off")
+        for part in parts:
+            if part.filename.endswith(".pkl"):
+                with archive.open(part) as opened:
+                    require_modest(opened)
 
 
 def _take(stack: list[int], marks: list[int], opcode: pickletools.OpcodeInfo) -> list[int]:

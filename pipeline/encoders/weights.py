@@ -7,7 +7,6 @@ import pickle
 import re
 import sys
 import warnings
-import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import EncoderError, nearest
-from .pickles import require_modest
+from .pickles import require_modest, require_stored
 
 _DEEPEST, _MOST_ENTRIES = 16, 10_000_000  # of mappings inside one another, in all of them
 _PICKLES = 5  # at the beginning of a file of torch's before 1.6
@@ -158,7 +157,7 @@ def _read(path: Path, trust: bool, damaged: str) -> Any:
         if path.suffix == ".safetensors":
             return load_file(path)
         if start == b"P":
-            _require_stored(path)
+            require_stored(path)
         with warnings.catch_warnings(), _Reader(io.FileIO(path)) as reader:
             for _ in range(_PICKLES if start != b"P" else 0):
                 if reader.peek(1):
@@ -189,20 +188,6 @@ class _Reader(io.BufferedReader):
         if size is not None and size > io.DEFAULT_BUFFER_SIZE:
             size = min(size, os.fstat(self.fileno()).st_size - self.tell())
         return super().read(size)
-
-
-def _require_stored(path: Path) -> None:
-    """Raise ValueError if a zip archive is not as torch writes it: packed, larger than the file, or with a bomb."""
-    with zipfile.ZipFile(path) as archive:
-        parts = archive.infolist()
-        if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
-            raise ValueError("torch does not write this")
-        if sum(part.file_size for part in parts) > path.stat().st_size:
-            raise ValueError("the archive was cut off")
-        for part in parts:
-            if part.filename.endswith(".pkl"):
-                with archive.open(part) as opened:
-                    require_modest(opened)
 
 
 def _unpickle(path: Path, damaged: str) -> Any:

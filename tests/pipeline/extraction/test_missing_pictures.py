@@ -75,7 +75,7 @@ def test_pictures_of_finished_shards_are_not_needed(manifest, tmp_path):
     before = files(url)
     assert "2 pictures of 12 are missing (21.jpg, 27.jpg)" in refusal(manifest, url, IMAGES)
     assert files(url) == before
-    assert "4 pictures of 32 are missing" in refusal(manifest, url, replace(IMAGES, visual_weights="random:1"))
+    assert "4 pictures of 32 are missing" in refusal(manifest, url, replace(IMAGES, dtype="float32"))
     for number in (21, 27):
         (manifest.images / f"{number}.lost").rename(manifest.images / f"{number}.jpg")
     assert extract(manifest, str(url), IMAGES).sets[0].samples == 12
@@ -85,8 +85,8 @@ def test_what_is_finished_is_not_looked_for(manifest, tmp_path, monkeypatch):
     url = str(tmp_path / "s")
     extract(manifest, url, SMALL)
     monkeypatch.setattr(extraction, "missing_from", None)
-    for options in (SMALL, replace(SMALL, update=True), replace(SMALL, repair=True)):
-        assert [one.samples for one in extract(manifest, url, options).sets] == [0, 0]
+    for how in (SMALL, replace(SMALL, update=True), replace(SMALL, repair=True)):
+        assert [one.samples for one in extract(manifest, url, how).sets] == [0, 0]
 
 
 def test_an_update_tells_as_well_and_leaves_the_store_as_it_was(manifest, tmp_path):

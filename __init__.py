@@ -319,6 +319,7 @@ def load(run: "str | Path", **options: Any) -> "Retriever":
         run: its folder, or a model of the Hugging Face hub, ``user/name``, that `heads.retrieval.hub.push` put there.
         options: of `heads.retrieval.retriever.Retriever`: ``store``, ``split``, ``device``, ``data_root``,
             ``visual_weights``, ``text_weights``, ``images``, ``image_cache``, ``index``, ``scheduler``, ``trust``.
+            The folder ``images`` is looked through once: pictures that are added later are seen by a new `load`.
 
     Raises:
         RunError: there is no such run, or it is damaged.

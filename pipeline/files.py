@@ -121,6 +121,17 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
+def remove_abandoned(partial: Path) -> None:
+    """Delete what a process was writing, unless that process still lives, or nobody can tell."""
+    with suppress(OSError):
+        handle = os.open(partial, os.O_RDONLY)
+        try:
+            if _lock(handle, wait=False):
+                remove(partial)
+        finally:
+            os.close(handle)
+
+
 def make_folders(folder: Path) -> None:
     """Make a folder and those above it that are missing; FileExistsError where a file is in the way."""
     if folder.is_dir():
@@ -174,7 +185,7 @@ def _all_to_disk(path: Path) -> None:
 @contextmanager
 def _claiming(path: Path, make: Callable[[Path], None], failure: type[XretError] | None, remedy: str) -> Iterator[Path]:
     for left in partials(path):
-        _remove_abandoned(left)
+        remove_abandoned(left)
     with ExitStack() as held, writing(path, failure, remedy) as partial:
         if partial.exists():  # a device or a pipe
             yield partial
@@ -194,17 +205,6 @@ def _hold(partial: Path, held: ExitStack, *, wait: bool) -> None:
     handle = os.open(partial, os.O_RDONLY)
     held.callback(os.close, handle)
     _lock(handle, wait=wait)
-
-
-def _remove_abandoned(partial: Path) -> None:
-    """Delete what a process was writing, unless that process still lives, or nobody can tell."""
-    with suppress(OSError):
-        handle = os.open(partial, os.O_RDONLY)
-        try:
-            if _lock(handle, wait=False):
-                remove(partial)
-        finally:
-            os.close(handle)
 
 
 def _lock(handle: int, *, wait: bool) -> bool:

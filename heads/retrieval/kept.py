@@ -1,7 +1,8 @@
 """Embeddings of pictures on the disk, found again by what stands in each picture's file, whatever it is called.
 
     KEY/HEX.safetensors   some embeddings: `digest` [B, 16] of the files, and `embedding`, or `mean` and
-                          `log_variance`, or `rows` and `length`; KEY tells apart what embeds pictures otherwise
+                          `log_variance`, or `rows` and `length`; its metadata has the `sha256` of these tensors, and
+                          KEY tells apart what embeds pictures otherwise
     HEX.json              of a folder of pictures: size, times and digest of each file, which is then not read again
 
 Each file appears whole, and none is changed. One that is damaged or missing is as if its pictures were new.
@@ -18,19 +19,20 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from ...pipeline.data.digests import as_row, digest
 from ...pipeline.documents import DocumentError, read_json
+from ...pipeline.encoders.weights import digest as digest_of_tensors
 from ...pipeline.errors import OutputError
-from ...pipeline.files import remove, require_writable, write_text, writing
+from ...pipeline.files import making_file, partials_in, remove, remove_abandoned, require_writable, write_text
 from ..modules.embedding import Embedding, Gaussian, Sequence, concatenate, each
 
 PART, SECONDS = 1024, 30.0  # embeddings in a file at most, and how long one waits for more
 _FRESH = 2_000_000_000  # nanoseconds in which a file may change again and keep its time
 _REMEDY = "make room, or choose another --image-cache"
-_DAMAGE = (OSError, SafetensorError, KeyError, ValueError, RuntimeError)
+_DAMAGE = (OSError, SafetensorError, LookupError, TypeError, ValueError, RuntimeError)
 
 
 class Kept:
@@ -41,6 +43,8 @@ class Kept:
         self._where: dict[bytes, tuple[Path, int]] = {}
         self._waiting: list[tuple[list[bytes], Embedding]] = []
         self._began = 0.0
+        for left in partials_in(folder):
+            remove_abandoned(left)
         for path in sorted(folder.glob("*.safetensors")):
             with suppress(*_DAMAGE), safe_open(path, "numpy") as file:
                 self._note(path, [bytes(row) for row in file.get_tensor("digest")])
@@ -68,8 +72,8 @@ class Kept:
         tensors = _tensors(concatenate([embedding for _, embedding in self._waiting]))
         tensors["digest"] = torch.from_numpy(np.stack([as_row(key) for key in keys]))
         path = self.folder / f"{digest(b''.join(keys)).hex()}.safetensors"
-        with writing(path, OutputError, _REMEDY) as partial:
-            save_file(tensors, partial)
+        with making_file(path, OutputError, _REMEDY) as partial:
+            partial.write_bytes(save(tensors, {"sha256": digest_of_tensors(tensors)}))
         self._waiting.clear()
         self._note(path, keys)
 
@@ -82,7 +86,7 @@ class Kept:
         for path, numbers in at.items():
             rows = torch.tensor([self._where[keys[number]][1] for number in numbers])
             try:
-                parts.append(each(itemgetter(rows), _embedding(load_file(path))))
+                parts.append(each(itemgetter(rows), _read(path)))
             except _DAMAGE as error:
                 remove(path)
                 self._where = {key: where for key, where in self._where.items() if where[0] != path}
@@ -98,7 +102,12 @@ def _tensors(embedding: Embedding) -> dict[str, Tensor]:
     return {"embedding": embedding} if isinstance(embedding, Tensor) else embedding._asdict()
 
 
-def _embedding(tensors: dict[str, Tensor]) -> Embedding:
+def _read(path: Path) -> Embedding:
+    """Return the embeddings of a file; an error of `_DAMAGE` where they are not those that were written."""
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if (file.metadata() or {}).get("sha256") != digest_of_tensors(tensors):
+            raise ValueError(f"{path} has another SHA-256")
     if "mean" in tensors:
         return Gaussian(tensors["mean"], tensors["log_variance"])
     return Sequence(tensors["rows"], tensors["length"]) if "rows" in tensors else tensors["embedding"]
@@ -144,10 +153,14 @@ class KnownFiles:
         if stamp == self._known.get(name, (None,))[0] or time.time_ns() - max(stamp[1:]) > _FRESH:
             self._now[name] = stamp, key
 
-    def save(self) -> None:
-        """Write the list of the files that were noted, if it is another; nothing where that cannot be."""
-        if self._now == self._known:
+    def save(self, *, complete: bool) -> None:
+        """Write the list of the files that were noted, if it is another; nothing where that cannot be.
+
+        Unless they are `complete`, what was known of the others stays.
+        """
+        files = self._now if complete else {**self._known, **self._now}
+        if files == self._known:
             return
-        told = {name: [*stamp, key.hex()] for name, (stamp, key) in self._now.items()}
+        told = {name: [*stamp, key.hex()] for name, (stamp, key) in files.items()}
         with suppress(OutputError):
             write_text(self._list, json.dumps(told), OutputError)

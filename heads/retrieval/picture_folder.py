@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ...pipeline.data.digests import digest, digest_of
-from ...pipeline.data.images import SUFFIXES, read_picture
+from ...pipeline.data.images import SUFFIXES, picture_file
 from ...pipeline.device import cores, within_memory
+from ...pipeline.encoders.weights import digest as digest_of_tensors
 from ...pipeline.errors import QueryError, SampleError
 from ...pipeline.progress import Progress
 from ...pipeline.reading.reencoding import BATCH, encode_decoded
@@ -25,13 +26,11 @@ from ..evaluation.scoring import embed_all
 from ..model import Model, facts_of_each
 from ..modules.embedding import Embedding, each
 from ..runs.encoders import ImageEncoders
-from ..runs.files import sha256_of
-from ..runs.run import Run
+from ..runs.run import EMBEDDINGS, Run
 from .gallery import Searched
 from .hits import Modality
 from .kept import Kept, KnownFiles, Stamp
 
-PLACE = "embeddings"  # in the folder of the run
 _FORMAT, _DIGITS = "1", 12
 
 
@@ -84,23 +83,25 @@ class PictureFolder(Searched):
         self._model, self._encoders, self.folder, self._device = model, encoders, folder, device
         if any(facts.kind == "frames" for facts in facts_of_each(run.image_facts)):
             raise QueryError(f"{run.path} searches videos, and a folder of pictures holds none; leave --images out")
-        place = place or run.path / PLACE
-        made_by = sha256_of(run.weights), sha256_of(run.file("config.json")), *run.info.prints("image")
+        place = place or run.path / EMBEDDINGS
+        parts = run.recipe.model, run.recipe.adapter, run.recipe.aggregator["image"], run.image_facts
+        # Of the weights that are loaded: another process may have exchanged the file since.
+        made_by = digest_of_tensors(model.image.state_dict()), repr(parts), *run.info.prints("image")
         self._kept = Kept(place / digest("\n".join((_FORMAT, *made_by)).encode()).hex())
         self._known, self._loading = KnownFiles(place, folder), threading.Lock()
         self.unreadable: dict[str, str] = {}
         names = self._listed()
         self._keys = self._look_through(names)
         self.file_names = list(self._keys)
-        if not names:
-            kinds = ", ".join(SUFFIXES)
-            raise QueryError(f"there is no picture in {folder} or below it; pictures end in {kinds}")
         if self.unreadable:
             listed = some_of([f"{name} ({reason})" for name, reason in self.unreadable.items()])
             said = f"{counted(len(self.unreadable), 'picture')} of {folder} cannot be read: {', '.join(listed)}"
             if not self.file_names:
                 raise QueryError(f"{said}; give a folder with other pictures as --images")
             print(printable(f"Note: {said}."), file=sys.stderr)
+        elif not names:
+            kinds = ", ".join(SUFFIXES)
+            raise QueryError(f"there is no picture in {folder} or below it; pictures end in {kinds}")
 
     @cached_property
     def images(self) -> Embedding:
@@ -140,7 +141,7 @@ class PictureFolder(Searched):
         keys: dict[str, bytes] = {}
         new: list[_Seen] = []
         with ExitStack() as stack:
-            stack.callback(self._known.save)
+            stack.push(lambda error, *_: self._known.save(complete=error is None))
             stack.callback(self._kept.flush)  # also of what was stopped
             pool = stack.enter_context(ThreadPoolExecutor(max(2, cores()), "read-pictures"))
             stack.callback(pool.shutdown, cancel_futures=True)
@@ -169,7 +170,7 @@ class PictureFolder(Searched):
             key = self._known.digest(name, stamp)
             if key is not None and key in self._kept:
                 return _Seen(name, stamp, key)
-            picture = read_picture(self.folder / name)
+            picture = picture_file(self.folder / name)
             key = digest_of(picture)
             if key in self._kept:
                 return _Seen(name, stamp, key, read=True)

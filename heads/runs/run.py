@@ -40,6 +40,7 @@ from .info import FORMAT, VERSION, BranchName, RunInfo, sealed, unsealed
 
 # When a run is resumed; the sets that data.image and data.text stand for are compared themselves.
 MAY_CHANGE = ("data.image", "data.text", "runtime.cache", "runtime.checkpoint_steps", "runtime.log")
+EMBEDDINGS = "embeddings"  # below it searches of folders of pictures keep theirs, also while another process trains
 WEIGHTS, _STATE, _METRICS, _WORDS = "model.safetensors", "state.pt", "metrics.jsonl", "vocabulary.json"
 _FOR_READERS = ("recipe.yaml", "README.md")  # no command reads them
 
@@ -232,7 +233,8 @@ class Run:
         """
         with locked(self.path, RunError(f"another process is training in {self.path}; wait until it has ended")):
             for left in partials_in(self.path):
-                remove(left)
+                if self.path / EMBEDDINGS not in left.parents:
+                    remove(left)
             self.info = self._read_info()  # it may have been trained on before the lock was free
             settle(self.path, self.info.files or {})
             try:

@@ -144,9 +144,17 @@ def _open(picture: AnyPicture, formats: tuple[str, ...], most_pixels: int) -> It
 def read_picture(path: Path) -> PictureFile | Path:
     """Return what is in a file, or the path of what is none or cannot be read: whoever decodes it says so."""
     try:
-        return PictureFile(_read(path), str(path))
-    except (OSError, ValueError):
+        return picture_file(path)
+    except SampleError:
         return path
+
+
+def picture_file(path: Path) -> PictureFile:
+    """Return what is in a file; SampleError where it is none or cannot be read."""
+    try:
+        return PictureFile(_read(path), str(path))
+    except (OSError, ValueError) as error:
+        raise SampleError(str(path), _reason(error)) from error
 
 
 def _content(picture: str | Path | bytes | bytearray | PictureFile) -> bytes | bytearray:

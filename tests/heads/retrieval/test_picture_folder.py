@@ -1,21 +1,30 @@
 """A folder of any pictures is searched: each is embedded once, whatever becomes of its name, the search or the disk."""
 
+import errno
 import os
 import shutil
 import threading
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from earlier_runs import without_digests
 from oriented import save, shown
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from small_runs import make_pictures, make_run, make_store
 
 import xret
 from xret.heads.retrieval import kept, picture_folder
 from xret.heads.retrieval.retriever import Retriever
+from xret.heads.runs.run import EMBEDDINGS, Run
+from xret.pipeline.data import images
 from xret.pipeline.encoders.grid import GridEncoder
 from xret.pipeline.errors import OutputError, QueryError, XretError
+from xret.pipeline.files import making_file
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -79,7 +88,7 @@ def test_what_is_found_is_what_comparing_each_picture_finds(made, photos, recipe
     retriever = Retriever(run, images=photos, device="cpu")
     hits = retriever.search("red beside blue", 50)
     assert sorted(hit.file_name for hit in hits) == retriever.pictures.file_names == ALL
-    assert (run / picture_folder.PLACE).is_dir()
+    assert (run / EMBEDDINGS).is_dir()
     text = retriever.encode_text(["red beside blue"])
     expected = {}
     for name in ALL:  # one by one, and turned by hand
@@ -107,7 +116,7 @@ def test_only_what_is_new_is_computed(made, photos, tmp_path, encoded, trusting,
     before = {hit.file_name: hit for hit in search(made.run(), photos, tmp_path)}
     assert sum(encoded) == 7
     encoded.clear()
-    monkeypatch.setattr(picture_folder, "read_picture", None)  # unchanged files are not even read
+    monkeypatch.setattr(picture_folder, "picture_file", None)  # unchanged files are not even read
     assert {hit.file_name: hit for hit in search(made.run(), photos, tmp_path)} == before
     monkeypatch.undo()
     (photos / "4.png").rename(photos / "a/renamed.png")
@@ -156,6 +165,23 @@ def test_what_was_computed_before_a_stop_is_kept(made, photos, tmp_path, encoded
     assert not list((tmp_path / "kept").rglob("*.partial"))
 
 
+def test_a_stop_loses_nothing_of_what_is_known_of_files(made, photos, tmp_path, trusting, monkeypatch):
+    search(made.run(), photos, tmp_path)
+    Image.new("RGB", (30, 20), "red").save(photos / "+first.bmp")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(picture_folder, "BATCH", 1)
+        patched.setattr(kept.Kept, "add", stop)
+        search(made.run(), photos, tmp_path)
+    read, picture_file = [], picture_folder.picture_file
+    monkeypatch.setattr(picture_folder, "picture_file", lambda path: (read.append(path.name), picture_file(path))[1])
+    assert len(search(made.run(), photos, tmp_path)) == 8
+    assert read == ["+first.bmp"]
+
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+
 def test_embeddings_that_are_damaged_or_half_written_are_computed_again(
     made, photos, tmp_path, encoded, trusting, monkeypatch
 ):
@@ -179,6 +205,57 @@ def test_embeddings_that_are_damaged_or_half_written_are_computed_again(
     encoded.clear()
     assert retriever.search("red beside blue", 50) == before
     assert sum(encoded) == 1
+
+
+def test_embeddings_with_other_values_or_fewer_rows_are_damaged(tmp_path):
+    rows, keys = torch.arange(12.0).reshape(3, 4), [bytes([number] * 16) for number in range(3)]
+    several = kept.Kept(tmp_path)
+    several.add(keys, rows)
+    several.flush()
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    assert torch.equal(kept.Kept(tmp_path).of(keys[::-1]), rows.flip(0))
+    at = whole.index(rows.numpy().tobytes())
+    flipped = whole[: at + 5] + bytes([whole[at + 5] ^ 1]) + whole[at + 6 :]
+    path.write_bytes(whole)
+    tensors = load_file(path)
+    save_file(tensors | {"embedding": rows[:2].clone()}, path)
+    for damaged in (path.read_bytes(), flipped, whole.replace(rows.numpy().tobytes(), b"\xff" * 48)):
+        path.write_bytes(damaged)
+        opened = kept.Kept(tmp_path)
+        with pytest.raises(KeyError):
+            opened.of(keys)
+        assert not any(key in opened for key in keys)
+        assert not path.exists()
+
+
+def test_what_killed_searches_were_writing_is_removed_by_the_next_and_not_by_a_training(made, photos, tmp_path):
+    run = shutil.copytree(made.run(), tmp_path / "run")
+    with making_file(run / EMBEDDINGS / "key/a.safetensors") as living:
+        left = [run / ".run.json.0a1b2c3d.partial", run / EMBEDDINGS / "key/.b.safetensors.0a1b2c3d.partial"]
+        for path in left:
+            path.touch()
+        with Run(run).held(created=False):
+            assert [path.exists() for path in (*left, living)] == [False, True, True]
+        kept.Kept(run / EMBEDDINGS / "key")
+        assert [path.exists() for path in (*left, living)] == [False, False, True]
+
+
+def test_a_file_that_cannot_be_read_for_a_moment_is_left_out_for_that_moment(
+    made, photos, tmp_path, capsys, monkeypatch
+):
+    read, failed = images._read, []
+
+    def failing(path):
+        if path.name == "4.png" and not failed:
+            failed.append(path)
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(images, "_read", failing)
+    assert {hit.file_name for hit in search(made.run(), photos, tmp_path)} == {*ALL} - {"4.png"}
+    assert f"1 picture of {photos} cannot be read: 4.png (input/output error)" in capsys.readouterr().err
+    assert sorted(hit.file_name for hit in search(made.run(), photos, tmp_path)) == ALL
 
 
 def test_what_cannot_be_read_is_named_and_left_out(made, photos, tmp_path, capsys):
@@ -210,6 +287,10 @@ def test_a_folder_that_cannot_be_searched_is_one_sentence(made, photos, tmp_path
     ):
         with pytest.raises(QueryError, match=sentence):
             search(made.run(), folder, tmp_path)
+    with monkeypatch.context() as patched, pytest.raises(QueryError, match=r"be read: .*none \(permission denied\)"):
+        scandir = os.scandir
+        patched.setattr(os, "scandir", lambda path: forbid(path) if Path(path) == tmp_path / "none" else scandir(path))
+        search(made.run(), tmp_path / "none", tmp_path)
     with pytest.raises(OutputError, match="file is a file; choose another --image-cache"):
         Retriever(made.run(), images=photos, image_cache=tmp_path / "file", device="cpu").search("red")
     with pytest.raises(QueryError, match="an index is of a split of a store"):
@@ -217,6 +298,10 @@ def test_a_folder_that_cannot_be_searched_is_one_sentence(made, photos, tmp_path
     monkeypatch.setattr(picture_folder, "facts_of_each", lambda _: [SimpleNamespace(kind="frames")])
     with pytest.raises(XretError, match="searches videos"):
         search(made.run(), photos, tmp_path)
+
+
+def forbid(path):
+    raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
 
 def test_few_pictures_are_decoded_at_a_time(made, photos, tmp_path, monkeypatch):
@@ -249,3 +334,25 @@ def test_other_weights_have_embeddings_of_their_own(made, photos, tmp_path, enco
     assert sum(encoded) == 14
     search(made.run(), photos, tmp_path)
     assert sum(encoded) == 14
+
+
+def test_weights_that_are_exchanged_under_a_loaded_run_of_an_earlier_version_stay_apart(made, photos, tmp_path):
+    run = without_digests(shutil.copytree(made.run(), tmp_path / "run"))
+    retriever = xret.load(run, images=photos, image_cache=tmp_path / "kept", device="cpu")
+    old = retriever.model
+    weights = load_file(run / "model.safetensors")
+    save_file({name: tensor.flip(0).contiguous() for name, tensor in weights.items()}, run / "model.safetensors")
+    before = retriever.search("red beside blue", 50)
+    after = search(run, photos, tmp_path)
+    assert retriever.model is old
+    assert after != before
+    assert after == search(run, photos, tmp_path / "afresh")
+
+
+def test_a_longer_schedule_embeds_nothing_again(made, photos, tmp_path, encoded):
+    run = shutil.copytree(made.run(), tmp_path / "run")
+    before = search(run, photos, tmp_path)
+    opened = Run(run)
+    opened.lengthen(replace(opened.recipe, schedule=replace(opened.recipe.schedule, epochs=5)))
+    assert search(run, photos, tmp_path) == before
+    assert sum(encoded) == 7

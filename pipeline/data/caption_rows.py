@@ -69,7 +69,7 @@ def _names(
     if missing := [name for name in wanted if name not in there]:
         advice = "name the right ones as image_column, caption_columns and split_column in the manifest"
         raise ManifestError(f"{where}: there is no column '{missing[0]}'; it has {_listed(there)}: {advice}.")
-    like = get_close_matches(split, [name.strip().lower() for name in there], cutoff=0.8) if split else []
+    like = [name for name in there if split and get_close_matches(split, [name.strip().lower()], cutoff=0.8)]
     if like and split not in there:
         advice = "rename it, or name it as split_column in the manifest"
         raise ManifestError(f"{where}: there is no column '{split}', and one called {_listed(like[:1])}; {advice}.")

@@ -95,7 +95,7 @@ def test_an_update_keeps_the_count(write, tmp_path):
 def test_a_generation_without_words_keeps_the_count_of_the_one_before(write, tmp_path):
     url = str(tmp_path / "s")
     extract(load_manifest(write()), url, replace(WORDS, min_count=2))
-    pictures = Options(visual="resnet18", visual_weights="random:0", text=None, image_size=32, update=True)
+    pictures = Options(visual="resnet18", visual_weights="random:0", text=None, image_size=64, update=True)
     later = load_manifest(write(more=["rare grey dog"]))
     for name in ("0", "1", "val"):
         Image.new("RGB", (40, 40)).save(later.images / f"{name}.jpg")

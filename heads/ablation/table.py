@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from ...pipeline.errors import RunError
 from ...pipeline.files import making_file
 from ...pipeline.wording import aligned, counted
@@ -198,17 +200,35 @@ def plot(lines: Sequence[Line], file: Path) -> None:
     for line in (line for line in untrained if "rsum" in line.mean):
         axes.axhline(line.mean["rsum"], linestyle=":", label=f"protocol {line.protocol}: the frozen encoders alone")
     values = sorted({line.values[key] for line in lines})
-    logarithmic = values[0] > 0 and values[-1] >= 10 * values[0]
-    axes.set_xscale("log" if logarithmic else "linear")
-    axes.set_xticks(values, [f"{value:g}" for value in values])
-    axes.minorticks_off()
-    axes.set_xlabel(" = ".join(keys) + " (logarithmic)" * logarithmic)
+    axes.set_xlabel(" = ".join(keys) + _scaled(axes, values))
     axes.set_ylabel("RSUM: sum of six recalls in percent")
     if measured:
         axes.set_title(f"split {measured[0].split}, ties {measured[0].ties}")
         figure.legend(loc="outside lower center")
     with making_file(file) as partial:
         figure.savefig(partial, format=file.suffix[1:])
+
+
+def _scaled(axes: Any, values: Sequence[float]) -> str:
+    """Give the axis of the values its scale, and ticks at those that have room; return what is said of the scale."""
+    sizes = [abs(value) for value in values if value] or [1.0]
+    least, said = min(sizes), ""
+    if max(sizes) > 10 * least and values[0] > 0:  # 0.1, ..., 1 stays linear
+        axes.set_xscale("log")
+        said = " (logarithmic)"
+    elif max(sizes) > 10 * least:
+        axes.set_xscale("symlog", linthresh=least)
+        said = f" (logarithmic beyond {'±' if values[0] < 0 else ''}{least:g})"
+    labels = [f"{value:g}" for value in values]
+    at = axes.xaxis.get_transform().transform(np.array(values, float))
+    room = 0.016 * (max(map(len, labels)) + 1) * (at[-1] - at[0])  # a character is some 1.6% of the axis
+    shown = [0]
+    for k in range(1, len(values)):
+        if at[k] - at[shown[-1]] >= room:
+            shown.append(k)
+    axes.set_xticks([values[k] for k in shown], [labels[k] for k in shown])
+    axes.minorticks_off()
+    return said
 
 
 def _drawn(lines: Sequence[Line]) -> str:

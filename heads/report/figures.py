@@ -126,11 +126,20 @@ def by_kind(runs: Mapping[str, Mapping[str, T]]) -> list[tuple[str, str, T]]:
     return [(run, kind, found[kind]) for kind in kinds for run, found in runs.items() if kind in found]
 
 
-def side_by_side(tables: Mapping[str, Table]) -> Table:
-    """Return the tables of several runs, which have the same columns, as one whose rows begin with the run's name."""
-    first = next(iter(tables.values()))
-    if len(tables) == 1:
-        return first
-    rows = [[run, *row] for run, table in tables.items() for row in table.rows]
-    values = [[None, *row] for table in tables.values() for row in table.values or ()]
-    return Table(first.caption, ["run", *first.header], rows, values or None, first.whole)
+def side_by_side(tables: Mapping[str, Table], several: bool) -> list[Table]:
+    """Return the tables of runs, which have the same columns, as one a caption.
+
+    Args:
+        tables: by run.
+        several: the page has several runs, even if one alone has such a table: rows begin with the run's name.
+    """
+    if not several:
+        return list(tables.values())
+    together = []
+    for caption in dict.fromkeys(table.caption for table in tables.values()):
+        own = {run: table for run, table in tables.items() if table.caption == caption}
+        first = next(iter(own.values()))
+        rows = [[run, *row] for run, table in own.items() for row in table.rows]
+        values = [[None, *row] for table in own.values() for row in table.values or ()]
+        together.append(Table(caption, ["run", *first.header], rows, values or None, first.whole))
+    return together

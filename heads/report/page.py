@@ -156,15 +156,16 @@ def _content(
         "facts": _facts(views, shown),
         "evaluation": evaluation_tables(*measured),
         "recalls": rsum_plot(*measured) if len(measured[0]) > 1 else None,
-        "similarities": side_by_side(similarities) if similarities else None,
+        "similarities": side_by_side(similarities, len(views) > 1),
         "agreement": agreement_table(views) if alike and views[1:] else None,
         "disagreements": {way: disagreements(views, pictures.seen(views[0].upright), way, seed) for way in WAYS}
         if alike and views[1:]
         else {},
         "training": training_plots(views),
         "tables": [
-            side_by_side({run: table for run, other, table in tables if other == kind})
+            table
             for kind in dict.fromkeys(kind for _, kind, _ in tables)
+            for table in side_by_side({run: one for run, other, one in tables if other == kind}, len(views) > 1)
         ],
         "heat_maps": by_kind({name: one.heat_maps for name, one in shown.items()}),
         "plots": by_kind({name: one.plots for name, one in shown.items()}),

@@ -64,8 +64,8 @@ def curves(
             axes.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
             axes.yaxis.set_major_formatter("{x:g}")
             axes.yaxis.set_minor_formatter("")
-        if whole:
-            axes.xaxis.get_major_locator().set_params(integer=True)
+        # Of numbers as long as −1234.5 five have room.
+        axes.xaxis.get_major_locator().set_params(**({"integer": True} if whole else {"nbins": 4}))
 
     return _drawn(draw, x, y, legend=len(series) > 1)
 

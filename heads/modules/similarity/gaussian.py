@@ -68,7 +68,7 @@ class Wasserstein(Part):
     """
 
     embedding = "gaussian"
-    score = "the negative 2-Wasserstein distance of both Gaussians, at most 0"
+    score = "the negative 2-Wasserstein distance of both Gaussians, or its square if the recipe says so, at most 0"
 
     def __init__(self, form: Form = "closed", squared: bool = False) -> None:
         super().__init__()

@@ -92,7 +92,9 @@ class Assignment(Part):
     """
 
     embedding = "set"
-    score = "the mean of exp(cosine) - 1 over elements in pairs, from -0.63 to 1.72"
+    score = (
+        "the mean of exp(cosine) - 1 over pairs of elements, one without a pair as 0 or not at all, from -0.63 to 1.72"
+    )
 
     def __init__(self, over: Over = "min", inference: Inference = "assignment", top: Few = 1) -> None:
         super().__init__()

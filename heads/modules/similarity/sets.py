@@ -63,7 +63,7 @@ class SmoothChamfer(Part):
     """
 
     embedding = "set"
-    score = "the smoothed mean cosine of each element with its nearest in the other set, from about -1 to 1"
+    score = "the smoothed mean cosine of each element with its nearest in the other set, from -1 to 1 + ln(K) / alpha"
 
     def __init__(self, alpha: Positive = 16.0) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class SmoothChamfer(Part):
         """Compare `images [I, K1, D]` with `captions [C, K2, D]`.
 
         Returns:
-            `[I, C]`. Its range grows as log(K) / alpha beyond [-1, 1].
+            `[I, C]`, from -1 to 1 + log(K) / alpha, K that of the larger set.
         """
         scaled = element_cosines(images, captions, self.alpha)
         if self.alpha > 32:

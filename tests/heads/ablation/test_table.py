@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tick_labels import labels_apart
 
 from xret.heads.ablation.table import Entry, as_csv, as_latex, as_text, plot, require_plot, summarise
 from xret.pipeline.errors import RunError
@@ -139,6 +140,28 @@ def test_a_plot_says_what_its_lines_and_bars_are(tmp_path):
     plot(summarise([entry("1", 0, 90.0), entry("3", 0, 95.0)]), tmp_path / "k.svg")
     texts = set(re.findall("<!-- (.*?) -->", (tmp_path / "k.svg").read_text()))
     assert texts >= {"k", "protocol full: one seed", "1", "3"}
+
+
+@pytest.mark.parametrize(
+    ("values", "shown", "scale"),
+    [
+        ([0, 0.001, 5, 10000], ["0", "0.001", "5", "10000"], "k (logarithmic beyond 0.001)"),
+        ([-1, 0, 1, 500], ["-1", "0", "1", "500"], "k (logarithmic beyond ±1)"),
+        ([0, 1, 2, 5], ["0", "1", "2", "5"], "k"),
+        ([step / 10 for step in range(11)], [f"{step / 10:g}" for step in range(11)], "k"),
+        ([*range(101)], None, "k (logarithmic beyond 1)"),
+        ([1, *(1000 + step for step in range(40)), 2000], None, "k (logarithmic)"),
+        ([100000 + step for step in range(40)], None, "k"),
+        ([0.1234567, 0.1234568, 0.2], None, "k"),
+        ([3], ["3"], "k"),
+        ([0], ["0"], "k"),
+    ],
+)
+def test_ticks_of_a_plot_have_room(tmp_path, values, shown, scale):
+    entries = [replace(entry("1", 0, 90.0 + n), cell={"k": value}, label=str(value)) for n, value in enumerate(values)]
+    labels, name = labels_apart(lambda: plot(summarise(entries), tmp_path / "k.svg"))
+    assert name == scale
+    assert labels == shown or (shown is None and 2 <= len(labels) < len(values))
 
 
 def test_a_plot_of_nothing_is_empty(tmp_path):

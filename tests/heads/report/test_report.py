@@ -14,6 +14,7 @@ import small_store
 import torch
 from PIL import Image
 from small_store import make_store, seal_anew
+from tick_labels import labels_apart
 from torch.nn import functional
 from torchvision.transforms import functional as transforms
 
@@ -172,6 +173,9 @@ def test_a_page_of_two_runs(two, run):
         assert cells[4:7] == [number(result.text_to_image[f"R@{k}"]) for k in (1, 5, 10)]
         assert cells[8] == number(result.rsum)
     assert "Comparison of the runs" in outline.text
+    for caption in ("Circular variance", "The same embedding sets"):  # only one of the runs has sets
+        (first,) = re.findall(f'<caption>{caption}.*?<tr><th scope="row">([^<]*)</th>', two, flags=re.S)
+        assert first == "setdiv"
     assert "no pictures" not in outline.text
     assert "12 images, 30 captions (2.50 an image), 0 skipped, ties pessimistic" in outline.text
     best = Run(run("setdiv")).info.best_rsum
@@ -547,6 +551,13 @@ def test_a_drawing_takes_the_colours_of_the_page():
     texts = re.findall("<text[^>]*>([^<]*)</text>", drawing)
     assert {"epoch", "loss", "one", "a &lt; b"} <= set(texts)
     assert drawing == curves([("one", [1, 2], [1.0, 3.0]), ("a < b", [1, 2], [2.0, 200.0])], "epoch", "loss", log=True)
+
+
+@pytest.mark.parametrize("values", [[-1187.15, -1186.97], [-40.7485, -40.7468], [0.0, 0.0]])
+def test_numbers_below_a_drawing_have_room(values):
+    series = [("images", np.linspace(*values, 11).tolist(), list(range(11)))]
+    labels, _ = labels_apart(lambda: curves(series, "uncertainty", "below (%)"))
+    assert len(labels) > 1
 
 
 @pytest.mark.filterwarnings("error")

@@ -121,11 +121,20 @@ def test_what_is_absent_is_said_once():
 
 def test_runs_stand_side_by_side():
     tables = {run: heat_map("c", "x", [[value]]) for run, value in (("a", 1.0), ("b", 3.0), ("c", 2.0))}
-    both = side_by_side(tables)
+    (both,) = side_by_side(tables, True)
     assert (both.header, both.rows) == (["run", "x", "1"], [[run, "1", cells] for run, cells in
                                                            (("a", "1.00"), ("b", "3.00"), ("c", "2.00"))])  # fmt: skip
     assert both.heat == [[None, 0.0], [None, 1.0], [None, 0.5]]
-    assert side_by_side({"a": tables["a"]}) == tables["a"]
+    assert side_by_side({"a": tables["a"]}, False) == [tables["a"]]
+    (alone,) = side_by_side({"a": tables["a"]}, True)  # the page has another run, without such a table
+    assert (alone.header, alone.rows) == (["run", "x", "1"], [["a", "1", "1.00"]])
+    assert side_by_side({}, True) == []
+    tables["b"] = replace(tables["b"], caption="of fewer images")
+    found = side_by_side(tables, True)
+    assert [(one.caption, [row[0] for row in one.rows]) for one in found] == [
+        ("c", ["a", "c"]),
+        ("of fewer images", ["b"]),
+    ]
     found = by_kind({"a": {"x": 1, "z": 2}, "b": {"y": 3, "z": 4}, "c": {"x": 5}})
     assert found == [("a", "x", 1), ("c", "x", 5), ("a", "z", 2), ("b", "z", 4), ("b", "y", 3)]
 

@@ -22,18 +22,39 @@ def embeddings(kind):
     return {"vector": rows[:, 0], "set": rows, "sequence": Sequence(rows, torch.full((8,), 3))}[kind]
 
 
-@pytest.mark.parametrize("name", SIMILARITIES)
-def test_scores_lie_where_the_line_says(name):
-    similarity = SIMILARITIES[name]().eval()
+OPTIONS = [
+    *((name, {}) for name in SIMILARITIES),
+    ("smooth-chamfer", {"alpha": 1.0}),
+    ("assignment", {"over": "max"}),
+    ("assignment", {"inference": "max", "top": 2}),
+    ("wasserstein", {"squared": True}),
+    ("wasserstein", {"form": "printed"}),
+    ("kl", {"direction": "caption-image"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+def test_scores_lie_where_the_line_says(name, options):
+    similarity = SIMILARITIES[name](**options).eval()
     ones = embeddings(similarity.embedding)
     with torch.no_grad():
         scores = similarity(ones, ones)
     said = similarity.score
     assert said.startswith("the ")  # it follows "A score is"
-    if found := re.search(r"from (about )?(\S+) to (\S+)$", said):
-        beyond = math.log(3) / similarity.alpha if found[1] else ROUNDING
-        assert float(found[2]) - beyond <= scores.min() < scores.max() <= float(found[3]) + beyond
+    if found := re.search(r"from (\S+) to (\S+)( \+ ln\(K\) / alpha)?$", said):
+        beyond = math.log(3) / similarity.alpha if found[3] else 0
+        assert float(found[1]) - ROUNDING <= scores.min() < scores.max() <= float(found[2]) + beyond + ROUNDING
     elif said.endswith("at most 0"):
         assert scores.max() <= ROUNDING
     else:
         assert name in ("monte-carlo-match", "cross-attention")  # without bounds
+
+
+def test_lines_are_true_of_every_option():
+    alike = torch.ones(1, 4, 2)  # ends reached: every cosine is 1
+    assert SIMILARITIES["smooth-chamfer"](alpha=1.0)(alike, alike).item() == pytest.approx(1 + math.log(4))
+    assert "1 + ln(K) / alpha" in SIMILARITIES["smooth-chamfer"].score
+    for over, expected in (("min", math.e - 1), ("max", (math.e - 1) / 2)):  # the lone elements as nothing, or as 0
+        assert SIMILARITIES["assignment"](over)(alike[:, :2], alike).item() == pytest.approx(expected)
+    assert "one without a pair as 0 or not at all" in SIMILARITIES["assignment"].score
+    assert "or its square" in SIMILARITIES["wasserstein"].score

@@ -80,6 +80,7 @@ class TestRegions(RegionContract):
 )
 def test_pictures_are_resized_as_published(tmp_path, size, resized):
     encoder = ButdEncoder.__new__(ButdEncoder)
+    encoder.identity = {}
     encoder._shorter, encoder._longer = 600, 1000
     Image.new("RGB", size, (200, 30, 90)).save(tmp_path / "p.png")
     image, original = encoder.decode(tmp_path / "p.png")
@@ -110,6 +111,7 @@ def test_pixels_are_interpolated_without_smoothing(tmp_path):
     numbers = np.random.default_rng(0).integers(0, 256, (33, 21, 3), dtype=np.uint8)
     Image.fromarray(numbers).save(tmp_path / "p.png")
     encoder = ButdGridEncoder.__new__(ButdGridEncoder)
+    encoder.identity = {}
     encoder._image_size = 16
     pixels, size = encoder.decode(tmp_path / "p.png")
     assert size == (21, 33)

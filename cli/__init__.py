@@ -126,5 +126,7 @@ for command in (
     index,
     serve,
 ):
-    command.context_settings.update(_HELP)  # click keeps the names of the first call, which may be without the group
+    inner = command.commands.values() if isinstance(command, click.Group) else ()
+    for one in (command, *inner):  # click keeps the names of the first call, which may be without the group
+        one.context_settings.update(_HELP)
     main.add_command(command)

@@ -75,7 +75,8 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
     text = load_captions(options, samples, device) if options.text else None
     if visual is not None:
         options, visual = as_begun(url, options, visual, device)
-        _require_pictures(samples, manifest, find_cache(url, samples), options, visual, splits)
+        if not options.repair and options.on_error == "fail" and samples.source == FOLDER:
+            _require_pictures(samples, manifest, find_cache(url, samples), options, visual, splits)
     exact = at_commits(options, visual, text)
     command = command_of(manifest, exact)
     how: dict[str, Any] = {"workers": options.workers, "scheduler": options.scheduler, "repair": options.repair}
@@ -161,8 +162,6 @@ def _require_pictures(
     splits: list[str],
 ) -> None:
     """Refuse pictures that are missing, all at once; those of finished shards in `cache` are not needed."""
-    if options.on_error == "skip" or options.repair or samples.source != FOLDER:
-        return
     rows = [row for split in splits for row in range(*samples.splits[split])]
     wanted = fingerprint(encoder.identity, options.dtype)
     sets = [] if cache is None else [cache.set_at(path) for path in cache.set_paths("images")]

@@ -46,6 +46,9 @@ common = [
 ]
 
 
+LACKING: dict[str, Any] = {"os.fsync": lambda _file: None, "xret.pipeline.memory._KEEPING": {}}
+
+
 def options_of(*options: Any) -> Any:
     """Add the options to a command."""
 
@@ -171,11 +174,11 @@ def syncs(dataset: str, data_root: Path | None, split: str, rounds: int, **optio
 def kept(dataset: str, data_root: Path | None, split: str, rounds: int, **options: Any) -> None:
     """Compare extraction with one whose process gives the memory of each layer back, in turns."""
     wanted = Options(**options, text=None, splits=(split,))
-    _take_turns("xret.pipeline.memory.ctypes.CDLL", load_manifest(dataset, data_root), wanted, rounds)
+    _take_turns("xret.pipeline.memory._KEEPING", load_manifest(dataset, data_root), wanted, rounds)
 
 
 def _take_turns(without: str, manifest: Any, options: Options, rounds: int) -> None:
-    """Compare extraction with one that lacks a function, each in a process of its own."""
+    """Compare extraction with one that lacks something, each in a process of its own."""
     rates: dict[str | None, list[float]] = {None: [], without: []}
     for number in range(2 * rounds):
         lacking = None if number % 4 in (0, 3) else without
@@ -187,7 +190,7 @@ def _take_turns(without: str, manifest: Any, options: Options, rounds: int) -> N
 
 
 def _rate(without: str | None, manifest: Any, options: Options) -> float:
-    with patch(without, return_value=None) if without else nullcontext():
+    with patch(without, LACKING[without]) if without else nullcontext():
         return _timed(manifest, options).per_second
 
 

@@ -24,7 +24,7 @@ def find_samples(manifest: Manifest, url: str, *, skip: bool = False, anew: bool
         CacheError: the cache is damaged.
     """
     source = find_source(manifest)
-    known = None if anew or source == FOLDER else known_cache(url)
+    known = None if anew or source == FOLDER else _known(url)
     if known is None or known.dataset != manifest.name or known.source.keys != source.keys:
         return read_samples(manifest, skip)
     require_same_files(manifest.images, known.source, source, url)
@@ -48,7 +48,7 @@ def samples_of(cache: FeatureCache) -> Samples:
     return Samples(cache.dataset, images, cache.splits, cache.manifest_sha256, cache.source, cache.left_out)
 
 
-def known_cache(url: str) -> FeatureCache | None:
+def _known(url: str) -> FeatureCache | None:
     """Return the cache at `url`; None where there is none that was ever finished."""
     store = store_of(url)
     if not store.exists("zarr.json") or store.is_unfinished("") or store.is_unfinished("samples"):

@@ -10,8 +10,8 @@ so the command may be stopped and repeated. The store needs an image set, and ca
     python tests/benchmarks/rsicd_table.py rsicd.zarr --out table --captions bert --row mlp --row setdiv
 
 `linear` and `mlp` begin with their recipes' values. The systems keep their parts and similarities. Alike for all of
-them are width, epochs, batches and a cosine, and the regularisation that they begin with: standardised channels,
-dropout of the cached features, equal captions as positives. Those with a triplet loss have two rows: with theirs, over
+them are width, epochs, batches and a cosine, and what they begin with is what `mlp` has over the cached features: its
+perceptron, standardised channels, dropout of features and of the hidden layer, equal captions as positives. Those with a triplet loss have two rows: with theirs, over
 all negatives, because RSICD's captions repeat and the hardest negative is often none; and with the InfoNCE of the
 baselines in its place.
 """
@@ -37,15 +37,19 @@ COMMON = (
     "schedule.warmup_epochs=0",
     "optimizer.lr=0.001",
     "optimizer.aggregator_lr=1",
-    "adapter.grid.standardize=true",
-    "adapter.grid.dropout=0.4",
     "augment.image=0.2",
     "loss.same_text=positive",
 )
-ON = {
-    "bert": ("adapter.tokens.standardize=true", "adapter.tokens.dropout=0.4"),
-    "words": ("adapter.words.dropout=0.4",),
-}
+
+
+def as_mlp(kind: str) -> tuple[str, ...]:
+    """Return the layers and the regularisation that `mlp` has over cached features, for all rows of a kind."""
+    same = ("layers=mlp", "hidden=1024", "batch_norm=false", "hidden_dropout=0.5", "standardize=true", "dropout=0.5")
+    return tuple(f"adapter.{kind}.{one}" for one in same)
+
+
+GRID = (*as_mlp("grid"), "adapter.grid.global=cached")
+ON = {"bert": as_mlp("tokens"), "words": ("adapter.words.dropout=0.4",)}
 ALL_NEGATIVES = ("loss.triplet.negatives=all", "loss.triplet.reduction=mean")
 INFONCE = (
     "loss.triplet.weight=0",
@@ -74,7 +78,7 @@ ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
 def settings(row: str, captions: str) -> list[str]:
     """Return what is set beside the recipe's own values."""
     sets = [f"data.text={captions}"]
-    return sets if row in BASELINES else [*COMMON, *ON[captions], *ROWS[row][1], *sets]
+    return sets if row in BASELINES else [*COMMON, *GRID, *ON[captions], *ROWS[row][1], *sets]
 
 
 def train_row(store: str, folder: Path, row: str, captions: str, trials: int, seeds: int) -> None:

@@ -1,17 +1,16 @@
 """Places that cannot be written are refused beforehand; what is written appears whole or not at all."""
 
 import os
-import resource
 import signal
 import stat
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from small_disk import small_disk
 
 from xret.pipeline.errors import CacheError, OutputError, RunError
 from xret.pipeline.files import (
@@ -138,17 +137,6 @@ def test_a_file_that_cannot_be_put_in_its_place_leaves_the_old_one(tmp_path, mon
     with pytest.raises(RunError, match=r"file cannot be written: No space left on device"):
         write_text(tmp_path / "file", "new", RunError)
     assert [entry.read_text() for entry in tmp_path.iterdir()] == ["old"]
-
-
-@contextmanager
-def small_disk(size):
-    """Let no file grow above `size` bytes, as on a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_killed_writer_leaves_what_was_there_and_partials_that_are_found(tmp_path):

@@ -1,6 +1,7 @@
 """What every encoder promises, as test classes to inherit from."""
 
 import json
+from abc import ABC, abstractmethod
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ class EncoderContract:
             assert word not in text
 
 
-class FeatureContract(EncoderContract):
+class FeatureContract(EncoderContract, ABC):
     """Inherit and give fixtures `encoder` and `batch`, the inputs of several samples, of several lengths if they vary.
 
     A batch of one equals a batch of many up to `tolerance`: sums are taken in another order.
@@ -52,13 +53,13 @@ class FeatureContract(EncoderContract):
 
     tolerance = 1e-5
 
+    @abstractmethod
     def lengths(self, encoder, batch):
         """Return how many local rows each sample has."""
-        raise NotImplementedError
 
+    @abstractmethod
     def split(self, encoder, batch, local):
         """Return the local rows of each sample."""
-        raise NotImplementedError
 
     def test_declared_shapes(self, encoder, batch):
         local, global_ = encoder.encode(batch)

@@ -2,17 +2,16 @@
 
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from small_disk import small_disk
 from small_store import make_store
 from small_trainings import HEADS, SMALL, assert_equal, numbers, recipe_of
 
@@ -25,18 +24,6 @@ from xret.pipeline.reading.batches import Batches
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 DIVERGING = [f"optimizer.{key}=1e6" for key in ("lr", "adapter_lr", "aggregator_lr", "image_adapter_lr")]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return make_store(tmp_path_factory.mktemp("store") / "small.zarr")
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(store, tmp_path_factory):
-    run = tmp_path_factory.mktemp("runs") / "whole"
-    train(store, recipe_of(), run, device="cpu", seed=3)
-    return run
 
 
 class Stopped(BaseException):
@@ -189,17 +176,6 @@ def test_memory_that_does_not_suffice_is_a_sentence(store, tmp_path, monkeypatch
     monkeypatch.setattr(Batches, "epoch", lambda *_, **__: iter([torch.ones(2) @ torch.ones(3)]))
     with pytest.raises(RuntimeError, match="inconsistent tensor size"):  # a mistake of ours is no lack of memory
         train(store, recipe_of("vsepp", 1), tmp_path / "run", device="cpu")
-
-
-@contextmanager
-def small_disk(size):
-    """Let no file grow beyond `size` bytes: writing fails as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_is_a_sentence_and_leaves_nothing_half_written(store, uninterrupted, tmp_path):

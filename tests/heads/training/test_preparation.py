@@ -15,11 +15,6 @@ from xret.pipeline.reading.batches import stored_batches
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return make_store(tmp_path_factory.mktemp("store") / "small.zarr")
-
-
 def test_splits_that_are_needed(tmp_path):
     without = make_store(tmp_path / "a.zarr", val=0)
     with pytest.raises(

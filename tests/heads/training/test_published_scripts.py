@@ -49,11 +49,6 @@ def recipe_of(*settings):
     return load_recipe("setdiv", [*SMALL, *settings])
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return make_store(tmp_path_factory.mktemp("store") / "small.zarr")
-
-
 def sets_of(store):
     cache = FeatureCache.open(store)
     return cache.image_set(), cache.caption_set()

@@ -28,18 +28,6 @@ from xret.pipeline.reading.batches import stored_batches
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return make_store(tmp_path_factory.mktemp("store") / "small.zarr")
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(store, tmp_path_factory):
-    run = tmp_path_factory.mktemp("runs") / "whole"
-    train(store, recipe_of(), run, device="cpu", seed=3)
-    return run
-
-
 @pytest.mark.parametrize("name", ["vsepp", "setdiv"])
 def test_it_learns(store, tmp_path, name):
     settings = ["data.unit=image", "loss.triplet.reduction=mean", "optimizer.lr=0.02"] if name == "vsepp" else []

@@ -18,15 +18,8 @@ WIDTHS = {"phone": (390, 844), "desktop": (1280, 860)}
 pytestmark = pytest.mark.browser
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    it = Running(FakeRetriever(tmp_path_factory.mktemp("page")))
-    yield it
-    it.end()
-
-
 @pytest.fixture
-def open_page(chromium, server):
+def open_page(chromium, started):
     """Return a function that opens the page; no page may say or miss anything, or ask anybody else."""
     contexts, wrong = [], []
 
@@ -37,8 +30,8 @@ def open_page(chromium, server):
         page.set_default_timeout(15_000)
         page.on("console", lambda message: "status of 4" in message.text or wrong.append(message.text))
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda request: foreign(request.url, server) and wrong.append(request.url))
-        page.goto(server.url + path)
+        page.on("request", lambda request: foreign(request.url, started) and wrong.append(request.url))
+        page.goto(started.url + path)
         until(page, "document.getElementById('about').textContent")
         return page
 
@@ -189,13 +182,13 @@ def test_a_dropped_picture_finds_captions(open_page):
     assert page.inner_text("#asked") == "Captions for dropped.png"
 
 
-def test_a_picture_too_large_is_not_sent(open_page, server, monkeypatch):
+def test_a_picture_too_large_is_not_sent(open_page, started, monkeypatch):
     monkeypatch.setattr(site, "UPLOAD_BYTES", 1 << 20)
     page = open_page()
-    server.retriever.asked.clear()
+    started.retriever.asked.clear()
     page.set_input_files("#file", {"name": "big.png", "mimeType": "image/png", "buffer": bytes((1 << 20) + 1)})
     assert status(page) == "big.png has more than 1 MiB; choose a smaller picture."
-    assert server.retriever.asked == []
+    assert started.retriever.asked == []
 
 
 def test_the_keyboard_alone_is_enough(open_page):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from changing_data import OPTIONS, Picture, pictures, use, write
+from changing_data import OPTIONS, Picture, pictures, write
 from distributed import LocalCluster
 from small_extraction import files
 
@@ -23,20 +23,6 @@ DATA = [
     Picture("new.png", 50, "train", ("a new one", "and another")),
     *pictures()[6:],
 ]
-
-
-@pytest.fixture
-def encoded(monkeypatch):
-    return use(monkeypatch)
-
-
-@pytest.fixture
-def store(encoded, tmp_path):
-    url = str(tmp_path / "s.zarr")
-    extract(write(tmp_path / "data", pictures()), url, OPTIONS)
-    for counts in encoded:
-        counts.clear()
-    return url
 
 
 def foreseen(manifest, url, options):

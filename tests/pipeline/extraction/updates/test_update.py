@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from changing_data import OPTIONS, Picture, content, pictures, use, write
+from changing_data import OPTIONS, Picture, content, pictures, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,20 +21,6 @@ from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import extract
 
 UPDATE = replace(OPTIONS, update=True)
-
-
-@pytest.fixture
-def encoded(monkeypatch):
-    return use(monkeypatch)
-
-
-@pytest.fixture
-def store(encoded, tmp_path):
-    url = str(tmp_path / "s.zarr")
-    extract(write(tmp_path / "data", pictures()), url, OPTIONS)
-    for counts in encoded:
-        counts.clear()
-    return url
 
 
 def fresh(tmp_path, data, options=OPTIONS):

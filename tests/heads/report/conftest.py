@@ -1,0 +1,46 @@
+"""A store with pictures, runs on it, and what a report reads of one."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from small_reports import recipe_of
+from small_store import make_store
+
+from xret.heads.report.pictures import Pictures
+from xret.heads.report.views import open_views
+from xret.heads.training.training import train
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """A store with captions that HTML must escape, and its pictures, one of which is damaged."""
+    folder = tmp_path_factory.mktemp("report")
+    make_store(folder / "small.zarr", words="<b>&amp;</b>")
+    (folder / "images").mkdir()
+    rng = np.random.default_rng(0)
+    for number_ in range(72):
+        pixels = rng.integers(0, 256, (30, 40, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "images" / f"{number_}.jpg")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def run(folder):
+    def trained(name):
+        path = folder / name
+        if not path.exists():
+            train(str(folder / "small.zarr"), recipe_of(name), path, device="cpu")
+        return path
+
+    return trained
+
+
+@pytest.fixture(scope="session")
+def view(run):
+    (view,) = open_views([run("setdiv")], None, "test", "cpu")
+    return view
+
+
+@pytest.fixture
+def no_pictures(view):
+    return Pictures(view.cache, None)

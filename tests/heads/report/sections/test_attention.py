@@ -1,0 +1,94 @@
+"""Attention is that of the model, and lights the picture where it looks."""
+
+import base64
+import io
+import re
+from functools import partial
+
+import numpy as np
+import pytest
+import small_store
+import torch
+from PIL import Image
+from small_reports import recipe_of, require_sound
+from small_store import make_store, seal_anew
+
+from xret.heads.report import write_report
+from xret.heads.report.pictures import COVER, Picture
+from xret.heads.report.sections.attention import attention_of
+from xret.heads.report.sections.places import CELLS, Place, grid_boxes
+from xret.heads.training.training import train
+from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.cache.layout import create_image_set
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def warmth(overlay):
+    """Return how far an overlay colours each of its cells, from 0 to 1."""
+    data = re.search('base64,([^"]+)', overlay)[1]
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))[..., 3] / COVER
+
+
+def test_attention_is_that_of_the_model(view):
+    weights = attention_of(view, [1, 4])
+    assert weights.shape == (2, 2, 4, 4)
+    torch.testing.assert_close(weights.sum(2), torch.ones(2, 2, 4))  # slots compete for every row
+    again = attention_of(view, [4])
+    torch.testing.assert_close(weights[:, 1:], again)
+    assert (weights[:, 0] - weights[:, 1]).abs().max() > 1e-6
+
+
+def test_the_boxes_of_a_grid_lie_row_by_row():
+    assert grid_boxes(1, 2).tolist() == [[0, 0, 0.5, 1], [0.5, 0, 1, 1]]
+    assert grid_boxes(2, 3)[4].tolist() == pytest.approx([1 / 3, 1 / 2, 2 / 3, 1])
+
+
+def test_a_grid_is_lit_where_it_is_attended_to():
+    weights = np.array([0.4, 0.1, 0.0, 0.2])
+    overlay = Place(Picture("p", (30, 20), ""), grid_boxes(2, 2), (2, 2)).drawn(weights, "")
+    np.testing.assert_allclose(warmth(overlay), weights.reshape(2, 2) / 0.4, atol=0.01)
+    outlines = re.findall('<rect x="([^"]+)" y="([^"]+)" width="([^"]+)" height="([^"]+)"', overlay)
+    assert outlines == [("0.0", "0.0", "15.0", "10.0"), ("15.0", "10.0", "15.0", "10.0")]
+
+
+def test_regions_are_lit_where_they_are():
+    boxes = np.array([[0.0, 0.0, 0.5, 0.5], [0.25, 0.25, 1.0, 1.0], [0.0, 0.5, 0.25, 1.0]])
+    weights = np.array([0.2, 0.4, 0.1])
+    overlay = Place(Picture("p", (40, 20), ""), boxes, (CELLS, CELLS)).drawn(np.append(weights, 0.0), "")
+    warm = warmth(overlay)
+    side = len(warm)
+    for row in range(side):
+        for column in range(side):
+            x, y = (column + 0.5) / side, (row + 0.5) / side
+            inside = [w for w, (x1, y1, x2, y2) in zip(weights, boxes, strict=True) if x1 <= x <= x2 and y1 <= y <= y2]
+            assert warm[row, column] == pytest.approx(max(inside, default=0) / 0.4, abs=0.01)
+    assert re.findall('<rect x="([^"]+)" y="([^"]+)" width="([^"]+)"', overlay) == [
+        ("10.0", "5.0", "30.0"),
+        ("0.0", "0.0", "20.0"),
+    ]
+
+
+def test_regions_of_a_store_are_drawn(tmp_path, folder, monkeypatch):
+    with_boxes = partial(create_image_set, extras=("boxes",))
+    monkeypatch.setattr(small_store, "create_image_set", with_boxes)
+    store = make_store(tmp_path / "roi.zarr", image="roi")
+    features = FeatureCache.open(store).image_set()
+    boxes = features.cache.store.open_array(f"{features.path}/boxes", writable=True)
+    boxes[...] = np.tile(np.array([4.0, 3.0, 20.0, 15.0], dtype=np.float32), (*boxes.shape[:2], 1))
+    size = features.cache.store.open_array(f"{features.path}/size", writable=True)
+    size[...] = np.tile(np.array([40, 30], dtype=np.int32), (size.shape[0], 1))
+    seal_anew(features)
+    train(store, recipe_of("setdiv"), tmp_path / "run", device="cpu")
+    write_report([tmp_path / "run"], tmp_path / "roi.html", data_root=folder, device="cpu")
+    text = (tmp_path / "roi.html").read_text()
+    require_sound(text)
+    outlines = re.findall('<rect x="([^"]+)" y="([^"]+)" width="([^"]+)" height="([^"]+)" class="outline"', text)
+    assert len(outlines) == 3 * 2 * 4 * 2  # images, iterations, slots, regions
+    assert set(outlines) == {("4.0", "3.0", "16.0", "12.0")}
+    size[...] = np.zeros(size.shape, dtype=np.int32)  # as imports have it whose source does not tell
+    seal_anew(features)
+    write_report([tmp_path / "run"], tmp_path / "roi.html", data_root=folder, device="cpu")
+    text = (tmp_path / "roi.html").read_text()
+    assert "The store does not know how large the pictures of its regions are." in text
+    assert 'class="outline"' not in text

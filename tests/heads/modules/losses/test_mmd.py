@@ -1,0 +1,88 @@
+"""Maximum mean discrepancy against recorded values and a loop over pairs."""
+
+import math
+
+import pytest
+import torch
+from recorded import DTYPES, assert_near, bits, leaf
+
+from xret.heads.modules.aggregators import Aggregated
+from xret.heads.modules.embedding import Gaussian
+from xret.heads.modules.losses.mmd import Mmd
+
+
+def mmd(images, captions, kernel="exponential"):
+    return Mmd(kernel=kernel)(None, None, Aggregated(images), Aggregated(captions))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_recorded_mmd(golden, dtype):
+    data = golden("triplet_and_regularisers")
+    for kernel, key in (("exponential", "mmd_root_exact"), ("gaussian", "mmd_gaussian")):
+        images, captions = leaf(data, "in_img", dtype), leaf(data, "in_txt", dtype)
+        loss = mmd(images, captions, kernel)
+        loss.backward()
+        value, gradient = (1e-9, 1e-7) if dtype is torch.float64 else (0, 1e-3)
+        assert_near(loss, data[f"out{bits(dtype)}_{key}"], value, 0 if dtype is torch.float64 else 1e-5)
+        assert_near(images.grad, data[f"grad{bits(dtype)}_{key}_img"], gradient)
+        assert_near(captions.grad, data[f"grad{bits(dtype)}_{key}_txt"], gradient)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_recorded_mmd_with_one_caption(golden, dtype):
+    data = golden("triplet_and_regularisers")
+    loss = mmd(leaf(data, "single/in_img_set", dtype), leaf(data, "single/in_txt_set", dtype))
+    # The recorded distances of this case come from a matrix product: a point is 1e-8 away from itself.
+    assert_near(loss, data[f"single/out{bits(dtype)}_mmd_root"], 1e-7, 0 if dtype is torch.float64 else 1e-5)
+
+
+def mmd_by_loop(x, y, power):
+    x, y = (torch.nn.functional.normalize(e, dim=-1).flatten(0, -2).tolist() for e in (x, y))
+
+    def mean(a, b):
+        return sum(math.exp(-0.5 * math.dist(p, q) ** power) for p in a for q in b) / (len(a) * len(b))
+
+    return mean(x, x) - 2 * mean(x, y) + mean(y, y)
+
+
+@pytest.mark.parametrize(("kernel", "power"), [("exponential", 1), ("gaussian", 2)])
+@pytest.mark.parametrize("shape", [(3, 5), (3, 1, 5), (2, 3, 5)])
+def test_mmd_is_the_loop(kernel, power, shape):
+    images, captions = torch.randn(shape, dtype=torch.float64), torch.randn(7, *shape[1:], dtype=torch.float64)
+    assert mmd(images, captions, kernel).item() == pytest.approx(mmd_by_loop(images, captions, power), rel=1e-9)
+
+
+@pytest.mark.parametrize("kernel", ["exponential", "gaussian"])
+def test_mmd_gradcheck(kernel):
+    images = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
+    captions = torch.randn(4, 2, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, y: mmd(x, y, kernel), (images, captions))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", ["exponential", "gaussian"])
+def test_mmd_of_coinciding_elements_has_no_gradient(kernel, dtype):
+    # Collapsed sets and repeated captions: every distance is zero up to rounding.
+    images = torch.randn(1, 1, 512, dtype=dtype).expand(4, 4, 512).clone().requires_grad_()
+    captions = (3 * images.detach()[:2]).requires_grad_()
+    loss = mmd(images, captions, kernel)
+    loss.backward()
+    assert abs(loss.item()) < 1e-5
+    assert images.grad.norm() < 1e-5
+    assert captions.grad.norm() < 1e-5
+
+
+def test_mmd_grows_as_the_modalities_part():
+    torch.manual_seed(0)
+    images, captions = torch.randn(50, 4, 8), torch.randn(50, 4, 8)
+    apart = torch.zeros(8)
+    apart[0] = 2.0
+    values = [mmd(images, captions + shift * apart).item() for shift in (0, 1, 2)]
+    assert values == sorted(values)
+    assert values[0] < 0.01 < values[2]
+
+
+def test_mmd_of_a_gaussian_is_refused():
+    vector, gaussian = Aggregated(torch.ones(2, 4)), Aggregated(Gaussian(torch.ones(2, 4), torch.ones(2, 4)))
+    with pytest.raises(ValueError, match="needs vectors or sets, which the text side does not give"):
+        Mmd()(None, None, vector, gaussian)

@@ -1,0 +1,111 @@
+"""Where recipes are found: the list, files, folders, and what a file is based on."""
+
+import itertools
+import json
+
+import pytest
+from bundled_recipes import BASELINES, SETDIV, SYSTEMS, faults
+from click.testing import CliRunner
+
+from xret.cli.recipes import recipes as recipes_command
+from xret.heads.recipes import names
+from xret.heads.recipes.names import recipe_file, recipe_names
+from xret.heads.recipes.recipe import load_recipe
+
+
+def test_the_list_groups_variants_below_their_system():
+    lines = CliRunner().invoke(recipes_command, [], catch_exceptions=False).stdout.splitlines()
+    names = [line.split()[0] for line in lines[1:]]
+    assert names == recipe_names()
+    assert [name for name in names if "/" not in name] == sorted([*BASELINES, *SYSTEMS])
+    for above, name in itertools.pairwise(names):
+        assert "/" not in name or name.split("/")[0] == above.split("/")[0]
+    row = next(line for line in lines if line.startswith("setdiv "))
+    assert row.split()[1:6] == ["524.6", "430.7", "500.8", "cache", "Kim"]
+    row = next(line for line in lines if line.startswith("  maxmatch/coco-resnet152-bigru "))
+    assert row.split()[1:] == ["506.75", "398.95", "-", "finetune"]
+
+
+def test_the_list_as_json_has_the_papers_numbers():
+    listed = json.loads(CliRunner().invoke(recipes_command, ["--json"], catch_exceptions=False).stdout)
+    assert [recipe["name"] for recipe in listed][:3] == [
+        "fusemix",
+        "gaussian-vsepp",
+        "gaussian-vsepp/coco-resnet152-gru",
+    ]
+    (found,) = [recipe for recipe in listed if recipe["name"] == "setdiv/f30k-butd-bigru"]
+    paper = "Kim et al., Improving Cross-Modal Retrieval with Set of Diverse Embeddings, CVPR 2023"
+    expected = {"coco_1k": None, "coco_5k": None, "f30k": 500.8}
+    assert found == {"name": "setdiv/f30k-butd-bigru", "reaches": "cache", "paper": paper, "expected": expected}
+
+
+@pytest.mark.parametrize("name", ["setdiv", "maxmatch/f30k-butd-bert", "vsepp/f30k-butd-bigru", "pcme"])
+def test_what_is_shown_is_the_same_recipe(name, tmp_path):
+    shown = CliRunner().invoke(recipes_command, ["show", name], catch_exceptions=False).stdout
+    (tmp_path / "shown.yaml").write_text(shown)
+    assert load_recipe(str(tmp_path / "shown.yaml")) == load_recipe(name)
+    assert shown.startswith(recipe_file(name).read_text().splitlines()[0])
+
+
+def test_what_is_shown_has_the_source_of_the_file_that_sets_it():
+    shown = CliRunner().invoke(recipes_command, ["show", "setdiv/f30k-butd-bigru"], catch_exceptions=False).stdout
+    lines = {tuple(line.split("  # ")) for line in map(str.strip, shown.splitlines()) if "  # " in line}
+    found = {value.strip(): source for value, source in lines}
+    assert found["aggregator_lr: 0.05"] == "appendix A"  # its own
+    assert found["margin: 0.2"] == "section 4.2: regions"  # that of its base
+    assert found["alpha: 16.0"] == "section 4.2; Table 4"  # that of its base's base
+
+
+def test_a_recipe_that_is_not_there(tmp_path, monkeypatch):
+    assert "did you mean 'setdiv'?" in faults("setdif")
+    assert "there is no recipe" in faults("../heads/recipes/setdiv")
+    near = faults("setdiv/f30k-butd-bigur")
+    assert near.startswith("there is no recipe 'setdiv/f30k-butd-bigur' (did you mean 'setdiv/f30k-butd-bigru', '")
+    assert near.count("-bigru'") == 3
+    assert faults("zzz") == "there is no recipe 'zzz'; take one that `xret recipes` lists, or a YAML file's path"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "setdiv").mkdir()
+    assert recipe_file("setdiv").read_text() == SETDIV
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a: [", "is not valid YAML"),
+        ("- 1", "must be a mapping"),
+        ("", "must"),
+        ("[" * 5000, "is not valid YAML: line 1, column 66: more than 64 lists"),
+        (f"model: {'9' * 5000}", "is not valid YAML: line 1, column 8: a number is too long"),
+        ("name: 2024-13-45", "name"),
+    ],
+)
+def test_a_file_that_is_no_recipe(tmp_path, text, fault):
+    (tmp_path / "mine.yaml").write_text(text)
+    assert fault in faults(tmp_path / "mine.yaml")
+
+
+def test_a_folder_of_a_system_holds_its_variants_and_any_other_folder_only_groups(tmp_path, monkeypatch):
+    for name in ("vsepp", "vsepp/coco", "baselines/linear", "baselines/linear/coco", "baselines/mlp"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.yaml").write_text(f"base: {recipe_file('vsepp')}\npaper: {name}\n")
+    monkeypatch.setattr(names, "FOLDER", tmp_path)
+    assert recipe_names() == ["linear", "linear/coco", "mlp", "vsepp", "vsepp/coco"]
+    assert load_recipe("linear").paper == "baselines/linear"
+    assert load_recipe("linear/coco").paper == "baselines/linear/coco"
+    assert "there is no recipe 'baselines/linear'" in faults("baselines/linear")
+
+
+def test_recipes_that_are_based_on_each_other(tmp_path):
+    (tmp_path / "one.yaml").write_text("base: two.yaml\n")
+    (tmp_path / "two.yaml").write_text("base: one.yaml\n")
+    assert "base must be the name or path of another recipe, not " in faults(tmp_path / "one.yaml")
+
+
+def test_a_base_beside_the_file_is_found_from_anywhere(tmp_path, monkeypatch):
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    (folder / "one.yaml").write_text("base: vsepp\noptimizer: {lr: 0.5}\n")
+    (folder / "two.yaml").write_text("base: one.yaml\nmodel: {dim: 8}\n")
+    monkeypatch.chdir(tmp_path)
+    recipe = load_recipe("recipes/two.yaml")
+    assert (recipe.optimizer.lr, recipe.model.dim) == (0.5, 8)

@@ -99,7 +99,8 @@ def train(
         also: other stores whose split `train` is learnt as well, see `other_sets`.
         init_from: a run whose best weights it begins with, see `first_weights`.
         resident: features that other trainings of this process have in memory; what is put there is theirs too.
-        after_epoch: is told each complete epoch, from 1, and its validation RSUM; what it raises ends the training.
+        after_epoch: is told each complete epoch, from 1, and its validation RSUM, those before a stop included; what it
+            raises ends the training.
         shown: how much of it is seen.
 
     Raises:
@@ -219,6 +220,7 @@ class Loop:
         ):
             begins = recipe.name, state.epoch, state.steps
             display.begin(self.run.info, *begins, self.train_split, self.val_split)
+            self._tell_epochs_before()
             while self._goes_on:
                 self._epoch(display, record)
         if state.epoch < epochs:
@@ -230,6 +232,12 @@ class Loop:
         return TrainSummary(
             str(self.run.path), state.epoch, state.epoch - before, state.best_epoch, state.best_rsum, seconds
         )
+
+    def _tell_epochs_before(self) -> None:
+        """Tell `after_epoch` what a stop may have kept from it, or kept it from raising."""
+        if self.after_epoch is not None:
+            for line in self.run.metrics()[: self.state.epoch]:
+                self.after_epoch(line["epoch"], line["rsum"])
 
     def _epoch(self, display: Display, record: Record) -> None:
         """Learn from the batches that are left of an epoch, validate, and write down what came of it."""

@@ -23,7 +23,7 @@ from ..recipes.recipe import changed
 from ..series.processes import Series
 from .space import Choice, Range, Space, as_settings, faults_of, own_values
 from .table import Trial
-from .trials import JOURNAL, NAME, Job, Outcome, open_journal, pruner_for, run_trial
+from .trials import JOURNAL, NAME, Halving, Job, Outcome, open_journal, run_trial
 
 STARTUP = 6  # trials that are drawn at random before the sampler learns from them
 _COUNTED = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -66,7 +66,7 @@ class Study:
             storage=self.storage,
             direction="maximize",
             load_if_exists=True,
-            pruner=pruner_for(recipe.schedule.epochs),
+            pruner=Halving(recipe.schedule.epochs),
         )
         self.distributions = {key: _distribution(dimension) for key, dimension in space.items()}
         self.losses: Counter[int] = Counter()
@@ -128,7 +128,7 @@ class Study:
 
     def _ask(self) -> int:
         """Draw a trial from a generator seeded by the seed and its number: a study that was stopped draws the same."""
-        begun = len(self._in((*_COUNTED, TrialState.RUNNING, TrialState.FAIL)))
+        begun = len(self._in((*_COUNTED, TrialState.RUNNING)))  # one that was given up is drawn anew
         seed = int(np.random.SeedSequence([self.seed, begun]).generate_state(1)[0])
         self.study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
         return self.study.ask(self.distributions).number

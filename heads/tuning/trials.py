@@ -9,6 +9,7 @@ from typing import Literal
 import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial
 
 from ...pipeline.errors import NotFinite, OutOfMemory, RecipeError, RunError, XretError
 from ...pipeline.reading.placement import Resident
@@ -81,14 +82,31 @@ def open_journal(root: Path) -> JournalStorage:
         raise RunError(f"{root / JOURNAL} is damaged; restore it, or take another --out") from error
 
 
-def pruner_for(epochs: int) -> optuna.pruners.BasePruner:
-    """Return what decides which trials go on.
+class Halving(optuna.pruners.BasePruner):
+    """Decides which trials go on: those in the better half of all that have come as far.
 
-    Successive halving, asynchronous: Li et al., *A System for Massively Parallel Hyperparameter Tuning* (MLSys 2020).
-    After a sixth, a third and two thirds of the epochs a trial goes on if it is in the better half of those that came
-    so far.
+    Successive halving, asynchronous: Li et al., *A System for Massively Parallel Hyperparameter Tuning* (MLSys 2020),
+    after a sixth, a third and two thirds of the epochs. Optuna's own decides as this one does, but once: it notes that
+    it was asked, so that a trial that was killed before it heard the answer would go on for good. This one depends on
+    the reported values alone, and may be asked again.
+
+    Args:
+        epochs: of a whole training.
     """
-    return optuna.pruners.SuccessiveHalvingPruner(min_resource=max(1, epochs // 6), reduction_factor=2)
+
+    def __init__(self, epochs: int) -> None:
+        first = max(1, epochs // 6)
+        self.rungs = {first * 2**rung for rung in range(epochs.bit_length())}
+
+    def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
+        """Return whether a trial ends after the last epoch that it has reported."""
+        epoch = trial.last_step
+        if epoch is None or epoch not in self.rungs:
+            return False
+        values = {one.number: one.intermediate_values.get(epoch) for one in study.get_trials(deepcopy=False)}
+        values[trial.number] = trial.intermediate_values[epoch]
+        known = sorted((value for value in values.values() if value is not None), reverse=True)
+        return trial.intermediate_values[epoch] < known[max(1, len(known) // 2) - 1]
 
 
 def run_trial(job: Job, resident: Resident) -> Outcome:
@@ -135,10 +153,12 @@ def _reporting(root: Path, number: int, epochs: int) -> Callable[[int, float], N
     study = optuna.load_study(study_name=NAME, storage=storage)
     study_id = storage.get_study_id_from_name(NAME)
     trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, number)
-    pruner = pruner_for(epochs)
+    pruner = Halving(epochs)
 
     def after_epoch(epoch: int, rsum: float) -> None:
-        storage.set_trial_intermediate_value(trial_id, epoch, rsum)
+        known = storage.get_trial(trial_id).intermediate_values
+        if epoch not in known:
+            storage.set_trial_intermediate_value(trial_id, epoch, rsum)
         if epoch < epochs and pruner.prune(study, storage.get_trial(trial_id)):
             raise Pruned
 

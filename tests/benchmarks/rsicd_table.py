@@ -76,19 +76,24 @@ ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def settings(row: str, captions: str) -> list[str]:
-    """Return what is set beside the recipe's own values."""
-    sets = [f"data.text={captions}"]
-    return sets if row in BASELINES else [*COMMON, *GRID, *ON[captions], *ROWS[row][1], *sets]
+    """Return what a row begins with beside the recipe's own values."""
+    return [] if row in BASELINES else [*COMMON, *GRID, *ON[captions], *ROWS[row][1]]
 
 
 def train_row(store: str, folder: Path, row: str, captions: str, trials: int, seeds: int) -> None:
     """Tune a row, train its best values with every seed, and write down what they reach; what is there stays."""
     import xret
+    from xret.heads.recipes.recipe import load_recipe
+    from xret.heads.runs.config import recipe_text
 
     tuned = folder / "tuned"
     if not (tuned / "result.json").exists():
-        how: dict[str, Any] = {"trials": trials, "ties": "mean", "settings": settings(row, captions)}
-        xret.tune(store, recipe=ROWS[row][0], out=tuned, **how)
+        # A recipe of its own, because a tuning leaves alone what is given to it as settings.
+        begins = folder / f"{ROWS[row][0]}.yaml"
+        folder.mkdir(parents=True, exist_ok=True)
+        begins.write_text(recipe_text(load_recipe(ROWS[row][0], settings(row, captions)).to_dict()))
+        how: dict[str, Any] = {"trials": trials, "ties": "mean", "settings": [f"data.text={captions}"]}
+        xret.tune(store, recipe=begins, out=tuned, **how)
     for seed in range(seeds):
         run = folder / f"seed-{seed}"
         if not (folder / f"seed-{seed}.json").exists():

@@ -3,10 +3,9 @@
 import json
 import time
 
-import optuna
 import pytest
 import torch
-from small_ablations import Stores, weights
+from small_ablations import weights
 from small_store import make_store
 from small_tunings import SETTINGS, TRIALS, numbers, started, tuned
 
@@ -14,7 +13,6 @@ from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training.training import train
-from xret.heads.tuning.trials import pruner_for
 from xret.heads.tuning.tuning import tune
 from xret.pipeline.errors import CacheError, RecipeError, RunError
 
@@ -24,18 +22,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:distributed"),
 ]
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory):
-    return Stores(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def whole(stores, tmp_path_factory):
-    """A tuning that nobody disturbed: its folder and what it found."""
-    out = tmp_path_factory.mktemp("whole") / "out"
-    return out, tuned(stores(), out, ties="mean")
 
 
 def heavy(folder):
@@ -305,25 +291,3 @@ def test_a_set_that_comes_later_changes_nothing(stores, whole, monkeypatch):
     tuned(stores(), whole[0], ties="mean")
     assert set(asked) == {json.loads((whole[0] / "tuning.json").read_text())["image_set"]}
     assert "image: auto" in (whole[0] / "best.yaml").read_text()
-
-
-def test_the_better_half_goes_on():
-    study = optuna.create_study(direction="maximize", pruner=pruner_for(30))
-    gone_on = []
-    for values in ((10, 10, 10), (20, 9, 9), (15,), (30, 20, 5)):
-        trial = study.ask()
-        for epoch, value in zip((5, 10, 20), values, strict=False):
-            trial.report(value, epoch - 1)
-            assert not trial.should_prune()  # only at a sixth, a third and two thirds
-            trial.report(value, epoch)
-            if trial.should_prune():
-                gone_on.append((trial.number, epoch, False))
-                break
-            gone_on.append((trial.number, epoch, True))
-    # At 5: 10 | 20 of 10, 20 | 15 of the best one of three | 30 of the best two of four. At 10: 10 | 9 | 20.
-    assert gone_on == [
-        *[(0, 5, True), (0, 10, True), (0, 20, True)],
-        *[(1, 5, True), (1, 10, False)],
-        (2, 5, False),
-        *[(3, 5, True), (3, 10, True), (3, 20, False)],
-    ]

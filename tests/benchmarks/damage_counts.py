@@ -13,12 +13,15 @@ import csv
 import io
 import json
 import random
+import re
 import shutil
 import signal
+import socket
 import sys
 import traceback
 from collections import Counter, defaultdict
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +31,7 @@ from PIL import Image
 from region_sources import ARRAYS, World
 from safetensors.torch import save_file
 from small_runs import HEAD
+from small_server import FakeRetriever, Running, picture_bytes, require_alive
 from small_store import make_store
 
 from xret.heads.recipes.recipe import load_recipe
@@ -40,10 +44,11 @@ from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import read_samples
 from xret.pipeline.encoders.weights import read_weights
 from xret.pipeline.encoders.word_vectors import read_word_vectors
-from xret.pipeline.errors import CacheError, XretError
+from xret.pipeline.errors import CacheError, QueryError, XretError
 from xret.pipeline.exchange.importers import open_source
 
 LIMIT = 60  # seconds after which an input counts as one that hangs
+SILENCE = 1.0  # seconds that a server which waits for the rest of a request is given
 
 
 # --- Stores
@@ -232,7 +237,28 @@ def make_inputs(folder):
         file = source / "train_ims.npy" if source.is_dir() else source
         arrays = ARRAYS if kind == "hdf5" else {}
         inputs[f"import, {kind}"] = (file, lambda _p, k=kind, s=source, a=arrays: open_source(k, s, "world", a))
+    server, picture = Running(FakeRetriever(folder)), picture_bytes()
+    always = b"HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    (folder / "text.http").write_bytes(b"GET /api/search?q=a+blue+thing&k=3 " + always + b"\r\n")
+    head = b"Content-Type: image/png\r\nContent-Length: %d\r\n\r\n" % len(picture)
+    (folder / "picture.http").write_bytes(b"POST /api/search?k=3 " + always + head + picture)
+    inputs |= {f"request, {what}": (folder / f"{what}.http", partial(ask, server)) for what in ("text", "picture")}
     return inputs
+
+
+def ask(server, path):
+    """Send a request; one that is answered with an error, or waited for after its end, is refused."""
+    received = b""
+    sending = socket.create_connection(server.address, timeout=SILENCE)
+    with sending as connection, suppress(ConnectionError, TimeoutError):
+        connection.sendall(path.read_bytes())
+        while part := connection.recv(1 << 16):
+            received += part
+    statuses = [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received)]
+    assert all(status < 500 for status in statuses), received
+    require_alive(server)
+    if not statuses or max(statuses) >= 400:
+        raise QueryError("refused")
 
 
 def count_inputs(folder, number, dice):

@@ -23,6 +23,7 @@ LISTS: dict[str, dict[str, str]] = {
         "vsepp": "a first number, and the fastest training",
         "vse-infty": "one vector for any vector database; it learns how to pool",
         "setdiv": "for ambiguous pictures and captions: several answers are right",
+        "setdiv-small": "setdiv for few training pictures: regularised as mlp is",
         "maxmatch": "the vectors of a set must stay apart",
         "pvse": "to compare with the first of the set embeddings",
         "pcmepp": "an uncertainty with each embedding",

@@ -1,7 +1,7 @@
 """Count what becomes of random damage to stores, and of bad input of every kind: two tables, from a seed.
 
     PYTHONPATH=tests/support OMP_NUM_THREADS=1 python tests/benchmarks/damage_counts.py EMPTY_FOLDER \\
-        --damages 1000 --inputs 10000
+        --damages 1000 --inputs 10800
 
 A damage is found by `verify`, harmless (`verify` finds nothing and all that readers give is right), or missed. A bad
 input ends in a sentence, is accepted as what it still is, or gives a traceback or takes more than a minute. Exits with
@@ -301,7 +301,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--damages", type=int, default=1000)
-    parser.add_argument("--inputs", type=int, default=10_000)
+    parser.add_argument("--inputs", type=int, default=10_800)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     torch.set_num_threads(1)

@@ -4,7 +4,7 @@ import itertools
 import json
 
 import pytest
-from bundled_recipes import BASELINES, SETDIV, SYSTEMS, faults
+from bundled_recipes import OURS, SETDIV, SYSTEMS, faults
 from click.testing import CliRunner
 
 from xret.cli.recipes import recipes as recipes_command
@@ -17,7 +17,7 @@ def test_the_list_groups_variants_below_their_system():
     lines = CliRunner().invoke(recipes_command, [], catch_exceptions=False).stdout.splitlines()
     names = [line.split()[0] for line in lines[1:]]
     assert names == recipe_names()
-    assert [name for name in names if "/" not in name] == sorted([*BASELINES, *SYSTEMS])
+    assert [name for name in names if "/" not in name] == sorted([*OURS, *SYSTEMS])
     for above, name in itertools.pairwise(names):
         assert "/" not in name or name.split("/")[0] == above.split("/")[0]
     row = next(line for line in lines if line.startswith("setdiv "))

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 import yaml
-from bundled_recipes import BASELINES, SETDIV, SYSTEMS, faults
+from bundled_recipes import OURS, SETDIV, SYSTEMS, faults
 from click.testing import CliRunner
 
 from xret.cli.recipes import recipes as recipes_command
@@ -21,7 +21,7 @@ SMALL = ["model.dim=8", "adapter.words.word_dim=6"]
 
 
 def test_the_bundled_systems_are_these():
-    assert [name for name in recipe_names() if "/" not in name] == sorted([*BASELINES, *SYSTEMS])
+    assert [name for name in recipe_names() if "/" not in name] == sorted([*OURS, *SYSTEMS])
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -38,7 +38,7 @@ def test_a_system_is_complete_and_says_where_it_comes_from(name):
     assert set(written["adapter"]) == set(resolved["adapter"])
 
 
-@pytest.mark.parametrize("name", [*BASELINES, *SYSTEMS])
+@pytest.mark.parametrize("name", [*OURS, *SYSTEMS])
 @pytest.mark.parametrize("image", ["grid", "roi"])
 @pytest.mark.parametrize("text", ["words", "tokens"])
 def test_a_system_makes_a_model_that_can_learn(name, image, text):
@@ -68,8 +68,8 @@ def test_a_system_makes_a_model_that_can_learn(name, image, text):
 
 def parts_of(name):
     """The names of the parts of a bundled system."""
-    values = yaml.safe_load(recipe_file(name).read_text())
-    return {block["name"] for block in (*values["aggregator"].values(), values["similarity"])}
+    recipe = load_recipe(name)
+    return {block["name"] for block in (*recipe.aggregator.values(), recipe.similarity)}
 
 
 @pytest.mark.parametrize("name", recipe_names())

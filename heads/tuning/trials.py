@@ -96,7 +96,8 @@ class Halving(optuna.pruners.BasePruner):
 
     def __init__(self, epochs: int) -> None:
         first = max(1, epochs // 6)
-        self.rungs = {first * 2**rung for rung in range(epochs.bit_length())}
+        rungs = (first * 2**rung for rung in range(epochs.bit_length()))
+        self.rungs = {rung for rung in rungs if rung < epochs}  # after the last one there is nothing to prune
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
         """Return whether a trial ends after the last epoch that it has reported."""
@@ -159,7 +160,7 @@ def _reporting(root: Path, number: int, epochs: int) -> Callable[[int, float], N
         known = storage.get_trial(trial_id).intermediate_values
         if epoch not in known:
             storage.set_trial_intermediate_value(trial_id, epoch, rsum)
-        if epoch < epochs and pruner.prune(study, storage.get_trial(trial_id)):
+        if pruner.prune(study, storage.get_trial(trial_id)):
             raise Pruned
 
     return after_epoch

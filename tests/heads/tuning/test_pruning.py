@@ -68,7 +68,7 @@ def test_a_trial_that_was_killed_before_it_had_its_values_is_drawn_again(stores,
 
 @given(
     st.lists(st.lists(st.integers(0, 9).map(float), min_size=12, max_size=12), min_size=2, max_size=12),
-    st.sampled_from([3, 6, 12]),
+    st.sampled_from([3, 4, 6, 12]),
 )
 def test_trials_are_pruned_as_optuna_prunes_them(trials, epochs):
     theirs = optuna.pruners.SuccessiveHalvingPruner(min_resource=max(1, epochs // 6), reduction_factor=2)
@@ -80,7 +80,10 @@ def test_trials_are_pruned_as_optuna_prunes_them(trials, epochs):
             trial = study.ask()
             for epoch, value in enumerate(values[:epochs], 1):
                 trial.report(value, epoch)
-                if epoch < epochs and trial.should_prune():
+                pruned = trial.should_prune()
+                if epoch == epochs:
+                    assert pruner is theirs or not pruned
+                elif pruned:
                     break
             study.tell(trial, values[0])
             ended[-1].append(epoch)

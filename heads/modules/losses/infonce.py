@@ -33,13 +33,18 @@ class InfoNce(BlockLoss):
         smoothing: the share of the target that is spread evenly over a positive pair and its negatives.
     """
 
+    scale: Tensor
+
     def __init__(
         self, *, scale: Positive = 1.0, learned: bool = True, logarithm: bool = False, smoothing: Share = 0.0
     ) -> None:
         super().__init__()
         self.logarithm, self.smoothing = logarithm, smoothing
-        begun = math.log(scale) if logarithm else float(scale)
-        self.scale = nn.Parameter(torch.tensor(begun)) if learned else torch.tensor(begun)
+        begun = torch.tensor(math.log(scale) if logarithm else float(scale))
+        if learned:
+            self.scale = nn.Parameter(begun)
+        else:
+            self.register_buffer("scale", begun, persistent=False)
 
     def factor(self) -> Tensor:
         """Return the scale."""

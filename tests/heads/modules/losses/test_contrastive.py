@@ -42,9 +42,12 @@ def test_the_logarithm_of_the_scale_is_the_same_scale():
     torch.testing.assert_close(logarithm(matrix, POSITIVES), InfoNce(scale=100)(matrix, POSITIVES), rtol=1e-5, atol=0)
 
 
-def test_a_fixed_scale_is_no_weight():
-    assert not list(InfoNce(learned=False).parameters())
-    assert not list(InfoNce(learned=False, logarithm=True, scale=3).parameters())
+def test_a_fixed_scale_is_no_weight_and_is_not_kept_with_them():
+    for logarithm in (False, True):
+        fixed = InfoNce(learned=False, logarithm=logarithm, scale=3)
+        assert not list(fixed.parameters())
+        assert not fixed.state_dict()
+        assert fixed.factor().item() == pytest.approx(3)
 
 
 def test_the_sigmoid_loss_judges_every_pair():

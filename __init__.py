@@ -118,11 +118,13 @@ def train(
         CacheError: the store cannot be used.
         RunError: `out` exists or does not fit, memory does not suffice, or the loss is not finite.
     """
+    from .heads.recipes.effects import require_effect
     from .heads.recipes.recipe import load_recipe
     from .heads.training.display import Shown
     from .heads.training.training import train
 
     chosen, shown = load_recipe(str(recipe), _written(settings)), Shown.of(verbose, "epochs")
+    require_effect(_written(settings), [chosen])
     how: dict[str, Any] = {"device": device, "seed": seed, "resume": resume, "also": also, "shown": shown}
     return train(str(store), chosen, out, init_from=init_from, **how)
 
@@ -216,6 +218,7 @@ def ablate(
     recipe: "str | Path | None" = None,
     vary: "Mapping[str, Sequence[Any]] | Sequence[str]" = (),
     grid: str | None = None,
+    baselines: "Sequence[str | Path]" = (),
     settings: "Settings" = (),
     seeds: int = 1,
     device: str = "auto",
@@ -236,6 +239,7 @@ def ablate(
         vary: keys of the recipe and their values, such as ``{"similarity": ["mil", "chamfer"]}``: every combination.
             Keys joined by commas take the same value together.
         grid: a published ablation in the place of `vary`, on its own recipe or on `recipe`.
+        baselines: recipes that stand in the table as they are, such as ``["linear", "mlp"]``.
         settings: changes for all cells.
         seeds: runs of each cell.
         device, views: as of `evaluate`.
@@ -257,7 +261,7 @@ def ablate(
 
     if isinstance(vary, Mapping):
         vary = [f"{key}={','.join(map(str, values))}" for key, values in vary.items()]
-    plan = make_plan(None if recipe is None else str(recipe), vary, grid, _written(settings))
+    plan = make_plan(None if recipe is None else str(recipe), vary, grid, _written(settings), [*map(str, baselines)])
     how: dict[str, Any] = {"device": device, "split": split, "jobs": jobs, "scheduler": scheduler, "views": views}
     return ablate(str(store), plan, out, seeds=seeds, verbose=verbose, **how)
 

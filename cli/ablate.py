@@ -27,7 +27,7 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
 @click.command(
     cls=Sectioned,
     sections={
-        "What is trained": "recipe vary grid settings seeds split views",
+        "What is trained": "recipe vary grid baselines settings seeds split views",
         "Where and how it runs": "out jobs device scheduler verbose",
         "What is written": "csv_file latex_file plot_file as_json",
     },
@@ -47,6 +47,13 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
     is_eager=True,
     callback=list_grids,
     help="A published ablation; `--grid list` names them. With --recipe: on that recipe in the place of its own.",
+)
+@click.option(
+    "--baseline",
+    "baselines",
+    multiple=True,
+    metavar="NAME|FILE",
+    help="A recipe that stands in the table as it is, as the row to beat: linear, mlp; as often as needed.",
 )
 @click.option("--seeds", default=1, show_default=True, type=click.IntRange(1), help="Runs of each cell: seeds 0, 1, …")
 @click.option(
@@ -79,6 +86,7 @@ def ablate(
     recipe: str | None,
     vary: tuple[str, ...],
     grid: str | None,
+    baselines: tuple[str, ...],
     settings: tuple[str, ...],
     out: Path,
     csv_file: Path | None,
@@ -95,6 +103,8 @@ def ablate(
     \b
     xret ablate f30k.zarr --recipe setdiv --vary similarity.alpha=4,8,16 \\
         --seeds 3 --out alpha --plot alpha.png
+    xret ablate f30k.zarr --recipe setdiv --vary aggregator.image.slots=2,4 \\
+        --baseline linear --baseline mlp --seeds 3 --out slots
     xret ablate f30k.zarr --grid setdiv-table4 --out table4 --latex table4.tex
     xret ablate --grid list
     """
@@ -107,10 +117,10 @@ def ablate(
     from ..heads.ablation.plan import make_plan
     from ..heads.ablation.table import as_csv, as_latex, plot, require_plot
 
-    plan = make_plan(recipe, vary, grid, settings)
+    plan = make_plan(recipe, vary, grid, settings, baselines)
     if plot_file is not None:  # refuse before any work begins what cannot be drawn at its end
         try:
-            require_plot(plot_file, [variant.values for variant in plan.variants])
+            require_plot(plot_file, [variant.values for variant in plan.variants if variant.values])
         except ValueError as error:
             raise click.UsageError(f"--plot: {error}") from error
     ablation = run(store, plan, out, **options)

@@ -68,6 +68,17 @@ def facts_of_each(facts: Facts) -> tuple[FeatureFacts, ...]:
     return facts if isinstance(facts, tuple) else (facts,)
 
 
+def adapter_not_in_use(key: str, image: Facts, text: Facts) -> str:
+    """Return why a recipe's key changes nothing where it is that of an adapter for other features; else nothing."""
+    sides = {"image": facts_of_each(image), "text": facts_of_each(text)}
+    used = [f"adapter.{block_of(side, one)}" for side, sets in sides.items() for one in sets]
+    if not key.startswith("adapter.") or key.rpartition(".")[0] in used:
+        return ""
+    return (
+        f"{key} is not in use: the features are of kind {_kinds(tuple(one for sets in sides.values() for one in sets))}"
+    )
+
+
 class Branch(nn.Module):
     """One modality: an adapter, then an aggregator.
 
@@ -262,6 +273,11 @@ def require_kinds(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -> 
     words = [facts for facts in sets if facts.vocabulary_size is not None]
     if len(words) > 1:
         raise RecipeError(f"data.{side} names {len(words)} sets of words, and a head has one vocabulary: leave one out")
+    if side == "text" and recipe.augment.mix > 0 and words:
+        raise RecipeError(
+            "augment.mix blends cached features, and captions of kind 'words' have none; extract with --text bert, or "
+            "set augment.mix=0"
+        )
     if side == "text" and recipe.augment.mask_words > 0 and not words:
         raise RecipeError(
             f"augment.mask_words masks words, and captions of kind {_kinds(sets)} are states of a text encoder; set "
@@ -284,7 +300,7 @@ def _adapter(recipe: Recipe, side: str, facts: FeatureFacts) -> Adapter:
 
 
 def _kinds(sets: tuple[FeatureFacts, ...]) -> str:
-    return " and ".join(f"'{facts.kind}'" for facts in sets)
+    return " and ".join(dict.fromkeys(f"'{facts.kind}'" for facts in sets))
 
 
 def _make(path: str, part: Callable[..., Any], block: Block, *sizes: int | None) -> Any:

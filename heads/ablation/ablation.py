@@ -23,7 +23,7 @@ from ...pipeline.reading.joined_sets import parts_of
 from ..evaluation.evaluation import Result, evaluate_untrained
 from ..evaluation.metrics import WAYS
 from ..evaluation.paper_rows import row_of
-from ..model import Facts, facts_of_each, feature_facts
+from ..model import Facts, adapter_not_in_use, facts_of_each, feature_facts
 from ..recipes.blocks import Recipe
 from ..runs.features import require_views
 from ..runs.info import as_told
@@ -212,6 +212,7 @@ def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> dict[str
     """Return by variant which samples and feature sets its runs are of; refuse what cannot be trained or evaluated."""
     facts: dict[str, dict[str, Any]] = {}
     faults: dict[str, list[str]] = {}  # a sentence, and the labels of the variants that it is true of
+    idle: list[list[str]] = []  # of each variant, why each varied key is not in use there
     for variant in plan.variants:
         image_set, caption_set = complete_sets(cache, variant.recipe, ("train", "val", split))
         if views:
@@ -224,12 +225,16 @@ def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> dict[str
             sentences = sentences or [str(error)]
         for sentence in sentences:
             faults.setdefault(sentence, []).append(variant.label)
+        idle.append([adapter_not_in_use(key, image_facts, text_facts) for key in plan.description["vary"]])
         facts[variant.name] = {
             "manifest_sha256": cache.manifest_sha256,
             "image_set": as_told([part.name for part in parts_of(image_set)]),
             "text_set": as_told([part.name for part in parts_of(caption_set)]),
             "also": None,
         }
+    for sentences in zip(*idle, strict=True):
+        if all(sentences):  # all cells would be the same
+            faults[sentences[0]] = [variant.label for variant in plan.variants]
     if faults:
         of_all = len(plan.variants)
         said = (f"{' and '.join(own)}: {text}" if len(own) < of_all else text for text, own in faults.items())

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,13 @@ import yaml
 
 from ...pipeline.errors import RecipeError, nearest
 from ..recipes.blocks import Recipe
+from ..recipes.effects import require_effect
 from ..recipes.names import recipe_file
-from ..recipes.recipe import full_key, load_recipe
+from ..recipes.recipe import faults_of, full_key, key_of, load_recipe, refused
 
 FOLDER = Path(__file__).parent / "grids"
 LONGEST = 200  # characters of a folder's name; file systems take 255 bytes
 RECALLS = ("R@1", "R@5", "R@10")
-REFUSAL = " cannot be used: "  # what stands between a recipe's name and its faults
 
 Value = int | float | bool | str | None
 _COMMA = re.compile(r",(?![^\[\]]*\])")  # but none within brackets: [words, bert] is one value
@@ -65,18 +65,42 @@ class Plan:
 
 
 def make_plan(
-    recipe: str | None = None, vary: Sequence[str] = (), grid: str | None = None, settings: Sequence[str] = ()
+    recipe: str | None = None,
+    vary: Sequence[str] = (),
+    grid: str | None = None,
+    settings: Sequence[str] = (),
+    baselines: Sequence[str] = (),
 ) -> Plan:
     """Plan a grid, or what is varied of a recipe: `plan_grid` or `plan_variation`, whose errors it raises.
 
+    Args:
+        baselines: recipes that stand in the table as they are, but for the settings.
+
     Raises:
-        RecipeError: neither is asked for, or both are.
+        RecipeError: neither is asked for, or both are; or the settings do not fit a baseline.
     """
     if grid is not None and not vary:
-        return plan_grid(grid, recipe, settings)
-    if grid is None and vary and recipe is not None:
-        return plan_variation(recipe, vary, settings)
-    raise RecipeError("give --recipe with one --vary or more, or --grid")
+        plan = plan_grid(grid, recipe, settings)
+    elif grid is None and vary and recipe is not None:
+        plan = plan_variation(recipe, vary, settings)
+    else:
+        raise RecipeError("give --recipe with one --vary or more, or --grid")
+    return replace(plan, variants=(*_baselines(baselines, settings), *plan.variants))
+
+
+def _baselines(names: Sequence[str], settings: Sequence[str]) -> list[Variant]:
+    """Return a variant of each recipe that varies nothing."""
+    variants, faults = [], []
+    for name in dict.fromkeys(names):
+        try:
+            recipe = load_recipe(name, settings)
+        except RecipeError as error:
+            faults += [f"baseline '{name}': {fault}" for fault in faults_of(error)]
+        else:
+            variants.append(Variant(f"baseline={quote(name, safe='')}", name, {}, recipe, {}))
+    if faults:
+        raise refused("the ablation", faults)
+    return variants
 
 
 def plan_variation(recipe: str, vary: Sequence[str], settings: Sequence[str] = ()) -> Plan:
@@ -96,7 +120,7 @@ def plan_variation(recipe: str, vary: Sequence[str], settings: Sequence[str] = (
     typed = [key for names, _ in axes for key in names]
     keys = [full_key(key) for key in typed]
     faults += [f"{key} is varied twice" for key in sorted(set(keys)) if keys.count(key) > 1]
-    fixed = {full_key(setting.partition("=")[0].strip()) for setting in settings}
+    fixed = {key_of(setting) for setting in settings}
     faults += [f"{key} is varied and set as well: leave one out" for key in dict.fromkeys(keys) if key in fixed]
     rows = []
     for combination in itertools.product(*(values for _, values in axes)):
@@ -104,6 +128,7 @@ def plan_variation(recipe: str, vary: Sequence[str], settings: Sequence[str] = (
         values = {key: value for (names, _), value in chosen for key in names}
         rows.append((_folder(values), _label(values), values, recipe))
     variants = _resolve(rows, settings, faults)
+    require_effect([*keys, *settings], [variant.recipe for variant in variants])
     with suppress(RecipeError):  # a file that is no recipe without the settings has no row of a paper
         published = _comparable(load_recipe(recipe))
         expected = {row: {"rsum": rsum} for row, rsum in published["expected"].items() if rsum is not None}
@@ -206,10 +231,9 @@ def _resolve(
         try:
             variants.append(Variant(name, label, dict(values), load_recipe(recipe, [*settings, *own]), {}))
         except RecipeError as error:
-            found = str(error).partition(REFUSAL)[2] or str(error)
-            faults += found.split("; ")
+            faults += faults_of(error)
     if faults:
-        raise RecipeError(f"the ablation{REFUSAL}{'; '.join(dict.fromkeys(faults))}")
+        raise refused("the ablation", faults)
     return variants
 
 

@@ -21,6 +21,7 @@ from .trial import refusals
 
 PARTS = {"aggregator.image": AGGREGATORS, "aggregator.text": AGGREGATORS, "similarity": SIMILARITIES}
 _PART_NAMES = [f"{path}.name" for path in PARTS]
+_REFUSAL = " cannot be used: "  # what stands between what is refused and its faults
 # Of the block `loss`, beside its terms: what another image's caption is that has the text of one of the image's own.
 _LOSS_KEYS = {"same_text": Field(Literal["negative", "excluded", "positive"], "negative")}
 
@@ -58,11 +59,40 @@ def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
 
 def _with(values: dict[str, Any], settings: Sequence[str], name: str) -> Recipe:
     """Write settings into nested values and resolve them."""
-    faults = _apply(values, settings)
+    faults = _of_absent_terms(values, settings)
+    faults += _apply(values, settings)
     # Not in `resolve`, which reads the recipes of runs too: those that were trained so stay readable.
     if get(values, "data.unit") == "caption" and str(get(values, "data.captions")).lower() not in ("none", "null"):
         faults.append("data.captions has no effect on batches of captions: set data.unit=image, or data.captions=null")
-    return resolve(values, faults=faults, title=f"recipe '{name}'")
+    title = f"recipe '{name}'"
+    recipe = resolve(values, faults=faults, title=title)
+    if recipe.augment.mix and (found := _unfit_for_mix(recipe)):
+        raise refused(title, found)
+    return recipe
+
+
+def _unfit_for_mix(recipe: Recipe) -> list[str]:
+    """Return why the batches of a recipe cannot be blended."""
+    faults = []
+    if (recipe.data.unit, recipe.data.captions) != ("image", 1):
+        faults.append("augment.mix blends pairs: set data.unit=image and data.captions=1, or augment.mix=0")
+    if recipe.loss["same_text"] != "negative":
+        faults.append("augment.mix makes captions that have no text of their own: set loss.same_text=negative")
+    return faults
+
+
+def _of_absent_terms(values: Mapping[str, Any], settings: Sequence[str]) -> list[str]:
+    """Refuse options of a loss term that is not in use: they change a term, and do not add it."""
+    keys = dict.fromkeys(setting.partition("=")[0].strip() for setting in settings)
+    terms = get(values, "loss")
+    named = terms if isinstance(terms, Mapping) else {}
+    in_use = {term for term in named if str(get(named, f"{term}.weight")) not in ("0", "0.0")}
+    return [
+        f"{key} has no effect, since the recipe does not have this loss: set {weight}=1 as well, or leave it out"
+        for key in keys
+        for term in LOSSES
+        if key.startswith(f"loss.{term}.") and term not in in_use and (weight := f"loss.{term}.weight") not in keys
+    ]
 
 
 def _laid_over(values: Mapping[str, Any], base: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -101,8 +131,18 @@ def resolve(values: Mapping[str, Any], *, faults: Sequence[str] = (), title: str
         found += _without_effect(complete["optimizer"], complete["schedule"])
         found += refusals(complete["model"]["dim"], complete["aggregator"], complete["similarity"], terms)
     if found:
-        raise RecipeError(f"{title} cannot be used: {'; '.join(found)}")
+        raise refused(title, found)
     return Recipe(**{key: SECTIONS[key](**v) if key in SECTIONS else v for key, v in complete.items()})
+
+
+def refused(title: str, faults: Sequence[str]) -> RecipeError:
+    """Return the error of what cannot be used, with each fault once."""
+    return RecipeError(f"{title}{_REFUSAL}{'; '.join(dict.fromkeys(faults))}")
+
+
+def faults_of(error: RecipeError) -> list[str]:
+    """Return the faults that an error lists, or its sentence."""
+    return (str(error).partition(_REFUSAL)[2] or str(error)).split("; ")
 
 
 def _without_effect(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -> list[str]:
@@ -181,6 +221,11 @@ def _part(values: Mapping[str, Any], path: str) -> dict[str, Any]:
 def full_key(key: str) -> str:
     """Return the key of a setting; that of a part's block stands for the part's name."""
     return f"{key}.name" if key in PARTS or key in ("schedule", "optimizer") else key
+
+
+def key_of(setting: str) -> str:
+    """Return the key of a ``KEY=VALUE`` setting, in full."""
+    return full_key(setting.partition("=")[0].strip())
 
 
 def _apply(values: dict[str, Any], settings: Sequence[str]) -> list[str]:

@@ -155,15 +155,19 @@ class Run:
         names = (f"{branch}_backbone{suffix}" for suffix in ("", ".safetensors"))
         return next((self.file(name) for name in names if self.has(name)), None)
 
-    def model(self, device: torch.device) -> Model:
+    def model(self, device: torch.device, recipe: Recipe | None = None) -> Model:
         """Return the model with the weights of the best epoch, ready to embed.
+
+        Args:
+            device: where it shall be.
+            recipe: of a training that goes on from these weights; None: the run's own.
 
         Raises:
             RunError: no epoch is finished yet, or the weights are damaged or do not fit.
         """
         file = self.weights
         try:
-            model = build_model(self.recipe, self.image_facts, self.text_facts)
+            model = build_model(recipe or self.recipe, self.image_facts, self.text_facts)
             model.load_state_dict(safetensors.torch.load_file(file))
         except (SafetensorError, RuntimeError, TypeError, RecipeError) as error:
             raise RunError(f"{file} does not fit the run's config.json or is damaged; train the run again") from error

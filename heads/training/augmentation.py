@@ -10,7 +10,6 @@ are interpolated by the same share.
 import torch
 from torch import Tensor
 
-from ...pipeline.errors import RecipeError
 from ...pipeline.reading.end_to_end import MASKED, REPLACED
 from ...pipeline.reading.features import Features, set_by_set, side_by_side
 from ..modules.padding import valid_rows, zero_padding
@@ -105,18 +104,11 @@ def blend(images: Features, captions: Features, alpha: float) -> tuple[Features,
 
     Args:
         images: of B images.
-        captions: of B captions, each of the image of its number.
+        captions: of B captions, each of the image of its number; not words.
         alpha: 0 returns the features themselves.
-
-    Raises:
-        RecipeError: a batch has several captions of an image, or captions are words.
     """
     if alpha == 0:
         return images, captions
-    if captions.words is not None:
-        raise RecipeError("augment.mix blends cached features, and words are none: extract --text bert, or set it to 0")
-    if len(images.length) != len(captions.length):
-        raise RecipeError("augment.mix blends pairs: set data.unit=image and data.captions=1")
     share = torch.distributions.Beta(alpha, alpha).sample().item()
     partner = torch.randperm(len(images.length)).to(images.length.device, non_blocking=True)
     blended = (set_by_set(lambda part: _blended(part, share, partner), side) for side in (images, captions))

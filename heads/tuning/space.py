@@ -16,15 +16,15 @@ from typing import Any
 import yaml
 
 from ...pipeline.errors import RecipeError, nearest
-from ..model import Facts, block_of, facts_of_each
+from ..model import Facts, adapter_not_in_use
 from ..recipes.blocks import Recipe
-from ..recipes.recipe import PARTS, changed, full_key
+from ..recipes.effects import no_effect, unread
+from ..recipes.recipe import PARTS, changed, faults_of, full_key, key_of, refused
 from ..runs.config import flat
 from ..series.checks import require_buildable
 
 FOLDER = Path(__file__).parent / "spaces"
 FORM = "KEY=LOW:HIGH, KEY=LOW:HIGH:log or KEY=A,B,C"
-_REFUSAL = " cannot be used: "  # what stands between a recipe's name and its faults
 
 Value = int | float | bool | str | None
 # Not varied, by their first part or whole: what names a recipe, how it is computed, and what decides a trial's cost.
@@ -81,8 +81,9 @@ def make_space(
     Raises:
         RecipeError: a key is not the recipe's or not in use, a range is none, a value does not fit; all faults at once.
     """
-    fixed = {full_key(setting.partition("=")[0].strip()) for setting in settings}
-    used = _used_keys(recipe, image, text)
+    fixed = {key_of(setting) for setting in settings}
+    used, idle = _used_keys(recipe, image, text), unread(recipe)
+    varied = {key_of(word) for word in own}
     faults: list[str] = []
     typed: dict[str, str] = {}
     for word in own:
@@ -92,6 +93,8 @@ def make_space(
             faults.append(f"--space '{word}' must have the form {FORM}")
         elif fault := _refused_key(key, recipe, used, image, text):
             faults.append(fault)
+        elif key in idle and idle[key].by not in varied:
+            faults.append(no_effect(key, idle[key]))
         elif key in typed:
             faults.append(f"{key} is given twice")
         elif key in fixed:
@@ -108,7 +111,7 @@ def make_space(
     texts = {
         key: said
         for key, said in bundled(recipe.name, used).items()
-        if key not in fixed and not key.startswith(swapped)
+        if key not in fixed and key not in idle and not key.startswith(swapped)
     }
     texts |= typed
     space = {key: found for key, said in texts.items() if (found := _read(key, said, recipe, faults)) is not None}
@@ -116,7 +119,7 @@ def make_space(
     if not space and not faults:
         faults.append(f"nothing is left to vary: give --space {FORM}")
     if faults:
-        raise RecipeError(f"the space of recipe '{recipe.name}'{_REFUSAL}{'; '.join(dict.fromkeys(faults))}")
+        raise refused(f"the space of recipe '{recipe.name}'", faults)
     return space
 
 
@@ -157,21 +160,12 @@ def written(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def faults_of(error: RecipeError) -> list[str]:
-    """Return the faults that a sentence about a recipe lists."""
-    return (str(error).partition(_REFUSAL)[2] or str(error)).split("; ")
-
-
 def _used_keys(recipe: Recipe, image: Facts, text: Facts) -> list[str]:
-    """Return the keys that may be varied: those of adapters that the features do not pick change nothing."""
-    sides = {"image": image, "text": text}
-    kinds = [f"adapter.{block_of(side, one)}" for side, facts in sides.items() for one in facts_of_each(facts)]
+    """Return the keys that may be varied."""
     return [
         key
         for key in flat(recipe.to_dict())
-        if key.split(".")[0] not in _FIXED
-        and key not in _FIXED_KEYS
-        and not (key.startswith("adapter.") and key.rpartition(".")[0] not in kinds)
+        if key.split(".")[0] not in _FIXED and key not in _FIXED_KEYS and not adapter_not_in_use(key, image, text)
     ]
 
 
@@ -186,10 +180,8 @@ def _refused_key(key: str, recipe: Recipe, used: list[str], image: Facts, text: 
             f"{key} cannot be varied, since trials share the features: tune each set of them with an --out of its own"
         )
     if key in flat(recipe.to_dict()):
-        if key.startswith("adapter."):
-            kinds = dict.fromkeys(f"'{one.kind}'" for facts in (image, text) for one in facts_of_each(facts))
-            return f"{key} is not in use: the features are of kind {' and '.join(kinds)}"
-        return f"{key} decides nothing about a head from the cache, and cannot be varied"
+        unused = adapter_not_in_use(key, image, text)
+        return unused or f"{key} decides nothing about a head from the cache, and cannot be varied"
     return f"recipe '{recipe.name}' has no key {key}{nearest(key, used)}"
 
 

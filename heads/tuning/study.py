@@ -19,9 +19,9 @@ from ...pipeline.errors import RecipeError, RunError
 from ...pipeline.files import remove
 from ...pipeline.wording import counted
 from ..recipes.blocks import Recipe
-from ..recipes.recipe import changed
+from ..recipes.recipe import changed, faults_of
 from ..series.processes import Series
-from .space import Choice, Range, Space, as_settings, faults_of, own_values
+from .space import Choice, Range, Space, as_settings, own_values
 from .table import Trial
 from .trials import JOURNAL, NAME, Halving, Job, Outcome, open_journal, run_trial
 

@@ -33,8 +33,9 @@ from ..evaluation.evaluation import Evaluation, Result, evaluate
 from ..evaluation.metrics import Ties
 from ..model import feature_facts
 from ..recipes.blocks import Recipe
+from ..recipes.effects import require_effect
 from ..recipes.names import recipe_names
-from ..recipes.recipe import changed, load_recipe, resolve
+from ..recipes.recipe import changed, key_of, load_recipe, resolve
 from ..runs.features import on_own_sets
 from ..runs.info import as_told
 from ..runs.run import write_json
@@ -80,7 +81,7 @@ def tune(
 ) -> Tuning:
     """Tune recipes on a feature cache, each with the same number of trials; the best run of each is kept.
 
-    The sampler is Optuna's TPE, the pruner `trials.pruner_for`. The test split is looked at when all trials are over.
+    The sampler is Optuna's TPE, the pruner `trials.Halving`. The test split is looked at when all trials are over.
 
     Args:
         store: the feature cache.
@@ -158,6 +159,7 @@ def _plans(
     for name, root in zip(recipes, roots, strict=True):
         try:
             recipe = load_recipe(name, settings)
+            require_effect(settings, [recipe], [key_of(one) for one in space])
             on_sets = _on_own_sets(recipe, root, cache)
             sets = complete_sets(cache, on_sets, _SPLITS)
             facts = feature_facts(sets[0]), feature_facts(sets[1])

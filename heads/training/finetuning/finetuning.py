@@ -54,7 +54,8 @@ from .reattached import EndToEndModel, EndToEndObjective
 
 _BRANCHES: tuple[BranchName, ...] = ("image", "text")
 _FACTOR = 0.1  # of the learning rate, for a backbone whose recipe names none (VSE-infinity, appendix A.1)
-_FIXED = ("model", "adapter", "aggregator", "similarity")  # what the head's weights were trained for
+_FIXED = ("model", "adapter", "aggregator", "similarity")  # what the head's weights were trained for, …
+_NOISE = ("dropout", "channel_dropout", "hidden_dropout", "output_dropout", "state_dropout", "noise")  # … but for these
 
 
 def finetune(
@@ -102,7 +103,7 @@ def finetune(
     pictures = find_pictures(cache, data_root) if "image" in put_back else None
     with _enough_memory(target):
         encoders = _put_back(base, recipe, put_back, cached, pictures, weights, target)
-        model = EndToEndModel(base.model(target), encoders, recipe)
+        model = EndToEndModel(base.model(target, recipe), encoders, recipe)
         state = _state_after(base, before, recipe, model, target)
     sets, placement = (cached.image_set, cached.caption_set), placement_of(out, recipe, resume)
     learnt = batches_of(sets, model, "train", target, placement, views=views_to_draw(cached.image_set, recipe))
@@ -234,7 +235,7 @@ def _recipe(
     """
     recipe = changed(base.recipe, settings)
     then, now = base.recipe.to_dict(), recipe.to_dict()
-    others = [key for key in _FIXED if then[key] != now[key]]
+    others = [key for key in _FIXED if _without_noise(then[key]) != _without_noise(now[key])]
     others += [f"data.{key}" for key in ("image", "text") if then["data"][key] != now["data"][key]]
     masks = (bool(values["augment"]["mask_words"]) for values in (then, now))  # then the words have one more
     others += ["whether augment.mask_words is above 0"] if next(masks) != next(masks) else []
@@ -262,11 +263,21 @@ def _recipe(
         if given is not None and side not in put_back:
             raise RecipeError(f"the {side} backbone is not put back, so that its weights {given} have no effect")
     require_log(recipe.runtime.log)
+    if recipe.augment.mix:
+        print("augment.mix: a fine-tuning blends nothing, since its features are not cached.", file=sys.stderr)
+        recipe = replace(recipe, augment=replace(recipe.augment, mix=0.0))
     missing: dict[str, Any] = {f"{name}_lr": _FACTOR for name in put_back if not learns[name]}
     if missing:
         names = " and ".join(f"finetune.{key}" for key in missing)
         print(f"{names}: the recipe has none; {_FACTOR} times the head's learning rate is taken.", file=sys.stderr)
     return replace(recipe, finetune=replace(recipe.finetune, **missing)), put_back
+
+
+def _without_noise(values: Any) -> Any:
+    """Return nested values without those that change a head only while it is trained."""
+    if not isinstance(values, Mapping):
+        return values
+    return {key: _without_noise(value) for key, value in values.items() if key not in _NOISE}
 
 
 def _put_back(

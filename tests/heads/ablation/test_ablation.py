@@ -12,10 +12,12 @@ from small_ablations import FAILING, MARGIN, NARROW, SMALL, Stores, ablated, num
 from small_store import make_store
 
 from xret.heads.ablation import cells as ablation_cells
-from xret.heads.ablation.plan import plan_grid, plan_variation
-from xret.heads.ablation.table import as_text, summarise
+from xret.heads.ablation.plan import make_plan, plan_grid, plan_variation
+from xret.heads.ablation.table import as_csv, as_text, summarise
 from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
+from xret.heads.training.training import train
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.errors import CacheError, DeviceError, RecipeError, RunError
 
@@ -78,6 +80,26 @@ def test_finished_cells_are_kept_and_values_and_seeds_may_be_added(stores, whole
     assert more[:4] == (*entries[2:], *entries[:2])
     assert [entry.cell for entry in more[4:]] == [{"loss.triplet.margin": 0.3}] * 2
     assert {path: path.stat().st_mtime_ns for path in written} == written
+
+
+def test_a_baseline_stands_in_the_table_as_a_training_of_its_own(stores, whole, tmp_path):
+    out = shutil.copytree(whole[0], tmp_path / "out")
+    plan = make_plan("vsepp", [MARGIN], settings=SMALL, baselines=["linear", "linear"])
+    first, *others = entries = ablated(stores(), plan, out, device="cpu")
+    assert [entry.label for entry in entries] == ["linear", *(f"loss.triplet.margin={margin}" for margin in (0.1, 0.2))]
+    assert numbers(others) == [replace(entry, run="") for entry in whole[1] if entry.seed == 0]  # of before
+    train(stores(), load_recipe("linear", SMALL), tmp_path / "alone", device="cpu", seed=0)
+    assert (Path(first.run) / "model.safetensors").read_bytes() == (tmp_path / "alone/model.safetensors").read_bytes()
+    (alone,) = evaluate([tmp_path / "alone"], device="cpu").results
+    assert (first.cell, first.rsum) == ({}, alone.rsum)
+    assert as_csv(summarise(entries)).splitlines()[1].startswith("linear,,1,")
+
+
+def test_settings_that_do_not_fit_a_baseline_are_said_of_it():
+    with pytest.raises(RecipeError, match=r"baseline 'linear': loss\.triplet\.negatives has no effect"):
+        make_plan("vsepp", [MARGIN], settings=["loss.triplet.negatives=all"], baselines=["mlp", "linear"])
+    with pytest.raises(RecipeError, match=r"there is no recipe 'liner' \(did you mean 'linear'\?\)"):
+        make_plan("vsepp", [MARGIN], baselines=["liner"])
 
 
 def test_a_run_that_was_learnt_from_other_stores_as_well_is_no_cell(stores, whole, tmp_path):

@@ -49,6 +49,10 @@ def test_a_system_makes_a_model_that_can_learn(name, image, text):
         with pytest.raises(RecipeError, match="needs captions of kind 'words'"):
             build_losses(recipe, facts)
         recipe = load_recipe(name, [*SMALL, "loss.caption-generation.weight=0"])
+    if text == "words" and recipe.augment.mix:
+        with pytest.raises(RecipeError, match=r"of kind 'words' have none; .* or set augment\.mix=0"):
+            build_model(recipe, FeatureFacts(image, 5, 5), facts)
+        recipe = load_recipe(name, [*SMALL, "augment.mix=0"])
     model = build_model(recipe, FeatureFacts(image, 5, 5), facts)
     images = model.embed_images(Features(torch.tensor([4, 2]), torch.rand(2, 4, 5), torch.rand(2, 5)))
     tokens = torch.tensor([[1, 2, 0], [3, 0, 0], [4, 5, 6]])
@@ -255,6 +259,24 @@ def test_a_recipe_must_say_what_has_no_default(tmp_path):
     message = faults(tmp_path / "mine.yaml")
     for key in ("name", "aggregator.image.name", "aggregator.text.name", "similarity.name"):
         assert f"{key} is missing" in message
+
+
+def test_an_option_does_not_add_its_term():
+    said = "loss.infonce.smoothing has no effect, since the recipe does not have this loss: set loss.infonce.weight=1"
+    assert said in faults("setdiv", "loss.infonce.smoothing=0.1")
+    assert "loss.triplet.margin has no effect" in faults("setdiv-small", "loss.triplet.margin=0.1")
+    assert "did you mean 'loss.infonce.smoothing'" in faults("setdiv", "loss.triplet.smoothing=0.1")
+    both = load_recipe("setdiv", ["loss.infonce.smoothing=0.1", "loss.infonce.weight=0.5"]).terms["infonce"]
+    assert (both["smoothing"], both["weight"]) == (0.1, 0.5)
+
+
+def test_what_is_blended_is_pairs_without_equal_texts():
+    pairs = ["augment.mix=1", "data.unit=image", "data.captions=1"]
+    assert load_recipe("setdiv", pairs).augment.mix == 1
+    for others in (["data.unit=caption", "data.captions=null"], ["data.captions=2"], ["data.captions=null"]):
+        assert "augment.mix blends pairs: set data.unit=image" in faults("setdiv", *pairs, *others)
+    for same in ("positive", "excluded"):
+        assert "set loss.same_text=negative" in faults("setdiv", *pairs, f"loss.same_text={same}")
 
 
 @pytest.mark.parametrize("slots", [4, 9])

@@ -57,15 +57,30 @@ def test_a_bundled_space_has_keys_of_its_system(file):
     assert [key for key in texts if not any(fnmatchcase(one, key) for one in known)] == []
 
 
-@pytest.mark.parametrize("name", [name for name in recipe_names() if "/" not in name])
-def test_the_own_values_of_every_system_lie_in_its_space_but_for_no_decay(name):
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_own_values_of_every_recipe_lie_in_its_space_but_for_no_decay(name):
     """So that the first trial is the recipe itself."""
     recipe = load_recipe(name)
-    space = make_space(recipe, GRID, WORDS)
+    image = FeatureFacts(recipe.data.image_kind or "grid", 16, 16)
+    text = TOKENS if recipe.data.text_kind == "tokens" or recipe.augment.mix else WORDS
+    space = make_space(recipe, image, text)
     own, values = own_values(space, recipe), flat(recipe.to_dict())
     different = {key for key in space if own.get(key) != values[key]}
     assert different <= {"optimizer.weight_decay"}
     assert "optimizer.weight_decay" not in different or values["optimizer.weight_decay"] == 0
+
+
+def test_a_bundled_space_varies_nothing_that_has_no_effect():
+    for text in (WORDS, TOKENS):
+        space = space_of("setdiv-small", settings=HEADS, text=text)
+        assert ("adapter.tokens.hidden_dropout" in space) == (text is TOKENS)
+        assert "adapter.words.hidden_dropout" not in space
+    assert "adapter.words.hidden_dropout" in space_of("mlp")
+
+
+def test_a_key_may_be_varied_beside_the_one_that_lets_it_in():
+    space = space_of(own=["adapter.grid.layers=linear,mlp", "adapter.grid.hidden=8,16"])
+    assert {"adapter.grid.layers", "adapter.grid.hidden"} <= space.keys()
 
 
 def test_own_keys_are_added_or_replace():
@@ -106,6 +121,7 @@ def test_a_part_that_is_varied_takes_its_keys_out(tmp_path):
         ("adapter.roi.layers=linear,mlp", "is not in use: the features are of kind 'grid' and 'words'"),
         ("schedule.epochs=5:9", "trials are compared epoch by epoch"),
         ("data.image=a,b", "trials share the features"),
+        ("adapter.words.hidden=8,16", "adapter.words.hidden has no effect while adapter.words.encoder is gru"),
         ("runtime.precision=float32,bfloat16", "decides nothing about a head from the cache"),
         ("optimizer.lr=2:1", "the first number must be below the second"),
         ("optimizer.lr=0:1:log", "a logarithmic range begins above 0"),

@@ -352,6 +352,18 @@ def test_the_moving_average_of_head_and_backbone_is_kept(made, tune):
         assert saved is None if key == "n_averaged" else torch.equal(saved, value), key
 
 
+def test_what_disturbs_a_head_in_training_alone_may_change(made, tune, capsys):
+    """The backbone learns nothing here, so that only the dropout makes these two of one head differ."""
+    plain = tune(made.head("words"), ["image"], *FROZEN, out="plain")
+    dropped = tune(made.head("words"), ["image"], *FROZEN, "adapter.grid.dropout=0.5", out="dropped")
+    assert Run(dropped).recipe.adapter["grid"]["dropout"] == 0.5
+    assert Run(dropped).metrics()[-1]["loss"] != Run(plain).metrics()[-1]["loss"]
+    capsys.readouterr()
+    blends = tune(made.head("words"), ["image"], *FROZEN, "augment.mix=1", "data.captions=1", out="blends")
+    assert Run(blends).recipe.augment.mix == 0
+    assert "a fine-tuning blends nothing" in capsys.readouterr().err
+
+
 def fail(tune, made, error, match, *words, text="words", **named):
     with pytest.raises(error, match=match) as caught:
         tune(made.head(text), *words, **named)

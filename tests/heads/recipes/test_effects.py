@@ -1,0 +1,94 @@
+"""Keys that another key leaves unread: what is said of them, and that they change no weight and no embedding."""
+
+import pytest
+import torch
+
+from xret.heads.ablation.plan import plan_variation
+from xret.heads.model import FeatureFacts, build_model
+from xret.heads.recipes.effects import require_effect, unread
+from xret.heads.recipes.recipe import changed, load_recipe
+from xret.heads.training.optimisation import learning_rate
+from xret.pipeline.errors import RecipeError
+
+SMALL = ["model.dim=8"]
+
+
+def refusal(name, *settings, varied=()):
+    with pytest.raises(RecipeError) as caught:
+        require_effect(settings, [load_recipe(name, [*SMALL, *settings])], varied)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "said"),
+    [
+        ("mlp", "adapter.grid.depth=4", "adapter.grid.layers is mlp: leave it out, or set adapter.grid.layers=blocks"),
+        ("linear", "adapter.grid.hidden_dropout=0.5", "adapter.grid.layers is linear"),
+        ("linear", "adapter.words.hidden=16", "adapter.words.layers is linear"),
+        ("sail", "adapter.grid.batch_norm=true", "adapter.grid.layers is gated"),
+        ("vsepp", "adapter.words.hidden_dropout=0.5", "adapter.words.encoder is gru"),
+        ("mlp", "adapter.words.state_dropout=0.5", "adapter.words.encoder is bag"),
+        ("mlp", "schedule.gamma=0.5", "schedule.name is cosine: leave it out, or set schedule.name=step"),
+        ("mlp", "augment.image_varies=true", "augment.image is 0.0: leave it out, or set augment.image=0.2"),
+    ],
+)
+def test_a_setting_that_decides_nothing_is_refused(name, setting, said):
+    message = refusal(name, setting)
+    assert message.startswith(f"recipe '{name}' cannot be used: {setting.partition('=')[0]} has no effect while {said}")
+
+
+def test_schedules_that_do_not_fall_are_not_asked_how_often():
+    assert "schedule.by has no effect" in refusal("mlp", "schedule=constant", "schedule.by=step")
+
+
+def test_what_is_read_is_no_fault():
+    settings = ["adapter.grid.layers=blocks", "adapter.grid.depth=2", "schedule=step", "schedule.step=3"]
+    require_effect(settings, [load_recipe("mlp", settings)])
+
+
+def test_a_key_that_a_varied_one_may_let_in_is_no_fault():
+    settings = ["adapter.grid.hidden=16"]
+    require_effect(settings, [load_recipe("linear", settings)], ["adapter.grid.layers"])
+    plan = plan_variation("linear", ["adapter.grid.layers=linear,mlp"], [*SMALL, *settings])
+    assert [variant.recipe.adapter["grid"]["hidden"] for variant in plan.variants] == [16, 16]
+
+
+def test_a_variation_of_what_decides_nothing_is_refused():
+    with pytest.raises(RecipeError, match=r"adapter\.grid\.depth has no effect while adapter\.grid\.layers is mlp"):
+        plan_variation("mlp", ["adapter.grid.depth=1,4"], SMALL)
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp", "sail", "fusemix", "vsepp"])
+def test_what_is_called_unread_changes_no_embedding(name):
+    """Each of these keys takes another value; the head stays the same, in training too."""
+    recipe = load_recipe(name, SMALL)
+    facts = FeatureFacts("grid", 6, 6), FeatureFacts("words", None, None, 9)
+    others = {"batch_norm": "true", "bidirectional": "false", "layers": "gated", "image_varies": "true", "by": "step"}
+    if name == "fusemix":
+        recipe = changed(recipe, ["augment.mix=0"])  # of words there is nothing to blend
+    expected = embedded(recipe, *facts)
+    keys = [key for key in unread(recipe) if key.startswith(("adapter.grid.", "adapter.words."))]
+    for key in keys:
+        value = others.get(key.rpartition(".")[2], "0.5" if "dropout" in key else "3")
+        assert torch.equal(expected, embedded(changed(recipe, [f"{key}={value}"]), *facts)), key
+    assert keys or name == "fusemix"
+
+
+def embedded(recipe, image, text):
+    torch.manual_seed(0)
+    model = build_model(recipe, image, text).train()
+    length = torch.tensor([3, 2])
+    rows = torch.arange(36.0).view(2, 3, 6).cos()
+    one = model.image.adapter(length, rows, rows.mean(1))
+    other = model.text.adapter(length, token=torch.tensor([[1, 2, 3], [4, 5, 0]]))
+    return torch.cat([one.global_, other.global_])
+
+
+def test_what_is_called_unread_of_a_schedule_changes_no_rate():
+    for name, settings in (("cosine", ["gamma=0.5", "step=3"]), ("step", ["by=step"]), ("constant", ["by=step"])):
+        recipe = changed(load_recipe("mlp", SMALL), [f"schedule={name}"])
+        for setting in settings:
+            other = changed(recipe, [f"schedule.{setting}"])
+            assert f"schedule.{setting.partition('=')[0]}" in unread(other)
+            for now in (0.0, 3.5, 12.25, 39.9):
+                assert learning_rate(other.schedule, 1.0, now) == learning_rate(recipe.schedule, 1.0, now)

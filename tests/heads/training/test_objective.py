@@ -5,8 +5,9 @@ import torch
 from small_store import make_store
 from small_trainings import recipe_of
 
+from xret.heads.model import build_losses, build_model, feature_facts
 from xret.heads.runs.run import Run
-from xret.heads.training.objective import same_text, same_texts
+from xret.heads.training.objective import Objective, same_text, same_texts
 from xret.heads.training.training import train
 from xret.pipeline.cache import FeatureCache
 from xret.pipeline.reading.batches import stored_batches
@@ -39,3 +40,30 @@ def test_equal_texts_are_negatives_left_out_or_positives(tmp_path):
     assert len(set(texts)) < len(texts)  # pictures of the same things are described in the same words
     assert lines["excluded"] < lines["negative"]
     assert lines["positive"] != lines["excluded"]
+
+
+def test_the_loss_with_equal_texts_as_positives_is_that_of_a_loop(tmp_path):
+    cache = FeatureCache.open(make_store(tmp_path / "s.zarr"))
+    sets = cache.image_set(), cache.caption_set()
+    terms = ["loss.triplet.weight=0", "loss.infonce.weight=1", "loss.infonce.scale=5", "loss.same_text=positive"]
+    recipe = recipe_of("vsepp", 1, *terms, "data.unit=image", "data.captions=null")
+    facts = [feature_facts(one) for one in sets]
+    model, losses = build_model(recipe, *facts).double(), build_losses(recipe, facts[1]).double()
+    split = stored_batches(*sets, "train", image_fields=model.image_fields, caption_fields=model.caption_fields)
+    (batch,) = split.epoch(unit="image", batch_size=100, seed=0, epoch=0)
+    found = Objective.of(recipe, model, losses, split)(batch, 0.0)[1].item()
+
+    scores = 5 * model.similarity(
+        model.embed_images(batch.images).embedding, model.embed_captions(batch.captions).embedding
+    )
+    known = cache.caption_texts(0, len(split.texts()))
+    texts = [known[number] for number in batch.caption_index.tolist()]
+    images = range(len(scores))
+    own = {image: {texts[c] for c, i in enumerate(batch.caption_image.tolist()) if i == image} for image in images}
+    positive = torch.tensor([[text in own[image] for text in texts] for image in images])
+    assert positive.sum() > len(texts)
+    losses_of_pairs = []
+    for i, c in positive.nonzero().tolist():
+        for others in (scores[i][~positive[i]], scores[:, c][~positive[:, c]]):
+            losses_of_pairs.append(torch.cat([scores[i, c][None], others]).logsumexp(0) - scores[i, c])
+    assert found == pytest.approx(torch.stack(losses_of_pairs).mean().item())

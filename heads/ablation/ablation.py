@@ -232,9 +232,9 @@ def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> dict[str
             "text_set": as_told([part.name for part in parts_of(caption_set)]),
             "also": None,
         }
-    for sentences in zip(*idle, strict=True):
-        if all(sentences):  # all cells would be the same
-            faults[sentences[0]] = [variant.label for variant in plan.variants]
+    for reasons in zip(*idle, strict=True):
+        if all(reasons):  # all cells would be the same
+            faults[reasons[0]] = [variant.label for variant in plan.variants]
     if faults:
         of_all = len(plan.variants)
         said = (f"{' and '.join(own)}: {text}" if len(own) < of_all else text for text, own in faults.items())

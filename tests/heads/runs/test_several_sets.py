@@ -245,7 +245,7 @@ def test_files_that_do_not_fit_each_other_are_damage(run, tmp_path):
         (["data.image=[grid, butd]"], CacheError, "no feature set fits 'butd'"),
         (["data.image=[grid, gri]"], CacheError, r"data\.image names the feature set 'grid@\w+' of .* twice"),
         (["data.image=grid"], CacheError, "several feature sets fit 'auto'"),
-        ([BOTH[0], "data.text=[longer, states]", "augment.mask_words=0.2"], RecipeError, "'tokens' and 'tokens' are"),
+        ([BOTH[0], "data.text=[longer, states]", "augment.mask_words=0.2"], RecipeError, "kind 'tokens' are"),
         ([*BOTH, "data.unit=image", "data.captions=1", "augment.mix=1"], RecipeError, "kind 'words' have none"),
     ],
 )

@@ -17,9 +17,7 @@ soft_contrastive = SoftContrastive()
 
 
 def infonce(similarity, positives, scale=1.0):
-    loss = InfoNce(learned=False)
-    loss.scale = scale
-    return loss(similarity, positives)
+    return InfoNce(learned=False, scale=scale)(similarity, positives)
 
 
 def matching_bce(similarity, positives, scale=5.0, shift=5.0, **pseudo_positives):
@@ -80,11 +78,6 @@ def test_infonce_is_the_loop(seed, images, captions):
     loss.backward()
     assert loss.item() == pytest.approx(expected, rel=1e-12, abs=1e-12)
     assert similarity.grad.isfinite().all()
-
-
-def test_fixed_scale_has_no_parameter():
-    assert list(InfoNce(learned=False).parameters()) == []
-    assert InfoNce().scale.requires_grad
 
 
 # ---- soft contrastive

@@ -17,7 +17,10 @@ soft_contrastive = SoftContrastive()
 
 
 def infonce(similarity, positives, scale=1.0):
-    return InfoNce(learned=False, scale=scale)(similarity, positives)
+    loss = InfoNce()
+    del loss.scale
+    loss.scale = scale
+    return loss(similarity, positives)
 
 
 def matching_bce(similarity, positives, scale=5.0, shift=5.0, **pseudo_positives):

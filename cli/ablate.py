@@ -8,7 +8,7 @@ import click
 
 from ..pipeline.files import write_text
 from ..pipeline.wording import counted
-from .parsing import NEW_FILE, NEW_FOLDER, Sectioned, refuse_verbose_of_many, verbose_option
+from .parsing import NEW_FILE, NEW_FOLDER, Sectioned, one_recipe, refuse_verbose_of_many, verbose_option
 
 
 def list_grids(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
@@ -33,7 +33,13 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
     },
 )
 @click.argument("store")
-@click.option("--recipe", metavar="NAME|FILE", help="A name that `xret recipes` lists, or a YAML file.")
+@click.option(
+    "--recipe",
+    multiple=True,
+    callback=one_recipe,
+    metavar="NAME|FILE",
+    help="A name that `xret recipes` lists, or a YAML file.",
+)
 @click.option(
     "--vary",
     multiple=True,

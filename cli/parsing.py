@@ -63,6 +63,13 @@ verbose_option = click.option(
 )
 
 
+def one_recipe(_ctx: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> str | None:
+    """Return the one recipe that is named, or None; click itself would take the last of several."""
+    if len(value) > 1:
+        raise click.BadParameter(f"one is taken, not {', '.join(value)}; `xret tune` and `xret report` compare several")
+    return value[0] if value else None
+
+
 def refuse_verbose_of_many(options: dict[str, Any]) -> None:
     """Refuse ``-v`` where several trainings run at once, whose lines would mix; UsageError."""
     if options["verbose"] and (options["jobs"] > 1 or options["scheduler"] is not None):

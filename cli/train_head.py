@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.wording import counted
-from .parsing import NEW_FOLDER, Sectioned, verbose_option
+from .parsing import NEW_FOLDER, Sectioned, one_recipe, verbose_option
 
 if TYPE_CHECKING:
     from ..heads.training.training import TrainSummary
@@ -23,7 +23,14 @@ if TYPE_CHECKING:
     },
 )
 @click.argument("store")
-@click.option("--recipe", required=True, metavar="NAME|FILE", help="A name that `xret recipes` lists, or a YAML file.")
+@click.option(
+    "--recipe",
+    required=True,
+    multiple=True,
+    callback=one_recipe,
+    metavar="NAME|FILE",
+    help="A name that `xret recipes` lists, or a YAML file.",
+)
 @click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a value of the recipe; as often as needed."
 )

@@ -74,9 +74,8 @@ def adapter_not_in_use(key: str, image: Facts, text: Facts) -> str:
     used = [f"adapter.{block_of(side, one)}" for side, sets in sides.items() for one in sets]
     if not key.startswith("adapter.") or key.rpartition(".")[0] in used:
         return ""
-    return (
-        f"{key} is not in use: the features are of kind {_kinds(tuple(one for sets in sides.values() for one in sets))}"
-    )
+    kinds = _kinds((*sides["image"], *sides["text"]))
+    return f"{key} is not in use: the features are of kind {kinds}, so take the key of one of these"
 
 
 class Branch(nn.Module):
@@ -275,8 +274,8 @@ def require_kinds(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -> 
         raise RecipeError(f"data.{side} names {len(words)} sets of words, and a head has one vocabulary: leave one out")
     if side == "text" and recipe.augment.mix > 0 and words:
         raise RecipeError(
-            "augment.mix blends cached features, and captions of kind 'words' have none; extract with --text bert, or "
-            "set augment.mix=0"
+            "augment.mix blends cached features, and captions of kind 'words' have none; set data.text to those of a "
+            "text encoder, extracted with --text bert, or augment.mix=0"
         )
     if side == "text" and recipe.augment.mask_words > 0 and not words:
         raise RecipeError(

@@ -199,7 +199,9 @@ def _axis(text: str, faults: list[str]) -> tuple[list[str], list[Value]] | None:
         faults.append(f"--vary '{text}' must have the form KEY=V1,V2, such as similarity.alpha=4,8,16")
         return None
     values = [_value(choice) for choice in texts]
-    if len({str(value) for value in values}) < len(values):
+    if choices.count("[") != choices.count("]"):
+        faults.append(f"--vary '{text}' has half of a pair of brackets; a list is one value, such as [words, bert]")
+    elif len({str(value) for value in values}) < len(values):
         faults.append(f"--vary '{text}' names a value twice")
     return keys, values
 

@@ -96,4 +96,12 @@ def _read(file: Path) -> dict[str, Any]:
         raise RecipeError(f"recipe {file} is not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise RecipeError(f"recipe {file} must be a mapping, as `xret recipes show vsepp` prints one")
-    return values
+    apart: dict[str, Any] = _apart(values)
+    return apart
+
+
+def _apart(values: Any) -> Any:
+    """Return nested values of which none is another one: what YAML calls by an alias is the same object."""
+    if isinstance(values, dict):
+        return {key: _apart(value) for key, value in values.items()}
+    return [_apart(value) for value in values] if isinstance(values, list) else values

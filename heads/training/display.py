@@ -16,6 +16,7 @@ from ...pipeline.reading.batches import Batches
 from ...pipeline.wording import printable
 from ..evaluation.evaluation import FEW, too_few
 from ..evaluation.protocols import chance_rsum
+from ..recipes.blocks import Recipe
 from ..runs.info import RunInfo, versions
 
 LOG = "train.log"
@@ -61,7 +62,7 @@ class Display:
     """
 
     def __init__(self, shown: Shown, folder: Path | None, epochs: int, unit: str, items: int, done: int) -> None:
-        self.shown, self.folder, self.epochs = shown, folder, epochs
+        self.shown, self.folder, self.epochs, self.items = shown, folder, epochs, items
         self.progress = None
         if folder is not None and shown.level != "quiet":
             leave = shown.level != "bar"
@@ -81,24 +82,31 @@ class Display:
         elif error is not None:
             self.log(f"ended: {printable(f'{type(error).__name__}: {error}')}")
 
-    def begin(self, info: RunInfo, recipe: str, epoch: int, steps: int, split: Batches, val: Batches) -> None:
+    def begin(self, info: RunInfo, recipe: Recipe, epoch: int, steps: int, split: Batches, val: Batches) -> None:
         """Write into the log what is trained on what, by which versions, from which step on.
 
-        Where the validation split `val` is too small to tell anything, that is shown as well.
+        Where the validation split `val` is too small to tell anything, or the training split too small for the batches,
+        that is shown as well.
         """
         where = f"goes on after epoch {epoch}, step {steps}," if epoch or steps else "begins"
         sets = ", ".join(name for names in info.sides.values() for name in names)
         made = ", ".join(f"{name} {version}" for name, version in versions().items())
         on = f"{info.store} ({sets}), features {split.placement}, on {split.device}, seed {info.seed}"
-        self.log(f"{where} {recipe} on {on}; {made}")
+        self.log(f"{where} {recipe.name} on {on}; {made}")
         for sentence in filter(None, (part.placed for part in split.parts)):
             self.log(sentence)
         if val.images < FEW:
             chance = chance_rsum(torch.as_tensor(val.caption_image), val.images, "full")
-            small = f"val: {too_few(val.images)} to tell which epoch is best; chance has RSUM {chance:.1f}."
-            self.log(small)
-            if self.progress is not None and self.shown.level != "bar":
-                self.progress.keep(small)
+            self._keep(f"val: {too_few(val.images)} to tell which epoch is best; chance has RSUM {chance:.1f}.")
+        if self.items < recipe.data.batch_size:
+            size, unit = f"{recipe.data.batch_size:,}", recipe.data.unit
+            self._keep(f"data.batch_size={size} takes all {self.items:,} {unit}s at once: an epoch is a single step.")
+
+    def _keep(self, sentence: str) -> None:
+        """Log a sentence, and show it where epochs are shown."""
+        self.log(sentence)
+        if self.progress is not None and self.shown.level != "bar":
+            self.progress.keep(sentence)
 
     def step(self, epoch: int, items: int, values: Tensor | list[float], terms: list[str]) -> None:
         """Show a step, or the end of an epoch: how many more items, and the loss with its terms, ``[1 + T]``.

@@ -218,7 +218,7 @@ class Loop:
             Display(shown, folder, epochs, self.unit, self.items, done) as display,
             event_log(recipe.runtime.log if first_rank else "none", self.run, state.step) as record,
         ):
-            begins = recipe.name, state.epoch, state.steps
+            begins = recipe, state.epoch, state.steps
             display.begin(self.run.info, *begins, self.train_split, self.val_split)
             self._tell_epochs_before()
             while self._goes_on:

@@ -1,5 +1,6 @@
 """The trials of a tuning: how one is trained, reports its epochs and is pruned."""
 
+import json
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -77,6 +78,9 @@ def open_journal(root: Path) -> JournalStorage:
         RunError: it is damaged.
     """
     try:
+        # Optuna passes over a last line that is damaged, and fails at it when another one follows.
+        for line in (root / JOURNAL).read_bytes().split(b"\n")[:-1] if (root / JOURNAL).exists() else []:
+            json.loads(line)
         return JournalStorage(JournalFileBackend(str(root / JOURNAL)))
     except ValueError as error:
         raise RunError(f"{root / JOURNAL} is damaged; restore it, or take another --out") from error

@@ -38,7 +38,7 @@ from ..recipes.names import recipe_names
 from ..recipes.recipe import changed, key_of, load_recipe, resolve
 from ..runs.features import on_own_sets
 from ..runs.info import as_told
-from ..runs.run import write_json
+from ..runs.run import WEIGHTS, write_json
 from ..series.checks import cache_of_series, claim, complete_sets, require_buildable
 from ..series.cluster import on_cluster
 from ..series.processes import at_once, in_processes, in_turn, load_features
@@ -103,6 +103,8 @@ def tune(
         RunError: Optuna is missing, `out` is in use or of something else or freed samples, or no trial was trained.
     """
     _require(plotted)
+    if trials < 1:
+        raise RecipeError(f"trials must be at least 1, not {trials}")
     if scheduler is None:
         jobs = at_once(jobs, pick_device(device))
     from .study import Study
@@ -118,6 +120,8 @@ def tune(
                 _say_space(plan)
             what = plan.root, cache.address, plan.on_sets, plan.space
             study = Study(*what, seed=seed, device=device, trials=trials, verbose=verbose)
+            if verbose is not False and (done := len(study.results)):
+                print(f"trials finished already: {done} of {trials}", file=sys.stderr, flush=True)
             _train(study, jobs, scheduler)
             found.append(_tuned(plan, study, ties, device))
             if plotted:
@@ -251,6 +255,12 @@ def _tuned(plan: _Planned, study: "Study", ties: Ties, device: str) -> Tuned:
     best = max(done, key=lambda trial: (trial.rsum, -trial.number))
     write_text(plan.root / "trials.csv", as_csv(trials), RunError)
     _write_recipe(plan, best)
+    run = plan.root / "best"
+    if not (run / WEIGHTS).is_file():
+        raise RunError(
+            f"{run} has lost its weights; remove what is left of it, and make it again: `xret train-head {study.store} "
+            f"--recipe {plan.root / 'best.yaml'} --seed {study.seed} --out {run}`"
+        )
     evaluation = _result(plan.root, best, study.store, ties, device)
     space = {key: str(dimension) for key, dimension in plan.space.items()}
     return Tuned(plan.name, str(plan.root), space, trials, best, evaluation)

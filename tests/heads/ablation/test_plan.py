@@ -50,6 +50,12 @@ def test_a_list_in_brackets_is_one_value():
         assert [variant.recipe.data.text for variant in plan.variants] == ["words", ["words", "bert"]]
 
 
+def test_half_of_a_pair_of_brackets_is_said():
+    with pytest.raises(RecipeError, match="has half of a pair of brackets") as caught:
+        plan_variation("vsepp", ["data.text=words,bert,[words,bert"], NARROW)
+    assert "names a value twice" not in str(caught.value)
+
+
 def test_names_are_safe_and_never_collide():
     files = ["a/b", "a=b", "../x", "a b", "a%2Fb", "ä", "a;b", "é" * 200, "é" * 201]
     vary = f"adapter.words.vectors={','.join(files)}"

@@ -109,3 +109,20 @@ def test_a_base_beside_the_file_is_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = load_recipe("recipes/two.yaml")
     assert (recipe.optimizer.lr, recipe.model.dim) == (0.5, 8)
+
+
+def test_blocks_that_are_written_once_are_several():
+    """An alias of YAML is the same object; here each key is one value, whatever else the file wrote with it."""
+    kinds = ("grid", "roi", "frames", "tokens")
+    for name in ("linear", "mlp", "fusemix"):
+        before = {kind: load_recipe(name).adapter[kind]["dropout"] for kind in kinds}
+        for kind in kinds:
+            after = load_recipe(name, [f"adapter.{kind}.dropout=0.125"]).adapter
+            assert {one: after[one]["dropout"] for one in kinds} == {**before, kind: 0.125}
+
+
+def test_an_alias_in_a_file_of_ones_own(tmp_path):
+    text = "name: mine\nbase: vsepp\nadapter:\n  grid: &all {noise: 0.5}\n  roi: *all\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    adapter = load_recipe(str(tmp_path / "mine.yaml"), ["adapter.roi.noise=0.25"]).adapter
+    assert (adapter["grid"]["noise"], adapter["roi"]["noise"]) == (0.5, 0.25)

@@ -50,7 +50,7 @@ def test_a_system_makes_a_model_that_can_learn(name, image, text):
             build_losses(recipe, facts)
         recipe = load_recipe(name, [*SMALL, "loss.caption-generation.weight=0"])
     if text == "words" and recipe.augment.mix:
-        with pytest.raises(RecipeError, match=r"of kind 'words' have none; .* or set augment\.mix=0"):
+        with pytest.raises(RecipeError, match=r"of kind 'words' have none; .* or augment\.mix=0"):
             build_model(recipe, FeatureFacts(image, 5, 5), facts)
         recipe = load_recipe(name, [*SMALL, "augment.mix=0"])
     model = build_model(recipe, FeatureFacts(image, 5, 5), facts)

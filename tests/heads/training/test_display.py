@@ -1,5 +1,6 @@
 """What a training shows: a bar, a line an epoch that stays, and the log in the run's folder."""
 
+import json
 import re
 
 import pytest
@@ -72,6 +73,15 @@ def test_a_validation_that_is_too_small_is_told(store, tmp_path):
     large = make_store(tmp_path / "large.zarr", train=12, val=100, test=4)
     words[1] = large
     assert "too few" not in run(*words, "--set=schedule.epochs=1", "--out", tmp_path / "large").stderr
+
+
+def test_a_batch_larger_than_the_training_split_is_told(store, tmp_path):
+    words = ["train-head", store, "--recipe", "vsepp", *SETTINGS, "--set=data.unit=image", "--set=schedule.epochs=1"]
+    single = "data.batch_size=1,000 takes all 12 images at once: an epoch is a single step."
+    said = run(*words, "--set=data.batch_size=1000", "--out", tmp_path / "one").stderr.splitlines()
+    assert said.count(single) == 1
+    assert json.loads((tmp_path / "one" / "metrics.jsonl").read_text())["step"] == 1
+    assert "a single step" not in run(*words, "--set=data.batch_size=12", "--out", tmp_path / "all").stderr
 
 
 def test_verbose_tells_the_terms_and_quiet_nothing(store, tmp_path):

@@ -1,6 +1,8 @@
 """A tuning: its best run, its stops and continuations, and what it refuses."""
 
 import json
+import re
+import shutil
 import time
 
 import pytest
@@ -112,7 +114,7 @@ def test_a_tuning_that_was_interrupted_goes_on_within_the_trial(stores, whole, t
 def test_a_kill_between_a_trial_and_its_keeping_is_made_good(stores, whole, tmp_path, monkeypatch):
     out = tmp_path / "out"
     monkeypatch.setattr("xret.heads.tuning.study.Study._settle", lambda self: None)
-    with pytest.raises(RunError, match="is no run"):
+    with pytest.raises(RunError, match="has lost its weights"):
         tuned(stores(), out)
     assert len(list((out / "trials").iterdir())) == TRIALS
     monkeypatch.undo()
@@ -280,6 +282,30 @@ def test_a_busy_or_damaged_folder(stores, whole, tmp_path):
     (other / "journal.log").write_text("rubbish\n{}\n")
     with pytest.raises(RunError, match=r"journal.log is damaged; restore it, or take another --out"):
         tuned(stores(), other)
+    shutil.copytree(out, again := tmp_path / "again")
+    with (again / "journal.log").open("a") as journal:
+        journal.write("rubbish\n")
+    with pytest.raises(RunError, match=r"journal.log is damaged; restore it, or take another --out"):
+        tuned(stores(), again)
+
+
+def test_a_best_run_that_was_lost_is_said_with_what_makes_it_again(stores, whole, tmp_path, capsys):
+    shutil.copytree(whole[0], out := tmp_path / "out")
+    kept = (out / "best" / "model.safetensors").read_bytes()
+    shutil.rmtree(out / "best")
+    with pytest.raises(RunError, match=r"best has lost its weights; .* `xret train-head .*`") as caught:
+        tuned(stores(), out)
+    store, recipe, seed = re.search(r"train-head (\S+) --recipe (\S+) --seed (\d+)", str(caught.value)).groups()
+    train(store, load_recipe(recipe), out / "best", device="cpu", seed=int(seed))
+    assert (out / "best" / "model.safetensors").read_bytes() == kept
+    capsys.readouterr()
+    tuned(stores(), out)
+    assert re.search(r"^trials finished already: \d+ of \d+$", capsys.readouterr().err, re.MULTILINE)
+
+
+def test_a_tuning_has_a_trial(stores, tmp_path):
+    with pytest.raises(RecipeError, match="trials must be at least 1, not 0"):
+        tuned(stores(), tmp_path / "out", trials=0)
 
 
 def test_a_set_that_comes_later_changes_nothing(stores, whole, monkeypatch):

@@ -254,6 +254,8 @@ class FeatureCache:
     def _find(self, modality: str, prefix: str, key: str) -> str:
         paths = self.set_paths(modality)
         fitting = None
+        if not paths:
+            raise CacheError(f"{self.url} has no features of {modality}; run `xret extract` on it, to its end")
         if prefix == "auto":  # a set without any finished shard is in nobody's way
             begun = [path for path in paths if (self.store.read_array(f"{path}/done") == 1).any()] if paths[1:] else []
             fitting = begun or paths

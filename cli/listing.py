@@ -32,7 +32,7 @@ LISTS: dict[str, dict[str, str]] = {
         "gaussian-vsrn": "an uncertainty for regions that relate to each other",
         "vsrn": "for regions that relate to each other; its epochs take long",
         "scan": "to see which word looks where; by far the slowest to compare",
-        "fusemix": "for strong global features: pairs are blended, so that few go further",
+        "fusemix": "for few pairs of strong global features: it blends them",
         "lit": "for very many pairs, where images keep their global features",
         "sail": "for very many pairs of strong global features",
     },

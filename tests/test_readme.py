@@ -88,8 +88,9 @@ def test_a_command_of_a_document(document, line):
     assert name in main.commands, f"{document}: there is no command {name}"
     parameters = parse(main.commands[name], words)
     settings = parameters.get("settings", [])
-    if name == "train-head" and parameters["recipe"] != "tuned/best.yaml":  # which `xret tune` writes
-        assert load_recipe(parameters["recipe"], settings)
+    if name == "train-head" and parameters["recipe"] != ["tuned/best.yaml"]:  # which `xret tune` writes
+        (recipe,) = parameters["recipe"]
+        assert load_recipe(recipe, settings)
     if name == "tune":
         facts = FeatureFacts("grid", 16, 16), FeatureFacts("words", None, None, 9)
         for recipe in parameters["recipe"]:

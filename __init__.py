@@ -124,7 +124,7 @@ def train(
     from .heads.training.training import train
 
     chosen, shown = load_recipe(str(recipe), _written(settings)), Shown.of(verbose, "epochs")
-    require_effect(_written(settings), [chosen])
+    require_effect([chosen], _written(settings))
     how: dict[str, Any] = {"device": device, "seed": seed, "resume": resume, "also": also, "shown": shown}
     return train(str(store), chosen, out, init_from=init_from, **how)
 
@@ -218,7 +218,7 @@ def ablate(
     recipe: "str | Path | None" = None,
     vary: "Mapping[str, Sequence[Any]] | Sequence[str]" = (),
     grid: str | None = None,
-    baselines: "Sequence[str | Path]" = (),
+    baselines: "str | Path | Sequence[str | Path]" = (),
     settings: "Settings" = (),
     seeds: int = 1,
     device: str = "auto",
@@ -239,7 +239,7 @@ def ablate(
         vary: keys of the recipe and their values, such as ``{"similarity": ["mil", "chamfer"]}``: every combination.
             Keys joined by commas take the same value together.
         grid: a published ablation in the place of `vary`, on its own recipe or on `recipe`.
-        baselines: recipes that stand in the table as they are, such as ``["linear", "mlp"]``.
+        baselines: recipes that stand in the table as they are but for `settings`, such as ``["linear", "mlp"]``.
         settings: changes for all cells.
         seeds: runs of each cell.
         device, views: as of `evaluate`.
@@ -256,12 +256,15 @@ def ablate(
         CacheError: the store or the cluster cannot be used.
         RunError: `out` belongs to something else, or is in use.
     """
+    from pathlib import Path
+
     from .heads.ablation.ablation import ablate
     from .heads.ablation.plan import make_plan
 
     if isinstance(vary, Mapping):
         vary = [f"{key}={','.join(map(str, values))}" for key, values in vary.items()]
-    plan = make_plan(None if recipe is None else str(recipe), vary, grid, _written(settings), [*map(str, baselines)])
+    beside = [baselines] if isinstance(baselines, str | Path) else baselines
+    plan = make_plan(None if recipe is None else str(recipe), vary, grid, _written(settings), [*map(str, beside)])
     how: dict[str, Any] = {"device": device, "split": split, "jobs": jobs, "scheduler": scheduler, "views": views}
     return ablate(str(store), plan, out, seeds=seeds, verbose=verbose, **how)
 

@@ -59,7 +59,7 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
     "baselines",
     multiple=True,
     metavar="NAME|FILE",
-    help="A recipe that stands in the table as it is, as the row to beat: linear, mlp; as often as needed.",
+    help="A recipe that stands in the table as it is, but for --set: linear, mlp, as rows to beat; as often as needed.",
 )
 @click.option("--seeds", default=1, show_default=True, type=click.IntRange(1), help="Runs of each cell: seeds 0, 1, …")
 @click.option(
@@ -126,7 +126,7 @@ def ablate(
     plan = make_plan(recipe, vary, grid, settings, baselines)
     if plot_file is not None:  # refuse before any work begins what cannot be drawn at its end
         try:
-            require_plot(plot_file, [variant.values for variant in plan.variants if variant.values])
+            require_plot(plot_file, [variant.values for variant in plan.variants if not variant.baseline])
         except ValueError as error:
             raise click.UsageError(f"--plot: {error}") from error
     ablation = run(store, plan, out, **options)

@@ -66,7 +66,8 @@ verbose_option = click.option(
 def one_recipe(_ctx: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> str | None:
     """Return the one recipe that is named, or None; click itself would take the last of several."""
     if len(value) > 1:
-        raise click.BadParameter(f"one is taken, not {', '.join(value)}; `xret tune` and `xret report` compare several")
+        several = "`xret tune` takes several, `xret ablate --baseline` puts others into its table"
+        raise click.BadParameter(f"give one recipe, not {' and '.join(value)}; {several}")
     return value[0] if value else None
 
 

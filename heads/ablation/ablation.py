@@ -24,7 +24,6 @@ from ..evaluation.evaluation import Result, evaluate_untrained
 from ..evaluation.metrics import WAYS
 from ..evaluation.paper_rows import row_of
 from ..model import Facts, adapter_not_in_use, facts_of_each, feature_facts
-from ..recipes.blocks import Recipe
 from ..runs.features import require_views
 from ..runs.info import as_told
 from ..runs.run import Run
@@ -212,20 +211,21 @@ def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> dict[str
     """Return by variant which samples and feature sets its runs are of; refuse what cannot be trained or evaluated."""
     facts: dict[str, dict[str, Any]] = {}
     faults: dict[str, list[str]] = {}  # a sentence, and the labels of the variants that it is true of
-    idle: list[list[str]] = []  # of each variant, why each varied key is not in use there
+    idle: list[list[str]] = []  # of each variant, why what is varied is not in use there
     for variant in plan.variants:
         image_set, caption_set = complete_sets(cache, variant.recipe, ("train", "val", split))
         if views:
             require_views(image_set)
         image_facts, text_facts = feature_facts(image_set), feature_facts(caption_set)
-        sentences = _other_kinds(plan, variant.recipe, cache.url, image=image_facts, text=text_facts)
+        sentences = _other_kinds(plan, variant, cache.url, image=image_facts, text=text_facts)
         try:
             require_buildable(variant.recipe, image_facts, text_facts)
         except RecipeError as error:
             sentences = sentences or [str(error)]
         for sentence in sentences:
             faults.setdefault(sentence, []).append(variant.label)
-        idle.append([adapter_not_in_use(key, image_facts, text_facts) for key in plan.description["vary"]])
+        if not variant.baseline:
+            idle.append([_not_in_use(axis, image_facts, text_facts) for axis in plan.axes])
         facts[variant.name] = {
             "manifest_sha256": cache.manifest_sha256,
             "image_set": as_told([part.name for part in parts_of(image_set)]),
@@ -242,15 +242,22 @@ def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> dict[str
     return facts
 
 
-def _other_kinds(plan: Plan, recipe: Recipe, url: str, **facts: Facts) -> list[str]:
+def _not_in_use(axis: Sequence[str], image: Facts, text: Facts) -> str:
+    """Return why keys that take the same value change nothing, where none of them does."""
+    reasons = [adapter_not_in_use(key, image, text) for key in axis]
+    return reasons[0] if all(reasons) else ""
+
+
+def _other_kinds(plan: Plan, variant: Variant, url: str, **facts: Facts) -> list[str]:
     """Return a sentence for each side whose features are of another kind than the recipe holds its paper's values for.
 
     A grid's recipes differ in their names alone: what is said names the grid, so that it is the same for all its cells.
     """
-    grid, system = plan.description["grid"], recipe.name.split("/")[0]
+    recipe, system = variant.recipe, variant.recipe.name.split("/")[0]
+    grid = None if variant.baseline else plan.description["grid"]
     replaceable = recipe.name != system and (grid is None or "recipe" in read_grid(grid))
     owner = f"recipe '{recipe.name}'" if grid is None else f"grid '{grid}'"
-    other = f"take --recipe {system}, or add " if replaceable else "add "
+    other = f"take --{'baseline' if variant.baseline else 'recipe'} {system}, or add " if replaceable else "add "
     sentences = []
     for side, of_side in facts.items():
         wanted, sets = getattr(recipe.data, f"{side}_kind"), facts_of_each(of_side)

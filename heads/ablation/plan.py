@@ -38,6 +38,7 @@ class Variant:
         values: what it sets, by recipe key.
         recipe: resolved.
         paper: the paper's values, by row and metric.
+        baseline: whether it is a recipe of its own that stands in the table.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Variant:
     values: dict[str, Value]
     recipe: Recipe
     paper: Paper
+    baseline: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,14 @@ class Plan:
         variants: in the order of the table.
         split: what they are evaluated on unless another split is asked for.
         source: the paper's table, of a grid.
+        axes: the keys that are varied; those that take the same value stand together.
     """
 
     description: dict[str, Any]
     variants: tuple[Variant, ...]
     split: str = "test"
     source: str | None = None
+    axes: tuple[tuple[str, ...], ...] = ()
 
 
 def make_plan(
@@ -74,10 +78,10 @@ def make_plan(
     """Plan a grid, or what is varied of a recipe: `plan_grid` or `plan_variation`, whose errors it raises.
 
     Args:
-        baselines: recipes that stand in the table as they are, but for the settings.
+        baselines: recipes that stand in the table as they are, but for the settings, which must fit them too.
 
     Raises:
-        RecipeError: neither is asked for, or both are; or the settings do not fit a baseline.
+        RecipeError: neither is asked for, or both are; or a baseline is not there, or the settings do not fit it.
     """
     if grid is not None and not vary:
         plan = plan_grid(grid, recipe, settings)
@@ -92,12 +96,13 @@ def _baselines(names: Sequence[str], settings: Sequence[str]) -> list[Variant]:
     """Return a variant of each recipe that varies nothing."""
     variants, faults = [], []
     for name in dict.fromkeys(names):
+        recipe_file(name)  # a name that does not exist is a sentence of its own
         try:
             recipe = load_recipe(name, settings)
         except RecipeError as error:
-            faults += [f"baseline '{name}': {fault}" for fault in faults_of(error)]
+            faults.append(f"baseline '{name}': {'; '.join(faults_of(error))}")
         else:
-            variants.append(Variant(f"baseline={quote(name, safe='')}", name, {}, recipe, {}))
+            variants.append(Variant(_short(f"baseline={quote(name, safe='')}"), name, {}, recipe, {}, baseline=True))
     if faults:
         raise refused("the ablation", faults)
     return variants
@@ -113,7 +118,7 @@ def plan_variation(recipe: str, vary: Sequence[str], settings: Sequence[str] = (
         settings: ``KEY=VALUE``, for all variants.
 
     Raises:
-        RecipeError: unknown keys and wrong values, of all variants at once.
+        RecipeError: unknown keys and wrong values, of all variants at once; or a key that decides nothing in any.
     """
     faults: list[str] = []
     axes = [axis for text in vary if (axis := _axis(text, faults)) is not None]
@@ -128,7 +133,8 @@ def plan_variation(recipe: str, vary: Sequence[str], settings: Sequence[str] = (
         values = {key: value for (names, _), value in chosen for key in names}
         rows.append((_folder(values), _label(values), values, recipe))
     variants = _resolve(rows, settings, faults)
-    require_effect([*keys, *settings], [variant.recipe for variant in variants])
+    axes_in_full = tuple(tuple(full_key(name) for name in names) for names, _ in axes)
+    require_effect([variant.recipe for variant in variants], settings, axes_in_full)
     with suppress(RecipeError):  # a file that is no recipe without the settings has no row of a paper
         published = _comparable(load_recipe(recipe))
         expected = {row: {"rsum": rsum} for row, rsum in published["expected"].items() if rsum is not None}
@@ -136,7 +142,7 @@ def plan_variation(recipe: str, vary: Sequence[str], settings: Sequence[str] = (
             if _comparable(variant.recipe) == published:
                 variant.paper.update(expected)
     description = {"recipe": recipe, "grid": None, "set": sorted(settings), "vary": sorted(typed)}
-    return Plan(description, tuple(variants))
+    return Plan(description, tuple(variants), axes=axes_in_full)
 
 
 def plan_grid(name: str, recipe: str | None = None, settings: Sequence[str] = ()) -> Plan:
@@ -156,6 +162,7 @@ def plan_grid(name: str, recipe: str | None = None, settings: Sequence[str] = ()
         raise RecipeError(f"grid '{name}' names a recipe for each of its cells: leave --recipe out")
     rows = [(_slug(cell["label"]), cell["label"], cell.get("set", {}), cell.get("recipe", base)) for cell in cells]
     variants = _resolve(rows, settings, [])
+    require_effect([variant.recipe for variant in variants], settings)
     for cell, variant in zip(cells, variants, strict=True):
         if recipe is None or "recipe" in cell:
             variant.paper.update({row: _paper(values) for row, values in cell.get("paper", {}).items()})
@@ -242,6 +249,10 @@ def _resolve(
 def _folder(values: Mapping[str, Value]) -> str:
     """Return a folder's name for varied values: readable, safe, and another one for other values."""
     name = ",".join(f"{quote(key, safe='')}={quote(_text(value), safe='')}" for key, value in values.items())
+    return _short(name)
+
+
+def _short(name: str) -> str:
     return name if len(name) <= LONGEST else sha256(name.encode()).hexdigest()
 
 

@@ -177,7 +177,7 @@ def plot(lines: Sequence[Line], file: Path) -> None:
         RunError: matplotlib is not installed, or there is no RSUM.
         ValueError: as of `require_plot`.
     """
-    untrained, lines = [line for line in lines if not line.values], [line for line in lines if line.values]
+    beside, lines = [line for line in lines if not line.values], [line for line in lines if line.values]
     require_plot(file, [line.values for line in lines])
     from matplotlib.figure import Figure
 
@@ -197,8 +197,8 @@ def plot(lines: Sequence[Line], file: Path) -> None:
         if known:
             title = next(ROWS[line.row].title for line in drawn if line.row)
             axes.plot([*known], [*known.values()], "x", label=f"protocol {protocol}: the paper's value, {title}")
-    for line in (line for line in untrained if "rsum" in line.mean):
-        axes.axhline(line.mean["rsum"], linestyle=":", label=f"protocol {line.protocol}: the frozen encoders alone")
+    for line in (line for line in beside if "rsum" in line.mean):
+        axes.axhline(line.mean["rsum"], linestyle=":", label=f"protocol {line.protocol}: {line.label}")
     values = sorted({line.values[key] for line in lines})
     axes.set_xlabel(" = ".join(keys) + _scaled(axes, values))
     axes.set_ylabel("RSUM: sum of six recalls in percent")

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ..modules.adapters import ADAPTERS, WordsAdapter
+from ..modules.losses import LOSSES
 from .blocks import Recipe
-from .recipe import key_of, refused
-from .schema import get
+from .recipe import default_of, key_of, refused
+from .schema import fields, get
 
 
 class Rule(NamedTuple):
@@ -54,6 +55,9 @@ def unread(recipe: Recipe) -> dict[str, Unread]:
             if not rule.reads(value):
                 why = Unread(f"{block}.{rule.by}", value, rule.such_as)
                 found.update({f"{block}.{key}": why for key in rule.keys if f"{block}.{key}" not in found})
+    for term in LOSSES.keys() - recipe.terms.keys():
+        why = Unread(f"loss.{term}.weight", 0, 1)
+        found.update({f"loss.{term}.{option}": why for option in fields(LOSSES[term])})
     return found
 
 
@@ -62,18 +66,33 @@ def no_effect(key: str, why: Unread) -> str:
     return f"{key} has no effect while {why.by} is {why.found}: leave it out, or set {why.by}={why.wanted}"
 
 
-def require_effect(settings: Iterable[str], recipes: Sequence[Recipe], varied: Iterable[str] = ()) -> None:
-    """Raise RecipeError where a key of ``KEY=VALUE`` settings decides nothing in any of the recipes it is set in.
+def require_effect(
+    recipes: Sequence[Recipe],
+    settings: Iterable[str] = (),
+    axes: Iterable[Sequence[str]] = (),
+    varied: Iterable[str] = (),
+) -> None:
+    """Refuse what a user asks for that decides nothing in all of some recipes.
 
-    It may where it is read with another value of a key that is `varied`. What stands in a recipe's file may decide
-    nothing: a recipe that is based on another one keeps what it does not need.
+    What stands in a recipe's file may decide nothing: one that is based on another keeps what it does not need.
+
+    Args:
+        recipes: resolved, with all of what follows.
+        settings: ``KEY=VALUE``. One that gives a key its default switches nothing on, and is let through.
+        axes: keys that take the same value together, of which one must decide something.
+        varied: other keys of the same search; what another value of theirs would let in is let through.
+
+    Raises:
+        RecipeError: naming every such key, and what would let it in.
     """
-    keys = dict.fromkeys(key_of(setting) for setting in settings)
     first, *others = (unread(recipe) for recipe in recipes)
-    faults = [
-        no_effect(key, first[key])
-        for key in keys
-        if key in first and first[key].by not in varied and all(key in found for found in others)
-    ]
-    if faults:
-        raise refused(f"recipe '{recipes[0].name}'", faults)
+    idle = {key: why for key, why in first.items() if why.by not in varied and all(key in other for other in others)}
+    keys = [key for key in map(key_of, settings) if key in idle and not _is_default(recipes[0], key)]
+    keys += [axis[0] for axis in axes if all(key in idle for key in axis)]
+    if keys:
+        raise refused(f"recipe '{recipes[0].name}'", [no_effect(key, idle[key]) for key in keys])
+
+
+def _is_default(recipe: Recipe, key: str) -> bool:
+    values = recipe.to_dict()
+    return bool(get(values, key) == default_of(values, key))

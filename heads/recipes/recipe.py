@@ -59,8 +59,7 @@ def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
 
 def _with(values: dict[str, Any], settings: Sequence[str], name: str) -> Recipe:
     """Write settings into nested values and resolve them."""
-    faults = _of_absent_terms(values, settings)
-    faults += _apply(values, settings)
+    faults = _apply(values, settings)
     # Not in `resolve`, which reads the recipes of runs too: those that were trained so stay readable.
     if get(values, "data.unit") == "caption" and str(get(values, "data.captions")).lower() not in ("none", "null"):
         faults.append("data.captions has no effect on batches of captions: set data.unit=image, or data.captions=null")
@@ -79,20 +78,6 @@ def _unfit_for_mix(recipe: Recipe) -> list[str]:
     if recipe.loss["same_text"] != "negative":
         faults.append("augment.mix makes captions that have no text of their own: set loss.same_text=negative")
     return faults
-
-
-def _of_absent_terms(values: Mapping[str, Any], settings: Sequence[str]) -> list[str]:
-    """Refuse options of a loss term that is not in use: they change a term, and do not add it."""
-    keys = dict.fromkeys(setting.partition("=")[0].strip() for setting in settings)
-    terms = get(values, "loss")
-    named = terms if isinstance(terms, Mapping) else {}
-    in_use = {term for term in named if str(get(named, f"{term}.weight")) not in ("0", "0.0")}
-    return [
-        f"{key} has no effect, since the recipe does not have this loss: set {weight}=1 as well, or leave it out"
-        for key in keys
-        for term in LOSSES
-        if key.startswith(f"loss.{term}.") and term not in in_use and (weight := f"loss.{term}.weight") not in keys
-    ]
 
 
 def _laid_over(values: Mapping[str, Any], base: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -218,6 +203,12 @@ def _part(values: Mapping[str, Any], path: str) -> dict[str, Any]:
     return {"name": Field(Literal[tuple(registry)], REQUIRED, listed), **parameters}
 
 
+def default_of(values: Mapping[str, Any], key: str) -> Any:
+    """Return the default of a key of a resolved recipe's values; None where it has none."""
+    found = get(_schema(values), key)
+    return found.default if isinstance(found, Field) else None
+
+
 def full_key(key: str) -> str:
     """Return the key of a setting; that of a part's block stands for the part's name."""
     return f"{key}.name" if key in PARTS or key in ("schedule", "optimizer") else key
@@ -246,8 +237,9 @@ def _set(values: dict[str, Any], key: str, value: str) -> str:
     *path, last = key.split(".")
     block: Any = values
     for depth, step in enumerate(path, 1):
-        if block.get(step) is None:
-            block[step] = {}
+        if block.get(step) is None:  # an option of a loss does not add it
+            new_term = depth == 2 and path[0] == "loss" and step not in block
+            block[step] = {"weight": 0.0} if new_term else {}
         block = block[step]
         if not isinstance(block, dict):
             return f"{key} cannot be set: {'.'.join(path[:depth])} is a single value"

@@ -91,10 +91,10 @@ def make_space(
         key = full_key(key)
         if not (key and equals and said):
             faults.append(f"--space '{word}' must have the form {FORM}")
-        elif fault := _refused_key(key, recipe, used, image, text):
-            faults.append(fault)
         elif key in idle and idle[key].by not in varied:
             faults.append(no_effect(key, idle[key]))
+        elif fault := _refused_key(key, recipe, used, image, text):
+            faults.append(fault)
         elif key in typed:
             faults.append(f"{key} is given twice")
         elif key in fixed:

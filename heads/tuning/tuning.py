@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
@@ -98,7 +99,8 @@ def tune(
         jobs, scheduler, verbose: as of `ablation.ablate`, of trials.
 
     Raises:
-        RecipeError: a recipe, its space or the feature sets do not fit; all faults at once, before anything is trained.
+        RecipeError: `trials` is below 1; or a recipe, its space or the feature sets do not fit, all faults at once,
+            before anything is trained.
         CacheError: the store or the cluster cannot be used.
         RunError: Optuna is missing, `out` is in use or of something else or freed samples, or no trial was trained.
     """
@@ -163,7 +165,6 @@ def _plans(
     for name, root in zip(recipes, roots, strict=True):
         try:
             recipe = load_recipe(name, settings)
-            require_effect(settings, [recipe], [key_of(one) for one in space])
             on_sets = _on_own_sets(recipe, root, cache)
             sets = complete_sets(cache, on_sets, _SPLITS)
             facts = feature_facts(sets[0]), feature_facts(sets[1])
@@ -184,6 +185,7 @@ def _plans(
         plans.append(_Planned(name, root, recipe, on_sets, own, description))
     if faults:
         raise RecipeError("; ".join(dict.fromkeys(faults)))
+    require_effect([plan.recipe for plan in plans], settings, varied=[key_of(one) for one in space])
     return plans
 
 
@@ -258,8 +260,9 @@ def _tuned(plan: _Planned, study: "Study", ties: Ties, device: str) -> Tuned:
     run = plan.root / "best"
     if not (run / WEIGHTS).is_file():
         raise RunError(
-            f"{run} has lost its weights; remove what is left of it, and make it again: `xret train-head {study.store} "
-            f"--recipe {plan.root / 'best.yaml'} --seed {study.seed} --out {run}`"
+            f"{run} has lost its weights; remove what is left of it, and make it again: `xret train-head "
+            f"{quote(study.store)} --recipe {quote(str(plan.root / 'best.yaml'))} --seed {study.seed} "
+            f"--out {quote(str(run))}`"
         )
     evaluation = _result(plan.root, best, study.store, ties, device)
     space = {key: str(dimension) for key, dimension in plan.space.items()}

@@ -47,13 +47,13 @@ def test_one_recipe_is_taken_and_baselines_stand_beside_it(store, tmp_path):
     out = ["--out", tmp_path / "out", "--device", "cpu"]
     for words in (["ablate", store, *VARY], ["train-head", store, *SMALL, "--recipe", "vsepp"]):
         said = refused(*words, "--recipe", "linear", *out, code=2)
-        assert "one is taken, not vsepp, linear; `xret tune` and `xret report` compare several" in said
+        assert "give one recipe, not vsepp and linear; `xret tune` takes several" in said
     plot = tmp_path / "t.svg"
     table = run("ablate", store, *VARY, "--baseline", "linear", *out, "--plot", plot).stdout
     assert [line.split()[0] for line in table.splitlines()[-3:]] == [
         "linear", "loss.triplet.margin=0.1", "loss.triplet.margin=0.2"
     ]  # fmt: skip
-    assert "<svg" in plot.read_text()
+    assert "protocol full: linear" in plot.read_text()  # as a comment beside the letters
 
 
 def test_the_bar_of_a_cell_says_which_it_is(store, tmp_path, monkeypatch):

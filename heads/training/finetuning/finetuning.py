@@ -37,6 +37,7 @@ from ....pipeline.reading.reattachment import find_pictures, put_back_captions, 
 from ....pipeline.reading.split import Split
 from ...model import Model, build_losses
 from ...recipes.blocks import Recipe
+from ...recipes.effects import require_effect
 from ...recipes.recipe import changed
 from ...runs.features import batches_of, caption_set_of_run, image_set_of_run, open_store, views_to_draw
 from ...runs.files import Writer
@@ -55,6 +56,7 @@ from .reattached import EndToEndModel, EndToEndObjective
 _BRANCHES: tuple[BranchName, ...] = ("image", "text")
 _FACTOR = 0.1  # of the learning rate, for a backbone whose recipe names none (VSE-infinity, appendix A.1)
 _FIXED = ("model", "adapter", "aggregator", "similarity")  # what the head's weights were trained for, …
+_SETS = ("image", "text", "image_kind", "text_kind")
 _NOISE = ("dropout", "channel_dropout", "hidden_dropout", "output_dropout", "state_dropout", "noise")  # … but for these
 
 
@@ -234,9 +236,10 @@ def _recipe(
             weights are given for what is not.
     """
     recipe = changed(base.recipe, settings)
+    require_effect([recipe], settings)
     then, now = base.recipe.to_dict(), recipe.to_dict()
     others = [key for key in _FIXED if _without_noise(then[key]) != _without_noise(now[key])]
-    others += [f"data.{key}" for key in ("image", "text") if then["data"][key] != now["data"][key]]
+    others += [f"data.{key}" for key in _SETS if then["data"][key] != now["data"][key]]
     masks = (bool(values["augment"]["mask_words"]) for values in (then, now))  # then the words have one more
     others += ["whether augment.mask_words is above 0"] if next(masks) != next(masks) else []
     others += ["the terms of loss"] if then["loss"].keys() != now["loss"].keys() else []

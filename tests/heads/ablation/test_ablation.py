@@ -95,10 +95,23 @@ def test_a_baseline_stands_in_the_table_as_a_training_of_its_own(stores, whole, 
     assert as_csv(summarise(entries)).splitlines()[1].startswith("linear,,1,")
 
 
+def test_an_adapter_of_other_features_is_not_varied(stores, tmp_path):
+    for vary in (["adapter.roi.noise=0,1"], ["adapter.roi.noise,adapter.tokens.noise=0,1"]):
+        with pytest.raises(
+            RecipeError, match=r"adapter\.roi\.noise is not in use: the features are of kind 'grid' and"
+        ):
+            ablated(stores(), plan_of(*vary), tmp_path / "out", device="cpu")
+    together = plan_of("adapter.roi.noise,adapter.grid.noise=0,1")
+    assert {entry.status for entry in ablated(stores(), together, tmp_path / "out", device="cpu")} == {"done"}
+
+
 def test_settings_that_do_not_fit_a_baseline_are_said_of_it():
-    with pytest.raises(RecipeError, match=r"baseline 'linear': loss\.triplet\.negatives has no effect"):
-        make_plan("vsepp", [MARGIN], settings=["loss.triplet.negatives=all"], baselines=["mlp", "linear"])
-    with pytest.raises(RecipeError, match=r"there is no recipe 'liner' \(did you mean 'linear'\?\)"):
+    slots = ["aggregator.image.slots=2"]
+    with pytest.raises(RecipeError, match=r"baseline 'linear': aggregator\.image\.slots is not a key"):
+        make_plan("setdiv", [MARGIN], settings=slots, baselines=["linear"])
+    negatives = make_plan("vsepp", [MARGIN], settings=["loss.triplet.negatives=all"], baselines=["linear"])
+    assert negatives.variants[0].recipe == load_recipe("linear")  # what does not concern it changes nothing
+    with pytest.raises(RecipeError, match=r"^there is no recipe 'liner' \(did you mean 'linear'\?\)"):
         make_plan("vsepp", [MARGIN], baselines=["liner"])
 
 

@@ -134,7 +134,7 @@ def test_a_plot_says_what_its_lines_and_bars_are(tmp_path):
         "RSUM: sum of six recalls in percent",
         "protocol full: mean over 1 to 3 seeds, bars ± the sample standard deviation",
         "protocol full: the paper's value, F30K",
-        "protocol full: the frozen encoders alone",
+        "protocol full: untrained",
         *("1", "2", "4", "20"),
     }
     plot(summarise([entry("1", 0, 90.0), entry("3", 0, 95.0)]), tmp_path / "k.svg")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from xret.heads.ablation.plan import plan_variation
+from xret.heads.ablation.plan import plan_grid, plan_variation
 from xret.heads.model import FeatureFacts, build_model
 from xret.heads.recipes.effects import require_effect, unread
 from xret.heads.recipes.recipe import changed, load_recipe
@@ -15,7 +15,7 @@ SMALL = ["model.dim=8"]
 
 def refusal(name, *settings, varied=()):
     with pytest.raises(RecipeError) as caught:
-        require_effect(settings, [load_recipe(name, [*SMALL, *settings])], varied)
+        require_effect([load_recipe(name, [*SMALL, *settings])], settings, varied=varied)
     return str(caught.value)
 
 
@@ -25,10 +25,16 @@ def refusal(name, *settings, varied=()):
         ("mlp", "adapter.grid.depth=4", "adapter.grid.layers is mlp: leave it out, or set adapter.grid.layers=blocks"),
         ("linear", "adapter.grid.hidden_dropout=0.5", "adapter.grid.layers is linear"),
         ("linear", "adapter.words.hidden=16", "adapter.words.layers is linear"),
-        ("sail", "adapter.grid.batch_norm=true", "adapter.grid.layers is gated"),
+        ("sail", "adapter.grid.batch_norm=false", "adapter.grid.layers is gated"),
         ("vsepp", "adapter.words.hidden_dropout=0.5", "adapter.words.encoder is gru"),
         ("mlp", "adapter.words.state_dropout=0.5", "adapter.words.encoder is bag"),
         ("mlp", "schedule.gamma=0.5", "schedule.name is cosine: leave it out, or set schedule.name=step"),
+        (
+            "setdiv",
+            "loss.infonce.smoothing=0.1",
+            "loss.infonce.weight is 0: leave it out, or set",
+        ),
+        ("setdiv-small", "loss.triplet.margin=0.1", "loss.triplet.weight is 0: leave it out"),
         ("mlp", "augment.image_varies=true", "augment.image is 0.0: leave it out, or set augment.image=0.2"),
     ],
 )
@@ -43,14 +49,30 @@ def test_schedules_that_do_not_fall_are_not_asked_how_often():
 
 def test_what_is_read_is_no_fault():
     settings = ["adapter.grid.layers=blocks", "adapter.grid.depth=2", "schedule=step", "schedule.step=3"]
-    require_effect(settings, [load_recipe("mlp", settings)])
+    require_effect([load_recipe("mlp", settings)], settings)
 
 
 def test_a_key_that_a_varied_one_may_let_in_is_no_fault():
     settings = ["adapter.grid.hidden=16"]
-    require_effect(settings, [load_recipe("linear", settings)], ["adapter.grid.layers"])
+    require_effect([load_recipe("linear", settings)], settings, varied=["adapter.grid.layers"])
     plan = plan_variation("linear", ["adapter.grid.layers=linear,mlp"], [*SMALL, *settings])
     assert [variant.recipe.adapter["grid"]["hidden"] for variant in plan.variants] == [16, 16]
+
+
+def test_what_switches_nothing_on_is_no_fault():
+    settings = ["augment.image=0", "augment.image_varies=false", "adapter.grid.depth=1"]
+    require_effect([load_recipe("vse-infty", settings)], settings)
+
+
+def test_of_keys_that_vary_together_one_has_to_decide_something():
+    plan_variation("setdiv-small", ["adapter.roi.hidden_dropout,adapter.words.hidden_dropout=0,0.3"], SMALL)
+    with pytest.raises(RecipeError, match=r"adapter\.grid\.depth has no effect"):
+        plan_variation("mlp", ["adapter.grid.depth,adapter.roi.depth=1,4"], SMALL)
+
+
+def test_a_setting_of_a_grid_decides_something_in_one_of_its_cells():
+    with pytest.raises(RecipeError, match=r"schedule\.gamma has no effect while schedule\.name is cosine"):
+        plan_grid("setdiv-table4", settings=["schedule.gamma=0.3"])
 
 
 def test_a_variation_of_what_decides_nothing_is_refused():
@@ -63,7 +85,7 @@ def test_what_is_called_unread_changes_no_embedding(name):
     """Each of these keys takes another value; the head stays the same, in training too."""
     recipe = load_recipe(name, SMALL)
     facts = FeatureFacts("grid", 6, 6), FeatureFacts("words", None, None, 9)
-    others = {"batch_norm": "true", "bidirectional": "false", "layers": "gated", "image_varies": "true", "by": "step"}
+    others = {"batch_norm": "false", "bidirectional": "false", "layers": "gated"}
     if name == "fusemix":
         recipe = changed(recipe, ["augment.mix=0"])  # of words there is nothing to blend
     expected = embedded(recipe, *facts)
@@ -71,7 +93,7 @@ def test_what_is_called_unread_changes_no_embedding(name):
     for key in keys:
         value = others.get(key.rpartition(".")[2], "0.5" if "dropout" in key else "3")
         assert torch.equal(expected, embedded(changed(recipe, [f"{key}={value}"]), *facts)), key
-    assert keys or name == "fusemix"
+    assert keys
 
 
 def embedded(recipe, image, text):

@@ -14,7 +14,7 @@ from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.reading.batches import stored_batches
 
-NOT_YET = r"no feature cache is there|was never finished|no feature set fits|lacks \d+ of \d+ shard"
+NOT_YET = r"no feature cache is there|was never finished|no feature set fits|has no features of|lacks \d+ of \d+ shard"
 FIELDS = {"image_fields": {"local", "global"}, "caption_fields": {"token"}}
 
 

@@ -66,7 +66,8 @@ class Run:
         if not (self.path / "run.json").is_file():
             way = f"make one with `xret train-head … --out {path}`"
             if self.path.exists():
-                way = "name the folder of a run"
+                inside = [file.parent for depth in ("*", "*/*") for file in sorted(self.path.glob(f"{depth}/run.json"))]
+                way = "name the folder of a run" + (f", such as {inside[0]}" if inside else "")
             raise RunError(f"{path} is no run: it has no run.json; {way}")
         self.info = self._read_info()
         config = self._parsed(self.file("config.json"))

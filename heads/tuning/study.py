@@ -70,7 +70,7 @@ class Study:
         )
         self.distributions = {key: _distribution(dimension) for key, dimension in space.items()}
         self.losses: Counter[int] = Counter()
-        self.began = time.monotonic()
+        self.began, self.over = time.monotonic(), len(self._in(_COUNTED))
         self.waiting = self._cut_off()
         self._settle()
 
@@ -193,9 +193,11 @@ class Study:
             if best is not None and best.number == job.number:
                 said += ", the best so far"
         if outcome.status == "failed" or self.verbose is not False:
-            passed = time.monotonic() - self.began
-            line = f"trial {job.number}: {len(self._in(_COUNTED))} of {self.trials}, {passed:.0f} s: {said}"
-            print(line, file=sys.stderr, flush=True)
+            passed, over = time.monotonic() - self.began, len(self._in(_COUNTED))
+            line = f"trial {job.number}: {over} of {self.trials}, {passed:.0f} s"
+            if self.left:
+                line += f", about {passed / (over - self.over) * self.left:.0f} s left"
+            print(f"{line}: {said}", file=sys.stderr, flush=True)
 
 
 def importances(trials: tuple[Trial, ...], space: Space) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -107,10 +107,11 @@ class Tuning:
     def __str__(self) -> str:
         parts = [str(tuned) for tuned in self.recipes]
         if len(parts) > 1:
-            parts.append("\n".join(aligned(self._comparison())))
+            parts.append("\n".join(aligned(self.comparison())))
         return "\n\n".join(parts)
 
-    def _comparison(self) -> list[list[str]]:
+    def comparison(self) -> list[list[str]]:
+        """Return the table of the recipes, a row each after the names of its columns."""
         results = {tuned.recipe: tuned.evaluation.results for tuned in self.recipes}
         protocols = dict.fromkeys(result.protocol for found in results.values() for result in found if result.rsum)
         rows = [["recipe", "trials", "pruned", "failed", "seconds", "validation RSUM"]]
@@ -130,12 +131,14 @@ def as_csv(trials: tuple[Trial, ...]) -> str:
     """Return all trials as CSV: what became of each, and its values in full."""
     keys = list(dict.fromkeys(key for trial in trials for key in trial.values))
     facts = ("number", "status", "rsum", "epochs", "seconds", "error")
+    rows = [[*(getattr(one, fact) for fact in facts), *(written(one.values[key]) for key in keys)] for one in trials]
+    return rows_as_csv([[*facts, *keys], *rows])
+
+
+def rows_as_csv(rows: Iterable[Sequence[Any]]) -> str:
+    """Return the rows of a table as CSV."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*facts, *keys])
-    for trial in trials:
-        values = [written(trial.values[key]) for key in keys]
-        writer.writerow([*(getattr(trial, fact) for fact in facts), *values])
+    csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 

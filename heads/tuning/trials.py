@@ -87,7 +87,7 @@ def open_journal(root: Path) -> JournalStorage:
 
 
 class Halving(optuna.pruners.BasePruner):
-    """Decides which trials go on: those in the better half of all that have come as far.
+    """Decides which trials go on: those in the better half of all that have come as far, each by its best epoch.
 
     Successive halving, asynchronous: Li et al., *A System for Massively Parallel Hyperparameter Tuning* (MLSys 2020),
     after a sixth, a third and two thirds of the epochs. Optuna's own decides as this one does, but once: it notes that
@@ -108,10 +108,15 @@ class Halving(optuna.pruners.BasePruner):
         epoch = trial.last_step
         if epoch is None or epoch not in self.rungs:
             return False
-        values = {one.number: one.intermediate_values.get(epoch) for one in study.get_trials(deepcopy=False)}
-        values[trial.number] = trial.intermediate_values[epoch]
-        known = sorted((value for value in values.values() if value is not None), reverse=True)
-        return trial.intermediate_values[epoch] < known[max(1, len(known) // 2) - 1]
+        others = (one for one in study.get_trials(deepcopy=False) if one.number != trial.number)
+        own = _best(trial, epoch)
+        known = sorted([own, *(_best(one, epoch) for one in others if epoch in one.intermediate_values)], reverse=True)
+        return own < known[max(1, len(known) // 2) - 1]
+
+
+def _best(trial: FrozenTrial, epoch: int) -> float:
+    """Return the best validation RSUM up to an epoch: it decides at the end, so it decides on the way."""
+    return max(rsum for step, rsum in trial.intermediate_values.items() if step <= epoch)
 
 
 def run_trial(job: Job, resident: Resident) -> Outcome:

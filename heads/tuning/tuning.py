@@ -9,7 +9,7 @@ OUT/result.json        what it reaches on the test split, looked at once all tri
 OUT/trials.csv         the table of all trials
 OUT/importance.png     which keys decide
 
-Of several recipes each has a folder OUT/RECIPE like that.
+Of several recipes each has a folder OUT/RECIPE like that, and OUT/comparison.csv is the table of all.
 """
 
 import sys
@@ -45,7 +45,7 @@ from ..series.cluster import on_cluster
 from ..series.processes import at_once, in_processes, in_turn, load_features
 from ..training.ranks import require_one_process
 from .space import Space, as_settings, make_space
-from .table import Trial, Tuned, Tuning, as_csv, plot, require_plotting
+from .table import Trial, Tuned, Tuning, as_csv, plot, require_plotting, rows_as_csv
 
 if TYPE_CHECKING:
     from .study import Study
@@ -128,7 +128,10 @@ def tune(
             found.append(_tuned(plan, study, ties, device))
             if plotted:
                 _draw(plan, found[-1].trials)
-    return Tuning(tuple(found))
+    tuning = Tuning(tuple(found))
+    if len(found) > 1:
+        write_text(Path(out).resolve() / "comparison.csv", rows_as_csv(tuning.comparison()), RunError)
+    return tuning
 
 
 def _require(plotted: bool) -> None:

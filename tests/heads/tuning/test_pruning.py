@@ -70,7 +70,7 @@ def test_a_trial_that_was_killed_before_it_had_its_values_is_drawn_again(stores,
     st.lists(st.lists(st.integers(0, 9).map(float), min_size=12, max_size=12), min_size=2, max_size=12),
     st.sampled_from([3, 4, 6, 12]),
 )
-def test_trials_are_pruned_as_optuna_prunes_them(trials, epochs):
+def test_trials_are_pruned_as_optuna_prunes_them_by_their_best_epoch(trials, epochs):
     theirs = optuna.pruners.SuccessiveHalvingPruner(min_resource=max(1, epochs // 6), reduction_factor=2)
     ended = []
     for pruner in (theirs, Halving(epochs)):
@@ -79,7 +79,7 @@ def test_trials_are_pruned_as_optuna_prunes_them(trials, epochs):
         for values in trials:
             trial = study.ask()
             for epoch, value in enumerate(values[:epochs], 1):
-                trial.report(value, epoch)
+                trial.report(max(values[:epoch]) if pruner is theirs else value, epoch)
                 pruned = trial.should_prune()
                 if epoch == epochs:
                     assert pruner is theirs or not pruned
@@ -93,20 +93,22 @@ def test_trials_are_pruned_as_optuna_prunes_them(trials, epochs):
 def test_the_better_half_goes_on():
     study = optuna.create_study(direction="maximize", pruner=Halving(30))
     gone_on = []
-    for values in ((10, 10, 10), (20, 9, 9), (15,), (30, 20, 5)):
+    for values in ((10, 20, 20), (11, 9, 9), (8,), (30, 20, 5), (25, 25, 29)):
         trial = study.ask()
         for epoch, value in zip((5, 10, 20), values, strict=False):
-            trial.report(value, epoch - 1)
+            trial.report(0, epoch - 1)
             assert not trial.should_prune()  # only at a sixth, a third and two thirds
             trial.report(value, epoch)
             if trial.should_prune():
                 gone_on.append((trial.number, epoch, False))
                 break
             gone_on.append((trial.number, epoch, True))
-    # At 5: 10 | 20 of 10, 20 | 15 of the best one of three | 30 of the best two of four. At 10: 10 | 9 | 20.
+    # At 5 the best one goes on of 10 and 11, of three, then the best two of four and of five. At 10 the best of 20, 11;
+    # then of 20, 11, 30, which the fourth had at 5; then the best two. At 20 the best of 20, 30; of 20, 30, 29.
     assert gone_on == [
         *[(0, 5, True), (0, 10, True), (0, 20, True)],
         *[(1, 5, True), (1, 10, False)],
         (2, 5, False),
-        *[(3, 5, True), (3, 10, True), (3, 20, False)],
+        *[(3, 5, True), (3, 10, True), (3, 20, True)],
+        *[(4, 5, True), (4, 10, True), (4, 20, False)],
     ]

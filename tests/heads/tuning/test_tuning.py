@@ -1,5 +1,6 @@
 """A tuning: its best run, its stops and continuations, and what it refuses."""
 
+import csv
 import json
 import re
 import shutil
@@ -70,6 +71,11 @@ def test_the_result_is_that_of_the_best_run_on_the_test_split(whole):
     assert found.evaluation.results == evaluate(out / "best", split="test", ties="mean", device="cpu").results
     result = json.loads((out / "result.json").read_text())
     assert (result["trial"], result["results"][0]["rsum"]) == (found.best.number, found.evaluation.results[0].rsum)
+
+
+def test_the_folder_of_a_tuning_is_no_run_and_the_best_one_is_named(whole):
+    with pytest.raises(RunError, match=f"{whole[0]} is no run: .*; name the folder of a run, such as {whole[0]}/best"):
+        evaluate(whole[0])
 
 
 def test_the_same_command_trains_and_evaluates_nothing_again(stores, whole, monkeypatch):
@@ -254,6 +260,8 @@ def test_several_recipes_have_the_same_number_of_trials_and_one_table(stores, tm
     table = str(tuning).split("\n\n")[-1].splitlines()
     assert [line.split()[:2] for line in table[1:]] == [["vsepp", "2"], ["vse-infty", "2"]]
     assert f"{tuning.recipes[1].evaluation.results[0].rsum:.2f}" in table[2]
+    rows = list(csv.reader((out / "comparison.csv").read_text().splitlines()))
+    assert [" ".join(row).split() for row in rows] == [line.split() for line in table]
     assert "space of vse-infty:\n  optimizer.lr" in capsys.readouterr().err
     with pytest.raises(RunError, match="is not empty and holds no tuning"):
         tuned(stores(), out)

@@ -145,7 +145,7 @@ def step(
     rounds: int,
     parts: int,
 ) -> None:
-    """A whole training step against its bare matrix products, on a CPU.
+    """A whole training step against its bare matrix products and the reference, on a CPU.
 
     The products of a step, forward and backward, are noted and formed again alone, in the shapes and layouts in which
     the step forms them. The second table says what the step's other operations take of it.
@@ -153,15 +153,18 @@ def step(
     batch = roi_batch(images, captions, regions, channels)
     rows, others = [], []
     for name in names:
-        take = Step(load_recipe(name, list(settings)), FeatureFacts("roi", channels, channels), WORD_IDS, CPU)
+        facts = load_recipe(name, list(settings)), FeatureFacts("roi", channels, channels), WORD_IDS, CPU
+        take, reference = Step(*facts), Step(*facts, reference=True)
         take(batch)
         with Watched() as watched:
             take(batch)
-        time_of = medians({"step": lambda take=take: take(batch), "bare": replay(watched.products)}, rounds, CPU)
-        whole, bare = time_of["step"], time_of["bare"]
+        steps = {"step": partial(take, batch), "reference": partial(reference, batch)}
+        time_of = medians({**steps, "bare": replay(watched.products)}, rounds, CPU)
+        whole, bare, theirs = (time_of[job] for job in ("step", "bare", "reference"))
         flops = watched.flops / 1e9
         ratio = f"{whole / bare:.2f} (aim 1.25)"
-        rows.append([name, f"{whole:.2f}", f"{bare:.2f}", ratio, f"{flops:.3g}", f"{flops / bare:.0f}"])
+        times = f"{whole:.2f}", f"{bare:.2f}", f"{theirs:.2f}"
+        rows.append([name, *times, ratio, f"{theirs / whole:.2f}", f"{flops:.3g}", f"{flops / bare:.0f}"])
         products = {func.overloadpacket.__name__ for func in PRODUCTS}
         # Of the run that was watched, which is a little slower.
         inside = sum(watched.seconds.values())
@@ -169,7 +172,8 @@ def step(
         others += [[name, op, f"{100 * seconds / inside:.1f}%"] for seconds, op in rest[:parts]]
         others.append([name, "all others", f"{100 * sum(s for s, _ in rest[parts:]) / inside:.1f}%"])
     click.echo(f"{images} images of {regions} x {channels}, {captions} captions, float32\n")
-    print_table(["recipe", "step, s", "products, s", "step / products", "GFLOP", "GFLOP/s of the products"], rows)
+    head = ["recipe", "step, s", "products, s", "reference, s", "step / products", "reference / step", "GFLOP"]
+    print_table([*head, "GFLOP/s of the products"], rows)
     click.echo()
     print_table(["recipe", "other operation", "share of the step"], others)
 

@@ -18,7 +18,7 @@ from PIL import Image
 from reading import CAPTIONS, PLAIN, WORDS, make_store
 from torch import Tensor
 from training_parts import VOCABULARY, WORD_IDS, Step, flops_of, medians, print_table, roi_batch, seconds_of
-from training_reference import REFERENCES, OneByOne, on_device
+from training_reference import OneByOne, on_device
 
 from xret.heads.model import FeatureFacts, feature_facts
 from xret.heads.recipes.recipe import Recipe, load_recipe
@@ -222,11 +222,11 @@ def gpu(
         one_by_one = OneByOne(Path(work) / PLAIN, (images, regions, channels), CAPTIONS, WORDS)
         for name in names:
             recipe = load_recipe(name, list(settings))
-            if recipe.similarity["name"] not in REFERENCES:
-                raise click.ClickException(f"the reference has no {recipe.similarity['name']}: {', '.join(REFERENCES)}")
-            reference = REFERENCES[recipe.similarity["name"]](recipe.aggregator["image"]["slots"])
             ours = Step(recipe, facts, WORD_IDS, target)
-            theirs = Step(recipe, facts, WORD_IDS, target, compare=reference)
+            try:
+                theirs = Step(recipe, facts, WORD_IDS, target, reference=True)
+            except ValueError as error:
+                raise click.ClickException(str(error)) from error
             if recipe.runtime.compile:
                 compile_parts(ours.model, target)
             size = min(recipe.data.batch_size, images)

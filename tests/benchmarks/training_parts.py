@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
+from training_reference import make_reference
 
 from xret.heads.model import FeatureFacts, build_losses, build_model
 from xret.heads.recipes.recipe import Recipe
@@ -73,7 +74,7 @@ class Step:
         images: facts of the image features.
         captions: facts of the caption features.
         device: where to train.
-        compare: takes the place of the recipe's similarity.
+        reference: with the parts of `training_reference` in the place of ours.
     """
 
     def __init__(
@@ -82,13 +83,14 @@ class Step:
         images: FeatureFacts,
         captions: FeatureFacts,
         device: torch.device,
-        compare: nn.Module | None = None,
+        reference: bool = False,
     ) -> None:
         torch.manual_seed(0)
         self.recipe = recipe
-        self.model = build_model(recipe, images, captions).to(device).train()
-        if compare is not None:
-            self.model.compare = compare.to(device)
+        self.model = build_model(recipe, images, captions).train()
+        if reference:
+            make_reference(self.model, recipe)
+        self.model.to(device)
         self.losses = build_losses(recipe, captions).to(device)
         self.optimizer = build_optimizer(self.model, self.losses, recipe.optimizer)
         self.precision = autocast_dtype(recipe.runtime.precision, device)

@@ -1,7 +1,8 @@
 """A straightforward head in the style of the published code, against which ours is measured.
 
-It shares encoders, slots and losses with ours and differs in three places only:
+It shares encoders and losses with ours and differs in four places only:
 
+- Element slots normalise the local features and project keys and values of them anew in every round.
 - Smooth-Chamfer pools the matrix of all pairs of elements `[I K, C K]` by pooling layers, with an exponential for each
   direction.
 - Assignment lays the masks of all K! permutations over that matrix, pools, and keeps the mask of the largest sum
@@ -19,8 +20,46 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
+from xret.heads.model import Model
+from xret.heads.modules.aggregators import Aggregated, ElementSlots
+from xret.heads.modules.padding import valid_rows, zero_padding
+from xret.heads.modules.positions import circle_positions
+from xret.heads.recipes.recipe import Recipe
 from xret.pipeline.reading.batches import Batch
 from xret.pipeline.reading.features import Features
+
+
+class RecomputedSlots(nn.Module):
+    """Element slots that recompute keys and values in every round.
+
+    Args:
+        ours: whose weights it has; with learned slots, and no positions of cells.
+    """
+
+    embedding, uses_local, uses_place = "set", True, False
+
+    def __init__(self, ours: ElementSlots) -> None:
+        super().__init__()
+        if ours.initial != "learned" or ours.positions == "grid":
+            raise ValueError("the reference has learned slots, and positions 'none' or 'circle' alone")
+        self.ours = ours
+
+    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
+        """Aggregate `local [B, N, C]`, of which the first `length[b]` rows count, and `global_ [B, D]`."""
+        ours, valid, attention = self.ours, valid_rows(local, length), []
+        local, slots = zero_padding(local, length), self.ours.initial_slots.expand(len(local), -1, -1)
+        for _ in range(ours.iterations):
+            rows = ours.norm_local(local)
+            placed = rows + circle_positions(rows, length) if ours.positions == "circle" else rows
+            keys, values = (
+                projected.unflatten(2, (ours.heads, -1)).transpose(1, 2)
+                for projected in (ours.key(placed), ours.value(rows))
+            )
+            slots, weights = ours.block(slots, keys, values, valid)
+            attention.append(weights)
+        slots = ours.norm_slots(slots)
+        fused = slots if ours.norm_global is None else slots + ours.norm_global(global_)[:, None]
+        return Aggregated(fused, slots, torch.stack(attention))
 
 
 def pair_matrix(images: Tensor, captions: Tensor) -> Tensor:
@@ -85,6 +124,21 @@ class MaskedAssignment(nn.Module):
 
 
 REFERENCES = {"smooth-chamfer": PooledSmoothChamfer, "assignment": MaskedAssignment}  # of a recipe's similarities
+
+
+def make_reference(model: Model, recipe: Recipe) -> None:
+    """Give a model the parts of the reference in the place of ours; its weights stay.
+
+    Raises:
+        ValueError: the reference lacks one of them.
+    """
+    name = recipe.similarity["name"]
+    if name not in REFERENCES:
+        raise ValueError(f"the reference has no {name}: {', '.join(REFERENCES)}")
+    model.compare = REFERENCES[name](recipe.aggregator["image"]["slots"])
+    for branch in (model.image, model.text):
+        if isinstance(branch.aggregator, ElementSlots):
+            branch.aggregator = RecomputedSlots(branch.aggregator)
 
 
 class Sample(NamedTuple):

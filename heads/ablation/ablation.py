@@ -294,6 +294,7 @@ def _entry(first: tuple[dict[str, Value], str, int], run: str, result: Result, p
         result.log_circular_variance,
         paper,
         ties=result.ties,
+        images=result.images,
     )
 
 

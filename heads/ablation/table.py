@@ -15,6 +15,7 @@ import numpy as np
 from ...pipeline.errors import RunError
 from ...pipeline.files import making_file
 from ...pipeline.wording import aligned, counted
+from ..evaluation.evaluation import FEW, too_few
 from ..evaluation.metrics import Ties
 from ..evaluation.paper_rows import ROWS
 from .plan import Value
@@ -47,6 +48,7 @@ class Entry:
         paper: the paper's values by metric, with their `row`; None where it has none.
         error: the sentence that a failed cell ended in.
         ties: how equal scores are counted; None of a failed cell.
+        images: that are compared; None of a failed cell.
     """
 
     cell: dict[str, Value]
@@ -63,6 +65,7 @@ class Entry:
     paper: dict[str, Any] | None = None
     error: str | None = None
     ties: Ties | None = None
+    images: int | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Line:
     Attributes:
         label: of the variant.
         values: what it sets.
-        split, protocol, ties: what was evaluated, and how; neither of the last two where every seed failed.
+        split, protocol, ties, images: what was evaluated, and how; of these the split alone where every seed failed.
         seeds: how many are finished.
         failed: how many failed.
         mean: over the finished seeds, by metric, as far as known.
@@ -86,6 +89,7 @@ class Line:
     split: str
     protocol: str | None
     ties: Ties | None
+    images: int | None
     seeds: int
     failed: int
     mean: dict[str, float]
@@ -106,8 +110,8 @@ def summarise(entries: Sequence[Entry]) -> list[Line]:
             failed = sum(entry.status == "failed" for entry in own)
             paper = dict(done[0].paper or {}) if done else {}
             row = paper.pop("row", None)
-            ties, (mean, std) = done[0].ties if done else None, _statistics(done)
-            first = label, own[0].cell, own[0].split, protocol, ties
+            (ties, images), (mean, std) = (done[0].ties, done[0].images) if done else (None, None), _statistics(done)
+            first = label, own[0].cell, own[0].split, protocol, ties, images
             lines.append(Line(*first, len(done), failed, mean, std, row, paper))
     return lines
 
@@ -285,6 +289,8 @@ def _title(lines: Sequence[Line]) -> str:
         title += f"; mean ± sample standard deviation over {seeds} seeds"
     if row := next((line.row for line in lines if line.row), None):
         title += f"; paper: {ROWS[row].title}"
+    if (images := next((line.images for line in lines if line.images), FEW)) < FEW:
+        title += f"; {too_few(images)} to tell"
     return title
 
 

@@ -28,7 +28,8 @@ def test_a_table_its_files_and_its_json(store, tmp_path):
     out = [store, "--out", tmp_path / "out", *VARY, "--seeds", "2", "--device", "cpu"]
     table = run("ablate", *out, "--csv", files["csv"], "--latex", files["tex"], "--plot", files["svg"]).stdout
     assert table.splitlines()[0] == (
-        "split test, protocol full, ties pessimistic; mean ± sample standard deviation over 2 seeds; 4 images are too few to tell"
+        "split test, protocol full, ties pessimistic; mean ± sample standard deviation over 2 seeds; "
+        "4 images are too few to tell"
     )
     entries = json.loads(run("ablate", *out, "--json").stdout)
     assert [(entry["cell"], entry["seed"], entry["status"]) for entry in entries] == [

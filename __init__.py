@@ -279,6 +279,7 @@ def tune(
     settings: "Settings" = (),
     seed: int = 0,
     ties: "Ties" = "pessimistic",
+    views: bool = False,
     jobs: int = 1,
     device: str = "auto",
     scheduler: str | None = None,
@@ -297,7 +298,7 @@ def tune(
         space: beside the bundled one, such as ``{"optimizer.lr": "1e-4:1e-2:log", "model.dim": [256, 512]}``.
         settings: changes for all trials, such as ``{"schedule.epochs": 20}``.
         seed: of every run, and of the values that are drawn.
-        ties: on the test split, as in `evaluate`.
+        ties, views: on the test split, as in `evaluate`.
         jobs, device, scheduler, verbose: as of `ablate`.
         plot: draw which keys decide, as ``importance.png`` in `out`.
 
@@ -315,7 +316,7 @@ def tune(
     if isinstance(space, Mapping):
         space = [f"{key}={said if isinstance(said, str) else ','.join(map(str, said))}" for key, said in space.items()]
     what: dict[str, Any] = {"trials": trials, "space": space, "settings": _written(settings), "ties": ties}
-    how: dict[str, Any] = {"device": device, "jobs": jobs, "scheduler": scheduler, "verbose": verbose}
+    how: dict[str, Any] = {"device": device, "jobs": jobs, "scheduler": scheduler, "views": views, "verbose": verbose}
     return tune(str(store), recipes, out, seed=seed, plotted=plot, **what, **how)
 
 

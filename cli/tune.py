@@ -12,7 +12,7 @@ from .parsing import NEW_FOLDER, Sectioned, refuse_verbose_of_many, verbose_opti
 @click.command(
     cls=Sectioned,
     sections={
-        "What is tuned": "recipe trials space settings seed ties",
+        "What is tuned": "recipe trials space settings seed ties views",
         "Where and how it runs": "out jobs device scheduler verbose",
         "What is written": "plot as_json",
     },
@@ -55,6 +55,7 @@ from .parsing import NEW_FOLDER, Sectioned, refuse_verbose_of_many, verbose_opti
     type=click.Choice(["pessimistic", "optimistic", "mean"]),
     help="On the test split: where an own item stands among equal scores, last, first, or on average.",
 )
+@click.option("--views", is_flag=True, help="On the test split: take the mean over all cached views of an image.")
 @click.option(
     "--out", required=True, type=NEW_FOLDER, help="The folder; the same command goes on where it was stopped."
 )

@@ -37,7 +37,7 @@ from ..recipes.blocks import Recipe
 from ..recipes.effects import require_effect
 from ..recipes.names import recipe_names
 from ..recipes.recipe import changed, key_of, load_recipe, resolve
-from ..runs.features import on_own_sets
+from ..runs.features import on_own_sets, require_views
 from ..runs.info import as_told
 from ..runs.run import WEIGHTS, write_json
 from ..series.checks import cache_of_series, claim, complete_sets, require_buildable
@@ -73,6 +73,7 @@ def tune(
     space: Sequence[str] = (),
     settings: Sequence[str] = (),
     ties: Ties = "pessimistic",
+    views: bool = False,
     seed: int = 0,
     device: str = "auto",
     jobs: int = 1,
@@ -93,6 +94,7 @@ def tune(
         space: what is varied beside the bundled space, or in its place; see `space.make_space`.
         settings: ``KEY=VALUE``, for all trials.
         ties: see `metrics.recall`; on the test split.
+        views: there, take the mean over all cached views of an image; validation is of the first.
         seed: of every run, and of what is drawn.
         device: ``auto``, ``cpu`` or ``cuda``.
         plotted: draw the importance of the keys.
@@ -113,7 +115,7 @@ def tune(
 
     roots, found = _roots(recipes, Path(out).resolve()), []
     cache = cache_of_series(store, [root / "tuning.json" for root in roots], quiet=verbose is False)
-    plans = _plans(cache, recipes, roots, space, settings, seed)
+    plans = _plans(cache, recipes, roots, space, settings, seed, views)
     with ExitStack() as held:
         for plan in plans:
             _take(plan, held)
@@ -125,7 +127,7 @@ def tune(
             if verbose is not False and (done := len(study.results)):
                 print(f"trials finished already: {done} of {trials}", file=sys.stderr, flush=True)
             _train(study, jobs, scheduler)
-            found.append(_tuned(plan, study, ties, device))
+            found.append(_tuned(plan, study, ties, views, device))
             if plotted:
                 _draw(plan, found[-1].trials)
     tuning = Tuning(tuple(found))
@@ -162,6 +164,7 @@ def _plans(
     space: Sequence[str],
     settings: Sequence[str],
     seed: int,
+    views: bool,
 ) -> list[_Planned]:
     """Check all recipes and their spaces; raise all faults at once."""
     plans, faults = [], []
@@ -170,6 +173,8 @@ def _plans(
             recipe = load_recipe(name, settings)
             on_sets = _on_own_sets(recipe, root, cache)
             sets = complete_sets(cache, on_sets, _SPLITS)
+            if views:
+                require_views(sets[0])
             facts = feature_facts(sets[0]), feature_facts(sets[1])
             require_buildable(recipe, *facts)
             own = make_space(recipe, *facts, space, settings)
@@ -250,7 +255,7 @@ def _train(study: "Study", jobs: int, scheduler: str | None) -> None:
         in_turn(study.series)
 
 
-def _tuned(plan: _Planned, study: "Study", ties: Ties, device: str) -> Tuned:
+def _tuned(plan: _Planned, study: "Study", ties: Ties, views: bool, device: str) -> Tuned:
     """Write down what a study found, and look at the test split."""
     trials = study.results
     done = [trial for trial in trials if trial.status == "done"]
@@ -267,7 +272,7 @@ def _tuned(plan: _Planned, study: "Study", ties: Ties, device: str) -> Tuned:
             f"{quote(study.store)} --recipe {quote(str(plan.root / 'best.yaml'))} --seed {study.seed} "
             f"--out {quote(str(run))}`"
         )
-    evaluation = _result(plan.root, best, study.store, ties, device)
+    evaluation = _result(plan.root, best, study.store, ties, views, device)
     space = {key: str(dimension) for key, dimension in plan.space.items()}
     return Tuned(plan.name, str(plan.root), space, trials, best, evaluation)
 
@@ -279,17 +284,17 @@ def _write_recipe(plan: _Planned, best: Trial) -> None:
     write_text(plan.root / "best.yaml", text, RunError)
 
 
-def _result(root: Path, best: Trial, store: str, ties: Ties, device: str) -> Evaluation:
+def _result(root: Path, best: Trial, store: str, ties: Ties, views: bool, device: str) -> Evaluation:
     """Return the best run's result on the test split; it is computed once."""
     file = root / "result.json"
     try:
         found = read_json(file)
-        if found["trial"] == best.number and found["ties"] == ties:
-            results = tuple(Result(**one) for one in found["results"])
-            return Evaluation((str(root / "best"),), (found["store"],), (1,), results, (found.get("generation"),))
+        if (found["trial"], found["ties"], found["views"] > 1) == (best.number, ties, views):
+            results, read = tuple(Result(**one) for one in found["results"]), (found.get("generation"),)
+            return Evaluation((str(root / "best"),), (found["store"],), (found["views"],), results, read)
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there yet, or of another trial
-    evaluation = evaluate(root / "best", store=store, split="test", ties=ties, device=device)
+    evaluation = evaluate(root / "best", store=store, split="test", ties=ties, device=device, views=views)
     facts = {"trial": best.number, "validation_rsum": best.rsum, "ties": ties, "values": best.values}
     write_json(file, facts | evaluation.to_dict())
     return evaluation

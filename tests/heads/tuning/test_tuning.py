@@ -78,6 +78,17 @@ def test_the_folder_of_a_tuning_is_no_run_and_the_best_one_is_named(whole):
         evaluate(whole[0])
 
 
+def test_the_test_split_is_looked_at_in_all_views_or_in_the_first(stores, tmp_path):
+    store, out = make_store(tmp_path / "views.zarr", views=3), tmp_path / "out"
+    for views in (True, False, True):
+        found = tuned(store, out, settings=[*SETTINGS, "schedule.epochs=1"], trials=1, views=views).evaluation
+        assert found.to_dict() == evaluate(out / "best", views=views, device="cpu").to_dict()
+        assert found.views == ((3,) if views else (1,))
+    with pytest.raises(RunError, match="has one view of each image"):
+        tuned(stores(), tmp_path / "single", views=True)
+    assert not (tmp_path / "single").exists()
+
+
 def test_the_same_command_trains_and_evaluates_nothing_again(stores, whole, monkeypatch):
     out, found = whole
     monkeypatch.setattr("xret.heads.tuning.trials.train", None)

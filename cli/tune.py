@@ -75,7 +75,7 @@ def tune(store: str, recipe: tuple[str, ...], out: Path, as_json: bool, **option
     """Find the values of a recipe that suit a data set.
 
     Validation RSUM decides, and the best run is kept. Trials that fall behind are stopped early. The test split is
-    looked at once, at the end, with the best run: --out/best, and --out/best.yaml is its recipe.
+    looked at when all are over, with the best run: --out/best, and --out/best.yaml is its recipe.
 
     \b
     xret tune rsicd.zarr --recipe setdiv --trials 50 --out tuned

@@ -290,7 +290,7 @@ def _title(lines: Sequence[Line]) -> str:
     if row := next((line.row for line in lines if line.row), None):
         title += f"; paper: {ROWS[row].title}"
     if (images := next((line.images for line in lines if line.images), FEW)) < FEW:
-        title += f"; {too_few(images)} to tell"
+        title += f"; {too_few(images)} to tell variants apart"
     return title
 
 

@@ -7,7 +7,7 @@ run that was killed between two of these steps finds the files that `run.json` m
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...pipeline.errors import RunError
@@ -36,6 +36,15 @@ def find(folder: Path, name: str, sha256: str) -> Path | None:
                 return path
         except OSError:  # it cannot be read, or has just been put in its place
             continue
+    return None
+
+
+def run_inside(folder: Path) -> Path | None:
+    """Return a run in a folder of runs, such as the best one of a tuning; None where none is found."""
+    with suppress(OSError):  # a folder that is being removed
+        for pattern in ("[!.]*/run.json", "[!.]*/[!.]*/run.json"):
+            for file in folder.glob(pattern):
+                return file.parent
     return None
 
 

@@ -35,7 +35,7 @@ from ...pipeline.files import making, partials_in, remove, write_text
 from ..model import Facts, Model, build_model, facts_of_each
 from ..recipes.blocks import Recipe
 from .config import as_json, config_of, config_text, difference, recipe_text, write_config
-from .files import REMEDY, Writer, find, replacing, settle, sha256_of
+from .files import REMEDY, Writer, find, replacing, run_inside, settle, sha256_of
 from .info import FORMAT, VERSION, BranchName, RunInfo, sealed, unsealed
 
 # When a run is resumed; the sets that data.image and data.text stand for are compared themselves.
@@ -66,8 +66,8 @@ class Run:
         if not (self.path / "run.json").is_file():
             way = f"make one with `xret train-head … --out {path}`"
             if self.path.exists():
-                inside = [file.parent for depth in ("*", "*/*") for file in sorted(self.path.glob(f"{depth}/run.json"))]
-                way = "name the folder of a run" + (f", such as {inside[0]}" if inside else "")
+                inside = run_inside(self.path)
+                way = "name the folder of a run" + ("" if inside is None else f", such as {inside}")
             raise RunError(f"{path} is no run: it has no run.json; {way}")
         self.info = self._read_info()
         config = self._parsed(self.file("config.json"))

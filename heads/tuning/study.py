@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ...pipeline.errors import RecipeError, RunError
 from ...pipeline.files import remove
-from ...pipeline.wording import counted
+from ...pipeline.wording import counted, in_time
 from ..recipes.blocks import Recipe
 from ..recipes.recipe import changed, faults_of
 from ..series.processes import Series
@@ -70,7 +70,7 @@ class Study:
         )
         self.distributions = {key: _distribution(dimension) for key, dimension in space.items()}
         self.losses: Counter[int] = Counter()
-        self.began, self.over = time.monotonic(), len(self._in(_COUNTED))
+        self.began, self.ended = time.monotonic(), 0  # trials that this call has trained
         self.waiting = self._cut_off()
         self._settle()
 
@@ -149,6 +149,7 @@ class Study:
         # One that failed counts as pruned: the sampler keeps away from there.
         self.study.tell(job.number, outcome.rsum if done else None, None if done else TrialState.PRUNED)
         self._settle()
+        self.ended += outcome.epochs > 0
         self._say(job, outcome)
 
     def _lost(self, job: Job, sentence: str) -> None:
@@ -193,10 +194,10 @@ class Study:
             if best is not None and best.number == job.number:
                 said += ", the best so far"
         if outcome.status == "failed" or self.verbose is not False:
-            passed, over = time.monotonic() - self.began, len(self._in(_COUNTED))
-            line = f"trial {job.number}: {over} of {self.trials}, {passed:.0f} s"
-            if self.left:
-                line += f", about {passed / (over - self.over) * self.left:.0f} s left"
+            passed = time.monotonic() - self.began
+            line = f"trial {job.number}: {len(self._in(_COUNTED))} of {self.trials}, {passed:.0f} s"
+            if self.left and self.ended > len(self._in((TrialState.RUNNING,))):  # before, those at work tell nothing
+                line += f", about {in_time(passed / self.ended * self.left)} left"
             print(f"{line}: {said}", file=sys.stderr, flush=True)
 
 

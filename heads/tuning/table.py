@@ -73,7 +73,8 @@ class Tuned:
         """Return it as JSON has it."""
         own = {key: getattr(self, key) for key in ("recipe", "out", "space", "seconds")}
         trials = {"trials": [asdict(trial) for trial in self.trials], "best": asdict(self.best)}
-        return own | trials | {"results": self.evaluation.to_dict()["results"]}
+        evaluation = self.evaluation.to_dict()
+        return own | trials | {key: evaluation[key] for key in ("views", "results")}
 
     def __str__(self) -> str:
         keys = list(self.space)
@@ -107,24 +108,29 @@ class Tuning:
     def __str__(self) -> str:
         parts = [str(tuned) for tuned in self.recipes]
         if len(parts) > 1:
-            parts.append("\n".join(aligned(self.comparison())))
+            parts.append("\n".join(aligned([[_shown(cell) for cell in row] for row in self.comparison()])))
         return "\n\n".join(parts)
 
-    def comparison(self) -> list[list[str]]:
-        """Return the table of the recipes, a row each after the names of its columns."""
+    def comparison(self) -> list[list[str | int | float | None]]:
+        """Return the table of the recipes, a row each after the names of its columns; None: not known."""
         results = {tuned.recipe: tuned.evaluation.results for tuned in self.recipes}
         protocols = dict.fromkeys(result.protocol for found in results.values() for result in found if result.rsum)
-        rows = [["recipe", "trials", "pruned", "failed", "seconds", "validation RSUM"]]
+        rows: list[list[str | int | float | None]] = [
+            ["recipe", "trials", "pruned", "failed", "seconds", "validation RSUM"]
+        ]
         for protocol in protocols:
-            rows[0] += [f"test RSUM, {protocol}", "mean recall"]
+            rows[0] += [f"test RSUM, {protocol}", f"mean recall, {protocol}"]
         for tuned in self.recipes:
             counts = [len(tuned.trials), tuned.count("pruned"), tuned.count("failed"), round(tuned.seconds)]
-            row = [tuned.recipe, *map(str, counts), f"{tuned.best.rsum:.2f}"]
+            rows.append([tuned.recipe, *counts, tuned.best.rsum])
             for protocol in protocols:
                 found = next((one for one in results[tuned.recipe] if one.protocol == protocol), None)
-                row += ["-", "-"] if found is None else [f"{found.rsum:.2f}", f"{found.mean_recall:.2f}"]
-            rows.append(row)
+                rows[-1] += [None, None] if found is None else [found.rsum, found.mean_recall]
         return rows
+
+
+def _shown(cell: str | float | None) -> str:
+    return "-" if cell is None else f"{cell:.2f}" if isinstance(cell, float) else str(cell)
 
 
 def as_csv(trials: tuple[Trial, ...]) -> str:

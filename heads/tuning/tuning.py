@@ -9,7 +9,7 @@ OUT/result.json        what it reaches on the test split, looked at once all tri
 OUT/trials.csv         the table of all trials
 OUT/importance.png     which keys decide
 
-Of several recipes each has a folder OUT/RECIPE like that, and OUT/comparison.csv is the table of all.
+Of several recipes each has a folder OUT/RECIPE like that, and OUT/comparison.csv compares those of the last command.
 """
 
 import sys
@@ -116,9 +116,11 @@ def tune(
     roots, found = _roots(recipes, Path(out).resolve()), []
     cache = cache_of_series(store, [root / "tuning.json" for root in roots], quiet=verbose is False)
     plans = _plans(cache, recipes, roots, space, settings, seed, views)
+    comparison = Path(out).resolve() / "comparison.csv"
     with ExitStack() as held:
         for plan in plans:
             _take(plan, held)
+        comparison.unlink(missing_ok=True)  # it would be of other trials
         for plan in plans:
             if verbose is not False:
                 _say_space(plan)
@@ -132,7 +134,7 @@ def tune(
                 _draw(plan, found[-1].trials)
     tuning = Tuning(tuple(found))
     if len(found) > 1:
-        write_text(Path(out).resolve() / "comparison.csv", rows_as_csv(tuning.comparison()), RunError)
+        write_text(comparison, rows_as_csv(tuning.comparison()), RunError)
     return tuning
 
 

@@ -1,10 +1,10 @@
-"""What RSICD's data are worth to a head: with captions at wrong pictures, fewer pictures, or other splits.
+"""What RSICD's data are worth to a head: with captions at wrong pictures, fewer pictures, or random splits.
 
 The same recipe is trained with every seed on all training pictures as they are, with a share of the training captions
 dealt out anew among themselves, and with a half and a quarter of the pictures. Validation and test stay as they are.
-For the last row all pictures are dealt out anew among the three splits, which stay as large: there test captions are as
-those of training. A variant is a generation of one store (``xret extract --update``), so that nothing runs through a
-backbone twice. What is done is not done again. STORE is made where it is missing:
+For the last row all pictures are dealt out at random among the three splits, which stay as large: there test captions
+are as those of training. A variant is a generation of one store (``xret extract --update``), so that nothing runs
+through a backbone twice. What is done is not done again. STORE is made where it is missing:
 
     python tests/benchmarks/rsicd_data.py DIR STORE --out OUT --visual-weights mobilenet_v2.safetensors \
         --text-weights MINILM --recipe mlp
@@ -24,13 +24,13 @@ VARIANTS = {
     "noisy": (1.0, NOISE, False),
     "half": (0.5, 0.0, False),
     "quarter": (0.25, 0.0, False),
-    "other splits": (1.0, 0.0, True),
+    "random splits": (1.0, 0.0, True),
 }
 
 
 def variant(captions: Path, kept: float, noise: float, dealt: bool) -> dict[str, Any]:
     """Return Karpathy's JSON with a share of the training pictures, a share of their captions dealt out anew, or all
-    pictures dealt out anew among the splits."""
+    pictures dealt out at random among the splits."""
     data: dict[str, Any] = json.loads(captions.read_text())
     dice = random.Random(0)
     if dealt:

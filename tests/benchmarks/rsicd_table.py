@@ -11,9 +11,9 @@ so the command may be stopped and repeated. The store needs an image set, and ca
 
 `linear` and `mlp` begin with their recipes' values. The systems keep their parts and similarities. Alike for all of
 them are width, epochs, batches and a cosine, and what they begin with is what `mlp` has over the cached features: its
-perceptron, standardised channels, dropout of features and of the hidden layer, equal captions as positives. They
-have two rows: with their loss, of triplets over all negatives, because RSICD's captions repeat and the hardest negative
-is often none; and with the InfoNCE of the baselines in its place.
+perceptron, standardised channels, dropout of features and of the hidden layer, equal captions as positives. Each
+has two rows: with its own loss, where that is of triplets over all negatives, because RSICD's captions repeat and the
+hardest negative is often none; and with the InfoNCE of the baselines in its place.
 """
 
 import csv

@@ -153,8 +153,11 @@ def step(
     batch = roi_batch(images, captions, regions, channels)
     rows, others = [], []
     for name in names:
-        facts = load_recipe(name, list(settings)), FeatureFacts("roi", channels, channels), WORD_IDS, CPU
-        take, reference = Step(*facts), Step(*facts, reference=True)
+        what = load_recipe(name, list(settings)), FeatureFacts("roi", channels, channels), WORD_IDS, CPU
+        try:
+            take, reference = Step(*what), Step(*what, reference=True)
+        except ValueError as error:
+            raise click.ClickException(f"{name}: {error}") from error
         take(batch)
         with Watched() as watched:
             take(batch)

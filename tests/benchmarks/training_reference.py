@@ -47,13 +47,13 @@ class RecomputedSlots(nn.Module):
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Aggregate `local [B, N, C]`, of which the first `length[b]` rows count, and `global_ [B, D]`."""
         ours, valid, attention = self.ours, valid_rows(local, length), []
-        local, slots = zero_padding(local, length), self.ours.initial_slots.expand(len(local), -1, -1)
+        local, slots = zero_padding(local, length), ours.initial_slots.expand(len(local), -1, -1)
+        places = circle_positions(local, length) if ours.positions == "circle" else 0
         for _ in range(ours.iterations):
             rows = ours.norm_local(local)
-            placed = rows + circle_positions(rows, length) if ours.positions == "circle" else rows
             keys, values = (
                 projected.unflatten(2, (ours.heads, -1)).transpose(1, 2)
-                for projected in (ours.key(placed), ours.value(rows))
+                for projected in (ours.key(rows + places), ours.value(rows))
             )
             slots, weights = ours.block(slots, keys, values, valid)
             attention.append(weights)
@@ -135,7 +135,8 @@ def make_reference(model: Model, recipe: Recipe) -> None:
     name = recipe.similarity["name"]
     if name not in REFERENCES:
         raise ValueError(f"the reference has no {name}: {', '.join(REFERENCES)}")
-    model.compare = REFERENCES[name](recipe.aggregator["image"]["slots"])
+    scale = {key: value for key, value in recipe.similarity.items() if key == "alpha"}
+    model.compare = REFERENCES[name](recipe.aggregator["image"]["slots"], **scale)
     for branch in (model.image, model.text):
         if isinstance(branch.aggregator, ElementSlots):
             branch.aggregator = RecomputedSlots(branch.aggregator)

@@ -29,7 +29,7 @@ def test_a_table_its_files_and_its_json(store, tmp_path):
     table = run("ablate", *out, "--csv", files["csv"], "--latex", files["tex"], "--plot", files["svg"]).stdout
     assert table.splitlines()[0] == (
         "split test, protocol full, ties pessimistic; mean ± sample standard deviation over 2 seeds; "
-        "4 images are too few to tell"
+        "4 images are too few to tell variants apart"
     )
     entries = json.loads(run("ablate", *out, "--json").stdout)
     assert [(entry["cell"], entry["seed"], entry["status"]) for entry in entries] == [

@@ -54,7 +54,7 @@ def test_the_text_is_aligned():
         "split test, protocol full, ties pessimistic; mean ± sample standard deviation over 3 seeds; paper: F30K"
     )
     few = [replace(one, images=12 if one.status == "done" else None) for one in ENTRIES]
-    assert as_text(summarise(few)).splitlines()[0] == f"{title}; 12 images are too few to tell"
+    assert as_text(summarise(few)).splitlines()[0] == f"{title}; 12 images are too few to tell variants apart"
     assert as_text(summarise([replace(one, images=100) for one in ENTRIES])).splitlines()[0] == title
     assert head.split() == [
         "i2t", "R@1", "paper", "R@5", "R@10", "t2i", "R@1", "R@5", "R@10", "RSUM", "paper", "log", "var.", "failed",

@@ -5,6 +5,9 @@ import json
 import re
 import shutil
 import time
+from functools import partial
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from small_tunings import SETTINGS, TRIALS, numbers, started, tuned
 
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.recipes.recipe import load_recipe
+from xret.heads.runs.files import run_inside
 from xret.heads.runs.run import Run
 from xret.heads.training.training import train
 from xret.heads.tuning.tuning import tune
@@ -78,12 +82,25 @@ def test_the_folder_of_a_tuning_is_no_run_and_the_best_one_is_named(whole):
         evaluate(whole[0])
 
 
-def test_the_test_split_is_looked_at_in_all_views_or_in_the_first(stores, tmp_path):
+def test_a_run_that_is_hidden_or_being_removed_is_not_named(tmp_path):
+    for name in (".seed-0.1.partial", "seed-0"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").touch()
+    assert run_inside(tmp_path) == tmp_path / "seed-0"
+    (tmp_path / "seed-0" / "run.json").unlink()
+    assert run_inside(tmp_path) is run_inside(tmp_path / "none") is None
+
+
+def test_the_test_split_is_looked_at_in_all_views_or_in_the_first(stores, tmp_path, monkeypatch):
     store, out = make_store(tmp_path / "views.zarr", views=3), tmp_path / "out"
-    for views in (True, False, True):
-        found = tuned(store, out, settings=[*SETTINGS, "schedule.epochs=1"], trials=1, views=views).evaluation
-        assert found.to_dict() == evaluate(out / "best", views=views, device="cpu").to_dict()
-        assert found.views == ((3,) if views else (1,))
+    for views in (True, False):
+        again = partial(tuned, store, out, settings=[*SETTINGS, "schedule.epochs=1"], trials=1, views=views)
+        found = again()
+        assert found.evaluation.to_dict() == evaluate(out / "best", views=views, device="cpu").to_dict()
+        assert found.to_dict()["views"] == (3 if views else 1)
+        with monkeypatch.context() as patched:
+            patched.setattr("xret.heads.tuning.tuning.evaluate", None)  # what was found is kept
+            assert again() == found
     with pytest.raises(RunError, match="has one view of each image"):
         tuned(stores(), tmp_path / "single", views=True)
     assert not (tmp_path / "single").exists()
@@ -262,6 +279,16 @@ def test_a_folder_belongs_to_one_tuning(stores, whole, tmp_path):
     assert tuned(stores(), out, settings=[*SETTINGS, "runtime.cache=pinned"], ties="mean") == found
 
 
+def test_the_time_left_is_that_of_trials_like_those_before(stores, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("xret.heads.tuning.study.time", SimpleNamespace(monotonic=partial(next, count(0, 60))))
+    tuned(stores(), tmp_path / "out", settings=[*SETTINGS, "schedule.epochs=1"], trials=3)
+    said = [line for line in capsys.readouterr().err.splitlines() if re.match(r"trial \d: \d of", line)]
+    ends = ("60 s, about 2.0 minutes left: done", "120 s, about 1.0 minutes left: done", "180 s: done")
+    assert [line.split(" after")[0] for line in said] == [
+        f"trial {at}: {at + 1} of 3, {end}" for at, end in enumerate(ends)
+    ]
+
+
 def test_several_recipes_have_the_same_number_of_trials_and_one_table(stores, tmp_path, capsys):
     out = tmp_path / "out"
     settings = [*SETTINGS[:-1], "schedule.epochs=2"]
@@ -271,8 +298,10 @@ def test_several_recipes_have_the_same_number_of_trials_and_one_table(stores, tm
     table = str(tuning).split("\n\n")[-1].splitlines()
     assert [line.split()[:2] for line in table[1:]] == [["vsepp", "2"], ["vse-infty", "2"]]
     assert f"{tuning.recipes[1].evaluation.results[0].rsum:.2f}" in table[2]
-    rows = list(csv.reader((out / "comparison.csv").read_text().splitlines()))
-    assert [" ".join(row).split() for row in rows] == [line.split() for line in table]
+    rows = csv.DictReader((out / "comparison.csv").read_text().splitlines())
+    assert [(row["recipe"], row["pruned"], float(row["mean recall, full"])) for row in rows] == [
+        (one.recipe, str(one.count("pruned")), one.evaluation.results[0].mean_recall) for one in tuning.recipes
+    ]
     assert "space of vse-infty:\n  optimizer.lr" in capsys.readouterr().err
     with pytest.raises(RunError, match="is not empty and holds no tuning"):
         tuned(stores(), out)

@@ -120,7 +120,8 @@ def tune(
     with ExitStack() as held:
         for plan in plans:
             _take(plan, held)
-        comparison.unlink(missing_ok=True)  # it would be of other trials
+        if len(plans) > 1:
+            _forget(comparison)
         for plan in plans:
             if verbose is not False:
                 _say_space(plan)
@@ -223,6 +224,14 @@ def _take(plan: _Planned, held: ExitStack) -> None:
         locked(plan.root, RunError(f"another tuning is at work in {plan.root}; wait until it has ended"))
     )
     claim(plan.root, "tuning", plan.description, _understood)
+
+
+def _forget(comparison: Path) -> None:
+    """Remove the comparison that an earlier command left: it is of fewer trials."""
+    try:
+        comparison.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(f"{comparison} cannot be replaced: {error.strerror}; take another --out") from error
 
 
 def _understood(found: dict[str, Any]) -> dict[str, Any]:

@@ -303,6 +303,10 @@ def test_several_recipes_have_the_same_number_of_trials_and_one_table(stores, tm
         (one.recipe, str(one.count("pruned")), one.evaluation.results[0].mean_recall) for one in tuning.recipes
     ]
     assert "space of vse-infty:\n  optimizer.lr" in capsys.readouterr().err
+    (out / "comparison.csv").unlink()
+    (out / "comparison.csv").mkdir()
+    with pytest.raises(RunError, match=r"comparison\.csv cannot be replaced: .*; take another --out"):
+        tune(stores(), ["vsepp", "vse-infty"], out, settings=settings, trials=2, device="cpu")
     with pytest.raises(RunError, match="is not empty and holds no tuning"):
         tuned(stores(), out)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .heads.evaluation.evaluation import Evaluation
     from .heads.evaluation.metrics import Ties
     from .heads.retrieval.retriever import Retriever
-    from .heads.training.training import TrainSummary
+    from .heads.training.loop import TrainSummary
     from .heads.tuning.table import Tuning
     from .pipeline.cache.feature_cache import FeatureCache
     from .pipeline.extraction.summary import Extraction
@@ -118,15 +118,13 @@ def train(
         CacheError: the store cannot be used.
         RunError: `out` exists or does not fit, memory does not suffice, or the loss is not finite.
     """
-    from .heads.recipes.effects import require_effect
     from .heads.recipes.recipe import load_recipe
     from .heads.training.display import Shown
     from .heads.training.training import train
 
     chosen, shown = load_recipe(str(recipe), _written(settings)), Shown.of(verbose, "epochs")
-    require_effect([chosen], _written(settings))
     how: dict[str, Any] = {"device": device, "seed": seed, "resume": resume, "also": also, "shown": shown}
-    return train(str(store), chosen, out, init_from=init_from, **how)
+    return train(str(store), chosen, out, settings=_written(settings), init_from=init_from, **how)
 
 
 def finetune(

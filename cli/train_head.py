@@ -11,7 +11,7 @@ from ..pipeline.wording import counted
 from .parsing import NEW_FOLDER, Sectioned, one_recipe, verbose_option
 
 if TYPE_CHECKING:
-    from ..heads.training.training import TrainSummary
+    from ..heads.training.loop import TrainSummary
 
 
 @click.command(

@@ -1,6 +1,6 @@
 """The head: two branches, adapter and aggregator each, and the similarity that compares what they give."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -76,6 +76,21 @@ def adapter_not_in_use(key: str, image: Facts, text: Facts) -> str:
         return ""
     kinds = _kinds((*sides["image"], *sides["text"]))
     return f"{key} is not in use: the features are of kind {kinds}, so take the key of one of these"
+
+
+def require_in_use(keys: Iterable[str], heads: Collection[tuple[Facts, Facts]]) -> None:
+    """Refuse keys that a user sets for some heads, and of which none makes any use.
+
+    Args:
+        keys: of recipes.
+        heads: of each the facts of its images and captions.
+
+    Raises:
+        RecipeError: naming every key of an adapter for features that no head reads.
+    """
+    reasons = [[adapter_not_in_use(key, *facts) for facts in heads] for key in keys]
+    if idle := [of_key[0] for of_key in reasons if of_key and all(of_key)]:
+        raise RecipeError("; ".join(dict.fromkeys(idle)))
 
 
 class Branch(nn.Module):

@@ -21,8 +21,9 @@ def keeping_memory() -> Iterator[None]:
     """Keep what the layers of a network free for those that come next; at the end all of it is given back.
 
     glibc gives large blocks back at each `free`, and takes them anew as pages of zeros: on a CPU a convolutional
-    network spends up to half of its time on that. Threads that are there already keep their arenas, so begin early.
-    glibc counts its arenas but once, so that later threads share the one. Nothing happens where there is no glibc.
+    network spends up to half of its time on that, and a training step of large batches a quarter. Threads that are
+    there already keep their arenas, so begin early. glibc counts its arenas but once, so that later threads share the
+    one. Nothing happens where there is no glibc.
     """
     libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
     if not hasattr(libc, "mallopt") or not hasattr(libc, "malloc_trim"):  # musl has neither

@@ -23,7 +23,8 @@ from ...pipeline.reading.joined_sets import parts_of
 from ..evaluation.evaluation import Result, evaluate_untrained
 from ..evaluation.metrics import WAYS
 from ..evaluation.paper_rows import row_of
-from ..model import Facts, adapter_not_in_use, facts_of_each, feature_facts
+from ..model import Facts, adapter_not_in_use, facts_of_each, feature_facts, require_in_use
+from ..recipes.effects import switched_on
 from ..runs.features import require_views
 from ..runs.info import as_told
 from ..runs.run import Run
@@ -212,11 +213,13 @@ def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> dict[str
     facts: dict[str, dict[str, Any]] = {}
     faults: dict[str, list[str]] = {}  # a sentence, and the labels of the variants that it is true of
     idle: list[list[str]] = []  # of each variant, why what is varied is not in use there
+    heads: list[tuple[Facts, Facts]] = []
     for variant in plan.variants:
         image_set, caption_set = complete_sets(cache, variant.recipe, ("train", "val", split))
         if views:
             require_views(image_set)
         image_facts, text_facts = feature_facts(image_set), feature_facts(caption_set)
+        heads.append((image_facts, text_facts))
         sentences = _other_kinds(plan, variant, cache.url, image=image_facts, text=text_facts)
         try:
             require_buildable(variant.recipe, image_facts, text_facts)
@@ -239,6 +242,7 @@ def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> dict[str
         of_all = len(plan.variants)
         said = (f"{' and '.join(own)}: {text}" if len(own) < of_all else text for text, own in faults.items())
         raise RecipeError("; ".join(said))
+    require_in_use(switched_on(plan.variants[0].recipe, plan.description["set"]), heads)
     return facts
 
 

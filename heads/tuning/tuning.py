@@ -32,9 +32,9 @@ from ...pipeline.reading.joined_sets import parts_of
 from ...pipeline.wording import aligned
 from ..evaluation.evaluation import Evaluation, Result, evaluate
 from ..evaluation.metrics import Ties
-from ..model import feature_facts
+from ..model import feature_facts, require_in_use
 from ..recipes.blocks import Recipe
-from ..recipes.effects import require_effect
+from ..recipes.effects import require_effect, switched_on
 from ..recipes.names import recipe_names
 from ..recipes.recipe import changed, key_of, load_recipe, resolve
 from ..runs.features import on_own_sets, require_views
@@ -170,7 +170,7 @@ def _plans(
     views: bool,
 ) -> list[_Planned]:
     """Check all recipes and their spaces; raise all faults at once."""
-    plans, faults = [], []
+    plans, faults, heads = [], [], []
     for name, root in zip(recipes, roots, strict=True):
         try:
             recipe = load_recipe(name, settings)
@@ -181,6 +181,7 @@ def _plans(
             facts = feature_facts(sets[0]), feature_facts(sets[1])
             require_buildable(recipe, *facts)
             own = make_space(recipe, *facts, space, settings)
+            heads.append(facts)
         except RecipeError as error:
             faults.append(str(error))
             continue
@@ -197,6 +198,7 @@ def _plans(
     if faults:
         raise RecipeError("; ".join(dict.fromkeys(faults)))
     require_effect([plan.recipe for plan in plans], settings, varied=[key_of(one) for one in space])
+    require_in_use(switched_on(plans[0].recipe, settings), heads)
     return plans
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from xret.heads.model import FeatureFacts, build_model
+from xret.heads.model import FeatureFacts, build_model, require_in_use
 from xret.heads.recipes.recipe import load_recipe
 from xret.pipeline.errors import RecipeError
 from xret.pipeline.reading.batches import Features
@@ -23,6 +23,14 @@ def test_only_what_is_needed_is_read():
     assert (vsepp.image_fields, vsepp.caption_fields) == ({"global"}, {"token"})
     setdiv = model_of("setdiv", text=TOKENS)
     assert (setdiv.image_fields, setdiv.caption_fields) == ({"local"}, {"local"})
+
+
+def test_a_key_that_one_of_several_heads_reads_is_in_use():
+    keys, words, tokens = ["adapter.tokens.noise", "optimizer.lr"], (GRID, WORDS), (GRID, (WORDS, TOKENS))
+    require_in_use(keys, [words, tokens])
+    require_in_use(keys[1:], [words])
+    with pytest.raises(RecipeError, match=r"^adapter\.tokens\.noise is not in use: the features are of kind 'grid'"):
+        require_in_use(keys, [words, words])
 
 
 def test_embeddings_of_vectors_and_sets():

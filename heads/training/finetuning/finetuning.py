@@ -35,9 +35,9 @@ from ....pipeline.reading.joined_sets import parts_of
 from ....pipeline.reading.origin import extraction_words
 from ....pipeline.reading.reattachment import find_pictures, put_back_captions, put_back_images
 from ....pipeline.reading.split import Split
-from ...model import Model, build_losses
+from ...model import Model, build_losses, require_in_use
 from ...recipes.blocks import Recipe
-from ...recipes.effects import require_effect
+from ...recipes.effects import require_effect, switched_on
 from ...recipes.recipe import changed
 from ...runs.features import batches_of, caption_set_of_run, image_set_of_run, open_store, views_to_draw
 from ...runs.files import Writer
@@ -46,11 +46,11 @@ from ...runs.run import Run, require_free
 from ..display import EACH_EPOCH, Shown
 from ..event_log import require_log
 from ..large_batches import require_whole_batches
+from ..loop import Loop, TrainSummary
 from ..optimisation import build_optimizer, decay_of, weights_of
 from ..preparation import open_run, placement_of, require_splits
 from ..ranks import require_one_process
 from ..state import TrainingState
-from ..training import Loop, TrainSummary
 from .reattached import EndToEndModel, EndToEndObjective
 
 _BRANCHES: tuple[BranchName, ...] = ("image", "text")
@@ -237,6 +237,7 @@ def _recipe(
     """
     recipe = changed(base.recipe, settings)
     require_effect([recipe], settings)
+    require_in_use(switched_on(recipe, settings), [(base.image_facts, base.text_facts)])
     then, now = base.recipe.to_dict(), recipe.to_dict()
     others = [key for key in _FIXED if _without_noise(then[key]) != _without_noise(now[key])]
     others += [f"data.{key}" for key in _SETS if then["data"][key] != now["data"][key]]

@@ -101,6 +101,8 @@ def test_an_adapter_of_other_features_is_not_varied(stores, tmp_path):
             RecipeError, match=r"adapter\.roi\.noise is not in use: the features are of kind 'grid' and"
         ):
             ablated(stores(), plan_of(*vary), tmp_path / "out", device="cpu")
+    with pytest.raises(RecipeError, match=r"adapter\.roi\.noise is not in use: the features are of kind 'grid' and"):
+        ablated(stores(), plan_of(settings=["adapter.roi.noise=1"]), tmp_path / "out", device="cpu")
     together = plan_of("adapter.roi.noise,adapter.grid.noise=0,1")
     assert {entry.status for entry in ablated(stores(), together, tmp_path / "out", device="cpu")} == {"done"}
 

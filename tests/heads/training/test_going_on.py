@@ -135,7 +135,7 @@ def test_a_run_begins_with_the_weights_of_another(store, tmp_path, base):
 def test_before_its_first_state_a_run_takes_the_weights_again(store, tmp_path, base, monkeypatch):
     recipe = recipe_of(1, "adapter.grid.standardize=true")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("xret.heads.training.training.Loop.go_on", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("xret.heads.training.loop.Loop.go_on", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         train(store, recipe, tmp_path / "run", device="cpu", init_from=base)
     train(store, recipe, tmp_path / "whole", device="cpu", init_from=base)
     moved = shutil.copytree(tmp_path / "run", tmp_path / "other")
@@ -150,7 +150,7 @@ def test_before_its_first_state_a_run_takes_the_weights_again(store, tmp_path, b
 def test_the_run_that_another_was_begun_with_may_be_moved_and_removed(store, tmp_path, base, monkeypatch):
     recipe = recipe_of(1, "adapter.grid.standardize=true", "schedule.name=constant")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("xret.heads.training.training.Loop.go_on", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("xret.heads.training.loop.Loop.go_on", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         train(store, recipe, tmp_path / "run", device="cpu", init_from=base)
     moved = base.rename(tmp_path / "moved")
     for place in (moved, moved):  # before its first state and after

@@ -142,7 +142,7 @@ def test_a_failure_before_the_first_epoch_is_complete_leaves_nothing(store, tmp_
 
 
 def test_a_failure_after_an_epoch_or_of_a_resumed_run_removes_nothing(store, tmp_path, monkeypatch):
-    from xret.heads.training.training import Loop
+    from xret.heads.training.loop import Loop
 
     original, left = Loop._validate, []
 

@@ -14,7 +14,7 @@ from xret.heads.model import build_losses, build_model, feature_facts
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.features import batches_of
 from xret.heads.runs.run import Run
-from xret.heads.training import training
+from xret.heads.training import loop
 from xret.heads.training.objective import Objective
 from xret.heads.training.optimisation import learning_rate
 from xret.heads.training.training import train
@@ -83,8 +83,8 @@ def test_what_acts_in_training_alone_leaves_evaluation_as_it_is(store):
 
 
 def test_the_rate_of_each_step_is_set(store, tmp_path, monkeypatch):
-    seen, set_rates = [], training.set_rates
-    monkeypatch.setattr(training, "set_rates", lambda o, s, lr, now: (seen.append((now, lr)), set_rates(o, s, lr, now)))
+    seen, set_rates = [], loop.set_rates
+    monkeypatch.setattr(loop, "set_rates", lambda o, s, lr, now: (seen.append((now, lr)), set_rates(o, s, lr, now)))
     recipe = recipe_of("schedule.by=step", "optimizer.lr=0.5")
     train(store, recipe, tmp_path / "run", device="cpu")
     assert [now for now, _ in seen] == pytest.approx([0, 1 / 3, 2 / 3, 1, 4 / 3, 5 / 3])

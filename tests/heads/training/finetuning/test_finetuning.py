@@ -376,6 +376,7 @@ def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
     fail(tune, made, RecipeError, r"--reattach takes image, text or image,text, not 'pixels'", ["pixels"])
     fail(tune, made, RecipeError, r"says of no backbone that it learns; say which .*--reattach", [])
     fail(tune, made, RecipeError, r"aggregator cannot change", ["image"], "aggregator.image=gpo")
+    fail(tune, made, RecipeError, r"adapter\.roi\.dropout is not in use", ["image"], "adapter.roi.dropout=0.1")
     masks = r"so that whether augment\.mask_words is above 0 cannot change"
     fail(tune, made, RecipeError, masks, ["image"], "augment.mask_words=0.1")
     fail(tune, made, RecipeError, r"image backbone is not put back", ["text"], text="bert", visual_weights="random:9")

@@ -10,7 +10,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8
 _KEEPING = {
     _M_ARENA_MAX: 1,  # one arena for all threads
     _M_MMAP_MAX: 0,  # no block has a mapping of its own
-    _M_TRIM_THRESHOLD: 2**31 - 1,  # free bytes that stay
+    _M_TRIM_THRESHOLD: -1,  # nothing is given back in between
 }
 # Whoever sets a threshold ends its growth; it would have grown to these.
 _AFTERWARDS = {_M_MMAP_MAX: 65_536, _M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 64 << 20}

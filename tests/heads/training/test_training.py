@@ -1,6 +1,8 @@
 """Training on a small store: it learns, and it repeats itself."""
 
 import json
+import resource
+import sys
 from copy import deepcopy
 
 import numpy as np
@@ -182,3 +184,19 @@ def test_the_mean_of_the_last_epochs_is_what_is_kept(store, tmp_path):
         train(
             store, recipe_of("vsepp", 1, "optimizer.swa_epochs=1", "optimizer.ema=0.9"), tmp_path / "no", device="cpu"
         )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is glibc on Linux alone")
+def test_memory_that_is_freed_stays_while_a_head_learns_on_a_cpu(store, tmp_path):
+    faults = []
+
+    def take(*_epoch):
+        bytearray(40_000_000)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        bytearray(40_000_000)
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+    train(store, recipe_of("vsepp", 1), tmp_path / "run", device="cpu", after_epoch=take)
+    take()
+    kept, afterwards = faults
+    assert kept < afterwards / 4

@@ -122,7 +122,7 @@ def test_every_grid_resolves_and_fits_features_of_its_kinds(name, stores, tmp_pa
     grid = read_grid(name)
     assert set(grid) <= {"source", "recipe", "split", "cells"}
     assert all(set(cell) <= {"label", "recipe", "set", "paper"} for cell in grid["cells"])
-    plan = plan_grid(name, settings=NARROW)
+    plan = plan_grid(name, settings=["model.dim=8"])
     assert (
         len({variant.name for variant in plan.variants}) == len({v.label for v in plan.variants}) == len(grid["cells"])
     )

@@ -1,6 +1,6 @@
 """The head: two branches, adapter and aggregator each, and the similarity that compares what they give."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -68,28 +68,27 @@ def facts_of_each(facts: Facts) -> tuple[FeatureFacts, ...]:
     return facts if isinstance(facts, tuple) else (facts,)
 
 
-def adapter_not_in_use(key: str, image: Facts, text: Facts) -> str:
-    """Return why a recipe's key changes nothing where it is that of an adapter for other features; else nothing."""
-    sides = {"image": facts_of_each(image), "text": facts_of_each(text)}
-    used = [f"adapter.{block_of(side, one)}" for side, sets in sides.items() for one in sets]
-    if not key.startswith("adapter.") or key.rpartition(".")[0] in used:
-        return ""
-    kinds = _kinds((*sides["image"], *sides["text"]))
-    return f"{key} is not in use: the features are of kind {kinds}, so take the key of one of these"
-
-
-def require_in_use(keys: Iterable[str], heads: Collection[tuple[Facts, Facts]]) -> None:
-    """Refuse keys that a user sets for some heads, and of which none makes any use.
+def adapter_not_in_use(key: str, heads: Iterable[tuple[Facts, Facts]]) -> str:
+    """Return why a recipe's key changes nothing where it is of an adapter that no head has; else nothing.
 
     Args:
-        keys: of recipes.
-        heads: of each the facts of its images and captions.
+        key: of a recipe, such as ``adapter.grid.noise``.
+        heads: the facts of the images and captions of each.
+    """
+    sides = [side for image, text in heads for side in (("image", image), ("text", text))]
+    used = dict.fromkeys(f"adapter.{block_of(side, one)}" for side, facts in sides for one in facts_of_each(facts))
+    if not key.startswith("adapter.") or key.rpartition(".")[0] in used:
+        return ""
+    return f"{key} is not in use with these features: take a key of {' or '.join(used)}"
+
+
+def require_in_use(keys: Iterable[str], image: Facts, text: Facts) -> None:
+    """Refuse keys of adapters for other features than a head reads.
 
     Raises:
-        RecipeError: naming every key of an adapter for features that no head reads.
+        RecipeError: naming every such key.
     """
-    reasons = [[adapter_not_in_use(key, *facts) for facts in heads] for key in keys]
-    if idle := [of_key[0] for of_key in reasons if of_key and all(of_key)]:
+    if idle := [reason for key in keys if (reason := adapter_not_in_use(key, [(image, text)]))]:
         raise RecipeError("; ".join(dict.fromkeys(idle)))
 
 

@@ -23,8 +23,8 @@ from ...pipeline.reading.joined_sets import parts_of
 from ..evaluation.evaluation import Result, evaluate_untrained
 from ..evaluation.metrics import WAYS
 from ..evaluation.paper_rows import row_of
-from ..model import Facts, adapter_not_in_use, facts_of_each, feature_facts, require_in_use
-from ..recipes.effects import switched_on
+from ..model import Facts, adapter_not_in_use, facts_of_each, feature_facts
+from ..recipes.recipe import key_of
 from ..runs.features import require_views
 from ..runs.info import as_told
 from ..runs.run import Run
@@ -212,8 +212,8 @@ def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> dict[str
     """Return by variant which samples and feature sets its runs are of; refuse what cannot be trained or evaluated."""
     facts: dict[str, dict[str, Any]] = {}
     faults: dict[str, list[str]] = {}  # a sentence, and the labels of the variants that it is true of
-    idle: list[list[str]] = []  # of each variant, why what is varied is not in use there
     heads: list[tuple[Facts, Facts]] = []
+    cells: list[tuple[Facts, Facts]] = []  # the heads without baselines
     for variant in plan.variants:
         image_set, caption_set = complete_sets(cache, variant.recipe, ("train", "val", split))
         if views:
@@ -228,28 +228,23 @@ def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> dict[str
         for sentence in sentences:
             faults.setdefault(sentence, []).append(variant.label)
         if not variant.baseline:
-            idle.append([_not_in_use(axis, image_facts, text_facts) for axis in plan.axes])
+            cells.append(heads[-1])
         facts[variant.name] = {
             "manifest_sha256": cache.manifest_sha256,
             "image_set": as_told([part.name for part in parts_of(image_set)]),
             "text_set": as_told([part.name for part in parts_of(caption_set)]),
             "also": None,
         }
-    for reasons in zip(*idle, strict=True):
-        if all(reasons):  # all cells would be the same
+    idle = [[adapter_not_in_use(key, cells) for key in axis] for axis in plan.axes]  # all cells would be the same
+    idle += [[adapter_not_in_use(key_of(setting), heads)] for setting in plan.description["set"]]
+    for reasons in idle:
+        if all(reasons):
             faults[reasons[0]] = [variant.label for variant in plan.variants]
     if faults:
         of_all = len(plan.variants)
         said = (f"{' and '.join(own)}: {text}" if len(own) < of_all else text for text, own in faults.items())
         raise RecipeError("; ".join(said))
-    require_in_use(switched_on(plan.variants[0].recipe, plan.description["set"]), heads)
     return facts
-
-
-def _not_in_use(axis: Sequence[str], image: Facts, text: Facts) -> str:
-    """Return why keys that take the same value change nothing, where none of them does."""
-    reasons = [adapter_not_in_use(key, image, text) for key in axis]
-    return reasons[0] if all(reasons) else ""
 
 
 def _other_kinds(plan: Plan, variant: Variant, url: str, **facts: Facts) -> list[str]:

@@ -87,13 +87,9 @@ def require_effect(
     """
     first, *others = (unread(recipe) for recipe in recipes)
     idle = {key: why for key, why in first.items() if why.by not in varied and all(key in other for other in others)}
-    keys = [key for key in switched_on(recipes[0], settings) if key in idle]
+    values = recipes[0].to_dict()
+    asked = (key for key in map(key_of, settings) if get(values, key) != default_of(values, key))
+    keys = [key for key in asked if key in idle]
     keys += [axis[0] for axis in axes if all(key in idle for key in axis)]
     if keys:
         raise refused(f"recipe '{recipes[0].name}'", [no_effect(key, idle[key]) for key in keys])
-
-
-def switched_on(recipe: Recipe, settings: Iterable[str]) -> list[str]:
-    """Return the keys of settings to which a recipe that was loaded with them gives another value than the default."""
-    values = recipe.to_dict()
-    return [key for key in map(key_of, settings) if get(values, key) != default_of(values, key)]

@@ -63,7 +63,7 @@ class Loop:
         state: of that model; it is changed.
         train_split: learnt from.
         val_split: decides which epoch is the best.
-        after_epoch, shown: see `train`.
+        after_epoch, shown: see `training.train`.
     """
 
     def __init__(

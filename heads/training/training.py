@@ -13,7 +13,8 @@ from ...pipeline.reading.placement import Placement, Resident
 from ..evaluation.subjects import untrained_rsum
 from ..model import Model, build_losses, build_model, feature_facts, require_in_use
 from ..recipes.blocks import Recipe
-from ..recipes.effects import require_effect, switched_on
+from ..recipes.effects import require_effect
+from ..recipes.recipe import key_of
 from ..runs.features import Sets, batches_of, views_to_draw
 from ..runs.run import Run, require_free
 from .display import EACH_EPOCH, Shown
@@ -61,7 +62,7 @@ def train(
     Args:
         store, recipe: the feature cache, of which `train` and `val` are used; a resolved recipe.
         out: the run folder; must not exist, unless `resume`.
-        settings: those with which the recipe was loaded, ``KEY=VALUE``: each must decide something.
+        settings: with which the recipe was loaded, ``KEY=VALUE``; those that change nothing are refused.
         device: ``auto``, ``cpu`` or ``cuda``.
         seed: of the first weights and the order of samples.
         resume: go on after the last step in `out`, also for more epochs; the store may have been moved.
@@ -78,14 +79,14 @@ def train(
         RunError: `out` exists or does not fit, memory does not suffice, or the loss is not finite. A folder that
             this call made is removed if its first epoch fails, unless there is something in it to go on from.
     """
-    require_effect([recipe], settings)
     require_log(recipe.runtime.log)
     if not resume:
         require_free(out)
     base = first_weights(init_from, out, resume)
     with joined(device) as (ranks, target):
         sets, *others = _sets(store, recipe, out, resume, also, quiet=not ranks.first)
-        require_in_use(switched_on(recipe, settings), [(feature_facts(sets[0]), feature_facts(sets[1]))])
+        require_in_use(map(key_of, settings), feature_facts(sets[0]), feature_facts(sets[1]))
+        require_effect([recipe], settings)
         with enough_memory(target, recipe):
             model = (state := _beginning(recipe, sets, seed, target)).model
             if recipe.data.chunk is not None or ranks.count > 1:

@@ -165,7 +165,7 @@ def _used_keys(recipe: Recipe, image: Facts, text: Facts) -> list[str]:
     return [
         key
         for key in flat(recipe.to_dict())
-        if key.split(".")[0] not in _FIXED and key not in _FIXED_KEYS and not adapter_not_in_use(key, image, text)
+        if key.split(".")[0] not in _FIXED and key not in _FIXED_KEYS and not adapter_not_in_use(key, [(image, text)])
     ]
 
 
@@ -180,7 +180,7 @@ def _refused_key(key: str, recipe: Recipe, used: list[str], image: Facts, text: 
             f"{key} cannot be varied, since trials share the features: tune each set of them with an --out of its own"
         )
     if key in flat(recipe.to_dict()):
-        unused = adapter_not_in_use(key, image, text)
+        unused = adapter_not_in_use(key, [(image, text)])
         return unused or f"{key} decides nothing about a head from the cache, and cannot be varied"
     return f"recipe '{recipe.name}' has no key {key}{nearest(key, used)}"
 

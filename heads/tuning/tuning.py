@@ -32,9 +32,9 @@ from ...pipeline.reading.joined_sets import parts_of
 from ...pipeline.wording import aligned
 from ..evaluation.evaluation import Evaluation, Result, evaluate
 from ..evaluation.metrics import Ties
-from ..model import feature_facts, require_in_use
+from ..model import adapter_not_in_use, feature_facts
 from ..recipes.blocks import Recipe
-from ..recipes.effects import require_effect, switched_on
+from ..recipes.effects import require_effect
 from ..recipes.names import recipe_names
 from ..recipes.recipe import changed, key_of, load_recipe, resolve
 from ..runs.features import on_own_sets, require_views
@@ -179,9 +179,9 @@ def _plans(
             if views:
                 require_views(sets[0])
             facts = feature_facts(sets[0]), feature_facts(sets[1])
+            heads.append(facts)
             require_buildable(recipe, *facts)
             own = make_space(recipe, *facts, space, settings)
-            heads.append(facts)
         except RecipeError as error:
             faults.append(str(error))
             continue
@@ -195,10 +195,11 @@ def _plans(
             "recipe": recipe.to_dict(),
         }
         plans.append(_Planned(name, root, recipe, on_sets, own, description))
+    if len(heads) == len(recipes):
+        faults += filter(None, (adapter_not_in_use(key_of(setting), heads) for setting in settings))
     if faults:
         raise RecipeError("; ".join(dict.fromkeys(faults)))
     require_effect([plan.recipe for plan in plans], settings, varied=[key_of(one) for one in space])
-    require_in_use(switched_on(plans[0].recipe, settings), heads)
     return plans
 
 

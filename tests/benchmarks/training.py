@@ -155,8 +155,7 @@ def step(
 ) -> None:
     """A whole training step against its bare matrix products and the reference, on a CPU.
 
-    The step and the products keep memory, as a training does. The reference has the allocator's defaults, as has the
-    step once more, for what keeping memory is worth.
+    All keep memory, as a training does; the step has the allocator's defaults once more, for what that is worth.
 
     The products of a step, forward and backward, are noted and formed again alone, in the shapes and layouts in which
     the step forms them. The second table says what the step's other operations take of it.
@@ -172,9 +171,9 @@ def step(
         take(batch)
         with Watched() as watched:
             take(batch)
-        ours: Jobs = {"step": partial(take, batch), "bare": replay(watched.products)}
-        plain: Jobs = {"plain": ours["step"], "reference": partial(reference, batch)}
-        whole, bare, given_back, theirs = _in_turn(ours, plain, rounds)
+        keeping: Jobs = {"step": partial(take, batch), "bare": replay(watched.products)}
+        keeping["reference"] = partial(reference, batch)
+        whole, bare, theirs, given_back = _in_turn(keeping, {"plain": keeping["step"]}, rounds)
         flops = watched.flops / 1e9
         ratio = f"{whole / bare:.2f} (aim 1.25)"
         times = f"{whole:.2f}", f"{bare:.2f}", f"{theirs:.2f}"
@@ -193,11 +192,11 @@ def step(
     print_table(["recipe", "other operation", "share of the step"], others)
 
 
-def _in_turn(kept: Jobs, plain: Jobs, rounds: int) -> list[float]:
+def _in_turn(keeping: Jobs, plain: Jobs, rounds: int) -> list[float]:
     """Return the median seconds of each job, those that keep memory first; before it counts, a job warms up."""
     times = defaultdict(list)
     for _ in range(rounds):
-        for jobs, around in ((kept, keeping_memory), (plain, nullcontext)):
+        for jobs, around in ((keeping, keeping_memory), (plain, nullcontext)):
             for name, work in jobs.items():
                 with around():
                     work()

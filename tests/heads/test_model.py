@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from xret.heads.model import FeatureFacts, build_model, require_in_use
+from xret.heads.model import FeatureFacts, adapter_not_in_use, build_model, require_in_use
 from xret.heads.recipes.recipe import load_recipe
 from xret.pipeline.errors import RecipeError
 from xret.pipeline.reading.batches import Features
 
 GRID, WORDS, TOKENS = FeatureFacts("grid", 5, 5), FeatureFacts("words", None, None, 9), FeatureFacts("tokens", 6, 6)
+GLOBAL = FeatureFacts("global", None, 5)  # adapted as a grid is
 POOLED = ["similarity=cosine", "loss.diversity.weight=0", "aggregator.image=average"]
 
 
@@ -26,11 +27,18 @@ def test_only_what_is_needed_is_read():
 
 
 def test_a_key_that_one_of_several_heads_reads_is_in_use():
-    keys, words, tokens = ["adapter.tokens.noise", "optimizer.lr"], (GRID, WORDS), (GRID, (WORDS, TOKENS))
-    require_in_use(keys, [words, tokens])
-    require_in_use(keys[1:], [words])
-    with pytest.raises(RecipeError, match=r"^adapter\.tokens\.noise is not in use: the features are of kind 'grid'"):
-        require_in_use(keys, [words, words])
+    key, words, joined, alone = "adapter.tokens.noise", (GRID, WORDS), (GRID, (WORDS, TOKENS)), (GLOBAL, WORDS)
+    assert not adapter_not_in_use(key, [words, joined])
+    assert not adapter_not_in_use("optimizer.lr", [words])
+    for heads, blocks in (([words, words], "grid or adapter.words"), ([words, alone], "grid or adapter.words")):
+        said = f"{key} is not in use with these features: take a key of adapter.{blocks}"
+        assert adapter_not_in_use(key, heads) == said
+    assert adapter_not_in_use("adapter.roi.noise", [joined]).endswith(
+        "of adapter.grid or adapter.words or adapter.tokens"
+    )
+    require_in_use([key], *joined)
+    with pytest.raises(RecipeError, match=r"^adapter\.tokens\.noise is not in use with these features: take a key of"):
+        require_in_use([key], *words)
 
 
 def test_embeddings_of_vectors_and_sets():

@@ -37,8 +37,8 @@ from ....pipeline.reading.reattachment import find_pictures, put_back_captions, 
 from ....pipeline.reading.split import Split
 from ...model import Model, build_losses, require_in_use
 from ...recipes.blocks import Recipe
-from ...recipes.effects import require_effect, switched_on
-from ...recipes.recipe import changed
+from ...recipes.effects import require_effect
+from ...recipes.recipe import changed, key_of
 from ...runs.features import batches_of, caption_set_of_run, image_set_of_run, open_store, views_to_draw
 from ...runs.files import Writer
 from ...runs.info import BranchName, RunInfo, absolute, versions
@@ -236,8 +236,8 @@ def _recipe(
             weights are given for what is not.
     """
     recipe = changed(base.recipe, settings)
+    require_in_use(map(key_of, settings), base.image_facts, base.text_facts)
     require_effect([recipe], settings)
-    require_in_use(switched_on(recipe, settings), [(base.image_facts, base.text_facts)])
     then, now = base.recipe.to_dict(), recipe.to_dict()
     others = [key for key in _FIXED if _without_noise(then[key]) != _without_noise(now[key])]
     others += [f"data.{key}" for key in _SETS if then["data"][key] != now["data"][key]]

@@ -118,7 +118,10 @@ def test_a_part_that_is_varied_takes_its_keys_out(tmp_path):
         ("model.dim", "must have the form KEY=LOW:HIGH"),
         ("optimizer.lrr=1:2", "recipe 'vsepp' has no key optimizer.lrr (did you mean 'optimizer.lr'?)"),
         ("loss.infonce.scale=1:2", "loss.infonce.scale has no effect while loss.infonce.weight is 0"),
-        ("adapter.roi.layers=linear,mlp", "is not in use: the features are of kind 'grid' and 'words'"),
+        (
+            "adapter.roi.layers=linear,mlp",
+            "is not in use with these features: take a key of adapter.grid or adapter.words",
+        ),
         ("schedule.epochs=5:9", "trials are compared epoch by epoch"),
         ("data.image=a,b", "trials share the features"),
         ("adapter.words.hidden=8,16", "adapter.words.hidden has no effect while adapter.words.encoder is gru"),

@@ -315,8 +315,9 @@ def test_faults_of_all_recipes_come_at_once_and_nothing_is_made(stores, tmp_path
     out = tmp_path / "out"
     with pytest.raises(RecipeError, match=r"recipe 'vsepp' has no key similarity.alpha.*recipe 'pcmepp' has no key"):
         tuned(stores(), out, "vsepp", "pcmepp", space=["similarity.alpha=1:2"])
-    with pytest.raises(RecipeError, match=r"^adapter\.roi\.noise is not in use: the features are of kind 'grid' and"):
-        tuned(stores(), out, "vsepp", "pcmepp", settings=[*SETTINGS, "adapter.roi.noise=0.1"])
+    with pytest.raises(RecipeError, match=r"has no key similarity.*; adapter\.roi\.noise is not in use with these"):
+        idle = [*SETTINGS, "adapter.roi.noise=0.1"]
+        tuned(stores(), out, "vsepp", "pcmepp", settings=idle, space=["similarity.alpha=1:2"])
     with pytest.raises(RecipeError, match="have one name, and would share a folder"):
         tuned(stores(), out, "vsepp", "vsepp")
     with pytest.raises(CacheError, match="has no split 'test'"):

@@ -21,7 +21,7 @@ def keeping_memory() -> Iterator[None]:
     """Keep what the layers of a network free for those that come next; at the end all of it is given back.
 
     glibc gives large blocks back at each `free`, and takes them anew as pages of zeros: on a CPU a convolutional
-    network spends up to half of its time on that, and a training step of large batches a quarter. Threads that are
+    network spends up to half of its time on that, a training step of large batches up to a quarter. Threads that are
     there already keep their arenas, so begin early. glibc counts its arenas but once, so that later threads share the
     one. Nothing happens where there is no glibc.
     """

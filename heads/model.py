@@ -1,6 +1,6 @@
 """The head: two branches, adapter and aggregator each, and the similarity that compares what they give."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -68,30 +68,6 @@ def facts_of_each(facts: Facts) -> tuple[FeatureFacts, ...]:
     return facts if isinstance(facts, tuple) else (facts,)
 
 
-def adapter_not_in_use(key: str, heads: Iterable[tuple[Facts, Facts]]) -> str:
-    """Return why a recipe's key changes nothing where it is of an adapter that no head has; else nothing.
-
-    Args:
-        key: of a recipe, such as ``adapter.grid.noise``.
-        heads: the facts of the images and captions of each.
-    """
-    sides = [side for image, text in heads for side in (("image", image), ("text", text))]
-    used = dict.fromkeys(f"adapter.{block_of(side, one)}" for side, facts in sides for one in facts_of_each(facts))
-    if not key.startswith("adapter.") or key.rpartition(".")[0] in used:
-        return ""
-    return f"{key} is not in use with these features: take a key of {' or '.join(used)}"
-
-
-def require_in_use(keys: Iterable[str], image: Facts, text: Facts) -> None:
-    """Refuse keys of adapters for other features than a head reads.
-
-    Raises:
-        RecipeError: naming every such key.
-    """
-    if idle := [reason for key in keys if (reason := adapter_not_in_use(key, [(image, text)]))]:
-        raise RecipeError("; ".join(dict.fromkeys(idle)))
-
-
 class Branch(nn.Module):
     """One modality: an adapter, then an aggregator.
 
@@ -117,6 +93,11 @@ class Branch(nn.Module):
     def words(self) -> WordsAdapter | None:
         """That of the set of words; None where there is none."""
         return next((adapter for adapter in self.adapters if isinstance(adapter, WordsAdapter)), None)
+
+    @property
+    def averages(self) -> tuple[bool, ...]:
+        """Of each feature set, whether the mean of its rows is all that is read of them."""
+        return tuple(not self.aggregator.uses_local and adapter.global_ == "pooled" for adapter in self.adapters)
 
     @property
     def fields(self) -> set[str] | tuple[set[str], ...]:

@@ -23,7 +23,7 @@ from ...pipeline.reading.joined_sets import parts_of
 from ..evaluation.evaluation import Result, evaluate_untrained
 from ..evaluation.metrics import WAYS
 from ..evaluation.paper_rows import row_of
-from ..model import Facts, adapter_not_in_use, facts_of_each, feature_facts
+from ..model import Facts, facts_of_each, feature_facts
 from ..recipes.recipe import key_of
 from ..runs.features import require_views
 from ..runs.info import as_told
@@ -31,6 +31,7 @@ from ..runs.run import Run
 from ..series.checks import cache_of_series, claim, complete_sets, require_buildable
 from ..series.cluster import on_cluster
 from ..series.processes import Series, at_once, in_processes, in_turn, load_features
+from ..training.in_use import Described, not_in_use
 from ..training.preparation import on_sets_of
 from ..training.ranks import require_one_process
 from .cells import Cell, Outcome, run_cell
@@ -212,14 +213,14 @@ def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> dict[str
     """Return by variant which samples and feature sets its runs are of; refuse what cannot be trained or evaluated."""
     facts: dict[str, dict[str, Any]] = {}
     faults: dict[str, list[str]] = {}  # a sentence, and the labels of the variants that it is true of
-    heads: list[tuple[Facts, Facts]] = []
-    cells: list[tuple[Facts, Facts]] = []  # the heads without baselines
+    heads: list[Described] = []
+    cells: list[Described] = []  # the heads without baselines
     for variant in plan.variants:
         image_set, caption_set = complete_sets(cache, variant.recipe, ("train", "val", split))
         if views:
             require_views(image_set)
         image_facts, text_facts = feature_facts(image_set), feature_facts(caption_set)
-        heads.append((image_facts, text_facts))
+        heads.append((variant.recipe, image_facts, text_facts))
         sentences = _other_kinds(plan, variant, cache.url, image=image_facts, text=text_facts)
         try:
             require_buildable(variant.recipe, image_facts, text_facts)
@@ -235,8 +236,8 @@ def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> dict[str
             "text_set": as_told([part.name for part in parts_of(caption_set)]),
             "also": None,
         }
-    idle = [[adapter_not_in_use(key, cells) for key in axis] for axis in plan.axes]  # all cells would be the same
-    idle += [[adapter_not_in_use(key_of(setting), heads)] for setting in plan.description["set"]]
+    idle = [[not_in_use(key, cells) for key in axis] for axis in plan.axes]  # all cells would be the same
+    idle += [[not_in_use(key_of(setting), heads)] for setting in plan.description["set"]]
     for reasons in idle:
         if all(reasons):
             faults[reasons[0]] = [variant.label for variant in plan.variants]

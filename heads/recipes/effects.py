@@ -43,6 +43,8 @@ _RULES = {
         Rule(("step", "gamma"), "name", lambda name: name == "step", "step"),
     ),
     "augment": (Rule(("image_varies",), "image", bool, 0.2),),
+    # Of other similarities than SCAN's there is no pooling.
+    "similarity": (Rule(("lambda_lse",), "pooling", lambda pooling: pooling != "average", "lse"),),
 }
 
 

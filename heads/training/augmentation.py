@@ -7,13 +7,17 @@ published code draws that share for each grid, and masks words.
 are interpolated by the same share.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ...pipeline.reading.end_to_end import MASKED, REPLACED
 from ...pipeline.reading.features import Features, set_by_set, side_by_side
-from ..modules.padding import valid_rows, zero_padding
+from ..modules.padding import mean_rows, valid_rows, zero_padding
 from ..modules.positions import cell_places
+
+_AT_ONCE = 1024  # samples
 
 
 def drop_rows(features: Features, share: float, varies: bool = False) -> Features:
@@ -95,20 +99,36 @@ def _left(features: Features, keep: Tensor) -> Features:
     return Features(length, local, features.global_, token, place, features.grid)
 
 
+def averaged(features: Features, which: Sequence[bool]) -> Features:
+    """Return the mean of a sample's rows as its only row, float32, in those feature sets for which `which` says so.
+
+    Blended vectors are not the vectors of blended rows, of which the longer sample has more.
+    """
+    pairs = zip(features.parts, which, strict=True)
+    return side_by_side([_averaged(part) if chosen else part for part, chosen in pairs])
+
+
+def _averaged(features: Features) -> Features:
+    assert features.local is not None, "the adapter reads rows"
+    # A few samples at once: float32 copies of a very large batch's rows would take far more than the rows.
+    parts = zip(features.local.split(_AT_ONCE), features.length.split(_AT_ONCE), strict=True)
+    means = torch.cat([mean_rows(rows.float(), length) for rows, length in parts])
+    some = (features.length > 0).to(features.length)  # zeros stay those of a sample without rows
+    return Features(some, means[:, None], features.global_)
+
+
 def blend(images: Features, captions: Features, alpha: float) -> tuple[Features, Features]:
     """Blend each pair with another one of the batch, by a share that is drawn from Beta(`alpha`, `alpha`).
 
     Share and partners are the same for both modalities (FuseMix) and for all feature sets, and are drawn on the CPU
     from torch's global generator. Rows are blended by their number; a blended sample is as long as the longer of the
-    two.
+    two. Where a head reads nothing but the mean of the rows, see `averaged`.
 
     Args:
         images: of B images.
         captions: of B captions, each of the image of its number; not words.
-        alpha: 0 returns the features themselves.
+        alpha: above 0.
     """
-    if alpha == 0:
-        return images, captions
     share = torch.distributions.Beta(alpha, alpha).sample().item()
     partner = torch.randperm(len(images.length)).to(images.length.device, non_blocking=True)
     blended = (set_by_set(lambda part: _blended(part, share, partner), side) for side in (images, captions))

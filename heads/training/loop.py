@@ -22,7 +22,7 @@ from .display import EACH_EPOCH, Display, Shown, describe
 from .event_log import Record, epoch_tags, event_log, step_tags
 from .failures import CollapseDetector, not_finite
 from .objective import Objective
-from .optimisation import drop_frozen, learning_rate, set_rates, tied_to_length, weights_of
+from .optimisation import drop_frozen, learning_rate, set_rates, tied_to_length, warmup, weights_of
 from .preparation import compile_parts
 from .state import TrainingState
 
@@ -114,6 +114,10 @@ class Loop:
         if state.epoch < epochs:
             none = f"none of the last {recipe.schedule.patience} was better in validation RSUM"
             display.note(f"train: stopped after epoch {state.epoch} of {epochs}, for {none}.")
+            if state.average is not None and not state.average.n_averaged:
+                display.note(
+                    f"train: no weights were averaged: optimizer.swa_epochs begins at the end of {epochs} epochs."
+                )
         seconds = time.perf_counter() - started
         best = f"best of {state.epoch}: epoch {state.best_epoch}, validation RSUM {state.best_rsum:.1f}"
         display.log(f"ended well: {counted(state.epoch - before, 'epoch')} in {seconds:.1f} s; {best}")
@@ -131,7 +135,6 @@ class Loop:
         """Learn from the batches that are left of an epoch, validate, and write down what came of it."""
         recipe, state, ranks = self.recipe, self.state, self.ranks
         began, epoch = time.perf_counter(), state.epoch
-        lr = learning_rate(recipe.schedule, recipe.optimizer.lr, state.epoch)
         state.model.train()
         for batch in self.train_split.epoch(
             unit=self.unit,
@@ -143,16 +146,16 @@ class Loop:
         ):
             rate = learning_rate(recipe.schedule, recipe.optimizer.lr, self._now)
             values = self._learn(batch, rate, display)
-            record(step_tags(values.tolist(), self.terms, rate), state.step)
+            record(step_tags(values.tolist(), self.terms, self._last_rate), state.step)
             count = len(batch.images.length if self.unit == "image" else batch.captions.length)
             self.seen += count
             display.step(epoch, count, values, self.terms)
         if state.average is not None and state.epoch >= recipe.schedule.epochs - recipe.optimizer.swa_epochs:
             state.average.update_parameters(state.model)
-        table = self._validate(lr) if ranks.first else None
+        table = self._validate() if ranks.first else None
         rsum = ranks.agree(0.0 if table is None else table.rsum, self.train_split.device)
         means = (state.sums / state.steps).tolist()  # over the epoch's batches
-        line = state.line(means, lr, rsum, time.perf_counter() - began)
+        line = state.line(means, self._last_rate, rsum, time.perf_counter() - began)
         state.close_epoch(rsum)
         if table is not None:
             record(epoch_tags(state.epoch, table), state.step)
@@ -181,6 +184,12 @@ class Loop:
     def _now(self) -> float:
         """Epochs so far, of which the last may be a part."""
         return self.state.epoch + self.state.steps / self.steps_an_epoch
+
+    @property
+    def _last_rate(self) -> float:
+        """The learning rate of the epoch's last step so far, before the factors of its parts."""
+        schedule, last = self.recipe.schedule, self.state.epoch + (self.state.steps - 1) / self.steps_an_epoch
+        return learning_rate(schedule, self.recipe.optimizer.lr, last) * warmup(schedule, last)
 
     def _learn(self, batch: Batch, lr: float, display: Display) -> Tensor:
         """Take a step, count it, and write the state down where the recipe says so; return as `_step`."""
@@ -232,7 +241,7 @@ class Loop:
             state.average.update_parameters(model)
         return values
 
-    def _validate(self, lr: float) -> Recalls:
+    def _validate(self) -> Recalls:
         """Return the recalls of the validation split, ties pessimistic."""
         model, split = self.state.kept, self.val_split
         try:
@@ -241,4 +250,5 @@ class Loop:
         except RunError as error:
             what = f"the similarities are not finite in the validation of epoch {self.state.epoch + 1}"
             read = chain(split.image_features(_AT_ONCE), split.caption_features(_AT_ONCE))
+            lr = learning_rate(self.recipe.schedule, self.recipe.optimizer.lr, self.state.epoch)
             raise NotFinite(not_finite(what, self.run, lr, self.objective.precision, read)) from error

@@ -11,7 +11,7 @@ from ..modules.aggregators import Aggregated
 from ..modules.embedding import Sequence
 from ..modules.losses.blocks import in_blocks
 from ..recipes.blocks import Recipe
-from .augmentation import blend, drop_rows, mask_words
+from .augmentation import averaged, blend, drop_rows, mask_words
 from .large_batches import compared_pairs, embed_in_parts, goes_in_blocks
 from .optimisation import autocast_dtype
 from .ranks import ALONE, Ranks
@@ -60,7 +60,10 @@ class Objective:
         device, augment = batch.caption_image.device, self.recipe.augment
         for term in self.losses.values():
             term.epoch = now  # type: ignore[assignment]
-        images, captions = blend(batch.images, batch.captions, augment.mix)
+        images, captions = batch.images, batch.captions
+        if augment.mix:
+            vectors = averaged(images, self.model.image.averages), averaged(captions, self.model.text.averages)
+            images, captions = blend(*vectors, augment.mix)
         if augment.mask_words:
             captions = mask_words(captions, augment.mask_words, self._mask)
         images = drop_rows(images, augment.image, augment.image_varies)

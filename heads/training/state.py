@@ -190,6 +190,23 @@ def first_weights(init_from: str | Path | None, out: str | Path, resume: bool) -
     return base
 
 
+def take_losses(losses: nn.ModuleDict, recipe: Recipe, base: Run) -> None:
+    """Give the terms of a new training what another run's have learned, where both have them with the same values.
+
+    A temperature, for one. Nothing is taken of a run that was handed on without its state.
+
+    Raises:
+        RunError: its state is damaged.
+    """
+    state = base.load_state() if (base.path / "state.pt").exists() else None
+    if state is None:
+        return
+    there = {term: {**block, "weight": 1} for term, block in base.recipe.terms.items()}
+    same = {term for term, block in recipe.terms.items() if there.get(term) == {**block, "weight": 1}}
+    learned = {key: value for key, value in state["losses"].items() if key.partition(".")[0] in same}
+    losses.load_state_dict(losses.state_dict() | learned)
+
+
 def take_weights(model: Model, base: Run, split: Batches) -> None:
     """Give a new model all weights of another run's best epoch.
 

@@ -11,7 +11,7 @@ from ...pipeline.errors import RunError
 from ...pipeline.reading.batches import Batches, joined_batches
 from ...pipeline.reading.placement import Placement, Resident
 from ..evaluation.subjects import untrained_rsum
-from ..model import Model, build_losses, build_model, feature_facts, require_in_use
+from ..model import Model, build_losses, build_model, feature_facts
 from ..recipes.blocks import Recipe
 from ..recipes.effects import require_effect
 from ..recipes.recipe import key_of
@@ -20,6 +20,7 @@ from ..runs.run import Run, require_free
 from .display import EACH_EPOCH, Shown
 from .event_log import require_log
 from .failures import enough_memory
+from .in_use import require_in_use
 from .large_batches import require_whole_batches
 from .loop import Loop, TrainSummary
 from .objective import Objective
@@ -36,7 +37,7 @@ from .preparation import (
     sets_of,
 )
 from .ranks import joined
-from .state import TrainingState, first_weights
+from .state import TrainingState, first_weights, take_losses
 
 
 def train(
@@ -85,7 +86,7 @@ def train(
     base = first_weights(init_from, out, resume)
     with joined(device) as (ranks, target):
         sets, *others = _sets(store, recipe, out, resume, also, quiet=not ranks.first)
-        require_in_use(map(key_of, settings), feature_facts(sets[0]), feature_facts(sets[1]))
+        require_in_use(map(key_of, settings), recipe, feature_facts(sets[0]), feature_facts(sets[1]))
         require_effect([recipe], settings)
         with enough_memory(target, recipe):
             model = (state := _beginning(recipe, sets, seed, target)).model
@@ -101,6 +102,8 @@ def train(
             ranks.wait()  # the first puts in place what a kill left
             if not state.resume(run):
                 look_at_data(model, train_split, base)
+                if base is not None:
+                    take_losses(state.losses, recipe, base)
             objective = Objective.of(recipe, model, state.losses, train_split, ranks)
             found = Loop(run, objective, state, train_split, val_split, after_epoch, shown).go_on()
             return replace(found, untrained_rsum=untrained_rsum(sets, "val", target)) if ranks.first else found

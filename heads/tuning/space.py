@@ -16,12 +16,14 @@ from typing import Any
 import yaml
 
 from ...pipeline.errors import RecipeError, nearest
-from ..model import Facts, adapter_not_in_use
+from ..model import Facts
+from ..modules.losses import LOSSES
 from ..recipes.blocks import Recipe
 from ..recipes.effects import no_effect, unread
 from ..recipes.recipe import PARTS, changed, faults_of, full_key, key_of, refused
 from ..runs.config import flat
 from ..series.checks import require_buildable
+from ..training.in_use import not_in_use
 
 FOLDER = Path(__file__).parent / "spaces"
 FORM = "KEY=LOW:HIGH, KEY=LOW:HIGH:log or KEY=A,B,C"
@@ -30,6 +32,8 @@ Value = int | float | bool | str | None
 # Not varied, by their first part or whole: what names a recipe, how it is computed, and what decides a trial's cost.
 _FIXED = ("name", "paper", "reaches", "expected", "finetune", "runtime")
 _FIXED_KEYS = ("data.image", "data.text", "data.image_kind", "data.text_kind", "schedule.epochs", "schedule.patience")
+
+_WEIGHTS = tuple(f"loss.{term}.weight" for term in LOSSES)  # also of a term that the recipe lacks
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,11 @@ class Choice:
         return ",".join(written(value) for value in self.values)
 
     def nearest(self, value: Any) -> Any:
-        """Return the value if it is one of them, otherwise None."""
-        return value if value in self.values else None
+        """Return the value if it is one of them, the nearest one of numbers, otherwise None."""
+        if value in self.values:
+            return value
+        numbers = [one for one in self.values if type(one) in (int, float)]
+        return min(numbers, key=lambda one: abs(one - value)) if numbers and type(value) in (int, float) else None
 
 
 Space = dict[str, Range | Choice]  # by recipe key
@@ -142,8 +149,8 @@ def read_file(file: Path) -> dict[str, str | None]:
 
 
 def own_values(space: Space, recipe: Recipe) -> dict[str, Value]:
-    """Return the recipe's own values of a space's keys, those outside of a range as its nearest end."""
-    values = flat(recipe.to_dict())
+    """Return the recipe's own values of a space's keys, or the nearest numbers; a key without any is left out."""
+    values = _values_of(recipe)
     found = {key: dimension.nearest(values[key]) for key, dimension in space.items()}
     return {key: value for key, value in found.items() if value is not None}
 
@@ -160,18 +167,23 @@ def written(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _values_of(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe's values by key; a loss that it lacks has weight 0."""
+    return dict.fromkeys(_WEIGHTS, 0.0) | flat(recipe.to_dict())
+
+
 def _used_keys(recipe: Recipe, image: Facts, text: Facts) -> list[str]:
     """Return the keys that may be varied."""
     return [
         key
         for key in flat(recipe.to_dict())
-        if key.split(".")[0] not in _FIXED and key not in _FIXED_KEYS and not adapter_not_in_use(key, [(image, text)])
+        if key.split(".")[0] not in _FIXED and key not in _FIXED_KEYS and not not_in_use(key, [(recipe, image, text)])
     ]
 
 
 def _refused_key(key: str, recipe: Recipe, used: list[str], image: Facts, text: Facts) -> str:
     """Return why a key cannot be varied; an empty text where it can."""
-    if key in used:
+    if key in used or key in _WEIGHTS:
         return ""
     if key in ("schedule.epochs", "schedule.patience"):
         return f"{key} cannot be varied, since trials are compared epoch by epoch: --set it for all"
@@ -180,7 +192,7 @@ def _refused_key(key: str, recipe: Recipe, used: list[str], image: Facts, text: 
             f"{key} cannot be varied, since trials share the features: tune each set of them with an --out of its own"
         )
     if key in flat(recipe.to_dict()):
-        unused = adapter_not_in_use(key, [(image, text)])
+        unused = not_in_use(key, [(recipe, image, text)])
         return unused or f"{key} decides nothing about a head from the cache, and cannot be varied"
     return f"recipe '{recipe.name}' has no key {key}{nearest(key, used)}"
 
@@ -231,7 +243,7 @@ def _range(key: str, text: str, recipe: Recipe, faults: list[str]) -> Range | No
 def _value(key: str, text: str, recipe: Recipe, faults: list[str]) -> tuple[Value] | None:
     """Return a value as the recipe reads it, in a tuple, or None and the recipe's faults."""
     try:
-        return (flat(changed(recipe, [f"{key}={text}"]).to_dict())[key],)
+        return (_values_of(changed(recipe, [f"{key}={text}"]))[key],)
     except RecipeError as error:
         faults += faults_of(error)
         return None

@@ -32,7 +32,7 @@ from ...pipeline.reading.joined_sets import parts_of
 from ...pipeline.wording import aligned
 from ..evaluation.evaluation import Evaluation, Result, evaluate
 from ..evaluation.metrics import Ties
-from ..model import adapter_not_in_use, feature_facts
+from ..model import feature_facts
 from ..recipes.blocks import Recipe
 from ..recipes.effects import require_effect
 from ..recipes.names import recipe_names
@@ -43,6 +43,7 @@ from ..runs.run import WEIGHTS, write_json
 from ..series.checks import cache_of_series, claim, complete_sets, require_buildable
 from ..series.cluster import on_cluster
 from ..series.processes import at_once, in_processes, in_turn, load_features
+from ..training.in_use import not_in_use
 from ..training.ranks import require_one_process
 from .space import Space, as_settings, make_space
 from .table import Trial, Tuned, Tuning, as_csv, plot, require_plotting, rows_as_csv
@@ -179,7 +180,7 @@ def _plans(
             if views:
                 require_views(sets[0])
             facts = feature_facts(sets[0]), feature_facts(sets[1])
-            heads.append(facts)
+            heads.append((recipe, *facts))
             require_buildable(recipe, *facts)
             own = make_space(recipe, *facts, space, settings)
         except RecipeError as error:
@@ -196,7 +197,7 @@ def _plans(
         }
         plans.append(_Planned(name, root, recipe, on_sets, own, description))
     if len(heads) == len(recipes):
-        faults += filter(None, (adapter_not_in_use(key_of(setting), heads) for setting in settings))
+        faults += filter(None, (not_in_use(key_of(setting), heads) for setting in settings))
     if faults:
         raise RecipeError("; ".join(dict.fromkeys(faults)))
     require_effect([plan.recipe for plan in plans], settings, varied=[key_of(one) for one in space])

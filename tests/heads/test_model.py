@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from xret.heads.model import FeatureFacts, adapter_not_in_use, build_model, require_in_use
+from xret.heads.model import FeatureFacts, build_model
 from xret.heads.recipes.recipe import load_recipe
 from xret.pipeline.errors import RecipeError
 from xret.pipeline.reading.batches import Features
@@ -24,21 +24,6 @@ def test_only_what_is_needed_is_read():
     assert (vsepp.image_fields, vsepp.caption_fields) == ({"global"}, {"token"})
     setdiv = model_of("setdiv", text=TOKENS)
     assert (setdiv.image_fields, setdiv.caption_fields) == ({"local"}, {"local"})
-
-
-def test_a_key_that_one_of_several_heads_reads_is_in_use():
-    key, words, joined, alone = "adapter.tokens.noise", (GRID, WORDS), (GRID, (WORDS, TOKENS)), (GLOBAL, WORDS)
-    assert not adapter_not_in_use(key, [words, joined])
-    assert not adapter_not_in_use("optimizer.lr", [words])
-    for heads, blocks in (([words, words], "grid or adapter.words"), ([words, alone], "grid or adapter.words")):
-        said = f"{key} is not in use with these features: take a key of adapter.{blocks}"
-        assert adapter_not_in_use(key, heads) == said
-    assert adapter_not_in_use("adapter.roi.noise", [joined]).endswith(
-        "of adapter.grid or adapter.words or adapter.tokens"
-    )
-    require_in_use([key], *joined)
-    with pytest.raises(RecipeError, match=r"^adapter\.tokens\.noise is not in use with these features: take a key of"):
-        require_in_use([key], *words)
 
 
 def test_embeddings_of_vectors_and_sets():

@@ -31,6 +31,9 @@ class InfoNce(BlockLoss):
         logarithm: train the scale's logarithm, up to a scale of 100, as CLIP does. A step then changes the scale by a
             share of itself.
         smoothing: the share of the target that is spread evenly over a positive pair and its negatives.
+
+    Raises:
+        ValueError: the scale of a logarithm begins above 100.
     """
 
     scale: Tensor
@@ -39,6 +42,8 @@ class InfoNce(BlockLoss):
         self, *, scale: Positive = 1.0, learned: bool = True, logarithm: bool = False, smoothing: Share = 0.0
     ) -> None:
         super().__init__()
+        if logarithm and scale > LARGEST_SCALE:
+            raise ValueError(f"with logarithm, scale is at most {LARGEST_SCALE:g}, not {scale:g}")
         self.logarithm, self.smoothing = logarithm, smoothing
         begun = torch.tensor(math.log(scale) if logarithm else float(scale))
         if learned:
@@ -48,7 +53,11 @@ class InfoNce(BlockLoss):
 
     def factor(self) -> Tensor:
         """Return the scale."""
-        return self.scale.exp().clamp(max=LARGEST_SCALE) if self.logarithm else self.scale
+        if not self.logarithm:
+            return self.scale
+        # The logarithm itself is kept below the bound, as CLIP does: a bounded scale would have no gradient to fall by.
+        self.scale.data.clamp_(max=math.log(LARGEST_SCALE))
+        return self.scale.exp()
 
     def of_block(self, logits: Tensor, positives: Pairs, ignored: Pairs) -> Parts:
         """Return, of a block of logits `[R, C]`, which is overwritten, what positives and negatives give.

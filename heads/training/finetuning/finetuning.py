@@ -35,7 +35,7 @@ from ....pipeline.reading.joined_sets import parts_of
 from ....pipeline.reading.origin import extraction_words
 from ....pipeline.reading.reattachment import find_pictures, put_back_captions, put_back_images
 from ....pipeline.reading.split import Split
-from ...model import Model, build_losses, require_in_use
+from ...model import Model, build_losses
 from ...recipes.blocks import Recipe
 from ...recipes.effects import require_effect
 from ...recipes.recipe import changed, key_of
@@ -45,6 +45,7 @@ from ...runs.info import BranchName, RunInfo, absolute, versions
 from ...runs.run import Run, require_free
 from ..display import EACH_EPOCH, Shown
 from ..event_log import require_log
+from ..in_use import require_in_use
 from ..large_batches import require_whole_batches
 from ..loop import Loop, TrainSummary
 from ..optimisation import build_optimizer, decay_of, weights_of
@@ -236,7 +237,7 @@ def _recipe(
             weights are given for what is not.
     """
     recipe = changed(base.recipe, settings)
-    require_in_use(map(key_of, settings), base.image_facts, base.text_facts)
+    require_in_use(map(key_of, settings), recipe, base.image_facts, base.text_facts)
     require_effect([recipe], settings)
     then, now = base.recipe.to_dict(), recipe.to_dict()
     others = [key for key in _FIXED if _without_noise(then[key]) != _without_noise(now[key])]

@@ -35,11 +35,16 @@ def refusal(name, *settings, varied=()):
             "loss.infonce.weight is 0: leave it out, or set",
         ),
         ("setdiv-small", "loss.triplet.margin=0.1", "loss.triplet.weight is 0: leave it out"),
+        (
+            "scan",
+            "similarity.lambda_lse=19",
+            "similarity.pooling is average: leave it out, or set similarity.pooling=lse",
+        ),
         ("mlp", "augment.image_varies=true", "augment.image is 0.0: leave it out, or set augment.image=0.2"),
     ],
 )
 def test_a_setting_that_decides_nothing_is_refused(name, setting, said):
-    message = refusal(name, setting)
+    message = refusal(name, setting, *(["similarity.pooling=average"] if name == "scan" else []))
     assert message.startswith(f"recipe '{name}' cannot be used: {setting.partition('=')[0]} has no effect while {said}")
 
 

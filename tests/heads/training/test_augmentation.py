@@ -4,8 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xret.heads.training.augmentation import blend, drop_rows, mask_words
-from xret.pipeline.reading.features import Features
+from xret.heads.modules.padding import mean_rows, zero_padding
+from xret.heads.training.augmentation import averaged, blend, drop_rows, mask_words
+from xret.pipeline.reading.features import Features, side_by_side
 
 
 def sample(lengths, width=2):
@@ -87,9 +88,20 @@ def test_both_modalities_are_blended_by_the_same_share_with_the_same_partners():
     assert one.length.tolist() == [max(a, images.length[b]) for a, b in zip([3, 1, 2], partner, strict=True)]
 
 
-def test_nothing_is_blended_without_being_asked():
-    images, words = sample([3, 1]), sample([2, 2])
-    assert blend(images, words, 0.0) == (images, words)
+def test_blended_averages_are_averages_blended():
+    """Captions of 5, 1 and 3 rows: without `averaged` the shorter one of a pair would count by its share of rows."""
+    torch.manual_seed(0)
+    captions = Features(torch.tensor([5, 1, 3]), torch.rand(3, 5, 4).half(), torch.eye(3))
+    captions.local = zero_padding(captions.local, captions.length)
+    means = [captions.local[number, :length].float().mean(0) for number, length in enumerate([5, 1, 3])]
+    other = Features(torch.tensor([2, 0, 1]), torch.rand(3, 2, 4), None)
+    both = averaged(side_by_side([captions, other]), [True, False])
+    assert both.others == (other,)
+    torch.testing.assert_close(both.local[:, 0], torch.stack(means))
+    assert averaged(other, [True]).length.tolist() == [1, 0, 1]
+    one, two = blend(Features(torch.ones(3), None, torch.eye(3)), averaged(captions, [True]), 1.0)
+    torch.testing.assert_close(mean_rows(two.local, two.length), one.global_ @ torch.stack(means))
+    assert one.global_.count_nonzero() > 3
 
 
 # ---- as the published code of VSE-infinity has it

@@ -132,6 +132,24 @@ def test_a_run_begins_with_the_weights_of_another(store, tmp_path, base):
     assert same(load_file(tmp_path / "run" / "model.safetensors"), load_file(base / "model.safetensors"))
 
 
+def test_a_run_begins_with_what_the_losses_of_another_have_learned(store, tmp_path):
+    """Where both have the same term with the same values; another value begins anew."""
+    infonce = ["loss.infonce.weight=1", "loss.infonce.scale=5"]
+    train(store, recipe_of(2, *infonce), tmp_path / "base", device="cpu")
+    learned = torch.load(tmp_path / "base" / "state.pt", weights_only=True)["losses"]["infonce.scale"].item()
+    assert learned != 5
+    still = ["optimizer.lr=0", "loss.infonce.weight=0.5", "loss.sigmoid.weight=1"]
+    for name, settings, scale in (("same", infonce[1:], learned), ("other", ["loss.infonce.scale=7"], 7)):
+        train(store, recipe_of(1, *still, *settings), tmp_path / name, device="cpu", init_from=tmp_path / "base")
+        losses = torch.load(tmp_path / name / "state.pt", weights_only=True)["losses"]
+        assert losses["infonce.scale"].item() == pytest.approx(scale)
+    (tmp_path / "base" / "state.pt").unlink()  # as of a run that was handed on without it
+    told = {"device": "cpu", "init_from": tmp_path / "base"}
+    train(store, recipe_of(1, *still, *infonce[1:]), tmp_path / "without", **told)
+    losses = torch.load(tmp_path / "without" / "state.pt", weights_only=True)["losses"]
+    assert losses["infonce.scale"].item() == 5
+
+
 def test_before_its_first_state_a_run_takes_the_weights_again(store, tmp_path, base, monkeypatch):
     recipe = recipe_of(1, "adapter.grid.standardize=true")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

@@ -161,6 +161,14 @@ def test_changing_a_resolved_recipe_is_loading_it_with_these_settings():
         changed(load_recipe("vsepp", first), ["optimizer.lrr=1"])
 
 
+def test_the_weight_of_a_loss_that_the_recipe_lacks_can_be_varied():
+    space = space_of("linear", ["loss.sigmoid.weight=0:1", "loss.mmd.weight=0,0.5"])
+    assert space["loss.sigmoid.weight"] == Range(0, 1, log=False, whole=False)
+    assert space["loss.mmd.weight"] == Choice((0.0, 0.5))
+    assert refusal(["loss.sigmoid.scale=1:9"], name="linear")[0].startswith("loss.sigmoid.scale has no effect while")
+    assert "has no key loss.sigmod.weight" in refusal(["loss.sigmod.weight=0:1"], name="linear")[0]
+
+
 def test_own_values():
     recipe = load_recipe("vsepp", ["model.dim=8", "optimizer.lr=0.5", "optimizer.ema=null"])
     space = {
@@ -169,7 +177,10 @@ def test_own_values():
         "optimizer.ema": Range(0.9, 0.99, log=False, whole=False),
         "data.unit": Choice(("image", "caption")),
         "loss.triplet.negatives": Choice(("all", "semi")),
+        "data.batch_size": Choice((16, 100, 1000)),
+        "loss.sigmoid.weight": Range(0.5, 1, log=False, whole=False),  # a loss that the recipe does not have
     }
     values = own_values(space, recipe)
-    assert values == {"optimizer.lr": 1e-2, "model.dim": 8, "data.unit": "caption"}
+    own = {"data.unit": "caption", "data.batch_size": 100, "loss.sigmoid.weight": 0.5}
+    assert values == {"optimizer.lr": 1e-2, "model.dim": 8, **own}
     assert as_settings({"a": True, "b": None, "c": 1e-5}) == ["a=true", "b=null", "c=1e-05"]

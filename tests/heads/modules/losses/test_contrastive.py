@@ -65,3 +65,19 @@ def test_the_sigmoid_loss_leaves_out_what_is_ignored():
     torch.testing.assert_close(loss(matrix, POSITIVES) - loss(without, POSITIVES), pair / 4)
     loss(without, POSITIVES).backward()
     assert all(p.grad.isfinite().all() for p in loss.parameters())
+
+
+def test_a_scale_that_has_reached_its_bound_can_fall_again():
+    """Where captions are the positives of wrong images, a small scale is best: its gradient leads there."""
+    loss = InfoNce(scale=99, logarithm=True)
+    optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
+    good = POSITIVES.double() * 0.2
+    for matrix, bound in ((good, 100.0), (1 - 2 * POSITIVES.double(), 99.0)):
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss(matrix, POSITIVES).backward()
+            optimizer.step()
+        assert loss.factor().item() <= bound * (1 + 1e-6)
+    with pytest.raises(ValueError, match="with logarithm, scale is at most 100, not 200"):
+        InfoNce(scale=200, logarithm=True)
+    assert InfoNce(scale=200).factor().item() == 200

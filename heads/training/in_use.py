@@ -1,0 +1,57 @@
+"""Which keys of a recipe change nothing, for what the features are."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from ...pipeline.errors import RecipeError
+from ..model import Facts, block_of, build_model, facts_of_each
+from ..recipes.blocks import Recipe
+
+Described = tuple[Recipe, Facts, Facts]  # a head: its recipe, its images and its captions
+_ROWS_OF = {"augment.image": "image", "augment.image_varies": "image", "augment.text": "text"}
+
+
+def not_in_use(key: str, heads: Sequence[Described]) -> str:
+    """Return why a recipe's key changes none of the heads, for what their features are; else nothing.
+
+    Args:
+        key: of a recipe, such as ``adapter.grid.noise``, which is of one adapter, or ``augment.image``, of rows.
+        heads: what is known of each.
+    """
+    if key.startswith("adapter."):
+        sides = [side for _, image, text in heads for side in (("image", image), ("text", text))]
+        used = dict.fromkeys(f"adapter.{block_of(side, one)}" for side, facts in sides for one in facts_of_each(facts))
+        unused = key.rpartition(".")[0] not in used
+        return f"{key} is not in use with these features: take a key of {' or '.join(used)}" if unused else ""
+    side = _ROWS_OF.get(key)
+    if side is None or any(_leaves_rows_out(side, *head) for head in heads):
+        return ""
+    what = "image" if side == "image" else "caption"
+    return (
+        f"{key} has no effect where one vector is read of each {what}: leave it out, or take a recipe that reads rows"
+    )
+
+
+def require_in_use(keys: Iterable[str], recipe: Recipe, image: Facts, text: Facts) -> None:
+    """Refuse keys that change nothing of a head, for what its features are.
+
+    Raises:
+        RecipeError: naming every such key.
+    """
+    if idle := [reason for key in keys if (reason := not_in_use(key, [(recipe, image, text)]))]:
+        raise RecipeError("; ".join(dict.fromkeys(idle)))
+
+
+def _leaves_rows_out(side: str, recipe: Recipe, image: Facts, text: Facts) -> bool:
+    """Return whether a head reads rows of its images or captions that can be left out while it learns."""
+    try:
+        with torch.device("meta"):
+            model = build_model(recipe, image, text)
+    except RecipeError:  # whoever builds it for the training will say so
+        return True
+    branch = model.image if side == "image" else model.text
+    fields = branch.fields if isinstance(branch.fields, tuple) else (branch.fields,)
+    if recipe.augment.mix:  # what is averaged is blended as a vector
+        fields = tuple(found for found, averaged in zip(fields, branch.averages, strict=True) if not averaged)
+    return any(found & {"local", "token"} for found in fields)

@@ -1,0 +1,65 @@
+"""Keys that change nothing, for what the features are."""
+
+import pytest
+from command_line import refused
+from small_store import make_store
+
+from xret.heads.model import FeatureFacts
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.training.in_use import not_in_use, require_in_use
+from xret.pipeline.errors import RecipeError
+
+GRID, WORDS, TOKENS = FeatureFacts("grid", 5, 5), FeatureFacts("words", None, None, 9), FeatureFacts("tokens", 6, 6)
+GLOBAL = FeatureFacts("global", None, 5)  # adapted as a grid is
+
+
+def head(name, *settings, image=GRID, text=TOKENS):
+    return load_recipe(name, ["model.dim=8", *settings]), image, text
+
+
+def test_a_key_that_one_of_several_heads_reads_is_in_use():
+    key = "adapter.tokens.noise"
+    words, joined = head("vsepp", text=WORDS), head("vsepp", text=(WORDS, TOKENS))
+    assert not not_in_use(key, [words, joined])
+    assert not not_in_use("optimizer.lr", [words])
+    for heads in ([words, words], [words, head("vsepp", image=GLOBAL, text=WORDS)]):
+        said = f"{key} is not in use with these features: take a key of adapter.grid or adapter.words"
+        assert not_in_use(key, heads) == said
+    assert not_in_use("adapter.roi.noise", [joined]).endswith("of adapter.grid or adapter.words or adapter.tokens")
+    require_in_use([key], *joined)
+    with pytest.raises(RecipeError, match=r"^adapter\.tokens\.noise is not in use with these features: take a key of"):
+        require_in_use([key], *words)
+
+
+@pytest.mark.parametrize(
+    ("key", "one", "in_use"),
+    [
+        ("augment.image", head("linear"), False),  # the cached global feature
+        ("augment.image_varies", head("linear"), False),
+        ("augment.image", head("linear", image=GLOBAL), False),
+        ("augment.image", head("linear", "adapter.grid.global=pooled"), True),
+        ("augment.image", head("linear", "aggregator.image=average"), True),
+        ("augment.image", head("linear", image=(GLOBAL, FeatureFacts("roi", 5, 5))), True),  # the mean of regions
+        ("augment.text", head("linear"), True),  # the mean of the tokens
+        ("augment.text", head("linear", "adapter.tokens.global=cached"), False),
+        ("augment.text", head("linear", text=WORDS), True),
+        ("augment.text", head("fusemix"), False),  # the mean is blended with another
+        ("augment.text", head("fusemix", "augment.mix=0"), True),
+        ("augment.image", head("setdiv"), True),
+    ],
+)
+def test_rows_can_be_left_out_where_rows_are_read(key, one, in_use):
+    said = not_in_use(key, [one])
+    assert bool(said) is not in_use
+    assert in_use or f"{key} has no effect where one vector is read of each " in said
+    assert not not_in_use(key, [one, head("setdiv")])
+
+
+def test_rows_that_no_head_reads_cannot_be_left_out(tmp_path):
+    store = str(make_store(tmp_path / "s.zarr", train=4, val=2, test=2))
+    told = ["--recipe", "linear", "--set", "augment.image=0.5", "--out", str(tmp_path / "run")]
+    said = "augment.image has no effect where one vector is read of each image: leave it out, or take a recipe"
+    assert said in refused("train-head", store, *told)
+    assert not (tmp_path / "run").exists()
+    searched = ["--recipe", "linear", "--space", "augment.image=0:0.5", "--out", str(tmp_path / "tuned")]
+    assert said in refused("tune", store, *searched)

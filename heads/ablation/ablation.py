@@ -24,14 +24,13 @@ from ..evaluation.evaluation import Result, evaluate_untrained
 from ..evaluation.metrics import WAYS
 from ..evaluation.paper_rows import row_of
 from ..model import Facts, facts_of_each, feature_facts
-from ..recipes.recipe import key_of
 from ..runs.features import require_views
 from ..runs.info import as_told
 from ..runs.run import Run
 from ..series.checks import cache_of_series, claim, complete_sets, require_buildable
 from ..series.cluster import on_cluster
 from ..series.processes import Series, at_once, in_processes, in_turn, load_features
-from ..training.in_use import Described, not_in_use
+from ..training.in_use import Described, not_in_use, settings_not_in_use
 from ..training.preparation import on_sets_of
 from ..training.ranks import require_one_process
 from .cells import Cell, Outcome, run_cell
@@ -237,7 +236,7 @@ def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> dict[str
             "also": None,
         }
     idle = [[not_in_use(key, cells) for key in axis] for axis in plan.axes]  # all cells would be the same
-    idle += [[not_in_use(key_of(setting), heads)] for setting in plan.description["set"]]
+    idle += [[reason] for reason in settings_not_in_use(plan.description["set"], heads)]
     for reasons in idle:
         if all(reasons):
             faults[reasons[0]] = [variant.label for variant in plan.variants]

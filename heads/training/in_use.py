@@ -7,6 +7,8 @@ import torch
 from ...pipeline.errors import RecipeError
 from ..model import Facts, block_of, build_model, facts_of_each
 from ..recipes.blocks import Recipe
+from ..recipes.recipe import key_of
+from ..recipes.schema import get
 
 Described = tuple[Recipe, Facts, Facts]  # a head: its recipe, its images and its captions
 _ROWS_OF = {"augment.image": "image", "augment.image_varies": "image", "augment.text": "text"}
@@ -33,14 +35,29 @@ def not_in_use(key: str, heads: Sequence[Described]) -> str:
     )
 
 
-def require_in_use(keys: Iterable[str], recipe: Recipe, image: Facts, text: Facts) -> None:
-    """Refuse keys that change nothing of a head, for what its features are.
+def settings_not_in_use(settings: Iterable[str], heads: Sequence[Described]) -> list[str]:
+    """Return why settings change none of the heads, for what their features are.
+
+    Args:
+        settings: ``KEY=VALUE``. One that leaves no rows out anyway is let through.
+        heads: made with the settings.
+    """
+    found = [not_in_use(key, heads) for key in map(key_of, settings) if not _switched_off(key, heads)]
+    return list(dict.fromkeys(filter(None, found)))
+
+
+def require_in_use(settings: Iterable[str], recipe: Recipe, image: Facts, text: Facts) -> None:
+    """Refuse settings that change nothing of a head, for what its features are; see `settings_not_in_use`.
 
     Raises:
         RecipeError: naming every such key.
     """
-    if idle := [reason for key in keys if (reason := not_in_use(key, [(recipe, image, text)]))]:
-        raise RecipeError("; ".join(dict.fromkeys(idle)))
+    if idle := settings_not_in_use(settings, [(recipe, image, text)]):
+        raise RecipeError("; ".join(idle))
+
+
+def _switched_off(key: str, heads: Sequence[Described]) -> bool:
+    return key in _ROWS_OF and not any(get(recipe.to_dict(), key) for recipe, _, _ in heads)
 
 
 def _leaves_rows_out(side: str, recipe: Recipe, image: Facts, text: Facts) -> bool:

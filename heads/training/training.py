@@ -14,7 +14,6 @@ from ..evaluation.subjects import untrained_rsum
 from ..model import Model, build_losses, build_model, feature_facts
 from ..recipes.blocks import Recipe
 from ..recipes.effects import require_effect
-from ..recipes.recipe import key_of
 from ..runs.features import Sets, batches_of, views_to_draw
 from ..runs.run import Run, require_free
 from .display import EACH_EPOCH, Shown
@@ -86,7 +85,7 @@ def train(
     base = first_weights(init_from, out, resume)
     with joined(device) as (ranks, target):
         sets, *others = _sets(store, recipe, out, resume, also, quiet=not ranks.first)
-        require_in_use(map(key_of, settings), recipe, feature_facts(sets[0]), feature_facts(sets[1]))
+        require_in_use(settings, recipe, feature_facts(sets[0]), feature_facts(sets[1]))
         require_effect([recipe], settings)
         with enough_memory(target, recipe):
             model = (state := _beginning(recipe, sets, seed, target)).model

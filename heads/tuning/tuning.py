@@ -43,7 +43,7 @@ from ..runs.run import WEIGHTS, write_json
 from ..series.checks import cache_of_series, claim, complete_sets, require_buildable
 from ..series.cluster import on_cluster
 from ..series.processes import at_once, in_processes, in_turn, load_features
-from ..training.in_use import not_in_use
+from ..training.in_use import settings_not_in_use
 from ..training.ranks import require_one_process
 from .space import Space, as_settings, make_space
 from .table import Trial, Tuned, Tuning, as_csv, plot, require_plotting, rows_as_csv
@@ -197,7 +197,7 @@ def _plans(
         }
         plans.append(_Planned(name, root, recipe, on_sets, own, description))
     if len(heads) == len(recipes):
-        faults += filter(None, (not_in_use(key_of(setting), heads) for setting in settings))
+        faults += settings_not_in_use(settings, heads)
     if faults:
         raise RecipeError("; ".join(dict.fromkeys(faults)))
     require_effect([plan.recipe for plan in plans], settings, varied=[key_of(one) for one in space])

@@ -38,7 +38,7 @@ from ....pipeline.reading.split import Split
 from ...model import Model, build_losses
 from ...recipes.blocks import Recipe
 from ...recipes.effects import require_effect
-from ...recipes.recipe import changed, key_of
+from ...recipes.recipe import changed
 from ...runs.features import batches_of, caption_set_of_run, image_set_of_run, open_store, views_to_draw
 from ...runs.files import Writer
 from ...runs.info import BranchName, RunInfo, absolute, versions
@@ -237,7 +237,7 @@ def _recipe(
             weights are given for what is not.
     """
     recipe = changed(base.recipe, settings)
-    require_in_use(map(key_of, settings), recipe, base.image_facts, base.text_facts)
+    require_in_use(settings, recipe, base.image_facts, base.text_facts)
     require_effect([recipe], settings)
     then, now = base.recipe.to_dict(), recipe.to_dict()
     others = [key for key in _FIXED if _without_noise(then[key]) != _without_noise(now[key])]

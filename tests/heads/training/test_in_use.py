@@ -6,7 +6,7 @@ from small_store import make_store
 
 from xret.heads.model import FeatureFacts
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.training.in_use import not_in_use, require_in_use
+from xret.heads.training.in_use import not_in_use, require_in_use, settings_not_in_use
 from xret.pipeline.errors import RecipeError
 
 GRID, WORDS, TOKENS = FeatureFacts("grid", 5, 5), FeatureFacts("words", None, None, 9), FeatureFacts("tokens", 6, 6)
@@ -26,9 +26,9 @@ def test_a_key_that_one_of_several_heads_reads_is_in_use():
         said = f"{key} is not in use with these features: take a key of adapter.grid or adapter.words"
         assert not_in_use(key, heads) == said
     assert not_in_use("adapter.roi.noise", [joined]).endswith("of adapter.grid or adapter.words or adapter.tokens")
-    require_in_use([key], *joined)
+    require_in_use([f"{key}=0.5"], *joined)
     with pytest.raises(RecipeError, match=r"^adapter\.tokens\.noise is not in use with these features: take a key of"):
-        require_in_use([key], *words)
+        require_in_use([f"{key}=0"], *words)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,17 @@ def test_rows_can_be_left_out_where_rows_are_read(key, one, in_use):
     assert bool(said) is not in_use
     assert in_use or f"{key} has no effect where one vector is read of each " in said
     assert not not_in_use(key, [one, head("setdiv")])
+
+
+def test_a_setting_that_leaves_no_rows_out_is_let_through():
+    settings = ["augment.image=0", "augment.text=0", "augment.image_varies=false"]
+    one = head("linear", *settings)
+    assert settings_not_in_use(settings, [one]) == []
+    require_in_use(settings, *one)
+    both = head("fusemix", "augment.image=0.5", "augment.text=0.5")
+    said = "{} has no effect where one vector is read of each {}: leave it out, or take a recipe that reads rows"
+    found = settings_not_in_use(["augment.image=0.5", "augment.text=0.5"], [both])
+    assert found == [said.format("augment.image", "image"), said.format("augment.text", "caption")]
 
 
 def test_rows_that_no_head_reads_cannot_be_left_out(tmp_path):

@@ -242,7 +242,7 @@ def test_a_trial_whose_values_are_at_fault_counts_as_failed(stores, tmp_path):
     with pytest.raises(
         RunError, match=r"none of the trials in .* could be trained to its end; the first: .*not finite"
     ):
-        tuned(stores(), tmp_path / "none", trials=2, space=["loss.triplet.weight=1e37,1e38"])
+        tuned(stores(), tmp_path / "none", trials=2, space=["loss.triplet.weight=2e38,3e38"])
 
 
 def test_what_is_not_a_trials_fault_stops_and_the_trial_goes_on_later(stores, whole, tmp_path, monkeypatch):

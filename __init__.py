@@ -59,8 +59,8 @@ def extract(
         encoder: of pictures and texts, ``hf:ID``, ``hf:DIR`` or ``open_clip:ARCH/TAG``: both `visual` and `text`.
         from_run: encode with the backbones that `finetune` left in this run, in the place of `visual` and `text`.
         options: of `pipeline.extraction.options.Options`, with its defaults: ``visual``, ``visual_weights``,
-            ``visual_layer``, ``image_size``, ``pool``, ``regions``, ``frames``, ``views``, ``augment``, ``text``,
-            ``min_count``, ``text_weights``, ``text_layer``, ``special_tokens``, ``max_tokens``, ``prompt``,
+            ``visual_layer``, ``image_size``, ``whole``, ``pool``, ``regions``, ``frames``, ``views``, ``augment``,
+            ``text``, ``min_count``, ``text_weights``, ``text_layer``, ``special_tokens``, ``max_tokens``, ``prompt``,
             ``splits``, ``batch_size``, ``dtype``, ``shard_images``, ``device``, ``workers``, ``scheduler``,
             ``on_error``, ``repair``, ``update``, ``trust``.
 

@@ -65,7 +65,7 @@ def _pool(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -
     cls=Sectioned,
     sections={
         "Data": "store data_root splits update",
-        "Images": "visual visual_weights visual_layer image_size pool regions frames views augment",
+        "Images": "visual visual_weights visual_layer image_size whole pool regions frames views augment",
         "Both": "encoder",
         "Captions": "text min_count text_weights text_layer max_tokens special_tokens prompt",
         "By a fine-tuned run instead": "from_run",
@@ -105,6 +105,11 @@ def _pool(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -
     type=click.IntRange(32, 2048),
     metavar="PIXELS",
     help="Side of the input, for grids; by default 224, and of hf:, timm: and open_clip: the model's own.",
+)
+@click.option(
+    "--whole",
+    is_flag=True,
+    help="Make the square input of whole pictures, for grids whose network is given their middle.",
 )
 @click.option(
     "--regions", callback=_regions, metavar="N|MIN-MAX", help="Boxes of an image for detectors, by default 36."
@@ -307,6 +312,7 @@ def _refuse_without_effect(ctx: click.Context, options: dict[str, Any]) -> None:
         "visual_weights",
         "visual_layer",
         "image_size",
+        "whole",
         "pool",
         "regions",
         "frames",
@@ -336,6 +342,6 @@ def _words_of(run: Path, ctx: click.Context) -> dict[str, Any]:
             f"{names} makes another set than the one that {run} evaluates on; leave it out, or give the run's backbones"
             " as --visual-weights and --text-weights"
         )
-    if names := _given(ctx, list(dict.fromkeys(["encoder", "visual_weights", "text_weights", *words]))):
+    if names := _given(ctx, list(dict.fromkeys(["encoder", "visual_weights", "text_weights", "whole", *words]))):
         raise click.UsageError(f"--from-run decides {names}; leave out one or the other")
     return words

@@ -1,6 +1,6 @@
 """Frozen backbones: `base` says what an encoder is, `registry` names them, the others are one file each."""
 
-from .base import TextEncoder, TrainableEncoder, VisualEncoder, as_stored, turns_upright
+from .base import TextEncoder, TrainableEncoder, VisualEncoder, as_stored, sees_whole, turns_upright
 from .registry import (
     AUGMENTATIONS,
     HUB,
@@ -34,5 +34,6 @@ __all__ = [
     "loading",
     "make_text",
     "make_visual",
+    "sees_whole",
     "turns_upright",
 ]

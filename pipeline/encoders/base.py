@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ..data.regions import Regions
+from ..errors import EncoderError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -111,6 +112,32 @@ def turns_upright(identity: dict[str, Any]) -> bool:
 def made_upright(identity: dict[str, Any]) -> dict[str, Any]:
     """Return the identity of the same encoder that applies EXIF orientations."""
     return {**identity, "preprocessing": {**identity["preprocessing"], "orientation": "exif"}}
+
+
+def sees_whole(identity: dict[str, Any]) -> bool:
+    """Return whether an encoder of this identity was told to make squares of whole pictures, and cut nothing off."""
+    preprocessing = identity.get("preprocessing")
+    return isinstance(preprocessing, dict) and preprocessing.get("whole") is True
+
+
+def made_whole(identity: dict[str, Any]) -> dict[str, Any]:
+    """Return the identity of an encoder that was told to make squares of whole pictures."""
+    return {**identity, "preprocessing": {**identity["preprocessing"], "whole": True}}
+
+
+def require_cut(what: str, cuts: bool, whole: bool) -> None:
+    """Refuse to make an encoder see whole pictures that does so anyway.
+
+    Args:
+        what: how a message calls the encoder.
+        cuts: whether it cuts something off, or lays a border around pictures.
+        whole: whether it shall see whole pictures.
+
+    Raises:
+        EncoderError: it does so anyway.
+    """
+    if whole and not cuts:
+        raise EncoderError(f"{what} takes whole pictures by itself; leave --whole out")
 
 
 def as_stored(identity: dict[str, Any]) -> dict[str, Any]:

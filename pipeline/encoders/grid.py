@@ -102,7 +102,9 @@ class MapGrid(Grid):
 class GridEncoder(MapGrid):
     """Encode images as the cells of the last feature map of a network of torchvision's, and their mean."""
 
-    def __init__(self, name: str, weights: str, image_size: int, device: str, trust: bool = False) -> None:
+    def __init__(
+        self, name: str, weights: str, image_size: int, device: str, trust: bool = False, *, whole: bool = False
+    ) -> None:
         """Build the network and load its weights; arguments and errors as of `registry.load_visual`."""
         self.name, self.device = name, device
         weights_id, network, layer = _load(name, weights, image_size, trust)
@@ -112,8 +114,9 @@ class GridEncoder(MapGrid):
         kept = self.network.state_dict()
         self._head = {name: value for name, value in network.state_dict().items() if name not in kept}
         preset = _preset(name)
-        self._resize = round(image_size * preset.resize_size[0] / preset.crop_size[0])
-        self._crop = image_size
+        self._resize = image_size if whole else round(image_size * preset.resize_size[0] / preset.crop_size[0])
+        self._crop = None if whole else image_size
+        self.longest = None if whole else LONGEST
         self._interpolation = preset.interpolation
         self._mean = torch.tensor(preset.mean, device=device)[:, None, None]
         self._std = torch.tensor(preset.std, device=device)[:, None, None]
@@ -130,8 +133,7 @@ class GridEncoder(MapGrid):
             "weights": weights_id,
             "preprocessing": {
                 "decoder": "pillow",
-                "resize": self._resize,
-                "crop": self._crop,
+                **({"stretch": image_size} if whole else {"resize": self._resize, "crop": self._crop}),
                 "interpolation": preset.interpolation.value,
                 "mean": list(preset.mean),
                 "std": list(preset.std),
@@ -141,7 +143,11 @@ class GridEncoder(MapGrid):
         self.versions = library_versions("torch", "torchvision", "PIL")
 
     def prepare(self, image: Image.Image) -> Tensor:
-        """Resize an image's shorter side and cut out the middle; return pixels uint8 [3,S,S]."""
+        """Resize an image's shorter side and cut out the middle, or make all of it a square; return uint8 [3,S,S]."""
+        if self._crop is None:
+            square = transforms.resize(image, [self._resize, self._resize], self._interpolation)
+            whole: Tensor = transforms.pil_to_tensor(square)
+            return whole
         resized = transforms.resize(image, [self._resize], self._interpolation)
         pixels: Tensor = transforms.pil_to_tensor(transforms.center_crop(resized, [self._crop]))
         return pixels

@@ -5,7 +5,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from ..errors import EncoderError
-from .base import TextEncoder, VisualEncoder, made_upright
+from .base import TextEncoder, VisualEncoder, made_upright, made_whole, require_cut
 from .own import make_own
 from .threads import Loaded
 
@@ -40,6 +40,7 @@ def load_visual(
     *,
     layer: int = -1,
     half: bool = True,
+    whole: bool = False,
     regions: tuple[int, int] | None = None,
     frames: int | None = None,
     views: int = 1,
@@ -61,6 +62,7 @@ def load_visual(
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         layer: which gives the local features, of `HUB` and `LIBRARIES`; -1: the last.
         half: let a GPU compute in bfloat16, of `HUB` and `LIBRARIES`.
+        whole: make the square of the whole picture, of grids that cut out its middle.
         regions: fewest and most boxes of an image, for region encoders; None: 36.
         frames: an image is a folder of frames, of which this many are taken; None: it is a picture.
         views: of each picture; with more than one the encoder is a `views.ViewsEncoder`.
@@ -73,10 +75,10 @@ def load_visual(
         EncoderError: the name is unknown, the weights do not fit, or an option is not for this encoder.
     """
     _require_views(name, frames, views, augment)
-    _require_fitting(name, weights, layer, regions, frames, pool)
+    _require_fitting(name, weights, layer, whole, regions, frames, pool)
     size = (regions or (36, 36)) if name in REGION_ENCODERS else image_size
     state = _state(name.removeprefix(HUB) if name.startswith(HUB) else weights)
-    encoder: Any = _visual(name, weights, size, device, frames, trust, state, layer, half, upright)
+    encoder: Any = _visual(name, weights, size, device, frames, trust, state, layer, half, upright, whole)
     if augment is not None and not hasattr(encoder, "prepare"):
         raise EncoderError(f"--views needs of '{name}' a method `prepare` that takes a picture to pixels; leave it out")
     if pool is not None:
@@ -95,6 +97,7 @@ def _require_fitting(
     name: str,
     weights: str,
     layer: int,
+    whole: bool,
     regions: tuple[int, int] | None,
     frames: int | None,
     pool: tuple[int, int] | None,
@@ -109,6 +112,9 @@ def _require_fitting(
     if layer != -1 and not name.startswith((HUB, *LIBRARIES)):
         models = ", ".join((HUB, *LIBRARIES))
         raise EncoderError(f"--visual-layer is for models of {models}; '{name}' gives its last map, leave it out")
+    if whole and (name in REGION_ENCODERS or is_own(name)):
+        raise EncoderError(f"--whole is for grids, and '{name}' prepares its pictures itself; leave it out")
+    require_cut(name, name not in _GRIDS, whole)
     if pool is not None and (frames is not None or name in REGION_ENCODERS):
         raise EncoderError("--pool averages the cells of pictures' grids, and there are none here; leave it out")
 
@@ -173,6 +179,7 @@ def make_visual(
     layer: int = -1,
     half: bool = True,
     upright: bool = True,
+    whole: bool = False,
 ) -> Any:
     """Return a new image encoder that is not shared; arguments and errors as of `load_visual`.
 
@@ -181,26 +188,31 @@ def make_visual(
     """
     if is_own(name):
         return make_own(name, weights, IMAGE_SIZE if size is None else size, device)
-    encoder = _make_visual(name, weights, size, device, trust, layer, half)
+    encoder = _make_visual(name, weights, size, device, trust, layer, half, whole)
+    if whole:
+        encoder.identity = made_whole(encoder.identity)
     if upright:
         encoder.identity = made_upright(encoder.identity)
     return encoder
 
 
-def _make_visual(name: str, weights: str, size: Any, device: str, trust: bool, layer: int, half: bool) -> Any:
+def _make_visual(
+    name: str, weights: str, size: Any, device: str, trust: bool, layer: int, half: bool, whole: bool
+) -> Any:
     if name.startswith(HUB):
         from .huggingface.images import ImageEncoder
 
-        return ImageEncoder(name.removeprefix(HUB), device, layer, size, half=half, trust=trust)
+        return ImageEncoder(name.removeprefix(HUB), device, layer, size, half=half, trust=trust, whole=whole)
     library, colon, model = name.partition(":")
     if where := _OF_LIBRARIES.get(library + colon):
-        return resolve_name(f"{__package__}{where}")(model, weights, device, layer, size, half=half, trust=trust)
+        how = {"half": half, "trust": trust, "whole": whole}
+        return resolve_name(f"{__package__}{where}")(model, weights, device, layer, size, **how)
     size = IMAGE_SIZE if size is None else size
     if where := (_REGIONS | _GRIDS).get(name):
         return resolve_name(f"{__package__}{where}")(weights, size, device, trust)
     from .grid import GridEncoder
 
-    return GridEncoder(name, weights, size, device, trust)
+    return GridEncoder(name, weights, size, device, trust, whole=whole)
 
 
 def make_text(
@@ -241,16 +253,17 @@ def _visual(
     layer: int,
     half: bool,
     upright: bool,
+    whole: bool,
 ) -> VisualEncoder:
     def make() -> VisualEncoder:
-        encoder: VisualEncoder = make_visual(name, weights, size, device, trust, layer, half, upright)
+        encoder: VisualEncoder = make_visual(name, weights, size, device, trust, layer, half, upright, whole)
         if frames is None:
             return encoder
         from .wrappers.frames import FramesEncoder
 
         return FramesEncoder(encoder, frames)
 
-    return _images.get((name, weights, size, device, frames, trust, layer, half, upright, state), make)
+    return _images.get((name, weights, size, device, frames, trust, layer, half, upright, whole, state), make)
 
 
 def _text(

@@ -40,6 +40,7 @@ class Options:
     visual_weights: str = "imagenet"  # or a file, or ``random:SEED``
     visual_layer: int = -1  # which gives the local features; -1: the last
     image_size: int | None = None  # side of the square input of grids, pixels; None: the model's own, else 224
+    whole: bool = False  # make the square input of whole pictures, where the network takes their middle
     regions: tuple[int, int] | None = None  # fewest and most boxes of an image, for region encoders; None: 36
     frames: int | None = None  # an image is a folder of frames, of which at most so many are taken; None: a picture
     views: int = 1  # of each picture; the first is the picture as it is
@@ -86,6 +87,7 @@ class Options:
             device,
             layer=self.visual_layer,
             half=self.dtype == "float16",
+            whole=self.whole,
             regions=self.regions,
             frames=self.frames,
             views=self.views,
@@ -126,6 +128,8 @@ class Options:
                 settings["image_size"] = self.image_size or (None if own else IMAGE_SIZE)
             if is_own(self.visual or ""):
                 return None  # nobody knows what its program has become
+            if self.whole:
+                settings["whole"] = True
             if self.pool is not None:
                 settings["pool"] = self.pool
             if self.visual_layer != -1:

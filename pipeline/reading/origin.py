@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub.constants import HF_HUB_CACHE
 
 from ..cache import FeatureSet, fingerprint
-from ..encoders import HUB, LIBRARIES, turns_upright
+from ..encoders import HUB, LIBRARIES, sees_whole, turns_upright
 from ..encoders.base import Encoder
 from ..encoders.weights_source import WeightsSource
 from ..errors import EncoderError
@@ -158,4 +158,6 @@ def extraction_words(encoders: Iterable[Encoder]) -> dict[str, Any]:
                 words["visual_layer"] = layer
             if turns_upright(identity):
                 words["upright"] = True
+            if sees_whole(identity):
+                words["whole"] = True
     return words

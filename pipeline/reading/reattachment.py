@@ -20,6 +20,7 @@ from ..encoders import (
     loading,
     make_text,
     make_visual,
+    sees_whole,
     turns_upright,
 )
 from ..errors import CacheError, EncoderError, ManifestError, SampleError
@@ -71,7 +72,7 @@ def put_back_images(
     weights = origin.weights_named(weights, "--visual-weights")
     name, held = (weights, "imagenet") if origin.of_hub else (name, weights)
     how: dict[str, Any] = {"layer": hidden_layer(features.identity), "half": origin.dtype == "float16"}
-    how["upright"] = turns_upright(features.identity)
+    how |= {"upright": turns_upright(features.identity), "whole": sees_whole(features.identity)}
     with loading():
         encoder: TrainableEncoder = make_visual(name, held, size, device, **how)
     origin.require(encoder, weights, "--visual-weights")

@@ -19,6 +19,7 @@ from ..encoders import (
     is_own,
     load_text,
     load_visual,
+    sees_whole,
     turns_upright,
 )
 from ..errors import EncoderError, SampleError
@@ -59,6 +60,7 @@ def image_encoder(origin: Origin, weights: str | None, device: str, trust: bool 
         device,
         layer=hidden_layer(identity),
         half=origin.dtype == "float16",
+        whole=sees_whole(identity),
         regions=regions,
         frames=frames,
         pool=None if pool is None else (pool[0], pool[1]),

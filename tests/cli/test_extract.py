@@ -129,6 +129,8 @@ def test_their_defaults_are_not(extract):
         ("--visual none --text open_clip:ViT-B-31/openai", 1, "no architecture 'ViT-B-31' (did you mean 'ViT-B-32'?)"),
         ("--encoder open_clip:RN50", 1, "open_clip:RN50 names no weights; give a tag as open_clip:RN50/TAG, or a file"),
         ("--visual none --pool 2x2", 2, "--pool has no effect on --visual none"),
+        ("--visual none --whole", 2, "--whole has no effect on --visual none"),
+        ("--visual butd --whole", 1, "--whole is for grids, and 'butd' prepares its pictures itself; leave it out"),
         ("--pool 4", 2, "'4' is no window; give height and width in cells, as 2x2"),
         (
             "--visual resnet18 --visual-weights random:0 --visual-layer 2 --text none",

@@ -42,6 +42,7 @@ class ImageEncoder(Grid):
         image_size: side of the input, pixels; None: the checkpoint's own.
         half: let a GPU compute in bfloat16.
         trust: let a program that comes with the checkpoint run.
+        whole: make the square of the whole picture, where the checkpoint cuts out its middle.
 
     Raises:
         EncoderError: there is no such model, it is incomplete, or does not encode pictures so.
@@ -58,13 +59,14 @@ class ImageEncoder(Grid):
         *,
         half: bool = True,
         trust: bool = False,
+        whole: bool = False,
     ) -> None:
         self.name, self.device, self._half = short_name(weights), device, half
         self.network, processor, lacks_pooler, self.space = load_from(
             weights, "image", lambda off: _load(weights, off, trust)
         )
         self._joint = hasattr(self.network, "get_image_features")
-        self._pixels = Pixels(processor, weights, image_size)
+        self._pixels = Pixels(processor, weights, image_size, whole)
         self.network.to(device)
         self._layer: int | None = None  # the last, after the model's own norm
         self._options: dict[str, bool] = {}  # what the model has to be told to take pictures of this size

@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from ...errors import EncoderError
+from ..base import require_cut
 
 # Settings that decide the pixels. What a processor has besides is of the moment, or of other tasks.
 _SHAPING = (
@@ -25,20 +26,25 @@ class Pixels:
         processor: as `AutoImageProcessor` gives it.
         weights: how a message calls its checkpoint.
         image_size: side of the input, pixels; None: the checkpoint's own.
+        whole: take whole pictures to the size that the middle would be cut out with.
 
     Attributes:
         settings: all that decides the pixels; JSON. ``resize``, ``crop`` and ``stretch`` say what is seen of a picture.
         shape: (height, width) of the pixels.
 
     Raises:
-        EncoderError: what it makes of a picture is no tensor of one shape, or it has no side that can be changed.
+        EncoderError: what it makes of a picture is no tensor of one shape, it has no side that can be changed, or it
+            cuts nothing off.
     """
 
-    def __init__(self, processor: Any, weights: str, image_size: int | None) -> None:
+    def __init__(self, processor: Any, weights: str, image_size: int | None, whole: bool = False) -> None:
         self._processor = processor
         settings = {key: value for key, value in processor.to_dict().items() if key in _SHAPING and value is not None}
         self._sizes = {} if image_size is None else _resized(weights, settings, image_size)
         settings |= self._sizes
+        if whole:
+            self._sizes = _uncut(weights, settings)
+            settings |= self._sizes
         rng = np.random.default_rng(0)
         tried = [Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in _TRIED]
         try:
@@ -92,6 +98,19 @@ def _resized(weights: str, settings: dict[str, Any], side: int) -> dict[str, Any
         return {"size": dict.fromkeys(size, side)}
     scaled = {key: round(side * value / crop["height"]) for key, value in size.items()}
     return {"size": scaled, "crop_size": {"height": side, "width": side}}
+
+
+def _uncut(weights: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what makes a processor take whole pictures to the size that it cuts out."""
+    crop = settings.get("crop_size")
+    cuts = bool(settings.get("do_center_crop") and crop)
+    if not cuts and "crop_pct" in settings:
+        raise EncoderError(
+            f"image weights '{weights}': its processor crops by its own rule, which --whole does not reach; leave it"
+            " out, or give --image-size 384, from which on it takes whole pictures"
+        )
+    require_cut(f"hf:{weights}", cuts, True)
+    return {"do_resize": True, "size": dict(crop or {}), "do_center_crop": False}
 
 
 def _seen(settings: dict[str, Any], shape: tuple[int, int]) -> dict[str, int]:

@@ -3,12 +3,13 @@
 Source: open_clip's README, "Usage", and `forward_intermediates` of its models.
 """
 
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 from torch import Tensor
 
-from ..base import library_versions
+from ..base import library_versions, require_cut
 from ..huggingface.pixels import plain
 from .clip_models import load_clip
 from .pictures import LibraryGrid, seen
@@ -26,6 +27,7 @@ class ClipImageEncoder(LibraryGrid):
             where that goes over the patches.
         image_size: side of the input, pixels; None: the architecture's own.
         half: let a GPU compute in bfloat16.
+        whole: make the square of the whole picture, where the model cuts out its middle or lays a border around it.
 
     Raises:
         EncoderError: there is no such model, or an option does not fit it.
@@ -41,12 +43,16 @@ class ClipImageEncoder(LibraryGrid):
         *,
         half: bool = True,
         trust: bool = False,
+        whole: bool = False,
     ) -> None:
         loaded = load_clip(name, weights, "visual", image_size, trust)
         self.name, self.space, self.device, self._half = loaded.name, loaded.space, device, half
         tower = loaded.model.visual
         transform = import_module("open_clip.transform")
         pictures = transform.PreprocessCfg(**tower.preprocess_cfg)
+        require_cut(loaded.what, pictures.resize_mode != "squash", whole)
+        if whole:
+            pictures = replace(pictures, resize_mode="squash")
         self._transform = transform.image_transform_v2(pictures, is_train=False)
         self.network = tower.to(device)
         trunk = getattr(tower, "trunk", None)  # of timm

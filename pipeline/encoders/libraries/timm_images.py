@@ -11,13 +11,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...errors import EncoderError, nearest
-from ..base import library_versions
+from ..base import library_versions, require_cut
 from ..huggingface.hub import quiet
 from ..huggingface.pixels import plain
 from ..weights import misfits, noise_images, read_weights, require_finite, seed_or_file, seeded, settle_norms
 from .pictures import LibraryGrid, load_library, reason_of, seen
 
 _SHAPING = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
+_UNCUT = ("squash", 1.0)  # mode and share of a picture that is made a square as it is
 _MODES = {"center": "crop", "squash": "squash", "border": "pad"}
 
 
@@ -34,6 +35,7 @@ class TimmEncoder(LibraryGrid):
         image_size: side of the input, pixels; None: that of the tag.
         half: let a GPU compute in bfloat16.
         trust: let a file of weights run code while it is read.
+        whole: make the square of the whole picture, where the tag cuts out its middle or lays a border around it.
 
     Raises:
         EncoderError: timm is not installed, the name is unknown, the weights do not fit, or an option does not.
@@ -51,6 +53,7 @@ class TimmEncoder(LibraryGrid):
         *,
         half: bool = True,
         trust: bool = False,
+        whole: bool = False,
     ) -> None:
         timm, what = load_library("timm", "timm"), f"timm:{name}"
         self.device, self._half = device, half
@@ -58,6 +61,9 @@ class TimmEncoder(LibraryGrid):
         size = _input_size(what, config, image_size)
         weights_id, network = _load(timm, what, config, weights, size, trust)
         data = timm.data.resolve_model_data_config(network, {"input_size": size})
+        require_cut(what, (data["crop_mode"], data["crop_pct"]) != _UNCUT, whole)
+        if whole:
+            data["crop_mode"], data["crop_pct"] = _UNCUT
         self._transform = timm.data.create_transform(**data, is_training=False)
         self.network = network.to(device).eval().requires_grad_(False)
         self._settle(what, layer, size[1:])

@@ -1,5 +1,6 @@
 """Grid features against the plain torchvision network, and what bad input gets."""
 
+import re
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 
@@ -134,6 +135,37 @@ def test_any_image_becomes_a_square(tmp_path, size):
     pixels, original = encoder.decode(path)
     assert original == size
     assert torch.equal(pixels, torch.tensor([200, 30, 90], dtype=torch.uint8)[:, None, None].expand(3, 64, 64))
+
+
+@pytest.mark.parametrize(("size", "side"), [((300, 240), 224), ((40, 900), 64), ((64, 64), 64)])
+def test_a_whole_picture_becomes_the_square(tmp_path, resnet18, size, side):
+    save_file(resnet18.state_dict(), tmp_path / "w.safetensors")
+    encoder = load_visual("resnet18", str(tmp_path / "w.safetensors"), side, "cpu", whole=True)
+    path = picture(tmp_path / "p.jpg", size)
+    pixels, original = encoder.decode(path)
+    assert original == size
+    square = np.asarray(Image.open(path).convert("RGB").resize((side, side), Image.Resampling.BILINEAR))
+    assert np.array_equal(pixels.permute(1, 2, 0).numpy(), square)
+    mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    normalised = torch.from_numpy(((square / 255 - mean) / std).astype(np.float32)).permute(2, 0, 1)
+    np.testing.assert_allclose(
+        encoder.encode(pixels[None])[1][0], plain_features(resnet18, normalised[None])[0].mean((1, 2)), atol=1e-4
+    )
+    cut = load_visual("resnet18", str(tmp_path / "w.safetensors"), side, "cpu")
+    assert cut.identity != encoder.identity and cut.identity["weights"] == encoder.identity["weights"]
+
+
+@pytest.mark.parametrize(
+    ("network", "weights", "sentence"),
+    [
+        ("butd-grid", "random:0", "butd-grid takes whole pictures by itself; leave --whole out"),
+        ("butd", "random:0", "--whole is for grids, and 'butd' prepares its pictures itself; leave it out"),
+        ("own_encoder:Own", "w", "--whole is for grids, and 'own_encoder:Own' prepares its pictures itself; leave it"),
+    ],
+)
+def test_whole_pictures_are_for_encoders_that_cut(network, weights, sentence):
+    with pytest.raises(EncoderError, match=re.escape(sentence)):
+        load_visual(network, weights, None, "cpu", whole=True)
 
 
 def test_an_image_that_cannot_be_used_is_named(tmp_path):

@@ -98,10 +98,10 @@ def test_an_import_is_not_repaired_by_an_extraction(tmp_path):
     [
         {},
         {"visual": None, "text": "words"},
-        {"text": None, "pool": (2, 3), "image_size": 64, "dtype": "float32", "visual_layer": -2, "on_error": "skip"},
+        {"text": None, "pool": (2, 3), "image_size": 64, "dtype": "float32", "visual_layer": -2, "whole": True},
         {"regions": (10, 100), "visual": "butd", "visual_weights": "my weights.pth", "shard_images": 7},
         {"text_weights": "a'b", "special_tokens": False, "max_tokens": 9, "prompt": "-a {}", "text_layer": -2},
-        {"views": 3, "augment": "dihedral", "batch_size": 8},
+        {"views": 3, "augment": "dihedral", "batch_size": 8, "on_error": "skip"},
     ],
 )
 def test_the_command_says_what_made_a_set(options, manifest, monkeypatch):

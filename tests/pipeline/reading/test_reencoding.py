@@ -33,6 +33,7 @@ def features(identity, asked=None, **more):
     [
         ({"encoder": "resnet18", "preprocessing": {"crop": 96}}, ("resnet18", 96, None)),
         ({"encoder": "resnet18", "preprocessing": {"crop": 96, "orientation": "exif"}}, ("resnet18", 96, None)),
+        ({"encoder": "resnet18", "preprocessing": {"stretch": 96, "whole": True}}, ("resnet18", 96, None)),
         ({"encoder": "butd-grid", "preprocessing": {"stretch": 448}}, ("butd-grid", 448, None)),
         (
             {"encoder": "resnet18-frames", "preprocessing": {"crop": 64}, "frames": {"most": 8}},
@@ -56,8 +57,8 @@ def test_every_kind_of_image_encoder_is_asked_for_by_its_own_words(monkeypatch, 
     monkeypatch.setattr(registry, "_visual", load)
     image_encoder(Origin.of(features(identity)), "w.pth", "cpu", trust=True)
     name, size, frames = words
-    upright = "orientation" in identity["preprocessing"]
-    assert asked == [(name, "w.pth", size, "cpu", frames, True, (), -1, True, upright)]
+    upright, whole = (key in identity["preprocessing"] for key in ("orientation", "whole"))
+    assert asked == [(name, "w.pth", size, "cpu", frames, True, (), -1, True, upright, whole)]
     changed = {**identity, "weights": "others"}
     with pytest.raises(EncoderError, match=r"'w\.pth' is not what 'set@1' was made with \(its weights differ\)"):
         image_encoder(Origin.of(features(changed)), "w.pth", "cpu")

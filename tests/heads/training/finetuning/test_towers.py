@@ -41,6 +41,7 @@ BOTH = ["image", "text"]
 PAIRS = {
     "clip": ("hf:clip", "hf:clip"),
     "siglip": ("hf:siglip", "hf:siglip"),
+    "whole": ("hf:clip", "hf:clip"),
     "oblong": ("hf:oblong", "hf:t5"),
     "cropped": ("hf:cropped", "hf:t5"),
     "timm": ("timm:small_swin.squashed", "hf:clip"),
@@ -80,7 +81,7 @@ class Made:
     def store(self, pair, dtype, more=""):
         url = self.folder / f"{pair}-{dtype}{more}.zarr"
         if not url.exists():
-            words = {"dtype": dtype, "shard_images": 8, "device": "cpu"}
+            words = {"dtype": dtype, "shard_images": 8, "device": "cpu", "whole": pair == "whole"}
             for side, name in zip(("visual", "text"), PAIRS[pair], strict=True):
                 words[side], file = self.named(name)
                 words |= {f"{side}_weights": file} if file else {}
@@ -139,6 +140,7 @@ def state_of(run):
         ("clip", BOTH, "float16", 2e-3, "vse-infty", {}),
         ("siglip", BOTH, "float32", 1e-5, "vse-infty", {}),
         ("oblong", BOTH, "float32", 1e-5, "setdiv", SLOTS),
+        ("whole", BOTH, "float32", 1e-5, "vse-infty", {}),
         ("timm", ["image"], "float32", 1e-5, "vse-infty", {}),
         ("open_clip", BOTH, "float32", 1e-5, "vse-infty", {}),
     ],
@@ -154,7 +156,7 @@ def test_before_a_backbone_has_learnt_a_step_is_the_caches(made, tune, pair, sid
         assert (found[key] - value).norm() <= max(100 * tolerance * moved, 1e-6), key
 
 
-@pytest.mark.parametrize("pair", ["clip", "siglip", "open_clip"])
+@pytest.mark.parametrize("pair", ["clip", "whole", "siglip", "open_clip"])
 def test_tuned_towers_are_extracted_evaluated_and_searched(made, tune, tmp_path, pair):
     learn = {"finetune.image_lr": 1, "finetune.text_lr": 1}
     tuned = tune(made.head(pair, more="-tuned", **{"model.residual": True}), pair, BOTH, **learn)

@@ -124,6 +124,30 @@ def test_pictures_of_another_size(checkpoint, photographs, family):
     assert load_visual(f"hf:{folder}", "imagenet", 32, "cpu").identity == own_size.identity
 
 
+@pytest.mark.parametrize(("family", "side"), [("clip", None), ("clip", 48), ("dinov2", None)])
+def test_whole_pictures_where_the_processor_cuts_out_the_middle(checkpoint, photographs, family, side):
+    folder = checkpoint(family)
+    encoder = load_visual(f"hf:{folder}", "imagenet", side, "cpu", whole=True)
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    size = dict.fromkeys(("height", "width"), side or 32)
+    images = [Image.open(path).convert("RGB") for path in photographs]
+    expected = processor(images=images, size=size, do_center_crop=False, return_tensors="pt")["pixel_values"]
+    ours = torch.stack([encoder.decode(path)[0] for path in photographs])
+    assert torch.equal(ours, expected)
+    cut = load_visual(f"hf:{folder}", "imagenet", side, "cpu")
+    assert not torch.equal(cut.decode(photographs[0])[0], ours[0])
+    assert encoder.identity["preprocessing"]["stretch"] == (side or 32) and "crop" in cut.identity["preprocessing"]
+
+
+def test_a_whole_picture_need_not_be_square(photographs, tmp_path):
+    folder = save_image_model(tmp_path / "wide", "dinov2")
+    file = folder / "preprocessor_config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps({**settings, "crop_size": {"height": 32, "width": 48}, "size": {"shortest_edge": 64}}))
+    encoder = load_visual(f"hf:{folder}", "imagenet", None, "cpu", whole=True)
+    assert encoder.decode(photographs[1])[0].shape == (3, 32, 48) and encoder.grid == (4, 6)
+
+
 def test_a_picture_need_not_be_square(checkpoint, tmp_path, photographs):
     folder = save_image_model(tmp_path / "wide", "dinov2")
     file = folder / "preprocessor_config.json"
@@ -264,10 +288,16 @@ def test_a_program_of_the_checkpoint_needs_trust(copy, tmp_path, monkeypatch):
         ({"layer": 3}, "have no layer 3; choose a --visual-layer from 0, the embeddings, to 2"),
         ({"regions": (3, 8)}, "has a fixed grid, leave it out"),
         ({"image_size": 4}, "leave --image-size out"),
+        ({"whole": True}, "takes whole pictures by itself; leave --whole out"),
     ],
 )
 def test_options_that_do_not_fit(checkpoint, options, sentence):
     refused(checkpoint("vit"), sentence, **options)
+
+
+def test_a_processor_with_a_rule_of_its_own_cuts_as_it_does(checkpoint):
+    sentence = "its processor crops by its own rule, which --whole does not reach; leave it out, or give --image-size"
+    refused(checkpoint("convnext"), sentence, whole=True)
 
 
 def test_other_options_and_names(checkpoint, tmp_path):

@@ -180,6 +180,14 @@ def tagged(file_of, monkeypatch):
     return asked
 
 
+def test_whole_pictures_where_the_middle_is_cut_out(file_of, photographs):
+    encoder = image_tower("small-ViT", file_of("small-ViT"), whole=True)
+    _, transform = documented("small-ViT", file_of("small-ViT"), image_resize_mode="squash")
+    for path in photographs:
+        assert torch.equal(encoder.decode(path)[0], transform(Image.open(path)))
+    assert encoder.identity["preprocessing"]["stretch"] == 32
+
+
 def test_a_tag_says_how_pictures_are_prepared(file_of, photographs, tagged):
     encoder = image_tower("small-ViT/own", "imagenet")
     assert set(tagged) == {"own/clip/"}
@@ -192,6 +200,7 @@ def test_a_tag_says_how_pictures_are_prepared(file_of, photographs, tagged):
     assert image_tower("small-ViT/own", file_of("small-ViT")).identity == encoder.identity
     assert image_tower("small-ViT", file_of("small-ViT")).identity != encoder.identity
     assert text_tower("small-ViT/own", "imagenet").space == encoder.space
+    refused(image_tower, "small-ViT/own", "imagenet", "takes whole pictures by itself; leave --whole out", whole=True)
 
 
 def test_without_a_connection_a_file_is_asked_for(tagged, monkeypatch):

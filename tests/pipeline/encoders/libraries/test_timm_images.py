@@ -132,6 +132,17 @@ def test_what_is_seen_of_a_picture_is_recorded():
     assert {"resize": 54, "pad": 48}.items() <= pixels["small_eva"].items()
 
 
+@pytest.mark.parametrize(("name", "side"), [("small_swin", 32), ("small_eva", 48), ("small_swin.squashed", 32)])
+def test_whole_pictures_where_a_tag_cuts_or_pads(photographs, name, side):
+    encoder = load(name, "random:0", whole=True)
+    config = timm.data.resolve_model_data_config(timm.create_model(name))
+    transform = timm.data.create_transform(**{**config, "crop_mode": "squash", "crop_pct": 1.0}, is_training=False)
+    for path in photographs:
+        assert torch.equal(encoder.decode(path)[0], transform(Image.open(path)))
+    assert encoder.identity["preprocessing"]["stretch"] == side
+    assert not {"crop", "pad"} & encoder.identity["preprocessing"].keys()
+
+
 def test_random_weights_follow_from_the_seed_as_in_timm(photographs):
     encoder = load("small_eva", "random:5")
     with torch.random.fork_rng(devices=[]):

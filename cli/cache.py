@@ -34,13 +34,14 @@ def _spent(features: "SetContents") -> str:
 
 
 def _oriented(features: "SetContents") -> str:
-    """Return whether the encoder applied EXIF orientations; empty where that is no question, or not known."""
-    from ..pipeline.encoders import is_own, turns_upright
+    """Return whether the encoder saw whole pictures, upright; empty where that is no question, or not known."""
+    from ..pipeline.encoders import is_own, sees_whole, turns_upright
 
     identity = dict(features.identity)
     if features.modality != "images" or "preprocessing" not in identity or is_own(str(identity.get("encoder"))):
         return ""
-    return f"EXIF orientation {'' if turns_upright(identity) else 'not '}applied"
+    whole = "whole pictures, " if sees_whole(identity) else ""
+    return f"{whole}EXIF orientation {'' if turns_upright(identity) else 'not '}applied"
 
 
 @click.group()

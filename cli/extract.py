@@ -109,7 +109,7 @@ def _pool(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -
 @click.option(
     "--whole",
     is_flag=True,
-    help="Make the square input of whole pictures, for grids whose network is given their middle.",
+    help="Squeeze whole pictures into the square input, for grids that would cut out their middle.",
 )
 @click.option(
     "--regions", callback=_regions, metavar="N|MIN-MAX", help="Boxes of an image for detectors, by default 36."
@@ -342,6 +342,6 @@ def _words_of(run: Path, ctx: click.Context) -> dict[str, Any]:
             f"{names} makes another set than the one that {run} evaluates on; leave it out, or give the run's backbones"
             " as --visual-weights and --text-weights"
         )
-    if names := _given(ctx, list(dict.fromkeys(["encoder", "visual_weights", "text_weights", "whole", *words]))):
+    if names := _given(ctx, list(dict.fromkeys(["encoder", "visual_weights", "text_weights", *words]))):
         raise click.UsageError(f"--from-run decides {names}; leave out one or the other")
     return words

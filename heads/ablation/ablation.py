@@ -236,10 +236,9 @@ def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> dict[str
             "also": None,
         }
     idle = [[not_in_use(key, cells) for key in axis] for axis in plan.axes]  # all cells would be the same
-    idle += [[reason] for reason in settings_not_in_use(plan.description["set"], heads)]
-    for reasons in idle:
-        if all(reasons):
-            faults[reasons[0]] = [variant.label for variant in plan.variants]
+    idle_axes = [reasons[0] for reasons in idle if all(reasons)]
+    for reason in (*idle_axes, *settings_not_in_use(plan.description["set"], heads)):
+        faults[reason] = [variant.label for variant in plan.variants]
     if faults:
         of_all = len(plan.variants)
         said = (f"{' and '.join(own)}: {text}" if len(own) < of_all else text for text, own in faults.items())

@@ -1,6 +1,7 @@
 """Which keys of a recipe change nothing, for what the features are."""
 
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 
 import torch
 
@@ -12,14 +13,16 @@ from ..recipes.schema import get
 
 Described = tuple[Recipe, Facts, Facts]  # a head: its recipe, its images and its captions
 _ROWS_OF = {"augment.image": "image", "augment.image_varies": "image", "augment.text": "text"}
+_SAYS_WHAT_IS_READ = ("augment.mix", "aggregator.image.name", "aggregator.text.name", "adapter.*.global")
 
 
-def not_in_use(key: str, heads: Sequence[Described]) -> str:
+def not_in_use(key: str, heads: Sequence[Described], varied: Iterable[str] = ()) -> str:
     """Return why a recipe's key changes none of the heads, for what their features are; else nothing.
 
     Args:
         key: of a recipe, such as ``adapter.grid.noise``, which is of one adapter, or ``augment.image``, of rows.
         heads: what is known of each.
+        varied: other keys of a search; where another value of theirs may read rows, keys of rows are let through.
     """
     if key.startswith("adapter."):
         sides = [side for _, image, text in heads for side in (("image", image), ("text", text))]
@@ -27,7 +30,8 @@ def not_in_use(key: str, heads: Sequence[Described]) -> str:
         unused = key.rpartition(".")[0] not in used
         return f"{key} is not in use with these features: take a key of {' or '.join(used)}" if unused else ""
     side = _ROWS_OF.get(key)
-    if side is None or any(_leaves_rows_out(side, *head) for head in heads):
+    may_read = any(fnmatchcase(one, pattern) for one in varied for pattern in _SAYS_WHAT_IS_READ)
+    if side is None or may_read or any(_leaves_rows_out(side, *head) for head in heads):
         return ""
     what = "image" if side == "image" else "caption"
     return (
@@ -35,14 +39,15 @@ def not_in_use(key: str, heads: Sequence[Described]) -> str:
     )
 
 
-def settings_not_in_use(settings: Iterable[str], heads: Sequence[Described]) -> list[str]:
+def settings_not_in_use(settings: Iterable[str], heads: Sequence[Described], varied: Sequence[str] = ()) -> list[str]:
     """Return why settings change none of the heads, for what their features are.
 
     Args:
         settings: ``KEY=VALUE``. One that leaves no rows out anyway is let through.
         heads: made with the settings.
+        varied: as of `not_in_use`.
     """
-    found = [not_in_use(key, heads) for key in map(key_of, settings) if not _switched_off(key, heads)]
+    found = [not_in_use(key, heads, varied) for key in map(key_of, settings) if not _switched_off(key, heads)]
     return list(dict.fromkeys(filter(None, found)))
 
 

@@ -89,8 +89,8 @@ def make_space(
         RecipeError: a key is not the recipe's or not in use, a range is none, a value does not fit; all faults at once.
     """
     fixed = {key_of(setting) for setting in settings}
-    used, idle = _used_keys(recipe, image, text), unread(recipe)
     varied = {key_of(word) for word in own}
+    used, idle = _used_keys(recipe, image, text, varied), unread(recipe)
     faults: list[str] = []
     typed: dict[str, str] = {}
     for word in own:
@@ -172,12 +172,14 @@ def _values_of(recipe: Recipe) -> dict[str, Any]:
     return dict.fromkeys(_WEIGHTS, 0.0) | flat(recipe.to_dict())
 
 
-def _used_keys(recipe: Recipe, image: Facts, text: Facts) -> list[str]:
+def _used_keys(recipe: Recipe, image: Facts, text: Facts, varied: Iterable[str]) -> list[str]:
     """Return the keys that may be varied."""
     return [
         key
         for key in flat(recipe.to_dict())
-        if key.split(".")[0] not in _FIXED and key not in _FIXED_KEYS and not not_in_use(key, [(recipe, image, text)])
+        if key.split(".")[0] not in _FIXED
+        and key not in _FIXED_KEYS
+        and not not_in_use(key, [(recipe, image, text)], varied)
     ]
 
 

@@ -197,7 +197,7 @@ def _plans(
         }
         plans.append(_Planned(name, root, recipe, on_sets, own, description))
     if len(heads) == len(recipes):
-        faults += settings_not_in_use(settings, heads)
+        faults += settings_not_in_use(settings, heads, [key_of(one) for one in space])
     if faults:
         raise RecipeError("; ".join(dict.fromkeys(faults)))
     require_effect([plan.recipe for plan in plans], settings, varied=[key_of(one) for one in space])

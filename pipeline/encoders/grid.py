@@ -114,9 +114,9 @@ class GridEncoder(MapGrid):
         kept = self.network.state_dict()
         self._head = {name: value for name, value in network.state_dict().items() if name not in kept}
         preset = _preset(name)
-        self._resize = image_size if whole else round(image_size * preset.resize_size[0] / preset.crop_size[0])
-        self._crop = None if whole else image_size
-        self.longest = None if whole else LONGEST
+        self._crop = image_size
+        shorter = round(image_size * preset.resize_size[0] / preset.crop_size[0])
+        self._resize = [image_size, image_size] if whole else [shorter]
         self._interpolation = preset.interpolation
         self._mean = torch.tensor(preset.mean, device=device)[:, None, None]
         self._std = torch.tensor(preset.std, device=device)[:, None, None]
@@ -133,7 +133,7 @@ class GridEncoder(MapGrid):
             "weights": weights_id,
             "preprocessing": {
                 "decoder": "pillow",
-                **({"stretch": image_size} if whole else {"resize": self._resize, "crop": self._crop}),
+                **({"stretch": image_size} if whole else {"resize": shorter, "crop": image_size}),
                 "interpolation": preset.interpolation.value,
                 "mean": list(preset.mean),
                 "std": list(preset.std),
@@ -144,11 +144,7 @@ class GridEncoder(MapGrid):
 
     def prepare(self, image: Image.Image) -> Tensor:
         """Resize an image's shorter side and cut out the middle, or make all of it a square; return uint8 [3,S,S]."""
-        if self._crop is None:
-            square = transforms.resize(image, [self._resize, self._resize], self._interpolation)
-            whole: Tensor = transforms.pil_to_tensor(square)
-            return whole
-        resized = transforms.resize(image, [self._resize], self._interpolation)
+        resized = transforms.resize(image, self._resize, self._interpolation)
         pixels: Tensor = transforms.pil_to_tensor(transforms.center_crop(resized, [self._crop]))
         return pixels
 

@@ -190,7 +190,7 @@ def make_visual(
         return make_own(name, weights, IMAGE_SIZE if size is None else size, device)
     encoder = _make_visual(name, weights, size, device, trust, layer, half, whole)
     if whole:
-        encoder.identity = made_whole(encoder.identity)
+        encoder.identity, encoder.longest = made_whole(encoder.identity), None
     if upright:
         encoder.identity = made_upright(encoder.identity)
     return encoder

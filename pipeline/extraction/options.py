@@ -207,6 +207,7 @@ def with_backbones(words: Mapping[str, Any], image: Path | None, text: Path | No
     named = {key if key in of_hub else f"{key}_weights": path for key, path in weights.items()}
     return {
         "upright": False,
+        "whole": False,
         **words,
         **{key: f"{HUB}{path}" if key in of_hub else str(path) for key, path in named.items()},
     }

@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from small_checkpoints import save_text_model
@@ -160,6 +161,20 @@ def test_both_towers_of_a_checkpoint(extract, tmp_path, monkeypatch):
     assert images.space == captions.space is not None
     assert (images.grid, images.rows, images.global_channels) == ((2, 2), 4, captions.global_channels)
     assert captions.identity["preprocessing"]["prompt"] == "a photo of {}"
+
+
+def test_whole_pictures_are_another_set(extract, tmp_path):
+    words = ("--visual", "resnet18", "--visual-weights", "random:0", "--image-size", "64", "--text", "none")
+    for more in ((), ("--whole",), ("--whole",)):
+        result = extract(*words, *more)
+        assert result.exit_code == 0, result.stderr
+    assert " 0 encoded" in result.stdout
+    cache = FeatureCache.open(str(tmp_path / "s"))
+    cut, whole = sorted(cache.set_names("images"), key=lambda name: "stretch" in str(cache.image_set(name).identity))
+    rows = np.arange(len(cache.image_set(cut).status))[:3]
+    assert not np.array_equal(cache.image_set(cut).global_(rows), cache.image_set(whole).global_(rows))
+    told = CliRunner().invoke(main, ["cache", "ls", str(tmp_path / "s")]).output
+    assert told.count("whole pictures, EXIF orientation applied") == 1 and told.count("EXIF orientation applied") == 2
 
 
 @pytest.mark.parametrize(("library", "extra"), [("timm", "timm"), ("open_clip", "open-clip")])

@@ -236,10 +236,11 @@ def _recipe(
         RecipeError: the settings do not fit, change what the head was trained for, or nothing would be put back; or
             weights are given for what is not.
     """
-    recipe = changed(base.recipe, settings)
+    asked = changed(base.recipe, settings)
+    recipe = replace(asked, augment=replace(asked.augment, mix=0.0))
     require_in_use(settings, recipe, base.image_facts, base.text_facts)
-    require_effect([recipe], settings)
-    then, now = base.recipe.to_dict(), recipe.to_dict()
+    require_effect([asked], settings)
+    then, now = base.recipe.to_dict(), asked.to_dict()
     others = [key for key in _FIXED if _without_noise(then[key]) != _without_noise(now[key])]
     others += [f"data.{key}" for key in _SETS if then["data"][key] != now["data"][key]]
     masks = (bool(values["augment"]["mask_words"]) for values in (then, now))  # then the words have one more
@@ -268,9 +269,8 @@ def _recipe(
         if given is not None and side not in put_back:
             raise RecipeError(f"the {side} backbone is not put back, so that its weights {given} have no effect")
     require_log(recipe.runtime.log)
-    if recipe.augment.mix:
+    if asked.augment.mix:
         print("augment.mix: a fine-tuning blends nothing, since its features are not cached.", file=sys.stderr)
-        recipe = replace(recipe, augment=replace(recipe.augment, mix=0.0))
     missing: dict[str, Any] = {f"{name}_lr": _FACTOR for name in put_back if not learns[name]}
     if missing:
         names = " and ".join(f"finetune.{key}" for key in missing)

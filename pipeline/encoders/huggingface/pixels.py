@@ -101,16 +101,19 @@ def _resized(weights: str, settings: dict[str, Any], side: int) -> dict[str, Any
 
 
 def _uncut(weights: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return what makes a processor take whole pictures to the size that it cuts out."""
-    crop = settings.get("crop_size")
-    cuts = bool(settings.get("do_center_crop") and crop)
-    if not cuts and "crop_pct" in settings:
+    """Return what makes a processor take whole pictures to the size that it cuts out.
+
+    Raises:
+        EncoderError: it cuts nothing off, or not in a way that can be changed.
+    """
+    size, crop = settings.get("size"), settings.get("crop_size")
+    if "crop_pct" in settings or not settings.get("do_resize", True):
         raise EncoderError(
-            f"image weights '{weights}': its processor crops by its own rule, which --whole does not reach; leave it"
-            " out, or give --image-size 384, from which on it takes whole pictures"
+            f"image weights '{weights}': the processor crops, or keeps all, by a rule of its own, which --whole does"
+            " not change; leave it out"
         )
-    require_cut(f"hf:{weights}", cuts, True)
-    return {"do_resize": True, "size": dict(crop or {}), "do_center_crop": False}
+    require_cut(f"hf:{weights}", bool(settings.get("do_center_crop") and crop and crop != size), True)
+    return {"size": dict(crop or {}), "do_center_crop": False}
 
 
 def _seen(settings: dict[str, Any], shape: tuple[int, int]) -> dict[str, int]:

@@ -66,6 +66,13 @@ def test_a_setting_that_leaves_no_rows_out_is_let_through():
     assert found == [said.format("augment.image", "image"), said.format("augment.text", "caption")]
 
 
+@pytest.mark.parametrize("varied", ["augment.mix", "aggregator.text.name", "adapter.tokens.global"])
+def test_rows_are_let_through_where_another_trial_may_read_them(varied):
+    settings, one = ["augment.text=0.5"], head("fusemix", "augment.text=0.5")
+    assert settings_not_in_use(settings, [one], [varied]) == []
+    assert settings_not_in_use(settings, [one], ["optimizer.lr", "adapter.tokens.dropout"])
+
+
 def test_rows_that_no_head_reads_cannot_be_left_out(tmp_path):
     store = str(make_store(tmp_path / "s.zarr", train=4, val=2, test=2))
     told = ["--recipe", "linear", "--set", "augment.image=0.5", "--out", str(tmp_path / "run")]

@@ -37,6 +37,12 @@ def test_the_bundled_space_has_the_keys_of_the_recipe():
     assert "loss.triplet.margin" not in space_of("pcmepp")
 
 
+def test_rows_may_be_left_out_where_another_value_reads_them():
+    space = space_of("fusemix", ["augment.mix=0,1", "augment.text=0:0.3"], text=TOKENS)
+    assert space["augment.text"] == Range(0, 0.3, log=False, whole=False)
+    assert "augment.text has no effect" in " ".join(refusal(["augment.text=0:0.3"], name="fusemix", text=TOKENS))
+
+
 def test_keys_of_adapters_are_those_of_the_features_in_use(monkeypatch, tmp_path):
     (tmp_path / "default.yaml").write_text("adapter.*.global: mean,max\noptimizer.lr: 1:30\n")
     (tmp_path / "vsepp.yaml").write_text("optimizer.lr: null\n")

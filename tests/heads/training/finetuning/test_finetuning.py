@@ -245,7 +245,7 @@ def test_the_result_is_a_run_that_is_extracted_and_evaluated(made, tune):
     assert [line["epoch"] for line in Run(tuned).metrics()] == [1, 2, 3]
     with pytest.raises(RunError, match=r"extract it there with `xret extract … --from-run .*tuned`"):
         evaluate([tuned], split="val", device="cpu")
-    options = replace(SMALL, **words_of_run(tuned))
+    options = replace(SMALL, **{"whole": True, **words_of_run(tuned)})  # which the run decides
     extract(load_manifest(made.manifest), store, options)
     cache = FeatureCache.open(store)
     for side, features in (

@@ -295,9 +295,25 @@ def test_options_that_do_not_fit(checkpoint, options, sentence):
     refused(checkpoint("vit"), sentence, **options)
 
 
-def test_a_processor_with_a_rule_of_its_own_cuts_as_it_does(checkpoint):
-    sentence = "its processor crops by its own rule, which --whole does not reach; leave it out, or give --image-size"
-    refused(checkpoint("convnext"), sentence, whole=True)
+@pytest.mark.parametrize("image_size", [None, 384])
+def test_a_processor_with_a_rule_of_its_own_cuts_as_it_does(checkpoint, image_size):
+    sentence = "the processor crops, or keeps all, by a rule of its own, which --whole does not change; leave it out"
+    refused(checkpoint("convnext"), sentence, whole=True, image_size=image_size)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"do_resize": False}, "by a rule of its own, which --whole does not change; leave it out"),
+        ({"size": {"height": 32, "width": 32}}, "takes whole pictures by itself; leave --whole out"),
+        ({"do_center_crop": False}, "takes whole pictures by itself; leave --whole out"),
+    ],
+)
+def test_a_processor_that_cuts_nothing_off_needs_no_telling(copy, settings, sentence):
+    folder = copy("clip")
+    file = folder / "preprocessor_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
+    refused(folder, sentence, whole=True)
 
 
 def test_other_options_and_names(checkpoint, tmp_path):

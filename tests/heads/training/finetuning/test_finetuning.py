@@ -364,6 +364,17 @@ def test_what_disturbs_a_head_in_training_alone_may_change(made, tune, capsys):
     assert "a fine-tuning blends nothing" in capsys.readouterr().err
 
 
+def test_rows_of_a_head_that_blended_vectors_can_be_left_out(made, tune, tmp_path):
+    """From the cache it reads the mean of a caption's tokens; with the backbone in the loop it reads the tokens."""
+    recipe = load_recipe("fusemix", ["model.dim=16", "data.batch_size=12", "schedule.epochs=2"])
+    train(made.store(), recipe, tmp_path / "head", device="cpu", seed=3)
+    losses = [
+        Run(tune(tmp_path / "head", ["text"], *FROZEN, chosen, out=chosen)).metrics()[-1]["loss"]
+        for chosen in ("augment.text=0", "augment.text=0.9")
+    ]
+    assert losses[0] != losses[1]
+
+
 def fail(tune, made, error, match, *words, text="words", **named):
     with pytest.raises(error, match=match) as caught:
         tune(made.head(text), *words, **named)

@@ -172,7 +172,7 @@ def test_regions_are_asked_for_in_the_numbers_of_the_set(folder, tmp_path, monke
     retriever = open_run(folder, make_run(store, tmp_path / "run", "setdiv"))
     same(retriever.encode_images(files(retriever)), retriever.gallery.images)
     assert len(set(retriever.gallery._batches.image_set.length)) > 1
-    assert asked[-1] == ("butd", "random:0", (2, 4), "cpu", None, False, (), -1, True, False)
+    assert asked[-1] == ("butd", "random:0", (2, 4), "cpu", None, False, (), -1, True, False, False)
 
 
 def test_a_tuned_run_encodes_with_its_own_backbones(folder, bert_run, tmp_path):

@@ -366,7 +366,9 @@ def test_what_disturbs_a_head_in_training_alone_may_change(made, tune, capsys):
 
 def test_rows_of_a_head_that_blended_vectors_can_be_left_out(made, tune, tmp_path):
     """From the cache it reads the mean of a caption's tokens; with the backbone in the loop it reads the tokens."""
-    recipe = load_recipe("fusemix", ["model.dim=16", "data.batch_size=12", "schedule.epochs=2"])
+    sets = Run(made.head()).info  # other tests put more into the store
+    sets = [f"data.image={sets.image_set}", f"data.text={sets.text_set}"]
+    recipe = load_recipe("fusemix", ["model.dim=16", "data.batch_size=12", "schedule.epochs=2", *sets])
     train(made.store(), recipe, tmp_path / "head", device="cpu", seed=3)
     losses = [
         Run(tune(tmp_path / "head", ["text"], *FROZEN, chosen, out=chosen)).metrics()[-1]["loss"]

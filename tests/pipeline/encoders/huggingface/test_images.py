@@ -125,7 +125,8 @@ def test_pictures_of_another_size(checkpoint, photographs, family):
 
 
 @pytest.mark.parametrize(("family", "side"), [("clip", None), ("clip", 48), ("dinov2", None)])
-def test_whole_pictures_where_the_processor_cuts_out_the_middle(checkpoint, photographs, family, side):
+def test_whole_pictures_where_the_processor_cuts_out_the_middle(checkpoint, photographs, tmp_path, family, side):
+    photographs = [*photographs, picture(tmp_path / "long.jpg", (900, 40)), picture(tmp_path / "tall.jpg", (33, 700))]
     folder = checkpoint(family)
     encoder = load_visual(f"hf:{folder}", "imagenet", side, "cpu", whole=True)
     processor = transformers.AutoImageProcessor.from_pretrained(folder)

@@ -15,6 +15,7 @@ from xret.pipeline.cache.layout import create_image_set, open_for_writing
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import read_samples
 from xret.pipeline.encoders.grid import GridEncoder
+from xret.pipeline.encoders.registry import load_visual
 from xret.pipeline.encoders.wrappers.frames import FramesEncoder
 from xret.pipeline.errors import EncoderError, SampleError
 
@@ -90,6 +91,18 @@ def test_the_size_is_the_first_ones_and_frames_may_differ(grid, video):
     pixels, size = FramesEncoder(grid, 3).decode(video([6, 7], pattern="2_{}.png", size=(80, 70)))
     assert shades(pixels) == [5, 6, 7]
     assert size == (64, 90)
+
+
+def test_frames_may_be_seen_whole(video):
+    folder = video([1], size=(90, 60))
+    left = Image.new("RGB", (90, 60))
+    left.paste((200, 200, 200), (0, 0, 10, 60))  # within what the middle leaves out
+    left.save(folder / "frame_1.png")
+    whole = load_visual("resnet18", "random:0", 64, "cpu", frames=4, whole=True)
+    square = np.asarray(left.resize((64, 64), Image.Resampling.BILINEAR))
+    assert np.array_equal(whole.decode(folder)[0][0].permute(1, 2, 0).numpy(), square)
+    middle = load_visual("resnet18", "random:0", 64, "cpu", frames=4)
+    assert middle.decode(folder)[0].max() == 0 and middle.identity != whole.identity
 
 
 def test_other_files_are_passed_over(grid, video):

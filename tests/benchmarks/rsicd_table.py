@@ -73,6 +73,16 @@ ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
     "maxmatch, InfoNCE": ("maxmatch", (NO_TRIPLET, *INFONCE, *NARROW)),
     "pcmepp": ("pcmepp", ()),
     "pcmepp, InfoNCE": ("pcmepp", ("loss.matching-bce.weight=0", *INFONCE)),
+    "pcme": ("pcme", ()),
+    "pcme, InfoNCE": ("pcme", ("loss.soft-contrastive.weight=0", *INFONCE)),
+    "gaussian-vsepp": ("gaussian-vsepp", ALL_NEGATIVES),
+    "gaussian-vsepp, InfoNCE": ("gaussian-vsepp", (NO_TRIPLET, *INFONCE)),
+    "vsrn": ("vsrn", ALL_NEGATIVES),
+    "vsrn, InfoNCE": ("vsrn", (NO_TRIPLET, *INFONCE)),
+    "gaussian-vsrn": ("gaussian-vsrn", ALL_NEGATIVES),
+    "gaussian-vsrn, InfoNCE": ("gaussian-vsrn", (NO_TRIPLET, *INFONCE)),
+    "scan": ("scan", ALL_NEGATIVES),
+    "scan, InfoNCE": ("scan", (NO_TRIPLET, *INFONCE)),
 }
 
 

@@ -268,7 +268,9 @@ class WordsAdapter(Part):
             token, length = with_ends(token, length, self.vocabulary_size, self.vocabulary_size + 1)
         words = self.embedding(token)
         if self.bag is not None:
-            return Adapted(words, length, self.bag(dropped(mean_rows(words, length), self.dropout, self.training)))
+            pooled = self.bag(dropped(mean_rows(words, length), self.dropout, self.training))
+            rows = dropped(words, self.dropout, self.training) if uses_local else words
+            return Adapted(rows, length, pooled)
         words = dropped(words, self.dropout, self.training)
         states, last = run_packed(self.gru, words, length)
         states = dropped(states.unflatten(2, (len(last), -1)).mean(2), self.state_dropout, self.training)

@@ -140,6 +140,11 @@ def _without_effect(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -
         for key in keys
         if optimizer[key] != getattr(usual, key)
     ]
+    ema = optimizer["ema"]
+    if ema is not None and optimizer["swa_epochs"]:
+        faults.append("optimizer.ema and optimizer.swa_epochs are two averages of the weights; choose one")
+    if ema is not None and ema >= 1:
+        faults.append(f"optimizer.ema must be below 1, not {ema:g}; 0.999 averages about 1,000 steps")
     if schedule["warmup_ratio"] and schedule["warmup_epochs"]:
         faults.append("schedule.warmup_ratio and schedule.warmup_epochs both say how long lr rises; choose one")
     return faults

@@ -117,22 +117,27 @@ def _averaged(features: Features) -> Features:
     return Features(some, means[:, None], features.global_)
 
 
-def blend(images: Features, captions: Features, alpha: float) -> tuple[Features, Features]:
+def blend(images: Features, captions: Features, caption_image: Tensor, alpha: float) -> tuple[Features, Features]:
     """Blend each pair with another one of the batch, by a share that is drawn from Beta(`alpha`, `alpha`).
 
     Share and partners are the same for both modalities (FuseMix) and for all feature sets, and are drawn on the CPU
     from torch's global generator. Rows are blended by their number; a blended sample is as long as the longer of the
-    two. Where a head reads nothing but the mean of the rows, see `averaged`.
+    two. An image without a caption stays as it is. Where a head reads nothing but the mean of the rows, see `averaged`.
 
     Args:
         images: of B images.
-        captions: of B captions, each of the image of its number; not words.
+        captions: of C captions, at most one of an image; not words.
+        caption_image: the image of each caption, int64 `[C]`.
         alpha: above 0.
     """
     share = torch.distributions.Beta(alpha, alpha).sample().item()
-    partner = torch.randperm(len(images.length)).to(images.length.device, non_blocking=True)
-    blended = (set_by_set(lambda part: _blended(part, share, partner), side) for side in (images, captions))
-    return next(blended), next(blended)
+    partner = torch.randperm(len(caption_image)).to(caption_image.device, non_blocking=True)
+    of_image = torch.arange(len(images.length), device=caption_image.device)
+    of_image[caption_image] = caption_image[partner]
+    return (
+        set_by_set(lambda part: _blended(part, share, of_image), images),
+        set_by_set(lambda part: _blended(part, share, partner), captions),
+    )
 
 
 def _blended(features: Features, share: float, partner: Tensor) -> Features:

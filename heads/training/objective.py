@@ -63,7 +63,7 @@ class Objective:
         images, captions = batch.images, batch.captions
         if augment.mix:
             vectors = averaged(images, self.model.image.averages), averaged(captions, self.model.text.averages)
-            images, captions = blend(*vectors, augment.mix)
+            images, captions = blend(*vectors, batch.caption_image, augment.mix)
         if augment.mask_words:
             captions = mask_words(captions, augment.mask_words, self._mask)
         images = drop_rows(images, augment.image, augment.image_varies)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ...pipeline.errors import RecipeError, RunError
+from ...pipeline.errors import RunError
 from ..model import Model
 from ..recipes.blocks import Optimizer, Recipe, Schedule
 
@@ -130,16 +130,9 @@ def average_of(model: nn.Module, values: Optimizer) -> AveragedModel | None:
     `ema` is a moving average: after each step ``average = ema * average + (1 - ema) * weights``, from the weights after
     the first step on. `swa_epochs` is the plain mean over the ends of the last epochs (Izmailov et al., *Averaging
     Weights Leads to Wider Optima*). Buffers, such as the statistics of a batch normalisation, are those of the model.
-
-    Raises:
-        RecipeError: both are asked for, or the moving average would never move.
     """
     if values.ema is None and values.swa_epochs == 0:
         return None
-    if values.ema is not None and values.swa_epochs:
-        raise RecipeError("optimizer.ema and optimizer.swa_epochs are two averages of the weights; choose one")
-    if values.ema is not None and values.ema >= 1:
-        raise RecipeError(f"optimizer.ema must be below 1, not {values.ema:g}; 0.999 averages about 1,000 steps")
     average = AveragedModel(model, multi_avg_fn=None if values.ema is None else get_ema_multi_avg_fn(values.ema))
     for part in average.modules():
         if isinstance(part, nn.RNNBase):

@@ -208,13 +208,17 @@ def importances(trials: tuple[Trial, ...], space: Space) -> dict[str, float]:
     Hyperparameter Importance* (ICML 2014). A pruned trial counts with the RSUM that it had reached.
 
     Raises:
-        RunError: fewer than two trials have an RSUM.
+        RunError: fewer than two trials have an RSUM, or all have the same.
     """
     study = optuna.create_study(direction="maximize")
     distributions = {key: _distribution(dimension) for key, dimension in space.items()}
     known = [trial for trial in trials if trial.rsum is not None]
     if len(known) < 2:
         raise RunError("the importance of keys needs two trials that have finished an epoch; give more --trials")
+    if len({trial.rsum for trial in known}) == 1:
+        raise RunError(
+            "no key is seen to matter: all trials reach the same RSUM; give more --trials, or another --space"
+        )
     for trial in known:
         study.add_trial(optuna.trial.create_trial(params=trial.values, distributions=distributions, value=trial.rsum))
     return optuna.importance.get_param_importances(study, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0))

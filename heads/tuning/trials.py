@@ -90,9 +90,9 @@ class Halving(optuna.pruners.BasePruner):
     """Decides which trials go on: those in the better half of all that have come as far, each by its best epoch.
 
     Successive halving, asynchronous: Li et al., *A System for Massively Parallel Hyperparameter Tuning* (MLSys 2020),
-    after a sixth, a third and two thirds of the epochs. Optuna's own decides as this one does, but once: it notes that
-    it was asked, so that a trial that was killed before it heard the answer would go on for good. This one depends on
-    the reported values alone, and may be asked again.
+    after about a sixth of the epochs, and each time after twice as many. Optuna's own decides as this one does, but
+    once: it notes that it was asked, so that a trial that was killed before it heard the answer would go on for good.
+    This one depends on the reported values alone, and may be asked again.
 
     Args:
         epochs: of a whole training.

@@ -100,6 +100,15 @@ def test_a_bag_of_words_is_their_mean_through_the_layers():
         WordsAdapter(7, 8, encoder="bag")
 
 
+def test_word_embeddings_of_a_bag_are_dropped_in_its_rows_too():
+    torch.manual_seed(0)
+    adapter = WordsAdapter(7, 8, encoder="bag", global_="mean", word_dim=400, dropout=0.25)
+    token, length = torch.tensor([[1, 2, 3], [4, 0, 0]]), torch.tensor([3, 1])
+    rows = adapter(length, token=token).local
+    assert abs((rows == 0).float().mean() - 0.25) < 0.05
+    assert torch.equal(adapter.eval()(length, token=token).local, adapter.embedding(token))
+
+
 def test_the_perceptron_reads_what_the_linear_layer_gives():
     adapter = RowsAdapter(6, 6, 8, layers="mlp-on-linear", batch_norm=False, hidden=5)
     straight = rows() @ adapter.layer.linear.weight.T + adapter.layer.linear.bias

@@ -78,7 +78,7 @@ def test_both_modalities_are_blended_by_the_same_share_with_the_same_partners():
     torch.manual_seed(0)
     images = Features(torch.tensor([3, 1, 2]), torch.rand(3, 3, 4), torch.eye(3))
     captions = Features(torch.ones(3, dtype=torch.long), torch.eye(3)[:, None], torch.rand(3, 5))
-    one, other = blend(images, captions, 1.0)
+    one, other = blend(images, captions, torch.arange(3), 1.0)
     weights = one.global_  # the global features were unit vectors: these are the shares
     torch.testing.assert_close(weights.sum(1), torch.ones(3))
     torch.testing.assert_close(other.local[:, 0], weights)
@@ -86,6 +86,16 @@ def test_both_modalities_are_blended_by_the_same_share_with_the_same_partners():
     torch.testing.assert_close(other.global_, weights @ captions.global_)
     partner = weights.fill_diagonal_(0).argmax(1)
     assert one.length.tolist() == [max(a, images.length[b]) for a, b in zip([3, 1, 2], partner, strict=True)]
+
+
+def test_an_image_without_a_caption_stays_as_it_is():
+    torch.manual_seed(1)
+    images = Features(torch.zeros(4, dtype=torch.long), None, torch.eye(4))
+    captions = Features(torch.zeros(3, dtype=torch.long), None, torch.eye(4)[[0, 1, 3]])  # each that of its image
+    one, other = blend(images, captions, torch.tensor([0, 1, 3]), 1.0)
+    assert one.global_[2].tolist() == [0, 0, 1, 0]
+    assert torch.equal(other.global_, one.global_[[0, 1, 3]])  # pairs are blended with pairs
+    assert one.global_.count_nonzero() > 4
 
 
 def test_blended_averages_are_averages_blended():
@@ -99,7 +109,7 @@ def test_blended_averages_are_averages_blended():
     assert both.others == (other,)
     torch.testing.assert_close(both.local[:, 0], torch.stack(means))
     assert averaged(other, [True]).length.tolist() == [1, 0, 1]
-    one, two = blend(Features(torch.ones(3), None, torch.eye(3)), averaged(captions, [True]), 1.0)
+    one, two = blend(Features(torch.ones(3), None, torch.eye(3)), averaged(captions, [True]), torch.arange(3), 1.0)
     torch.testing.assert_close(mean_rows(two.local, two.length), one.global_ @ torch.stack(means))
     assert one.global_.count_nonzero() > 3
 

@@ -118,6 +118,8 @@ def test_what_an_optimiser_does_not_take_is_refused():
         (["optimizer.beta1=1"], "optimizer.beta1 must be between 0 and 0.99999, not 1"),
         (["optimizer.betas=0.9"], "optimizer.betas is not a key (did you mean 'beta"),
         (["schedule.warmup_ratio=0.1", "schedule.warmup_epochs=1"], "both say how long lr rises; choose one"),
+        (["optimizer.ema=0.9", "optimizer.swa_epochs=1"], "two averages of the weights; choose one"),
+        (["optimizer.ema=1"], "optimizer.ema must be below 1, not 1; 0.999 averages"),
         (
             ["schedule=linaer"],
             "schedule.name must be one of cosine, linear, step, constant, not 'linaer' (did you mean",

@@ -7,6 +7,7 @@ import pytest
 from xret.heads.tuning.space import Choice, Range
 from xret.heads.tuning.study import importances
 from xret.heads.tuning.table import Trial, as_csv, plot
+from xret.pipeline.errors import RunError
 
 SPACE = {"optimizer.lr": Range(1e-4, 1e-2, log=True, whole=False), "data.unit": Choice(("image", "caption"))}
 
@@ -20,6 +21,13 @@ def test_every_trial_is_in_the_csv():
     first, second = csv.DictReader(as_csv((trial(0, 1 / 3000, "caption", 10 / 3), failed)).splitlines())
     assert (first["number"], float(first["rsum"]), float(first["optimizer.lr"])) == ("0", 10 / 3, 1 / 3000)
     assert (second["status"], second["error"], second["rsum"], second["data.unit"]) == ("failed", "a, b", "", "image")
+
+
+def test_where_all_trials_reach_the_same_no_key_is_important():
+    pytest.importorskip("sklearn")
+    trials = tuple(trial(k, 1e-4 * (k + 1), "image", 100) for k in range(4))
+    with pytest.raises(RunError, match="all trials reach the same RSUM"):
+        importances(trials, SPACE)
 
 
 def test_the_key_that_decides_is_the_important_one(tmp_path):

@@ -24,6 +24,7 @@ LONGEST = 200  # characters of a folder's name; file systems take 255 bytes
 RECALLS = ("R@1", "R@5", "R@10")
 
 Value = int | float | bool | str | None
+_FEATURES = ("data.image", "data.text")
 _COMMA = re.compile(r",(?![^\[\]]*\])")  # but none within brackets: [words, bert] is one value
 Paper = dict[str, dict[str, float]]  # by row, such as f30k, then by metric, such as rsum or image_to_text R@1
 
@@ -78,7 +79,8 @@ def make_plan(
     """Plan a grid, or what is varied of a recipe: `plan_grid` or `plan_variation`, whose errors it raises.
 
     Args:
-        baselines: recipes that stand in the table as they are, but for the settings, which must fit them too.
+        baselines: recipes that stand in the table as they are, but for the settings, which must fit them too. Where
+            feature sets are varied, on each choice of them.
 
     Raises:
         RecipeError: neither is asked for, or both are; or a baseline is not there, or the settings do not fit it.
@@ -89,20 +91,25 @@ def make_plan(
         plan = plan_variation(recipe, vary, settings)
     else:
         raise RecipeError("give --recipe with one --vary or more, or --grid")
-    return replace(plan, variants=(*_baselines(baselines, settings), *plan.variants))
+    features = [{key: value for key, value in one.values.items() if key in _FEATURES} for one in plan.variants]
+    choices = [one for number, one in enumerate(features) if one not in features[:number]]
+    return replace(plan, variants=(*_baselines(baselines, settings, choices), *plan.variants))
 
 
-def _baselines(names: Sequence[str], settings: Sequence[str]) -> list[Variant]:
-    """Return a variant of each recipe that varies nothing."""
+def _baselines(names: Sequence[str], settings: Sequence[str], choices: Sequence[Mapping[str, Value]]) -> list[Variant]:
+    """Return variants of each recipe that vary nothing but the features, of which there are `choices`."""
     variants, faults = [], []
-    for name in dict.fromkeys(names):
+    for name, values in itertools.product(dict.fromkeys(names), choices):
         recipe_file(name)  # a name that does not exist is a sentence of its own
+        folder, label = f"baseline={quote(name, safe='')}", name
+        if values:
+            folder, label = f"{folder},{_folder(values)}", f"{name}, {_label(values)}"
         try:
-            recipe = load_recipe(name, settings)
+            recipe = load_recipe(name, [*settings, *_settings(values)])
         except RecipeError as error:
             faults.append(f"baseline '{name}': {'; '.join(faults_of(error))}")
         else:
-            variants.append(Variant(_short(f"baseline={quote(name, safe='')}"), name, {}, recipe, {}, baseline=True))
+            variants.append(Variant(_short(folder), label, dict(values), recipe, {}, baseline=True))
     if faults:
         raise refused("the ablation", faults)
     return variants
@@ -236,14 +243,18 @@ def _resolve(
     variants = []
     for name, label, values, recipe in rows:
         recipe_file(recipe)  # a name that does not exist is a sentence of its own
-        own = [f"{key}={value}" for key, value in values.items()]
         try:
-            variants.append(Variant(name, label, dict(values), load_recipe(recipe, [*settings, *own]), {}))
+            found = load_recipe(recipe, [*settings, *_settings(values)])
+            variants.append(Variant(name, label, dict(values), found, {}))
         except RecipeError as error:
             faults += faults_of(error)
     if faults:
         raise refused("the ablation", faults)
     return variants
+
+
+def _settings(values: Mapping[str, Value]) -> list[str]:
+    return [f"{key}={value}" for key, value in values.items()]
 
 
 def _folder(values: Mapping[str, Value]) -> str:

@@ -11,20 +11,26 @@ from .schema import fields, get
 
 
 class Rule(NamedTuple):
-    """Keys of a block that are read only with some values of another key, of which `such_as` is one."""
+    """Keys of a block that are read only with some values of another key, or of one of `also`; `such_as` is one."""
 
     keys: tuple[str, ...]
     by: str
     reads: Callable[[Any], bool]
     such_as: Any
+    also: tuple[str, ...] = ()
 
 
 class Unread(NamedTuple):
-    """Why a key decides nothing: `by` has the value `found`; with `wanted` it would."""
+    """Why a key decides nothing: `by` has the value `found`; with `wanted` it would, or with others of `also`."""
 
     by: str
     found: Any
     wanted: Any
+    also: tuple[str, ...] = ()
+
+    def remains(self, varied: Iterable[str]) -> bool:
+        """Return whether it decides nothing whatever the values of `varied` keys."""
+        return not {self.by, *self.also}.intersection(varied)
 
 
 _LAYERS = (
@@ -41,6 +47,12 @@ _RULES = {
     "schedule": (
         Rule(("by",), "name", lambda name: name in ("cosine", "linear"), "cosine"),
         Rule(("step", "gamma"), "name", lambda name: name == "step", "step"),
+        Rule(("warmup_after",), "warmup_epochs", bool, 1, also=("warmup_ratio",)),
+    ),
+    "optimizer": (
+        Rule(("beta1", "beta2"), "name", lambda name: name != "sgd", "adamw"),
+        Rule(("momentum",), "name", lambda name: name == "sgd", "sgd"),
+        Rule(("decay",), "weight_decay", bool, 0.01),
     ),
     "augment": (Rule(("image_varies",), "image", bool, 0.2),),
     # Of other similarities than SCAN's there is no pooling.
@@ -53,9 +65,9 @@ def unread(recipe: Recipe) -> dict[str, Unread]:
     values, found = recipe.to_dict(), {}
     for block, rules in _RULES.items():
         for rule in rules:
-            value = get(values, f"{block}.{rule.by}")
-            if not rule.reads(value):
-                why = Unread(f"{block}.{rule.by}", value, rule.such_as)
+            by, *also = (f"{block}.{one}" for one in (rule.by, *rule.also))
+            if not any(rule.reads(get(values, one)) for one in (by, *also)):
+                why = Unread(by, get(values, by), rule.such_as, tuple(also))
                 found.update({f"{block}.{key}": why for key in rule.keys if f"{block}.{key}" not in found})
     for term in LOSSES.keys() - recipe.terms.keys():
         why = Unread(f"loss.{term}.weight", 0, 1)
@@ -88,7 +100,7 @@ def require_effect(
         RecipeError: naming every such key, and what would let it in.
     """
     first, *others = (unread(recipe) for recipe in recipes)
-    idle = {key: why for key, why in first.items() if why.by not in varied and all(key in other for other in others)}
+    idle = {key: why for key, why in first.items() if why.remains(varied) and all(key in other for other in others)}
     values = recipes[0].to_dict()
     asked = (key for key in map(key_of, settings) if get(values, key) != default_of(values, key))
     keys = [key for key in asked if key in idle]

@@ -14,7 +14,7 @@ from ..modules.aggregators import AGGREGATORS
 from ..modules.losses import LOSSES
 from ..modules.parameters import at_least
 from ..modules.similarity import SIMILARITIES
-from .blocks import SECTIONS, Optimizer, Recipe
+from .blocks import SECTIONS, Recipe
 from .names import lineage
 from .schema import REQUIRED, Field, check, fields, get
 from .trial import refusals
@@ -113,7 +113,7 @@ def resolve(values: Mapping[str, Any], *, faults: Sequence[str] = (), title: str
         block = complete["loss"]
         complete["loss"] = {key: value for key, value in block.items() if key in _LOSS_KEYS or value["weight"] > 0}
         terms = {term: block for term, block in complete["loss"].items() if term not in _LOSS_KEYS}
-        found += _without_effect(complete["optimizer"], complete["schedule"])
+        found += _contradictions(complete["optimizer"], complete["schedule"])
         found += refusals(complete["model"]["dim"], complete["aggregator"], complete["similarity"], terms)
     if found:
         raise refused(title, found)
@@ -130,16 +130,9 @@ def faults_of(error: RecipeError) -> list[str]:
     return (str(error).partition(_REFUSAL)[2] or str(error)).split("; ")
 
 
-def _without_effect(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with values that fit, each alone, and that another value makes meaningless."""
-    name, usual = optimizer["name"], Optimizer()
-    keys = ("beta1", "beta2") if name == "sgd" else ("momentum",)
-    others = "adamw or adam" if name == "sgd" else "sgd"
-    faults = [
-        f"optimizer.{key} has no effect on {name}: leave it out, or set optimizer.name={others}"
-        for key in keys
-        if optimizer[key] != getattr(usual, key)
-    ]
+def _contradictions(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with values that fit, each alone, and not together."""
+    faults = []
     ema = optimizer["ema"]
     if ema is not None and optimizer["swa_epochs"]:
         faults.append("optimizer.ema and optimizer.swa_epochs are two averages of the weights; choose one")

@@ -17,20 +17,8 @@ def build_optimizer(model: Model, losses: nn.ModuleDict, values: Optimizer) -> t
     A group's `factor` multiplies the learning rate of its component, for example that of both aggregators (SetDiv
     appendix A) or of one of them; `frozen` is the number of first epochs in which it does not learn.
     """
-    image, text = (
-        nn.ModuleList([side.aggregator, *([] if side.residual is None else [side.residual])])
-        for side in (model.image, model.text)
-    )
-    parts: list[tuple[str, str, nn.Module]] = [
-        ("adapter", "image_adapter", model.image.adapter),
-        ("adapter", "text_adapter", model.text.adapter),
-        ("aggregator", "image_aggregator", image),
-        ("aggregator", "text_aggregator", text),
-        ("similarity", "", model.compare),
-        ("loss", "", losses),
-    ]
     groups: dict[tuple[float, int, float], list[nn.Parameter]] = {}
-    for component, part, module in parts:
+    for component, part, module in components_of(model, losses):
         factor, frozen = getattr(values, f"{component}_lr"), getattr(values, f"{component}_frozen")
         factor *= getattr(values, f"{part}_lr") if part else 1.0
         for parameter in (p for p in module.parameters() if p.requires_grad):
@@ -43,6 +31,22 @@ def build_optimizer(model: Model, losses: nn.ModuleDict, values: Optimizer) -> t
         return torch.optim.SGD(told, lr=values.lr, momentum=values.momentum)
     kind = torch.optim.AdamW if values.name == "adamw" else torch.optim.Adam
     return kind(told, lr=values.lr, betas=(values.beta1, values.beta2))
+
+
+def components_of(model: Model, losses: nn.ModuleDict) -> list[tuple[str, str, nn.Module]]:
+    """Return what a learning rate can be given to: a component, the part of it that is of one side, and its modules."""
+    image, text = (
+        nn.ModuleList([side.aggregator, *([] if side.residual is None else [side.residual])])
+        for side in (model.image, model.text)
+    )
+    return [
+        ("adapter", "image_adapter", model.image.adapter),
+        ("adapter", "text_adapter", model.text.adapter),
+        ("aggregator", "image_aggregator", image),
+        ("aggregator", "text_aggregator", text),
+        ("similarity", "", model.compare),
+        ("loss", "", losses),
+    ]
 
 
 def decay_of(parameter: nn.Parameter, values: Optimizer) -> float:

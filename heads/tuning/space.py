@@ -98,7 +98,7 @@ def make_space(
         key = full_key(key)
         if not (key and equals and said):
             faults.append(f"--space '{word}' must have the form {FORM}")
-        elif key in idle and idle[key].by not in varied:
+        elif key in idle and idle[key].remains(varied):
             faults.append(no_effect(key, idle[key]))
         elif fault := _refused_key(key, recipe, used, image, text):
             faults.append(fault)

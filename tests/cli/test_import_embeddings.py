@@ -64,6 +64,18 @@ def test_recipes_of_global_features_train_and_search(store, tmp_path, recipe):
         run("ablate", store, "--recipe", "mlp", "--vary", "optimizer.lr=0.001", "--out", tmp_path / "a", *FEW)
 
 
+def test_images_whose_captions_failed_do_not_stop_a_training_that_blends(tmp_path):
+    pairs, store, out = Pairs(120), tmp_path / "s.zarr", tmp_path / "run"
+    pairs.captions[::7] = np.nan
+    source = pairs.clip_retrieval(tmp_path / "e")
+    run("import", "--store", store, "--from", "clip-retrieval", "--source", source, *BRING, "--on-error", "skip")
+    cache = FeatureCache.open(str(store))
+    assert set(cache.file_names(*cache.splits["train"])) & set(cache.caption_set().failed)
+    words = ["train-head", store, "--recipe", "fusemix", "--out", out, *FEW, "--set=schedule.epochs=3"]
+    run(*words, *(f"--set=adapter.{kind}.depth=1" for kind in ("grid", "tokens")))
+    assert json.loads(run("eval", out, "--json").stdout)["results"][0]["rsum"] > 0
+
+
 @pytest.mark.parametrize("recipe", ["setdiv", "vse-infty", "scan", "pcmepp"])
 def test_recipes_of_local_features_say_what_is_missing(store, tmp_path, recipe):
     said = refused("train-head", store, "--recipe", recipe, "--out", tmp_path / "run", *FEW)

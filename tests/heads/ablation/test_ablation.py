@@ -95,6 +95,17 @@ def test_a_baseline_stands_in_the_table_as_a_training_of_its_own(stores, whole, 
     assert as_csv(summarise(entries)).splitlines()[1].startswith("linear,,1,")
 
 
+def test_a_baseline_is_trained_on_each_choice_of_features_that_vary():
+    plan = make_plan("vsepp", ["data.text=words,bert", MARGIN], settings=SMALL, baselines=["linear"])
+    baselines = [one for one in plan.variants if one.baseline]
+    assert [one.label for one in baselines] == ["linear, data.text=words", "linear, data.text=bert"]
+    assert [one.recipe for one in baselines] == [
+        load_recipe("linear", [*SMALL, f"data.text={text}"]) for text in ("words", "bert")
+    ]
+    assert len({one.name for one in plan.variants}) == len(plan.variants) == 6
+    assert [one.values for one in baselines] == [{"data.text": "words"}, {"data.text": "bert"}]
+
+
 def test_an_adapter_of_other_features_is_not_varied(stores, tmp_path):
     for vary in (["adapter.roi.noise=0,1"], ["adapter.roi.noise,adapter.tokens.noise=0,1"]):
         with pytest.raises(RecipeError, match=r"^adapter\.roi\.noise is not in use with these features"):

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from xret.heads.ablation.plan import plan_grid, plan_variation
-from xret.heads.model import FeatureFacts, build_model
+from xret.heads.model import FeatureFacts, build_losses, build_model
 from xret.heads.recipes.effects import require_effect, unread
 from xret.heads.recipes.recipe import changed, load_recipe
-from xret.heads.training.optimisation import learning_rate
+from xret.heads.training.optimisation import build_optimizer, learning_rate, warmup
 from xret.pipeline.errors import RecipeError
 
 SMALL = ["model.dim=8"]
@@ -40,6 +40,13 @@ def refusal(name, *settings, varied=()):
             "similarity.lambda_lse=19",
             "similarity.pooling is average: leave it out, or set similarity.pooling=lse",
         ),
+        (
+            "mlp",
+            "schedule.warmup_after=2",
+            "schedule.warmup_epochs is 0: leave it out, or set schedule.warmup_epochs=1",
+        ),
+        ("mlp", "optimizer.momentum=0.5", "optimizer.name is adamw: leave it out, or set optimizer.name=sgd"),
+        ("vsepp", "optimizer.decay=all", "optimizer.weight_decay is 0.0: leave it out, or set"),
         ("mlp", "augment.image_varies=true", "augment.image is 0.0: leave it out, or set augment.image=0.2"),
     ],
 )
@@ -62,6 +69,14 @@ def test_a_key_that_a_varied_one_may_let_in_is_no_fault():
     require_effect([load_recipe("linear", settings)], settings, varied=["adapter.grid.layers"])
     plan = plan_variation("linear", ["adapter.grid.layers=linear,mlp"], [*SMALL, *settings])
     assert [variant.recipe.adapter["grid"]["hidden"] for variant in plan.variants] == [16, 16]
+
+
+def test_either_length_of_a_warm_up_lets_its_beginning_in():
+    for length in ("schedule.warmup_epochs=2", "schedule.warmup_ratio=0.1"):
+        settings = ["schedule.warmup_after=2", length]
+        require_effect([load_recipe("mlp", settings)], settings)
+        require_effect([load_recipe("mlp", settings[:1])], settings[:1], varied=[length.partition("=")[0]])
+    assert "optimizer.beta1 has no effect" in refusal("mlp", "optimizer=sgd", "optimizer.beta1=0.8")
 
 
 def test_what_switches_nothing_on_is_no_fault():
@@ -111,6 +126,22 @@ def embedded(recipe, image, text):
     return torch.cat([one.global_, other.global_])
 
 
+def test_what_is_called_unread_of_an_optimizer_changes_no_group():
+    facts = FeatureFacts("grid", 6, 6), FeatureFacts("words", None, None, 9)
+    for name, others in (("sgd", ["beta1=0.5", "beta2=0.5"]), ("adamw", ["momentum=0.5"]), ("adam", ["decay=all"])):
+        recipe = load_recipe("vsepp", [*SMALL, f"optimizer={name}", "optimizer.weight_decay=0"])
+        for other in others:
+            key = f"optimizer.{other.partition('=')[0]}"
+            assert key in unread(recipe)
+            assert groups(changed(recipe, [f"optimizer.{other}"]), *facts) == groups(recipe, *facts), key
+
+
+def groups(recipe, image, text):
+    """Return all that an optimiser does with each group of weights."""
+    optimizer = build_optimizer(build_model(recipe, image, text), build_losses(recipe, text), recipe.optimizer)
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
 def test_what_is_called_unread_of_a_schedule_changes_no_rate():
     for name, settings in (("cosine", ["gamma=0.5", "step=3"]), ("step", ["by=step"]), ("constant", ["by=step"])):
         recipe = changed(load_recipe("mlp", SMALL), [f"schedule={name}"])
@@ -119,3 +150,6 @@ def test_what_is_called_unread_of_a_schedule_changes_no_rate():
             assert f"schedule.{setting.partition('=')[0]}" in unread(other)
             for now in (0.0, 3.5, 12.25, 39.9):
                 assert learning_rate(other.schedule, 1.0, now) == learning_rate(recipe.schedule, 1.0, now)
+    early, late = (changed(load_recipe("mlp", SMALL), [f"schedule.warmup_after={after}"]) for after in (0, 3))
+    assert "schedule.warmup_after" in unread(late)
+    assert all(warmup(one.schedule, now) == 1 for one in (early, late) for now in (0.0, 3.5, 39.9))

@@ -4,9 +4,10 @@ import pytest
 from command_line import refused
 from small_store import make_store
 
-from xret.heads.model import FeatureFacts
-from xret.heads.recipes.recipe import load_recipe
+from xret.heads.model import FeatureFacts, build_losses, build_model
+from xret.heads.recipes.recipe import changed, load_recipe
 from xret.heads.training.in_use import not_in_use, require_in_use, settings_not_in_use
+from xret.heads.training.optimisation import build_optimizer
 from xret.pipeline.errors import RecipeError
 
 GRID, WORDS, TOKENS = FeatureFacts("grid", 5, 5), FeatureFacts("words", None, None, 9), FeatureFacts("tokens", 6, 6)
@@ -71,6 +72,52 @@ def test_rows_are_let_through_where_another_trial_may_read_them(varied):
     settings, one = ["augment.text=0.5"], head("fusemix", "augment.text=0.5")
     assert settings_not_in_use(settings, [one], [varied]) == []
     assert settings_not_in_use(settings, [one], ["optimizer.lr", "adapter.tokens.dropout"])
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "in_use"),
+    [
+        ("aggregator_lr", "mlp", False),
+        ("aggregator_frozen", "vsepp", False),
+        ("image_aggregator_lr", "mlp", False),
+        ("text_aggregator_lr", "setdiv", True),
+        ("similarity_lr", "mlp", False),
+        ("similarity_frozen", "pcme", True),  # its match probability has a scale
+        ("loss_lr", "mlp", True),  # the scale of its InfoNCE
+        ("loss_lr", "vsepp", False),
+        ("adapter_lr", "linear", True),
+        ("text_adapter_lr", "linear", True),
+    ],
+)
+def test_a_learning_rate_is_of_weights(key, name, in_use):
+    said, one = not_in_use(f"optimizer.{key}", [head(name)]), head(name)
+    part = key.rpartition("_")[0].replace("_", " ")
+    assert said == ("" if in_use else f"optimizer.{key} has no effect where the {part} has no weights: leave it out")
+    recipe, image, text = one
+    made = [build_optimizer(build_model(recipe, image, text), build_losses(recipe, text), recipe.optimizer)]
+    other = changed(recipe, [f"optimizer.{key}={3 if key.endswith('frozen') else 0.5}"])
+    made.append(build_optimizer(build_model(recipe, image, text), build_losses(recipe, text), other.optimizer))
+    assert (groups(made[0]) != groups(made[1])) is in_use
+    assert not not_in_use(
+        f"optimizer.{key}", [one], ["aggregator.image.name", "similarity.name", "loss.sigmoid.weight"]
+    )
+
+
+def groups(optimizer):
+    """Return when and how fast every group of weights learns."""
+    return [(group["factor"], group["frozen"]) for group in optimizer.param_groups]
+
+
+def test_a_learning_rate_of_no_weights_is_refused_and_not_searched(tmp_path):
+    store = str(make_store(tmp_path / "s.zarr", train=4, val=2, test=2))
+    said = "optimizer.aggregator_lr has no effect where the aggregator has no weights: leave it out"
+    told = ["--recipe", "mlp", "--set", "optimizer.aggregator_lr=0.1", "--out", str(tmp_path / "run")]
+    assert said in refused("train-head", store, *told)
+    assert said in refused("tune", store, "--recipe", "mlp", "--space", "optimizer.aggregator_lr=0:1", *told[-2:])
+    assert said in refused("ablate", store, "--recipe", "mlp", "--vary", "optimizer.aggregator_lr=1,0.1", *told[-2:])
+    assert not (tmp_path / "run").exists()
+    one = head("mlp", "optimizer.aggregator_lr=1", "optimizer.similarity_frozen=0")
+    assert settings_not_in_use(["optimizer.aggregator_lr=1", "optimizer.similarity_frozen=0"], [one]) == []
 
 
 def test_rows_that_no_head_reads_cannot_be_left_out(tmp_path):

@@ -30,10 +30,7 @@ def not_in_use(key: str, heads: Sequence[Described], varied: Iterable[str] = ())
         varied: other keys of a search; what another value of theirs may let in is let through.
     """
     if key.startswith("adapter."):
-        sides = [side for _, image, text in heads for side in (("image", image), ("text", text))]
-        used = dict.fromkeys(f"adapter.{block_of(side, one)}" for side, facts in sides for one in facts_of_each(facts))
-        unused = key.rpartition(".")[0] not in used
-        return f"{key} is not in use with these features: take a key of {' or '.join(used)}" if unused else ""
+        return _not_adapted(key, heads)
     if side := _ROWS_OF.get(key):
         if _any_of(varied, _SAYS_WHAT_IS_READ) or any(_leaves_rows_out(side, *head) for head in heads):
             return ""
@@ -52,6 +49,20 @@ def not_in_use(key: str, heads: Sequence[Described], varied: Iterable[str] = ())
     return ""
 
 
+def _not_adapted(key: str, heads: Sequence[Described]) -> str:
+    block = key.rpartition(".")[0]
+    kinds: dict[str, set[str]] = {}  # of features, by the block that counts for them
+    for _, image, text in heads:
+        for side, facts in (("image", image), ("text", text)):
+            for one in facts_of_each(facts):
+                kinds.setdefault(f"adapter.{block_of(side, one)}", set()).add(one.kind)
+    if block not in kinds:
+        return f"{key} is not in use with these features: take a key of {' or '.join(kinds)}"
+    if key.endswith(".global") and kinds[block] == {"global"}:
+        return f"{key} has no effect on features that are global alone, which are taken as they are: leave it out"
+    return ""
+
+
 def _any_of(keys: Iterable[str], patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(key, pattern) for key in keys for pattern in patterns)
 
@@ -60,7 +71,8 @@ def settings_not_in_use(settings: Iterable[str], heads: Sequence[Described], var
     """Return why settings change none of the heads, for what their features are.
 
     Args:
-        settings: ``KEY=VALUE``. Of rows and weights, one that gives a key its default is let through.
+        settings: ``KEY=VALUE``. Of rows and weights, one that gives a key its default is let through, and of global
+            features alone, one that takes them as they are.
         heads: made with the settings.
         varied: as of `not_in_use`.
     """
@@ -80,7 +92,9 @@ def require_in_use(settings: Iterable[str], recipe: Recipe, image: Facts, text: 
 
 def _switched_off(key: str, heads: Sequence[Described]) -> bool:
     values = [recipe.to_dict() for recipe, _, _ in heads]
-    return not key.startswith("adapter.") and all(get(one, key) == default_of(one, key) for one in values)
+    if key.startswith("adapter."):
+        return key.endswith(".global") and all(get(one, key) == "cached" for one in values)
+    return all(get(one, key) == default_of(one, key) for one in values)
 
 
 def _on_meta(recipe: Recipe, image: Facts, text: Facts) -> tuple[Model, nn.ModuleDict] | None:

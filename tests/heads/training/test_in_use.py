@@ -56,6 +56,15 @@ def test_rows_can_be_left_out_where_rows_are_read(key, one, in_use):
     assert not not_in_use(key, [one, head("setdiv")])
 
 
+def test_features_that_are_global_alone_are_taken_as_they_are():
+    key, one = "adapter.grid.global", head("linear", "adapter.grid.global=pooled", image=GLOBAL)
+    said = f"{key} has no effect on features that are global alone, which are taken as they are: leave it out"
+    assert not_in_use(key, [one]) == said
+    assert settings_not_in_use([f"{key}=pooled"], [one]) == [said]
+    assert settings_not_in_use([f"{key}=cached"], [head("linear", image=GLOBAL)]) == []
+    assert settings_not_in_use([f"{key}=pooled"], [head("linear", f"{key}=pooled", image=(GLOBAL, GRID))]) == []
+
+
 def test_a_setting_that_leaves_no_rows_out_is_let_through():
     settings = ["augment.image=0", "augment.text=0", "augment.image_varies=false"]
     one = head("linear", *settings)

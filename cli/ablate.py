@@ -59,7 +59,8 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
     "baselines",
     multiple=True,
     metavar="NAME|FILE",
-    help="A recipe that stands in the table as it is, but for --set: linear, mlp, as rows to beat; as often as needed.",
+    help="A recipe that stands in the table as it is, but for --set: linear, mlp, as rows to beat; as often as needed. "
+    "Where data.image or data.text is varied, it has a row for each.",
 )
 @click.option("--seeds", default=1, show_default=True, type=click.IntRange(1), help="Runs of each cell: seeds 0, 1, …")
 @click.option(

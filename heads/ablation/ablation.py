@@ -260,9 +260,10 @@ def _other_kinds(plan: Plan, variant: Variant, url: str, **facts: Facts) -> list
     for side, of_side in facts.items():
         wanted, sets = getattr(recipe.data, f"{side}_kind"), facts_of_each(of_side)
         if wanted is not None and (strange := [found.kind for found in sets if found.kind != wanted]):
+            several = len(sets) > 1 or any(f"data.{side}" in axis for axis in plan.axes)
             sentences.append(
                 f"{owner} holds its paper's values for {side} features of kind '{wanted}', and those of {url} are of "
-                f"kind '{strange[0]}'; {other}--set data.{side}_kind={strange[0] if len(sets) == 1 else 'null'}"
+                f"kind '{strange[0]}'; {other}--set data.{side}_kind={'null' if several else strange[0]}"
             )
     return sentences
 

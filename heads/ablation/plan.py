@@ -18,13 +18,13 @@ from ..recipes.blocks import Recipe
 from ..recipes.effects import require_effect
 from ..recipes.names import recipe_file
 from ..recipes.recipe import faults_of, full_key, key_of, load_recipe, refused
+from ..recipes.schema import get
 
 FOLDER = Path(__file__).parent / "grids"
 LONGEST = 200  # characters of a folder's name; file systems take 255 bytes
 RECALLS = ("R@1", "R@5", "R@10")
 
 Value = int | float | bool | str | None
-_FEATURES = ("data.image", "data.text")
 _COMMA = re.compile(r",(?![^\[\]]*\])")  # but none within brackets: [words, bert] is one value
 Paper = dict[str, dict[str, float]]  # by row, such as f30k, then by metric, such as rsum or image_to_text R@1
 
@@ -80,7 +80,7 @@ def make_plan(
 
     Args:
         baselines: recipes that stand in the table as they are, but for the settings, which must fit them too. Where
-            feature sets are varied, on each choice of them.
+            feature sets are varied, each has a row for every combination of them, unless its file names its own.
 
     Raises:
         RecipeError: neither is asked for, or both are; or a baseline is not there, or the settings do not fit it.
@@ -91,25 +91,28 @@ def make_plan(
         plan = plan_variation(recipe, vary, settings)
     else:
         raise RecipeError("give --recipe with one --vary or more, or --grid")
-    features = [{key: value for key, value in one.values.items() if key in _FEATURES} for one in plan.variants]
-    choices = [one for number, one in enumerate(features) if one not in features[:number]]
-    return replace(plan, variants=(*_baselines(baselines, settings, choices), *plan.variants))
+    variants = (*_baselines(baselines, settings, plan.variants), *plan.variants)
+    require_effect([variant.recipe for variant in variants], settings)
+    return replace(plan, variants=variants)
 
 
-def _baselines(names: Sequence[str], settings: Sequence[str], choices: Sequence[Mapping[str, Value]]) -> list[Variant]:
-    """Return variants of each recipe that vary nothing but the features, of which there are `choices`."""
+def _baselines(names: Sequence[str], settings: Sequence[str], beside: Sequence[Variant]) -> list[Variant]:
+    """Return recipes as they are, each on every choice of feature sets `beside` it, but for those that it names."""
     variants, faults = [], []
-    for name, values in itertools.product(dict.fromkeys(names), choices):
+    for name in dict.fromkeys(names):
         recipe_file(name)  # a name that does not exist is a sentence of its own
-        folder, label = f"baseline={quote(name, safe='')}", name
-        if values:
-            folder, label = f"{folder},{_folder(values)}", f"{name}, {_label(values)}"
         try:
-            recipe = load_recipe(name, [*settings, *_settings(values)])
+            recipe = load_recipe(name, settings)
+            free = [key for key in ("data.image", "data.text") if get(recipe.to_dict(), key) == "auto"]
+            choices = [{key: one.values[key] for key in free if key in one.values} for one in beside]
+            for values in (one for number, one in enumerate(choices) if one not in choices[:number]):
+                folder, label = f"baseline={quote(name, safe='')}", name
+                if values:
+                    folder, label = f"{folder},{_folder(values)}", f"{name}, {_label(values)}"
+                found = load_recipe(name, [*settings, *_settings(values)])
+                variants.append(Variant(_short(folder), label, values, found, {}, baseline=True))
         except RecipeError as error:
             faults.append(f"baseline '{name}': {'; '.join(faults_of(error))}")
-        else:
-            variants.append(Variant(_short(folder), label, dict(values), recipe, {}, baseline=True))
     if faults:
         raise refused("the ablation", faults)
     return variants
@@ -141,7 +144,7 @@ def plan_variation(recipe: str, vary: Sequence[str], settings: Sequence[str] = (
         rows.append((_folder(values), _label(values), values, recipe))
     variants = _resolve(rows, settings, faults)
     axes_in_full = tuple(tuple(full_key(name) for name in names) for names, _ in axes)
-    require_effect([variant.recipe for variant in variants], settings, axes_in_full)
+    require_effect([variant.recipe for variant in variants], axes=axes_in_full)
     with suppress(RecipeError):  # a file that is no recipe without the settings has no row of a paper
         published = _comparable(load_recipe(recipe))
         expected = {row: {"rsum": rsum} for row, rsum in published["expected"].items() if rsum is not None}
@@ -169,7 +172,6 @@ def plan_grid(name: str, recipe: str | None = None, settings: Sequence[str] = ()
         raise RecipeError(f"grid '{name}' names a recipe for each of its cells: leave --recipe out")
     rows = [(_slug(cell["label"]), cell["label"], cell.get("set", {}), cell.get("recipe", base)) for cell in cells]
     variants = _resolve(rows, settings, [])
-    require_effect([variant.recipe for variant in variants], settings)
     for cell, variant in zip(cells, variants, strict=True):
         if recipe is None or "recipe" in cell:
             variant.paper.update({row: _paper(values) for row, values in cell.get("paper", {}).items()})

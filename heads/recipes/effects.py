@@ -11,26 +11,26 @@ from .schema import fields, get
 
 
 class Rule(NamedTuple):
-    """Keys of a block that are read only with some values of another key, or of one of `also`; `such_as` is one."""
+    """Keys of a block that are read only with some values of another key, such as `such_as`, or of one of `or_by`."""
 
     keys: tuple[str, ...]
     by: str
     reads: Callable[[Any], bool]
     such_as: Any
-    also: tuple[str, ...] = ()
+    or_by: tuple[str, ...] = ()
 
 
 class Unread(NamedTuple):
-    """Why a key decides nothing: `by` has the value `found`; with `wanted` it would, or with others of `also`."""
+    """Why a key decides nothing: `by` has the value `found`; with `wanted`, or other values of `or_by`, it would."""
 
     by: str
     found: Any
     wanted: Any
-    also: tuple[str, ...] = ()
+    or_by: tuple[str, ...] = ()
 
-    def remains(self, varied: Iterable[str]) -> bool:
-        """Return whether it decides nothing whatever the values of `varied` keys."""
-        return not {self.by, *self.also}.intersection(varied)
+    def may_change(self, varied: Iterable[str]) -> bool:
+        """Return whether the key may decide something with other values of the `varied` keys."""
+        return not {self.by, *self.or_by}.isdisjoint(varied)
 
 
 _LAYERS = (
@@ -47,12 +47,17 @@ _RULES = {
     "schedule": (
         Rule(("by",), "name", lambda name: name in ("cosine", "linear"), "cosine"),
         Rule(("step", "gamma"), "name", lambda name: name == "step", "step"),
-        Rule(("warmup_after",), "warmup_epochs", bool, 1, also=("warmup_ratio",)),
+        Rule(("warmup_after",), "warmup_epochs", bool, 1, or_by=("warmup_ratio",)),
     ),
     "optimizer": (
         Rule(("beta1", "beta2"), "name", lambda name: name != "sgd", "adamw"),
         Rule(("momentum",), "name", lambda name: name == "sgd", "sgd"),
         Rule(("decay",), "weight_decay", bool, 0.01),
+        *(
+            Rule((f"image_{part}_lr", f"text_{part}_lr", f"{part}_frozen"), f"{part}_lr", bool, 1)
+            for part in ("adapter", "aggregator")
+        ),
+        *(Rule((f"{part}_frozen",), f"{part}_lr", bool, 1) for part in ("similarity", "loss")),
     ),
     "augment": (Rule(("image_varies",), "image", bool, 0.2),),
     # Of other similarities than SCAN's there is no pooling.
@@ -65,9 +70,9 @@ def unread(recipe: Recipe) -> dict[str, Unread]:
     values, found = recipe.to_dict(), {}
     for block, rules in _RULES.items():
         for rule in rules:
-            by, *also = (f"{block}.{one}" for one in (rule.by, *rule.also))
-            if not any(rule.reads(get(values, one)) for one in (by, *also)):
-                why = Unread(by, get(values, by), rule.such_as, tuple(also))
+            by, *or_by = (f"{block}.{one}" for one in (rule.by, *rule.or_by))
+            if not any(rule.reads(get(values, one)) for one in (by, *or_by)):
+                why = Unread(by, get(values, by), rule.such_as, tuple(or_by))
                 found.update({f"{block}.{key}": why for key in rule.keys if f"{block}.{key}" not in found})
     for term in LOSSES.keys() - recipe.terms.keys():
         why = Unread(f"loss.{term}.weight", 0, 1)
@@ -77,7 +82,8 @@ def unread(recipe: Recipe) -> dict[str, Unread]:
 
 def no_effect(key: str, why: Unread) -> str:
     """Return the sentence that refuses a key which decides nothing."""
-    return f"{key} has no effect while {why.by} is {why.found}: leave it out, or set {why.by}={why.wanted}"
+    others = "".join(f" or {other}" for other in why.or_by)
+    return f"{key} has no effect while {why.by} is {why.found}: leave it out, or set {why.by}={why.wanted}{others}"
 
 
 def require_effect(
@@ -100,7 +106,9 @@ def require_effect(
         RecipeError: naming every such key, and what would let it in.
     """
     first, *others = (unread(recipe) for recipe in recipes)
-    idle = {key: why for key, why in first.items() if why.remains(varied) and all(key in other for other in others)}
+    idle = {
+        key: why for key, why in first.items() if not why.may_change(varied) and all(key in other for other in others)
+    }
     values = recipes[0].to_dict()
     asked = (key for key in map(key_of, settings) if get(values, key) != default_of(values, key))
     keys = [key for key in asked if key in idle]

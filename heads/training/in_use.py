@@ -10,6 +10,7 @@ from torch import nn
 from ...pipeline.errors import RecipeError
 from ..model import Facts, Model, block_of, build_losses, build_model, facts_of_each
 from ..recipes.blocks import Recipe
+from ..recipes.effects import require_effect
 from ..recipes.recipe import default_of, key_of
 from ..recipes.schema import get
 from .optimisation import components_of
@@ -17,7 +18,14 @@ from .optimisation import components_of
 Described = tuple[Recipe, Facts, Facts]  # a head: its recipe, its images and its captions
 _ROWS_OF = {"augment.image": "image", "augment.image_varies": "image", "augment.text": "text"}
 _SAYS_WHAT_IS_READ = ("augment.mix", "aggregator.image.name", "aggregator.text.name", "adapter.*.global")
-_RATES = re.compile(r"optimizer\.(?P<part>\w+)_(lr|frozen)")
+_OF_WEIGHTS = re.compile(r"optimizer\.(?P<part>\w+)_(lr|frozen)")
+_SAYS_WHAT_HAS_WEIGHTS = {
+    "adapter": (),
+    "aggregator": ("aggregator.*.name", "model.residual"),
+    "similarity": ("similarity.name",),
+    "loss": ("loss.*.weight", "loss.infonce.learned"),
+}
+_AS_THEY_ARE = {"global": "cached", "global_layer": "shared"}  # of an adapter of global features alone
 
 
 def not_in_use(key: str, heads: Sequence[Described], varied: Iterable[str] = ()) -> str:
@@ -39,27 +47,13 @@ def not_in_use(key: str, heads: Sequence[Described], varied: Iterable[str] = ())
             f"{key} has no effect where one vector is read of each {what}: leave it out, or take a recipe that reads "
             "rows"
         )
-    if rate := _RATES.fullmatch(key):
-        part = rate["part"]
-        if _any_of(varied, (f"{part.rpartition('_')[2]}.*", "model.residual")):
+    if found := _OF_WEIGHTS.fullmatch(key):
+        part = found["part"]
+        if _any_of(varied, _SAYS_WHAT_HAS_WEIGHTS[part.rpartition("_")[2]]):
             return ""
         if any(_has_weights(part, *head) for head in heads):
             return ""
-        return f"{key} has no effect where the {part.replace('_', ' ')} has no weights: leave it out"
-    return ""
-
-
-def _not_adapted(key: str, heads: Sequence[Described]) -> str:
-    block = key.rpartition(".")[0]
-    kinds: dict[str, set[str]] = {}  # of features, by the block that counts for them
-    for _, image, text in heads:
-        for side, facts in (("image", image), ("text", text)):
-            for one in facts_of_each(facts):
-                kinds.setdefault(f"adapter.{block_of(side, one)}", set()).add(one.kind)
-    if block not in kinds:
-        return f"{key} is not in use with these features: take a key of {' or '.join(kinds)}"
-    if key.endswith(".global") and kinds[block] == {"global"}:
-        return f"{key} has no effect on features that are global alone, which are taken as they are: leave it out"
+        return f"{key} has no effect where the {part.replace('_', ' ')} has nothing that learns: leave it out"
     return ""
 
 
@@ -67,34 +61,57 @@ def _any_of(keys: Iterable[str], patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(key, pattern) for key in keys for pattern in patterns)
 
 
+def _not_adapted(key: str, heads: Sequence[Described]) -> str:
+    (block, _, name), kinds = key.rpartition("."), _kinds_adapted(heads)
+    if block not in kinds:
+        return f"{key} is not in use with these features: take a key of {' or '.join(kinds)}"
+    if name in _AS_THEY_ARE and kinds[block] == {"global"}:
+        return f"{key} has no effect on features that are global alone: leave it out"
+    return ""
+
+
+def _kinds_adapted(heads: Sequence[Described]) -> dict[str, set[str]]:
+    """Return the kinds of the heads' features by the block of a recipe that counts for them."""
+    kinds: dict[str, set[str]] = {}
+    for _, image, text in heads:
+        for side, facts in (("image", image), ("text", text)):
+            for one in facts_of_each(facts):
+                kinds.setdefault(f"adapter.{block_of(side, one)}", set()).add(one.kind)
+    return kinds
+
+
 def settings_not_in_use(settings: Iterable[str], heads: Sequence[Described], varied: Sequence[str] = ()) -> list[str]:
     """Return why settings change none of the heads, for what their features are.
 
     Args:
-        settings: ``KEY=VALUE``. Of rows and weights, one that gives a key its default is let through, and of global
-            features alone, one that takes them as they are.
+        settings: ``KEY=VALUE``. One that switches nothing on is let through, as ``augment.image=0``, or ``cached`` of
+            features that are global alone.
         heads: made with the settings.
         varied: as of `not_in_use`.
     """
-    found = [not_in_use(key, heads, varied) for key in map(key_of, settings) if not _switched_off(key, heads)]
+    found = [not_in_use(key, heads, varied) for key in map(key_of, settings) if not _holds_anyway(key, heads)]
     return list(dict.fromkeys(filter(None, found)))
 
 
-def require_in_use(settings: Iterable[str], recipe: Recipe, image: Facts, text: Facts) -> None:
-    """Refuse settings that change nothing of a head, for what its features are; see `settings_not_in_use`.
+def require_in_use(settings: Sequence[str], recipe: Recipe, image: Facts, text: Facts) -> None:
+    """Refuse settings that decide nothing about a head; see `settings_not_in_use` and `effects.require_effect`.
 
     Raises:
         RecipeError: naming every such key.
     """
     if idle := settings_not_in_use(settings, [(recipe, image, text)]):
         raise RecipeError("; ".join(idle))
+    require_effect([recipe], settings)
 
 
-def _switched_off(key: str, heads: Sequence[Described]) -> bool:
-    values = [recipe.to_dict() for recipe, _, _ in heads]
+def _holds_anyway(key: str, heads: Sequence[Described]) -> bool:
+    """Return whether a setting gives its key the value that counts without it."""
+    block, _, name = key.rpartition(".")
+    values = [get(recipe.to_dict(), key) for recipe, _, _ in heads]
     if key.startswith("adapter."):
-        return key.endswith(".global") and all(get(one, key) == "cached" for one in values)
-    return all(get(one, key) == default_of(one, key) for one in values)
+        cached = name in _AS_THEY_ARE and _kinds_adapted(heads).get(block) == {"global"}
+        return cached and all(value == _AS_THEY_ARE[name] for value in values)
+    return all(value == default_of(recipe.to_dict(), key) for value, (recipe, _, _) in zip(values, heads, strict=True))
 
 
 def _on_meta(recipe: Recipe, image: Facts, text: Facts) -> tuple[Model, nn.ModuleDict] | None:

@@ -13,7 +13,6 @@ from ...pipeline.reading.placement import Placement, Resident
 from ..evaluation.subjects import untrained_rsum
 from ..model import Model, build_losses, build_model, feature_facts
 from ..recipes.blocks import Recipe
-from ..recipes.effects import require_effect
 from ..runs.features import Sets, batches_of, views_to_draw
 from ..runs.run import Run, require_free
 from .display import EACH_EPOCH, Shown
@@ -85,8 +84,8 @@ def train(
     base = first_weights(init_from, out, resume)
     with joined(device) as (ranks, target):
         sets, *others = _sets(store, recipe, out, resume, also, quiet=not ranks.first)
-        require_in_use(settings, recipe, feature_facts(sets[0]), feature_facts(sets[1]))
-        require_effect([recipe], settings)
+        if not (resume and Path(out).exists()):  # what was begun goes on as it began
+            require_in_use(settings, recipe, feature_facts(sets[0]), feature_facts(sets[1]))
         with enough_memory(target, recipe):
             model = (state := _beginning(recipe, sets, seed, target)).model
             if recipe.data.chunk is not None or ranks.count > 1:

@@ -91,6 +91,7 @@ def make_space(
     fixed = {key_of(setting) for setting in settings}
     varied = {key_of(word) for word in own}
     used, idle = _used_keys(recipe, image, text, varied), unread(recipe)
+    texts = {key: said for key, said in bundled(recipe.name, used).items() if key not in fixed}
     faults: list[str] = []
     typed: dict[str, str] = {}
     for word in own:
@@ -98,7 +99,7 @@ def make_space(
         key = full_key(key)
         if not (key and equals and said):
             faults.append(f"--space '{word}' must have the form {FORM}")
-        elif key in idle and idle[key].remains(varied):
+        elif key in idle and not idle[key].may_change(varied | texts.keys()):
             faults.append(no_effect(key, idle[key]))
         elif fault := _refused_key(key, recipe, used, image, text):
             faults.append(fault)
@@ -115,12 +116,7 @@ def make_space(
         for key in typed
         if key.startswith(swapped) and not key.endswith(".name")
     ]
-    texts = {
-        key: said
-        for key, said in bundled(recipe.name, used).items()
-        if key not in fixed and key not in idle and not key.startswith(swapped)
-    }
-    texts |= typed
+    texts = {key: said for key, said in texts.items() if key not in idle and not key.startswith(swapped)} | typed
     space = {key: found for key, said in texts.items() if (found := _read(key, said, recipe, faults)) is not None}
     faults += _refused_values(space, recipe, image, text)
     if not space and not faults:

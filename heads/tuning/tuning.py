@@ -200,7 +200,7 @@ def _plans(
         faults += settings_not_in_use(settings, heads, [key_of(one) for one in space])
     if faults:
         raise RecipeError("; ".join(dict.fromkeys(faults)))
-    require_effect([plan.recipe for plan in plans], settings, varied=[key_of(one) for one in space])
+    require_effect([plan.recipe for plan in plans], settings, varied=[key for plan in plans for key in plan.space])
     return plans
 
 

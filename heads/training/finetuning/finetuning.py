@@ -37,7 +37,6 @@ from ....pipeline.reading.reattachment import find_pictures, put_back_captions, 
 from ....pipeline.reading.split import Split
 from ...model import Model, build_losses
 from ...recipes.blocks import Recipe
-from ...recipes.effects import require_effect
 from ...recipes.recipe import changed
 from ...runs.features import batches_of, caption_set_of_run, image_set_of_run, open_store, views_to_draw
 from ...runs.files import Writer
@@ -99,6 +98,8 @@ def finetune(
         require_free(out)
     base, target, weights = Run(run), pick_device(device), {"image": visual_weights, "text": text_weights}
     recipe, put_back = _recipe(base, settings, reattach, weights)
+    if not (resume and Path(out).exists()):  # what was begun goes on as it began
+        require_in_use(settings, recipe, base.image_facts, base.text_facts)
     cache = open_store(base, store)
     require_splits(cache)
     before = _state_of(base, recipe, cache)
@@ -238,8 +239,6 @@ def _recipe(
     """
     asked = changed(base.recipe, settings)
     recipe = replace(asked, augment=replace(asked.augment, mix=0.0))
-    require_in_use(settings, recipe, base.image_facts, base.text_facts)
-    require_effect([asked], settings)
     then, now = base.recipe.to_dict(), asked.to_dict()
     others = [key for key in _FIXED if _without_noise(then[key]) != _without_noise(now[key])]
     others += [f"data.{key}" for key in _SETS if then["data"][key] != now["data"][key]]

@@ -95,8 +95,13 @@ def test_a_baseline_stands_in_the_table_as_a_training_of_its_own(stores, whole, 
     assert as_csv(summarise(entries)).splitlines()[1].startswith("linear,,1,")
 
 
-def test_a_baseline_is_trained_on_each_choice_of_features_that_vary():
-    plan = make_plan("vsepp", ["data.text=words,bert", MARGIN], settings=SMALL, baselines=["linear"])
+def test_a_baseline_is_trained_on_each_choice_of_features_that_vary(tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text("base: linear\ndata: {text: bert}\n")
+    varied = "vsepp", ["data.text=words,bert", MARGIN]
+    (fixed, *_) = make_plan(*varied, settings=SMALL, baselines=[str(own)]).variants
+    assert (fixed.label, fixed.values, fixed.recipe.data.text) == (str(own), {}, "bert")
+    plan = make_plan(*varied, settings=SMALL, baselines=["linear"])
     baselines = [one for one in plan.variants if one.baseline]
     assert [one.label for one in baselines] == ["linear, data.text=words", "linear, data.text=bert"]
     assert [one.recipe for one in baselines] == [

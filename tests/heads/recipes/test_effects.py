@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from xret.heads.ablation.plan import plan_grid, plan_variation
+from xret.heads.ablation.plan import make_plan, plan_variation
 from xret.heads.model import FeatureFacts, build_losses, build_model
 from xret.heads.recipes.effects import require_effect, unread
 from xret.heads.recipes.recipe import changed, load_recipe
-from xret.heads.training.optimisation import build_optimizer, learning_rate, warmup
+from xret.heads.training.optimisation import build_optimizer, drop_frozen, learning_rate, set_rates, warmup, weights_of
 from xret.pipeline.errors import RecipeError
 
 SMALL = ["model.dim=8"]
@@ -43,7 +43,7 @@ def refusal(name, *settings, varied=()):
         (
             "mlp",
             "schedule.warmup_after=2",
-            "schedule.warmup_epochs is 0: leave it out, or set schedule.warmup_epochs=1",
+            "schedule.warmup_epochs is 0: leave it out, or set schedule.warmup_epochs=1 or schedule.warmup_ratio",
         ),
         ("mlp", "optimizer.momentum=0.5", "optimizer.name is adamw: leave it out, or set optimizer.name=sgd"),
         ("vsepp", "optimizer.decay=all", "optimizer.weight_decay is 0.0: leave it out, or set"),
@@ -92,7 +92,14 @@ def test_of_keys_that_vary_together_one_has_to_decide_something():
 
 def test_a_setting_of_a_grid_decides_something_in_one_of_its_cells():
     with pytest.raises(RecipeError, match=r"schedule\.gamma has no effect while schedule\.name is cosine"):
-        plan_grid("setdiv-table4", settings=["schedule.gamma=0.3"])
+        make_plan(grid="setdiv-table4", settings=["schedule.gamma=0.3"])
+
+
+def test_a_setting_may_decide_something_in_a_baseline_alone():
+    varied = "vsepp", ["loss.triplet.margin=0.1,0.2"]
+    make_plan(*varied, settings=["optimizer.decay=all"], baselines=["linear"])  # which has weight decay
+    with pytest.raises(RecipeError, match=r"optimizer\.decay has no effect while optimizer\.weight_decay is 0\.0"):
+        make_plan(*varied, settings=["optimizer.decay=all"])
 
 
 def test_a_variation_of_what_decides_nothing_is_refused():
@@ -134,12 +141,31 @@ def test_what_is_called_unread_of_an_optimizer_changes_no_group():
             key = f"optimizer.{other.partition('=')[0]}"
             assert key in unread(recipe)
             assert groups(changed(recipe, [f"optimizer.{other}"]), *facts) == groups(recipe, *facts), key
+    still = changed(load_recipe("setdiv", SMALL), ["optimizer.aggregator_lr=0"])
+    for other in ("image_aggregator_lr=0.5", "aggregator_frozen=2"):
+        found = changed(still, [f"optimizer.{other}"])
+        assert f"optimizer.{other.partition('=')[0]}" in unread(found)
+        assert rates(found, *facts) == rates(still, *facts)
 
 
 def groups(recipe, image, text):
     """Return all that an optimiser does with each group of weights."""
     optimizer = build_optimizer(build_model(recipe, image, text), build_losses(recipe, text), recipe.optimizer)
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def rates(recipe, image, text):
+    """Return every weight's learning rate after each of three epochs, and whether it has a gradient then."""
+    model, losses = build_model(recipe, image, text), build_losses(recipe, text)
+    optimizer, found = build_optimizer(model, losses, recipe.optimizer), []
+    for now in (0.0, 1.0, 2.0):
+        for parameter in (weights := weights_of(model, losses)):
+            parameter.grad = torch.ones_like(parameter)
+        set_rates(optimizer, recipe.schedule, 0.1, now)
+        drop_frozen(optimizer, now)
+        of = {parameter: group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
+        found += [(of[parameter], parameter.grad is None) for parameter in weights]
+    return found
 
 
 def test_what_is_called_unread_of_a_schedule_changes_no_rate():

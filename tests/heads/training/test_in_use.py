@@ -8,6 +8,7 @@ from xret.heads.model import FeatureFacts, build_losses, build_model
 from xret.heads.recipes.recipe import changed, load_recipe
 from xret.heads.training.in_use import not_in_use, require_in_use, settings_not_in_use
 from xret.heads.training.optimisation import build_optimizer
+from xret.heads.training.training import train
 from xret.pipeline.errors import RecipeError
 
 GRID, WORDS, TOKENS = FeatureFacts("grid", 5, 5), FeatureFacts("words", None, None, 9), FeatureFacts("tokens", 6, 6)
@@ -58,10 +59,12 @@ def test_rows_can_be_left_out_where_rows_are_read(key, one, in_use):
 
 def test_features_that_are_global_alone_are_taken_as_they_are():
     key, one = "adapter.grid.global", head("linear", "adapter.grid.global=pooled", image=GLOBAL)
-    said = f"{key} has no effect on features that are global alone, which are taken as they are: leave it out"
+    said = f"{key} has no effect on features that are global alone: leave it out"
     assert not_in_use(key, [one]) == said
     assert settings_not_in_use([f"{key}=pooled"], [one]) == [said]
     assert settings_not_in_use([f"{key}=cached"], [head("linear", image=GLOBAL)]) == []
+    assert settings_not_in_use([f"{key}_layer=own"], [head("linear", f"{key}_layer=own", image=GLOBAL)])
+    assert "is not in use" in settings_not_in_use(["adapter.roi.global=cached"], [one])[0]
     assert settings_not_in_use([f"{key}=pooled"], [head("linear", f"{key}=pooled", image=(GLOBAL, GRID))]) == []
 
 
@@ -101,7 +104,9 @@ def test_rows_are_let_through_where_another_trial_may_read_them(varied):
 def test_a_learning_rate_is_of_weights(key, name, in_use):
     said, one = not_in_use(f"optimizer.{key}", [head(name)]), head(name)
     part = key.rpartition("_")[0].replace("_", " ")
-    assert said == ("" if in_use else f"optimizer.{key} has no effect where the {part} has no weights: leave it out")
+    assert said == (
+        "" if in_use else f"optimizer.{key} has no effect where the {part} has nothing that learns: leave it out"
+    )
     recipe, image, text = one
     made = [build_optimizer(build_model(recipe, image, text), build_losses(recipe, text), recipe.optimizer)]
     other = changed(recipe, [f"optimizer.{key}={3 if key.endswith('frozen') else 0.5}"])
@@ -119,7 +124,7 @@ def groups(optimizer):
 
 def test_a_learning_rate_of_no_weights_is_refused_and_not_searched(tmp_path):
     store = str(make_store(tmp_path / "s.zarr", train=4, val=2, test=2))
-    said = "optimizer.aggregator_lr has no effect where the aggregator has no weights: leave it out"
+    said = "optimizer.aggregator_lr has no effect where the aggregator has nothing that learns: leave it out"
     told = ["--recipe", "mlp", "--set", "optimizer.aggregator_lr=0.1", "--out", str(tmp_path / "run")]
     assert said in refused("train-head", store, *told)
     assert said in refused("tune", store, "--recipe", "mlp", "--space", "optimizer.aggregator_lr=0:1", *told[-2:])
@@ -127,6 +132,16 @@ def test_a_learning_rate_of_no_weights_is_refused_and_not_searched(tmp_path):
     assert not (tmp_path / "run").exists()
     one = head("mlp", "optimizer.aggregator_lr=1", "optimizer.similarity_frozen=0")
     assert settings_not_in_use(["optimizer.aggregator_lr=1", "optimizer.similarity_frozen=0"], [one]) == []
+
+
+def test_what_was_begun_with_a_setting_that_decides_nothing_goes_on(tmp_path):
+    store, settings = make_store(tmp_path / "s.zarr", train=4, val=2, test=2), ["optimizer.similarity_lr=0.5"]
+    recipe = load_recipe("vsepp", [*settings, "model.dim=8", "schedule.epochs=1"])
+    how = {"settings": settings, "device": "cpu", "seed": 0}
+    with pytest.raises(RecipeError, match=r"^optimizer\.similarity_lr has no effect where the similarity has nothing"):
+        train(store, recipe, tmp_path / "run", **how, resume=True)
+    train(store, recipe, tmp_path / "run", **{**how, "settings": ()})  # as a version did that let it through
+    assert train(store, recipe, tmp_path / "run", **how, resume=True).epochs == 1
 
 
 def test_rows_that_no_head_reads_cannot_be_left_out(tmp_path):

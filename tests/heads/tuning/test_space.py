@@ -87,6 +87,10 @@ def test_a_bundled_space_varies_nothing_that_has_no_effect():
 def test_a_key_may_be_varied_beside_the_one_that_lets_it_in():
     space = space_of(own=["adapter.grid.layers=linear,mlp", "adapter.grid.hidden=8,16"])
     assert {"adapter.grid.layers", "adapter.grid.hidden"} <= space.keys()
+    own = ["optimizer.decay=matrices,all"]  # beside the weight decay of the bundled space
+    assert "optimizer.decay" in space_of(own=own)
+    with pytest.raises(RecipeError, match=r"optimizer\.decay has no effect while optimizer\.weight_decay is 0\.0"):
+        space_of(own=own, settings=["optimizer.weight_decay=0"])
 
 
 def test_own_keys_are_added_or_replace():

@@ -318,6 +318,10 @@ def test_faults_of_all_recipes_come_at_once_and_nothing_is_made(stores, tmp_path
     with pytest.raises(RecipeError, match=r"has no key similarity.*; adapter\.roi\.noise is not in use with these"):
         idle = [*SETTINGS, "adapter.roi.noise=0.1"]
         tuned(stores(), out, "vsepp", "pcmepp", settings=idle, space=["similarity.alpha=1:2"])
+    decay = [*SETTINGS, "optimizer.decay=all"]
+    assert tuned(stores(), tmp_path / "decays", settings=decay, trials=1)  # the space varies weight decay
+    with pytest.raises(RecipeError, match=r"optimizer\.decay has no effect while optimizer\.weight_decay is 0\.0"):
+        tuned(stores(), out, settings=[*decay, "optimizer.weight_decay=0"])
     with pytest.raises(RecipeError, match="have one name, and would share a folder"):
         tuned(stores(), out, "vsepp", "vsepp")
     with pytest.raises(CacheError, match="has no split 'test'"):

@@ -137,12 +137,16 @@ def test_only_what_is_new_is_computed(made, photos, tmp_path, encoded, trusting,
 
 
 def test_a_file_that_was_replaced_by_one_of_its_size_and_time_is_seen(made, photos, tmp_path, trusting):
+    scores = []
     for colour in ("red", "blue"):
         Image.new("RGB", (30, 20), colour).save(photos / "same.bmp")
         os.utime(photos / "same.bmp", (1, 1))
         found = {hit.file_name: hit.score for hit in search(made.run(), photos, tmp_path, "red")}
         expected = search(made.run(), photos, tmp_path / colour, "red")
-        assert found["same.bmp"] == {hit.file_name: hit.score for hit in expected}["same.bmp"]
+        # A network's last digits depend on how many pictures it sees at once.
+        assert found["same.bmp"] == pytest.approx({hit.file_name: hit.score for hit in expected}["same.bmp"], abs=2e-3)
+        scores.append(found["same.bmp"])
+    assert abs(scores[0] - scores[1]) > 0.1
 
 
 def test_what_was_computed_before_a_stop_is_kept(made, photos, tmp_path, encoded, monkeypatch):

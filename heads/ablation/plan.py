@@ -91,9 +91,9 @@ def make_plan(
         plan = plan_variation(recipe, vary, settings)
     else:
         raise RecipeError("give --recipe with one --vary or more, or --grid")
-    variants = (*_baselines(baselines, settings, plan.variants), *plan.variants)
-    require_effect([variant.recipe for variant in variants], settings)
-    return replace(plan, variants=variants)
+    beside = _baselines(baselines, settings, plan.variants)
+    require_effect([variant.recipe for variant in (*plan.variants, *beside)], settings)
+    return replace(plan, variants=(*beside, *plan.variants))
 
 
 def _baselines(names: Sequence[str], settings: Sequence[str], beside: Sequence[Variant]) -> list[Variant]:

@@ -100,6 +100,8 @@ def test_a_setting_may_decide_something_in_a_baseline_alone():
     make_plan(*varied, settings=["optimizer.decay=all"], baselines=["linear"])  # which has weight decay
     with pytest.raises(RecipeError, match=r"optimizer\.decay has no effect while optimizer\.weight_decay is 0\.0"):
         make_plan(*varied, settings=["optimizer.decay=all"])
+    with pytest.raises(RecipeError, match=r"^recipe 'vsepp' cannot be used: schedule\.gamma has no effect"):
+        make_plan(*varied, settings=["schedule=cosine", "schedule.gamma=0.3"], baselines=["linear"])
 
 
 def test_a_variation_of_what_decides_nothing_is_refused():

@@ -112,9 +112,9 @@ def test_a_learning_rate_is_of_weights(key, name, in_use):
     other = changed(recipe, [f"optimizer.{key}={3 if key.endswith('frozen') else 0.5}"])
     made.append(build_optimizer(build_model(recipe, image, text), build_losses(recipe, text), other.optimizer))
     assert (groups(made[0]) != groups(made[1])) is in_use
-    assert not not_in_use(
-        f"optimizer.{key}", [one], ["aggregator.image.name", "similarity.name", "loss.sigmoid.weight"]
-    )
+    varied = ["aggregator.image.name", "similarity.name", "loss.sigmoid.weight"]
+    assert not not_in_use(f"optimizer.{key}", [one], varied)
+    assert not_in_use(f"optimizer.{key}", [one], ["similarity.alpha", "loss.triplet.margin"]) == said
 
 
 def groups(optimizer):

@@ -1,6 +1,7 @@
 """Fine-tuning: cache and backbone give the same training, and what is put back learns as the recipe says."""
 
 import copy
+import functools
 import json
 import shutil
 import sys
@@ -21,6 +22,7 @@ from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.encoders import find_image_encoders, find_text_encoders, words_of_run
 from xret.heads.runs.files import sha256_of
 from xret.heads.runs.run import Run
+from xret.heads.training.finetuning import finetuning
 from xret.heads.training.finetuning.finetuning import finetune
 from xret.heads.training.finetuning.reattached import Backbone
 from xret.heads.training.state import TrainingState
@@ -375,6 +377,16 @@ def test_rows_of_a_head_that_blended_vectors_can_be_left_out(made, tune, tmp_pat
         for chosen in ("augment.text=0", "augment.text=0.9")
     ]
     assert losses[0] != losses[1]
+
+
+def test_what_was_begun_with_a_setting_that_decides_nothing_goes_on(made, tune, monkeypatch):
+    begin = functools.partial(tune, made.head("words"), ["image"], *FROZEN, "optimizer.similarity_lr=0.5", resume=True)
+    with pytest.raises(RecipeError, match=r"^optimizer\.similarity_lr has no effect where the similarity has nothing"):
+        begin()
+    with monkeypatch.context() as earlier:  # a version that let it through
+        earlier.setattr(finetuning, "require_in_use", lambda *_: None)
+        before = Run(begin()).metrics()
+    assert Run(begin()).metrics() == before
 
 
 def fail(tune, made, error, match, *words, text="words", **named):

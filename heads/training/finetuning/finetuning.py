@@ -58,6 +58,8 @@ _FACTOR = 0.1  # of the learning rate, for a backbone whose recipe names none (V
 _FIXED = ("model", "adapter", "aggregator", "similarity")  # what the head's weights were trained for, …
 _SETS = ("image", "text", "image_kind", "text_kind")
 _NOISE = ("dropout", "channel_dropout", "hidden_dropout", "output_dropout", "state_dropout", "noise")  # … but for these
+# Of a loss that learns: what its weights are made from.
+_LEARNT_FROM = ("scale", "shift", "bias", "learned", "logarithm", "hidden", "word_dim")
 
 
 def finetune(
@@ -245,6 +247,7 @@ def _recipe(
     masks = (bool(values["augment"]["mask_words"]) for values in (then, now))  # then the words have one more
     others += ["whether augment.mask_words is above 0"] if next(masks) != next(masks) else []
     others += ["the terms of loss"] if then["loss"].keys() != now["loss"].keys() else []
+    others += _losses_begun_otherwise(base, asked)
     if others:
         raise RecipeError(
             f"the head of {base.path} is trained, so that {' and '.join(others)} cannot change; train another head"
@@ -275,6 +278,21 @@ def _recipe(
         names = " and ".join(f"finetune.{key}" for key in missing)
         print(f"{names}: the recipe has none; {_FACTOR} times the head's learning rate is taken.", file=sys.stderr)
     return replace(recipe, finetune=replace(recipe.finetune, **missing)), put_back
+
+
+def _losses_begun_otherwise(base: Run, recipe: Recipe) -> list[str]:
+    """Return the changed keys of losses from which the weights that a head's losses have learned are made."""
+    with torch.device("meta"):
+        built = [build_losses(one, base.text_facts) for one in (base.recipe, recipe)]
+    learn = {term for losses in built for term, loss in losses.items() if any(True for _ in loss.parameters())}
+    then, now = base.recipe.terms, recipe.terms
+    return [
+        f"loss.{term}.{key}"
+        for term in then
+        if term in learn and term in now
+        for key in _LEARNT_FROM
+        if then[term].get(key) != now[term].get(key)
+    ]
 
 
 def _without_noise(values: Any) -> Any:

@@ -433,6 +433,31 @@ def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
     assert not (tmp_path / "tuned").exists()
 
 
+@pytest.mark.parametrize(
+    ("began", "setting"),
+    [
+        ("learned=true", "learned=false"),
+        ("learned=false", "learned=true"),
+        ("logarithm=false", "logarithm=true"),
+        ("learned=true", "scale=5"),
+    ],
+)
+def test_what_the_losses_have_learned_stays_of_its_kind(made, tune, tmp_path, began, setting):
+    recipe = ["model.dim=16", "data.batch_size=12", "schedule.epochs=2", f"loss.infonce.{began}"]
+    train(made.store("words"), load_recipe("linear", recipe), tmp_path / "head", device="cpu", seed=3)
+    key = setting.partition("=")[0]
+    with pytest.raises(RecipeError, match=rf"is trained, so that loss\.infonce\.{key} cannot change; train another"):
+        tune(tmp_path / "head", ["image"], *FROZEN, f"loss.infonce.{setting}")
+    assert not (tmp_path / "tuned").exists()
+
+
+def test_what_a_loss_has_not_learned_may_change(made, tune, tmp_path):
+    recipe = ["model.dim=16", "data.batch_size=12", "schedule.epochs=2", "loss.infonce.learned=false"]
+    train(made.store("words"), load_recipe("linear", recipe), tmp_path / "head", device="cpu", seed=3)
+    tuned = tune(tmp_path / "head", ["image"], *FROZEN, "loss.infonce.scale=5", "loss.infonce.smoothing=0.1")
+    assert Run(tuned).recipe.loss["infonce"]["scale"] == 5
+
+
 def test_missing_and_other_images_are_a_sentence(made, tune, pictures, tmp_path):
     copied = Path(shutil.copytree(pictures, tmp_path / "data"))
     shutil.copy(copied / "images" / "5.jpg", copied / "images" / "0.jpg")

@@ -1,12 +1,14 @@
-"""Captions of equal text in the loss."""
+"""What is done to a batch before its loss, and captions of equal text in the loss."""
 
 import pytest
 import torch
 from small_store import make_store
 from small_trainings import recipe_of
 
+from xret.heads.evaluation.scoring import embed
 from xret.heads.model import build_losses, build_model, feature_facts
 from xret.heads.runs.run import Run
+from xret.heads.training.augmentation import averaged, blend, drop_rows
 from xret.heads.training.objective import Objective, same_text, same_texts
 from xret.heads.training.training import train
 from xret.pipeline.cache import FeatureCache
@@ -67,3 +69,75 @@ def test_the_loss_with_equal_texts_as_positives_is_that_of_a_loop(tmp_path):
         for others in (scores[i][~positive[i]], scores[:, c][~positive[:, c]]):
             losses_of_pairs.append(torch.cat([scores[i, c][None], others]).logsumexp(0) - scores[i, c])
     assert found == pytest.approx(torch.stack(losses_of_pairs).mean().item())
+
+
+def features_read(tmp_path, name, *settings, text="words"):
+    """Return a batch, the images and captions that the model embeds of it in a loss, and draws after seed 5."""
+    cache = FeatureCache.open(make_store(tmp_path / "s.zarr", text=text))
+    sets = cache.image_set(), cache.caption_set()
+    recipe = recipe_of(name, 1, *settings)
+    facts = [feature_facts(one) for one in sets]
+    model, losses = build_model(recipe, *facts), build_losses(recipe, facts[1])
+    split = stored_batches(*sets, "train", image_fields=model.image_fields, caption_fields=model.caption_fields)
+    batch = next(iter(split.epoch(unit="image", batch_size=20, seed=0, epoch=0, captions=1)))
+    read = []
+    for side in ("embed_images", "embed_captions"):
+
+        def record(features, embed=getattr(model, side)):
+            read.append(features)
+            return embed(features)
+
+        setattr(model, side, record)
+    objective = Objective.of(recipe, model.train(), losses, split)
+    torch.manual_seed(5)
+    objective(batch, 0.0)
+    torch.manual_seed(5)
+    return batch, read, model, split
+
+
+def assert_read(features, expected):
+    for one, other in zip(features.parts, expected.parts, strict=True):
+        for field in ("local", "token", "length", "global_", "place"):
+            value, wanted = getattr(one, field), getattr(other, field)
+            assert (value is None) == (wanted is None), field
+            assert value is None or torch.equal(value, wanted), field
+
+
+@pytest.mark.parametrize(
+    ("settings", "image", "text"),
+    [
+        (["augment.image=0.5"], (0.5, False), 0.0),
+        (["augment.image=0.5", "augment.image_varies=true"], (0.5, True), 0.0),
+        (["augment.text=0.5"], (0.0, False), 0.5),
+        (["augment.image=0.3", "augment.text=0.6"], (0.3, False), 0.6),
+    ],
+)
+def test_rows_are_left_out_of_the_side_and_as_often_as_the_recipe_says(tmp_path, settings, image, text):
+    none = ["augment.image=0", "augment.text=0", "augment.image_varies=false"]
+    batch, (images, captions), *_ = features_read(tmp_path, "vse-infty", *none, *settings)
+    assert_read(images, drop_rows(batch.images, *image))
+    assert_read(captions, drop_rows(batch.captions, text))
+    assert torch.equal(images.length, batch.images.length) == (image[0] == 0)
+    assert torch.equal(captions.length, batch.captions.length) == (text == 0)
+
+
+def test_pairs_are_blended_as_vectors(tmp_path):
+    batch, (images, captions), model, _ = features_read(tmp_path, "fusemix", text="tokens")
+    assert model.text.averages == (True,)
+    means = averaged(batch.images, model.image.averages), averaged(batch.captions, model.text.averages)
+    for found, expected in zip((images, captions), blend(*means, batch.caption_image, 1.0), strict=True):
+        assert_read(found, expected)
+    assert not torch.equal(captions.local, means[1].local)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "settings"),
+    [("vse-infty", "words", ["augment.text=0.5", "augment.mask_words=0.5"]), ("fusemix", "tokens", [])],
+)
+def test_an_evaluation_draws_no_rows_no_masks_and_no_blends(tmp_path, name, text, settings):
+    *_, model, split = features_read(tmp_path, name, "augment.image=0.5", *settings, text=text)
+    before = torch.get_rng_state()
+    first = embed(model.eval(), split)
+    assert torch.equal(torch.get_rng_state(), before)
+    for one, other in zip(first, embed(model, split), strict=True):
+        assert torch.equal(one, other)

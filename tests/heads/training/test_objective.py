@@ -71,7 +71,17 @@ def test_the_loss_with_equal_texts_as_positives_is_that_of_a_loop(tmp_path):
     assert found == pytest.approx(torch.stack(losses_of_pairs).mean().item())
 
 
-def features_read(tmp_path, name, *settings, text="words"):
+def recording(embed, read):
+    """Return `embed`, which also puts what it reads into `read`."""
+
+    def recorded(features):
+        read.append(features)
+        return embed(features)
+
+    return recorded
+
+
+def features_read(tmp_path, monkeypatch, name, *settings, text="words"):
     """Return a batch, the images and captions that the model embeds of it in a loss, and draws after seed 5."""
     cache = FeatureCache.open(make_store(tmp_path / "s.zarr", text=text))
     sets = cache.image_set(), cache.caption_set()
@@ -81,13 +91,8 @@ def features_read(tmp_path, name, *settings, text="words"):
     split = stored_batches(*sets, "train", image_fields=model.image_fields, caption_fields=model.caption_fields)
     batch = next(iter(split.epoch(unit="image", batch_size=20, seed=0, epoch=0, captions=1)))
     read = []
-    for side in ("embed_images", "embed_captions"):
-
-        def record(features, embed=getattr(model, side)):
-            read.append(features)
-            return embed(features)
-
-        setattr(model, side, record)
+    monkeypatch.setattr(model, "embed_images", recording(model.embed_images, read))
+    monkeypatch.setattr(model, "embed_captions", recording(model.embed_captions, read))
     objective = Objective.of(recipe, model.train(), losses, split)
     torch.manual_seed(5)
     objective(batch, 0.0)
@@ -112,17 +117,17 @@ def assert_read(features, expected):
         (["augment.image=0.3", "augment.text=0.6"], (0.3, False), 0.6),
     ],
 )
-def test_rows_are_left_out_of_the_side_and_as_often_as_the_recipe_says(tmp_path, settings, image, text):
+def test_rows_are_left_out_of_the_side_and_as_often_as_the_recipe_says(tmp_path, monkeypatch, settings, image, text):
     none = ["augment.image=0", "augment.text=0", "augment.image_varies=false"]
-    batch, (images, captions), *_ = features_read(tmp_path, "vse-infty", *none, *settings)
+    batch, (images, captions), *_ = features_read(tmp_path, monkeypatch, "vse-infty", *none, *settings)
     assert_read(images, drop_rows(batch.images, *image))
     assert_read(captions, drop_rows(batch.captions, text))
     assert torch.equal(images.length, batch.images.length) == (image[0] == 0)
     assert torch.equal(captions.length, batch.captions.length) == (text == 0)
 
 
-def test_pairs_are_blended_as_vectors(tmp_path):
-    batch, (images, captions), model, _ = features_read(tmp_path, "fusemix", text="tokens")
+def test_pairs_are_blended_as_vectors(tmp_path, monkeypatch):
+    batch, (images, captions), model, _ = features_read(tmp_path, monkeypatch, "fusemix", text="tokens")
     assert model.text.averages == (True,)
     means = averaged(batch.images, model.image.averages), averaged(batch.captions, model.text.averages)
     for found, expected in zip((images, captions), blend(*means, batch.caption_image, 1.0), strict=True):
@@ -134,8 +139,8 @@ def test_pairs_are_blended_as_vectors(tmp_path):
     ("name", "text", "settings"),
     [("vse-infty", "words", ["augment.text=0.5", "augment.mask_words=0.5"]), ("fusemix", "tokens", [])],
 )
-def test_an_evaluation_draws_no_rows_no_masks_and_no_blends(tmp_path, name, text, settings):
-    *_, model, split = features_read(tmp_path, name, "augment.image=0.5", *settings, text=text)
+def test_an_evaluation_draws_no_rows_no_masks_and_no_blends(tmp_path, monkeypatch, name, text, settings):
+    *_, model, split = features_read(tmp_path, monkeypatch, name, "augment.image=0.5", *settings, text=text)
     before = torch.get_rng_state()
     first = embed(model.eval(), split)
     assert torch.equal(torch.get_rng_state(), before)

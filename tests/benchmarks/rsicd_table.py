@@ -11,7 +11,8 @@ so the command may be stopped and repeated. The store needs an image set, and ca
 
 `linear` and `mlp` begin with their recipes' values. The systems keep their parts and similarities. Alike for all of
 them are width, epochs, batches and a cosine, and what they begin with is what `mlp` has over the cached features: its
-perceptron, standardised channels, dropout of features and of the hidden layer, equal captions as positives. Each but
+perceptron, standardised channels, dropout of features and of the hidden layer, equal captions as positives;
+`gaussian-vsepp`, whose means are not normalised, learns next to nothing with noise and begins without it. Each but
 `pcme` has two rows: with its own loss, where that is of triplets over all negatives, because RSICD's captions repeat
 and the hardest negative is often none; and with the InfoNCE of the baselines in its place.
 """
@@ -61,6 +62,8 @@ ROWS_LEFT_OUT = ("augment.image=0.2",)  # of all but systems that read one vecto
 NARROW = ("aggregator.image.head_dim=256", "aggregator.text.head_dim=256")
 UNWRITTEN = ("loss.caption-generation.weight=0",)  # a system writes captions on words only
 WRITERS = ("vsrn", "gaussian-vsrn")
+NOISELESS = ("standardize=false", "dropout=0", "hidden_dropout=0")
+NOT_NORMALISED = ("gaussian-vsepp",)  # noise of their features is noise of every distance: they hardly learn with it
 OF_TRIPLETS: dict[str, tuple[str, ...]] = {
     "vsepp": (),
     "vse-infty": ROWS_LEFT_OUT,
@@ -91,7 +94,12 @@ def settings(row: str, captions: str) -> list[str]:
     if recipe in BASELINES:
         return []
     unwritten = UNWRITTEN if recipe in WRITERS and captions != "words" else ()
-    return [*COMMON, *GRID, *ON[captions], *own, *unwritten]
+    plain: tuple[str, ...] = ()
+    if recipe in NOT_NORMALISED:
+        text = [f"adapter.tokens.{one}" for one in NOISELESS] if captions == "bert" else ["adapter.words.dropout=0"]
+        scale = ["loss.infonce.scale=1"] if "loss.infonce.weight=1" in own else []  # of distances that are no cosines
+        plain = (*(f"adapter.grid.{one}" for one in NOISELESS), *text, *scale)
+    return [*COMMON, *GRID, *ON[captions], *own, *unwritten, *plain]
 
 
 def train_row(store: str, folder: Path, row: str, captions: str, trials: int, seeds: int) -> None:

@@ -58,7 +58,7 @@ _FACTOR = 0.1  # of the learning rate, for a backbone whose recipe names none (V
 _FIXED = ("model", "adapter", "aggregator", "similarity")  # what the head's weights were trained for, …
 _SETS = ("image", "text", "image_kind", "text_kind")
 _NOISE = ("dropout", "channel_dropout", "hidden_dropout", "output_dropout", "state_dropout", "noise")  # … but for these
-# Of a loss that learns: what its weights are made from.
+# What the weights of a loss are made from, and begin with.
 _LEARNT_FROM = ("scale", "shift", "bias", "learned", "logarithm", "hidden", "word_dim")
 
 
@@ -281,18 +281,13 @@ def _recipe(
 
 
 def _losses_begun_otherwise(base: Run, recipe: Recipe) -> list[str]:
-    """Return the changed keys of losses from which the weights that a head's losses have learned are made."""
+    """Return the keys whose values made the weights that a head's losses have learned, where they are changed."""
     with torch.device("meta"):
         built = [build_losses(one, base.text_facts) for one in (base.recipe, recipe)]
     learn = {term for losses in built for term, loss in losses.items() if any(True for _ in loss.parameters())}
     then, now = base.recipe.terms, recipe.terms
-    return [
-        f"loss.{term}.{key}"
-        for term in then
-        if term in learn and term in now
-        for key in _LEARNT_FROM
-        if then[term].get(key) != now[term].get(key)
-    ]
+    both = sorted(learn & then.keys() & now.keys())
+    return [f"loss.{term}.{key}" for term in both for key in _LEARNT_FROM if then[term].get(key) != now[term].get(key)]
 
 
 def _without_noise(values: Any) -> Any:

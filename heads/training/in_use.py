@@ -1,7 +1,7 @@
 """Which keys of a recipe change nothing, for what the features are."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -25,6 +25,7 @@ _SAYS_WHAT_HAS_WEIGHTS = {
     "similarity": ("similarity.name",),
     "loss": ("loss.*.weight", "loss.infonce.learned"),
 }
+_SAYS_WHO_READS_THE_GLOBAL = ("aggregator.*", "loss.global-discriminative.weight", "model.residual", "adapter.*.global")
 _AS_THEY_ARE = {"global": "cached", "global_layer": "shared"}  # of an adapter of global features alone
 
 
@@ -38,7 +39,7 @@ def not_in_use(key: str, heads: Sequence[Described], varied: Iterable[str] = ())
         varied: other keys of a search; what another value of theirs may let in is let through.
     """
     if key.startswith("adapter."):
-        return _not_adapted(key, heads)
+        return _not_adapted(key, heads, varied)
     if side := _ROWS_OF.get(key):
         if _any_of(varied, _SAYS_WHAT_IS_READ) or any(_leaves_rows_out(side, *head) for head in heads):
             return ""
@@ -61,12 +62,23 @@ def _any_of(keys: Iterable[str], patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(key, pattern) for key in keys for pattern in patterns)
 
 
-def _not_adapted(key: str, heads: Sequence[Described]) -> str:
+def _not_adapted(key: str, heads: Sequence[Described], varied: Iterable[str]) -> str:
     (block, _, name), kinds = key.rpartition("."), _kinds_adapted(heads)
     if block not in kinds:
         return f"{key} is not in use with these features: take a key of {' or '.join(kinds)}"
-    if name in _AS_THEY_ARE and kinds[block] == {"global"}:
+    if name not in _AS_THEY_ARE:
+        return ""
+    if kinds[block] == {"global"}:
         return f"{key} has no effect on features that are global alone: leave it out"
+    if _any_of((other for other in varied if other != key), _SAYS_WHO_READS_THE_GLOBAL):
+        return ""
+    if not (shared := [shared for head in heads for shared in _shares_of_the_global(block, *head)]):
+        return (
+            f"{key} has no effect where the global feature is not read: leave it out, or take an aggregator that reads "
+            "it, such as element-slots"
+        )
+    if name == "global_layer" and not any(shared):
+        return f"{key} has no effect where rows and global feature have no layers to share: leave it out"
     return ""
 
 
@@ -109,8 +121,11 @@ def _holds_anyway(key: str, heads: Sequence[Described]) -> bool:
     block, _, name = key.rpartition(".")
     values = [get(recipe.to_dict(), key) for recipe, _, _ in heads]
     if key.startswith("adapter."):
-        cached = name in _AS_THEY_ARE and _kinds_adapted(heads).get(block) == {"global"}
-        return cached and all(value == _AS_THEY_ARE[name] for value in values)
+        kinds = _kinds_adapted(heads).get(block)
+        if not kinds or name not in _AS_THEY_ARE:
+            return False
+        if kinds == {"global"}:
+            return all(value == _AS_THEY_ARE[name] for value in values)
     return all(value == default_of(recipe.to_dict(), key) for value, (recipe, _, _) in zip(values, heads, strict=True))
 
 
@@ -121,6 +136,21 @@ def _on_meta(recipe: Recipe, image: Facts, text: Facts) -> tuple[Model, nn.Modul
             return build_model(recipe, image, text), build_losses(recipe, text)
     except RecipeError:  # whoever builds it for the training will say so
         return None
+
+
+def _shares_of_the_global(block: str, recipe: Recipe, image: Facts, text: Facts) -> Iterator[bool]:
+    """Yield, of each feature set of a block whose global feature a head reads, whether rows can share its layers."""
+    if (built := _on_meta(recipe, image, text)) is None:
+        yield True
+        return
+    model, losses = built
+    of_a_loss = any(loss.uses_global for loss in losses.values())
+    for side, branch, facts in (("image", model.image, image), ("text", model.text, text)):
+        read = branch.aggregator.uses_global or (of_a_loss and branch.residual is None)
+        for one, adapter in zip(facts_of_each(facts), branch.adapters, strict=True):
+            if read and one.kind != "global" and f"adapter.{block_of(side, one)}" == block:
+                same_width = adapter.global_ != "cached" or one.global_channels == one.channels
+                yield bool(branch.aggregator.uses_local) and same_width
 
 
 def _has_weights(part: str, recipe: Recipe, image: Facts, text: Facts) -> bool:

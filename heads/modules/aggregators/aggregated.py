@@ -41,11 +41,13 @@ class Aggregator(Part):
 
     Attributes:
         uses_local: whether it reads the local rows.
+        uses_global: whether it reads the global feature.
         uses_place: whether it also takes `place`, see `positions.cell_places`, of cells that are left of a map.
         embedding: what it gives: `"vector"`, `"set"`, `"gaussian"` or `"sequence"`.
     """
 
     uses_local = True
+    uses_global = False
     uses_place = False
     embedding: ClassVar[str] = "vector"
 

@@ -143,6 +143,7 @@ class ElementSlots(Aggregator):
         self.iterations = iterations
         self.positions = positions
         self.uses_place = positions == "grid"
+        self.uses_global = global_feature
         self.initial = initial
         if initial == "gaussian":
             self.gaussian_slots = GaussianSlots(slots, dim)

@@ -62,6 +62,7 @@ class TwinBranches(Aggregator):
             raise ValueError(f"TwinBranches: highest is {highest}, but must be above lowest, {lowest}")
         branch = BRANCHES[of]
         self.uses_local = branch.uses_local
+        self.uses_global = branch.uses_global
         self.shape = shape
         self.bounds = math.log(lowest), math.log(highest)
         self.mean = branch(local_dim, dim)

@@ -37,6 +37,7 @@ class Pcme(Aggregator):
         dropout: see `PIENet`.
     """
 
+    uses_global = True
     embedding = "set"
     noise: Tensor
 

@@ -21,6 +21,7 @@ class PIENet(Aggregator):
         dropout: share of the residual's values that training drops, before it is added.
     """
 
+    uses_global = True
     embedding = "set"
 
     def __init__(self, local_dim: int, dim: int, *, slots: Few = 2, dropout: Share = 0.0) -> None:

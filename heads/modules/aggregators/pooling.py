@@ -35,6 +35,7 @@ class Global(Aggregator):
     """The global feature is the embedding (VSE++: the average-pooled map, the last GRU state)."""
 
     uses_local = False
+    uses_global = True
 
     def forward(self, local: Tensor | None, length: Tensor, global_: Tensor) -> Aggregated:
         """Return `global_ [B, D]` unchanged."""

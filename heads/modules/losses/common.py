@@ -14,7 +14,13 @@ T = TypeVar("T")
 
 
 class Loss(Part):
-    """Base of losses, which are called as `loss(similarity [I, C], positives [I, C], images, captions)`."""
+    """Base of losses, which are called as `loss(similarity [I, C], positives [I, C], images, captions)`.
+
+    Attributes:
+        uses_global: whether it reads the global features of both sides.
+    """
+
+    uses_global = False
 
     def needed(self, value: T | None, what: str, side: str, choose: str) -> T:
         """Return `value`; ValueError where it is None, because the `side` aggregator does not give it."""

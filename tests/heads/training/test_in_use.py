@@ -1,6 +1,7 @@
 """Keys that change nothing, for what the features are."""
 
 import pytest
+import torch
 from command_line import refused
 from small_store import make_store
 
@@ -10,6 +11,7 @@ from xret.heads.training.in_use import not_in_use, require_in_use, settings_not_
 from xret.heads.training.optimisation import build_optimizer
 from xret.heads.training.training import train
 from xret.pipeline.errors import RecipeError
+from xret.pipeline.reading.features import Features
 
 GRID, WORDS, TOKENS = FeatureFacts("grid", 5, 5), FeatureFacts("words", None, None, 9), FeatureFacts("tokens", 6, 6)
 GLOBAL = FeatureFacts("global", None, 5)  # adapted as a grid is
@@ -66,6 +68,79 @@ def test_features_that_are_global_alone_are_taken_as_they_are():
     assert settings_not_in_use([f"{key}_layer=own"], [head("linear", f"{key}_layer=own", image=GLOBAL)])
     assert "is not in use" in settings_not_in_use(["adapter.roi.global=cached"], [one])[0]
     assert settings_not_in_use([f"{key}=pooled"], [head("linear", f"{key}=pooled", image=(GLOBAL, GRID))]) == []
+
+
+UNREAD = (
+    "{} has no effect where the global feature is not read: leave it out, or take an aggregator that reads it, such"
+)
+UNSHARED = "{} has no effect where rows and global feature have no layers to share: leave it out"
+ALONE = ("aggregator.image.global_feature=false", "aggregator.text.global_feature=false")
+FROZEN = {"image": FeatureFacts("grid", 5, 8, space="clip"), "text": FeatureFacts("tokens", 6, 8, space="clip")}
+
+
+@pytest.mark.parametrize(
+    ("one", "of_global", "of_layer"),
+    [
+        (head("vse-infty"), UNREAD, UNREAD),
+        (head("setdiv"), "", ""),
+        (head("setdiv", ALONE[0]), UNREAD, UNREAD),
+        (head("setdiv", ALONE[1]), "", ""),
+        (head("maxmatch", *ALONE), "", ""),  # its loss reads it
+        (head("maxmatch", *ALONE, "loss.global-discriminative.weight=0"), UNREAD, UNREAD),
+        (head("maxmatch", *ALONE, "model.residual=true", **FROZEN), UNREAD, UNREAD),  # it then reads the frozen one
+        (head("maxmatch", "model.residual=true", **FROZEN), "", ""),
+        (head("linear"), "", UNSHARED),
+        (head("linear", "adapter.grid.global=mean"), "", UNSHARED),
+        (head("pvse", "adapter.grid.global=cached"), "", ""),
+        (head("pvse", "adapter.grid.global=cached", image=FeatureFacts("grid", 7, 5)), "", UNSHARED),
+        (head("pvse", image=FeatureFacts("grid", 7, 5)), "", ""),
+        (head("pcme"), "", ""),
+        (head("pcmepp"), UNREAD, UNREAD),
+        (head("gaussian-vsepp"), "", UNSHARED),
+        (head("gaussian-vsepp", "aggregator.image.of=gpo"), UNREAD, UNREAD),
+    ],
+)
+def test_how_a_global_feature_is_made_counts_where_it_is_read(one, of_global, of_layer):
+    keys = ["adapter.grid.global", "adapter.grid.global_layer"]
+    for key, wanted in zip(keys, (of_global, of_layer), strict=True):
+        said = not_in_use(key, [one])
+        assert said.startswith(wanted.format(key)) if wanted else not said
+        assert not not_in_use(key, [one, head("setdiv")])
+        assert not not_in_use(key, [one], ["aggregator.image.name"])
+    reached = of_images(*one)
+    assert reached["global"] is not bool(of_global)
+    assert (reached["shared"] and reached["rows"] and reached["own"]) is not bool(of_layer)
+
+
+def of_images(recipe, image, text):
+    """Return what the losses reach of an image adapter, and whether rows and global feature can share a layer."""
+    torch.manual_seed(0)
+    own, made = changed(recipe, ["adapter.grid.global_layer=own"]), []
+    model, losses = build_model(own, image, text), build_losses(own, text)
+    model.image.adapter.register_forward_hook(lambda module, read, adapted: made.append(adapted.global_))
+    features = [
+        Features(torch.tensor([4, 3, 4]), torch.randn(3, 4, one.channels), torch.randn(3, one.global_channels))
+        for one in (image, text)
+    ]
+    images, captions = model.embed_images(features[0]), model.embed_captions(features[1])
+    similarity = model.similarity(images.embedding, captions.embedding)
+    total = sum(loss(similarity, torch.eye(3, dtype=torch.bool), images, captions) for loss in losses.values())
+    adapter = model.image.adapter
+    wanted = {"global": made[0], "rows": adapter.layer.weight, "own": adapter.global_layer.weight}
+    found = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)
+    shared = build_model(recipe, image, text).image.adapter.global_layer is None
+    return {"shared": shared, **{name: one is not None for name, one in zip(wanted, found, strict=True)}}
+
+
+def test_a_global_feature_that_nothing_reads_is_left_as_it_is():
+    key, one = "adapter.grid.global", head("vse-infty", "adapter.grid.global=max")
+    assert settings_not_in_use([f"{key}=max"], [one])
+    assert settings_not_in_use([f"{key}=mean", "adapter.grid.global_layer=shared"], [head("vse-infty")]) == []
+    varied = ["adapter.grid.global", "adapter.grid.global_layer"]
+    assert not_in_use(key, [one], varied)  # another value of its own lets nothing in
+    assert not not_in_use(varied[1], [head("linear")], varied)
+    with pytest.raises(RecipeError, match=r"^adapter\.grid\.global has no effect where the global feature is not read"):
+        require_in_use([f"{key}=max"], *one)
 
 
 def test_a_setting_that_leaves_no_rows_out_is_let_through():

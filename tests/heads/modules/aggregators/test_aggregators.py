@@ -128,3 +128,10 @@ def test_low_precision_stays_near(part, parameters, how):
     # Eight bits of mantissa: a few percent of the largest value, more after four rounds or a temperature of 0.1.
     assert (embedding.double() - expected).abs().max() <= 0.08 * expected.abs().max()
     assert local.grad.isfinite().all()
+
+
+@every_part
+def test_says_whether_the_global_feature_counts(part, parameters):
+    module, (local, global_) = make(part, parameters).double(), inputs()
+    given, other = (module(local, LENGTH, vector).embedding for vector in (global_, -global_))
+    assert module.uses_global is not torch.equal(given, other)

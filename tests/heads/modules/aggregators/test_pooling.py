@@ -102,10 +102,10 @@ def test_k_max_lies_between_maximum_and_average():
 
 
 def test_registry_says_what_each_needs():
-    said = {name: (part.uses_local, part.embedding) for name, part in AGGREGATORS.items()}
-    assert said["global"] == (False, "vector")
-    assert said["average"] == said["max"] == (True, "vector")
-    assert said["element-slots"] == (True, "set")
+    said = {name: (part.uses_local, part.uses_global, part.embedding) for name, part in AGGREGATORS.items()}
+    assert said["global"] == (False, True, "vector")
+    assert said["average"] == said["max"] == (True, False, "vector")
+    assert said["pie-net"] == said["pcme"] == (True, True, "set")
 
 
 def test_width_is_not_changed():

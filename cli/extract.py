@@ -261,7 +261,14 @@ def extract(
 def _given(ctx: click.Context, keys: Iterable[str]) -> str:
     """Return those of these options that stand on the command line, as they are written there."""
     given = [key for key in keys if ctx.get_parameter_source(key) == click.core.ParameterSource.COMMANDLINE]
-    return ", ".join(f"--{'no-' * (ctx.params[key] is False)}{key.replace('_', '-')}" for key in given)
+    names = [f"--{'no-' * (ctx.params[key] is False)}{key.replace('_', '-')}" for key in given]
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def _without_effect(names: str, on: str) -> str:
+    """Return that options, as `_given` returns them, have no effect on something."""
+    has, them = ("have", "them") if " and " in names else ("has", "it")
+    return f"{names} {has} no effect on {on}; leave {them} out"
 
 
 def refuse_workers_of_a_cluster(options: dict[str, Any]) -> None:
@@ -301,9 +308,7 @@ def _refuse_without_effect(ctx: click.Context, options: dict[str, Any]) -> None:
         )
     of_texts = ("text_layer", "special_tokens", "max_tokens", "prompt")
     if options["text"] in ("words", "none") and (names := _given(ctx, ("text_weights", *of_texts))):
-        raise click.UsageError(
-            f"{names} has no effect on --text {options['text']}; leave it out, or choose --text bert"
-        )
+        raise click.UsageError(f"{_without_effect(names, '--text ' + options['text'])}, or choose --text bert")
     if options["text"] != "words" and _given(ctx, ["min_count"]):
         raise click.UsageError(f"--min-count has no effect on --text {options['text']}; leave it out")
     if of_hub and _given(ctx, ["text_weights"]):
@@ -322,7 +327,7 @@ def _refuse_without_effect(ctx: click.Context, options: dict[str, Any]) -> None:
     if not of_hub:
         of_images = (*of_images, "trust")
     if options["visual"] == "none" and (names := _given(ctx, of_images)):
-        raise click.UsageError(f"{names} has no effect on --visual none; leave it out, or choose an encoder")
+        raise click.UsageError(f"{_without_effect(names, '--visual none')}, or choose an encoder")
     refuse_workers_of_a_cluster(options)
     if options["visual"].startswith(HUB) and _given(ctx, ["visual_weights"]):
         raise click.UsageError(f"--visual {options['visual']} names its weights itself; leave --visual-weights out")
@@ -339,8 +344,8 @@ def _words_of(run: Path, ctx: click.Context) -> dict[str, Any]:
     words = words_of_run(run)
     if names := _given(ctx, ["views", "augment", "pool", "visual_layer"]):
         raise click.UsageError(
-            f"{names} makes another set than the one that {run} evaluates on; leave it out, or give the run's backbones"
-            " as --visual-weights and --text-weights"
+            f"{names} would make another set than the one that {run} evaluates on; leave that out, or give the run's "
+            "backbones as --visual-weights and --text-weights"
         )
     if names := _given(ctx, list(dict.fromkeys(["encoder", "visual_weights", "text_weights", *words]))):
         raise click.UsageError(f"--from-run decides {names}; leave out one or the other")

@@ -83,7 +83,7 @@ def tune(store: str, recipe: tuple[str, ...], out: Path, as_json: bool, **option
         --space model.dim=256,512,1024 --space augment.image=0:0.4
     xret tune rsicd.zarr --recipe linear --recipe mlp --recipe setdiv \\
         --trials 20 --out alike
-    xret train-head rsicd.zarr --recipe tuned/best.yaml --seed 1 --out again
+    xret train-head rsicd.zarr --recipe tuned/best.yaml --seed 1 --out other-seed
     """
     if options["scheduler"] is not None and options["jobs"] > 1:
         raise click.UsageError("--jobs is for this machine; with --scheduler the cluster has as many as its workers")
@@ -92,3 +92,5 @@ def tune(store: str, recipe: tuple[str, ...], out: Path, as_json: bool, **option
 
     tuning = tune(store, recipe=recipe, out=out, **options)
     click.echo(json.dumps(tuning.to_dicts()) if as_json else str(tuning))
+    if tuning.failed:
+        raise click.exceptions.Exit(1)

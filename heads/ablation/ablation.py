@@ -111,7 +111,7 @@ def ablate(
     cache = cache_of_series(store, [root / "ablation.json"], quiet=verbose is False)
     split = split or plan.split
     plan = _on_own_sets(plan, root, cache)
-    facts = _check(cache, plan, split, views)
+    facts, in_views = _check(cache, plan, split, views)
     untrained = tuple(_untrained(cache, plan, split, device, views))
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ def ablate(
                 run = root / variant.name / f"seed={seed}"
                 if (run / "run.json").is_file():
                     Run(run).refuse_difference(facts[variant.name] | {"seed": seed}, variant.recipe)
-                how = split, device, views, verbose
+                how = split, device, variant.name in in_views, verbose
                 cells.append((variant, Cell(str(run), cache.address, variant.recipe, seed, *how)))
         outcomes = _outcomes(root, [cell for _, cell in cells], jobs, scheduler, quiet=verbose is False)
     row = _only_row(plan)
@@ -139,9 +139,10 @@ def _untrained(cache: FeatureCache, plan: Plan, split: str, device: str, views: 
     for variant in plan.variants:
         sets = complete_sets(cache, variant.recipe, (split,))
         names = sets[0].name, sets[1].name
-        if names not in seen and (found := evaluate_untrained(sets, split, device=device, views=views)):
+        several = views and sets[0].views > 1
+        if names not in seen and (found := evaluate_untrained(sets, split, device=device, views=several)):
             for result in found.results:
-                yield _entry(({}, found.runs[0], 0), cache.url, result, None)
+                yield _entry(({}, found.runs[0], 0), cache.url, result, None, found.views[0])
         seen.add(names)
 
 
@@ -149,7 +150,7 @@ def _outcomes(
     root: Path, cells: Sequence[Cell], jobs: int, scheduler: str | None, *, quiet: bool
 ) -> dict[str, Outcome]:
     """Return every cell's outcome by its run; those that are not finished are trained."""
-    outcomes: dict[str, Outcome] = {cell.run: found for cell in cells if (found := cell.results()) is not None}
+    outcomes: dict[str, Outcome] = {cell.run: found for cell in cells if (found := cell.evaluation()) is not None}
     # Features in memory are given back before others are read, so that a cell finds the room that it would have alone.
     waiting = sorted((cell for cell in cells if cell.run not in outcomes), key=_features)
     waiting = [replace(cell, count=f"cell {at}/{len(cells)}") for at, cell in enumerate(waiting, len(outcomes) + 1)]
@@ -165,7 +166,7 @@ def _outcomes(
             said = f"failed: {outcome}"
         else:
             failed.unlink(missing_ok=True)
-            said = ", ".join(_in_short(result) for result in outcome)
+            said = ", ".join(_in_short(result) for result in outcome.results)
         if isinstance(outcome, str) or not quiet:
             at = f"cell {len(outcomes)}/{len(cells)}, {time.monotonic() - began:.0f} s"
             print(f"{at}: {cell.title}: {said}", file=sys.stderr, flush=True)
@@ -208,16 +209,20 @@ def _on_own_sets(plan: Plan, root: Path, cache: FeatureCache) -> Plan:
     return replace(plan, variants=tuple(variants))
 
 
-def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> dict[str, dict[str, Any]]:
-    """Return by variant which samples and feature sets its runs are of; refuse what cannot be trained or evaluated."""
+def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> tuple[dict[str, dict[str, Any]], set[str]]:
+    """Return by variant which samples and feature sets its runs are of, and which are evaluated in several views.
+
+    What cannot be trained or evaluated is refused.
+    """
     facts: dict[str, dict[str, Any]] = {}
+    in_views: set[str] = set()
     faults: dict[str, list[str]] = {}  # a sentence, and the labels of the variants that it is true of
     heads: list[Described] = []
     cells: list[Described] = []  # the heads without baselines
     for variant in plan.variants:
         image_set, caption_set = complete_sets(cache, variant.recipe, ("train", "val", split))
-        if views:
-            require_views(image_set)
+        if views and image_set.views > 1:
+            in_views.add(variant.name)
         image_facts, text_facts = feature_facts(image_set), feature_facts(caption_set)
         heads.append((variant.recipe, image_facts, text_facts))
         sentences = _other_kinds(plan, variant, cache.url, image=image_facts, text=text_facts)
@@ -235,6 +240,8 @@ def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> dict[str
             "text_set": as_told([part.name for part in parts_of(caption_set)]),
             "also": None,
         }
+    if views and not in_views:
+        require_views(image_set)
     idle = [[not_in_use(key, cells) for key in axis] for axis in plan.axes]  # all cells would be the same
     idle_axes = [reasons[0] for reasons in idle if all(reasons)]
     for reason in (*idle_axes, *settings_not_in_use(plan.description["set"], heads)):
@@ -243,7 +250,7 @@ def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> dict[str
         of_all = len(plan.variants)
         said = (f"{' and '.join(own)}: {text}" if len(own) < of_all else text for text, own in faults.items())
         raise RecipeError("; ".join(said))
-    return facts
+    return facts, in_views
 
 
 def _other_kinds(plan: Plan, variant: Variant, url: str, **facts: Facts) -> list[str]:
@@ -274,13 +281,16 @@ def _entries(variant: Variant, cell: Cell, outcome: Outcome, dataset: str, row: 
     if isinstance(outcome, str):
         yield Entry(*first, "failed", cell.run, cell.split, error=outcome)
         return
-    for result in outcome:
+    for result in outcome.results:
         own = row_of(dataset, result.protocol) or row
-        yield _entry(first, cell.run, result, {"row": own, **variant.paper[own]} if own in variant.paper else None)
+        paper = {"row": own, **variant.paper[own]} if own in variant.paper else None
+        yield _entry(first, cell.run, result, paper, outcome.views[0])
 
 
-def _entry(first: tuple[dict[str, Value], str, int], run: str, result: Result, paper: dict[str, Any] | None) -> Entry:
-    """Return the entry of a result; `first` is what the variant sets, its label and the seed."""
+def _entry(
+    first: tuple[dict[str, Value], str, int], run: str, result: Result, paper: dict[str, Any] | None, views: int
+) -> Entry:
+    """Return the entry of a result over so many views; `first` is what the variant sets, its label and the seed."""
     return Entry(
         *first,
         "done",
@@ -294,6 +304,7 @@ def _entry(first: tuple[dict[str, Value], str, int], run: str, result: Result, p
         paper,
         ties=result.ties,
         images=result.images,
+        views=views,
     )
 
 

@@ -4,11 +4,12 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from ...pipeline.documents import read_json
 from ...pipeline.errors import XretError
 from ...pipeline.reading.placement import Resident
-from ..evaluation.evaluation import Result, evaluate
+from ..evaluation.evaluation import Evaluation, evaluate
 from ..recipes.blocks import Recipe
 from ..runs.run import write_json
 from ..series.processes import one_at_a_time
@@ -36,20 +37,19 @@ class Cell:
     @property
     def title(self) -> str:
         """The cell as a line of progress names it."""
-        return "/".join(Path(self.run).parts[-2:])
+        return unquote("/".join(Path(self.run).parts[-2:]))
 
-    def results(self) -> tuple[Result, ...] | None:
-        """Return the results of a finished cell, or None."""
+    def evaluation(self) -> Evaluation | None:
+        """Return the evaluation of a finished cell, or None."""
         try:
-            content = read_json(Path(self.run) / "eval.json")
-            results = tuple(Result(**result) for result in content["results"])
-            other = (content.get("views", 1) > 1) != self.views
+            found = Evaluation.of_one(read_json(Path(self.run) / "eval.json"))
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return None if other or not results or any(result.split != self.split for result in results) else results
+        other = (found.views[0] > 1) != self.views or any(result.split != self.split for result in found.results)
+        return None if other or not found.results else found
 
 
-Outcome = tuple[Result, ...] | str  # what a finished cell came to, or the sentence that it ended in
+Outcome = Evaluation | str  # what a finished cell came to, or the sentence that it ended in
 
 
 def run_cell(cell: Cell, resident: Resident | None = None) -> Outcome:
@@ -71,4 +71,4 @@ def run_cell(cell: Cell, resident: Resident | None = None) -> Outcome:
             return str(error)
         except Exception as error:  # whatever happens to one cell, the others are trained
             return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    return evaluation.results
+    return evaluation

@@ -49,6 +49,7 @@ class Entry:
         error: the sentence that a failed cell ended in.
         ties: how equal scores are counted; None of a failed cell.
         images: that are compared; None of a failed cell.
+        views: of each image, over which the mean is taken; None of a failed cell.
     """
 
     cell: dict[str, Value]
@@ -66,6 +67,7 @@ class Entry:
     error: str | None = None
     ties: Ties | None = None
     images: int | None = None
+    views: int | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ class Line:
     Attributes:
         label: of the variant.
         values: what it sets.
-        split, protocol, ties, images: what was evaluated, and how; of these the split alone where every seed failed.
+        split, protocol, ties, images, views: what was evaluated, and how; of these the split alone where every seed
+            failed.
         seeds: how many are finished.
         failed: how many failed.
         mean: over the finished seeds, by metric, as far as known.
@@ -90,6 +93,7 @@ class Line:
     protocol: str | None
     ties: Ties | None
     images: int | None
+    views: int | None
     seeds: int
     failed: int
     mean: dict[str, float]
@@ -110,8 +114,8 @@ def summarise(entries: Sequence[Entry]) -> list[Line]:
             failed = sum(entry.status == "failed" for entry in own)
             paper = dict(done[0].paper or {}) if done else {}
             row = paper.pop("row", None)
-            (ties, images), (mean, std) = (done[0].ties, done[0].images) if done else (None, None), _statistics(done)
-            first = label, own[0].cell, own[0].split, protocol, ties, images
+            how = (done[0].ties, done[0].images, done[0].views) if done else (None, None, None)
+            first, (mean, std) = (label, own[0].cell, own[0].split, protocol, *how), _statistics(done)
             lines.append(Line(*first, len(done), failed, mean, std, row, paper))
     return lines
 
@@ -150,11 +154,13 @@ def as_latex(lines: Sequence[Line]) -> str:
 def as_csv(lines: Sequence[Line]) -> str:
     """Return the table as CSV, every number in full: what varies, then mean, std and paper of each known metric.
 
-    A key has a column, and the protocol, where not all lines have the same.
+    A key has a column, and so have protocol and views, where not all lines have the same.
     """
     keys = dict.fromkeys(key for line in lines for key in line.values)
     varied = {key: [line.values.get(key) for line in lines] for key in keys}
     varied |= {"protocol": [line.protocol for line in lines]}
+    if len(_views(lines)) > 1:
+        varied |= {"views": [line.views for line in lines]}
     found: dict[str, list[Any]] = {"row": [line.row for line in lines]}
     for metric in METRICS:
         found |= {f"{metric} {kind}": [getattr(line, kind).get(metric) for line in lines] for kind in _KINDS}
@@ -207,7 +213,7 @@ def plot(lines: Sequence[Line], file: Path) -> None:
     axes.set_xlabel(" = ".join(keys) + _scaled(axes, values))
     axes.set_ylabel("RSUM: sum of six recalls in percent")
     if measured:
-        axes.set_title(f"split {measured[0].split}, ties {measured[0].ties}")
+        axes.set_title(f"split {measured[0].split}, ties {measured[0].ties}{_over_views(measured)}")
         figure.legend(loc="outside lower center")
     with making_file(file) as partial:
         figure.savefig(partial, format=file.suffix[1:])
@@ -273,10 +279,10 @@ def _tables(lines: Sequence[Line]) -> Iterator[tuple[str, list[list[str]]]]:
         known = [metric for metric in METRICS if any(metric in line.mean or metric in line.paper for line in own)]
         columns = {metric: any(metric in line.paper for line in own) for metric in known or ["rsum"]}
         rows = [_head(columns), *(_cells(line, columns) for line in own)]
-        if any(line.failed for line in own):
-            rows = [
-                [*row, last] for row, last in zip(rows, ["failed", *(str(line.failed) for line in own)], strict=True)
-            ]
+        more = {"views": [_count(line.views) for line in own]} if len(_views(own)) > 1 else {}
+        more |= {"failed": [str(line.failed) for line in own]} if any(line.failed for line in own) else {}
+        for name, cells in more.items():
+            rows = [[*row, last] for row, last in zip(rows, [name, *cells], strict=True)]
         yield _title(own), rows
 
 
@@ -284,7 +290,7 @@ def _title(lines: Sequence[Line]) -> str:
     seeds = max(line.seeds + line.failed for line in lines)
     title = f"split {lines[0].split}, protocol {lines[0].protocol or '-'}"
     if ties := next((line.ties for line in lines if line.ties), None):
-        title += f", ties {ties}"
+        title += f", ties {ties}{_over_views(lines)}"
     if seeds > 1:
         title += f"; mean ± sample standard deviation over {seeds} seeds"
     if row := next((line.row for line in lines if line.row), None):
@@ -292,6 +298,21 @@ def _title(lines: Sequence[Line]) -> str:
     if (images := next((line.images for line in lines if line.images), FEW)) < FEW:
         title += f"; {too_few(images)} to tell variants apart"
     return title
+
+
+def _views(lines: Sequence[Line]) -> set[int]:
+    """Return over how many views the lines are, as far as known."""
+    return {line.views for line in lines if line.views}
+
+
+def _over_views(lines: Sequence[Line]) -> str:
+    """Return, for a title, over how many views the lines are, where it is over several and the same for all."""
+    found = _views(lines)
+    return f", mean over {max(found)} views of each image" if len(found) == 1 and max(found) > 1 else ""
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else str(number)
 
 
 def _head(columns: Mapping[str, bool]) -> list[str]:

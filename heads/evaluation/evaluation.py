@@ -121,6 +121,18 @@ class Evaluation:
     results: tuple[Result, ...]
     generations: tuple[int | None, ...] = ()
 
+    @classmethod
+    def of_one(cls, content: dict[str, Any]) -> "Evaluation":
+        """Return the evaluation of one run that was written down with `to_dict`.
+
+        Raises:
+            KeyError, TypeError: it is of something else, or of several runs.
+        """
+        views, results = content.get("views", 1), tuple(Result(**one) for one in content["results"])
+        if not isinstance(views, int):
+            raise TypeError("an evaluation of several runs")
+        return cls((content["run"],), (content["store"],), (views,), results, (content.get("generation"),))
+
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it: ``run`` is a list of several, other keys where theirs differ."""
         return {

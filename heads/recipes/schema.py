@@ -175,5 +175,5 @@ _PLAIN: dict[Any, tuple[str, Callable[[Any], Any]]] = {
     int: ("a whole number", _whole),
     float: ("a number", _number),
     str: ("text", _text),
-    SetNames: ("auto, the name of a feature set, or several different names such as [words, bert]", _set_names),
+    SetNames: ("auto, the name of a feature set, or several different names such as [A, B]", _set_names),
 }

@@ -105,5 +105,7 @@ def claim(
         differing = difference(found, own, [f"recipe.{key}" for key in MAY_CHANGE])
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise RunError(f"{file} is damaged; take another --out") from error
+    if found.get("name") != own.get("name"):  # of another recipe hardly any key is the same
+        differing = f"name is {found.get('name')} there and {own.get('name')} now"
     if differing:
         raise RunError(f"{root} belongs to another {what}: {differing}; take another --out")

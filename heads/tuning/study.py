@@ -23,7 +23,7 @@ from ..recipes.recipe import changed, faults_of
 from ..series.processes import Series
 from .space import Choice, Range, Space, as_settings, own_values
 from .table import Trial
-from .trials import JOURNAL, NAME, Halving, Job, Outcome, open_journal, run_trial
+from .trials import JOURNAL, NAME, Halving, Job, Outcome, damaged, open_journal, run_trial
 
 STARTUP = 6  # trials that are drawn at random before the sampler learns from them
 _COUNTED = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -42,6 +42,9 @@ class Study:
         device: ``auto``, ``cpu`` or ``cuda``.
         trials: how many there shall be, all together.
         verbose: as of `tuning.tune`.
+
+    Raises:
+        RunError: the journal is damaged.
     """
 
     def __init__(
@@ -69,8 +72,10 @@ class Study:
             pruner=Halving(recipe.schedule.epochs),
         )
         self.distributions = {key: _distribution(dimension) for key, dimension in space.items()}
+        self._require_whole()
         self.losses: Counter[int] = Counter()
-        self.began, self.ended = time.monotonic(), 0  # trials that this call has trained
+        self.began: float | None = None
+        self.ended = 0  # trials that this call has trained
         self.waiting = self._cut_off()
         self._settle()
 
@@ -96,6 +101,12 @@ class Study:
     def _in(self, states: tuple[TrialState, ...]) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False, states=states)
 
+    def _require_whole(self) -> None:
+        """Raise RunError where the journal has lost values of a trial, or all trials that came to their end."""
+        lost = not self._in((TrialState.COMPLETE,)) and (self.root / "best").exists()
+        if lost or any(trial.params.keys() != self.space.keys() for trial in self._in(_COUNTED)):
+            raise damaged(self.root)
+
     def _cut_off(self) -> list[int]:
         """Return the trials that a process left behind, to go on with; one without all of its values is given up."""
         found = []
@@ -110,6 +121,7 @@ class Study:
 
     def _next(self) -> Job | None:
         """Return the next trial, or None where there are enough."""
+        self.began = time.monotonic() if self.began is None else self.began
         while True:
             if self.waiting:
                 number = self.waiting.pop(0)
@@ -194,7 +206,8 @@ class Study:
             if best is not None and best.number == job.number:
                 said += ", the best so far"
         if outcome.status == "failed" or self.verbose is not False:
-            passed = time.monotonic() - self.began
+            now = time.monotonic()
+            passed = now - (now if self.began is None else self.began)
             line = f"trial {job.number}: {len(self._in(_COUNTED))} of {self.trials}, {passed:.0f} s"
             if self.left and self.ended > len(self._in((TrialState.RUNNING,))):  # before, those at work tell nothing
                 line += f", about {in_time(passed / self.ended * self.left)} left"

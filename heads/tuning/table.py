@@ -97,9 +97,11 @@ class Tuning:
 
     Attributes:
         recipes: a result a recipe, in the order that they were named in.
+        failed: of each recipe of which no trial could be trained to its end, the sentence that says so.
     """
 
     recipes: tuple[Tuned, ...]
+    failed: tuple[str, ...] = ()
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return it as JSON has it."""
@@ -109,6 +111,8 @@ class Tuning:
         parts = [str(tuned) for tuned in self.recipes]
         if len(parts) > 1:
             parts.append("\n".join(aligned([[_shown(cell) for cell in row] for row in self.comparison()])))
+        if self.failed:
+            parts.append("\n".join(f"failed: {sentence}" for sentence in self.failed))
         return "\n\n".join(parts)
 
     def comparison(self) -> list[list[str | int | float | None]]:
@@ -118,11 +122,16 @@ class Tuning:
         rows: list[list[str | int | float | None]] = [
             ["recipe", "trials", "pruned", "failed", "seconds", "validation RSUM"]
         ]
+        several = [max(tuned.evaluation.views) for tuned in self.recipes]
+        if max(several) > 1:
+            rows[0] += ["views"]
         for protocol in protocols:
             rows[0] += [f"test RSUM, {protocol}", f"mean recall, {protocol}"]
         for tuned in self.recipes:
             counts = [len(tuned.trials), tuned.count("pruned"), tuned.count("failed"), round(tuned.seconds)]
             rows.append([tuned.recipe, *counts, tuned.best.rsum])
+            if max(several) > 1:
+                rows[-1] += [max(tuned.evaluation.views)]
             for protocol in protocols:
                 found = next((one for one in results[tuned.recipe] if one.protocol == protocol), None)
                 rows[-1] += [None, None] if found is None else [found.rsum, found.mean_recall]

@@ -80,10 +80,15 @@ def open_journal(root: Path) -> JournalStorage:
     try:
         # Optuna passes over a last line that is damaged, and fails at it when another one follows.
         for line in (root / JOURNAL).read_bytes().split(b"\n")[:-1] if (root / JOURNAL).exists() else []:
-            json.loads(line)
+            json.loads(line)["op_code"]
         return JournalStorage(JournalFileBackend(str(root / JOURNAL)))
-    except ValueError as error:
-        raise RunError(f"{root / JOURNAL} is damaged; restore it, or take another --out") from error
+    except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:  # as Optuna makes of it
+        raise damaged(root) from error
+
+
+def damaged(root: Path) -> RunError:
+    """Return the error that says that the journal of a tuning is damaged."""
+    return RunError(f"{root / JOURNAL} is damaged; restore it, or take another --out")
 
 
 class Halving(optuna.pruners.BasePruner):

@@ -15,6 +15,7 @@ Of several recipes each has a folder OUT/RECIPE like that, and OUT/comparison.cs
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
@@ -30,7 +31,7 @@ from ...pipeline.errors import RecipeError, RunError
 from ...pipeline.files import write_text
 from ...pipeline.reading.joined_sets import parts_of
 from ...pipeline.wording import aligned
-from ..evaluation.evaluation import Evaluation, Result, evaluate
+from ..evaluation.evaluation import Evaluation, evaluate
 from ..evaluation.metrics import Ties
 from ..model import feature_facts
 from ..recipes.blocks import Recipe
@@ -105,7 +106,8 @@ def tune(
         RecipeError: `trials` is below 1; or a recipe, its space or the feature sets do not fit, all faults at once,
             before anything is trained.
         CacheError: the store or the cluster cannot be used.
-        RunError: Optuna is missing, `out` is in use or of something else or freed samples, or no trial was trained.
+        RunError: Optuna is missing, `out` is in use or of something else or freed samples, or has more trials of one
+            of several recipes; or no trial was trained.
     """
     _require(plotted)
     if trials < 1:
@@ -114,28 +116,36 @@ def tune(
         jobs = at_once(jobs, pick_device(device))
     from .study import Study
 
-    roots, found = _roots(recipes, Path(out).resolve()), []
+    roots = _roots(recipes, Path(out).resolve())
+    found, failed = [], []
     cache = cache_of_series(store, [root / "tuning.json" for root in roots], quiet=verbose is False)
     plans = _plans(cache, recipes, roots, space, settings, seed, views)
     comparison = Path(out).resolve() / "comparison.csv"
     with ExitStack() as held:
         for plan in plans:
             _take(plan, held)
+        how: dict[str, Any] = {"seed": seed, "device": device, "trials": trials, "verbose": verbose}
+        studies = [Study(plan.root, cache.address, plan.on_sets, plan.space, **how) for plan in plans]
         if len(plans) > 1:
+            _require_as_many(studies)
             _forget(comparison)
-        for plan in plans:
+        for plan, study in zip(plans, studies, strict=True):
             if verbose is not False:
                 _say_space(plan)
-            what = plan.root, cache.address, plan.on_sets, plan.space
-            study = Study(*what, seed=seed, device=device, trials=trials, verbose=verbose)
             if verbose is not False and (done := len(study.results)):
                 print(f"trials finished already: {done} of {trials}", file=sys.stderr, flush=True)
             _train(study, jobs, scheduler)
+            write_text(plan.root / "trials.csv", as_csv(study.results), RunError)
+            if not any(trial.status == "done" for trial in study.results):  # the other recipes are tuned all the same
+                failed.append(_none_done(study))
+                continue
             found.append(_tuned(plan, study, ties, views, device))
             if plotted:
                 _draw(plan, found[-1].trials)
-    tuning = Tuning(tuple(found))
-    if len(found) > 1:
+    if not found:
+        raise RunError("; ".join(failed))
+    tuning = Tuning(tuple(found), tuple(failed))
+    if len(plans) > 1:
         write_text(comparison, rows_as_csv(tuning.comparison()), RunError)
     return tuning
 
@@ -225,9 +235,24 @@ def _take(plan: _Planned, held: ExitStack) -> None:
     except OSError as error:
         raise RunError(f"{plan.root} cannot be made: {error.strerror}; take another --out") from error
     held.enter_context(
-        locked(plan.root, RunError(f"another tuning is at work in {plan.root}; wait until it has ended"))
+        locked(
+            plan.root,
+            RunError(
+                f"another tuning is at work in {plan.root}; wait until it has ended, or stop it and use --jobs, "
+                "which trains several trials at once"
+            ),
+        )
     )
     claim(plan.root, "tuning", plan.description, _understood)
+
+
+def _require_as_many(studies: "Sequence[Study]") -> None:
+    """Raise RunError where a recipe has more trials than all shall have: they would be compared unequally."""
+    study = max(studies, key=lambda study: len(study.results))
+    if (done := len(study.results)) > study.trials:
+        raise RunError(
+            f"{study.root} has {done} trials already, and recipes are compared by as many: give --trials {done} or more"
+        )
 
 
 def _forget(comparison: Path) -> None:
@@ -270,16 +295,18 @@ def _train(study: "Study", jobs: int, scheduler: str | None) -> None:
         in_turn(study.series)
 
 
+def _none_done(study: "Study") -> str:
+    """Return the sentence that says that no trial of a study came to its end."""
+    first = next((trial.error for trial in study.results if trial.error), "")
+    return f"none of the trials in {study.root} could be trained to its end; the first: {first}"
+
+
 def _tuned(plan: _Planned, study: "Study", ties: Ties, views: bool, device: str) -> Tuned:
-    """Write down what a study found, and look at the test split."""
+    """Write down the best trial of a study, and look at the test split."""
     trials = study.results
-    done = [trial for trial in trials if trial.status == "done"]
-    if not done:
-        first = next((trial.error for trial in trials if trial.error), "")
-        raise RunError(f"none of the trials in {plan.root} could be trained to its end; the first: {first}")
+    done = (trial for trial in trials if trial.status == "done")
     best = max(done, key=lambda trial: (trial.rsum, -trial.number))
-    write_text(plan.root / "trials.csv", as_csv(trials), RunError)
-    _write_recipe(plan, best)
+    _write_recipe(plan, best, study)
     run = plan.root / "best"
     if not (run / WEIGHTS).is_file():
         raise RunError(
@@ -292,9 +319,12 @@ def _tuned(plan: _Planned, study: "Study", ties: Ties, views: bool, device: str)
     return Tuned(plan.name, str(plan.root), space, trials, best, evaluation)
 
 
-def _write_recipe(plan: _Planned, best: Trial) -> None:
+def _write_recipe(plan: _Planned, best: Trial, study: "Study") -> None:
     recipe = changed(plan.recipe, as_settings(best.values)).to_dict()
-    head = f"# {plan.name}, tuned: trial {best.number} of {plan.root.name}, validation RSUM {best.rsum:.2f}\n"
+    head = (
+        f"# {plan.name}, tuned: trial {best.number} of {plan.root.name}, validation RSUM {best.rsum:.2f}\n"
+        f"# with --seed {study.seed} on {study.store}\n"
+    )
     text = head + yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
     write_text(plan.root / "best.yaml", text, RunError)
 
@@ -304,9 +334,9 @@ def _result(root: Path, best: Trial, store: str, ties: Ties, views: bool, device
     file = root / "result.json"
     try:
         found = read_json(file)
-        if (found["trial"], found["ties"], found["views"] > 1) == (best.number, ties, views):
-            results, read = tuple(Result(**one) for one in found["results"]), (found.get("generation"),)
-            return Evaluation((str(root / "best"),), (found["store"],), (found["views"],), results, read)
+        of_best = (found["trial"], found["values"], found["validation_rsum"]) == (best.number, best.values, best.rsum)
+        if of_best and (found["ties"], found["views"] > 1) == (ties, views):
+            return replace(Evaluation.of_one(found), runs=(str(root / "best"),))
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there yet, or of another trial
     evaluation = evaluate(root / "best", store=store, split="test", ties=ties, device=device, views=views)

@@ -127,7 +127,7 @@ def test_nothing_to_extract_and_odd_stores(tiny_dataset, tmp_path):
         (["--max-tokens", "3"], "--max-tokens has no effect on --text words"),
         (
             ["--text-layer", "0", "--no-special-tokens"],
-            "--text-layer, --no-special-tokens has no effect on --text words",
+            "--text-layer and --no-special-tokens have no effect on --text words",
         ),
         (["--visual", "butd"], "--image-size has no effect on butd"),
         (["--visual", "butd", "--regions", "10-"], "'10-' is no number of boxes"),

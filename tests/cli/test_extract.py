@@ -22,11 +22,14 @@ def extract(tiny_dataset, tmp_path):
     ("words", "sentence"),
     [
         ("--text none --text-weights DIR", "--text-weights has no effect on --text none; leave it out"),
-        ("--text none --text-layer -1 --max-tokens 9", "--text-layer, --max-tokens has no effect on --text none"),
+        ("--text none --text-layer -1 --max-tokens 9", "--text-layer and --max-tokens have no effect on --text none"),
         ("--visual none --visual-weights imagenet", "--visual-weights has no effect on --visual none; leave it out"),
-        ("--visual none --regions 36 --frames 4", "--regions, --frames has no effect on --visual none"),
-        ("--visual none --image-size 64 --trust", "--image-size, --trust has no effect on --visual none"),
-        ("--visual none --views 2 --augment dihedral", "--views, --augment has no effect on --visual none"),
+        (
+            "--visual none --regions 36 --frames 4",
+            "--regions and --frames have no effect on --visual none; leave them out, or choose",
+        ),
+        ("--visual none --image-size 64 --trust", "--image-size and --trust have no effect on --visual none"),
+        ("--visual none --views 2 --augment dihedral", "--views and --augment have no effect on --visual none"),
         ("--augment blur --views 2", "'blur' is not one of 'crop-flip', 'dihedral'"),
         ("--scheduler tcp://127.0.0.1:9 --workers 4", "--workers has no effect beside --scheduler"),
     ],

@@ -9,6 +9,7 @@ from small_store import make_store
 
 from xret.heads.ablation.ablation import ablate
 from xret.heads.ablation.plan import plan_variation
+from xret.heads.ablation.table import as_csv
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.retrieval.retriever import Retriever
@@ -114,15 +115,19 @@ def test_the_first_view_alone_is_a_training_on_one_view(store, run, folder, tmp_
 
 def test_an_ablation_varies_and_averages_them(store, folder, tmp_path):
     plan = plan_variation("vsepp", ["data.views=draw,first"], SMALL)
-    entries = ablate(store, plan, tmp_path / "out", device="cpu", views=True).entries
-    assert len(entries) == 2
+    ablation = ablate(store, plan, tmp_path / "out", device="cpu", views=True)
+    entries = ablation.entries
+    assert [entry.views for entry in entries] == [VIEWS] * 2
+    assert ", ties pessimistic, mean over 3 views of each image" in str(ablation).splitlines()[0]
     for entry in entries:
         (expected,) = evaluate(entry.run, views=True, device="cpu").results
         assert entry.rsum == expected.rsum
     assert losses_of(entries, "draw") != losses_of(entries, "first")
     # The same folder by the first view: only the evaluation is made anew.
-    again = ablate(store, plan, tmp_path / "out", device="cpu").entries
-    for entry in again:
+    again = ablate(store, plan, tmp_path / "out", device="cpu")
+    assert "views" not in str(again).splitlines()[0]
+    for entry in again.entries:
+        assert entry.views == 1
         assert entry.rsum == evaluate(entry.run, device="cpu").results[0].rsum
     single = make_store(folder / "one.zarr", train=24)
     with pytest.raises(RunError, match="has one view of each image"):
@@ -130,6 +135,23 @@ def test_an_ablation_varies_and_averages_them(store, folder, tmp_path):
             single, plan_variation("vsepp", ["model.dim=8,16"], SMALL[1:]), tmp_path / "no", device="cpu", views=True
         )
     assert not (tmp_path / "no").exists()
+
+
+def test_an_ablation_takes_each_set_with_the_views_it_has(tmp_path):
+    store = make_store(tmp_path / "both.zarr", train=24, image=("grid", "roi"), views=(VIEWS, 1))
+    plan = plan_variation("vsepp", ["data.image=grid,roi"], [*SMALL, "data.views=first"])
+    ablation = ablate(store, plan, tmp_path / "out", device="cpu", views=True)
+    for entry, views in zip(ablation.entries, (VIEWS, 1), strict=True):
+        assert entry.views == views
+        assert entry.rsum == evaluate(entry.run, views=views > 1, device="cpu").results[0].rsum
+    title, head, *rows = str(ablation).splitlines()
+    assert "views" not in title
+    assert [line.split()[-1] for line in (head, *rows)] == ["views", "3", "1"]
+    assert [row.split(",")[1:3] for row in as_csv(ablation.lines).splitlines()] == [
+        ["data.image", "views"],
+        ["grid", "3"],
+        ["roi", "1"],
+    ]
 
 
 def losses_of(entries, views):

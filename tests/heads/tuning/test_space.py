@@ -135,7 +135,10 @@ def test_a_part_that_is_varied_takes_its_keys_out(tmp_path):
         ("schedule.epochs=5:9", "trials are compared epoch by epoch"),
         ("data.image=a,b", "trials share the features"),
         ("adapter.words.hidden=8,16", "adapter.words.hidden has no effect while adapter.words.encoder is gru"),
-        ("runtime.precision=float32,bfloat16", "decides nothing about a head from the cache"),
+        (
+            "runtime.precision=float32,bfloat16",
+            "runtime.precision cannot be varied: it is no part of how a head learns",
+        ),
         ("optimizer.lr=2:1", "the first number must be below the second"),
         ("optimizer.lr=0:1:log", "a logarithmic range begins above 0"),
         ("optimizer.lr=a:b", "must be a range of numbers"),

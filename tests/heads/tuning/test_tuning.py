@@ -11,10 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from click.testing import CliRunner
 from small_ablations import weights
 from small_store import make_store
 from small_tunings import SETTINGS, TRIALS, numbers, started, tuned
 
+from xret.cli.tune import tune as tune_
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.files import run_inside
@@ -52,6 +54,7 @@ def test_the_best_trial_by_validation_is_kept_alone(whole):
     assert best.info.best_rsum == found.best.rsum
     assert best.recipe == load_recipe(str(out / "best.yaml"))
     assert best.recipe.optimizer.lr == found.best.values["optimizer.lr"]
+    assert f"\n# with --seed 0 on {best.info.store}/" in (out / "best.yaml").read_text()
 
 
 def test_the_first_trial_is_the_recipe(whole):
@@ -112,6 +115,18 @@ def test_the_same_command_trains_and_evaluates_nothing_again(stores, whole, monk
     monkeypatch.setattr("xret.heads.tuning.tuning.evaluate", None)
     assert tuned(stores(), out, ties="mean") == found
     assert tuned(stores(), out, ties="mean", trials=2) == found  # fewer take nothing away
+
+
+def test_a_result_of_another_best_run_is_not_taken_for_its_own(stores, whole, tmp_path):
+    out, (result,) = tmp_path / "out", whole[1].evaluation.results
+    shutil.copytree(whole[0], out)
+    for key in ("values", "validation_rsum"):
+        found = json.loads((out / "result.json").read_text())
+        found["results"][0]["rsum"] = 599.0
+        (out / "result.json").write_text(json.dumps(found))
+        assert tuned(stores(), out, ties="mean").evaluation.results[0].rsum == 599
+        (out / "result.json").write_text(json.dumps(found | {key: None}))
+        assert tuned(stores(), out, ties="mean").evaluation.results == (result,)
 
 
 def test_more_trials_add_and_equal_a_tuning_in_one_go(stores, whole, tmp_path):
@@ -311,6 +326,30 @@ def test_several_recipes_have_the_same_number_of_trials_and_one_table(stores, tm
         tuned(stores(), out)
 
 
+def test_recipes_are_not_compared_by_other_numbers_of_trials(stores, tmp_path):
+    out, settings = tmp_path / "out", [*SETTINGS[:-1], "schedule.epochs=1"]
+    alike = partial(tune, stores(), ["vsepp", "vse-infty"], out, settings=settings, device="cpu")
+    alike(trials=1)
+    tuned(stores(), out / "vse-infty", "vse-infty", settings=settings, trials=3)
+    compared = (out / "comparison.csv").read_text()
+    with pytest.raises(RunError, match=r"vse-infty has 3 trials already, .* give --trials 3 or more"):
+        alike(trials=2)
+    assert (out / "comparison.csv").read_text() == compared
+    assert [len(one.trials) for one in alike(trials=3).recipes] == [3, 3]
+
+
+def test_a_recipe_that_cannot_be_trained_leaves_the_others(stores, tmp_path):
+    settings = [*SETTINGS[:-1], "schedule.epochs=1", "loss.triplet.margin=3e38"]
+    words = ["--recipe", "vsepp", "--recipe", "linear", "--trials", "1", "--out", str(tmp_path), "--device", "cpu"]
+    done = CliRunner().invoke(tune_, [stores(), *words, *(f"--set={one}" for one in settings)])
+    assert done.exit_code == 1
+    said = f"failed: none of the trials in {tmp_path / 'vsepp'} could be trained to its end; the first: "
+    assert done.stdout.splitlines()[-1].startswith(said)
+    assert done.stdout.startswith("linear: 1 trial")
+    assert [row["status"] for row in csv.DictReader((tmp_path / "vsepp" / "trials.csv").open())] == ["failed"]
+    assert [row["recipe"] for row in csv.DictReader((tmp_path / "comparison.csv").open())] == ["linear"]
+
+
 def test_faults_of_all_recipes_come_at_once_and_nothing_is_made(stores, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(RecipeError, match=r"recipe 'vsepp' has no key similarity.alpha.*recipe 'pcmepp' has no key"):
@@ -346,6 +385,18 @@ def test_a_busy_or_damaged_folder(stores, whole, tmp_path):
         journal.write("rubbish\n")
     with pytest.raises(RunError, match=r"journal.log is damaged; restore it, or take another --out"):
         tuned(stores(), again)
+    whole = (out / "journal.log").read_text().splitlines(keepends=True)
+    begun, value = (next(line for line in whole if f'"op_code":{code}' in line) for code in (4, 5))
+    for left in (
+        [],
+        whole[1:],
+        ["5\n", *whole],
+        *([line for line in whole if line != lost] for lost in (begun, value)),
+    ):
+        (again / "journal.log").write_text("".join(left))
+        with pytest.raises(RunError, match=r"journal.log is damaged; restore it, or take another --out"):
+            tuned(stores(), again)
+        assert heavy(again) == ["best"]
 
 
 def test_a_best_run_that_was_lost_is_said_with_what_makes_it_again(stores, whole, tmp_path, capsys):

@@ -60,7 +60,13 @@ class OutOfMemory(RunError):
 
 
 class NotFinite(RunError):
-    """The loss or the similarities of a training are not finite."""
+    """The loss or the similarities of a training are not finite.
+
+    Attributes:
+        seen: the sentence without what to do about it in a run of its own.
+    """
+
+    seen = ""
 
 
 class QueryError(XretError, ValueError):

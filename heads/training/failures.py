@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ...pipeline.device import within_memory
-from ...pipeline.errors import OutOfMemory
+from ...pipeline.errors import NotFinite, OutOfMemory
 from ...pipeline.reading.features import Features
 from ..modules.losses.triplet import Triplet
 from ..recipes.blocks import Recipe
@@ -73,8 +73,8 @@ class CollapseDetector:
         )
 
 
-def not_finite(what: str, run: Run, lr: float, precision: torch.dtype | None, read: Iterable[Features]) -> str:
-    """Return the sentence that ends a training whose numbers are not finite.
+def not_finite(what: str, run: Run, lr: float, precision: torch.dtype | None, read: Iterable[Features]) -> NotFinite:
+    """Return the error that ends a training whose numbers are not finite.
 
     Args:
         what: which numbers, and where.
@@ -83,16 +83,21 @@ def not_finite(what: str, run: Run, lr: float, precision: torch.dtype | None, re
         precision: see `optimisation.autocast_dtype`.
         read: what the numbers came from.
     """
-    way = f"--set optimizer.lr={lr / 10:g}"
+    seen, way = what, f"begin another run with --set optimizer.lr={lr / 10:g}"
     if precision is not None:
         way += " or --set runtime.precision=float32"
+    if not all(map(_is_finite, read)):
+        way = "features in the cache are not finite themselves: extract their set again"
+        seen = f"{what}; {way}"
     kept = "the weights of the best epoch before are kept; " if run.has_weights else ""
-    for features in read:
-        both = (value for part in features.parts for value in (part.local, part.global_))
-        values = [value for value in both if value is not None]
-        if not all(one.isfinite().all() for one in values):
-            return f"{what}; {kept}features in the cache are not finite themselves: extract their set again"
-    return f"{what}; {kept}begin another run with {way}"
+    error = NotFinite(f"{what}; {kept}{way}")
+    error.seen = seen
+    return error
+
+
+def _is_finite(features: Features) -> bool:
+    both = (value for part in features.parts for value in (part.local, part.global_))
+    return all(value.isfinite().all() for value in both if value is not None)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...pipeline.device import deterministic, start_reading
-from ...pipeline.errors import NotFinite, RunError
+from ...pipeline.errors import RunError
 from ...pipeline.memory import keeping_memory
 from ...pipeline.reading.batches import Batch, Batches
 from ...pipeline.wording import counted
@@ -199,7 +199,7 @@ class Loop:
             where = f"epoch {state.epoch + 1}, step {state.steps + 1}"
             what = f"the loss is not finite in {where}: {describe(values, self.terms)}"
             read = (batch.images, batch.captions)
-            raise NotFinite(not_finite(what, self.run, lr, self.objective.precision, read))
+            raise not_finite(what, self.run, lr, self.objective.precision, read)
         state.count(values)
         state.at_constant = self.collapse.steps_at_constant(values, len(batch.captions.length), state.at_constant)
         if self.ranks.first:
@@ -251,4 +251,4 @@ class Loop:
             what = f"the similarities are not finite in the validation of epoch {self.state.epoch + 1}"
             read = chain(split.image_features(_AT_ONCE), split.caption_features(_AT_ONCE))
             lr = learning_rate(self.recipe.schedule, self.recipe.optimizer.lr, self.state.epoch)
-            raise NotFinite(not_finite(what, self.run, lr, self.objective.precision, read)) from error
+            raise not_finite(what, self.run, lr, self.objective.precision, read) from error

@@ -151,7 +151,9 @@ def run_trial(job: Job, resident: Resident) -> Outcome:
             )
     except Pruned:
         return _outcome(job, "pruned")
-    except (NotFinite, OutOfMemory, RecipeError) as error:
+    except NotFinite as error:
+        return _outcome(job, "failed", error.seen)
+    except (OutOfMemory, RecipeError) as error:
         return _outcome(job, "failed", str(error))
     except XretError as error:
         return Outcome("stopped", error=str(error))

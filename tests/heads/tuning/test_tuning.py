@@ -253,6 +253,7 @@ def test_a_trial_whose_values_are_at_fault_counts_as_failed(stores, tmp_path):
     assert failed
     assert len(found.trials) == TRIALS
     assert all("not finite" in trial.error and trial.values["loss.triplet.weight"] == 1e38 for trial in failed)
+    assert not any("begin another run" in trial.error for trial in failed)  # there is none to begin
     assert "failed: trial" in str(found)
     with pytest.raises(
         RunError, match=r"none of the trials in .* could be trained to its end; the first: .*not finite"

@@ -304,7 +304,8 @@ def tune(
         Every trial, and what the best run reaches on the test split; ``print`` shows the tables.
 
     Raises:
-        RecipeError, CacheError, RunError: as `ablate`; or no trial could be trained.
+        RecipeError, CacheError, RunError: as `ablate`; or no trial could be trained. Where one of several recipes is
+            at fault, its sentence is in ``failed`` of what is returned.
     """
     from pathlib import Path
 

@@ -92,5 +92,8 @@ def tune(store: str, recipe: tuple[str, ...], out: Path, as_json: bool, **option
 
     tuning = tune(store, recipe=recipe, out=out, **options)
     click.echo(json.dumps(tuning.to_dicts()) if as_json else str(tuning))
+    if as_json:  # has no place for them
+        for sentence in tuning.failed:
+            click.echo(f"failed: {sentence}", err=True)
     if tuning.failed:
         raise click.exceptions.Exit(1)

@@ -66,7 +66,9 @@ class NotFinite(RunError):
         seen: the sentence without what to do about it in a run of its own.
     """
 
-    seen = ""
+    def __init__(self, sentence: str, seen: str | None = None) -> None:
+        super().__init__(sentence)
+        self.seen = sentence if seen is None else seen
 
 
 class QueryError(XretError, ValueError):

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ...pipeline.documents import read_json
-from ...pipeline.errors import XretError
+from ...pipeline.errors import NotFinite, XretError
 from ...pipeline.reading.placement import Resident
 from ..evaluation.evaluation import Evaluation, evaluate
 from ..recipes.blocks import Recipe
@@ -67,6 +67,8 @@ def run_cell(cell: Cell, resident: Resident | None = None) -> Outcome:
             train(cell.store, cell.recipe, run, device=cell.device, seed=cell.seed, **how)
             evaluation = evaluate(run, store=cell.store, split=cell.split, device=cell.device, views=cell.views)
             write_json(run / "eval.json", evaluation.to_dict())
+        except NotFinite as error:
+            return error.seen
         except XretError as error:
             return str(error)
         except Exception as error:  # whatever happens to one cell, the others are trained

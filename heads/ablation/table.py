@@ -154,18 +154,17 @@ def as_latex(lines: Sequence[Line]) -> str:
 def as_csv(lines: Sequence[Line]) -> str:
     """Return the table as CSV, every number in full: what varies, then mean, std and paper of each known metric.
 
-    A key has a column, and so have protocol and views, where not all lines have the same.
+    A key has a column, and so has the protocol, where not all lines have the same; views, where there are several.
     """
     keys = dict.fromkeys(key for line in lines for key in line.values)
     varied = {key: [line.values.get(key) for line in lines] for key in keys}
     varied |= {"protocol": [line.protocol for line in lines]}
-    if len(_views(lines)) > 1:
-        varied |= {"views": [line.views for line in lines]}
     found: dict[str, list[Any]] = {"row": [line.row for line in lines]}
     for metric in METRICS:
         found |= {f"{metric} {kind}": [getattr(line, kind).get(metric) for line in lines] for kind in _KINDS}
     columns: dict[str, list[Any]] = {"label": [line.label for line in lines]}
     columns |= {name: cells for name, cells in varied.items() if len(set(map(repr, cells))) > 1}
+    columns |= {"views": [line.views for line in lines]} if _views(lines) - {1} else {}
     columns |= {"seeds": [line.seeds for line in lines]}
     columns |= {"failed": [line.failed for line in lines]} if any(line.failed for line in lines) else {}
     columns |= {name: cells for name, cells in found.items() if any(cell is not None for cell in cells)}

@@ -128,7 +128,7 @@ class Evaluation:
         Raises:
             KeyError, TypeError: it is of something else, or of several runs.
         """
-        views, results = content.get("views", 1), tuple(Result(**one) for one in content["results"])
+        results, views = tuple(Result(**one) for one in content["results"]), content.get("views", 1)
         if not isinstance(views, int):
             raise TypeError("an evaluation of several runs")
         return cls((content["run"],), (content["store"],), (views,), results, (content.get("generation"),))

@@ -90,9 +90,7 @@ def not_finite(what: str, run: Run, lr: float, precision: torch.dtype | None, re
         way = "features in the cache are not finite themselves: extract their set again"
         seen = f"{what}; {way}"
     kept = "the weights of the best epoch before are kept; " if run.has_weights else ""
-    error = NotFinite(f"{what}; {kept}{way}")
-    error.seen = seen
-    return error
+    return NotFinite(f"{what}; {kept}{way}", seen)
 
 
 def _is_finite(features: Features) -> bool:

@@ -25,7 +25,11 @@ _SAYS_WHAT_HAS_WEIGHTS = {
     "similarity": ("similarity.name",),
     "loss": ("loss.*.weight", "loss.infonce.learned"),
 }
-_SAYS_WHO_READS_THE_GLOBAL = ("aggregator.*", "loss.global-discriminative.weight", "model.residual", "adapter.*.global")
+_SAYS_WHO_READS_THE_GLOBAL = (
+    *(f"aggregator.*.{name}" for name in ("name", "of", "global_feature")),
+    "loss.global-discriminative.weight",
+    "model.residual",
+)
 _AS_THEY_ARE = {"global": "cached", "global_layer": "shared"}  # of an adapter of global features alone
 
 
@@ -38,6 +42,7 @@ def not_in_use(key: str, heads: Sequence[Described], varied: Iterable[str] = ())
         heads: what is known of each.
         varied: other keys of a search; what another value of theirs may let in is let through.
     """
+    varied = tuple(varied)
     if key.startswith("adapter."):
         return _not_adapted(key, heads, varied)
     if side := _ROWS_OF.get(key):
@@ -62,7 +67,7 @@ def _any_of(keys: Iterable[str], patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(key, pattern) for key in keys for pattern in patterns)
 
 
-def _not_adapted(key: str, heads: Sequence[Described], varied: Iterable[str]) -> str:
+def _not_adapted(key: str, heads: Sequence[Described], varied: Sequence[str]) -> str:
     (block, _, name), kinds = key.rpartition("."), _kinds_adapted(heads)
     if block not in kinds:
         return f"{key} is not in use with these features: take a key of {' or '.join(kinds)}"
@@ -70,16 +75,24 @@ def _not_adapted(key: str, heads: Sequence[Described], varied: Iterable[str]) ->
         return ""
     if kinds[block] == {"global"}:
         return f"{key} has no effect on features that are global alone: leave it out"
-    if _any_of((other for other in varied if other != key), _SAYS_WHO_READS_THE_GLOBAL):
+    if _any_of(varied, _SAYS_WHO_READS_THE_GLOBAL) or (name == "global_layer" and f"{block}.global" in varied):
         return ""
+    if block == "adapter.words" and _may_be_a_bag(heads, varied):
+        return ""  # which has one global feature and must be told so
     if not (shared := [shared for head in heads for shared in _shares_of_the_global(block, *head)]):
         return (
             f"{key} has no effect where the global feature is not read: leave it out, or take an aggregator that reads "
-            "it, such as element-slots"
+            "it, such as pie-net"
         )
     if name == "global_layer" and not any(shared):
         return f"{key} has no effect where rows and global feature have no layers to share: leave it out"
     return ""
+
+
+def _may_be_a_bag(heads: Sequence[Described], varied: Sequence[str]) -> bool:
+    return "adapter.words.encoder" in varied or any(
+        recipe.adapter["words"]["encoder"] == "bag" for recipe, _, _ in heads
+    )
 
 
 def _kinds_adapted(heads: Sequence[Described]) -> dict[str, set[str]]:

@@ -191,7 +191,7 @@ def _refused_key(key: str, recipe: Recipe, used: list[str], image: Facts, text: 
         )
     if key in flat(recipe.to_dict()):
         unused = not_in_use(key, [(recipe, image, text)])
-        return unused or f"{key} cannot be varied: it is no part of how a head learns from the cache"
+        return unused or f"{key} cannot be varied: it does not describe how a head learns"
     return f"recipe '{recipe.name}' has no key {key}{nearest(key, used)}"
 
 

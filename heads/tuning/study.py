@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -20,6 +21,7 @@ from ...pipeline.files import remove
 from ...pipeline.wording import counted, in_time
 from ..recipes.blocks import Recipe
 from ..recipes.recipe import changed, faults_of
+from ..runs.run import Run
 from ..series.processes import Series
 from .space import Choice, Range, Space, as_settings, own_values
 from .table import Trial
@@ -44,7 +46,7 @@ class Study:
         verbose: as of `tuning.tune`.
 
     Raises:
-        RunError: the journal is damaged.
+        RunError: the journal is damaged, or ``best`` is not the best trial's.
     """
 
     def __init__(
@@ -64,24 +66,24 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         _mend(root / JOURNAL)
         self.storage = open_journal(root)
-        self.study = optuna.create_study(
-            study_name=NAME,
-            storage=self.storage,
-            direction="maximize",
-            load_if_exists=True,
-            pruner=Halving(recipe.schedule.epochs),
-        )
+        how: dict[str, Any] = {"storage": self.storage, "pruner": Halving(recipe.schedule.epochs)}
+        if NAME in optuna.get_all_study_names(self.storage):
+            self.study = optuna.load_study(study_name=NAME, **how)
+        elif (root / "best").exists():
+            raise damaged(root)
+        else:
+            self.study = optuna.create_study(study_name=NAME, direction="maximize", **how)
         self.distributions = {key: _distribution(dimension) for key, dimension in space.items()}
         self._require_whole()
         self.losses: Counter[int] = Counter()
-        self.began: float | None = None
-        self.ended = 0  # trials that this call has trained
-        self.waiting = self._cut_off()
+        self.began, self.ended = 0.0, 0  # trials that this call has trained
+        self.waiting = self._cut_off()[: self.left]
         self._settle()
+        self._require_best()
 
-    @property
-    def series(self) -> Series[Job, Outcome]:
-        """The trials that are left, as `series` trains them."""
+    def begin(self) -> Series[Job, Outcome]:
+        """Return the trials that are left, as `series` trains them; their time counts from now."""
+        self.began = time.monotonic()
         return Series(self._next, run_trial, self._record, self._lost)
 
     @property
@@ -103,9 +105,19 @@ class Study:
 
     def _require_whole(self) -> None:
         """Raise RunError where the journal has lost values of a trial, or all trials that came to their end."""
-        lost = not self._in((TrialState.COMPLETE,)) and (self.root / "best").exists()
+        done = self._in((TrialState.COMPLETE,))
+        lost = (not done and (self.root / "best").exists()) or any("rsum" not in trial.user_attrs for trial in done)
         if lost or any(trial.params.keys() != self.space.keys() for trial in self._in(_COUNTED)):
             raise damaged(self.root)
+
+    def _require_best(self) -> None:
+        """Raise RunError where ``best`` is another run than that of the best trial, as the journal has it."""
+        best, run = self._best(), self.root / "best"
+        if best is not None and (run / "run.json").is_file() and (found := Run(run).info.best_rsum) != best.value:
+            raise RunError(
+                f"{run} has validation RSUM {found}, and trial {best.number}, the best in {self.root / JOURNAL}, has "
+                f"{best.value}; restore the one or the other, or take another --out"
+            )
 
     def _cut_off(self) -> list[int]:
         """Return the trials that a process left behind, to go on with; one without all of its values is given up."""
@@ -121,7 +133,6 @@ class Study:
 
     def _next(self) -> Job | None:
         """Return the next trial, or None where there are enough."""
-        self.began = time.monotonic() if self.began is None else self.began
         while True:
             if self.waiting:
                 number = self.waiting.pop(0)
@@ -206,8 +217,7 @@ class Study:
             if best is not None and best.number == job.number:
                 said += ", the best so far"
         if outcome.status == "failed" or self.verbose is not False:
-            now = time.monotonic()
-            passed = now - (now if self.began is None else self.began)
+            passed = time.monotonic() - self.began
             line = f"trial {job.number}: {len(self._in(_COUNTED))} of {self.trials}, {passed:.0f} s"
             if self.left and self.ended > len(self._in((TrialState.RUNNING,))):  # before, those at work tell nothing
                 line += f", about {in_time(passed / self.ended * self.left)} left"

@@ -251,7 +251,8 @@ def _require_as_many(studies: "Sequence[Study]") -> None:
     study = max(studies, key=lambda study: len(study.results))
     if (done := len(study.results)) > study.trials:
         raise RunError(
-            f"{study.root} has {done} trials already, and recipes are compared by as many: give --trials {done} or more"
+            f"{study.root} has {done} trials already, and recipes are compared on equal numbers of trials: give "
+            f"--trials {done} or more"
         )
 
 
@@ -287,12 +288,13 @@ def _train(study: "Study", jobs: int, scheduler: str | None) -> None:
     """Train the trials that are left."""
     if not study.left:
         return
+    series = study.begin()
     if scheduler is not None:
-        on_cluster(study.series, scheduler, str(study.root), all_at_once=False)
+        on_cluster(series, scheduler, str(study.root), all_at_once=False)
     elif jobs > 1:
-        in_processes(study.series, jobs, load_features([study.any_job()]))
+        in_processes(series, jobs, load_features([study.any_job()]))
     else:
-        in_turn(study.series)
+        in_turn(series)
 
 
 def _none_done(study: "Study") -> str:

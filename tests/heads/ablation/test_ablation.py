@@ -61,6 +61,22 @@ def test_a_cell_is_a_run_and_its_table(whole):
         assert (entry.split, entry.protocol, result["images"]) == ("test", "full", 4)
 
 
+@pytest.mark.parametrize("damaged", ["[]", "null", '{"results": 5}', "{}", "half a line"])
+def test_a_damaged_result_is_made_again(stores, whole, tmp_path, damaged):
+    out, before = shutil.copytree(whole[0], tmp_path / "out"), numbers(whole[1])
+    results = sorted(out.rglob("eval.json"))
+    kept = [json.loads(file.read_text())["results"] for file in results]
+    results[0].write_text(damaged)
+    assert numbers(ablated(stores(), plan_of(), out, seeds=2, device="cpu")) == before
+    assert [json.loads(file.read_text())["results"] for file in results] == kept
+
+
+def test_a_cell_whose_loss_is_not_finite_has_no_other_run_to_begin(stores, tmp_path):
+    (entry, _) = ablated(stores(), plan_of("loss.triplet.weight=3e38,1"), tmp_path / "out", device="cpu")
+    assert "not finite" in entry.error
+    assert "begin another run" not in entry.error
+
+
 def test_a_set_that_came_meanwhile_stops_no_ablation(stores, whole, tmp_path):
     out, store = shutil.copytree(whole[0], tmp_path / "out"), shutil.copytree(stores(), tmp_path / "s.zarr")
     (own,) = FeatureCache.open(str(store)).set_names("images")

@@ -139,6 +139,12 @@ def test_a_global_feature_that_nothing_reads_is_left_as_it_is():
     varied = ["adapter.grid.global", "adapter.grid.global_layer"]
     assert not_in_use(key, [one], varied)  # another value of its own lets nothing in
     assert not not_in_use(varied[1], [head("linear")], varied)
+    for other in ("adapter.tokens.global", "aggregator.image.dropout"):
+        assert not_in_use(key, [one], [key, other])
+    bag = ["adapter.words.encoder=bag", "adapter.words.local=embedding", "adapter.words.global=mean"]
+    require_in_use(bag, *head("scan", *bag, text=WORDS))
+    assert not_in_use("adapter.words.global", [head("scan", text=WORDS)])
+    assert not not_in_use("adapter.words.global", [head("scan", text=WORDS)], ["adapter.words.encoder"])
     with pytest.raises(RecipeError, match=r"^adapter\.grid\.global has no effect where the global feature is not read"):
         require_in_use([f"{key}=max"], *one)
 

@@ -137,7 +137,7 @@ def test_a_part_that_is_varied_takes_its_keys_out(tmp_path):
         ("adapter.words.hidden=8,16", "adapter.words.hidden has no effect while adapter.words.encoder is gru"),
         (
             "runtime.precision=float32,bfloat16",
-            "runtime.precision cannot be varied: it is no part of how a head learns",
+            "runtime.precision cannot be varied: it does not describe how a head learns",
         ),
         ("optimizer.lr=2:1", "the first number must be below the second"),
         ("optimizer.lr=0:1:log", "a logarithmic range begins above 0"),

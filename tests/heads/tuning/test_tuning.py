@@ -349,6 +349,9 @@ def test_a_recipe_that_cannot_be_trained_leaves_the_others(stores, tmp_path):
     assert done.stdout.startswith("linear: 1 trial")
     assert [row["status"] for row in csv.DictReader((tmp_path / "vsepp" / "trials.csv").open())] == ["failed"]
     assert [row["recipe"] for row in csv.DictReader((tmp_path / "comparison.csv").open())] == ["linear"]
+    again = CliRunner().invoke(tune_, [stores(), *words, *(f"--set={one}" for one in settings), "--json", "-q"])
+    assert [one["recipe"] for one in json.loads(again.stdout)] == ["linear"]
+    assert again.stderr.startswith(said)
 
 
 def test_faults_of_all_recipes_come_at_once_and_nothing_is_made(stores, tmp_path):
@@ -387,17 +390,46 @@ def test_a_busy_or_damaged_folder(stores, whole, tmp_path):
     with pytest.raises(RunError, match=r"journal.log is damaged; restore it, or take another --out"):
         tuned(stores(), again)
     whole = (out / "journal.log").read_text().splitlines(keepends=True)
-    begun, value = (next(line for line in whole if f'"op_code":{code}' in line) for code in (4, 5))
+    signs = ('"op_code":4', '"op_code":5', '"user_attr":{"rsum"')  # it is begun, has a value, has an end
+    begun, value, end = (next(line for line in whole if sign in line) for sign in signs)
     for left in (
         [],
         whole[1:],
         ["5\n", *whole],
-        *([line for line in whole if line != lost] for lost in (begun, value)),
+        *([line for line in whole if line != lost] for lost in (begun, value, end)),
     ):
         (again / "journal.log").write_text("".join(left))
         with pytest.raises(RunError, match=r"journal.log is damaged; restore it, or take another --out"):
             tuned(stores(), again)
         assert heavy(again) == ["best"]
+        assert (again / "journal.log").read_text() == "".join(left)
+
+
+def test_the_run_of_another_trial_is_not_taken_for_the_best(stores, tmp_path):
+    out = tmp_path / "out"
+    tuned(stores(), out, trials=1)
+    before = (out / "journal.log").read_bytes()
+    assert tuned(stores(), out, trials=2).best.number == 1
+    (out / "journal.log").write_bytes(before)  # restored from an older copy
+    said = r"best has validation RSUM 455\.0, and trial 0, the best in .*journal\.log, has 420\.0; restore"
+    with pytest.raises(RunError, match=said):
+        tuned(stores(), out, trials=1)
+
+
+def test_no_more_trials_than_asked_for_go_on(stores, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+
+    def begun(self, *_, **__):
+        self._ask(), self._ask()  # two at once
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("xret.heads.tuning.study.Study._next", begun)
+        with pytest.raises(KeyboardInterrupt):
+            tuned(stores(), out)
+    found = tuned(stores(), out, trials=1)
+    assert [trial.number for trial in found.trials] == [0]
+    assert [trial.number for trial in tuned(stores(), out, trials=3).trials] == [0, 1, 2]
 
 
 def test_a_best_run_that_was_lost_is_said_with_what_makes_it_again(stores, whole, tmp_path, capsys):

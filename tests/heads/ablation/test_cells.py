@@ -13,7 +13,7 @@ from distributed import LocalCluster
 from small_ablations import FAILING, MARGIN, SMALL, Stores, ablated, numbers, plan_of, started, weights
 
 from xret.heads.ablation.plan import plan_variation
-from xret.heads.evaluation.evaluation import Result
+from xret.heads.evaluation.evaluation import Evaluation, Result
 from xret.heads.training.training import train
 from xret.pipeline.cache.rows import Rows
 from xret.pipeline.errors import CacheError, RunError
@@ -140,6 +140,7 @@ def running(pid):
 
 
 RESULT = Result("test", "full", 4, 8, 2.0, 0, "pessimistic", {}, {}, 5.0, 5 / 6, None, None)
+EVALUATION = Evaluation(("run",), ("store",), (1,), (RESULT,))
 
 
 class DiesIn:
@@ -153,7 +154,7 @@ class DiesIn:
             while True:
                 if cells.recv().run == self.run:
                     os.kill(os.getpid(), signal.SIGKILL)
-                cells.send((RESULT,))
+                cells.send(EVALUATION)
         except EOFError:
             pass
 

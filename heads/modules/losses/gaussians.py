@@ -65,8 +65,6 @@ class Uniformity(Loss):
             return 0 * z.sum()
         with torch.autocast(z.device.type, enabled=False):
             z = z.to(precise(z))
-            norms = z.square().sum(1)
-            exponents = 4 * z @ z.T - 2 * (norms[:, None] + norms)
-            itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
-            pairs = len(z) * (len(z) - 1)
-            return exponents.masked_fill(itself, -torch.inf).flatten().logsumexp(0) - math.log(pairs)
+            norms = -2 * z.square().sum(1)
+            exponents = torch.addmm(norms[:, None] + norms, z, z.T, alpha=4).fill_diagonal_(-torch.inf)
+            return exponents.flatten().logsumexp(0) - math.log(len(z) * (len(z) - 1))

@@ -24,6 +24,13 @@ def numbers(trials):
     return [replace(trial, seconds=0) for trial in trials]
 
 
+def heavy(folder):
+    """The files of weights below a folder, by the name of the run."""
+    return sorted(
+        {str(path.parent.relative_to(folder)) for name in ("*.safetensors", "*.pt") for path in folder.rglob(name)}
+    )
+
+
 KILLED = """
 import sys
 import torch

@@ -1,9 +1,7 @@
-"""A tuning: its best run, its stops and continuations, and what it refuses."""
+"""A tuning: its best run, its stops and continuations."""
 
-import csv
 import json
 import re
-import shutil
 import time
 from functools import partial
 from itertools import count
@@ -11,19 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from click.testing import CliRunner
 from small_ablations import weights
 from small_store import make_store
-from small_tunings import SETTINGS, TRIALS, numbers, started, tuned
+from small_tunings import SETTINGS, TRIALS, heavy, numbers, started, tuned
 
-from xret.cli.tune import tune as tune_
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.files import run_inside
 from xret.heads.runs.run import Run
 from xret.heads.training.training import train
-from xret.heads.tuning.tuning import tune
-from xret.pipeline.errors import CacheError, RecipeError, RunError
+from xret.pipeline.errors import RunError
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -31,13 +26,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:distributed"),
 ]
-
-
-def heavy(folder):
-    """The files of weights below a folder, by the name of the run."""
-    return sorted(
-        {str(path.parent.relative_to(folder)) for name in ("*.safetensors", "*.pt") for path in folder.rglob(name)}
-    )
 
 
 def test_the_best_trial_by_validation_is_kept_alone(whole):
@@ -115,18 +103,6 @@ def test_the_same_command_trains_and_evaluates_nothing_again(stores, whole, monk
     monkeypatch.setattr("xret.heads.tuning.tuning.evaluate", None)
     assert tuned(stores(), out, ties="mean") == found
     assert tuned(stores(), out, ties="mean", trials=2) == found  # fewer take nothing away
-
-
-def test_a_result_of_another_best_run_is_not_taken_for_its_own(stores, whole, tmp_path):
-    out, (result,) = tmp_path / "out", whole[1].evaluation.results
-    shutil.copytree(whole[0], out)
-    for key in ("values", "validation_rsum"):
-        found = json.loads((out / "result.json").read_text())
-        found["results"][0]["rsum"] = 599.0
-        (out / "result.json").write_text(json.dumps(found))
-        assert tuned(stores(), out, ties="mean").evaluation.results[0].rsum == 599
-        (out / "result.json").write_text(json.dumps(found | {key: None}))
-        assert tuned(stores(), out, ties="mean").evaluation.results == (result,)
 
 
 def test_more_trials_add_and_equal_a_tuning_in_one_go(stores, whole, tmp_path):
@@ -274,27 +250,6 @@ def test_what_is_not_a_trials_fault_stops_and_the_trial_goes_on_later(stores, wh
     assert numbers(tuned(stores(), out).trials) == numbers(whole[1].trials)
 
 
-def test_a_folder_belongs_to_one_tuning(stores, whole, tmp_path):
-    out, found = whole
-    with pytest.raises(RunError, match=r"another tuning: space.optimizer.lr is 0.0001:0.01:log there and 0.001:1 now;"):
-        tuned(stores(), out, space=["optimizer.lr=1e-3:1"])
-    with pytest.raises(RunError, match=r"recipe.schedule.epochs is 6 there and 7 now"):
-        tuned(stores(), out, settings=[*SETTINGS[:-1], "schedule.epochs=7"])
-    with pytest.raises(RunError, match=r"another tuning: name is vsepp there and vse-infty now"):
-        tuned(stores(), out, "vse-infty")
-    with pytest.raises(RunError, match="seed is 0 there and 1 now"):
-        tuned(stores(), out, seed=1)
-    with pytest.raises(RunError, match="image_set is grid"):
-        tuned(make_store(tmp_path / "s.zarr", train=12, val=4, test=4, weights="b"), out)
-    with pytest.raises(RunError, match="belongs to the tuning of a single recipe"):
-        tuned(stores(), out, "vsepp", "vse-infty")
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.tex").touch()
-    with pytest.raises(RunError, match="is not empty and holds no tuning"):
-        tuned(stores(), tmp_path / "full")
-    assert tuned(stores(), out, settings=[*SETTINGS, "runtime.cache=pinned"], ties="mean") == found
-
-
 def test_the_time_left_is_that_of_trials_like_those_before(stores, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("xret.heads.tuning.study.time", SimpleNamespace(monotonic=partial(next, count(0, 60))))
     tuned(stores(), tmp_path / "out", settings=[*SETTINGS, "schedule.epochs=1"], trials=3)
@@ -303,117 +258,6 @@ def test_the_time_left_is_that_of_trials_like_those_before(stores, tmp_path, mon
     assert [line.split(" after")[0] for line in said] == [
         f"trial {at}: {at + 1} of 3, {end}" for at, end in enumerate(ends)
     ]
-
-
-def test_several_recipes_have_the_same_number_of_trials_and_one_table(stores, tmp_path, capsys):
-    out = tmp_path / "out"
-    settings = [*SETTINGS[:-1], "schedule.epochs=2"]
-    tuning = tune(stores(), ["vsepp", "vse-infty"], out, settings=settings, trials=2, device="cpu")
-    assert [(one.recipe, len(one.trials)) for one in tuning.recipes] == [("vsepp", 2), ("vse-infty", 2)]
-    assert heavy(out) == ["vse-infty/best", "vsepp/best"]
-    table = str(tuning).split("\n\n")[-1].splitlines()
-    assert [line.split()[:2] for line in table[1:]] == [["vsepp", "2"], ["vse-infty", "2"]]
-    assert f"{tuning.recipes[1].evaluation.results[0].rsum:.2f}" in table[2]
-    rows = csv.DictReader((out / "comparison.csv").read_text().splitlines())
-    assert [(row["recipe"], row["pruned"], float(row["mean recall, full"])) for row in rows] == [
-        (one.recipe, str(one.count("pruned")), one.evaluation.results[0].mean_recall) for one in tuning.recipes
-    ]
-    assert "space of vse-infty:\n  optimizer.lr" in capsys.readouterr().err
-    (out / "comparison.csv").unlink()
-    (out / "comparison.csv").mkdir()
-    with pytest.raises(RunError, match=r"comparison\.csv cannot be replaced: .*; take another --out"):
-        tune(stores(), ["vsepp", "vse-infty"], out, settings=settings, trials=2, device="cpu")
-    with pytest.raises(RunError, match="is not empty and holds no tuning"):
-        tuned(stores(), out)
-
-
-def test_recipes_are_not_compared_by_other_numbers_of_trials(stores, tmp_path):
-    out, settings = tmp_path / "out", [*SETTINGS[:-1], "schedule.epochs=1"]
-    alike = partial(tune, stores(), ["vsepp", "vse-infty"], out, settings=settings, device="cpu")
-    alike(trials=1)
-    tuned(stores(), out / "vse-infty", "vse-infty", settings=settings, trials=3)
-    compared = (out / "comparison.csv").read_text()
-    with pytest.raises(RunError, match=r"vse-infty has 3 trials already, .* give --trials 3 or more"):
-        alike(trials=2)
-    assert (out / "comparison.csv").read_text() == compared
-    assert [len(one.trials) for one in alike(trials=3).recipes] == [3, 3]
-
-
-def test_a_recipe_that_cannot_be_trained_leaves_the_others(stores, tmp_path):
-    settings = [*SETTINGS[:-1], "schedule.epochs=1", "loss.triplet.margin=3e38"]
-    words = ["--recipe", "vsepp", "--recipe", "linear", "--trials", "1", "--out", str(tmp_path), "--device", "cpu"]
-    done = CliRunner().invoke(tune_, [stores(), *words, *(f"--set={one}" for one in settings)])
-    assert done.exit_code == 1
-    said = f"failed: none of the trials in {tmp_path / 'vsepp'} could be trained to its end; the first: "
-    assert done.stdout.splitlines()[-1].startswith(said)
-    assert done.stdout.startswith("linear: 1 trial")
-    assert [row["status"] for row in csv.DictReader((tmp_path / "vsepp" / "trials.csv").open())] == ["failed"]
-    assert [row["recipe"] for row in csv.DictReader((tmp_path / "comparison.csv").open())] == ["linear"]
-    again = CliRunner().invoke(tune_, [stores(), *words, *(f"--set={one}" for one in settings), "--json", "-q"])
-    assert [one["recipe"] for one in json.loads(again.stdout)] == ["linear"]
-    assert again.stderr.startswith(said)
-
-
-def test_faults_of_all_recipes_come_at_once_and_nothing_is_made(stores, tmp_path):
-    out = tmp_path / "out"
-    with pytest.raises(RecipeError, match=r"recipe 'vsepp' has no key similarity.alpha.*recipe 'pcmepp' has no key"):
-        tuned(stores(), out, "vsepp", "pcmepp", space=["similarity.alpha=1:2"])
-    with pytest.raises(RecipeError, match=r"has no key similarity.*; adapter\.roi\.noise is not in use with these"):
-        idle = [*SETTINGS, "adapter.roi.noise=0.1"]
-        tuned(stores(), out, "vsepp", "pcmepp", settings=idle, space=["similarity.alpha=1:2"])
-    decay = [*SETTINGS, "optimizer.decay=all"]
-    assert tuned(stores(), tmp_path / "decays", settings=decay, trials=1)  # the space varies weight decay
-    with pytest.raises(RecipeError, match=r"optimizer\.decay has no effect while optimizer\.weight_decay is 0\.0"):
-        tuned(stores(), out, settings=[*decay, "optimizer.weight_decay=0"])
-    with pytest.raises(RecipeError, match="have one name, and would share a folder"):
-        tuned(stores(), out, "vsepp", "vsepp")
-    with pytest.raises(CacheError, match="has no split 'test'"):
-        tuned(make_store(tmp_path / "s.zarr", train=12, val=4, test=0), out)
-    assert not out.exists()
-
-
-def test_a_busy_or_damaged_folder(stores, whole, tmp_path):
-    from xret.pipeline.cache.storage.lease import locked
-
-    out = whole[0]
-    with locked(out, RuntimeError("busy")), pytest.raises(RunError, match="another tuning is at work in"):
-        tuned(stores(), out)
-    other = tmp_path / "out"
-    other.mkdir()
-    (other / "tuning.json").write_text((out / "tuning.json").read_text())
-    (other / "journal.log").write_text("rubbish\n{}\n")
-    with pytest.raises(RunError, match=r"journal.log is damaged; restore it, or take another --out"):
-        tuned(stores(), other)
-    shutil.copytree(out, again := tmp_path / "again")
-    with (again / "journal.log").open("a") as journal:
-        journal.write("rubbish\n")
-    with pytest.raises(RunError, match=r"journal.log is damaged; restore it, or take another --out"):
-        tuned(stores(), again)
-    whole = (out / "journal.log").read_text().splitlines(keepends=True)
-    signs = ('"op_code":4', '"op_code":5', '"user_attr":{"rsum"')  # it is begun, has a value, has an end
-    begun, value, end = (next(line for line in whole if sign in line) for sign in signs)
-    for left in (
-        [],
-        whole[1:],
-        ["5\n", *whole],
-        *([line for line in whole if line != lost] for lost in (begun, value, end)),
-    ):
-        (again / "journal.log").write_text("".join(left))
-        with pytest.raises(RunError, match=r"journal.log is damaged; restore it, or take another --out"):
-            tuned(stores(), again)
-        assert heavy(again) == ["best"]
-        assert (again / "journal.log").read_text() == "".join(left)
-
-
-def test_the_run_of_another_trial_is_not_taken_for_the_best(stores, tmp_path):
-    out = tmp_path / "out"
-    tuned(stores(), out, trials=1)
-    before = (out / "journal.log").read_bytes()
-    assert tuned(stores(), out, trials=2).best.number == 1
-    (out / "journal.log").write_bytes(before)  # restored from an older copy
-    said = r"best has validation RSUM 455\.0, and trial 0, the best in .*journal\.log, has 420\.0; restore"
-    with pytest.raises(RunError, match=said):
-        tuned(stores(), out, trials=1)
 
 
 def test_no_more_trials_than_asked_for_go_on(stores, tmp_path, monkeypatch):
@@ -430,25 +274,6 @@ def test_no_more_trials_than_asked_for_go_on(stores, tmp_path, monkeypatch):
     found = tuned(stores(), out, trials=1)
     assert [trial.number for trial in found.trials] == [0]
     assert [trial.number for trial in tuned(stores(), out, trials=3).trials] == [0, 1, 2]
-
-
-def test_a_best_run_that_was_lost_is_said_with_what_makes_it_again(stores, whole, tmp_path, capsys):
-    shutil.copytree(whole[0], out := tmp_path / "out")
-    kept = (out / "best" / "model.safetensors").read_bytes()
-    shutil.rmtree(out / "best")
-    with pytest.raises(RunError, match=r"best has lost its weights; .* `xret train-head .*`") as caught:
-        tuned(stores(), out)
-    store, recipe, seed = re.search(r"train-head (\S+) --recipe (\S+) --seed (\d+)", str(caught.value)).groups()
-    train(store, load_recipe(recipe), out / "best", device="cpu", seed=int(seed))
-    assert (out / "best" / "model.safetensors").read_bytes() == kept
-    capsys.readouterr()
-    tuned(stores(), out)
-    assert re.search(r"^trials finished already: \d+ of \d+$", capsys.readouterr().err, re.MULTILINE)
-
-
-def test_a_tuning_has_a_trial(stores, tmp_path):
-    with pytest.raises(RecipeError, match="trials must be at least 1, not 0"):
-        tuned(stores(), tmp_path / "out", trials=0)
 
 
 def test_a_set_that_comes_later_changes_nothing(stores, whole, monkeypatch):

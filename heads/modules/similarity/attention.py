@@ -15,14 +15,18 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ..embedding import Sequence
-from ..padding import softmax, valid_rows, zero_padding
+from ..padding import valid_rows, zero_padding
 from ..parameters import Part, Positive
 from .shared import check, unit
 
 Direction = Literal["t-i", "i-t"]
 Pooling = Literal["lse", "average"]
 
-CELLS = 1 << 22  # pairs of rows compared in one go: 16 MiB a temporary in float32
+# Pairs of rows compared in one go: 4 MiB a temporary in float32, which a processor's cache holds; a GPU gets four times
+# as many.
+CELLS = 1 << 20
+# Pairs of rows of a batch up to which what its gradient needs is kept, about 0.4 GiB. Of more it is computed again.
+KEPT = 1 << 24
 
 
 class CrossAttention(Part):
@@ -65,13 +69,15 @@ class CrossAttention(Part):
         def part(begin: int, end: int) -> Tensor:
             return self._compared(images, Sequence(captions.rows[begin:end], captions.length[begin:end]))
 
+        device = images.rows.device.type
         count = len(captions.rows)
-        step = max(1, CELLS // max(1, images.rows[..., 0].numel() * captions.rows.shape[1]))
-        with torch.autocast(images.rows.device.type, enabled=False):
+        cells = max(1, images.rows[..., 0].numel() * captions.rows.shape[1])  # of one caption
+        step = max(1, (CELLS if device == "cpu" else 4 * CELLS) // cells)
+        with torch.autocast(device, enabled=False):
             if count <= step:
                 return part(0, count)
             blocks = [(begin, min(begin + step, count)) for begin in range(0, count, step)]
-            if torch.is_grad_enabled():  # what a block computes is computed again for its gradient, not kept
+            if torch.is_grad_enabled() and cells * count > KEPT:
                 return torch.cat([checkpoint(part, *block, use_reentrant=False) for block in blocks], 1)
             return torch.cat([part(*block) for block in blocks], 1)
 
@@ -99,9 +105,12 @@ class CrossAttention(Part):
         count, rows = context.rows.shape[:2]
         samples, width = query.rows.shape[:2]
         cosines = (context.rows.flatten(0, 1) @ query.rows.flatten(0, 1).T).view(count, rows, samples, width)
+        seen = functional.leaky_relu(cosines, self.negative_slope)
         # Padded query rows are zero and weigh nothing in the norm.
-        weight = functional.normalize(functional.leaky_relu(cosines, self.negative_slope), dim=3, eps=1e-8)
-        return softmax(self.lambda_softmax * weight, valid_rows(*context)[:, :, None, None], 1), cosines
+        scale = self.lambda_softmax / torch.linalg.vector_norm(seen, dim=3, keepdim=True).clamp(min=1e-8)
+        # Padded context rows get no weight; in a sample of padding alone all weigh the same, but are zeros.
+        padding = cosines.new_zeros(count, rows).masked_fill(~valid_rows(*context), torch.finfo(cosines.dtype).min / 2)
+        return torch.addcmul(padding[:, :, None, None], seen, scale).softmax(1), cosines
 
     def _relevance(self, query: Sequence, context: Sequence) -> Tensor:
         """Return the cosine of each of T query rows with what it attends to in each context, `[X, Q, T]`."""

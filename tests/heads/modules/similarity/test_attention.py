@@ -90,8 +90,9 @@ def test_one_row_each_is_the_cosine(direction, pooling):
 def test_blocks_change_neither_values_nor_gradients(direction, pooling, monkeypatch):
     images, captions = sequences([4, 2, 3]), sequences([2, 5, 1, 3, 4], seed=1)
     found = []
-    for cells in (10**6, 3 * 4 * 5 * 2, 1):
+    for cells, kept in ((10**6, 10**6), (3 * 4 * 5 * 2, 10**6), (3 * 4 * 5 * 2, 0), (1, 0)):
         monkeypatch.setattr(attention, "CELLS", cells)
+        monkeypatch.setattr(attention, "KEPT", kept)
         rows = [side.rows.nan_to_num().requires_grad_() for side in (images, captions)]
         sides = [Sequence(row, side.length) for row, side in zip(rows, (images, captions), strict=True)]
         similarity = cross_attention(*sides, direction=direction, pooling=pooling)

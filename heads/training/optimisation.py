@@ -14,6 +14,8 @@ from ..recipes.blocks import Optimizer, Recipe, Schedule
 def build_optimizer(model: Model, losses: nn.ModuleDict, values: Optimizer) -> torch.optim.Optimizer:
     """Return the recipe's optimiser over all weights, in groups: those of one decay, and of one learning rate.
 
+    `fused`: a group changes in one pass over its weights, not in one for each operation.
+
     A group's `factor` multiplies the learning rate of its component, for example that of both aggregators (SetDiv
     appendix A) or of one of them; `frozen` is the number of first epochs in which it does not learn.
     """
@@ -28,9 +30,9 @@ def build_optimizer(model: Model, losses: nn.ModuleDict, values: Optimizer) -> t
         for (factor, frozen, decay), parameters in groups.items()
     ]
     if values.name == "sgd":
-        return torch.optim.SGD(told, lr=values.lr, momentum=values.momentum)
+        return torch.optim.SGD(told, lr=values.lr, momentum=values.momentum, fused=True)
     kind = torch.optim.AdamW if values.name == "adamw" else torch.optim.Adam
-    return kind(told, lr=values.lr, betas=(values.beta1, values.beta2))
+    return kind(told, lr=values.lr, betas=(values.beta1, values.beta2), fused=True)
 
 
 def components_of(model: Model, losses: nn.ModuleDict) -> list[tuple[str, str, nn.Module]]:

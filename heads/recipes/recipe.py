@@ -138,6 +138,8 @@ def _contradictions(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -
         faults.append("optimizer.ema and optimizer.swa_epochs are two averages of the weights; choose one")
     if ema is not None and ema >= 1:
         faults.append(f"optimizer.ema must be below 1, not {ema:g}; 0.999 averages about 1,000 steps")
+    if (averaged := optimizer["swa_epochs"]) > (epochs := schedule["epochs"]):
+        faults.append(f"optimizer.swa_epochs={averaged} is more than all epochs, schedule.epochs={epochs}")
     if schedule["warmup_ratio"] and schedule["warmup_epochs"]:
         faults.append("schedule.warmup_ratio and schedule.warmup_epochs both say how long lr rises; choose one")
     return faults

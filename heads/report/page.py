@@ -1,5 +1,6 @@
 """The page: everything put together, rendered and written in one step."""
 
+import json
 import sys
 from collections.abc import Sequence as Several
 from importlib.util import find_spec
@@ -14,8 +15,11 @@ from ...pipeline.progress import Progress
 from ...pipeline.wording import printable
 from ..evaluation.evaluation import Evaluation, evaluate, evaluate_untrained
 from ..evaluation.metrics import Ties
+from ..recipes.blocks import Recipe
+from ..runs.config import flat
 from ..runs.features import caption_set_of_run, generation_shown, image_set_of_run, titled
 from ..runs.info import versions
+from ..runs.run import MAY_CHANGE
 from .diagnostics import Diagnosis, diagnose_view
 from .figures import Table, by_kind, number, side_by_side
 from .pictures import Pictures
@@ -270,7 +274,30 @@ def _facts(views: Several[View], shown: dict[str, Shown]) -> Table:
     """Return what the page says of the runs before anything else: a row a fact, a column a run."""
     columns = [dict([*_known(view), *shown[view.name].facts]) for view in views]
     rows = [[fact, *(column[fact] for column in columns)] for fact in columns[0]]
+    rows += differing_settings([view.run.recipe for view in views])
     return Table("What was trained on what", ["run", *(view.name for view in views)], rows)
+
+
+def differing_settings(recipes: Several[Recipe]) -> list[list[str]]:
+    """Return a row for each key in which recipes of one name differ: the key, and the value of each recipe.
+
+    What no number depends on is left out, and the feature sets, which a fact of their own tells.
+    """
+    values = [flat(recipe.to_dict()) for recipe in recipes]
+    alike: dict[str, list[dict[str, Any]]] = {}
+    for recipe, own in zip(recipes, values, strict=True):
+        alike.setdefault(recipe.name, []).append(own)
+    keys = dict.fromkeys(key for own in values for key in own if key not in MAY_CHANGE)
+    differing = [key for key in keys if any(any(own.get(key) != of[0].get(key) for own in of) for of in alike.values())]
+    return [[key, *(_setting(own, key) for own in values)] for key in differing]
+
+
+def _setting(values: dict[str, Any], key: str) -> str:
+    """Return a value as `--set` takes it, or a dash where there is none."""
+    if key not in values:
+        return "–"
+    value = values[key]
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _known(view: View) -> list[tuple[str, str]]:

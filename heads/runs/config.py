@@ -76,7 +76,7 @@ def difference(then: dict[str, Any], now: dict[str, Any], ignored: Sequence[str]
     """Say in which dotted keys, but for those `ignored`, nested values differ; an empty text where in none."""
     before, after = flat(then), flat(now)
     differing = [
-        f"{key} is {before.get(key)} there and {after.get(key)} now"
+        f"{key} is {before.get(key, 'absent')} there and {after.get(key, 'absent')} now"
         for key in sorted({*before, *after})
         if before.get(key) != after.get(key) and key not in ignored
     ]

@@ -69,7 +69,7 @@ class Study:
         how: dict[str, Any] = {"storage": self.storage, "pruner": Halving(recipe.schedule.epochs)}
         if NAME in optuna.get_all_study_names(self.storage):
             self.study = optuna.load_study(study_name=NAME, **how)
-        elif (root / "best").exists():
+        elif self._has_best():
             raise damaged(root)
         else:
             self.study = optuna.create_study(study_name=NAME, direction="maximize", **how)
@@ -106,9 +106,13 @@ class Study:
     def _require_whole(self) -> None:
         """Raise RunError where the journal has lost values of a trial, or all trials that came to their end."""
         done = self._in((TrialState.COMPLETE,))
-        lost = (not done and (self.root / "best").exists()) or any("rsum" not in trial.user_attrs for trial in done)
+        lost = (not done and self._has_best()) or any("rsum" not in trial.user_attrs for trial in done)
         if lost or any(trial.params.keys() != self.space.keys() for trial in self._in(_COUNTED)):
             raise damaged(self.root)
+
+    def _has_best(self) -> bool:
+        """Return whether a trial came to its end, as what stands beside the journal says."""
+        return any((self.root / name).exists() for name in ("best", "best.yaml"))
 
     def _require_best(self) -> None:
         """Raise RunError where ``best`` is another run than that of the best trial, as the journal has it."""

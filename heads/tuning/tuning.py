@@ -332,16 +332,23 @@ def _write_recipe(plan: _Planned, best: Trial, study: "Study") -> None:
 
 
 def _result(root: Path, best: Trial, store: str, ties: Ties, views: bool, device: str) -> Evaluation:
-    """Return the best run's result on the test split; it is computed once."""
+    """Return the best run's result on the test split; it is computed once, and written with where the run is now."""
     file = root / "result.json"
-    try:
-        found = read_json(file)
-        of_best = (found["trial"], found["values"], found["validation_rsum"]) == (best.number, best.values, best.rsum)
-        if of_best and (found["ties"], found["views"] > 1) == (ties, views):
-            return replace(Evaluation.of_one(found), runs=(str(root / "best"),))
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # not there yet, or of another trial
-    evaluation = evaluate(root / "best", store=store, split="test", ties=ties, device=device, views=views)
     facts = {"trial": best.number, "validation_rsum": best.rsum, "ties": ties, "values": best.values}
+    evaluation = _known(file, facts, views)
+    if evaluation is None:
+        evaluation = evaluate(root / "best", store=store, split="test", ties=ties, device=device, views=views)
+    evaluation = replace(evaluation, runs=(str(root / "best"),))
     write_json(file, facts | evaluation.to_dict())
     return evaluation
+
+
+def _known(file: Path, facts: dict[str, Any], views: bool) -> Evaluation | None:
+    """Return the result that a file holds; None where there is none, or one of other facts or views."""
+    try:
+        found = read_json(file)
+        if {key: found[key] for key in facts} == facts and (found["views"] > 1) == views:
+            return Evaluation.of_one(found)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None

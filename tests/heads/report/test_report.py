@@ -10,9 +10,11 @@ from small_reports import recipe_of, require_sound
 from small_store import make_store
 
 from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.recipes.recipe import load_recipe
 from xret.heads.report import page as report_page
 from xret.heads.report import write_report
 from xret.heads.report.figures import number
+from xret.heads.report.page import differing_settings
 from xret.heads.runs.run import Run
 from xret.heads.training.training import train
 from xret.pipeline.errors import OutputError, RunError
@@ -61,6 +63,16 @@ def test_a_page_of_two_runs(two, run):
     assert "12 images, 30 captions (2.50 an image), 0 skipped, ties pessimistic" in outline.text
     best = Run(run("setdiv")).info.best_rsum
     assert f"validation RSUM {best:.2f}" in outline.text
+
+
+def test_settings_in_which_runs_of_one_recipe_differ_are_told():
+    other = ["optimizer.lr=0.25", "schedule.warmup_epochs=0", "runtime.cache=stream", "similarity=mil"]
+    recipes = [load_recipe("setdiv"), load_recipe("vsepp"), load_recipe("setdiv", other)]
+    rows = {row[0]: row[1:] for row in differing_settings(recipes)}
+    assert rows["optimizer.lr"] == ["0.001", "0.0002", "0.25"]
+    assert rows["similarity.name"] == ["smooth-chamfer", "cosine", "mil"]
+    assert rows["similarity.alpha"] == ["16.0", "–", "–"]
+    assert differing_settings([recipes[0], recipes[1], load_recipe("setdiv", other[2:3])]) == []
 
 
 def test_topics_of_two_runs_stand_side_by_side(two):

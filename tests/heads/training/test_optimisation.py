@@ -117,6 +117,7 @@ def test_what_an_optimiser_does_not_take_is_refused():
         (["optimizer.betas=0.9"], "optimizer.betas is not a key (did you mean 'beta"),
         (["schedule.warmup_ratio=0.1", "schedule.warmup_epochs=1"], "both say how long lr rises; choose one"),
         (["optimizer.ema=0.9", "optimizer.swa_epochs=1"], "two averages of the weights; choose one"),
+        (["schedule.epochs=3", "optimizer.swa_epochs=4"], "swa_epochs=4 is more than all epochs, schedule.epochs=3"),
         (["optimizer.ema=1"], "optimizer.ema must be below 1, not 1; 0.999 averages"),
         (
             ["schedule=linaer"],

@@ -33,8 +33,11 @@ def test_a_folder_belongs_to_one_tuning(stores, whole, tmp_path):
     (tmp_path / "full" / "thesis.tex").touch()
     with pytest.raises(RunError, match="is not empty and holds no tuning"):
         tuned(stores(), tmp_path / "full")
+    with pytest.raises(RunError, match=r"space.optimizer.beta1 is absent there and 0.8:0.9 now"):
+        tuned(stores(), out, space=["optimizer.beta1=0.8:0.9"])
     shutil.copytree(out, again := tmp_path / "again")
     assert tuned(stores(), again, settings=[*SETTINGS, "runtime.cache=pinned"], ties="mean").trials == found.trials
+    assert json.loads((again / "result.json").read_text())["run"] == str(again / "best")
 
 
 def test_faults_of_all_recipes_come_at_once_and_nothing_is_made(stores, tmp_path):
@@ -86,6 +89,12 @@ def test_a_busy_or_damaged_folder(stores, whole, tmp_path):
             tuned(stores(), again)
         assert heavy(again) == ["best"]
         assert (again / "journal.log").read_text() == "".join(left)
+    shutil.rmtree(again / "best")
+    for left in ([], [line for line in whole if line != end]):
+        (again / "journal.log").write_text("".join(left))
+        with pytest.raises(RunError, match=r"journal.log is damaged; restore it, or take another --out"):
+            tuned(stores(), again)
+        assert (again / "trials.csv").read_text() == (out / "trials.csv").read_text()
 
 
 def test_the_run_of_another_trial_is_not_taken_for_the_best(stores, tmp_path):

@@ -76,7 +76,7 @@ def test_the_cells_of_an_ablation_are_of_one_generation(store, tmp_path, grown_a
     assert f"{out} goes on with generation 1 of {store}, on which it was begun.\n" in capsys.readouterr().err
     ablated(store, tmp_path / "new", "4")
     assert results(tmp_path / "new") == ([5], {2})
-    with pytest.raises(RunError, match=r"new belongs to another ablation: generation is 2 there and None now"):
+    with pytest.raises(RunError, match=r"new belongs to another ablation: generation is 2 there and absent now"):
         ablated(f"{store}/generations/1", tmp_path / "new", "4")
     free_old(store)
     with pytest.raises(RunError, match=r"generation 1 of .*s\.zarr, on which .*out was begun, was freed; there is "):

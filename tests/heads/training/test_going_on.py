@@ -184,7 +184,7 @@ def test_weights_that_do_not_fit_wholly_are_refused(store, tmp_path, base):
     assert said.startswith(f"the weights of {base} do not fit: ")
     assert "is [8, " in said and " there and [6, " in said
     said = refused(*words)  # without the statistics that the other run standardises by
-    assert " there and None now" in said
+    assert " there and absent now" in said
     assert not (tmp_path / "run").exists()
     assert "has no run.json" in refused(*words[:-1], tmp_path / "nothing")
 

@@ -37,7 +37,7 @@ def recipe_file(recipe: str) -> Path:
     if Path(recipe).is_file():
         return Path(recipe)
     if (Path(recipe) / "recipe.yaml").is_file():
-        raise RecipeError(f"{recipe} is a run; its recipe is {Path(recipe) / 'recipe.yaml'}")
+        raise RecipeError(f"{recipe} is a run; take its recipe, {Path(recipe) / 'recipe.yaml'}")
     near = [f"'{name}'" for name in difflib.get_close_matches(recipe, bundled)]
     hint = f" (did you mean {', '.join(near[:-1])}{' or ' if near[1:] else ''}{near[-1]}?)" if near else ""
     raise RecipeError(f"there is no recipe '{recipe}'{hint}; take one that `xret recipes` lists, or a YAML file's path")

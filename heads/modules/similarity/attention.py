@@ -25,7 +25,7 @@ Pooling = Literal["lse", "average"]
 # Pairs of rows compared in one go: 4 MiB a temporary in float32, which a processor's cache holds; a GPU gets four times
 # as many.
 CELLS = 1 << 20
-# Pairs of rows of a batch up to which what its gradient needs is kept, about 0.4 GiB. Of more it is computed again.
+# Pairs of rows of a batch up to which what its gradient needs is kept, about 0.3 GiB. Of more it is computed again.
 KEPT = 1 << 24
 
 

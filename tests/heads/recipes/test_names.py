@@ -63,7 +63,7 @@ def test_a_recipe_that_is_not_there(tmp_path, monkeypatch):
     assert near.startswith("there is no recipe 'setdiv/f30k-butd-bigur' (did you mean 'setdiv/f30k-butd-bigru', '")
     assert near.count("-bigru'") == 3
     (tmp_path / "recipe.yaml").touch()
-    assert faults(str(tmp_path)) == f"{tmp_path} is a run; its recipe is {tmp_path / 'recipe.yaml'}"
+    assert faults(str(tmp_path)) == f"{tmp_path} is a run; take its recipe, {tmp_path / 'recipe.yaml'}"
     assert faults("zzz") == "there is no recipe 'zzz'; take one that `xret recipes` lists, or a YAML file's path"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "setdiv").mkdir()

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import small_store
-from small_reports import recipe_of, require_sound
+from small_reports import SMALL, recipe_of, require_sound
 from small_store import make_store
 
 from xret.heads.evaluation.evaluation import evaluate
@@ -63,6 +63,17 @@ def test_a_page_of_two_runs(two, run):
     assert "12 images, 30 captions (2.50 an image), 0 skipped, ties pessimistic" in outline.text
     best = Run(run("setdiv")).info.best_rsum
     assert f"validation RSUM {best:.2f}" in outline.text
+
+
+def test_a_page_tells_in_which_settings_its_runs_differ(folder, run, tmp_path):
+    other = load_recipe("vsepp", [*SMALL, "optimizer.lr=0.25"])
+    train(str(folder / "small.zarr"), other, tmp_path / "other", device="cpu")
+    write_report([run("vsepp"), tmp_path / "other"], tmp_path / "page.html", device="cpu")
+    text = (tmp_path / "page.html").read_text()
+    row = re.search(r'<tr><th scope="row">optimizer\.lr</th>(.*)</tr>', text)[1]
+    rate = Run(run("vsepp")).recipe.optimizer.lr
+    assert re.findall("<td[^>]*>(.*?)</td>", row) == [str(rate), "0.25"]
+    assert '<th scope="row">optimizer.name</th>' not in text
 
 
 def test_settings_in_which_runs_of_one_recipe_differ_are_told():

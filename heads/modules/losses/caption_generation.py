@@ -12,6 +12,7 @@ from ..aggregators.aggregated import Aggregated
 from ..embedding import Sequence
 from ..padding import last_row, softmax, valid_rows, zero_padding
 from ..parameters import Share, Width
+from ..recurrence import run_gru
 from .common import Loss
 
 NOTHING = -1  # where a caption is over, no word is written
@@ -59,20 +60,20 @@ class CaptionGeneration(Loss):
         # The longest captions first, so that at every word the pairs that still write come first.
         order = token.length.to(caption.device)[caption].argsort(descending=True, stable=True)
         image, caption = image[order], caption[order]
-        with torch.autocast(rows.rows.device.type, enabled=False):
-            sources, states = self._read(rows)
-            inputs, targets = self._teach(token)
-            inputs, targets = inputs[caption].T, targets[caption].T
-            written = targets != NOTHING
-            logits = self._write(
-                sources[image],
-                self.attend_rows(sources)[image],
-                valid_rows(*rows)[image],
-                states[image],
-                inputs,
-                written.sum(1).tolist(),
-            )
-            loss = functional.cross_entropy(logits, targets[written], reduction="sum")
+        sources, states = self._read(rows)
+        inputs, targets = self._teach(token)
+        inputs, targets = inputs[caption].T, targets[caption].T
+        written = targets != NOTHING
+        logits = self._write(
+            sources[image],
+            self.attend_rows(sources)[image],
+            valid_rows(*rows)[image],
+            states[image],
+            inputs,
+            written.sum(1).tolist(),
+        )
+        exact = torch.promote_types(logits.dtype, torch.float32)  # the sum of many words is none in mixed precision
+        loss = functional.cross_entropy(logits.to(exact), targets[written], reduction="sum")
         return loss / len(image)
 
     def _read(self, images: Sequence) -> tuple[Tensor, Tensor]:
@@ -80,7 +81,7 @@ class CaptionGeneration(Loss):
         rows = zero_padding(*images).to(self.project.weight.dtype)
         # The rows come before their padding, so that a GRU which reads forwards needs no packed batch: on a CPU the
         # gradient of one costs as many copies of the batch as there are rows.
-        states, _ = self.read(self.dropout(self.project(rows)))
+        states, _ = run_gru(self.read, self.dropout(self.project(rows)))
         return states, last_row(states, images.length)
 
     def _teach(self, captions: Sequence) -> tuple[Tensor, Tensor]:

@@ -81,6 +81,29 @@ def test_padding_changes_nothing(batch, garbage):
     assert (rows.grad[torch.arange(5) >= IMAGES[:, None]] == 0).all()
 
 
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=(pytest.mark.gpu, NO_GPU))])
+def test_mixed_precision_is_near_and_sums_exactly(batch, device):
+    def gradients(mixed):
+        images, captions = batch
+        rows = images.rows.rows.float().to(device).requires_grad_()
+        loss = made().eval().float().to(device)
+        images = Aggregated(None, rows=Sequence(rows, IMAGES))
+        captions = Aggregated(None, token=Sequence(captions.token.rows.to(device), CAPTIONS))
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=mixed):
+            value = loss(None, POSITIVES.to(device), images, captions)
+        value.backward()
+        return value.detach(), torch.cat([rows.grad.flatten(), *(one.grad.flatten() for one in loss.parameters())])
+
+    (exact, wanted), (value, found) = gradients(False), gradients(True)
+    assert value.dtype == torch.float32
+    assert value.item() == pytest.approx(exact.item(), rel=5e-3)
+    assert (found - wanted).norm() < 0.03 * wanted.norm()
+    assert not torch.equal(found, wanted)  # its products are in mixed precision
+
+
 def test_begins_near_the_uniform_guess(batch):
     # Lengths 4, 3, 1 and 2, and an end each, among seven words and the end.
     words = (4 + 3 + 1 + 2 + 4) / 4

@@ -33,15 +33,18 @@ def _spent(features: "SetContents") -> str:
     )
 
 
-def _oriented(features: "SetContents") -> str:
-    """Return whether the encoder saw whole pictures, upright; empty where that is no question, or not known."""
+def _seen(features: "SetContents") -> str:
+    """Return what the encoder saw of pictures: side, whole or not, upright or not; empty where that is not known."""
     from ..pipeline.encoders import is_own, sees_whole, turns_upright
+    from ..pipeline.reading.origin import grid_side
 
     identity = dict(features.identity)
     if features.modality != "images" or "preprocessing" not in identity or is_own(str(identity.get("encoder"))):
         return ""
+    side = grid_side(identity)
+    pixels = "" if side is None else f"{side} pixels, "
     whole = "whole pictures, " if sees_whole(identity) else ""
-    return f"{whole}EXIF orientation {'' if turns_upright(identity) else 'not '}applied"
+    return f"{pixels}{whole}EXIF orientation {'' if turns_upright(identity) else 'not '}applied"
 
 
 @click.group()
@@ -86,8 +89,8 @@ def info(store: str, as_json: bool) -> None:
                 f" {in_bytes(features.bytes)}, {features.failed} failed"
             )
         )
-        if oriented := _oriented(features):
-            click.echo(f"  {oriented}")
+        if seen := _seen(features):
+            click.echo(f"  {seen}")
         click.echo(f"  compression: {features.codec}{_spent(features)}")
         click.echo(printable("  shards done: " + ", ".join(f"{s} {a}/{b}" for s, (a, b) in features.done.items())))
 
@@ -181,7 +184,7 @@ def _said(one: "Generation") -> str:
 def _row(features: "SetContents") -> list[str]:
     done = f"{features.percent:.0f}% done"
     size = in_bytes(features.bytes)
-    return [features.path, features.kind, _shape(features), features.dtype, size, done, _oriented(features)]
+    return [features.path, features.kind, _shape(features), features.dtype, size, done, _seen(features)]
 
 
 @cache.command()

@@ -58,10 +58,11 @@ def test_only_features_of_oriented_pictures_differ(manifest, tmp_path):
     sizes = [features.array("size", np.array(TURNED)).tolist() for features in (old, new)]
     assert sizes == [[[48, 40]] * 2, [[40, 48]] * 2]
     told = {name: CliRunner().invoke(main, ["cache", "ls", str(tmp_path / name)]).stdout for name in ("old", "new")}
-    assert told["old"].splitlines()[0].endswith("100% done  EXIF orientation not applied")
-    assert told["new"].splitlines()[0].endswith("100% done  EXIF orientation applied")
+    assert told["old"].splitlines()[0].endswith("100% done  64 pixels, EXIF orientation not applied")
+    assert told["new"].splitlines()[0].endswith("100% done  64 pixels, EXIF orientation applied")
     assert (
-        "  EXIF orientation not applied\n" in CliRunner().invoke(main, ["cache", "info", str(tmp_path / "old")]).stdout
+        "  64 pixels, EXIF orientation not applied\n"
+        in CliRunner().invoke(main, ["cache", "info", str(tmp_path / "old")]).stdout
     )
 
 

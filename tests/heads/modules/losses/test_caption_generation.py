@@ -10,6 +10,7 @@ from xret.heads.modules.aggregators import Aggregated
 from xret.heads.modules.embedding import Sequence
 from xret.heads.modules.losses.caption_generation import CaptionGeneration
 
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 WORDS = 7
 IMAGES, CAPTIONS = torch.tensor([3, 1, 2]), torch.tensor([4, 1, 2, 3])
 POSITIVES = torch.tensor(
@@ -79,9 +80,6 @@ def test_padding_changes_nothing(batch, garbage):
     actual.backward()
     assert rows.grad.isfinite().all()
     assert (rows.grad[torch.arange(5) >= IMAGES[:, None]] == 0).all()
-
-
-NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=(pytest.mark.gpu, NO_GPU))])

@@ -71,14 +71,20 @@ def extract(
         ManifestError, SampleError: the data set cannot be read.
         EncoderError: an encoder is unknown, or its weights cannot be loaded.
         CacheError: the store holds something else, or cannot be written.
+        TypeError: there is no such option.
     """
+    from dataclasses import fields
     from pathlib import Path
 
     from .heads.runs.encoders import words_of_run
     from .pipeline.data.manifest import load_manifest
+    from .pipeline.errors import nearest
     from .pipeline.extraction.extraction import extract
     from .pipeline.extraction.options import Options
 
+    known = [field.name for field in fields(Options)]
+    if strange := [name for name in options if name not in known]:
+        raise TypeError(f"extract() has no option '{strange[0]}'{nearest(strange[0], known)}")
     if encoder is not None:
         options = {"visual": encoder, "text": encoder, **options}
     options |= {} if from_run is None else words_of_run(from_run)
@@ -350,5 +356,9 @@ def __dir__() -> list[str]:
 
 
 def _written(settings: "Settings") -> Sequence[str]:
-    """Return settings as the command line writes them."""
-    return [f"{key}={value}" for key, value in settings.items()] if isinstance(settings, Mapping) else settings
+    """Return settings as the command line writes them; blocks may lie in each other, as in a recipe."""
+    from .heads.runs.config import flat
+
+    return (
+        [f"{key}={value}" for key, value in flat(dict(settings)).items()] if isinstance(settings, Mapping) else settings
+    )

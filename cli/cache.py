@@ -289,10 +289,10 @@ def merge(store: str, sources: tuple[str, ...], as_json: bool) -> None:
 def export(store: str, to: str, out: Path, sets: tuple[str, ...], splits: tuple[str, ...], as_json: bool) -> None:
     """Write features of STORE for the code of others.
 
-    What failed is left out, with its captions. npy is SCAN's folder of {train,dev,test}_{ims.npy,caps.txt,ids.txt}:
-    float32, a row an image if each has five captions, else a row a caption. hdf5 is one file with images/local, global,
-    length, boxes, id, captions/text, token and so on, in the store's own precision; `xret import` takes the images of
-    both again.
+    Images that failed are left out with their captions, and captions that failed. npy is SCAN's folder of
+    {train,dev,test}_{ims.npy,caps.txt,ids.txt}: float32, a row an image if each has five captions, else a row a
+    caption. hdf5 is one file with images/local, global, length, boxes, id, captions/text, token and so on, in the
+    store's own precision; `xret import` takes the images of both again, as regions without a global feature.
 
     \b
     xret cache export f30k.zarr --to npy --out f30k_precomp --set resnet152

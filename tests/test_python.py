@@ -103,13 +103,15 @@ def test_settings_and_varied_values_are_those_of_the_command_line(tmp_path, one_
     store = make_store(tmp_path / "s.zarr", train=8, val=4, test=4)
     settings = {"model.dim": 8, "adapter.words.word_dim": 4, "schedule.epochs": 1, "loss.same_text": "excluded"}
     written = [f"{key}={value}" for key, value in settings.items()]
+    blocks = {"model": {"dim": 8}, "adapter": {"words": {"word_dim": 4}}, "schedule": {"epochs": 1}}
+    blocks["loss"] = {"same_text": "excluded"}
     found = [
         xret.train(store, recipe="vsepp", out=tmp_path / name, settings=chosen, device="cpu")
-        for name, chosen in (("mapping", settings), ("list", written))
+        for name, chosen in (("mapping", settings), ("list", written), ("blocks", blocks))
     ]
     assert found[0].best_rsum == found[1].best_rsum
-    recipes = [(tmp_path / name / "recipe.yaml").read_text() for name in ("mapping", "list")]
-    assert recipes[0] == recipes[1]
+    recipes = [(tmp_path / name / "recipe.yaml").read_text() for name in ("mapping", "list", "blocks")]
+    assert recipes[0] == recipes[1] == recipes[2]
     ablation = xret.ablate(
         store, recipe="vsepp", vary={"loss.triplet.margin": [0.1, 0.2]}, settings=settings, out=tmp_path / "a",
         device="cpu",
@@ -119,5 +121,5 @@ def test_settings_and_varied_values_are_those_of_the_command_line(tmp_path, one_
     with pytest.raises(RecipeError, match="give --recipe with one --vary or more, or --grid"):
         xret.ablate(store, recipe="vsepp", out=tmp_path / "b")
     manifest = generate_scenes(tmp_path / "scenes", train=1, val=1, test=1)
-    with pytest.raises(TypeError, match="visul"):
+    with pytest.raises(TypeError, match=r"extract\(\) has no option 'visul' \(did you mean 'visual'\?\)"):
         xret.extract(manifest, tmp_path / "new.zarr", visul="resnet18")

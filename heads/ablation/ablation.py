@@ -100,11 +100,14 @@ def ablate(
         verbose: show a line an epoch beside a bar and a line a cell; or, where it is False, none of it.
 
     Raises:
-        RecipeError: a variant does not fit the feature sets; all of them at once, before anything is trained.
+        RecipeError: `seeds` is below 1; or a variant does not fit the feature sets, all of them at once, before
+            anything is trained.
         CacheError: the store or the cluster cannot be used.
         RunError: `out` belongs to something else, or is in use; or the generation on which it was begun was freed.
     """
     require_one_process("an ablation")
+    if seeds < 1:
+        raise RecipeError(f"seeds must be at least 1, not {seeds}")
     if scheduler is None:
         jobs = at_once(jobs, pick_device(device))
     root = Path(out).resolve()
@@ -260,7 +263,7 @@ def _other_kinds(plan: Plan, variant: Variant, url: str, **facts: Facts) -> list
     """
     recipe, system = variant.recipe, variant.recipe.name.split("/")[0]
     grid = None if variant.baseline else plan.description["grid"]
-    replaceable = recipe.name != system and (grid is None or "recipe" in read_grid(grid))
+    replaceable = recipe.name != system and (grid is None or _takes_another(read_grid(grid), variant))
     owner = f"recipe '{recipe.name}'" if grid is None else f"grid '{grid}'"
     other = f"take --{'baseline' if variant.baseline else 'recipe'} {system}, or add " if replaceable else "add "
     sentences = []
@@ -273,6 +276,11 @@ def _other_kinds(plan: Plan, variant: Variant, url: str, **facts: Facts) -> list
                 f"kind '{strange[0]}'; {other}--set data.{side}_kind={'null' if several else strange[0]}"
             )
     return sentences
+
+
+def _takes_another(grid: dict[str, Any], variant: Variant) -> bool:
+    """Return whether ``--recipe`` replaces the recipe of a grid's cell."""
+    return "recipe" in grid and not any("recipe" in cell for cell in grid["cells"] if cell["label"] == variant.label)
 
 
 def _entries(variant: Variant, cell: Cell, outcome: Outcome, dataset: str, row: str | None) -> Iterator[Entry]:

@@ -25,6 +25,7 @@ LONGEST = 200  # characters of a folder's name; file systems take 255 bytes
 RECALLS = ("R@1", "R@5", "R@10")
 
 Value = int | float | bool | str | None
+NOT_LEARNT = ("name", "paper", "reaches", "expected", "finetune")  # by the first part of a key
 _COMMA = re.compile(r",(?![^\[\]]*\])")  # but none within brackets: [words, bert] is one value
 Paper = dict[str, dict[str, float]]  # by row, such as f30k, then by metric, such as rsum or image_to_text R@1
 
@@ -137,6 +138,11 @@ def plan_variation(recipe: str, vary: Sequence[str], settings: Sequence[str] = (
     faults += [f"{key} is varied twice" for key in sorted(set(keys)) if keys.count(key) > 1]
     fixed = {key_of(setting) for setting in settings}
     faults += [f"{key} is varied and set as well: leave one out" for key in dict.fromkeys(keys) if key in fixed]
+    faults += [
+        f"{key} cannot be varied: it does not describe how a head learns"
+        for key in dict.fromkeys(keys)
+        if key.split(".")[0] in NOT_LEARNT
+    ]
     rows = []
     for combination in itertools.product(*(values for _, values in axes)):
         chosen = zip(axes, combination, strict=True)
@@ -217,7 +223,7 @@ def _axis(text: str, faults: list[str]) -> tuple[list[str], list[Value]] | None:
     values = [_value(choice) for choice in texts]
     if choices.count("[") != choices.count("]"):
         faults.append(f"--vary '{text}' has half of a pair of brackets; a list is one value, such as [words, bert]")
-    elif len({str(value) for value in values}) < len(values):
+    elif len({"none" if value is None else str(value) for value in values}) < len(values):
         faults.append(f"--vary '{text}' names a value twice")
     return keys, values
 
@@ -227,7 +233,7 @@ def _value(text: str) -> Value:
     if text.startswith("[") and text.endswith("]"):
         items = (item.strip(" '\"") for item in text[1:-1].split(","))
         return f"[{', '.join(items)}]"
-    if text.lower() in ("true", "false", "null", "none"):
+    if text == "None" or text.lower() in ("true", "false", "null"):  # `none` may be a name, such as of positions
         return {"true": True, "false": False}.get(text.lower())
     try:
         number = float(text)

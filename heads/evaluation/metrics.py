@@ -153,14 +153,19 @@ def median_rank(ranks: Ranks, ties: Ties = "pessimistic") -> float:
     return (1 + better + before).double().quantile(0.5).item()
 
 
+def require_ties(ties: str) -> None:
+    """Raise ValueError where there is no such rule for ties."""
+    if ties not in get_args(Ties):
+        raise ValueError(f"ties is '{ties}', but must be one of {', '.join(get_args(Ties))}")
+
+
 def recall_table(image_to_text: Ranks, text_to_image: Ranks, ties: Ties = "pessimistic") -> Recalls:
     """Return the recalls and median ranks of both directions, and the sum of the six recalls.
 
     Raises:
         ValueError: there is no such rule for ties.
     """
-    if ties not in get_args(Ties):
-        raise ValueError(f"ties is '{ties}', but must be one of {', '.join(get_args(Ties))}")
+    require_ties(ties)
     recalls = [{f"R@{k}": recall(way, k, ties) for k in (1, 5, 10)} for way in (image_to_text, text_to_image)]
     rsum = sum(value for way in recalls for value in way.values())
     median = [{"medr": median_rank(way, ties)} for way in (image_to_text, text_to_image)]

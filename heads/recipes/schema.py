@@ -86,7 +86,8 @@ def _check(values: Any, schema: Mapping[str, Any], path: str, faults: list[str],
     for key in values:
         if key not in schema:
             elsewhere = [known for known in paths if known.rpartition(".")[2] == str(key)]
-            hint = f" (did you mean '{elsewhere[0]}'?)" if elsewhere else nearest(str(key), list(schema))
+            near = nearest(str(key), list(schema)).replace("'", f"'{path}", 1)
+            hint = f" (did you mean '{elsewhere[0]}'?)" if elsewhere else near
             known = "`xret list losses` lists them" if path == "loss." else f"there are {', '.join(schema)}"
             faults.append(f"{path}{key} is not a key{hint or f': {known}'}")
     return complete

@@ -259,7 +259,7 @@ def _require_open_end(run: Run) -> None:
     if (tied := tied_to_length(run.recipe)) is not None:
         raise RunError(
             f"{run.path} was begun for {counted(schedule.epochs, 'epoch')} and cannot be made longer, because {tied};"
-            f" {again}; a run of schedule.name=constant or step can be made longer"
+            f" {again}; a run of schedule.name=constant or step without warmup_ratio and swa_epochs can be made longer"
         )
 
 

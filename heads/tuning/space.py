@@ -148,7 +148,10 @@ def own_values(space: Space, recipe: Recipe) -> dict[str, Value]:
     """Return the recipe's own values of a space's keys, or the nearest numbers; a key without any is left out."""
     values = _values_of(recipe)
     found = {key: dimension.nearest(values[key]) for key, dimension in space.items()}
-    return {key: value for key, value in found.items() if value is not None}
+    own_null = {
+        key for key, one in space.items() if values[key] is None and isinstance(one, Choice) and None in one.values
+    }
+    return {key: value for key, value in found.items() if value is not None or key in own_null}
 
 
 def as_settings(values: Mapping[str, Value]) -> list[str]:

@@ -88,7 +88,8 @@ class Tuned:
         counts = f"{self.count('pruned')} pruned, {self.count('failed')} failed"
         head = f"{self.recipe}: {counted(len(self.trials), 'trial')}, {counts}, {in_time(self.seconds)}"
         failures = [f"failed: trial {trial.number}: {trial.error}" for trial in self.trials if trial.error]
-        return "\n".join([head, *aligned(rows), *failures, "", str(self.evaluation)])
+        rest = ["the others are in trials.csv"] if len(shown) < len(self.trials) else []
+        return "\n".join([head, *aligned(rows), *rest, *failures, "", str(self.evaluation)])
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ Of several recipes each has a folder OUT/RECIPE like that, and OUT/comparison.cs
 
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,9 +30,9 @@ from ...pipeline.documents import read_json
 from ...pipeline.errors import RecipeError, RunError
 from ...pipeline.files import write_text
 from ...pipeline.reading.joined_sets import parts_of
-from ...pipeline.wording import aligned
+from ...pipeline.wording import aligned, counted
 from ..evaluation.evaluation import Evaluation, evaluate
-from ..evaluation.metrics import Ties
+from ..evaluation.metrics import Ties, require_ties
 from ..model import feature_facts
 from ..recipes.blocks import Recipe
 from ..recipes.effects import require_effect
@@ -103,8 +103,9 @@ def tune(
         jobs, scheduler, verbose: as of `ablation.ablate`, of trials.
 
     Raises:
-        RecipeError: `trials` is below 1; or a recipe, its space or the feature sets do not fit, all faults at once,
-            before anything is trained.
+        RecipeError: `trials` is below 1 or `seed` below 0; or a recipe, its space or the feature sets do not fit, all
+            faults at once, before anything is trained.
+        ValueError: there is no such rule for ties.
         CacheError: the store or the cluster cannot be used.
         RunError: Optuna is missing, `out` is in use or of something else or freed samples, or has more trials of one
             of several recipes; or no trial was trained.
@@ -112,6 +113,9 @@ def tune(
     _require(plotted)
     if trials < 1:
         raise RecipeError(f"trials must be at least 1, not {trials}")
+    if seed < 0:
+        raise RecipeError(f"seed must be at least 0, not {seed}")
+    require_ties(ties)
     if scheduler is None:
         jobs = at_once(jobs, pick_device(device))
     from .study import Study
@@ -133,7 +137,7 @@ def tune(
             if verbose is not False:
                 _say_space(plan)
             if verbose is not False and (done := len(study.results)):
-                print(f"trials finished already: {done} of {trials}", file=sys.stderr, flush=True)
+                print(f"trials finished already: {done} of {max(done, trials)}", file=sys.stderr, flush=True)
             _train(study, jobs, scheduler)
             write_text(plan.root / "trials.csv", as_csv(study.results), RunError)
             if not any(trial.status == "done" for trial in study.results):  # the other recipes are tuned all the same
@@ -337,10 +341,20 @@ def _result(root: Path, best: Trial, store: str, ties: Ties, views: bool, device
     facts = {"trial": best.number, "validation_rsum": best.rsum, "ties": ties, "values": best.values}
     evaluation = _known(file, facts, views)
     if evaluation is None:
+        _say_replaced(file, facts)
         evaluation = evaluate(root / "best", store=store, split="test", ties=ties, device=device, views=views)
     evaluation = replace(evaluation, runs=(str(root / "best"),))
     write_json(file, facts | evaluation.to_dict())
     return evaluation
+
+
+def _say_replaced(file: Path, facts: dict[str, Any]) -> None:
+    """Say on stderr where the file's result is of the same run, with other views or another rule for ties."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        found = read_json(file)
+        if found["trial"] == facts["trial"] and found["values"] == facts["values"]:
+            how = f"{counted(found['views'], 'view')}, ties {found['ties']}"
+            print(f"Note: {file} is written anew; it held the result with {how}.", file=sys.stderr, flush=True)
 
 
 def _known(file: Path, facts: dict[str, Any], views: bool) -> Evaluation | None:

@@ -2,14 +2,13 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import CacheError
 from .blocks import Blocks
-
-if TYPE_CHECKING:
-    from .feature_cache import FeatureCache
+from .feature_sets import FeatureSet
 
 
 def require_dtype(dtype: str) -> None:
@@ -33,7 +32,7 @@ def fingerprint(identity: dict[str, Any], dtype: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-_ABSENT = ("space", "grid", "source", "command")  # where they are None
+_ABSENT = ("space", "grid", "cells", "source", "command")  # where they are None
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,7 @@ class SetFacts:
     grid: tuple[int, int] | None = None
     source: dict[str, str] | None = None  # where the weights came from, see `encoders.weights_source`
     command: list[str] | None = None  # that made it, see `extraction.command`
+    cells: tuple[int, int] | None = None
 
     @classmethod
     def of(
@@ -75,6 +75,7 @@ class SetFacts:
             encoder.space,
             getattr(encoder, "grid", None),  # captions have none
             source,
+            cells=getattr(encoder, "cells", None),
         )
 
     @property
@@ -87,14 +88,11 @@ class SetFacts:
         """The set's name in a cache."""
         return f"{self.encoder}@{self.fingerprint[:8]}"
 
-    def named_as_in(self, cache: "FeatureCache", modality: str) -> "SetFacts":
-        """Return these facts with the name of the set in a cache that is the same, if there is one."""
-        for name in cache.set_names(modality):
-            begin, _, end = name.rpartition("@")
-            same = end == self.fingerprint[:8] and name != self.name
-            if same and cache.set_at(f"{modality}/{name}").fingerprint == self.fingerprint:
-                return replace(self, encoder=begin)
-        return self
+    def named_as(self, sets: Iterable[FeatureSet]) -> "SetFacts":
+        """Return these facts with the name of the first set that is the same, if there is one."""
+        same = (features.name for features in sets if features.fingerprint == self.fingerprint)
+        name = next(same, self.name)
+        return replace(self, encoder=name.rpartition("@")[0])
 
     def attributes(self, blocks: Blocks) -> dict[str, Any]:
         """Return the attributes of a new set."""

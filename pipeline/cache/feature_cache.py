@@ -255,7 +255,9 @@ class FeatureCache:
         paths = self.set_paths(modality)
         fitting = None
         if not paths:
-            raise CacheError(f"{self.url} has no features of {modality}; run `xret extract` on it, to its end")
+            there = ("--visual none", "images") if modality == "captions" else ("--text none", "captions")
+            alone = f" with {there[0]}" if self.set_paths(there[1]) else ""
+            raise CacheError(f"{self.url} has no features of {modality}; run `xret extract` on it{alone}, to its end")
         if prefix == "auto":  # a set without any finished shard is in nobody's way
             begun = [path for path in paths if (self.store.read_array(f"{path}/done") == 1).any()] if paths[1:] else []
             fitting = begun or paths

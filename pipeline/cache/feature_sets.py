@@ -41,10 +41,16 @@ class FeatureSet(ABC):
         self.global_channels: int | None = self.attributes["global_channels"]  # of the global feature; None for words
         # Sets of images and of captions with the same one have global features in one joint space; None: no other has.
         self.space: str | None = self.attributes.get("space")
-        self.failed: dict[str, str] = self.attributes["failed"]  # {id: reason} of the samples that could not be read
+        # {id of the image: reason} of what could not be read; where several of its captions failed, a line each.
+        self.failed: dict[str, str] = self.attributes["failed"]
         self.blocks = Blocks(self.attributes["shard_images"], cache.splits)
         self._rows: dict[str, Rows] = {}
         self._fitting: set[str] = set()  # the arrays that were found to be as the attributes say
+
+    @property
+    def failures(self) -> list[tuple[str, str]]:
+        """Of each sample that could not be read the id of its image, and the reason."""
+        return [(key, reason) for key, reasons in self.failed.items() for reason in reasons.split("\n")]
 
     @property
     @abstractmethod
@@ -216,6 +222,15 @@ class ImageSet(FeatureSet):
         super().__init__(cache, name)
         self.rows: int = self.attributes["rows"]  # local rows of an image, N; the most, where they vary
         self.views: int = self.attributes.get("views", 1)  # of an image; the first is the image as it is
+
+    @cached_property
+    def cells(self) -> tuple[int, int] | None:
+        """Height and width of the encoder's own map, whose cells those of `grid` average; None: not known, or the same.
+
+        Sets of earlier versions do not say so.
+        """
+        stored = self.attributes.get("cells")
+        return None if stored is None else (int(stored[0]), int(stored[1]))
 
     @cached_property
     def grid(self) -> tuple[int, int] | None:

@@ -41,8 +41,10 @@ def choose_splits(samples: Samples, wanted: tuple[str, ...]) -> list[str]:
     unknown = [split for split in wanted if split not in samples.splits]
     if unknown and (wanted != DEFAULT_SPLITS or len(unknown) == len(wanted)):
         there = ", ".join(samples.splits)
+        mapped = ", or map their own names in the manifest with merge_splits" if "other" in samples.splits else ""
         raise CacheError(
-            f"'{samples.dataset}' has no image in split {', '.join(unknown)}; it has {there}: choose with --splits"
+            f"'{samples.dataset}' has no image in split {', '.join(unknown)}; it has {there}: choose with"
+            f" --splits{mapped}"
         )
     return [split for split in samples.splits if split in wanted]
 

@@ -85,6 +85,10 @@ _OF_SETS: dict[str, Rule] = {
     **dict.fromkeys(("channels", "global_channels"), _WIDTH),
     "shard_images": _COUNT,
 }
+_SIDES: Rule = (
+    "two whole numbers",
+    lambda value: isinstance(value, list) and [*map(_is_count, value)] == [True] * 2,
+)
 _OF_SETS_OF: dict[str, dict[str, Rule]] = {
     "images": {"rows": _ROWS},
     "captions": {"shard_captions": _COUNT, "shard_tokens": _ROWS},
@@ -95,7 +99,7 @@ _OPTIONAL: dict[str, Rule] = {  # sets lack what they have no need of, or what e
     "source": ("a mapping of texts", lambda value: _holds(value, str)),
     "asked": ("a mapping or null", lambda value: isinstance(value, dict | None)),
     "views": _COUNT,
-    "grid": ("two whole numbers", lambda value: isinstance(value, list) and [*map(_is_count, value)] == [True] * 2),
+    **dict.fromkeys(("grid", "cells"), _SIDES),
     "vocabulary": ("texts", _are_texts),
     "counts": ("a mapping of whole numbers", lambda value: _holds(value, int)),
 }

@@ -112,6 +112,10 @@ def _require_fitting(
     if layer != -1 and not name.startswith((HUB, *LIBRARIES)):
         models = ", ".join((HUB, *LIBRARIES))
         raise EncoderError(f"--visual-layer is for models of {models}; '{name}' gives its last map, leave it out")
+    if layer != -1 and frames is not None:
+        raise EncoderError(
+            "--visual-layer chooses a map, and of a frame only the global feature is taken; leave it out"
+        )
     if whole and (name in REGION_ENCODERS or is_own(name)):
         raise EncoderError(f"--whole is for grids, and '{name}' prepares its pictures itself; leave it out")
     require_cut(name, name not in _GRIDS, whole)

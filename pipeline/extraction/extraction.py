@@ -135,7 +135,7 @@ def _finished(samples: Samples, url: str, options: Options, splits: list[str]) -
         shards = [shard for split in splits for shard in features.blocks.of_split(split)]
         if not features.done()[shards].all():
             return None
-        reasons = tuple(features.failed.values())
+        reasons = tuple(reason for _, reason in features.failures)
         summaries.append(SetSummary(features.name, shards_before=len(shards), failed=len(reasons), reasons=reasons))
         if isinstance(features, CaptionSet):
             counts = CaptionCounts(**features.attributes["counts"])
@@ -239,12 +239,12 @@ def _facts(
     encoder: VisualEncoder | TextEncoder,
     device: str,
 ) -> SetFacts:
-    """Return the facts of a set; one that is there keeps its name, whatever its weights are called now."""
+    """Return the facts of a set; one that is there, in any generation, keeps its name with weights of another name."""
     recorded = {"device": device, "batch_size": options.batch_size}
     asked = options.asked(modality)
     source = source_of(exact, modality, None if asked is None else asked["weights"])
     facts = SetFacts.of(encoder, options.dtype, recorded, asked, None if source is None else source.to_json())
-    return facts.named_as_in(cache, modality)
+    return facts.named_as(sets_of_all(cache.url, modality))
 
 
 def _count(cache: FeatureCache, encoder: TextEncoder, blocks: Blocks) -> tuple[list[int], dict[str, Any]]:

@@ -78,7 +78,7 @@ def fill(
         shards=len(missing),
         shards_before=len(wanted) - len(missing),
         failed=int((filled.status == FAILED).sum()),
-        reasons=tuple(filled.failed.values()),
+        reasons=tuple(reason for _, reason in filled.failures),
         seconds=seconds,
         shares=receipts.shares,
     )
@@ -98,7 +98,7 @@ class _Receipts:
             ids = self.features.cache.ids(*self.features.blocks.images(receipt.shard))
             record_failures(self.features, ids, receipt.failed)
         self.marks[receipt.shard] = 1
-        self.samples += receipt.samples - len(receipt.failed) - receipt.found
+        self.samples += receipt.samples - receipt.failures - receipt.found
         self.found += receipt.found
         for share, seconds in receipt.seconds.items():
             self.shares[share] += seconds
@@ -114,7 +114,8 @@ def _require_some(features: ImageSet | CaptionSet, split: str, marks: "zarr.Arra
         marks[shard] = 0
     ids = cache.ids(*cache.splits[split])
     record_failures(features, ids, {})
+    example = next(reason for key, reason in features.failures if key in ids)
+    what = features.modality[:-1]
     raise CacheError(
-        f"no image of split '{split}' could be read; for example {features.failed[ids[0]]}; fix that, or choose other"
-        " --splits"
+        f"no {what} of split '{split}' could be read; for example {example}; fix that, or choose other --splits"
     )

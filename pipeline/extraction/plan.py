@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..cache import Blocks, FeatureCache, FeatureSet
-from ..cache.earlier import caption_keys, image_keys
+from ..cache.earlier import caption_keys, image_keys, sets_of_all
 from ..cache.facts import SetFacts
 from ..cache.known_samples import find_samples
 from ..cache.layout import choose_splits, find_cache
@@ -213,7 +213,7 @@ def _facts(
     encoder: VisualEncoder | TextEncoder, modality: str, options: Options, cache: FeatureCache | None
 ) -> SetFacts:
     facts = SetFacts.of(encoder, options.dtype, {})
-    return facts if cache is None else facts.named_as_in(cache, modality)
+    return facts if cache is None else facts.named_as(sets_of_all(cache.url, modality))
 
 
 def _scaled(splits: dict[str, tuple[int, int]], ratio: float) -> dict[str, tuple[int, int]]:

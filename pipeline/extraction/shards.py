@@ -10,6 +10,7 @@ from threading import Event
 import numpy as np
 
 from ..cache import FeatureSet
+from ..wording import printable
 
 # What hears of finished samples, by the URL and name of the set that is filled, since a shard takes long. Only tasks of
 # this process are heard.
@@ -31,10 +32,20 @@ class Receipt:
     shard: int
     samples: int
     found: int = 0  # of them, those that another generation of the cache had
-    failed: dict[str, str] = field(default_factory=dict)  # id of a failed sample → reason
+    failed: dict[str, str] = field(default_factory=dict)  # id of the image of a failed sample → reason
     seconds: dict[str, float] = field(default_factory=dict)  # by share of the work: ``read``, ``encode``, ``write``
     duration: float = 0.0  # seconds that the task took, also those in which it waited for the device
     began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def failures(self) -> int:
+        """How many samples failed."""
+        return sum(len(reasons.split("\n")) for reasons in self.failed.values())
+
+    def fail(self, key: str, reason: str) -> None:
+        """Note why a sample of the image `key` failed; of an image's captions several may."""
+        reason = printable(reason)
+        self.failed[key] = f"{self.failed[key]}\n{reason}" if key in self.failed else reason
 
     def timed(self, share: str, began: float) -> float:
         """Add the time since `began` to a share of the work; return the time now."""

@@ -75,7 +75,8 @@ def write_image_shard(job: Job, shard: int) -> Receipt:
                 except SampleError as error:
                     if job.options.on_error == "fail":
                         raise
-                    arrays["status"][row], receipt.failed[ids[row]] = FAILED, f"{names[row]}: {error.reason}"
+                    arrays["status"][row] = FAILED
+                    receipt.fail(ids[row], f"{names[row]}: {error.reason}")
             receipt.timed("read", began)
             if decoded:
                 with encoding(device):
@@ -235,6 +236,7 @@ def _encode_captions(
         assert encoded is not None, "its states have channels"
         states, pooled = encoded
         _check_range(states[:, None], features, [texts[row] for row in np.repeat(rows, lengths[rows])])
+        _check_range(pooled, features, [texts[row] for row in rows])
         arrays["local"][ranges(starts[rows], lengths[rows])], arrays["global"][rows] = states, pooled
         tell(job.url, job.set_name, len(rows))
 

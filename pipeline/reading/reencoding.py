@@ -151,7 +151,7 @@ def encode_captions(encoder: TextEncoder, dtype: str, device: str, texts: Sequen
             continue
         with np.errstate(over="ignore"):  # found below
             states, pooled = (array.astype(dtype) for array in encoded)
-        if not np.isfinite(states).all():
+        if not (np.isfinite(states).all() and np.isfinite(pooled).all()):
             raise SampleError("the text", f"its features are beyond {dtype} or no numbers; take other words")
         local = pad(torch.from_numpy(states), length).to(device)
         yield Features(length.to(device), local, torch.from_numpy(pooled).to(device), token)
@@ -168,7 +168,8 @@ def _encode(encoder: VisualEncoder, dtype: str, device: str, decoded: Sequence[A
         global_=torch.from_numpy(arrays["global"]).to(device),
         grid=encoder.grid,
     )
-    return features, np.isfinite(arrays["local"]).reshape(len(decoded), -1).all(1)
+    finite = [np.isfinite(arrays[name]).reshape(len(decoded), -1).all(1) for name in ("local", "global")]
+    return features, np.logical_and(*finite)
 
 
 def _decode(encoder: VisualEncoder, image: Picture) -> Any:

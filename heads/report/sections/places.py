@@ -1,5 +1,6 @@
 """Where the local features of an image lie in its picture, and how attention over them is drawn there."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,14 +73,18 @@ def place_of(view: View, pictures: Pictures, image: int) -> Place | None:
     if picture is None:
         return None
     if features.grid is not None:
-        return Place(picture, grid_boxes(*features.grid), features.grid)
+        if features.cells is None:
+            return Place(picture, grid_boxes(*features.grid), features.grid)
+        return Place(picture, grid_boxes(*features.cells, features.identity["pool"]), features.cells)
     boxes, size = features.array("boxes", row)[0], features.array("size", row)[0]
     if (picture.size[0] - picture.size[1]) * (int(size[0]) - int(size[1])) < 0:  # imports do not say how they turned it
         picture = pictures.seen(not pictures.upright).hold(name) or picture
     return Place(picture, boxes[: int(features.length[row][0])] / np.tile(size, 2), (CELLS, CELLS))
 
 
-def grid_boxes(height: int, width: int) -> np.ndarray:
-    """Return the boxes of the cells of a grid, row by row, [N, 4]."""
-    down, across = np.divmod(np.arange(height * width), width)
-    return np.stack([across, down, across + 1, down + 1], 1) / [width, height, width, height]
+def grid_boxes(height: int, width: int, pool: Sequence[int] = (1, 1)) -> np.ndarray:
+    """Return the boxes of windows of `pool` cells in a grid, row by row, [N, 4]; at the edges they are cut off."""
+    down, across = (range(0, side, step) for side, step in zip((height, width), pool, strict=True))
+    first = np.array([[x, y] for y in down for x in across])
+    last = np.minimum(first + np.array(pool[::-1]), [width, height])
+    return np.concatenate([first, last], axis=1) / [width, height, width, height]

@@ -173,7 +173,7 @@ def _describe_set(features: ImageSet | CaptionSet) -> SetContents:
         shard_images=features.blocks.length,
         done={split: (int(shards.sum()), len(shards)) for split, shards in marks.items()},
         percent=100 * finished / len(features.status),
-        failed=len(features.failed),
+        failed=len(features.failures),
         bytes=size,
         codec=" ".join(str(name) for name in codecs if name != "crc32c") or "none",
         bytes_per_value=size / stored if stored else None,

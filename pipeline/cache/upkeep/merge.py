@@ -20,8 +20,8 @@ from ..storage.generations import store_of
 from ..storage.seals import files_of
 from .verify import CheckedSet
 
-# Attributes that may differ between parts of one set; earlier versions wrote no grid.
-_OF_ONE_MACHINE = {"failed", "recorded", "asked", "grid", "source", "command"}
+# Attributes that may differ between parts of one set; earlier versions wrote no grid and no cells.
+_OF_ONE_MACHINE = {"failed", "recorded", "asked", "grid", "cells", "source", "command"}
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,11 @@ def _check_sets(parts: list[_Part]) -> None:
         differing = _differing(a, b)
         where = f"{first.cache.url} and {second.cache.url}"
         if first.path != second.path:
+            if _same_features(first, second):
+                raise CacheError(
+                    f"'{first.path}' and '{second.path}' are the same features under two names in {where}, and would"
+                    " be two sets; extract one of them again with its weights in a folder of the other's name"
+                )
             if _like_halves(first, second):
                 inside = ", ".join(_differing(a["identity"], b["identity"])) or "dtype"
                 raise CacheError(
@@ -170,6 +175,12 @@ def _check_sets(parts: list[_Part]) -> None:
 
 def _differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
+
+
+def _same_features(first: _Part, second: _Part) -> bool:
+    """Return whether two sets are made by one encoder, from folders or files of different names."""
+    one, two = first.features, second.features
+    return (one.modality, one.fingerprint) == (two.modality, two.fingerprint)
 
 
 def _like_halves(first: _Part, second: _Part) -> bool:
@@ -244,5 +255,5 @@ def _copy_shard(part: _Part, shard: int, features: FeatureSet) -> None:
 
 def _summary(part: _Part, before: int) -> MergedSet:
     features = part.features
-    in_all, failed = len(features.blocks), len(features.failed)
+    in_all, failed = len(features.blocks), len(features.failures)
     return MergedSet(features.modality, features.name, len(part.done) - before, before, in_all, failed)

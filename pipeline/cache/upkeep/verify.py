@@ -76,7 +76,7 @@ def verify(url: str) -> Verification:
             for shard in range(len(checked.features.blocks)):
                 damaged += checked.damage(shard)
                 progress.update(1)
-    failed = (FailedSample(key, why) for checked in sets for key, why in checked.features.failed.items())
+    failed = (FailedSample(key, why) for checked in sets for key, why in checked.features.failures)
     return Verification(sum(checked.done for checked in sets), tuple(failed), tuple(damaged))
 
 

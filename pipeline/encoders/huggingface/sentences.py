@@ -34,11 +34,13 @@ class Pooling:
         way: ``cls``, ``max``, ``mean`` or ``lasttoken`` of all tokens, special ones included.
         normalised: whether the vector is divided by its norm.
         most: tokens of a text that are seen; None: what the model takes.
+        prompt: what the authors put before every text; None: nothing.
     """
 
     way: str
     normalised: bool
     most: int | None
+    prompt: str | None = None
 
     @property
     def described(self) -> str:
@@ -94,8 +96,15 @@ def read_pooling(weights: str, offline: bool) -> Pooling | None:
             f"text weights '{weights}' pool by {' and '.join(map(str, ways)) or 'nothing'}, and xret by"
             f" {', '.join(_WAYS)}; take them as --text bert --text-weights, which pools by the maximum"
         )
-    most = (_read(weights, "sentence_bert_config.json", offline) or {}).get("max_seq_length")
-    return Pooling(ways[0], "Normalize" in kinds, most)
+    seen = _read(weights, "sentence_bert_config.json", offline) or {}
+    if seen.get("do_lower_case"):
+        raise EncoderError(
+            f"text weights '{weights}': their sentence_bert_config.json writes all texts in small letters, and xret"
+            " leaves them as they are; write the captions so, and set its do_lower_case to false"
+        )
+    about = _read(weights, "config_sentence_transformers.json", offline) or {}
+    prompt = (about.get("prompts") or {}).get(about.get("default_prompt_name"))
+    return Pooling(ways[0], "Normalize" in kinds, seen.get("max_seq_length"), prompt or None)
 
 
 def _read(weights: str, name: str, offline: bool) -> Any:

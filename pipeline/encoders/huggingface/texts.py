@@ -68,6 +68,11 @@ class TextEncoder(BertEncoder):
         model, tokenizer, self._pooling, self.space = load_from(
             weights, "text", lambda off: _load(weights, off, self._trust)
         )
+        if self._prompt is None and self._pooling is not None and self._pooling.prompt is not None:
+            raise EncoderError(
+                f"text weights '{weights}' are meant to see {self._pooling.prompt!r} before every text; give"
+                f" --prompt '{self._pooling.prompt}{{}}', another prompt, or --prompt '{{}}' for none"
+            )
         self._joint = hasattr(model, "get_text_features")
         config = getattr(model.config, "text_config", model.config)
         if config.model_type in _PADDED:

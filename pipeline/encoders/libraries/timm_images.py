@@ -90,7 +90,9 @@ class TimmEncoder(LibraryGrid):
 
     def _run(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         network: Any = self.network
-        final, (maps,) = network.forward_intermediates(pixels, indices=[self._layer], norm=self._norm and self._last)
+        # Hieras would stop at the layer, and the global feature is that of the last one.
+        options = {"norm": self._norm and self._last, "stop_early": False}
+        final, (maps,) = network.forward_intermediates(pixels, indices=[self._layer], **options)
         return maps, network.forward_head(final, pre_logits=True)
 
 

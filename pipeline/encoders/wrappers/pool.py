@@ -35,7 +35,8 @@ class PoolEncoder:
                 f"--pool {pool[0]}x{pool[1]} averages nothing in the grid of {height} x {width} cells of '{grid.name}';"
                 " give a smaller window, as 2x2, or leave it out"
             )
-        self._encoder, self._pool, self._cells = grid, pool, (height, width)
+        self._encoder, self._pool = grid, pool
+        self.cells = height, width  # before they are averaged
         self.grid = -(-height // pool[0]), -(-width // pool[1])
         self.rows = self.grid[0] * self.grid[1]
         self.name, self.versions, self.space = grid.name, grid.versions, grid.space
@@ -56,6 +57,6 @@ class PoolEncoder:
     def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Encode a batch of decoded images [B,3,H,W]; return the pooled cells [B,N,C] and global features [B,D]."""
         local, global_ = self._encoder.encode(pixels)
-        maps = torch.from_numpy(local).transpose(1, 2).unflatten(2, self._cells)
+        maps = torch.from_numpy(local).transpose(1, 2).unflatten(2, self.cells)
         pooled = functional.avg_pool2d(maps, self._pool, ceil_mode=True, count_include_pad=False)
         return pooled.flatten(2).transpose(1, 2).contiguous().numpy(), global_

@@ -43,7 +43,7 @@ def export(url: str, to: str, out: Path, sets: Sequence[str] = (), splits: Seque
 
     ``npy``: a folder of ``{train,dev,test}_{ims.npy,caps.txt,ids.txt}``; float32, a row an image where each has five
     captions, as SCAN's readers assume, else a row a caption. ``hdf5``: one file, described in `hdf5`.
-    Images that could not be extracted, and their captions, are left out.
+    Images that could not be extracted are left out with their captions, and so are captions that could not.
 
     Args:
         url: the cache.
@@ -79,5 +79,5 @@ def export(url: str, to: str, out: Path, sets: Sequence[str] = (), splits: Seque
 def _counts(selection: Selection, split: str) -> ExportedSplit:
     first, last = selection.cache.splits[split]
     rows = selection.rows[split]
-    captions = int(selection.cache.caption_count[rows].sum())
-    return ExportedSplit(len(rows), captions, last - first - len(rows))
+    left_out = last - first - len(rows)
+    return ExportedSplit(len(rows), len(selection.caption_rows(rows)), left_out)

@@ -110,7 +110,7 @@ def _append(group: h5py.Group, name: str, values: np.ndarray, first: int, total:
 def _image_arrays(selection: Selection, rows: np.ndarray, split: str, first_caption: int) -> dict[str, np.ndarray]:
     """Return what the file holds of these image rows."""
     cache = selection.cache
-    counts = cache.caption_count[rows]
+    counts = selection.caption_counts(rows)
     arrays = {
         "id": _texts(texts_of(cache.ids, rows)),
         "file_name": _texts(texts_of(cache.file_names, rows)),
@@ -131,7 +131,7 @@ def _caption_arrays(
     arrays = {
         "text": _texts(texts_of(cache.caption_texts, captions)),
         "sentid": cache.sample_array("sentid")[captions],
-        "image": first_image + np.repeat(np.arange(len(rows)), cache.caption_count[rows]),
+        "image": first_image + np.repeat(np.arange(len(rows)), selection.caption_counts(rows)),
     }
     if features is None:
         return arrays, {}

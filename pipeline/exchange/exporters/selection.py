@@ -37,8 +37,20 @@ class Selection:
         return gathers[name](rows) if name in gathers else self.images.array(name, rows)
 
     def caption_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Return the caption rows of these image rows."""
-        return ranges(self.cache.caption_start[rows], self.cache.caption_count[rows])
+        """Return the rows of the captions of these image rows, without captions that failed."""
+        captions = ranges(self.cache.caption_start[rows], self.cache.caption_count[rows])
+        kept: np.ndarray = captions[self._read(captions)]
+        return kept
+
+    def caption_counts(self, rows: np.ndarray) -> np.ndarray:
+        """Return how many captions each of these image rows has, without captions that failed."""
+        starts, counts = self.cache.caption_start[rows], self.cache.caption_count[rows]
+        owners = np.repeat(np.arange(len(rows)), counts)[self._read(ranges(starts, counts))]
+        return np.bincount(owners, minlength=len(rows)).astype(np.int32)
+
+    def _read(self, captions: np.ndarray) -> np.ndarray:
+        """Return which captions did not fail; all, if none of their features are exported."""
+        return np.ones(len(captions), dtype=bool) if self.captions is None else self.captions.status[captions] == OK
 
 
 def select(cache: FeatureCache, prefixes: Sequence[str], splits: Sequence[str], modalities: Sequence[str]) -> Selection:

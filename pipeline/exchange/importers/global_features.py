@@ -115,7 +115,7 @@ def write_rows(job: RowsJob, shard: int) -> Receipt:
             key, name = names[at]
             if not job.skips:
                 raise SampleError(name, f"{why}; repair the source, or record such samples with --on-error skip")
-            receipt.failed[key] = f"{name}: {why}"
+            receipt.fail(key, f"{name}: {why}")
     peak = float(np.abs(values[finite]).max(initial=0))
     if peak > float(np.finfo(features.dtype).max):
         raise CacheError(f"a value of {peak:.3g} is beyond {features.dtype}; import with --dtype float32")

@@ -114,7 +114,7 @@ def write_imported_shard(job: ImportJob, shard: int) -> Receipt:
             if job.options.on_error == "fail":
                 advice = "repair the source, or record such images with --on-error skip"
                 raise SampleError(names[row], f"{error.reason}; {advice}") from error
-            receipt.failed[ids[row]] = f"{names[row]}: {error.reason}"
+            receipt.fail(ids[row], f"{names[row]}: {error.reason}")
             arrays["status"][row] = FAILED
         tell(job.url, job.set_name, 1)
     receipt.timed("read", began)

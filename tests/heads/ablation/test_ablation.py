@@ -253,6 +253,17 @@ def test_a_folder_belongs_to_one_ablation(stores, whole, tmp_path):
     assert numbers(ablated(stores(), plan_of(), out, seeds=2, device="cpu")) == numbers(entries)
 
 
+def test_a_cell_with_a_recipe_of_its_own_is_not_offered_another(stores, tmp_path):
+    plan = plan_grid("setdiv-b1", "setdiv", NARROW)  # two cells take it, the third names its own
+    with pytest.raises(RecipeError, match=r"^SetDiv: grid 'setdiv-b1' .*; add --set data\.image_kind=frames$"):
+        ablated(stores("frames"), plan, tmp_path / "out", device="cpu")
+
+
+def test_an_ablation_has_a_seed(stores, tmp_path):
+    with pytest.raises(RecipeError, match="seeds must be at least 1, not 0"):
+        ablated(stores(), plan_variation("vsepp", [MARGIN], NARROW), tmp_path / "out", seeds=0)
+
+
 @pytest.mark.parametrize(
     ("plan", "owner", "way"),
     [

@@ -50,6 +50,21 @@ def test_a_list_in_brackets_is_one_value():
         assert [variant.recipe.data.text for variant in plan.variants] == ["words", ["words", "bert"]]
 
 
+def test_none_is_a_name_where_a_key_has_it():
+    plan = plan_variation("setdiv", ["aggregator.image.positions=none,circle"], NARROW)
+    assert [variant.recipe.aggregator["image"]["positions"] for variant in plan.variants] == ["none", "circle"]
+    plan = plan_variation("setdiv", ["data.captions=none,2"], NARROW)
+    assert [variant.recipe.data.captions for variant in plan.variants] == [None, 2]
+    with pytest.raises(RecipeError, match="names a value twice"):
+        plan_variation("setdiv", ["data.captions=none,null"], NARROW)
+
+
+@pytest.mark.parametrize("vary", ["finetune.image_lr=0.1,0.2", "expected.f30k=1,2", "name=a,b", "paper=a,b"])
+def test_what_no_head_learns_by_is_not_varied(vary):
+    with pytest.raises(RecipeError, match=f"{vary.partition('=')[0]} cannot be varied: it does not describe how"):
+        plan_variation("vsepp", [vary], NARROW)
+
+
 def test_half_of_a_pair_of_brackets_is_said():
     with pytest.raises(RecipeError, match="has half of a pair of brackets") as caught:
         plan_variation("vsepp", ["data.text=words,bert,[words,bert"], NARROW)
@@ -72,7 +87,7 @@ def test_all_faults_are_said_at_once():
         plan_variation("vsepp", [*vary, "model.dim=4,4"], [*NARROW, "data.batchsize=3"])
     sentence = str(caught.value)
     for fault in (
-        "loss.triplet.margn is not a key (did you mean 'margin'?)",
+        "loss.triplet.margn is not a key (did you mean 'loss.triplet.margin'?)",
         "did you mean 'cosine'?",
         "--vary 'optimizer.lr' must have the form KEY=V1,V2",
         "schedule.step must be a whole number, not 'x'",

@@ -168,9 +168,9 @@ def test_every_fault_of_file_and_settings_is_named_at_once(tmp_path):
         "data.unit must be one of image, caption, not 'images' (did you mean 'image'?)",
         "data.batch_size must be a whole number, not 'many'",
         "model must be a block with the keys dim, residual, not 3",
-        "adapter.gird is not a key (did you mean 'grid'?)",
-        "aggregator.text.slotz is not a key (did you mean 'slots'?)",
-        "loss.triplett is not a key (did you mean 'triplet'?)",
+        "adapter.gird is not a key (did you mean 'adapter.grid'?)",
+        "aggregator.text.slotz is not a key (did you mean 'aggregator.text.slots'?)",
+        "loss.triplett is not a key (did you mean 'loss.triplet'?)",
         "margin is not a key (did you mean 'loss.triplet.margin'?)",
     ):
         assert fault in message

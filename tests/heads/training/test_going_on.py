@@ -79,7 +79,9 @@ def test_what_cannot_be_made_longer_says_why(store, tmp_path, settings, why):
     words = [word for setting in (*SMALL, "schedule.epochs=2", *settings) for word in ("--set", setting)]
     said = refused("train-head", store, "--recipe", "vsepp", "--out", tmp_path / "run", *words, "--resume")
     assert said.startswith(f"{tmp_path / 'run'} was begun for 1 epoch and cannot be made longer, because {why}; ")
-    assert said.endswith("a run of schedule.name=constant or step can be made longer")
+    assert said.endswith(
+        "a run of schedule.name=constant or step without warmup_ratio and swa_epochs can be made longer"
+    )
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 

@@ -120,6 +120,14 @@ def test_a_result_of_another_best_run_is_not_taken_for_its_own(stores, whole, tm
         assert tuned(stores(), out, ties="mean").evaluation.results == (result,)
 
 
+def test_a_result_with_other_ties_is_replaced_with_a_word(stores, whole, tmp_path, capsys):
+    shutil.copytree(whole[0], out := tmp_path / "out")
+    tuned(stores(), out, ties="mean")
+    assert "is written anew" not in capsys.readouterr().err
+    tuned(stores(), out, ties="pessimistic")
+    assert "result.json is written anew; it held the result with 1 view, ties mean." in capsys.readouterr().err
+
+
 def test_a_best_run_that_was_lost_is_said_with_what_makes_it_again(stores, whole, tmp_path, capsys):
     shutil.copytree(whole[0], out := tmp_path / "out")
     kept = (out / "best" / "model.safetensors").read_bytes()
@@ -135,5 +143,9 @@ def test_a_best_run_that_was_lost_is_said_with_what_makes_it_again(stores, whole
 
 
 def test_a_tuning_has_a_trial(stores, tmp_path):
+    for wrong, sentence in (({"seed": -1}, "seed must be at least 0, not -1"), ({"ties": "worst"}, "must be one of")):
+        with pytest.raises((RecipeError, ValueError), match=sentence):
+            tuned(stores(), tmp_path / "out", **wrong)
+        assert not (tmp_path / "out").exists()
     with pytest.raises(RecipeError, match="trials must be at least 1, not 0"):
         tuned(stores(), tmp_path / "out", trials=0)

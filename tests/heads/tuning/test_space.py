@@ -192,8 +192,10 @@ def test_own_values():
         "loss.triplet.negatives": Choice(("all", "semi")),
         "data.batch_size": Choice((16, 100, 1000)),
         "loss.sigmoid.weight": Range(0.5, 1, log=False, whole=False),  # a loss that the recipe does not have
+        "data.chunk": Choice((None, 8)),
+        "schedule.patience": Choice((3, 8)),
     }
     values = own_values(space, recipe)
-    own = {"data.unit": "caption", "data.batch_size": 100, "loss.sigmoid.weight": 0.5}
+    own = {"data.unit": "caption", "data.batch_size": 100, "loss.sigmoid.weight": 0.5, "data.chunk": None}
     assert values == {"optimizer.lr": 1e-2, "model.dim": 8, **own}
     assert as_settings({"a": True, "b": None, "c": 1e-5}) == ["a=true", "b=null", "c=1e-05"]

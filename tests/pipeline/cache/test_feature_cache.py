@@ -109,8 +109,11 @@ def test_no_cache_and_foreign_folders_are_refused(tmp_path, tiny_dataset):
     (tmp_path / "other" / "thesis.txt").write_text("mine")
     empty = open_or_create(str(tmp_path / "begun.zarr"), samples, ["full"])
     for modality, choose in (("images", empty.image_set), ("captions", empty.caption_set)):
-        with pytest.raises(CacheError, match=rf"begun\.zarr has no features of {modality}; run `xret extract` on it"):
+        with pytest.raises(
+            CacheError, match=rf"begun\.zarr has no features of {modality}; run `xret extract` on it"
+        ) as refusal:
             choose()
+    assert "run `xret extract` on it, to its end" in str(refusal.value)  # there is no other side to leave alone
     with pytest.raises(CacheError, match="not empty and holds no feature cache"):
         open_or_create(str(tmp_path / "other"), samples, [])
     assert (tmp_path / "other" / "thesis.txt").read_text() == "mine"

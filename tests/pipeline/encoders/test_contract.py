@@ -3,6 +3,7 @@
 import gc
 import json
 import re
+import shutil
 import weakref
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from small_bert import save_bert
 from small_checkpoints import save_image_model, save_text_model
 
 from xret.pipeline.cache import FeatureCache
+from xret.pipeline.cache.facts import SetFacts
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.encoders import load_text, load_visual, registry
 from xret.pipeline.errors import CacheError, EncoderError
@@ -249,6 +251,18 @@ def test_values_beyond_the_dtype_say_what_helps(tmp_path, tiny_dataset):
     assert len(FeatureCache.open(url).set_names("images")) == 3
 
 
+@pytest.mark.parametrize(("side", "projection"), [("visual", "visual_projection"), ("text", "text_projection")])
+def test_global_features_beyond_the_dtype_are_refused(side, projection, tmp_path, tiny_dataset, folder_of):
+    save = save_image_model if side == "visual" else save_text_model
+    folder = shutil.copytree(folder_of("clip", save), tmp_path / "large")
+    weights = load_file(folder / "model.safetensors")
+    weights[f"{projection}.weight"] *= 1e6
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    options = Options(**{"visual": None, "text": None, side: f"hf:{folder}"}, device="cpu", splits=("train",))
+    with pytest.raises(CacheError, match=r"is beyond float16; extract with --dtype float32$"):
+        extract(load_manifest(tiny_dataset(train=3)), str(tmp_path / "s.zarr"), options)
+
+
 def test_views_need_a_method_of_their_own():
     with pytest.raises(EncoderError, match="--views needs of 'own_encoder:Quarters' a method `prepare`"):
         load_visual("own_encoder:Quarters", "w", 60, "cpu", views=2, augment="dihedral")
@@ -268,6 +282,8 @@ def test_pooled_cells_are_the_means_of_their_windows():
     for pool in ((1, 1), (3, 1), (0, 2)):
         with pytest.raises(EncoderError, match="averages nothing in the grid of 2 x 3 cells of 'quarters'"):
             load_visual("own_encoder:Quarters", "w", 60, "cpu", pool=pool)
+    facts = SetFacts.of(pooled, "float16", {})
+    assert (facts.grid, facts.cells, SetFacts.of(whole, "float16", {}).cells) == ((1, 2), (2, 3), None)
     with pytest.raises(EncoderError, match="--pool averages the cells of pictures' grids"):
         load_visual("butd", "random:0", None, "cpu", pool=(2, 2))
 

@@ -176,6 +176,33 @@ def test_nan_stops_or_is_recorded(tmp_path):
     assert verify(cache.url).ok
 
 
+def test_captions_that_failed_are_counted_one_by_one_and_not_exported(tmp_path):
+    pairs = Pairs(16)
+    owners = np.repeat(np.arange(8), 2)
+    lost = [2, 3, 9]  # both captions of image 1, and the second of image 4
+    pairs.captions[lost] = np.nan
+    pairs.images = pairs.images[:8]
+    lines = [(f"{owner}.jpg", text) for owner, text in zip(owners, pairs.texts, strict=True)]
+    source = pairs.folder(tmp_path / "e", lines, splits=["train"] * 12 + ["test"] * 4)
+    summary, cache = bring(source, tmp_path / "s", "embeddings", on_error="skip")
+    _, captions = summary.sets
+    assert (captions.samples, captions.failed, len(captions.reasons)) == (13, 3, 3)
+    assert len(verify(cache.url).failed_samples) == 3
+    assert describe(cache.url).sets[1].failed == 3
+    again, _ = bring(source, tmp_path / "s", "embeddings", on_error="skip")
+    assert (again.sets[1].failed, len(again.sets[1].reasons)) == (3, 3)
+    exported = export(cache.url, "hdf5", tmp_path / "out.h5", splits=("train", "test"))
+    assert [split.captions for split in exported.splits.values()] == [9, 4]
+    kept = np.delete(np.arange(16), lost)
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert file["captions/text"].asstr()[...].tolist() == [pairs.texts[k] for k in kept]
+        assert file["captions/image"][...].tolist() == owners[kept].tolist()
+        assert np.array_equal(file["captions/global"][...], pairs.captions[kept])
+        counts = file["images/caption_count"]
+        assert (counts.dtype, counts[...].tolist()) == (np.dtype("i4"), [2, 0, 2, 2, 1, 2, 2, 2])
+        assert file["images/caption_start"][...].tolist() == [0, 2, 2, 4, 6, 7, 9, 11]
+
+
 def lose_part(source):
     (source / "text_emb/text_emb_01.npy").unlink()
 

@@ -122,6 +122,12 @@ def test_splits_are_computed_when_asked_for(tiny_dataset, tmp_path):
     assert FeatureCache.open(url).image_set().complete("train")
     with pytest.raises(CacheError, match="has no image in split other; it has train, val, test"):
         extract(manifest, url, Options(**{**vars(SMALL), "splits": ("train", "other")}))
+    alone, images = str(tmp_path / "images.zarr"), Options(**{**vars(SMALL), "text": None})
+    extract(manifest, alone, images)
+    with pytest.raises(
+        CacheError, match="has no features of captions; run `xret extract` on it with --visual none, to"
+    ):
+        FeatureCache.open(alone).caption_set()
 
 
 def test_a_broken_image_stops_or_is_recorded(tiny_dataset, tmp_path):

@@ -42,6 +42,10 @@ def test_attention_is_that_of_the_model(view):
 def test_the_boxes_of_a_grid_lie_row_by_row():
     assert grid_boxes(1, 2).tolist() == [[0, 0, 0.5, 1], [0.5, 0, 1, 1]]
     assert grid_boxes(2, 3)[4].tolist() == pytest.approx([1 / 3, 1 / 2, 2 / 3, 1])
+    windows = grid_boxes(3, 7, (1, 2))  # four in a row, of which the last is cut off
+    assert windows.shape == (12, 4)
+    assert windows[:4, 0].tolist() == pytest.approx([0, 2 / 7, 4 / 7, 6 / 7])
+    assert windows[7].tolist() == pytest.approx([6 / 7, 1 / 3, 1, 2 / 3])
 
 
 def test_a_grid_is_lit_where_it_is_attended_to():

@@ -13,6 +13,7 @@ import small_store
 from changing_data import OPTIONS, pictures, use, write
 from packed_data import PackedData
 from parts import part_of, sound_store
+from small_checkpoints import save_image_model
 from small_extraction import SMALL, files
 from small_store import seal_anew
 
@@ -25,6 +26,7 @@ from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.extraction.options import Options
 
 SIZES = {"train": 12, "val": 9, "test": 3}  # shards 0 and 1, 2 and 3, and 4
 
@@ -220,6 +222,15 @@ def test_halves_of_different_encoders(tmp_path):
     assert "hold different splits" in sentence
     assert "they differ in weights; make" in sentence
     assert "they differ in weights" in refused(tmp_path / "new", [a, b], there=False)
+
+
+def test_halves_of_one_encoder_under_two_names(tiny_dataset, tmp_path):
+    manifest, urls = load_manifest(tiny_dataset(train=3, val=3, test=0)), []
+    one = save_image_model(tmp_path / "one", "dinov2")
+    for folder, split in ((one, "train"), (shutil.copytree(one, tmp_path / "two"), "val")):
+        urls.append(str(tmp_path / f"{split}.zarr"))
+        extract(manifest, urls[-1], Options(visual=f"hf:{folder}", text=None, splits=(split,), device="cpu"))
+    assert "are the same features under two names in" in refused(tmp_path / "new", urls, there=False)
 
 
 def test_one_name_but_another_set(apart):

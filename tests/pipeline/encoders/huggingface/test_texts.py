@@ -142,6 +142,19 @@ def test_older_folders_name_their_pooling_by_switches(copy):
     assert encoder.identity["global"] == "mean"
 
 
+def test_a_folder_that_changes_its_texts_is_refused_or_given_its_prompt(tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    folder = save_sentence_model(tmp_path / "sentences", "mean", False)
+    about = {"prompts": {"query": "two ", "other": "one "}, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(about))
+    refused(folder, r"are meant to see 'two ' before every text; give --prompt 'two \{\}', another prompt, or")
+    encoder = load_text(f"hf:{folder}", "cpu", prompt="two {}")
+    expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(TEXTS[:1])
+    np.testing.assert_allclose(encoder.encode(encoder.tokenize(TEXTS[:1]))[1], expected, rtol=1e-5, atol=1e-5)
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    refused(folder, "writes all texts in small letters, and xret leaves them as they are", prompt="{}")
+
+
 def test_a_prompt_is_encoded_in_the_place_of_the_caption(checkpoint):
     folder = checkpoint("clip")
     plain, prompted = load_text(f"hf:{folder}", "cpu"), load_text(f"hf:{folder}", "cpu", prompt="a photo of {}")

@@ -87,7 +87,10 @@ def test_features_are_those_of_the_documented_call(file_of, photographs, name):
     assert encoder.space is None and encoder.versions["timm"] == timm.__version__
 
 
-@pytest.mark.parametrize(("name", "layer", "block"), [("test_vit", 2, 2), ("test_vit", -6, 0), ("test_resnet", 3, 3)])
+@pytest.mark.parametrize(
+    ("name", "layer", "block"),
+    [("test_vit", 2, 2), ("test_vit", -6, 0), ("test_resnet", 3, 3), ("hiera_tiny_224", 0, 0)],
+)
 def test_another_layer_gives_its_map_and_the_same_global_feature(file_of, photographs, name, layer, block):
     encoder, whole = load(name, file_of(name), layer=layer), load(name, file_of(name))
     model, pixels, _, pooled = documented(name, file_of(name), photographs)

@@ -110,11 +110,17 @@ def test_views_of_the_network_that_stretches_pictures(tmp_path):
         (0, None, {}, "a picture has at least one view"),
         (2, "dihedral", {"name": "butd"}, "not for the regions of butd; leave it out"),
         (2, "dihedral", {"frames": 3}, "not for videos; leave it out"),
+        (1, None, {"name": "timm:test_vit", "frames": 3, "layer": 1}, "of a frame only the global feature is taken"),
     ],
 )
 def test_what_has_no_views_is_refused(count, augment, words, sentence):
     with pytest.raises(EncoderError, match=sentence.replace("|", r"\|")):
         load(count, augment, **words)
+
+
+def test_what_turns_are_the_pixels_and_not_the_pooled_cells(tmp_path):
+    pixels, _ = load(2, "dihedral", pool=(2, 1)).decode_views(picture(tmp_path / "p.png"), "7")
+    assert torch.equal(pixels[1], pixels[0].rot90(1, (1, 2)))
 
 
 def test_a_picture_that_cannot_be_used_is_named(tmp_path):

@@ -9,6 +9,8 @@ import pytest
 from changing_data import OPTIONS, Picture, content, pictures, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
+from small_checkpoints import save_image_model
 
 from xret.pipeline.cache.earlier import image_keys
 from xret.pipeline.cache.feature_cache import FeatureCache
@@ -17,8 +19,10 @@ from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.cache.upkeep.contents import remove_set
 from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data import digests
+from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.extraction.options import Options
 
 UPDATE = replace(OPTIONS, update=True)
 
@@ -208,6 +212,20 @@ def test_a_set_that_was_left_out_is_named_and_found_again_later(store, encoded, 
     extract(manifest, store, OPTIONS)
     assert sum(encoded[0]) == 2
     assert content(store) == fresh(tmp_path, data)
+
+
+def test_weights_in_a_folder_of_another_name_are_known_again(tiny_dataset, tmp_path, capsys):
+    path, url = tiny_dataset(train=4, val=2, test=0), str(tmp_path / "s.zarr")
+    one = save_image_model(tmp_path / "one", "dinov2")
+    options = Options(visual=f"hf:{one}", text=None, device="cpu")
+    extract(load_manifest(path), url, options)
+    before = FeatureCache.open(url).set_paths()
+    Image.new("RGB", (40, 40), "blue").save(path.parent / "images" / "0.jpg")
+    two = shutil.copytree(one, tmp_path / "two")
+    summary = extract(load_manifest(path), url, replace(options, visual=f"hf:{two}", update=True))
+    assert (summary.sets[0].found, summary.sets[0].samples) == (5, 1)
+    assert FeatureCache.open(url).set_paths() == before
+    assert "is in generation 1" not in capsys.readouterr().err
 
 
 def test_damaged_shards_are_computed_again(store, encoded, tmp_path):

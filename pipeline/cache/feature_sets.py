@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 OK, FAILED, NOT_DONE = 0, 1, 255  # the status of a sample
 FEATURES = ("local", "global")  # arrays that hold nearly all bytes
 MARKS = ("seal", "done")  # arrays that say something of a shard, and not of its samples
+BETWEEN_REASONS = "\x1f"  # of the captions of one image, each of which is printable
 
 
 class FeatureSet(ABC):
@@ -41,7 +42,7 @@ class FeatureSet(ABC):
         self.global_channels: int | None = self.attributes["global_channels"]  # of the global feature; None for words
         # Sets of images and of captions with the same one have global features in one joint space; None: no other has.
         self.space: str | None = self.attributes.get("space")
-        # {id of the image: reason} of what could not be read; where several of its captions failed, a line each.
+        # {id of the image: reason} of what could not be read; of several of its captions one reason after the other.
         self.failed: dict[str, str] = self.attributes["failed"]
         self.blocks = Blocks(self.attributes["shard_images"], cache.splits)
         self._rows: dict[str, Rows] = {}
@@ -50,7 +51,7 @@ class FeatureSet(ABC):
     @property
     def failures(self) -> list[tuple[str, str]]:
         """Of each sample that could not be read the id of its image, and the reason."""
-        return [(key, reason) for key, reasons in self.failed.items() for reason in reasons.split("\n")]
+        return [(key, reason) for key, reasons in self.failed.items() for reason in reasons.split(BETWEEN_REASONS)]
 
     @property
     @abstractmethod

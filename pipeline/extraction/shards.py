@@ -10,6 +10,7 @@ from threading import Event
 import numpy as np
 
 from ..cache import FeatureSet
+from ..cache.feature_sets import BETWEEN_REASONS
 from ..wording import printable
 
 # What hears of finished samples, by the URL and name of the set that is filled, since a shard takes long. Only tasks of
@@ -40,12 +41,12 @@ class Receipt:
     @property
     def failures(self) -> int:
         """How many samples failed."""
-        return sum(len(reasons.split("\n")) for reasons in self.failed.values())
+        return sum(len(reasons.split(BETWEEN_REASONS)) for reasons in self.failed.values())
 
     def fail(self, key: str, reason: str) -> None:
         """Note why a sample of the image `key` failed; of an image's captions several may."""
         reason = printable(reason)
-        self.failed[key] = f"{self.failed[key]}\n{reason}" if key in self.failed else reason
+        self.failed[key] = f"{self.failed[key]}{BETWEEN_REASONS}{reason}" if key in self.failed else reason
 
     def timed(self, share: str, began: float) -> float:
         """Add the time since `began` to a share of the work; return the time now."""

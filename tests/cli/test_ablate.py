@@ -115,7 +115,7 @@ def test_mistakes(store, tmp_path):
     assert "a single varied key" in refused("ablate", store, *out, *two, code=2)
     assert "did you mean 'setdiv-table4'?" in refused("ablate", store, *out, "--grid", "setdiv-tabel4")
     sentence = refused("ablate", store, *out, *VARY, "--vary", "optimizer.lrr=1,2", "--set", "similarity=cosin")
-    assert "optimizer.lrr is not a key (did you mean 'lr'?)" in sentence
+    assert "optimizer.lrr is not a key (did you mean 'optimizer.lr'?)" in sentence
     assert "did you mean 'cosine'?" in sentence
     result = run("ablate", store, *out, *VARY, "--split", "dev", "--json", code=1)
     assert "has no split 'dev'" in json.loads(result.stderr)["error"]

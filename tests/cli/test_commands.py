@@ -185,7 +185,7 @@ def test_mistakes_of_train_and_eval(store, tmp_path):
     train = ["train-head", store, "--out", tmp_path / "r"]
     assert "did you mean 'setdiv'?" in refused(*train, "--recipe", "setdif")
     sentence = refused(*train, "--recipe", "setdiv", "--set", "loss.triplet.margn=1", "--set", "similarity.name=cosin")
-    assert "loss.triplet.margn is not a key (did you mean 'margin'?)" in sentence
+    assert "loss.triplet.margn is not a key (did you mean 'loss.triplet.margin'?)" in sentence
     assert "did you mean 'cosine'?" in sentence
     assert "no feature cache is there" in refused("train-head", tmp_path / "none", "--recipe", "vsepp", "--out", "x")
     assert not (tmp_path / "r").exists()

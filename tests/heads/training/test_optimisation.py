@@ -114,7 +114,7 @@ def test_what_an_optimiser_does_not_take_is_refused():
     for settings, said in (
         (["optimizer=rmsprop"], "optimizer.name must be one of adamw, adam, sgd, not 'rmsprop'"),
         (["optimizer.beta1=1"], "optimizer.beta1 must be between 0 and 0.99999, not 1"),
-        (["optimizer.betas=0.9"], "optimizer.betas is not a key (did you mean 'beta"),
+        (["optimizer.betas=0.9"], "optimizer.betas is not a key (did you mean 'optimizer.beta"),
         (["schedule.warmup_ratio=0.1", "schedule.warmup_epochs=1"], "both say how long lr rises; choose one"),
         (["optimizer.ema=0.9", "optimizer.swa_epochs=1"], "two averages of the weights; choose one"),
         (["schedule.epochs=3", "optimizer.swa_epochs=4"], "swa_epochs=4 is more than all epochs, schedule.epochs=3"),

@@ -359,6 +359,6 @@ def _written(settings: "Settings") -> Sequence[str]:
     """Return settings as the command line writes them; blocks may lie in each other, as in a recipe."""
     from .heads.runs.config import flat
 
-    return (
-        [f"{key}={value}" for key, value in flat(dict(settings)).items()] if isinstance(settings, Mapping) else settings
-    )
+    if not isinstance(settings, Mapping):
+        return settings
+    return [f"{key}={value}" for key, value in flat(dict(settings)).items()]

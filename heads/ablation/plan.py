@@ -17,7 +17,7 @@ from ...pipeline.errors import RecipeError, nearest
 from ..recipes.blocks import Recipe
 from ..recipes.effects import require_effect
 from ..recipes.names import recipe_file
-from ..recipes.recipe import faults_of, full_key, key_of, load_recipe, refused
+from ..recipes.recipe import NOT_LEARNT, faults_of, full_key, key_of, load_recipe, refused
 from ..recipes.schema import get
 
 FOLDER = Path(__file__).parent / "grids"
@@ -25,7 +25,6 @@ LONGEST = 200  # characters of a folder's name; file systems take 255 bytes
 RECALLS = ("R@1", "R@5", "R@10")
 
 Value = int | float | bool | str | None
-NOT_LEARNT = ("name", "paper", "reaches", "expected", "finetune")  # by the first part of a key
 _COMMA = re.compile(r",(?![^\[\]]*\])")  # but none within brackets: [words, bert] is one value
 Paper = dict[str, dict[str, float]]  # by row, such as f30k, then by metric, such as rsum or image_to_text R@1
 

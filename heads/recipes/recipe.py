@@ -21,6 +21,7 @@ from .trial import refusals
 
 PARTS = {"aggregator.image": AGGREGATORS, "aggregator.text": AGGREGATORS, "similarity": SIMILARITIES}
 _PART_NAMES = [f"{path}.name" for path in PARTS]
+NOT_LEARNT = ("name", "paper", "reaches", "expected", "finetune")  # by the first part of a key: no head learns by them
 _REFUSAL = " cannot be used: "  # what stands between what is refused and its faults
 # Of the block `loss`, beside its terms: what another image's caption is that has the text of one of the image's own.
 _LOSS_KEYS = {"same_text": Field(Literal["negative", "excluded", "positive"], "negative")}

@@ -20,7 +20,7 @@ from ..model import Facts
 from ..modules.losses import LOSSES
 from ..recipes.blocks import Recipe
 from ..recipes.effects import no_effect, unread
-from ..recipes.recipe import PARTS, changed, faults_of, full_key, key_of, refused
+from ..recipes.recipe import NOT_LEARNT, PARTS, changed, faults_of, full_key, key_of, refused
 from ..runs.config import flat
 from ..series.checks import require_buildable
 from ..training.in_use import not_in_use
@@ -30,7 +30,7 @@ FORM = "KEY=LOW:HIGH, KEY=LOW:HIGH:log or KEY=A,B,C"
 
 Value = int | float | bool | str | None
 # Not varied, by their first part or whole: what names a recipe, how it is computed, and what decides a trial's cost.
-_FIXED = ("name", "paper", "reaches", "expected", "finetune", "runtime")
+_FIXED = (*NOT_LEARNT, "runtime")
 _FIXED_KEYS = ("data.image", "data.text", "data.image_kind", "data.text_kind", "schedule.epochs", "schedule.patience")
 
 _WEIGHTS = tuple(f"loss.{term}.weight" for term in LOSSES)  # also of a term that the recipe lacks

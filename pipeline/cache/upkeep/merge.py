@@ -178,9 +178,10 @@ def _differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
 
 
 def _same_features(first: _Part, second: _Part) -> bool:
-    """Return whether two sets are made by one encoder, from folders or files of different names."""
+    """Return whether two sets in two stores are made by one encoder, from folders or files of different names."""
     one, two = first.features, second.features
-    return (one.modality, one.fingerprint) == (two.modality, two.fingerprint)
+    same = (one.modality, one.fingerprint) == (two.modality, two.fingerprint)
+    return first.cache is not second.cache and same
 
 
 def _like_halves(first: _Part, second: _Part) -> bool:

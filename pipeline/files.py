@@ -69,11 +69,9 @@ def making_file(path: Path, failure: type[XretError] | None = None, remedy: str 
         yield partial
 
 
-def write_bytes(
-    path: Path, data: "bytes | bytearray | memoryview[int]", failure: type[XretError] | None = None, remedy: str = ""
-) -> None:
-    """Write a file in one step; arguments and errors of `writing`."""
-    with writing(path, failure, remedy) as partial:
+def write_bytes(path: Path, data: "bytes | bytearray | memoryview[int]") -> None:
+    """Write a file in one step; errors of `writing`."""
+    with writing(path) as partial:
         partial.write_bytes(data)
 
 

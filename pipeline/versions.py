@@ -5,13 +5,15 @@
 
 import re
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 import zarr
 
-from .errors import CacheError, XretError
+from .errors import CacheError, RunError, XretError
 
 NEWEST = {"zarr": "3.1", "dask": "2026.8"}  # tested; CONTRIBUTING.md says what to do about a newer one
 _PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
@@ -45,6 +47,19 @@ def require_settings() -> None:
                 f"Zarr's setting {key} is {found}, with which features may be read or written wrong; do without it, or"
                 f" call zarr.config.set({{'{key}': '{expected}'}})"
             )
+
+
+def require_packages(needs: str, packages: Mapping[str, str], extra: str) -> None:
+    """Raise RunError where one of `packages`, modules by the names that pip knows them by, is not installed.
+
+    Args:
+        needs: what does, as ``a plot needs``.
+        packages: what it needs.
+        extra: of xret, which installs them.
+    """
+    missing = [name for name, module in packages.items() if find_spec(module) is None]
+    if missing:
+        raise RunError(f"{needs} {' and '.join(missing)}; install with `pip install 'xret[{extra}]'`")
 
 
 def require_pyarrow(error: type[XretError], needs: str, instead: str = "") -> Any:

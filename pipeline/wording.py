@@ -1,7 +1,10 @@
 """Numbers and foreign texts in messages, as people read them."""
 
+import csv
+import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _TIMES = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
@@ -14,6 +17,11 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\
 def printable(text: str) -> str:
     """Return a text that may come from a stranger as a terminal can show it on one line: its white space as spaces."""
     return _UNPRINTABLE.sub(lambda found: " " if found[0].isspace() else repr(found[0])[1:-1], text)
+
+
+def reason(error: BaseException) -> str:
+    """Return the first line of an error's message, to stand in brackets; of one without a message, its type."""
+    return str(error).strip().partition("\n")[0].rstrip(".:") or type(error).__name__
 
 
 def counted(number: int, thing: str) -> str:
@@ -46,6 +54,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def rows_as_csv(rows: Iterable[Sequence[Any]]) -> str:
+    """Return the rows of a table as CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def some_of(lines: list[str], most: int = 3) -> list[str]:

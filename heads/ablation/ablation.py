@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ...pipeline.cache.feature_cache import FeatureCache
-from ...pipeline.cache.storage.lease import locked
 from ...pipeline.device import pick_device
-from ...pipeline.errors import RecipeError, RunError
+from ...pipeline.errors import RecipeError
 from ...pipeline.files import write_text
 from ...pipeline.reading.joined_sets import parts_of
 from ..evaluation.evaluation import Result, evaluate_untrained
@@ -27,7 +26,7 @@ from ..model import Facts, facts_of_each, feature_facts
 from ..runs.features import require_views
 from ..runs.info import as_told
 from ..runs.run import Run
-from ..series.checks import cache_of_series, claim, complete_sets, require_buildable
+from ..series.checks import cache_of_series, claimed, complete_sets, require_buildable
 from ..series.cluster import on_cluster
 from ..series.processes import Series, at_once, in_processes, in_turn, load_features
 from ..training.in_use import Described, not_in_use, settings_not_in_use
@@ -116,12 +115,7 @@ def ablate(
     plan = _on_own_sets(plan, root, cache)
     facts, in_views = _check(cache, plan, split, views)
     untrained = tuple(_untrained(cache, plan, split, device, views))
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{root} cannot be made: {error.strerror}; take another --out") from error
-    with locked(root, RunError(f"another ablation is at work in {root}; wait until it has ended")):
-        claim(root, "ablation", cache.known_by | plan.description)
+    with claimed(root, "ablation", cache.known_by | plan.description, "wait until it has ended"):
         cells = []
         for variant in plan.variants:
             for seed in range(seeds):

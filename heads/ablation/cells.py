@@ -9,6 +9,7 @@ from urllib.parse import unquote
 from ...pipeline.documents import read_json
 from ...pipeline.errors import NotFinite, XretError
 from ...pipeline.reading.placement import Resident
+from ...pipeline.wording import reason
 from ..evaluation.evaluation import Evaluation, evaluate
 from ..recipes.blocks import Recipe
 from ..runs.run import write_json
@@ -72,5 +73,5 @@ def run_cell(cell: Cell, resident: Resident | None = None) -> Outcome:
         except XretError as error:
             return str(error)
         except Exception as error:  # whatever happens to one cell, the others are trained
-            return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            return f"{type(error).__name__}: {reason(error)}"
     return evaluation

@@ -1,12 +1,9 @@
 """The table of an ablation: mean and standard deviation over seeds, the paper's value next to them."""
 
-import csv
-import io
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +11,8 @@ import numpy as np
 
 from ...pipeline.errors import RunError
 from ...pipeline.files import making_file
-from ...pipeline.wording import aligned, counted
+from ...pipeline.versions import require_packages
+from ...pipeline.wording import aligned, counted, rows_as_csv
 from ..evaluation.evaluation import FEW, too_few
 from ..evaluation.metrics import Ties
 from ..evaluation.paper_rows import ROWS
@@ -168,11 +166,7 @@ def as_csv(lines: Sequence[Line]) -> str:
     columns |= {"seeds": [line.seeds for line in lines]}
     columns |= {"failed": [line.failed for line in lines]} if any(line.failed for line in lines) else {}
     columns |= {name: cells for name, cells in found.items() if any(cell is not None for cell in cells)}
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    return text.getvalue()
+    return rows_as_csv([list(columns), *zip(*columns.values(), strict=True)])
 
 
 def plot(lines: Sequence[Line], file: Path) -> None:
@@ -267,8 +261,7 @@ def require_plot(file: Path, values: Sequence[Mapping[str, Any]]) -> None:
     same_keys = len({tuple(cell) for cell in values}) == 1
     if not (numeric and together and same_keys):
         raise ValueError("a plot needs a single varied key with numbers as its values")
-    if find_spec("matplotlib") is None:
-        raise RunError("a plot needs matplotlib; install it with `pip install xret[plots]`")
+    require_packages("a plot needs", {"matplotlib": "matplotlib"}, "plots")
 
 
 def _tables(lines: Sequence[Line]) -> Iterator[tuple[str, list[list[str]]]]:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.cache.storage.generations import store_of
-from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
 from ..model import Branch, Model
 from ..modules.adapters import Adapted
@@ -86,12 +85,6 @@ def open_subjects(
         if prefix != "auto" and all(subject.run is not None for subject in subjects):
             raise RunError(f"--{key} {prefix} chooses features of a store, and a run has its own; leave it out")
     return subjects
-
-
-def score(path: str | Path, *, store: str | None = None, split: str = "test", device: str = "auto") -> Scores:
-    """Return how a run, or a store's frozen encoders, compare all of a split; arguments as of `evaluate`."""
-    (subject,) = open_subjects([path], store)
-    return subject.score(split, pick_device(device))
 
 
 def is_store(path: str | Path) -> bool:

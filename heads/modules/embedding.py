@@ -3,7 +3,7 @@
 Vectors and sets are plain tensors; the other two are named tuples of tensors.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Several
 from typing import NamedTuple
 
@@ -61,6 +61,19 @@ def each(change: Callable[[Tensor], Tensor], embedding: Embedding) -> Embedding:
     if isinstance(embedding, Tensor):
         return change(embedding)
     return type(embedding)(*map(change, embedding))
+
+
+def tensors_of(embedding: Embedding) -> dict[str, Tensor]:
+    """Return the tensors of an embedding by their names; of a vector or a set there is one, ``embedding``."""
+    return {"embedding": embedding} if isinstance(embedding, Tensor) else embedding._asdict()
+
+
+def embedding_of(tensors: Mapping[str, Tensor]) -> Embedding:
+    """Return the embedding of which `tensors_of` gave these; others may stand beside them."""
+    for kind in (Gaussian, Sequence):
+        if set(kind._fields) <= set(tensors):
+            return kind(**{name: tensors[name] for name in kind._fields})
+    return tensors["embedding"]
 
 
 def concatenate(embeddings: Several[Embedding]) -> Embedding:

@@ -6,17 +6,14 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from .adapters import Adapted, Adapter
+from .adapters import Adapted, Adapter, Cached
 from .padding import rows_of_all
 from .projections import linear
 
 
-class CachedSet(Protocol):
-    """What a feature set has of B samples; see `Adapter.forward`."""
+class CachedSet(Cached, Protocol):
+    """What a feature set has of B samples, with tokens; see `Adapter.forward`."""
 
-    length: Tensor
-    local: Tensor | None
-    global_: Tensor | None
     token: Tensor | None
 
 

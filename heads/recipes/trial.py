@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...pipeline.wording import reason
 from ..modules.aggregators import AGGREGATORS, Aggregated
 from ..modules.embedding import Sequence
 from ..modules.losses import LOSSES
@@ -70,7 +71,7 @@ def _try(
             values.zero_()  # whatever the memory held, scipy's matching refuses what is not finite
         return made(*inputs)
     except (ValueError, RuntimeError) as error:  # RuntimeError: more weights than memory holds
-        faults.append(f"{path}: {str(error).partition(chr(10))[0]}")
+        faults.append(f"{path}: {reason(error)}")
         return None
 
 

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Sequence as Several
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from ...pipeline.errors import RunError
 from ...pipeline.files import making_file, require_writable
 from ...pipeline.progress import Progress
+from ...pipeline.versions import require_packages
 from ...pipeline.wording import printable
 from ..evaluation.evaluation import Evaluation, evaluate, evaluate_untrained
 from ..evaluation.metrics import Ties
@@ -33,7 +33,6 @@ from .sections.tables import WAYS, evaluation_tables, rsum_plot, similarity_tabl
 from .sections.word_attention import Read, words_over_images
 from .views import Direction, View, open_views, same_samples
 
-NEEDED = {"matplotlib": "matplotlib", "sklearn": "scikit-learn"}
 IMAGES = 3  # of one run, whose attention is drawn
 CASES = 3  # queries of one run that succeed, and as many that fail, whose elements are looked at
 GALLERY = 3, 5  # queries of a gallery in each direction, and results of each
@@ -73,7 +72,7 @@ def write_report(
             sets, or do not fit their stores or the split.
         CacheError: a store cannot be read.
     """
-    require_packages()
+    require_packages("a report needs", {"matplotlib": "matplotlib", "scikit-learn": "sklearn"}, "report")
     require_place(Path(out))
     views = open_views(runs, store, split, device)
     for view in views:
@@ -101,13 +100,6 @@ def write_report(
     with making_file(Path(out), RunError) as partial:
         partial.write_text(text, encoding="utf-8")
     return len(text.encode())
-
-
-def require_packages() -> None:
-    """Raise RunError if a package that only the report needs is not installed."""
-    missing = [name for module, name in NEEDED.items() if find_spec(module) is None]
-    if missing:
-        raise RunError(f"a report needs {' and '.join(missing)}: `pip install 'xret[report]'`")
 
 
 def require_place(out: Path) -> None:

@@ -23,6 +23,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from ...pipeline.errors import RunError
 from ...pipeline.files import making
 from ...pipeline.reading.origin import Origin
+from ...pipeline.wording import reason
 from ..runs.config import write_config
 from ..runs.encoders import ORIGINS, origins_of, origins_text, reads_states, weights_of_each
 from ..runs.info import BranchName, RunInfo
@@ -123,7 +124,7 @@ def push(retriever: Retriever, repo: str, *, private: bool = False) -> str:
             hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=f"{retriever.run.recipe.name} by xret")
         except _HUB_ERRORS as error:
             raise RunError(
-                f"{repo} cannot be pushed to the hub ({_reason(error)}); check the name, the connection and"
+                f"{repo} cannot be pushed to the hub ({reason(error)}); check the name, the connection and"
                 " `hf auth whoami`"
             ) from error
     return str(address)
@@ -145,7 +146,7 @@ def local_folder(name: str | Path) -> Path:
     except _HUB_ERRORS as error:
         raise RunError(
             f"there is no run {name} here, and as a model of the Hugging Face hub it cannot be loaded"
-            f" ({_reason(error)}); check the name and the connection"
+            f" ({reason(error)}); check the name and the connection"
         ) from error
 
 
@@ -198,7 +199,3 @@ def _card(run: Run, origins: Mapping[BranchName, tuple[Origin, ...]], repo: str)
         similarity=recipe.similarity["name"],
         options="".join(f', {name}="…"' for name in needed),
     )
-
-
-def _reason(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__

@@ -20,14 +20,13 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
 
 from ...pipeline.data.digests import as_row, digest
 from ...pipeline.documents import DocumentError, read_json
 from ...pipeline.encoders.weights import digest as digest_of_tensors
 from ...pipeline.errors import OutputError
 from ...pipeline.files import making_file, partials_in, remove, remove_abandoned, require_writable, write_text
-from ..modules.embedding import Embedding, Gaussian, Sequence, concatenate, each
+from ..modules.embedding import Embedding, concatenate, each, embedding_of, tensors_of
 
 PART, SECONDS = 1024, 30.0  # embeddings in a file at most, and how long one waits for more
 _FRESH = 2_000_000_000  # nanoseconds in which a file may change again and keep its time
@@ -69,7 +68,7 @@ class Kept:
         if not self._waiting:
             return
         keys = [key for some, _ in self._waiting for key in some]
-        tensors = _tensors(concatenate([embedding for _, embedding in self._waiting]))
+        tensors = tensors_of(concatenate([embedding for _, embedding in self._waiting]))
         tensors["digest"] = torch.from_numpy(np.stack([as_row(key) for key in keys]))
         path = self.folder / f"{digest(b''.join(keys)).hex()}.safetensors"
         with making_file(path, OutputError, _REMEDY) as partial:
@@ -98,19 +97,13 @@ class Kept:
         self._where.update((key, (path, row)) for row, key in enumerate(keys))
 
 
-def _tensors(embedding: Embedding) -> dict[str, Tensor]:
-    return {"embedding": embedding} if isinstance(embedding, Tensor) else embedding._asdict()
-
-
 def _read(path: Path) -> Embedding:
     """Return the embeddings of a file; an error of `_DAMAGE` where they are not those that were written."""
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if (file.metadata() or {}).get("sha256") != digest_of_tensors(tensors):
             raise ValueError(f"{path} has another SHA-256")
-    if "mean" in tensors:
-        return Gaussian(tensors["mean"], tensors["log_variance"])
-    return Sequence(tensors["rows"], tensors["length"]) if "rows" in tensors else tensors["embedding"]
+    return embedding_of(tensors)
 
 
 class Stamp(NamedTuple):

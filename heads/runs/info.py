@@ -12,8 +12,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 
+from ...pipeline.reading.split import AS_A_WHOLE
+
 FORMAT, VERSION = "xret-run", 1
-AS_A_WHOLE = "as a whole"  # how an epoch's samples are mixed where nothing is streamed
 BranchName = Literal["image", "text"]
 _NULL = ("also", "best_epoch", "best_rsum")  # written down where they are None too
 

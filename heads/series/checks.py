@@ -1,13 +1,15 @@
 """What is refused before the first of many trainings begins, and what their folder is for."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...pipeline.cache.feature_cache import FeatureCache
+from ...pipeline.cache.storage.lease import locked
 from ...pipeline.documents import read_json
 from ...pipeline.errors import CacheError, RunError
 from ...pipeline.reading.joined_sets import parts_of
@@ -26,7 +28,7 @@ def cache_of_series(store: str, files: Sequence[Path], *, quiet: bool = False) -
 
     Args:
         store: its URL; one that names a generation is opened as it is.
-        files: the ``WHAT.json`` of the series, as far as they are there; see `claim`.
+        files: the ``WHAT.json`` of the series, as far as they are there; see `claimed`.
         quiet: do not say that a later generation is the current one.
 
     Raises:
@@ -41,7 +43,7 @@ def cache_of_series(store: str, files: Sequence[Path], *, quiet: bool = False) -
         found = read_json(file)
         wanted, samples = int(found.get("generation", 1)), str(found["manifest_sha256"])
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
-        return cache  # `claim` will say it
+        return cache  # `claimed` will say it
     begun = open_generation(store, wanted, samples, f"{file.parent} was begun", "take another --out")
     if begun.generation != cache.generation and not quiet:
         said = f"{file.parent} goes on with generation {begun.generation} of {store}, on which it was begun."
@@ -75,24 +77,40 @@ def require_buildable(recipe: Recipe, image: Facts, text: Facts) -> None:
         build_losses(recipe, text)
 
 
-def claim(
+@contextmanager
+def claimed(
     root: Path,
     what: str,
     description: dict[str, Any],
+    busy: str,
     understood: Callable[[dict[str, Any]], dict[str, Any]] = lambda found: found,
-) -> None:
-    """Write down in ``WHAT.json`` what a folder is for, or refuse to use it for something else.
+) -> Iterator[None]:
+    """Make a folder, keep other processes out of it, and write down in ``WHAT.json`` what it is for.
 
     Args:
         root: the folder.
         what: ``ablation`` or ``tuning``.
         description: what stays the same as long as the folder is used; of a recipe in it, what no number depends on
             may change.
+        busy: what to do where another process is at work there.
         understood: makes what an earlier version wrote comparable.
 
     Raises:
-        RunError: it holds something else, or its description is damaged or differs.
+        RunError: it cannot be made, or is in use; it holds something else, or its description is damaged or differs.
     """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{root} cannot be made: {error.strerror}; take another --out") from error
+    with locked(root, RunError(f"another {what} is at work in {root}; {busy}")):
+        _claim(root, what, description, understood)
+        yield
+
+
+def _claim(
+    root: Path, what: str, description: dict[str, Any], understood: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    """Write down what a folder is for, or refuse to use it for something else; as of `claimed`."""
     file = root / f"{what}.json"
     own = {"format": f"xret-{what}", "version": VERSION, **description}
     if not file.exists():

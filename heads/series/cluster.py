@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...pipeline.errors import CacheError
 from ...pipeline.reading.placement import Resident
-from ...pipeline.wording import in_time, some_of
+from ...pipeline.wording import in_time, reason, some_of
 from .processes import J, Series, T
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def on_cluster(series: Series[J, T], address: str, name: str, *, all_at_once: bo
                     "same command again: it goes on where it was"
                 )
             else:
-                series.lost(job, f"on the cluster: {str(future.exception()).partition(chr(10))[0]}")
+                series.lost(job, f"on the cluster: {reason(future.exception())}")
             hand_out()
         client.run(_forget, on_error="ignore")
 

@@ -144,8 +144,7 @@ class Loop:
             captions=recipe.data.captions,
             first=state.steps,
         ):
-            rate = learning_rate(recipe.schedule, recipe.optimizer.lr, self._now)
-            values = self._learn(batch, rate, display)
+            values = self._learn(batch, display)
             record(step_tags(values.tolist(), self.terms, self._last_rate), state.step)
             count = len(batch.images.length if self.unit == "image" else batch.captions.length)
             self.seen += count
@@ -186,20 +185,25 @@ class Loop:
         return self.state.epoch + self.state.steps / self.steps_an_epoch
 
     @property
+    def _rate(self) -> float:
+        """The learning rate of the step that comes, before warm-up and the factors of its parts."""
+        return learning_rate(self.recipe.schedule, self.recipe.optimizer.lr, self._now)
+
+    @property
     def _last_rate(self) -> float:
         """The learning rate of the epoch's last step so far, before the factors of its parts."""
         schedule, last = self.recipe.schedule, self.state.epoch + (self.state.steps - 1) / self.steps_an_epoch
         return learning_rate(schedule, self.recipe.optimizer.lr, last) * warmup(schedule, last)
 
-    def _learn(self, batch: Batch, lr: float, display: Display) -> Tensor:
+    def _learn(self, batch: Batch, display: Display) -> Tensor:
         """Take a step, count it, and write the state down where the recipe says so; return as `_step`."""
         state = self.state
-        values = self._step(batch, lr)
+        values = self._step(batch)
         if not values[0].isfinite():
             where = f"epoch {state.epoch + 1}, step {state.steps + 1}"
             what = f"the loss is not finite in {where}: {describe(values, self.terms)}"
             read = (batch.images, batch.captions)
-            raise not_finite(what, self.run, lr, self.objective.precision, read)
+            raise not_finite(what, self.run, self._rate, self.objective.precision, read)
         state.count(values)
         state.at_constant = self.collapse.steps_at_constant(values, len(batch.captions.length), state.at_constant)
         if self.ranks.first:
@@ -210,7 +214,7 @@ class Loop:
                 self.run.save_state(state.to_dict())
         return values
 
-    def _step(self, batch: Batch, lr: float) -> Tensor:
+    def _step(self, batch: Batch) -> Tensor:
         """Learn from a batch; return its loss, followed by the terms, ``[1 + T]``, on the host.
 
         Where the loss is not finite, no weight is changed.
@@ -218,7 +222,7 @@ class Loop:
         recipe, state, optimizer, scaler = self.recipe, self.state, self.state.optimizer, self.state.scaler
         now = self._now
         state.seed_step(self.seed)
-        set_rates(optimizer, recipe.schedule, lr, now)
+        set_rates(optimizer, recipe.schedule, self._rate, now)
         optimizer.zero_grad()
         loss = self.objective(batch, now)
         read = start_reading(loss.detach())

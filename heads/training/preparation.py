@@ -17,13 +17,14 @@ from ...pipeline.reading.batches import Batches
 from ...pipeline.reading.features import Features
 from ...pipeline.reading.joined_sets import Captions, Images, joined, parts_of
 from ...pipeline.reading.placement import Placement
-from ...pipeline.wording import counted
+from ...pipeline.reading.split import AS_A_WHOLE
+from ...pipeline.wording import counted, reason
 from ..model import Model, feature_facts
 from ..modules.adapters import RowsAdapter, WordsAdapter
 from ..recipes.blocks import Recipe
 from ..runs.features import RetokenizedCaptions, Sets, on_own_sets, open_generation, sets_named
 from ..runs.files import sha256_of
-from ..runs.info import AS_A_WHOLE, RunInfo, absolute, as_told, versions
+from ..runs.info import RunInfo, absolute, as_told, versions
 from ..runs.run import Run
 from .optimisation import tied_to_length
 from .ranks import ALONE, Ranks
@@ -326,21 +327,17 @@ def load_vectors(adapter: WordsAdapter, path: str, vocabulary: tuple[str, ...]) 
     print(f"words without a vector in {path}: {len(read.missing)} of {len(read.found)}{passed}", file=sys.stderr)
 
 
-def compile_parts(model: Model, device: torch.device) -> bool:
+def compile_parts(model: Model, device: torch.device) -> None:
     """Compile both aggregators and the similarity in place; where there is no compiler, say so.
 
     The adapters are one matrix product or one GRU, which gain nothing. Shapes differ from batch to batch, so that the
     parts are compiled for any.
-
-    Returns:
-        Whether they are compiled.
     """
     try:
         torch.compile(lambda x: x + 1)(torch.zeros(2, device=device))
     except Exception as error:  # whatever a compiler that is missing or broken raises
-        reason = str(error).strip().partition("\n")[0]
-        print(f"runtime.compile is left out: there is no compiler for {device} that works ({reason}).", file=sys.stderr)
-        return False
+        why = f"there is no compiler for {device} that works ({reason(error)})"
+        print(f"runtime.compile is left out: {why}.", file=sys.stderr)
+        return
     for part in (model.image.aggregator, model.text.aggregator, model.compare):
         part.compile(dynamic=True)
-    return True

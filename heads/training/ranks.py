@@ -98,7 +98,7 @@ ALONE = Ranks()
 
 
 @contextmanager
-def joined(device: str) -> Iterator[tuple[Ranks, torch.device]]:
+def joined_ranks(device: str) -> Iterator[tuple[Ranks, torch.device]]:
     """Join the processes that torchrun started, and give this one's device; each GPU has one.
 
     Raises:

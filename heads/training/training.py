@@ -34,7 +34,7 @@ from .preparation import (
     require_splits,
     sets_of,
 )
-from .ranks import joined
+from .ranks import joined_ranks
 from .state import TrainingState, first_weights, take_losses
 
 
@@ -82,7 +82,7 @@ def train(
     if not resume:
         require_free(out)
     base = first_weights(init_from, out, resume)
-    with joined(device) as (ranks, target):
+    with joined_ranks(device) as (ranks, target):
         sets, *others = _sets(store, recipe, out, resume, also, quiet=not ranks.first)
         if not (resume and Path(out).exists()):  # what was begun goes on as it began
             require_in_use(settings, recipe, feature_facts(sets[0]), feature_facts(sets[1]))

@@ -1,16 +1,12 @@
 """What a tuning finds, as text, CSV, JSON and a plot."""
 
-import csv
-import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from ...pipeline.errors import RunError
 from ...pipeline.files import making_file
-from ...pipeline.wording import aligned, counted, in_time
+from ...pipeline.wording import aligned, counted, in_time, rows_as_csv
 from ..evaluation.evaluation import Evaluation
 from .space import Value, written
 
@@ -151,13 +147,6 @@ def as_csv(trials: tuple[Trial, ...]) -> str:
     return rows_as_csv([[*facts, *keys], *rows])
 
 
-def rows_as_csv(rows: Iterable[Sequence[Any]]) -> str:
-    """Return the rows of a table as CSV."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
-
-
 def plot(shares: Mapping[str, float], file: Path) -> None:
     """Draw the importance of each key as a bar, the most important on top.
 
@@ -174,15 +163,6 @@ def plot(shares: Mapping[str, float], file: Path) -> None:
     axes.set_xlabel("share of the variance of validation RSUM")
     with making_file(file) as partial:
         figure.savefig(partial, format="png")
-
-
-def require_plotting() -> None:
-    """Raise RunError where matplotlib or scikit-learn is not installed."""
-    missing = [
-        name for name, package in (("matplotlib", "matplotlib"), ("scikit-learn", "sklearn")) if not find_spec(package)
-    ]
-    if missing:
-        raise RunError(f"--plot needs {' and '.join(missing)}; install with `pip install 'xret[report]'`")
 
 
 def _short(value: Value) -> str:

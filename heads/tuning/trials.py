@@ -14,6 +14,7 @@ from optuna.trial import FrozenTrial
 
 from ...pipeline.errors import NotFinite, OutOfMemory, RecipeError, RunError, XretError
 from ...pipeline.reading.placement import Resident
+from ...pipeline.wording import reason
 from ..recipes.blocks import Recipe
 from ..runs.run import Run
 from ..series.processes import one_at_a_time
@@ -160,7 +161,7 @@ def run_trial(job: Job, resident: Resident) -> Outcome:
     except OSError as error:
         return Outcome("stopped", error=f"{error}; mend it and run the same command again")
     except Exception as error:  # whatever one trial makes of it, the others are to be trained
-        return _outcome(job, "failed", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        return _outcome(job, "failed", f"{type(error).__name__}: {reason(error)}")
     return _outcome(job, "done")
 
 

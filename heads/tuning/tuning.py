@@ -16,7 +16,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,13 +23,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from ...pipeline.cache.feature_cache import FeatureCache
-from ...pipeline.cache.storage.lease import locked
 from ...pipeline.device import pick_device
 from ...pipeline.documents import read_json
 from ...pipeline.errors import RecipeError, RunError
 from ...pipeline.files import write_text
 from ...pipeline.reading.joined_sets import parts_of
-from ...pipeline.wording import aligned, counted
+from ...pipeline.versions import require_packages
+from ...pipeline.wording import aligned, counted, rows_as_csv
 from ..evaluation.evaluation import Evaluation, evaluate
 from ..evaluation.metrics import Ties, require_ties
 from ..model import feature_facts
@@ -41,13 +40,13 @@ from ..recipes.recipe import changed, key_of, load_recipe, resolve
 from ..runs.features import on_own_sets, require_views
 from ..runs.info import as_told
 from ..runs.run import WEIGHTS, write_json
-from ..series.checks import cache_of_series, claim, complete_sets, require_buildable
+from ..series.checks import cache_of_series, claimed, complete_sets, require_buildable
 from ..series.cluster import on_cluster
 from ..series.processes import at_once, in_processes, in_turn, load_features
 from ..training.in_use import settings_not_in_use
 from ..training.ranks import require_one_process
 from .space import Space, as_settings, make_space
-from .table import Trial, Tuned, Tuning, as_csv, plot, require_plotting, rows_as_csv
+from .table import Trial, Tuned, Tuning, as_csv, plot
 
 if TYPE_CHECKING:
     from .study import Study
@@ -127,7 +126,8 @@ def tune(
     comparison = Path(out).resolve() / "comparison.csv"
     with ExitStack() as held:
         for plan in plans:
-            _take(plan, held)
+            busy = "wait until it has ended, or stop it and use --jobs, which trains several trials at once"
+            held.enter_context(claimed(plan.root, "tuning", plan.description, busy, _understood))
         how: dict[str, Any] = {"seed": seed, "device": device, "trials": trials, "verbose": verbose}
         studies = [Study(plan.root, cache.address, plan.on_sets, plan.space, **how) for plan in plans]
         if len(plans) > 1:
@@ -157,10 +157,9 @@ def tune(
 def _require(plotted: bool) -> None:
     """Refuse a tuning under torchrun, or without the packages that it needs."""
     require_one_process("a tuning")
-    if find_spec("optuna") is None:
-        raise RunError("tuning needs Optuna; install it with `pip install 'xret[tune]'`")
+    require_packages("tuning needs", {"Optuna": "optuna"}, "tune")
     if plotted:
-        require_plotting()
+        require_packages("--plot needs", {"matplotlib": "matplotlib", "scikit-learn": "sklearn"}, "report")
 
 
 def _roots(recipes: Sequence[str], out: Path) -> list[Path]:
@@ -227,27 +226,9 @@ def _on_own_sets(recipe: Recipe, root: Path, cache: FeatureCache) -> Recipe:
     try:
         found = read_json(root / "tuning.json")
         image, text = found.get("image_set"), found.get("text_set")
-    except (OSError, ValueError, AttributeError):  # `claim` will say it
+    except (OSError, ValueError, AttributeError):  # `claimed` will say it
         return recipe
     return on_own_sets(recipe, cache, image=image, text=text)
-
-
-def _take(plan: _Planned, held: ExitStack) -> None:
-    """Make, lock and claim the folder of a plan."""
-    try:
-        plan.root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{plan.root} cannot be made: {error.strerror}; take another --out") from error
-    held.enter_context(
-        locked(
-            plan.root,
-            RunError(
-                f"another tuning is at work in {plan.root}; wait until it has ended, or stop it and use --jobs, "
-                "which trains several trials at once"
-            ),
-        )
-    )
-    claim(plan.root, "tuning", plan.description, _understood)
 
 
 def _require_as_many(studies: "Sequence[Study]") -> None:

@@ -51,7 +51,7 @@ def samples_of(cache: FeatureCache) -> Samples:
 def _known(url: str) -> FeatureCache | None:
     """Return the cache at `url`; None where there is none that was ever finished."""
     store = store_of(url)
-    if not store.exists("zarr.json") or store.is_unfinished("") or store.is_unfinished("samples"):
+    if not store.was_finished():
         return None
     try:
         return FeatureCache.open(url)

@@ -85,7 +85,7 @@ def find_cache(url: str, samples: Samples) -> FeatureCache | None:
         CacheError: something else is there, or it is damaged.
     """
     store = store_of(url)
-    if not store.exists("zarr.json") or store.is_unfinished("") or store.is_unfinished("samples"):
+    if not store.was_finished():
         return None
     cache = FeatureCache.open(url)
     return cache if cache.manifest_sha256 == samples.digest else None

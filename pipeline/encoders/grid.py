@@ -19,6 +19,7 @@ from torchvision.transforms import functional as transforms
 
 from ..data.images import LONGEST, AnyPicture, open_image
 from ..errors import EncoderError, nearest
+from ..wording import reason
 from .base import library_versions, turns_upright
 from .weights import digest, load_network, noise_images, settle_norms
 
@@ -213,9 +214,8 @@ def _load(name: str, weights: str, image_size: int, trust: bool) -> tuple[str, n
     except EncoderError:
         raise
     except (RuntimeError, ValueError, AssertionError) as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise EncoderError(
-            f"{name} does not take images of {image_size} pixels ({reason}); try --image-size 224"
+            f"{name} does not take images of {image_size} pixels ({reason(error)}); try --image-size 224"
         ) from error
 
 

@@ -7,6 +7,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from ..errors import EncoderError
+from ..wording import reason
 from .base import Encoder, VisualEncoder
 
 _KINDS = ("grid", "roi")
@@ -28,7 +29,7 @@ def make_own(name: str, weights: str, image_size: int, device: str) -> Any:
         kind = resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise EncoderError(
-            f"'{name}' cannot be imported ({_reason(error)}); give MODULE:CLASS, of a module that is installed or lies"
+            f"'{name}' cannot be imported ({reason(error)}); give MODULE:CLASS, of a module that is installed or lies"
             " in the working folder"
         ) from error
     try:
@@ -37,7 +38,7 @@ def make_own(name: str, weights: str, image_size: int, device: str) -> Any:
         raise
     except Exception as error:  # it may raise anything
         raise EncoderError(
-            f"'{name}' cannot be made ({type(error).__name__}: {_reason(error)}); it is called as {name.split(':')[-1]}"
+            f"'{name}' cannot be made ({type(error).__name__}: {reason(error)}); it is called as {name.split(':')[-1]}"
             f"({weights!r}, {image_size}, {device!r})"
         ) from error
     _require(name, encoder)
@@ -64,7 +65,3 @@ def _require(name: str, encoder: Any) -> None:
                 f"'{name}': its {what} is {getattr(encoder, what)!r}, which `VisualEncoder` in xret's"
                 " pipeline/encoders/base.py does not allow"
             )
-
-
-def _reason(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__

@@ -170,8 +170,8 @@ def load_text(
     """
     if prompt is not None and prompt.count("{}") != 1:
         raise EncoderError(f"--prompt '{prompt}': a caption takes the place of {{}}, which has to stand in it once")
-    state = (_state(weights.removeprefix(HUB)), _state(file))
-    return _text(weights, device, layer, special_tokens, max_tokens, prompt, half, trust, file, state)
+    key = weights, device, layer, special_tokens, max_tokens, prompt, half, trust, file
+    return _texts.get((*key, _state(weights.removeprefix(HUB)), _state(file)), lambda: make_text(*key))
 
 
 def make_visual(
@@ -204,9 +204,9 @@ def _make_visual(
     name: str, weights: str, size: Any, device: str, trust: bool, layer: int, half: bool, whole: bool
 ) -> Any:
     if name.startswith(HUB):
-        from .huggingface.images import ImageEncoder
+        from .huggingface.images import HubImageEncoder
 
-        return ImageEncoder(name.removeprefix(HUB), device, layer, size, half=half, trust=trust, whole=whole)
+        return HubImageEncoder(name.removeprefix(HUB), device, layer, size, half=half, trust=trust, whole=whole)
     library, colon, model = name.partition(":")
     if where := _OF_LIBRARIES.get(library + colon):
         how = {"half": half, "trust": trust, "whole": whole}
@@ -233,9 +233,9 @@ def make_text(
     """Return a new text encoder that is not shared; arguments, errors and caller as of `load_text`, `make_visual`."""
     of_captions = layer, special_tokens, max_tokens, prompt
     if weights.startswith(HUB):
-        from .huggingface.texts import TextEncoder
+        from .huggingface.texts import HubTextEncoder
 
-        return TextEncoder(weights.removeprefix(HUB), device, *of_captions, half=half, trust=trust)
+        return HubTextEncoder(weights.removeprefix(HUB), device, *of_captions, half=half, trust=trust)
     if weights.startswith(OPEN_CLIP):
         from .libraries.clip_texts import ClipTextEncoder
 
@@ -268,22 +268,6 @@ def _visual(
         return FramesEncoder(encoder, frames)
 
     return _images.get((name, weights, size, device, frames, trust, layer, half, upright, whole, state), make)
-
-
-def _text(
-    weights: str,
-    device: str,
-    layer: int,
-    special_tokens: bool,
-    max_tokens: int | None,
-    prompt: str | None,
-    half: bool,
-    trust: bool,
-    file: str,
-    state: tuple[object, ...],
-) -> TextEncoder:
-    key = weights, device, layer, special_tokens, max_tokens, prompt, half, trust, file
-    return _texts.get((*key, state), lambda: make_text(*key))
 
 
 def _state(weights: str) -> tuple[object, ...]:

@@ -12,6 +12,8 @@ from .joined_sets import Captions, Images, parts_of
 from .placement import Placement
 from .prefetch import RUN
 
+AS_A_WHOLE = "as a whole"  # how an epoch's samples are mixed where nothing is streamed
+
 
 @dataclass(frozen=True)
 class Split:
@@ -64,7 +66,7 @@ class Split:
     def shuffled(self) -> str:
         """How an epoch mixes these samples, in words."""
         if self.placement != "stream":
-            return "as a whole"
+            return AS_A_WHOLE
         length = self.image_set.blocks.length
         return f"in groups of {f'shards of {length} images' if self.by_shard else f'runs of {RUN} neighbours'}"
 

@@ -54,9 +54,9 @@ def test_mistakes(store, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     assert "is a file; choose another --out" in refused("tune", store, "--out", tmp_path / "file" / "x", *WORDS)
     find = importlib.util.find_spec
-    for module, package, extra in (("tuning", "optuna", "tune"), ("table", "sklearn", "report")):
+    for package, extra in (("optuna", "tune"), ("sklearn", "report")):
         monkeypatch.setattr(
-            f"xret.heads.tuning.{module}.find_spec", lambda name, p=package: None if name == p else find(name)
+            "xret.pipeline.versions.find_spec", lambda name, p=package: None if name == p else find(name)
         )
         assert f"pip install 'xret[{extra}]'" in refused("tune", store, *out, *WORDS, "--plot")
         monkeypatch.undo()

@@ -55,7 +55,7 @@ def set_of(aggregated: Aggregated) -> Tensor | None:
     return embedding if isinstance(embedding, Tensor) and embedding.ndim == 3 else None
 
 
-def element_cosines(elements: Tensor) -> Tensor:
+def cosines_within(elements: Tensor) -> Tensor:
     """Return the cosines of all pairs k < k' within each set `[B, K, D]`, `[B, K (K - 1) / 2]`."""
     rows = unit(elements)
     first, second = torch.triu_indices(elements.shape[1], elements.shape[1], 1, device=elements.device)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
-from .common import SideLoss, element_cosines, mean_exponential
+from .common import SideLoss, cosines_within, mean_exponential
 
 Form = Literal["exponential", "gram", "gram-squared"]
 
@@ -28,7 +28,7 @@ class Diversity(SideLoss):
         """Return the loss of a side's slots `[B, K, D]`; ValueError where there are none."""
         slots = self.needed(aggregated.slots, "slots", side, "element-slots")
         with torch.autocast(slots.device.type, enabled=False):
-            cosines = element_cosines(slots)
+            cosines = cosines_within(slots)
             if self.form == "exponential":
                 return mean_exponential(cosines, 4, 1)  # of unit vectors, |x - x'|^2 = 2 - 2 cos
             # The Gram matrix holds each pair twice.

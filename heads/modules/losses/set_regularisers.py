@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
 from ..similarity.shared import unit
-from .common import SideLoss, element_cosines, mean_exponential, set_of
+from .common import SideLoss, cosines_within, mean_exponential, set_of
 
 Elements = Literal["set", "slots"]
 
@@ -65,4 +65,4 @@ class IntraSetDivergence(SetRegulariser):
         """Return a side's loss; ValueError where there is no set."""
         elements = self.elements_of(side, aggregated)
         with torch.autocast(elements.device.type, enabled=False):
-            return mean_exponential(element_cosines(elements), self.scale, self.margin)
+            return mean_exponential(cosines_within(elements), self.scale, self.margin)

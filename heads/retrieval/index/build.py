@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 from safetensors.torch import load_file, save
-from torch import Tensor
 
 from ....pipeline.cache.storage.lease import locked
 from ....pipeline.errors import RunError
-from ...modules.embedding import Embedding, Gaussian, Sequence, each
+from ...modules.embedding import Embedding, each, embedding_of, tensors_of
 from .candidates import Candidates, Effort, Kind, training_size
 from .effort import K, Measurement, cheapest, measure
 from .exact import Compare, search_exactly
@@ -94,7 +93,8 @@ def write_candidates(
     rows = np.sort(rng.permutation(len(items))[: max(1, round(share * len(items)))])
     sample, inner_product = vectors(form, items.some(rows)), form == "cosines"
     candidates = Candidates.train(options.kind, sample, items.elements, inner_product=inner_product, seed=options.seed)
-    (folder / QUERIES).write_bytes(save(_named(queries)))
+    kept = each(lambda tensor: tensor.detach().cpu().contiguous(), queries)
+    (folder / QUERIES).write_bytes(save(tensors_of(kept)))
     record = {
         **record,
         "kind": options.kind,
@@ -154,7 +154,7 @@ def _settle(
     items, form, wanted = Items(folder, record["items"]), record["form"], record["wanted_recall"]
     for _, block in items.blocks(max(1, BLOCK // items.size), first):
         candidates.add(vectors(form, block))
-    queries = _embedding(load_file(folder / QUERIES))
+    queries = embedding_of(load_file(folder / QUERIES))
     exact = [rows for rows, _ in search_exactly(queries, items, compare, K)]
     asked = [vectors(form, each(itemgetter(slice(row, row + 1)), queries), query=True) for row in range(len(exact))]
     curve = measure(candidates, items, asked, exact, wanted, effort)
@@ -173,15 +173,3 @@ def _settle(
     total = sum(entry["bytes"] for entry in files.values())
     sizes = (len(items), items.elements, total, candidates.lists)
     return IndexReport(record["kind"], *sizes, chosen.effort, chosen.recall, wanted, curve)
-
-
-def _named(embedding: Embedding) -> dict[str, Tensor]:
-    named = {"embedding": embedding} if isinstance(embedding, Tensor) else embedding._asdict()
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
-
-
-def _embedding(named: dict[str, Tensor]) -> Embedding:
-    for kind in (Gaussian, Sequence):
-        if set(kind._fields) == set(named):
-            return kind(**named)
-    return named["embedding"]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from ...modules.embedding import Embedding, Gaussian, Sequence, kind_of
+from ...modules.embedding import Embedding, Gaussian, Sequence, kind_of, tensors_of
 from ...modules.padding import valid_rows
 from .folder import Facts, GrowingFile
 
@@ -164,8 +164,7 @@ def _arrays(embedding: Embedding) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Return what is written of a batch, and how many rows each sample has."""
     if isinstance(embedding, Sequence):
         return {"rows": _numpy(embedding.rows[valid_rows(*embedding)])}, embedding.length.cpu().numpy().astype(np.int64)
-    named = embedding._asdict() if isinstance(embedding, Gaussian) else {"embedding": embedding}
-    arrays = {name: _numpy(tensor) for name, tensor in named.items()}
+    arrays = {name: _numpy(tensor) for name, tensor in tensors_of(embedding).items()}
     return arrays, np.ones(len(next(iter(arrays.values()))), np.int64)
 
 

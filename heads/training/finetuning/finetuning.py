@@ -232,7 +232,7 @@ def _optimizer(
 
 def _recipe(
     base: Run, settings: Sequence[str], reattach: Sequence[str], weights: Mapping[str, str | None]
-) -> tuple[Recipe, tuple[str, ...]]:
+) -> tuple[Recipe, tuple[BranchName, ...]]:
     """Return the run's recipe, changed, and which backbones are put back.
 
     Raises:
@@ -262,7 +262,7 @@ def _recipe(
             " image, text or image,text"
         )
     for name in put_back:
-        if len(sets := base.info.names("image" if name == "image" else "text")) > 1:
+        if len(sets := base.info.names(name)) > 1:
             raise RecipeError(
                 f"{base.path} reads several {name} feature sets ({', '.join(sets)}), and xret puts back the backbone of"
                 " a single one; fine-tune a head that is trained on one of them"

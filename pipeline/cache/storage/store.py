@@ -158,6 +158,10 @@ class Store(Folder):
         """Return whether `name` was started and never sealed. Nothing else looks like it, whatever byte is flipped."""
         return self.find_bytes(_metadata(name)) == _UNFINISHED
 
+    def was_finished(self) -> bool:
+        """Return whether there is a cache with samples; its feature sets may be incomplete."""
+        return self.exists("zarr.json") and not self.is_unfinished("") and not self.is_unfinished("samples")
+
     def seal_group(self, name: str, attributes: dict[str, Any], arrays: list[str]) -> None:
         """Write the group's attributes with the digests of `arrays` and of itself.
 

@@ -26,7 +26,7 @@ class SetContents:
 
     modality: str  # ``images`` or ``captions``
     name: str
-    kind: str  # one of `feature_sets.KINDS`
+    kind: str  # one of `rules.KINDS`
     dtype: str  # ``float16``, ``float32``, or ``int32`` of token ids
     # of a sample's local features: (rows, channels), of captions (channels,), of words (); of kind ``global`` theirs
     shape: tuple[int, ...]

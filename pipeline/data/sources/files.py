@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 import fsspec
 
 from ...errors import ManifestError
-from ...wording import in_bytes
+from ...wording import in_bytes, reason
 
 _MOST = 1_000_000  # files that a pattern may name
 _AT_ONCE = 32  # files that are looked at together: each may be a request to an object store
@@ -154,7 +154,5 @@ def _matching(folder: str | Path, name: str) -> Iterable[str]:
 def _unreadable(url: str, error: Exception) -> ManifestError:
     if isinstance(error, FileNotFoundError):
         return ManifestError(f"{url}: there is no such file; correct the manifest, or give its folder as --data-root.")
-    reason = (getattr(error, "strerror", None) or str(error).strip().partition("\n")[0] or type(error).__name__).rstrip(
-        "."
-    )
-    return ManifestError(f"{url}: this cannot be read ({reason}); correct the manifest, or restore the file.")
+    why = getattr(error, "strerror", None) or reason(error)
+    return ManifestError(f"{url}: this cannot be read ({why}); correct the manifest, or restore the file.")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from ...errors import ManifestError, SampleError
+from ...wording import reason
 from ..images import PictureFile, check_bytes
 from .base import Source
 from .files import url_of
@@ -111,4 +112,4 @@ def _check(where: str, size: int | None) -> None:
 
 def short(error: Exception) -> str:
     """Say in a few words what was wrong."""
-    return str(getattr(error, "strerror", None) or str(error).strip().partition("\n")[0] or type(error).__name__)[:200]
+    return str(getattr(error, "strerror", None) or reason(error))[:200]

@@ -1,6 +1,6 @@
 """Token features: the hidden states of a Hugging Face encoder of the BERT family, of any layer.
 
-`BertEncoder` is ``--text bert``. `texts.TextEncoder` makes more of the same, of any text model of transformers.
+`BertEncoder` is ``--text bert``. `texts.HubTextEncoder` makes more of the same, of any text model of transformers.
 """
 
 import hashlib

@@ -17,6 +17,7 @@ from transformers import MODEL_MAPPING, AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from ...errors import EncoderError
+from ...wording import reason
 from ..weights import digest, misfit, require_finite
 
 _HUB_ID = re.compile(r"(\w[\w.-]*(?:/\w[\w.-]*)?)(?:@(\w[\w./-]*))?")
@@ -89,22 +90,21 @@ def load_from(weights: str, kind: Kind, load: Callable[[bool], T]) -> T:
         except Exception as error:  # these libraries raise all kinds of errors on damaged or missing files
             cause = error
             if isinstance(error, ImportError):
-                reason = " ".join(str(error).split())
-                raise EncoderError(f"{kind} weights '{weights}' need a package that is missing: {reason}") from error
+                said = " ".join(str(error).split())
+                raise EncoderError(f"{kind} weights '{weights}' need a package that is missing: {said}") from error
             if "trust_remote_code" in str(error):
                 raise EncoderError(
                     f"{kind} weights '{weights}' come with a program of their own, which is not run; if you know where"
                     " they come from and have read it, give --trust"
                 ) from error
-    reason = str(cause).strip().partition("\n")[0].rstrip(".")
     if is_folder:
         raise EncoderError(
-            f"the folder '{weights}' is not a complete {kind} model ({reason}); it needs config.json, the weights and"
-            f" {_FILES[kind]}"
+            f"the folder '{weights}' is not a complete {kind} model ({reason(cause)}); it needs config.json, the"
+            f" weights and {_FILES[kind]}"
         ) from cause
     raise EncoderError(
         f"{kind} weights '{weights}' are not a folder here, and cannot be loaded as a model of the Hugging Face hub"
-        f" ({reason}); check the name and the connection, or give a folder"
+        f" ({reason(cause)}); check the name and the connection, or give a folder"
     ) from cause
 
 

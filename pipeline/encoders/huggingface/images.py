@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoImageProcessor, AutoModel
 
 from ...errors import EncoderError
+from ...wording import reason
 from ..base import library_versions
 from ..grid import Grid
 from ..weights import digest
@@ -28,7 +29,7 @@ _TOKENS = ("class_embedding", "cls_token", "distillation_token", "register_token
 _FAULTS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 
-class ImageEncoder(Grid):
+class HubImageEncoder(Grid):
     """Encode images as the states of their patches, or the cells of the last map, and one global feature.
 
     The global feature is the projected embedding of a model of pictures and texts (CLIP, SigLIP); else what its
@@ -223,13 +224,12 @@ def _no_encoder(
     weights: str, model: nn.Module, shape: tuple[int, int], image_size: int | None, error: Exception
 ) -> EncoderError:
     kind = type(model).__name__
-    reason = str(error).strip().partition("\n")[0].rstrip(".")
     if image_size is not None:
         return EncoderError(
-            f"image weights '{weights}' ({kind}) do not take pictures of {shape[0]} x {shape[1]} pixels ({reason});"
-            " leave --image-size out"
+            f"image weights '{weights}' ({kind}) do not take pictures of {shape[0]} x {shape[1]} pixels"
+            f" ({reason(error)}); leave --image-size out"
         )
     return EncoderError(
         f"image weights '{weights}' are a {kind}, which does not encode a picture of {shape[0]} x {shape[1]} pixels"
-        f" patch by patch ({reason}); choose another image model"
+        f" patch by patch ({reason(error)}); choose another image model"
     )

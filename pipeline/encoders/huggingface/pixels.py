@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from ...errors import EncoderError
+from ...wording import reason
 from ..base import require_cut
 
 # Settings that decide the pixels. What a processor has besides is of the moment, or of other tasks.
@@ -50,10 +51,9 @@ class Pixels:
         try:
             made = [self._processed(image) for image in tried]
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            reason = str(error).strip().partition("\n")[0].rstrip(".")
             raise EncoderError(
-                f"image weights '{weights}': the processor {type(processor).__name__} prepares no picture ({reason});"
-                " get its preprocessor_config.json again"
+                f"image weights '{weights}': the processor {type(processor).__name__} prepares no picture"
+                f" ({reason(error)}); get its preprocessor_config.json again"
             ) from error
         if any("pixel_values" not in one or one["pixel_values"].ndim != 4 for one in made):
             raise EncoderError(

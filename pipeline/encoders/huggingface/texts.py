@@ -30,7 +30,7 @@ _PADDED = ("siglip", "siglip2", "siglip_text_model", "siglip2_text_model")
 _POOLED = ("clip_text_model", "metaclip_2_text_model", "siglip_text_model", "siglip2_text_model")
 
 
-class TextEncoder(BertEncoder):
+class HubTextEncoder(BertEncoder):
     """Encode captions as the states of their tokens and one global feature.
 
     The global feature is the projected embedding of a model of pictures and texts (CLIP, SigLIP), of the last layer;

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ...errors import EncoderError, nearest
+from ...wording import reason
 from ..huggingface.hub import quiet
 from ..weights import digest, misfits, noise_images, read_weights, require_finite, seed_or_file, seeded, settle_norms
-from .pictures import load_library, reason_of
+from .pictures import load_library
 
 Tower = Literal["visual", "text"]
 
@@ -124,7 +125,7 @@ def _of_tag(library: Any, what: str, arch: str, tag: str, tower: Tower, settings
         library.download_pretrained(library.get_pretrained_cfg(arch, tag))
     except Exception as error:  # the hub's library raises all kinds of errors without a connection
         raise EncoderError(
-            f"the weights of {what} cannot be fetched ({reason_of(error)}); check the connection, or give a file of"
+            f"the weights of {what} cannot be fetched ({reason(error)}); check the connection, or give a file of"
             f" them as {_option(tower)} FILE"
         ) from error
     return library.create_model(arch, pretrained=tag, **settings)
@@ -139,7 +140,7 @@ def _building(what: str, image_size: int | None) -> Iterator[None]:
         raise
     except Exception as error:  # of open_clip, timm or transformers, which have the towers
         way = "leave --image-size out" if image_size is not None else "check the connection, or choose another"
-        raise EncoderError(f"{what} cannot be built ({reason_of(error)}); {way}") from error
+        raise EncoderError(f"{what} cannot be built ({reason(error)}); {way}") from error
 
 
 @contextmanager

@@ -13,11 +13,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...errors import EncoderError
+from ...wording import reason
 from ..base import library_versions
 from ..huggingface.bert import BertEncoder
 from ..huggingface.hub import autocast, quiet
 from .clip_models import load_clip
-from .pictures import load_library, reason_of
+from .pictures import load_library
 
 _PROBED = ("a", "a photo of two dogs", "a very long sentence " * 99)
 
@@ -165,7 +166,7 @@ class Tokenizer:
                 alike = [torch.equal(self._padded(text), self._own([text])[0]) for text in _PROBED]
         except Exception as error:  # of the hub's library, or of the tokenizer
             raise EncoderError(
-                f"the tokenizer of {what} cannot be loaded ({reason_of(error)}); check the connection"
+                f"the tokenizer of {what} cannot be loaded ({reason(error)}); check the connection"
             ) from error
         if not all(alike):
             raise EncoderError(

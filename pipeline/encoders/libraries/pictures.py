@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from ...errors import EncoderError
+from ...wording import reason
 from ..grid import Grid
 from ..huggingface.hub import autocast
 from ..huggingface.pixels import noise
@@ -109,18 +110,12 @@ def load_library(module: str, extra: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise EncoderError(
-            f"models of {module} need {module}, which is not installed ({reason_of(error)}): pip install"
-            f" 'xret[{extra}]'"
+            f"models of {module} need {module}, which is not installed ({reason(error)}): pip install 'xret[{extra}]'"
         ) from error
-
-
-def reason_of(error: Exception) -> str:
-    """Return the beginning of a library's message, for brackets."""
-    return str(error).strip().partition("\n")[0].rstrip(".:") or type(error).__name__
 
 
 def _no_encoder(what: str, shape: tuple[int, int], error: Exception) -> NoReturn:
     raise EncoderError(
-        f"{what} does not encode a picture of {shape[0]} x {shape[1]} pixels as a map ({reason_of(error)}); choose"
+        f"{what} does not encode a picture of {shape[0]} x {shape[1]} pixels as a map ({reason(error)}); choose"
         " another model or --image-size"
     ) from error

@@ -11,11 +11,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...errors import EncoderError, nearest
+from ...wording import reason
 from ..base import library_versions, require_cut
 from ..huggingface.hub import quiet
 from ..huggingface.pixels import plain
 from ..weights import misfits, noise_images, read_weights, require_finite, seed_or_file, seeded, settle_norms
-from .pictures import LibraryGrid, load_library, reason_of, seen
+from .pictures import LibraryGrid, load_library, seen
 
 _SHAPING = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 _UNCUT = ("squash", 1.0)  # mode and share of a picture that is made a square as it is
@@ -145,7 +146,7 @@ def _load(
         raise
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise EncoderError(
-            f"{what} does not take pictures of {size[1]} x {size[2]} pixels ({reason_of(error)}); leave --image-size"
+            f"{what} does not take pictures of {size[1]} x {size[2]} pixels ({reason(error)}); leave --image-size"
             " out, or choose another"
         ) from error
     network.reset_classifier(0)  # its weights are no part of the features
@@ -165,7 +166,7 @@ def _pretrained(timm: Any, what: str, config: Any, arguments: dict[str, Any]) ->
     except Exception as error:  # the hub's library raises all kinds of errors without a connection
         where = config.hf_hub_id or config.url
         raise EncoderError(
-            f"the weights of {what} cannot be fetched from {where} ({reason_of(error)}); check the connection, or give"
+            f"the weights of {what} cannot be fetched from {where} ({reason(error)}); check the connection, or give"
             " a file of them as --visual-weights FILE"
         ) from error
 
@@ -186,7 +187,7 @@ def _of_file(
     except (AttributeError, KeyError, RuntimeError) as error:
         empty = timm.create_model(config.architecture, num_classes=classes, **arguments)
         shapes = {name: list(value.shape) for name, value in empty.state_dict().items()}
-        faults = misfits(shapes, state, ()) or reason_of(error)
+        faults = misfits(shapes, state, ()) or reason(error)
         raise EncoderError(
             f"{weights}: these weights do not fit {what}: {faults}; give the weights of this model"
         ) from error

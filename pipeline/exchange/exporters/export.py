@@ -14,8 +14,6 @@ from ...files import making, making_file, require_new
 from . import hdf5, npy
 from .selection import Selection, select
 
-FORMATS = ("npy", "hdf5")
-
 
 @dataclass(frozen=True)
 class ExportedSplit:
@@ -32,7 +30,7 @@ class Export:
 
     store: str  # from where
     out: str  # the folder or file
-    format: str  # one of `FORMATS`
+    format: str  # ``npy`` or ``hdf5``
     sets: tuple[str, ...]  # names of the feature sets
     splits: Mapping[str, ExportedSplit]  # what was written of each split
     bytes: int  # of all files
@@ -47,7 +45,7 @@ def export(url: str, to: str, out: Path, sets: Sequence[str] = (), splits: Seque
 
     Args:
         url: the cache.
-        to: one of `FORMATS`.
+        to: ``npy`` or ``hdf5``.
         out: what to write, a folder or a file; it must not be there yet.
         sets: prefixes of the sets, at most one of images and one of captions; empty: the only ones there are.
         splits: which; each must be complete.

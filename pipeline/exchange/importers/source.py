@@ -54,7 +54,7 @@ def npy_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dt
     """Read the header of an array in NumPy's format; return its shape, whether in Fortran's order, and its dtype.
 
     Args:
-        file: stands at the header, and then behind it.
+        file: at the beginning of the header; afterwards at its end.
         size: bytes of header and array.
 
     Raises:

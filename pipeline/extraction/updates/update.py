@@ -131,7 +131,7 @@ def choose_target(url: str, samples: Samples, manifest: Manifest, digests: Diges
             f"{url} is one generation of {home.url}, and --update makes another; name the whole as --store"
         )
     store = store_of(url)
-    if not store.exists("zarr.json") or store.is_unfinished("") or store.is_unfinished("samples"):
+    if not store.was_finished():
         return Target(url)  # it is made, or made again
     root, damage = store.inspect_group("")
     same = root.get("manifest_sha256") == samples.digest

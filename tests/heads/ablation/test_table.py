@@ -182,8 +182,8 @@ def test_what_can_be_plotted(monkeypatch):
             require_plot(Path("k.svg"), values)
     with pytest.raises(ValueError, match=r"k\.gif must end in \.png"):
         require_plot(Path("k.gif"), [{"a": 1}])
-    monkeypatch.setattr("xret.heads.ablation.table.find_spec", lambda name: None)
-    with pytest.raises(RunError, match=r"pip install xret\[plots\]"):
+    monkeypatch.setattr("xret.pipeline.versions.find_spec", lambda name: None)
+    with pytest.raises(RunError, match=r"a plot needs matplotlib; install with `pip install 'xret\[plots\]'`"):
         require_plot(Path("k.png"), [{"a": 1}])
 
 

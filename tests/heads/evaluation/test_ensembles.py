@@ -7,12 +7,12 @@ import pytest
 import torch
 from captioned_store import make_captioned_store
 from plain_evaluation import plain_rsum, plain_similarity, recipe_of, run_on
+from scores import score
 from small_store import make_store
 
 from xret.heads.evaluation import subjects
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.metrics import ranks, recall_table
-from xret.heads.evaluation.subjects import score
 from xret.heads.runs import features as run_features
 from xret.heads.training.training import train
 from xret.pipeline.errors import RunError

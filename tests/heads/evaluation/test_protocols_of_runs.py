@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from captioned_store import make_captioned_store
+from scores import score
 from small_store import make_store
 
 from xret.heads.evaluation import evaluation, protocols, scoring, subjects
@@ -12,7 +13,6 @@ from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.judgements import Judgements
 from xret.heads.evaluation.metrics import WAYS, ranks, recall_table
 from xret.heads.evaluation.protocols import recalls
-from xret.heads.evaluation.subjects import score
 from xret.heads.runs import features as run_features
 from xret.pipeline.errors import CacheError, RunError
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 from plain_evaluation import plain_similarity
+from scores import score
 from small_store import make_store
 
 from xret.heads.evaluation import scoring
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.scoring import compare, representatives
-from xret.heads.evaluation.subjects import score
 from xret.heads.modules.similarity import blocks
 from xret.heads.runs.run import Run
 from xret.pipeline.cache.feature_cache import FeatureCache

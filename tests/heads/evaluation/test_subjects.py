@@ -8,10 +8,10 @@ import torch
 from earlier_runs import without_digests
 from plain_evaluation import plain_rsum, plain_similarity, recipe_of
 from safetensors.torch import load_file, save_file
+from scores import score
 from small_store import make_store
 
 from xret.heads.evaluation.evaluation import evaluate
-from xret.heads.evaluation.subjects import score
 from xret.heads.runs.run import Run
 from xret.heads.training.training import train
 from xret.pipeline.cache.feature_cache import FeatureCache

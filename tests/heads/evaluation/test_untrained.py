@@ -8,6 +8,7 @@ import torch
 from click.testing import CliRunner
 from conftest import tiny_dataset
 from PIL import Image
+from scores import score
 from small_checkpoints import save_text_model
 from small_store import make_store
 from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel
@@ -18,7 +19,6 @@ from xret.cli.eval import eval_
 from xret.cli.report import report
 from xret.cli.train_head import train_head
 from xret.heads.evaluation.evaluation import evaluate
-from xret.heads.evaluation.subjects import score
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.errors import RunError
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from scores import score
 from small_store import make_store
 from torch.nn.functional import normalize
 
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.scoring import score_sets
-from xret.heads.evaluation.subjects import score
 from xret.heads.model import build_model, feature_facts
 from xret.heads.modules.residual import Residual
 from xret.heads.recipes.recipe import load_recipe

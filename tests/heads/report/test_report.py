@@ -11,7 +11,6 @@ from small_store import make_store
 
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.report import page as report_page
 from xret.heads.report import write_report
 from xret.heads.report.figures import number
 from xret.heads.report.page import differing_settings
@@ -156,8 +155,8 @@ def test_what_is_no_report_is_not_replaced(folder, run, tmp_path):
 
 
 def test_missing_packages_are_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(report_page, "find_spec", lambda name: None if name == "sklearn" else True)
-    with pytest.raises(RunError, match=r"a report needs scikit-learn: `pip install 'xret\[report\]'`"):
+    monkeypatch.setattr("xret.pipeline.versions.find_spec", lambda name: None if name == "sklearn" else True)
+    with pytest.raises(RunError, match=r"a report needs scikit-learn; install with `pip install 'xret\[report\]'`"):
         write_report(["run"], tmp_path / "r.html")
 
 

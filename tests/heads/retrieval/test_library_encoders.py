@@ -6,11 +6,11 @@ import small_open_clip
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from scores import score
 from small_extraction import files
 from small_timm import save_timm_model
 
 import xret
-from xret.heads.evaluation.subjects import score
 from xret.pipeline.cache import FeatureCache
 from xret.pipeline.encoders import registry
 from xret.pipeline.errors import EncoderError

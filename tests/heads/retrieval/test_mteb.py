@@ -6,9 +6,9 @@ import warnings
 import pytest
 import torch
 from PIL import Image
+from scores import score
 from small_runs import make_pictures, make_run, make_store
 
-from xret.heads.evaluation.subjects import score
 from xret.heads.retrieval.mteb import MtebModel
 from xret.heads.retrieval.retriever import Retriever
 from xret.pipeline.errors import QueryError, RunError

@@ -11,11 +11,11 @@ from oriented import save as save_oriented
 from oriented import shown
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from scores import score
 from small_bert import save_bert
 from small_runs import NETWORK, make_pictures, make_run, make_store
 from torch.nn.functional import normalize
 
-from xret.heads.evaluation.subjects import score
 from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.retrieval.hits import best, uncertainty
 from xret.heads.retrieval.queries import UnknownWordsWarning, unknown_sentence

@@ -16,7 +16,7 @@ from xret.heads.ablation.plan import plan_variation
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import finetune
-from xret.heads.training.ranks import ALONE, Ranks, joined
+from xret.heads.training.ranks import ALONE, Ranks, joined_ranks
 from xret.heads.training.training import train
 from xret.pipeline.errors import RecipeError, RunError
 
@@ -102,7 +102,7 @@ def test_rows_of_all_ranks_and_their_gradients():
     """Two samples on three ranks: one has none, and its stand-in gets no gradient."""
 
     def work():
-        with joined("cpu") as (ranks, device):
+        with joined_ranks("cpu") as (ranks, device):
             assert (ranks.count, device.type) == (3, "cpu")
             first, last = ranks.share(2)
             mine = torch.full((max(last - first, 1), 2), float(ranks.number), requires_grad=True)
@@ -132,7 +132,7 @@ def test_rows_of_all_ranks_and_their_gradients():
 
 
 def test_one_process_is_alone():
-    with joined("cpu") as (ranks, _):
+    with joined_ranks("cpu") as (ranks, _):
         assert ranks is ALONE
     assert ranks.first
     assert not dist.is_initialized()

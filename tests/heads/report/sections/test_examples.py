@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from scores import score
 from torch.nn import functional
 
-from xret.heads.evaluation.subjects import score
 from xret.heads.report.figures import number
 from xret.heads.report.sections.examples import by_element, drawn, example, gallery, nearest
 

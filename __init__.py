@@ -129,8 +129,18 @@ def train(
     from .heads.training.training import train
 
     chosen, shown = load_recipe(str(recipe), _written(settings)), Shown.of(verbose, "epochs")
-    how: dict[str, Any] = {"device": device, "seed": seed, "resume": resume, "also": also, "shown": shown}
-    return train(str(store), chosen, out, settings=_written(settings), init_from=init_from, **how)
+    return train(
+        str(store),
+        chosen,
+        out,
+        settings=_written(settings),
+        device=device,
+        seed=seed,
+        resume=resume,
+        also=also,
+        init_from=init_from,
+        shown=shown,
+    )
 
 
 def finetune(
@@ -171,9 +181,19 @@ def finetune(
     from .heads.training.finetuning.finetuning import finetune
 
     root, shown = None if data_root is None else Path(data_root), Shown.of(verbose, "epochs")
-    what: dict[str, Any] = {"visual_weights": visual_weights, "text_weights": text_weights, "data_root": root}
-    how: dict[str, Any] = {"reattach": reattach, "store": store, "device": device, "resume": resume, "shown": shown}
-    return finetune(run, out, settings=_written(settings), **what, **how)
+    return finetune(
+        run,
+        out,
+        settings=_written(settings),
+        reattach=reattach,
+        visual_weights=visual_weights,
+        text_weights=text_weights,
+        data_root=root,
+        store=store,
+        device=device,
+        resume=resume,
+        shown=shown,
+    )
 
 
 def evaluate(
@@ -211,8 +231,18 @@ def evaluate(
     """
     from .heads.evaluation.evaluation import evaluate
 
-    what: dict[str, Any] = {"split": split, "protocol": protocol, "annotations": annotations, "image": image}
-    return evaluate(runs, store=store, ties=ties, device=device, views=views, text=text, **what)
+    return evaluate(
+        runs,
+        store=store,
+        split=split,
+        protocol=protocol,
+        ties=ties,
+        device=device,
+        annotations=annotations,
+        views=views,
+        image=image,
+        text=text,
+    )
 
 
 def ablate(
@@ -269,8 +299,18 @@ def ablate(
         vary = [f"{key}={','.join(map(str, values))}" for key, values in vary.items()]
     beside = [baselines] if isinstance(baselines, str | Path) else baselines
     plan = make_plan(None if recipe is None else str(recipe), vary, grid, _written(settings), [*map(str, beside)])
-    how: dict[str, Any] = {"device": device, "split": split, "jobs": jobs, "scheduler": scheduler, "views": views}
-    return ablate(str(store), plan, out, seeds=seeds, verbose=verbose, **how)
+    return ablate(
+        str(store),
+        plan,
+        out,
+        seeds=seeds,
+        device=device,
+        split=split,
+        jobs=jobs,
+        scheduler=scheduler,
+        views=views,
+        verbose=verbose,
+    )
 
 
 def tune(
@@ -320,9 +360,22 @@ def tune(
     recipes = [str(recipe)] if isinstance(recipe, str | Path) else [str(one) for one in recipe]
     if isinstance(space, Mapping):
         space = [f"{key}={said if isinstance(said, str) else ','.join(map(str, said))}" for key, said in space.items()]
-    what: dict[str, Any] = {"trials": trials, "space": space, "settings": _written(settings), "ties": ties}
-    how: dict[str, Any] = {"device": device, "jobs": jobs, "scheduler": scheduler, "views": views, "verbose": verbose}
-    return tune(str(store), recipes, out, seed=seed, plotted=plot, **what, **how)
+    return tune(
+        str(store),
+        recipes,
+        out,
+        trials=trials,
+        space=space,
+        settings=_written(settings),
+        ties=ties,
+        seed=seed,
+        device=device,
+        jobs=jobs,
+        scheduler=scheduler,
+        views=views,
+        verbose=verbose,
+        plotted=plot,
+    )
 
 
 def load(run: "str | Path", **options: Any) -> "Retriever":

@@ -90,8 +90,9 @@ def eval_(
 
     if diagnostics and is_store(runs[0]):
         raise click.UsageError(f"--diagnostics looks into a run, and {runs[0]} is a store; leave it out")
-    what: dict[str, Any] = {"image": image, "text": text, "protocol": protocol, "annotations": annotations}
-    evaluation = evaluate(runs, views=views, **what, **options)
+    evaluation = evaluate(
+        runs, image=image, text=text, protocol=protocol, annotations=annotations, views=views, **options
+    )
     diagnosis = None
     if diagnostics:
         from ..heads.report.diagnostics import diagnose

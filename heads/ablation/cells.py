@@ -3,7 +3,6 @@
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 from ...pipeline.documents import read_json
@@ -64,8 +63,16 @@ def run_cell(cell: Cell, resident: Resident | None = None) -> Outcome:
     with one_at_a_time:
         try:
             shown = Shown.of(cell.verbose, "bar", cell.count)
-            how: dict[str, Any] = {"resume": True, "resident": resident, "shown": shown}
-            train(cell.store, cell.recipe, run, device=cell.device, seed=cell.seed, **how)
+            train(
+                cell.store,
+                cell.recipe,
+                run,
+                device=cell.device,
+                seed=cell.seed,
+                resume=True,
+                resident=resident,
+                shown=shown,
+            )
             evaluation = evaluate(run, store=cell.store, split=cell.split, device=cell.device, views=cell.views)
             write_json(run / "eval.json", evaluation.to_dict())
         except NotFinite as error:

@@ -128,8 +128,19 @@ def tune(
         for plan in plans:
             busy = "wait until it has ended, or stop it and use --jobs, which trains several trials at once"
             held.enter_context(claimed(plan.root, "tuning", plan.description, busy, _understood))
-        how: dict[str, Any] = {"seed": seed, "device": device, "trials": trials, "verbose": verbose}
-        studies = [Study(plan.root, cache.address, plan.on_sets, plan.space, **how) for plan in plans]
+        studies = [
+            Study(
+                plan.root,
+                cache.address,
+                plan.on_sets,
+                plan.space,
+                seed=seed,
+                device=device,
+                trials=trials,
+                verbose=verbose,
+            )
+            for plan in plans
+        ]
         if len(plans) > 1:
             _require_as_many(studies)
             _forget(comparison)

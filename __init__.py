@@ -408,10 +408,18 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def _written(settings: "Settings") -> Sequence[str]:
+def _written(settings: "Settings", path: str = "") -> Sequence[str]:
     """Return settings as the command line writes them; blocks may lie in each other, as in a recipe."""
-    from .heads.runs.config import flat
+    from .pipeline.errors import RecipeError
 
     if not isinstance(settings, Mapping):
         return settings
-    return [f"{key}={value}" for key, value in flat(dict(settings)).items()]
+    written: list[str] = []
+    for key, value in settings.items():
+        if not isinstance(value, Mapping):
+            written.append(f"{path}{key}={value}")
+        elif value:
+            written += _written(value, f"{path}{key}.")
+        else:
+            raise RecipeError(f"the setting {path}{key} is an empty block: give it values, or leave it out")
+    return written

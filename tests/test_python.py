@@ -118,6 +118,8 @@ def test_settings_and_varied_values_are_those_of_the_command_line(tmp_path, one_
     )  # fmt: skip
     assert [entry.cell for entry in ablation.entries] == [{"loss.triplet.margin": 0.1}, {"loss.triplet.margin": 0.2}]
     assert str(ablation).startswith("split test, protocol full")
+    with pytest.raises(RecipeError, match=r"the setting loss\.infonce is an empty block: give it values"):
+        xret.train(store, recipe="vsepp", out=tmp_path / "none", settings={"loss": {"infonce": {}}})
     with pytest.raises(RecipeError, match="give --recipe with one --vary or more, or --grid"):
         xret.ablate(store, recipe="vsepp", out=tmp_path / "b")
     manifest = generate_scenes(tmp_path / "scenes", train=1, val=1, test=1)

@@ -60,8 +60,22 @@ _RULES = {
         *(Rule((f"{part}_frozen",), f"{part}_lr", bool, 1) for part in ("similarity", "loss")),
     ),
     "augment": (Rule(("image_varies",), "image", bool, 0.2),),
-    # Of other similarities than SCAN's there is no pooling.
-    "similarity": (Rule(("lambda_lse",), "pooling", lambda pooling: pooling != "average", "lse"),),
+    # Other parts have no such keys, whose value is then None.
+    "similarity": (
+        Rule(("lambda_lse",), "pooling", lambda pooling: pooling != "average", "lse"),
+        Rule(("top",), "inference", lambda inference: inference != "assignment", "max"),
+    ),
+    **{
+        f"aggregator.{side}": (
+            Rule(("position_dim", "hidden_dim"), "generator", lambda name: name != "interpolation", "cos-sin-bigru"),
+        )
+        for side in ("image", "text")
+    },
+    "loss.triplet": (
+        Rule(("warmup_epochs", "warmup"), "negatives", lambda negatives: negatives != "all", "hardest"),
+        Rule(("warmup",), "warmup_epochs", bool, 1),
+    ),
+    "loss.infonce": (Rule(("logarithm",), "learned", lambda learned: learned is not False, "true"),),
 }
 
 

@@ -76,8 +76,8 @@ class Objective:
             one = embed_in_parts(self.model.embed_images, images, parts, self.ranks)
             other = embed_in_parts(self.model.embed_captions, captions, parts, self.ranks)
         words = batch.captions.words
-        if augment.mask_words and words is not None and words.token is not None:
-            other = other._replace(token=Sequence(words.token, words.length))  # a loss that writes captions writes them
+        if words is not None and words.token is not None:  # a loss that writes captions writes them whole
+            other = other._replace(token=Sequence(words.token, words.length))
         # Similarity and losses stay in float32: differences of a margin's size drown in 8 bits.
         chunked = self.recipe.data.chunk is not None and goes_in_blocks(self.model.compare, self.losses)
         terms = (self._terms_in_blocks if chunked else self._terms)(batch, one, other)

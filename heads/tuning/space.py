@@ -90,6 +90,7 @@ def make_space(
     """
     fixed = {key_of(setting) for setting in settings}
     varied = {key_of(word) for word in own}
+    recipe = _with_terms(changed(recipe, kept(settings)), varied)
     used, idle = _used_keys(recipe, image, text, varied), unread(recipe)
     texts = {key: said for key, said in bundled(recipe.name, used).items() if key not in fixed}
     faults: list[str] = []
@@ -118,7 +119,7 @@ def make_space(
     ]
     texts = {key: said for key, said in texts.items() if key not in idle and not key.startswith(swapped)} | typed
     space = {key: found for key, said in texts.items() if (found := _read(key, said, recipe, faults)) is not None}
-    faults += _refused_values(space, recipe, image, text)
+    faults += _refused_values(space, recipe, settings, image, text)
     if not space and not faults:
         faults.append(f"nothing is left to vary: give --space {FORM}")
     if faults:
@@ -144,9 +145,32 @@ def read_file(file: Path) -> dict[str, str | None]:
     return {key: None if text == "null" else text for key, text in texts.items()}
 
 
-def own_values(space: Space, recipe: Recipe) -> dict[str, Value]:
+def recipe_of(recipe: Recipe, settings: Sequence[str], values: Mapping[str, Value]) -> Recipe:
+    """Return the recipe of a trial.
+
+    A term of the loss has its options only while it has a weight, and a part its parameters only while it has its name.
+    So what was set of them is set again beside the trial's values.
+
+    Args:
+        recipe: resolved, with `settings`.
+        settings: ``KEY=VALUE``.
+        values: by key.
+
+    Raises:
+        RecipeError: they do not fit.
+    """
+    return changed(recipe, [*kept(settings), *as_settings(values)])
+
+
+def kept(settings: Sequence[str]) -> list[str]:
+    """Return those of some settings that a trial's values could undo."""
+    return [setting for setting in settings if key_of(setting).startswith(("loss.", *(f"{part}." for part in PARTS)))]
+
+
+def own_values(space: Space, recipe: Recipe, settings: Sequence[str] = ()) -> dict[str, Value]:
     """Return the recipe's own values of a space's keys, or the nearest numbers; a key without any is left out."""
-    values = _values_of(recipe)
+    lacking = {key: 0.0 for key in _WEIGHTS if key.split(".")[1] not in recipe.terms}
+    values = _values_of(_with_terms(changed(recipe, kept(settings)), space)) | lacking
     found = {key: dimension.nearest(values[key]) for key, dimension in space.items()}
     own_null = {
         key for key, one in space.items() if values[key] is None and isinstance(one, Choice) and None in one.values
@@ -169,6 +193,11 @@ def written(value: Value) -> str:
 def _values_of(recipe: Recipe) -> dict[str, Any]:
     """Return a recipe's values by key; a loss that it lacks has weight 0."""
     return dict.fromkeys(_WEIGHTS, 0.0) | flat(recipe.to_dict())
+
+
+def _with_terms(recipe: Recipe, varied: Iterable[str]) -> Recipe:
+    """Return a recipe with those terms of the loss, at weight 1, that it lacks and whose weight is varied."""
+    return changed(recipe, [f"{key}=1" for key in _WEIGHTS if key in varied and key.split(".")[1] not in recipe.terms])
 
 
 def _used_keys(recipe: Recipe, image: Facts, text: Facts, varied: Iterable[str]) -> list[str]:
@@ -250,14 +279,14 @@ def _value(key: str, text: str, recipe: Recipe, faults: list[str]) -> tuple[Valu
         return None
 
 
-def _refused_values(space: Space, recipe: Recipe, image: Facts, text: Facts) -> list[str]:
+def _refused_values(space: Space, recipe: Recipe, settings: Sequence[str], image: Facts, text: Facts) -> list[str]:
     """Return why no head can be made with an end of a range or a choice, the other keys being the recipe's."""
     faults: list[str] = []
     for key, dimension in space.items():
         ends = dimension.values if isinstance(dimension, Choice) else (dimension.low, dimension.high)
         for value in ends:
             try:
-                require_buildable(changed(recipe, as_settings({key: value})), image, text)
+                require_buildable(recipe_of(recipe, settings, {key: value}), image, text)
             except RecipeError as error:
                 faults += faults_of(error)
     return faults

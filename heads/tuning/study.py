@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from ...pipeline.errors import RecipeError, RunError
 from ...pipeline.files import remove
 from ...pipeline.wording import counted, in_time
 from ..recipes.blocks import Recipe
-from ..recipes.recipe import changed, faults_of
+from ..recipes.recipe import faults_of
 from ..runs.run import Run
 from ..series.processes import Series
-from .space import Choice, Range, Space, as_settings, own_values
+from .space import Choice, Range, Space, own_values, recipe_of
 from .table import Trial
 from .trials import JOURNAL, NAME, Halving, Job, Outcome, damaged, open_journal, run_trial
 
@@ -39,6 +40,7 @@ class Study:
         root: the folder, absolute; nobody else may have a study open there.
         store: the address of a generation of the feature cache.
         recipe: resolved; its own values, as far as the space has them, are the first trial.
+        settings: ``KEY=VALUE`` that it was resolved with, which hold in all trials.
         space: what is varied.
         seed: of all runs, and with its number of what a trial draws.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -54,6 +56,7 @@ class Study:
         root: Path,
         store: str,
         recipe: Recipe,
+        settings: Sequence[str],
         space: Space,
         *,
         seed: int,
@@ -61,7 +64,7 @@ class Study:
         trials: int,
         verbose: bool | None = None,
     ) -> None:
-        self.root, self.store, self.recipe, self.space = root, store, recipe, space
+        self.root, self.store, self.recipe, self.settings, self.space = root, store, recipe, settings, space
         self.seed, self.device, self.trials, self.verbose = seed, device, trials, verbose
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         _mend(root / JOURNAL)
@@ -132,7 +135,7 @@ class Study:
             else:
                 self.study.tell(trial.number, state=TrialState.FAIL)
         if not self._in((*_COUNTED, TrialState.RUNNING, TrialState.WAITING)):
-            self.study.enqueue_trial(own_values(self.space, self.recipe))
+            self.study.enqueue_trial(own_values(self.space, self.recipe, self.settings))
         return found
 
     def _next(self) -> Job | None:
@@ -146,7 +149,7 @@ class Study:
                 return None
             run = str(self.root / "trials" / str(number))
             try:
-                recipe = changed(self.recipe, as_settings(self._frozen(number).params))
+                recipe = recipe_of(self.recipe, self.settings, self._frozen(number).params)
             except RecipeError as error:  # values that each fit alone
                 job = Job(run, self.store, self.recipe, self.seed, self.device, number)
                 self._record(job, Outcome("failed", error="; ".join(faults_of(error))))
@@ -198,6 +201,8 @@ class Study:
                 continue
             if best is not None and path.name == str(best.number):
                 place, before = self.root / "best", folder / "before.partial"
+                for file in ("best.yaml", "result.json"):  # of the trial that was the best before
+                    remove(self.root / file)
                 if place.exists():
                     remove(before)
                     place.rename(before)

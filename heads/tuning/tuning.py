@@ -36,7 +36,8 @@ from ..model import feature_facts
 from ..recipes.blocks import Recipe
 from ..recipes.effects import require_effect
 from ..recipes.names import recipe_names
-from ..recipes.recipe import changed, key_of, load_recipe, resolve
+from ..recipes.recipe import key_of, load_recipe, resolve
+from ..runs.config import flat
 from ..runs.features import on_own_sets, require_views
 from ..runs.info import as_told
 from ..runs.run import WEIGHTS, write_json
@@ -45,7 +46,7 @@ from ..series.cluster import on_cluster
 from ..series.processes import at_once, in_processes, in_turn, load_features
 from ..training.in_use import settings_not_in_use
 from ..training.ranks import require_one_process
-from .space import Space, as_settings, make_space
+from .space import Space, make_space, recipe_of
 from .table import Trial, Tuned, Tuning, as_csv, plot
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ def tune(
                 plan.root,
                 cache.address,
                 plan.on_sets,
+                settings,
                 plan.space,
                 seed=seed,
                 device=device,
@@ -218,6 +220,7 @@ def _plans(
             "seed": seed,
             "space": {key: str(dimension) for key, dimension in own.items()},
             "recipe": recipe.to_dict(),
+            "settings": [setting for setting in settings if key_of(setting) not in flat(recipe.to_dict())] or None,
         }
         plans.append(_Planned(name, root, recipe, on_sets, own, description))
     if len(heads) == len(recipes):
@@ -318,7 +321,7 @@ def _tuned(plan: _Planned, study: "Study", ties: Ties, views: bool, device: str)
 
 
 def _write_recipe(plan: _Planned, best: Trial, study: "Study") -> None:
-    recipe = changed(plan.recipe, as_settings(best.values)).to_dict()
+    recipe = recipe_of(plan.recipe, study.settings, best.values).to_dict()
     head = (
         f"# {plan.name}, tuned: trial {best.number} of {plan.root.name}, validation RSUM {best.rsum:.2f}\n"
         f"# with --seed {study.seed} on {study.store}\n"

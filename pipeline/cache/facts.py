@@ -75,7 +75,7 @@ class SetFacts:
             encoder.space,
             getattr(encoder, "grid", None),  # captions have none
             source,
-            cells=getattr(encoder, "cells", None),
+            cells=getattr(encoder, "cells", None) if "pool" in encoder.identity else None,
         )
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cache import Blocks, FeatureCache, FeatureSet
+from ..cache import Blocks, FeatureSet
 from ..cache.earlier import caption_keys, image_keys, sets_of_all
 from ..cache.facts import SetFacts
 from ..cache.known_samples import find_samples
@@ -94,7 +94,7 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
     cache = None if images else find_cache(target.url, samples)
     sets = []
     where = None if images else target.url
-    for cost in _costs(manifest, samples, options, device, captions / max(total, 1), where, cache):
+    for cost in _costs(manifest, samples, options, device, captions / max(total, 1), where):
         there = cache.set_at(cost.path) if cache and cost.path in cache.set_paths() else None
         length, earlier_sets = options.shard_images, None
         if cache or target.is_new:
@@ -184,23 +184,22 @@ def _costs(
     device: str,
     captions: float,
     url: str | None,
-    cache: FeatureCache | None,
 ) -> list[_Cost]:
-    """Load the encoders and measure each; `captions` is how many an image has, `cache`, at `url`, may have sets."""
+    """Load the encoders and measure each; `captions` is how many an image has, and the cache at `url` may have sets."""
     costs = []
     width = np.dtype(options.dtype).itemsize
     if options.visual:
         encoder = options.load_visual(device)
         if url is not None:
             options, encoder = as_begun(url, options, encoder, device)
-        facts = _facts(encoder, "images", options, cache)
+        facts = _facts(encoder, "images", options, url)
         rate = _image_rate(encoder, manifest, samples, options)
         views = options.views
         files = 6 + 2 * views + len(encoder.extras)
         costs.append(_Cost("images", facts, 1, _image_bytes(encoder, width, views), views, files, rate))
     if options.text:
         text = load_captions(options, samples, device)
-        facts = _facts(text, "captions", options, cache)
+        facts = _facts(text, "captions", options, url)
         texts, item = _some_texts(samples), width * (text.channels or 0)
         tokens = sum(map(len, text.tokenize(texts))) / len(texts)
         size = captions * (tokens * (4 + item) + 17 + item)
@@ -209,11 +208,9 @@ def _costs(
     return costs
 
 
-def _facts(
-    encoder: VisualEncoder | TextEncoder, modality: str, options: Options, cache: FeatureCache | None
-) -> SetFacts:
+def _facts(encoder: VisualEncoder | TextEncoder, modality: str, options: Options, url: str | None) -> SetFacts:
     facts = SetFacts.of(encoder, options.dtype, {})
-    return facts if cache is None else facts.named_as(sets_of_all(cache.url, modality))
+    return facts if url is None else facts.named_as(sets_of_all(url, modality))
 
 
 def _scaled(splits: dict[str, tuple[int, int]], ratio: float) -> dict[str, tuple[int, int]]:

@@ -100,15 +100,15 @@ class Batches:
 
     def steps(self, unit: Unit, batch_size: int) -> int:
         """Return how many batches an epoch has."""
-        return sum(1 for _ in _cut(np.arange(self._units(unit)), batch_size))
+        return sum(1 for _ in _cut(self._units(unit), batch_size))
 
     def epoch(
         self, *, unit: Unit, batch_size: int, seed: int, epoch: int, captions: int | None = None, first: int = 0
     ) -> Iterator[Batch]:
         """Yield an epoch's batches in an order that depends on seed and epoch alone, reading the next ones ahead.
 
-        Every unit comes once. Its place is drawn from all places; in ``stream`` from those of a group of blocks.
-        Elsewhere the batches are the same, number by number, wherever the features lie.
+        Every unit comes once, but for images without a caption. Its place is drawn from all places; in ``stream`` from
+        those of a group of blocks. Elsewhere the batches are the same, number by number, wherever the features lie.
 
         Args:
             unit: ``image``: a batch is `batch_size` images with all their captions (SetDiv, section 4.2);
@@ -121,11 +121,14 @@ class Batches:
         """
         rng = np.random.default_rng([seed, epoch])
         groups: list[np.ndarray] = []
+        units = self._units(unit)
         if self.placement == "stream":
-            order, groups = block_order(self._block if unit == "image" else self._block[self.caption_image], rng)
+            order, groups = block_order(
+                (self._block if unit == "image" else self._block[self.caption_image])[units], rng
+            )
         else:
-            order = rng.permutation(self._units(unit))
-        plans: Iterator[_Plan] = islice(self._plans(unit, order, batch_size, captions, rng), first, None)
+            order = rng.permutation(len(units))
+        plans: Iterator[_Plan] = islice(self._plans(unit, units[order], batch_size, captions, rng), first, None)
         if groups and self._by_shard:
             plans = opened_ahead(self._open, plans, lambda plan: self._block[plan.images], groups)
         batches = read_ahead(lambda plan: self._read(plan, (seed, epoch)), plans, self.device)
@@ -150,8 +153,9 @@ class Batches:
         items = np.split(np.arange(samples), range(batch_size, samples, batch_size))
         return read_ahead(source.fetch, items, self.device)
 
-    def _units(self, unit: Unit) -> int:
-        return self.images if unit == "image" else self.captions
+    def _units(self, unit: Unit) -> np.ndarray:
+        """Return what an epoch has, in order: the images that have captions, or the captions."""
+        return np.flatnonzero(np.diff(self._first_caption)) if unit == "image" else np.arange(self.captions)
 
     def _plans(
         self, unit: Unit, order: np.ndarray, batch_size: int, captions: int | None, rng: np.random.Generator

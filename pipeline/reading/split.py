@@ -100,6 +100,8 @@ def require_complete(features: FeatureSet, split: str) -> None:
 
 def texts_of(read: Callable[[int, int], list[str]], rows: np.ndarray) -> list[str]:
     """Return the texts of some ascending rows; `read` takes the first row and the one after the last."""
+    if not len(rows):
+        return []
     first = int(rows[0])
     found = read(first, int(rows[-1]) + 1)
     return [found[row - first] for row in rows.tolist()]

@@ -16,7 +16,7 @@ class Quarters:
     def __init__(self, weights, image_size, device):
         self.side = image_size // 6 * 6
         self.identity = {"encoder": "?", "weights": weights, "preprocessing": {"stretch": self.side}, "layer": None}
-        self.versions = {}
+        self.versions, self.cells = {}, 6  # not what xret's own encoders mean by it
 
     def decode(self, path):
         image = open_image(path)

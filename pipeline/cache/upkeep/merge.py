@@ -178,10 +178,13 @@ def _differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
 
 
 def _same_features(first: _Part, second: _Part) -> bool:
-    """Return whether two sets in two stores are made by one encoder, from folders or files of different names."""
+    """Return whether two sets are made by one encoder, from folders or files of different names.
+
+    A store that has both of them already cannot be mended by merging otherwise.
+    """
     one, two = first.features, second.features
     same = (one.modality, one.fingerprint) == (two.modality, two.fingerprint)
-    return first.cache is not second.cache and same
+    return same and second.path not in first.cache.set_paths() and first.path not in second.cache.set_paths()
 
 
 def _like_halves(first: _Part, second: _Part) -> bool:

@@ -39,7 +39,7 @@ class ViewsEncoder:
             raise EncoderError(f"there is no augmentation '{augment}'; choose one of {', '.join(AUGMENTATIONS)}")
         if augment == "dihedral" and views > 8:
             raise EncoderError(f"--views {views}: a square has eight turns and mirrorings; ask for at most 8")
-        self.cells = getattr(grid, "cells", None)
+        self.cells = grid.cells if "pool" in grid.identity else None  # type: ignore[attr-defined]
         seen = self.cells or grid.grid
         if augment == "dihedral" and seen is not None and seen[0] != seen[1]:
             raise EncoderError(f"--augment dihedral turns squares, and '{grid.name}' sees none; take crop-flip")

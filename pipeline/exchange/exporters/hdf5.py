@@ -128,6 +128,8 @@ def _caption_arrays(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return what the file holds of the captions of these image rows: a row a caption, and a row a token."""
     cache, features, captions = selection.cache, selection.captions, selection.caption_rows(rows)
+    if not len(captions):  # all of them failed
+        return {}, {}
     arrays = {
         "text": _texts(texts_of(cache.caption_texts, captions)),
         "sentid": cache.sample_array("sentid")[captions],

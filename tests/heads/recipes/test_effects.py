@@ -11,6 +11,13 @@ from xret.heads.training.optimisation import build_optimizer, drop_frozen, learn
 from xret.pipeline.errors import RecipeError
 
 SMALL = ["model.dim=8"]
+BESIDE = {  # settings that leave another one unread
+    "similarity.lambda_lse=19": ["similarity.pooling=average"],
+    "similarity.top=2": ["similarity.inference=assignment"],
+    "loss.infonce.logarithm=true": ["loss.infonce.learned=false"],
+    "aggregator.text.hidden_dim=8": ["aggregator.text.generator=interpolation"],
+    "loss.triplet.warmup_epochs=2": ["loss.triplet.negatives=all"],
+}
 
 
 def refusal(name, *settings, varied=()):
@@ -45,13 +52,18 @@ def refusal(name, *settings, varied=()):
             "schedule.warmup_after=2",
             "schedule.warmup_epochs is 0: leave it out, or set schedule.warmup_epochs=1 or schedule.warmup_ratio",
         ),
+        ("vsepp", "loss.triplet.warmup=linear", "loss.triplet.warmup_epochs is 0: leave it out, or set"),
+        ("maxmatch", "similarity.top=2", "similarity.inference is assignment: leave it out, or set"),
+        ("linear", "loss.infonce.logarithm=true", "loss.infonce.learned is False: leave it out, or set"),
+        ("vse-infty", "aggregator.text.hidden_dim=8", "aggregator.text.generator is interpolation: leave it out"),
+        ("vse-infty", "loss.triplet.warmup_epochs=2", "loss.triplet.negatives is all: leave it out, or set"),
         ("mlp", "optimizer.momentum=0.5", "optimizer.name is adamw: leave it out, or set optimizer.name=sgd"),
         ("vsepp", "optimizer.decay=all", "optimizer.weight_decay is 0.0: leave it out, or set"),
         ("mlp", "augment.image_varies=true", "augment.image is 0.0: leave it out, or set augment.image=0.2"),
     ],
 )
 def test_a_setting_that_decides_nothing_is_refused(name, setting, said):
-    message = refusal(name, setting, *(["similarity.pooling=average"] if name == "scan" else []))
+    message = refusal(name, setting, *BESIDE.get(setting, []))
     assert message.startswith(f"recipe '{name}' cannot be used: {setting.partition('=')[0]} has no effect while {said}")
 
 

@@ -100,9 +100,11 @@ def test_metrics_have_the_rate_that_the_warm_up_leaves(store, tmp_path):
     assert [line["lr"] for line in Run(tmp_path / "run").metrics()] == pytest.approx([0.5 * 2 / 6, 0.5 * 5 / 6])
 
 
-def test_a_loss_that_writes_captions_writes_the_words_behind_the_masks(store):
-    small = [f"loss.caption-generation.{key}=8" for key in ("hidden", "word_dim")]
-    recipe = load_recipe("vsrn", ["model.dim=16", "adapter.words.word_dim=8", "augment.mask_words=1", *small])
+@pytest.mark.parametrize("augment", [["mask_words=1"], ["text=0.6"], ["text=0.6", "mask_words=1"]])
+def test_a_loss_that_writes_captions_writes_them_whole(store, augment):
+    small = ["model.dim=16", "adapter.words.word_dim=8"]
+    small += [f"loss.caption-generation.{key}=8" for key in ("hidden", "word_dim")]
+    recipe = load_recipe("vsrn", [*small, *(f"augment.{key}" for key in augment)])
     model, losses = model_of(store, recipe), build_losses(recipe, feature_facts(sets_of(store)[1]))
     split = batches_of(sets_of(store), model, "train", torch.device("cpu"))
     batch = next(iter(split.epoch(unit="caption", batch_size=8, seed=0, epoch=0)))
@@ -112,7 +114,8 @@ def test_a_loss_that_writes_captions_writes_the_words_behind_the_masks(store):
     assert Objective.of(recipe, model, losses, split)(batch, 0)[0].isfinite()
     assert torch.equal(written[0].rows, batch.captions.token)
     assert torch.equal(written[0].length, batch.captions.length)
-    assert (read[0] == len(sets_of(store)[1].vocabulary)).any()
+    assert (read[0] == len(sets_of(store)[1].vocabulary)).any() == ("mask_words=1" in augment)
+    assert (read[0] > 0).sum() < (batch.captions.token > 0).sum() or augment == ["mask_words=1"]
 
 
 def test_masks_need_words(tmp_path):

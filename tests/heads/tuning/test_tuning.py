@@ -18,6 +18,7 @@ from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.files import run_inside
 from xret.heads.runs.run import Run
 from xret.heads.training.training import train
+from xret.heads.tuning.study import Study
 from xret.pipeline.errors import RunError
 
 pytestmark = [
@@ -146,6 +147,45 @@ def test_a_kill_between_a_trial_and_its_keeping_is_made_good(stores, whole, tmp_
     (out / "trials" / "99").mkdir()
     assert numbers(tuned(stores(), out).trials) == numbers(whole[1].trials)
     assert heavy(out) == ["best"]
+
+
+def test_what_is_set_holds_in_all_trials(stores, tmp_path):
+    """Also of a term of the loss that has its weight from the trial, and of a part that the trial takes."""
+    beside = ["loss.infonce.scale=20", "loss.infonce.learned=false", "aggregator.image.slots=3"]
+    settings = [*SETTINGS, *beside, "aggregator.text.slots=3", "schedule.epochs=1"]
+    space = ["loss.infonce.weight=0.5:1", "loss.infonce.smoothing=0:0.2"]
+    space += ["aggregator.image=pie-net,element-slots", "aggregator.text=pie-net,element-slots"]
+    found = tuned(stores(), tmp_path / "out", "setdiv", settings=settings, space=space, trials=4)
+    assert {trial.values["aggregator.image.name"] for trial in found.trials} == {"pie-net", "element-slots"}
+    assert {"loss.infonce.weight", "loss.infonce.smoothing"} < found.space.keys()
+    assert found.trials[0].values["loss.infonce.weight"] == 0.5  # nearest to that of a term that the recipe lacks
+    recipe = load_recipe(str(tmp_path / "out" / "best.yaml"))
+    assert (recipe.terms["infonce"]["scale"], recipe.terms["infonce"]["learned"]) == (20, False)
+    assert recipe.terms["infonce"]["smoothing"] == found.best.values["loss.infonce.smoothing"]
+    assert recipe == Run(tmp_path / "out" / "best").recipe
+    assert [recipe.aggregator[side]["slots"] for side in ("image", "text")] == [3, 3]
+    with pytest.raises(RunError, match=r"belongs to another tuning: settings is \["):
+        tuned(stores(), tmp_path / "out", "setdiv", settings=[*settings, "loss.infonce.scale=9"], space=space)
+
+
+def test_a_new_best_run_is_not_said_to_be_the_one_before(stores, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    first = tuned(stores(), out, trials=1).best
+    record = Study._record
+
+    def stopping(study, job, outcome):
+        record(study, job, outcome)
+        if study._best().number != first.number:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Study, "_record", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        tuned(stores(), out)
+    assert Run(out / "best").info.best_rsum > first.rsum
+    assert not (out / "best.yaml").exists() and not (out / "result.json").exists()
+    monkeypatch.undo()
+    tuned(stores(), out)
+    assert load_recipe(str(out / "best.yaml")).optimizer == Run(out / "best").recipe.optimizer
 
 
 def test_trials_read_the_features_once(stores, tmp_path, monkeypatch):

@@ -203,6 +203,18 @@ def test_captions_that_failed_are_counted_one_by_one_and_not_exported(tmp_path):
         assert file["images/caption_start"][...].tolist() == [0, 2, 2, 4, 6, 7, 9, 11]
 
 
+def test_a_batch_of_images_without_a_caption_is_exported(tmp_path):
+    pairs = Pairs(66)
+    pairs.captions[64] = np.nan  # images are exported 64 at a time
+    source = pairs.folder(tmp_path / "e", splits=["train"] * 65 + ["test"])
+    _, cache = bring(source, tmp_path / "s", "embeddings", on_error="skip")
+    export(cache.url, "hdf5", tmp_path / "out.h5", splits=("train", "test"))
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert file["images/caption_count"][...].tolist() == [1] * 64 + [0, 1]
+        assert np.array_equal(file["captions/global"][...], np.delete(pairs.captions, 64, 0))
+        assert file["captions/image"][...].tolist() == [*range(64), 65]
+
+
 def lose_part(source):
     (source / "text_emb/text_emb_01.npy").unlink()
 

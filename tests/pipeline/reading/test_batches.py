@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xret.pipeline.cache import FeatureCache
+from xret.pipeline.cache import CaptionSet, FeatureCache
+from xret.pipeline.cache.feature_sets import FAILED
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import Options, extract
@@ -90,6 +91,19 @@ def test_features_for_evaluation_come_in_order_and_only_what_is_asked_for(cache)
 def test_an_unknown_split(cache):
     with pytest.raises(CacheError, match="has no split 'dev'; it has train, val, test"):
         stored_batches(cache.image_set(), cache.caption_set(), "dev", **FIELDS)
+
+
+@pytest.mark.parametrize("placement", ["mapped", "stream"])
+def test_images_without_a_caption_are_in_no_batch(cache, monkeypatch, placement):
+    owner = np.repeat(np.arange(cache.images), cache.caption_count)
+    status = cache.caption_set().status.copy()
+    status[np.isin(owner, (0, 3, 4, 19))] = FAILED
+    monkeypatch.setattr(CaptionSet, "status", property(lambda self: status))
+    batches = stored_batches(cache.image_set(), cache.caption_set(), "train", placement=placement, **FIELDS)
+    epoch = list(batches.epoch(unit="image", batch_size=3, seed=0, epoch=0))
+    assert len(epoch) == batches.steps("image", 3) == 5  # 16 images, of which the last is alone
+    assert all((batch.positives.sum(1) > 0).all() for batch in epoch)
+    assert batches.images == 20
 
 
 def test_some_captions_of_each_image_are_drawn_anew_in_each_epoch(cache):

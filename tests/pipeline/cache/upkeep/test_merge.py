@@ -18,6 +18,7 @@ from small_extraction import SMALL, files
 from small_store import seal_anew
 
 from xret.pipeline.cache import Blocks, FeatureCache, layout
+from xret.pipeline.cache.facts import SetFacts
 from xret.pipeline.cache.layout import alone
 from xret.pipeline.cache.records import record_failures
 from xret.pipeline.cache.storage.store import Store
@@ -224,13 +225,22 @@ def test_halves_of_different_encoders(tmp_path):
     assert "they differ in weights" in refused(tmp_path / "new", [a, b], there=False)
 
 
-def test_halves_of_one_encoder_under_two_names(tiny_dataset, tmp_path):
+def test_halves_of_one_encoder_under_two_names(tiny_dataset, tmp_path, monkeypatch):
     manifest, urls = load_manifest(tiny_dataset(train=3, val=3, test=0)), []
     one = save_image_model(tmp_path / "one", "dinov2")
     for folder, split in ((one, "train"), (shutil.copytree(one, tmp_path / "two"), "val")):
         urls.append(str(tmp_path / f"{split}.zarr"))
         extract(manifest, urls[-1], Options(visual=f"hf:{folder}", text=None, splits=(split,), device="cpu"))
     assert "are the same features under two names in" in refused(tmp_path / "new", urls, there=False)
+    both = shutil.copytree(urls[0], tmp_path / "both.zarr")
+    add = Options(visual=f"hf:{tmp_path / 'two'}", text=None, splits=("val",), device="cpu")
+    with monkeypatch.context() as patched:  # as an earlier version merged
+        patched.setattr(SetFacts, "named_as", lambda facts, _: facts)
+        extract(manifest, str(both), add)
+    assert len(FeatureCache.open(str(both)).set_names("images")) == 2
+    for _ in range(2):  # the second time as after a stop
+        merge(str(tmp_path / "merged"), [str(both)])
+    assert FeatureCache.open(str(tmp_path / "merged")).set_paths() == FeatureCache.open(str(both)).set_paths()
 
 
 def test_one_name_but_another_set(apart):

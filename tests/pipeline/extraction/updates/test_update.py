@@ -23,6 +23,7 @@ from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import Options
+from xret.pipeline.extraction.plan import plan
 
 UPDATE = replace(OPTIONS, update=True)
 
@@ -222,6 +223,8 @@ def test_weights_in_a_folder_of_another_name_are_known_again(tiny_dataset, tmp_p
     before = FeatureCache.open(url).set_paths()
     Image.new("RGB", (40, 40), "blue").save(path.parent / "images" / "0.jpg")
     two = shutil.copytree(one, tmp_path / "two")
+    (foreseen,) = plan(load_manifest(path), url, replace(options, visual=f"hf:{two}", update=True)).sets
+    assert (foreseen.name, foreseen.found) == (before[0].rpartition("/")[2], 5)
     summary = extract(load_manifest(path), url, replace(options, visual=f"hf:{two}", update=True))
     assert (summary.sets[0].found, summary.sets[0].samples) == (5, 1)
     assert FeatureCache.open(url).set_paths() == before

@@ -324,7 +324,7 @@ def _refuse_without_effect(ctx: click.Context, options: dict[str, Any]) -> None:
         "views",
         "augment",
     )
-    if not of_hub:
+    if not options["text"].startswith((HUB, OPEN_CLIP)):
         of_images = (*of_images, "trust")
     if options["visual"] == "none" and (names := _given(ctx, of_images)):
         raise click.UsageError(f"{_without_effect(names, '--visual none')}, or choose an encoder")

@@ -92,7 +92,8 @@ def _lines(values: Mapping[str, Any], sources: Mapping[str, str], path: tuple[st
     for key, value in values.items():
         inner = (*path, key)
         block = isinstance(value, Mapping) and value
-        scalar = "" if block else yaml.safe_dump(value, width=1000).removesuffix("...\n").strip()
+        on_a_line = "" if block else yaml.safe_dump(value, width=1000, default_flow_style=True)
+        scalar = on_a_line.removesuffix("...\n").strip()
         text = f"{'  ' * len(path)}{yaml.safe_dump(key).split()[0]}: {scalar}".rstrip()
         source = sources.get(".".join(inner))
         yield f"{text:27}  # {source}" if source else text

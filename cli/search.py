@@ -109,13 +109,12 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
         if as_json:
             click.echo(json.dumps([hit.to_dict() for hit in hits]))
             return
-        way = f", by the index {options['index']}" if options["index"] else ""
         searched = counted(retriever.searched(encoded.answers), encoded.answers.removesuffix("s"))
-        where = str(options["images"])
-        if options["images"] is None:
+        where = str(options["images"] or f"the index {options['index']}")
+        if options["images"] is None and options["index"] is None:
             store = titled(retriever.cache.url, generation_shown(retriever.cache))
             where = f"{store}, split {retriever.split}"
-        click.echo(printable(f"{run} on {where}: {searched}{way}"))
+        click.echo(printable(f"{run} on {where}: {searched}"))
     click.echo(format_hits(hits))
     if encoded.uncertainty is not None:
         click.echo(f"the query's uncertainty (log-determinant) {encoded.uncertainty:.2f}")

@@ -240,6 +240,17 @@ def _require_one_space(recipe: Recipe, image: Facts, text: Facts) -> None:
                 f"model.residual adds a vector or a set to the frozen global feature, and aggregator.{side} "
                 f"'{block['name']}' gives a {made}; take another aggregator, or set model.residual=false"
             )
+        if block["name"] == "pcme":  # its losses compare the samples with the Gaussian that they were drawn from
+            raise RecipeError(
+                f"model.residual would move the samples that aggregator.{side} 'pcme' draws away from their Gaussian; "
+                "take another aggregator, or set model.residual=false"
+            )
+    for term, block in recipe.terms.items():
+        if block.get("elements") == "slots":
+            raise RecipeError(
+                f"loss.{term}.elements=slots compares slots with a global feature, which with model.residual is the "
+                f"frozen one, of another width; set loss.{term}.elements=set, or model.residual=false"
+            )
 
 
 def _require_rows(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...], uses_local: bool) -> None:

@@ -245,7 +245,10 @@ def _views(subjects: Several[Subject]) -> tuple[int, ...]:
 def _ground_truths(
     subject: Subject, split: str, protocol: str, annotations: str | Path | None
 ) -> dict[str, GroundTruth]:
-    """Return what each protocol compares with; refuse what does not cover the split before anything is embedded."""
+    """Return what each protocol compares with; refuse what does not cover the split before anything is embedded.
+
+    Of several that the manifest names, those that cannot be used here are left out, with a line on standard error.
+    """
     cache = subject.cache
     protocols = cache.protocols if protocol == "auto" else (protocol,)
     for name in protocols:
@@ -255,14 +258,29 @@ def _ground_truths(
             )
     if annotations is not None and "pmrp" not in protocols:
         raise RunError(f"--annotations is for the protocol pmrp, and this is {', '.join(protocols)}; leave it out")
-    truths = {name: ground_truth(name, annotations) for name in protocols}
-    if any(truth is not None for truth in truths.values()):
+    truths: dict[str, GroundTruth] = {}
+    refused: dict[str, RunError] = {}
+    for name in protocols:
+        try:
+            truths[name] = _ground_truth(subject, split, name, annotations)
+        except RunError as error:
+            refused[name] = error
+    if refused and (not truths or protocol != "auto"):
+        raise next(iter(refused.values()))
+    for name, why in refused.items():
+        print(f"protocol {name} is left out: {why}", file=sys.stderr)
+    return truths
+
+
+def _ground_truth(subject: Subject, split: str, protocol: str, annotations: str | Path | None) -> GroundTruth:
+    """Return what a protocol compares with; RunError where it does not cover the split."""
+    cache, truth = subject.cache, ground_truth(protocol, annotations)
+    if truth is not None:
         samples = Split.of(*subject.sets, split)
         cocoid = cache.sample_array("cocoid")[samples.image_rows]
         sentid = cache.sentids(0, cache.captions)[samples.caption_rows]
-        for name, truth in truths.items():
-            require(name, truth, cocoid, sentid, _where(cache, split))
-    return truths
+        require(protocol, truth, cocoid, sentid, _where(cache, split))
+    return truth
 
 
 def _score(subjects: Several[Subject], split: str, device: torch.device, views: tuple[int, ...]) -> Scores:

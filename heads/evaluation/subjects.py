@@ -80,6 +80,8 @@ def open_subjects(
             place = url, run.info.generation, run.info.manifest_sha256
             cache = opened.get(place) or opened.setdefault(place, open_store(run, store))
             subjects.append(Subject(run, cache, (image_set_of_run(run, cache), caption_set_of_run(run, cache))))
+    if store is not None and all(subject.run is None for subject in subjects):
+        raise RunError(f"--store {store} says where the features of runs are, and {paths[0]} is a store; leave it out")
     named = {"image": image, "text": text}
     for key, prefix in named.items():
         if prefix != "auto" and all(subject.run is not None for subject in subjects):

@@ -82,7 +82,7 @@ class Gallery(Searched):
         upright: whether the images were turned as their EXIF orientations say.
         image_ids: as the store has them, I.
         file_names: of the images below their folder, I.
-        caption_ids: the captions' numbers, as text, C.
+        caption_ids: the captions' numbers, as text, C; their rows in the store where numbers stand twice.
         texts: the captions, C.
         caption_image: the row of each caption's image, int64 [C].
 
@@ -101,7 +101,10 @@ class Gallery(Searched):
         self.upright = are_upright(batches.image_set)
         self.image_ids, self.file_names = batches.ids(), batches.file_names()
         begin, end = int(batches.caption_rows[0]), int(batches.caption_rows[-1]) + 1
-        self.caption_ids = [str(number) for number in cache.sentids(begin, end)[batches.caption_rows - begin]]
+        numbers = cache.sentids(begin, end)[batches.caption_rows - begin]
+        if len(np.unique(numbers)) < len(numbers):  # a source that numbers the captions of each image by themselves
+            numbers = batches.caption_rows
+        self.caption_ids = [str(number) for number in numbers]
         self.texts = batches.texts()
         self.caption_image: np.ndarray = batches.caption_image
 

@@ -178,6 +178,7 @@ def _without_paths(info: RunInfo) -> RunInfo:
         store=Path(info.store).name,
         also_stores=info.also_stores and [_store_name(store) for store in info.also_stores],
         head=info.head and Path(info.head).name,
+        init_from=info.init_from and {**info.init_from, "run": Path(info.init_from["run"]).name},
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...pipeline.errors import RunError
 from ..runs.info import absolute
 from .hits import Modality
 from .index.build import DEFAULTS, IndexOptions, IndexReport, add, write_candidates
@@ -15,7 +16,7 @@ from .index.candidates import load_faiss
 from .index.folder import appearing, holds
 from .index.items import Items, append
 from .index.search import Index
-from .index.sharded import ShardWorkers
+from .index.sharded import ShardWorkers, shards_of
 from .index.vectors import form_of
 from .retriever import Retriever
 
@@ -95,6 +96,8 @@ def add_to_index(
     Raises:
         RunError: also where there is no index, it is of another run, damaged, or has these samples already.
     """
+    if shards := shards_of(out):
+        raise RunError(f"{out} holds {len(shards)} shards, each with an index: name one of them as --out {shards[0]}")
     retriever = Retriever(run, store=store, split=split, device=device)
     gallery, facts = retriever.gallery, {modality: retriever.index_facts(modality) for modality in MODALITIES}
     parts = {
@@ -136,12 +139,15 @@ def index_shards(
     Raises:
         RunError, CacheError: as for `index_run` and `ShardedSearch`.
     """
+    places = [store and absolute(store) for store in stores]
+    if twice := [place for place in places if places.count(place) > 1]:
+        raise RunError(
+            f"{twice[0] or 'the store of the run'} is named twice, and would give each hit twice; leave one out"
+        )
     names = [f"shard-{number:04}" for number in range(len(stores))]
     with closing(ShardWorkers(scheduler)) as workers, appearing(Path(out).resolve()) as partial:
         source = str(Path(run).resolve())
         build = functools.partial(index_run, split=split, device=device, options=options)
-        tasks = [
-            (source, str(partial / name), store and absolute(store)) for name, store in zip(names, stores, strict=True)
-        ]
+        tasks = [(source, str(partial / name), place) for name, place in zip(names, places, strict=True)]
         made = workers.run(build, tasks)
     return [replace(one, run=str(run), out=f"{out}/{name}") for name, one in zip(names, made, strict=True)]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...pipeline.errors import QueryError, RunError
+from ..model import facts_of_each
 from ..modules.embedding import Embedding, concatenate, each
 from .hits import Modality, best
 from .retriever import Retriever
@@ -121,12 +122,15 @@ def _meta(retriever: Retriever, name: str) -> "ModelMeta":
         raise RunError("mteb is not installed: pip install 'xret[mteb]'") from error
     if "/" not in name:
         raise RunError(f"mteb files results under organization/name, and '{name}' is not of that form")
+    run = retriever.run
+    frozen = facts_of_each(run.image_facts)[0].global_channels
+    width = frozen if run.recipe.model.residual else run.recipe.model.dim
     facts = {
         "name": name,
         "modalities": ["text", "image"],
         "framework": ["PyTorch"],
         "n_parameters": sum(weight.numel() for weight in retriever.model.parameters()),
-        "embed_dim": retriever.run.recipe.model.dim,
+        "embed_dim": width,
         "revision": retriever.weights_digest[:40],
     }
     return ModelMeta.create_empty(facts)

@@ -104,6 +104,8 @@ def _orientation(image: Image.Image) -> int:
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # of a JPEG file; others stand within a scan
+_SCAN, _END, _BARE = 0xDA, 0xD9, (0x01, 0xD8)  # the last have no length
 _ON_A_SIDE = (5, 6, 7, 8)  # orientations that change places of width and height
 _SIXTEEN_BITS = ("PNG", "PPM")  # formats whose greys of more than 8 bits Pillow widens to 32
 _warnings_lock = threading.Lock()  # the list of warning filters belongs to the process, not to a thread
@@ -136,9 +138,20 @@ def _open(picture: AnyPicture, formats: tuple[str, ...], most_pixels: int) -> It
         raise _too_many_pixels(most_pixels) from error
     with opened:
         _check_pixels(opened, most_pixels)
-        if opened.format in ("JPEG", "MPO") and data.count(b"\xff\xda") > MOST_SCANS:
+        if opened.format in ("JPEG", "MPO") and _scans(data) > MOST_SCANS:
             raise ValueError(f"it has more than {MOST_SCANS} scans; save it anew")
         yield opened
+
+
+def _scans(data: bytes | bytearray) -> int:
+    """Return how many scans the first picture of a JPEG file has; what follows it, as a phone's video, is none."""
+    scans, at = 0, 2
+    while (found := _MARKER.search(data, at)) is not None and found[0][1] != _END:
+        at, marker = found.end(), found[0][1]
+        scans += marker == _SCAN
+        if marker not in _BARE:
+            at += max(2, int.from_bytes(data[at : at + 2], "big"))
+    return scans
 
 
 def read_picture(path: Path) -> PictureFile | Path:

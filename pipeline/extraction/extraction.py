@@ -79,7 +79,7 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
             _require_pictures(samples, manifest, find_cache(url, samples), options, visual, splits)
     exact = at_commits(options, visual, text)
     command = command_of(manifest, exact)
-    how: dict[str, Any] = {"workers": options.workers, "scheduler": options.scheduler, "repair": options.repair}
+    how: dict[str, Any] = {"workers": options.workers, "scheduler": options.scheduler}
     sets, counts = [], None
     with open_for_writing(url, samples, manifest.protocols, repair=options.repair, is_new=target.is_new) as cache:
         job = Job(cache.address, "", str(manifest.images.resolve()), options, cache.store.writer)
@@ -88,13 +88,15 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
             length, earlier = find_earlier(cache.address, f"images/{facts.name}", facts, options, target.is_new)
             images = image_set_to_fill(cache, facts, visual.rows, length, visual.extras, options.views, digests=True)
             of_images = replace(job, set_name=images.name, earlier=earlier)
-            sets.append(fill(images, write_image_shard, lambda _: of_images, splits, **how))
+            check = partial(_require_good_pictures, samples, manifest, images) if options.repair else None
+            sets.append(fill(images, write_image_shard, lambda _: of_images, splits, repair=check, **how))
         if text is not None:
             facts = replace(_facts(cache, options, exact, "captions", text, device), command=command)
             length, earlier = find_earlier(cache.address, f"captions/{facts.name}", facts, options, target.is_new)
             captions = caption_set_to_fill(cache, facts, length, partial(_count, cache, text))
             of_captions = replace(job, set_name=captions.name, earlier=earlier)
-            sets.append(fill(captions, write_caption_shard, lambda _: of_captions, splits, **how))
+            nothing = (lambda _: None) if options.repair else None
+            sets.append(fill(captions, write_caption_shard, lambda _: of_captions, splits, repair=nothing, **how))
             counts = CaptionCounts(**captions.attributes["counts"])
         if target.is_new:
             finish(cache)
@@ -174,6 +176,21 @@ def _require_pictures(
         found = f"{counted(len(missing), 'picture')} of {len(rows):,} {'is' if len(missing) == 1 else 'are'} missing"
         advice = f"put them there, correct {manifest.listing}, or go on with --on-error skip"
         raise ManifestError(f"{manifest.images}: {found} ({', '.join(some_of(missing))}); {advice}.")
+
+
+def _require_good_pictures(samples: Samples, manifest: Manifest, features: ImageSet, shards: list[int]) -> None:
+    """Refuse to compute shards again without the pictures of their good features, which would be lost."""
+    if samples.source != FOLDER:
+        return
+    rows = [row for shard in shards for row in range(*features.blocks.images(shard))]
+    good = [samples.images[row] for row in rows if samples.images[row].id not in features.failed]
+    missing = missing_from(manifest.images, (image.file_name for image in good))
+    if missing:
+        are = "is" if len(missing) == 1 else "are"
+        raise ManifestError(
+            f"{manifest.images}: {counted(len(missing), 'picture')} of the shards to repair {are} missing"
+            f" ({', '.join(some_of(missing))}), whose features --repair would lose; put them there, or leave it out."
+        )
 
 
 def with_min_count(options: Options, samples: Samples, url: str) -> Options:

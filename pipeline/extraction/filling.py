@@ -32,7 +32,7 @@ def fill(
     *,
     workers: int | None = None,
     scheduler: str | None = None,
-    repair: bool = False,
+    repair: Callable[[list[int]], None] | None = None,
 ) -> SetSummary:
     """Compute the shards of these splits that are not done yet.
 
@@ -43,7 +43,8 @@ def fill(
         splits: which.
         workers: threads of this process; None: one a core, at least two.
         scheduler: address of a Dask scheduler; None: this process.
-        repair: compute shards again that are damaged or hold samples that failed.
+        repair: is called with the shards that are damaged or hold samples that failed, which are then computed again;
+            None: they are not.
 
     Raises:
         CacheError: no sample of a split could be read; or as for `run_on_cluster`.
@@ -52,8 +53,10 @@ def fill(
     note_version("dask")
     marks = features.cache.store.open_array(f"{features.path}/done", writable=True)
     wanted = [shard for split in splits for shard in features.blocks.of_split(split)]
-    if repair:
-        for shard in set(broken_shards(features)).intersection(wanted):
+    if repair is not None:
+        broken = sorted(set(broken_shards(features)).intersection(wanted))
+        repair(broken)
+        for shard in broken:
             marks[shard] = 0
     done = features.done()
     missing = [shard for shard in wanted if not done[shard]]

@@ -89,8 +89,8 @@ def plan(manifest: Manifest, url: str, options: Options, images: int | None = No
     total = max(last for _, last in splits.values())
     captions = round(ratio * sum(len(image.captions) for image in samples.images))
     digests, target = Digests(samples, manifest.images), Target(url)
-    if options.update and not images:
-        target = choose_target(url, samples, manifest, digests, update=True)
+    if not images:
+        target = choose_target(url, samples, manifest, digests, options.update)
     cache = None if images else find_cache(target.url, samples)
     sets = []
     where = None if images else target.url

@@ -26,6 +26,7 @@ from ..encoders import (
 from ..errors import CacheError, EncoderError, ManifestError, SampleError
 from .origin import Origin, grid_side, hidden_layer, text_settings
 
+_LOOKED_FOR = 100  # images of which one has to be in a folder; single ones may be missing
 _PROBED = 4  # images whose features are compared with the cache
 _DIFFERENCE = 0.05  # between the features of other files and those of the same; other libraries stay far below
 
@@ -133,18 +134,24 @@ def image_folder(cache: FeatureCache, data_root: Path | None) -> Path:
         CacheError: the images are not there.
         ManifestError: the data set is a bundled one, and is not below `data_root`.
     """
-    (first,) = cache.file_names(0, 1)
+    names = cache.file_names(0, min(cache.images, _LOOKED_FOR))
     for folder in [data_root, data_root / "images"] if data_root else []:
-        if (folder / first).exists():
+        if _has_some(folder, names):
             return folder
     if cache.dataset in bundled_manifests():
         return load_manifest(cache.dataset, data_root).images
     manifest = None if data_root is None else manifest_in(data_root, cache.dataset)
-    if manifest is not None and (manifest.images / first).exists():
+    if manifest is not None and _has_some(manifest.images, names):
         return manifest.images
-    where = f"{first} is neither in {data_root} nor in {data_root / 'images'}" if data_root else "no folder was given"
+    where = (
+        f"{names[0]} is neither in {data_root} nor in {data_root / 'images'}" if data_root else "no folder was given"
+    )
     where += f", nor in {manifest.images}, which {manifest.path} names" if manifest is not None else ""
     raise CacheError(f"the images of '{cache.dataset}' are missing: {where}; give their folder as --data-root DIR")
+
+
+def _has_some(folder: Path, names: list[str]) -> bool:
+    return any((folder / name).exists() for name in names)
 
 
 def manifest_in(folder: Path, dataset: str) -> Manifest | None:

@@ -12,6 +12,7 @@ from small_runs import make_pictures, make_run, make_store
 
 from xret.cli import main
 from xret.heads.retrieval.retriever import Retriever
+from xret.pipeline.errors import RunError
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +73,17 @@ def test_gaussians_come_with_their_uncertainty(folder):
 def test_an_index_of_several_stores_is_searched_whole(folder, tmp_path):
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
     from xret.heads.retrieval.index.build import IndexOptions
-    from xret.heads.retrieval.indexing import index_shards
+    from xret.heads.retrieval.indexing import add_to_index, index_shards
 
     run = folder / "run"
     other = make_store(make_pictures(tmp_path / "pictures", test=7), tmp_path / "other.zarr")
     index_shards(run, (None, other), tmp_path / "index", options=IndexOptions(kind="flat"), device="cpu")
     lines = call(run, "red", "--index", tmp_path / "index").stdout
-    assert lines.startswith(f"{run} on {folder}/s.zarr, split test: 13 images, by the index")
+    assert lines.startswith(f"{run} on the index {tmp_path}/index: 13 images")
+    with pytest.raises(RunError, match=r"other\.zarr is named twice, and would give each hit twice; leave one out"):
+        index_shards(run, (other, None, f"{other}/"), tmp_path / "twice", device="cpu")
+    with pytest.raises(RunError, match=r"holds 2 shards, each with an index: name one of them as --out .*shard-0000"):
+        add_to_index(run, tmp_path / "index", device="cpu")
 
 
 def test_a_folder_of_pictures_is_searched(folder, tmp_path):

@@ -66,7 +66,8 @@ def tsne(rows: np.ndarray, seed: int) -> np.ndarray:
     width = min(50, *rows.shape)
     reduced = PCA(width, random_state=seed).fit_transform(rows)
     perplexity = min(30.0, (len(rows) - 1) / 3)
-    placed: np.ndarray = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(reduced)
+    init = "pca" if width > 1 else "random"
+    placed: np.ndarray = TSNE(2, perplexity=perplexity, init=init, random_state=seed).fit_transform(reduced)
     return placed
 
 

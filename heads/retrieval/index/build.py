@@ -165,7 +165,7 @@ def _settle(
     found = {
         "files": files,
         "elements": name,
-        "effort": asdict(chosen.effort),
+        "effort": asdict(effort or chosen.effort),
         "recall": chosen.recall,
         "curve": [asdict(point) for point in curve],
     }

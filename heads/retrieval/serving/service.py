@@ -125,9 +125,11 @@ class Service:
         Raises:
             QueryError: the query is empty, no picture that can be searched with or without a known word, or has no
                 elements.
+            RunError: the index has more than the gallery by now.
         """
         start = time.perf_counter()
         encoded = self.retriever.encode_query(query) if isinstance(query, str) else self._encode_upload(query)
+        self._require_own_index(encoded.answers)  # it may have been added to
         return Answer(
             results=self.retriever.search(encoded, k),
             elements=self.retriever.search_elements(encoded, k) if elements else None,

@@ -8,6 +8,7 @@ lists the SHA-256 of its arrays' metadata and seals itself: its attribute `diges
 import hashlib
 import json
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -187,7 +188,7 @@ class Store(Folder):
         if damage:
             remedy = "extract into another --store"
             if "/" in name:
-                remedy = f"remove the set with `xret cache rm {self.url} {name}` and extract it again"
+                remedy = f"remove the set with `xret cache rm {quote(self.url)} {name}` and extract it again"
             raise CacheError(f"{self.url}: {damage[0]}/zarr.json is damaged or missing; restore that file, or {remedy}")
         return {key: value for key, value in attributes.items() if key != "digest"}
 

@@ -123,7 +123,8 @@ def set_to_remove(url: str, prefix: str) -> Removal:
     """Return which feature set `prefix` means, even if it is damaged or half removed; errors as for `choose_set`."""
     cache = FeatureCache.open(url)
     paths = [f"{modality}/{name}" for modality in MODALITIES for name in cache.store.names(modality)]
-    path = choose_set(url, prefix, [path for path in paths if not path.endswith("/zarr.json")])
+    paths = [path for path in paths if not path.endswith("/zarr.json")]
+    path = choose_set(url, prefix, paths, [path for path in paths if cache.fits(path, prefix)])
     return Removal(path, cache.store.size(path))
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from glob import glob
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -137,18 +138,17 @@ def _matching(folder: str | Path, name: str) -> Iterable[str]:
         return [name]
     url = url_of(folder, name)
     try:
-        fs, path = fsspec.core.url_to_fs(url)
-        found = [name] if fs.isfile(path) else sorted(fs.glob(path))
+        if is_url(name):
+            fs, path = fsspec.core.url_to_fs(url)
+            found = [name] if fs.isfile(path) else [fs.unstrip_protocol(one) for one in sorted(fs.glob(path))]
+        else:
+            there = glob(name, root_dir=folder, recursive=True)  # noqa: PTH207 -- names may be absolute
+            found = [name] if Path(url).is_file() else sorted(str(Path(one)) for one in there)
     except Exception as error:
         raise _unreadable(url, error) from error
     if not found:
         raise ManifestError(f"{url}: no file fits this; correct the manifest, or give its folder as --data-root.")
-    if found == [name]:
-        return found
-    if is_url(name):
-        return [fs.unstrip_protocol(one) for one in found]
-    above = str(Path(folder).resolve())
-    return [one if Path(name).is_absolute() else str(Path(one).relative_to(above)) for one in found]
+    return found
 
 
 def _unreadable(url: str, error: Exception) -> ManifestError:

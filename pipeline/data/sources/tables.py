@@ -232,8 +232,8 @@ def _paths(image: Any, rows: int) -> list[str | None]:
 
 
 def _captions(values: list[Any]) -> list[tuple[str, int | None]]:
-    """Return the captions of a row: those of its columns, one after the other."""
+    """Return the captions of a row: those of its columns, one after the other; of several an empty one is none."""
     texts: list[Any] = []
     for value in values:
         texts += value if isinstance(value, list) else [value]
-    return [(text, None) for text in texts if text is not None]
+    return [(text, None) for text in texts if text is not None and (len(values) == 1 or text.strip())]

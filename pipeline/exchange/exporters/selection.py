@@ -81,7 +81,10 @@ def select(cache: FeatureCache, prefixes: Sequence[str], splits: Sequence[str], 
 def _choose(cache: FeatureCache, prefixes: Sequence[str], modalities: Sequence[str]) -> list[str]:
     """Return the paths of the sets to export, at most one of each modality and one at least."""
     there = cache.set_paths()
-    chosen = {choose_set(cache.url, prefix, there, by=" with --set") for prefix in prefixes}
+    chosen = {
+        choose_set(cache.url, prefix, there, [path for path in there if cache.fits(path, prefix)], " with --set")
+        for prefix in prefixes
+    }
     if not prefixes:
         chosen = set(cache.set_paths(*modalities))
     for modality in ("images", "captions"):

@@ -7,6 +7,7 @@ their image and text.
 import re
 import time
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ def import_embeddings(manifest: Manifest | None, url: str, options: ImportOption
         raise SourceError(f"{options.source} is not there; give the folder of the embeddings as --source")
     found = OPENERS[options.format_](options.source)
     facts = _facts(found, options, encoders)
-    samples = _own_samples(found, options) if manifest is None else read_samples(manifest)
+    samples = _own_samples(found, options) if manifest is None else read_samples(manifest, options.on_error == "skip")
     splits = choose_splits(samples, options.splits)
     require_place(url, samples, updates=manifest is not None)
     images, captions, matched_by, unmatched = _match(found, samples, splits, options, own=manifest is None)
@@ -83,8 +84,8 @@ def import_embeddings(manifest: Manifest | None, url: str, options: ImportOption
 def _filled(
     features: ImageSet | CaptionSet, matrix: Matrix, rows: np.ndarray, splits: list[str], options: ImportOptions
 ) -> SetSummary:
-    store, skips = features.cache.store, options.on_error == "skip"
-    job = RowsJob(store.absolute_url, features.path, matrix, (), skips, store.writer)
+    cache, skips = features.cache, options.on_error == "skip"
+    job = RowsJob(cache.address, features.path, matrix, (), skips, cache.store.writer)
 
     def job_of(shard: int) -> RowsJob:
         return replace(job, rows=tuple(rows[slice(*features.rows_in(shard))].tolist()))
@@ -187,7 +188,7 @@ def _require_same(cache: FeatureCache, modality: str, facts: SetFacts) -> None:
         if features.attributes["encoder"] == facts.encoder and features.identity != facts.identity:
             raise SourceError(
                 f"{cache.url} has '{name}' of other {modality} than these; name this model otherwise with --encoder, or"
-                f" remove that set with `xret cache rm {cache.url} {modality}/{name}`"
+                f" remove that set with `xret cache rm {quote(cache.url)} {modality}/{name}`"
             )
 
 

@@ -29,7 +29,7 @@ def import_features(manifest: Manifest, url: str, options: ImportOptions) -> Ext
         OutputError: the store cannot be written.
         CacheError: the store holds something else, or a value does not fit the dtype.
     """
-    samples = read_samples(manifest)
+    samples = read_samples(manifest, options.on_error == "skip")
     splits = choose_splits(samples, options.splits)
     require_place(url, samples)
     options = replace(options, source=options.source.absolute())

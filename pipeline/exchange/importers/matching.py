@@ -28,7 +28,7 @@ def match(ids: Sequence[str], samples: Samples) -> tuple[np.ndarray, str]:
         The image row of each entry, int64 [S], -1 for an entry that is not in the data set; and the kind of key.
 
     Raises:
-        SourceError: no id is found, or two kinds find as many and disagree.
+        SourceError: no id is found, two kinds find as many and disagree, or two ids are of one image.
     """
     found = {kind: _rows(ids, samples, of_image, of_id) for kind, (of_image, of_id) in _KINDS.items()}
     best = max(found, key=lambda kind: int((found[kind] >= 0).sum()))
@@ -49,7 +49,19 @@ def match(ids: Sequence[str], samples: Samples) -> tuple[np.ndarray, str]:
                 f"the source's ids fit by {best} as well as by {kind}, but to different images, the first of them"
                 f" '{ids[odd]}'; use file names as ids in the source"
             )
+    _require_one_each(ids, rows, best, samples)
     return rows, best
+
+
+def _require_one_each(ids: Sequence[str], rows: np.ndarray, kind: str, samples: Samples) -> None:
+    """Refuse two ids of one image: nobody knows whose features it has."""
+    owners: dict[int, str] = {}
+    for key, row in zip(ids, rows.tolist(), strict=True):
+        if row >= 0 and owners.setdefault(row, key) != key:
+            raise SourceError(
+                f"'{owners[row]}' and '{key}' in the source are both '{samples.images[row].file_name}' of"
+                f" '{samples.dataset}' by {kind}; use its file names as ids in the source"
+            )
 
 
 def _rows(

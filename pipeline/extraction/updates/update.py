@@ -3,7 +3,7 @@
 import sys
 from collections import Counter
 from dataclasses import dataclass
-from shlex import join
+from shlex import join, quote
 
 import numpy as np
 
@@ -98,7 +98,7 @@ def _note_without_digests(cache: FeatureCache) -> None:
         features = cache.image_set(name)
         if "digest" not in features.attributes["arrays"] and "files" not in features.identity:  # of an import
             note = f"Note: '{name}' does not say of which files it is, so pictures that have changed are not noticed;"
-            advice = f"if some have, remove it with `xret cache rm {cache.url} {name}` and extract it again."
+            advice = f"if some have, remove it with `xret cache rm {quote(cache.url)} {name}` and extract it again."
             print(printable(f"{note} {advice}"), file=sys.stderr)
 
 

@@ -122,3 +122,8 @@ def test_what_the_manifest_names_and_does_not_apply_is_left_out_with_a_line(setd
     with pytest.raises(RunError, match="1k-folds needs"):
         evaluate([setdiv], store=alone, device="cpu")
     assert evaluation._applicable(("1k-folds", "full"), 5000) == ("1k-folds", "full")
+    judged = make_store(folder / "judged.zarr", protocols=("pmrp", "full"))
+    assert [table.protocol for table in evaluate([setdiv], store=judged, device="cpu").results] == ["full"]
+    assert capsys.readouterr().err.startswith("protocol pmrp is left out: ")
+    with pytest.raises(RunError, match="--annotations"):
+        evaluate([setdiv], store=judged, protocol="pmrp", device="cpu")

@@ -67,4 +67,9 @@ def test_what_has_no_common_space_or_is_no_vector_is_refused(store, tmp_path):
         train(apart, load_recipe("mlp", SMALL), tmp_path / "run", device="cpu")
     with pytest.raises(RecipeError, match=r"aggregator.image 'pcmepp' gives a gaussian; take another aggregator"):
         train(store, load_recipe("pcmepp", SMALL), tmp_path / "run", device="cpu")
+    with pytest.raises(RecipeError, match=r"would move the samples that aggregator.image 'pcme' draws away from"):
+        train(store, load_recipe("pcme", SMALL), tmp_path / "run", device="cpu")
+    slots = [*SMALL, *NARROW, "loss.global-discriminative.elements=slots"]
+    with pytest.raises(RecipeError, match=r"loss.global-discriminative.elements=slots compares slots with a global"):
+        train(store, load_recipe("maxmatch", slots), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()

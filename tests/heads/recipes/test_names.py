@@ -47,6 +47,14 @@ def test_what_is_shown_is_the_same_recipe(name, tmp_path):
     assert shown.startswith(recipe_file(name).read_text().splitlines()[0])
 
 
+def test_several_feature_sets_are_shown_as_they_are_read(tmp_path):
+    (tmp_path / "mine.yaml").write_text("base: setdiv\ndata: {image: [grid, roi], text: [words, bert]}\n")
+    mine = str(tmp_path / "mine.yaml")
+    shown = CliRunner().invoke(recipes_command, ["show", mine], catch_exceptions=False).stdout
+    (tmp_path / "again.yaml").write_text(shown)
+    assert load_recipe(str(tmp_path / "again.yaml")) == load_recipe(mine)
+
+
 def test_what_is_shown_has_the_source_of_the_file_that_sets_it():
     shown = CliRunner().invoke(recipes_command, ["show", "setdiv/f30k-butd-bigru"], catch_exceptions=False).stdout
     lines = {tuple(line.split("  # ")) for line in map(str.strip, shown.splitlines()) if "  # " in line}

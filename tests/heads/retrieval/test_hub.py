@@ -118,9 +118,12 @@ def test_a_damaged_run_is_not_saved(folder, tmp_path):
 
 def test_no_store_that_was_learnt_from_is_told_with_its_path(folder, tmp_path):
     shutil.copytree(folder / "words", tmp_path / "run")
-    Run(tmp_path / "run").record(also_stores=[str(tmp_path / "other.zarr" / "generations" / "2")])
+    begun = {"run": str(tmp_path / "first"), "sha256": "a"}
+    also = [str(tmp_path / "other.zarr" / "generations" / "2")]
+    Run(tmp_path / "run").record(also_stores=also, init_from=begun)
     saved = hub.save_to_folder(Retriever(tmp_path / "run", device="cpu"), tmp_path / "saved")
-    assert json.loads((saved / "run.json").read_text())["also_stores"] == ["other.zarr"]
+    said = json.loads((saved / "run.json").read_text())
+    assert (said["also_stores"], said["init_from"]) == (["other.zarr"], {"run": "first", "sha256": "a"})
 
 
 def test_no_file_of_word_vectors_is_told_with_its_path(folder, tmp_path):

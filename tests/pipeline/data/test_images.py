@@ -236,6 +236,17 @@ def test_a_picture_of_endless_scans_is_refused_before_the_first(tmp_path):
     assert open_image(tmp_path / "usual.jpg").size == (7000, 7000)
 
 
+def test_what_follows_a_picture_is_none_of_its_scans(tmp_path):
+    buffer = BytesIO()
+    Image.fromarray(noise(40, 60)).save(buffer, "JPEG", progressive=True)
+    picture, video = buffer.getvalue(), 200 * b"\xff\xda\x00\x00"  # of a phone that films beside
+    (tmp_path / "motion.jpg").write_bytes(picture + video)
+    assert open_image(tmp_path / "motion.jpg").tobytes() == open_image(BytesIO(picture).getvalue()).tobytes()
+    inside = b"\xff\xed" + (len(video) + 2).to_bytes(2, "big") + video  # a segment that decoders pass over
+    (tmp_path / "segment.jpg").write_bytes(picture[:2] + inside + picture[2:])
+    assert open_image(tmp_path / "segment.jpg").size == (60, 40)
+
+
 def test_a_large_picture_is_no_bomb(tmp_path, monkeypatch):
     Image.fromarray(noise(30, 50)).save(tmp_path / "large.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow warns from here, and refuses from twice as many

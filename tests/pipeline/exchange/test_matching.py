@@ -90,3 +90,6 @@ def test_leading_zeros_suffixes_and_shared_names():
     assert matching.match(["000000391895", "000000000012", "-1"], made)[0].tolist() == [0, 1, -1]
     assert matching.match(["b/y.jpg", "x", "q"], made)[0].tolist() == [2, -1, -1]
     assert matching.match(["b/x.jpg", "a/x.jpg"], made) == (pytest.approx([1, 0]), "file name")
+    assert matching.match(["8", "8"], made)[0].tolist() == [1, 1]
+    with pytest.raises(SourceError, match=r"'c/y\.jpg' and 'd/y\.jpg' in the source are both 'b/y\.png' of"):
+        matching.match(["c/y.jpg", "d/y.jpg"], made)

@@ -89,6 +89,20 @@ def test_what_is_finished_is_not_looked_for(manifest, tmp_path, monkeypatch):
         assert [one.samples for one in extract(manifest, url, how).sets] == [0, 0]
 
 
+@pytest.mark.parametrize("on_error", ["skip", "fail"])
+def test_a_repair_needs_the_pictures_of_good_features(manifest, tmp_path, on_error):
+    url = tmp_path / "s"
+    lose(manifest, 2)
+    extract(manifest, str(url), replace(IMAGES, on_error="skip"))
+    lose(manifest, 1)  # of the same shard
+    before, how = files(url), replace(IMAGES, on_error=on_error, repair=True)
+    assert "1 picture of the shards to repair is missing (1.jpg), whose features" in refusal(manifest, url, how)
+    assert files(url) == before
+    for number in (1, 2):
+        (manifest.images / f"{number}.lost").rename(manifest.images / f"{number}.jpg")
+    assert extract(manifest, str(url), how).sets[0].failed == 0
+
+
 def test_an_update_tells_as_well_and_leaves_the_store_as_it_was(manifest, tmp_path):
     url = tmp_path / "s"
     extract(manifest, str(url), IMAGES)

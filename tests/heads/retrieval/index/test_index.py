@@ -403,6 +403,8 @@ def test_the_cheapest_effort_that_is_enough_is_chosen(tmp_path):
     assert fixed.effort == Effort(2, 5)
     assert len(fixed.curve) == 1
     assert Index(tmp_path / "fixed").effort == Effort(2, 5)
+    make(tmp_path / "few", Cosine(), count=40, effort=Effort(2, 500))  # kept, as more may be added
+    assert Index(tmp_path / "few").effort == Effort(2, 500)
 
 
 def test_without_faiss_a_sentence(tmp_path, monkeypatch):

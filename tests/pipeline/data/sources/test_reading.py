@@ -5,9 +5,11 @@ import tarfile
 import threading
 
 import fsspec
+import pyarrow as pa
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from packed_data import SPLITS, PackedData, add
+from pyarrow import parquet
 
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import read_samples
@@ -70,6 +72,30 @@ def test_splits_of_an_imagefolder_are_its_folders_whatever_its_columns(data, tmp
     (tmp_path / "p" / "val" / "metadata.jsonl").write_text(json.dumps(row))
     _, samples = read(data.manifest("folders", dataset=str(tmp_path / "p")))
     assert [image.split for image in samples.images] == ["val"]
+
+
+def test_splits_of_an_imagefolder_whose_metadata_lie_above_them(data, tmp_path):
+    names = {"train/0.png": "train", "validation/1.png": "val", "test/2.png": "test"}
+    for name in names:
+        (tmp_path / "p" / name).parent.mkdir(parents=True)
+        (tmp_path / "p" / name).write_bytes(data.rows[0][1])
+    lines = [json.dumps({"file_name": name, "text": "one"}) for name in names]
+    (tmp_path / "p" / "metadata.jsonl").write_text("\n".join(lines))
+    _, samples = read(data.manifest("above", dataset=str(tmp_path / "p")))
+    assert {image.file_name: image.split for image in samples.images} == names
+
+
+def test_an_empty_one_of_several_caption_columns_is_no_caption(data):
+    table = pa.table({"image": [data.rows[0][1]] * 3, "a": ["x", "y", " "], "b": ["", "q", "z"]})
+    parquet.write_table(table, data.folder / "t.parquet")
+    _, samples = read(data.manifest("t", parquet="t.parquet", image_column="image", caption_columns=["a", "b"]))
+    found = sorted([caption.text for caption in image.captions] for image in samples.images)
+    assert found == [["x"], ["y", "q"], ["z"]]
+
+
+def test_a_pattern_in_a_folder_with_brackets(tmp_path):
+    _, samples = read(PackedData(tmp_path / "data [2024]").as_parquet())
+    assert len(samples.images) == 30
 
 
 def test_an_imagefolder_may_have_a_csv(data, tmp_path):

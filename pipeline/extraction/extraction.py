@@ -180,7 +180,7 @@ def _require_pictures(
 
 def _require_good_pictures(samples: Samples, manifest: Manifest, features: ImageSet, shards: list[int]) -> None:
     """Refuse to compute shards again without the pictures of their good features, which would be lost."""
-    if samples.source != FOLDER:
+    if samples.source != FOLDER or not shards:
         return
     rows = [row for shard in shards for row in range(*features.blocks.images(shard))]
     good = [samples.images[row] for row in rows if samples.images[row].id not in features.failed]

@@ -58,6 +58,12 @@ def test_views_that_cannot_be_made_are_refused(words, sentence, extract, tmp_pat
     assert not (tmp_path / "s").exists()
 
 
+def test_weights_of_a_text_tower_may_be_trusted(extract, tmp_path):
+    (tmp_path / "w.bin").touch()
+    result = extract(*f"--visual none --text open_clip:ViT-B-32 --text-weights {tmp_path}/w.bin --trust".split())
+    assert "--trust has no effect" not in result.stderr
+
+
 def test_views_are_told(extract, tmp_path):
     images = ["--visual", "resnet18", "--visual-weights", "random:0", "--image-size", "64", "--text", "none"]
     assert extract(*images, "--views", "3", "--augment", "dihedral", "--splits", "val").exit_code == 0

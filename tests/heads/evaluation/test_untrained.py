@@ -170,6 +170,11 @@ def test_a_run_has_its_own_features(run):
         evaluate(run[0], image="grid", device="cpu")
 
 
+def test_a_store_is_its_own(store):
+    with pytest.raises(RunError, match=r"--store other says where the features of runs are, and .* is a store"):
+        evaluate(store, store="other", device="cpu")
+
+
 def test_diagnostics_are_of_a_run(store):
     done = CliRunner().invoke(eval_, [store, "--diagnostics"])
     assert done.exit_code == 2

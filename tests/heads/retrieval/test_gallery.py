@@ -76,3 +76,13 @@ def test_ids_belong_to_the_rows_of_the_store(run):
     assert gallery.image_ids == cache.ids(first, last)
     rows = np.arange(cache.captions)[cache.caption_set().rows_of("val")]
     assert gallery.texts == cache.caption_texts(int(rows[0]), int(rows[-1]) + 1)
+
+
+def test_captions_whose_numbers_begin_anew_have_ids_of_their_own(run, tmp_path, monkeypatch):
+    url = make_store(tmp_path / "s.zarr")
+    numbered = open_gallery(run, url)
+    monkeypatch.setattr(FeatureCache, "sentids", lambda cache, first, end: np.arange(first, end) % 2)
+    gallery = open_gallery(run, url)
+    assert len(set(gallery.caption_ids)) == len(gallery.texts) == len(numbered.texts)
+    first = gallery.caption_ids[0]
+    assert gallery.caption_ids == [str(int(first) + row) for row in range(len(gallery.texts))]

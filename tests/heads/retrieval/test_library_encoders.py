@@ -48,7 +48,7 @@ def trained(data, out, image):
 
 def test_an_extraction_that_is_done_loads_nothing(data, monkeypatch):
     before = files(data / "s.zarr")
-    for name in ("_visual", "_text"):
+    for name in ("_visual", "_texts"):
         monkeypatch.delattr(registry, name)
     clip = data / "clip.pt"
     done = extract(data, encoder="open_clip:small-ViT", visual_weights=clip, text_weights=clip)

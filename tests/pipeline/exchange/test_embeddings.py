@@ -60,7 +60,9 @@ def test_the_folder_of_clip_retrieval(tmp_path, capsys, dtype, flat):
     assert cache.image_set().space == cache.caption_set().space == "ViT-B/32"
     assert cache.image_set().identity["encoder"] == "ViT-B/32"
     assert set(cache.image_set().identity["files"]) > {"img_emb_00.npy", "metadata_10.parquet"}
-    assert "names no splits" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "names no splits" in said
+    assert all(f"{one.name}: 120/120" in said for one in summary.sets)
     assert [one.shape for one in describe(cache.url).sets] == [(WIDTH,), (WIDTH,)]
 
 

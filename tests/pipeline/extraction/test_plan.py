@@ -11,7 +11,7 @@ from small_extraction import SMALL
 from xret.cli import main
 from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.errors import EncoderError, ManifestError
+from xret.pipeline.errors import CacheError, EncoderError, ManifestError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.plan import plan
 
@@ -55,8 +55,11 @@ def test_a_plan_takes_the_shards_of_the_sets_that_are_there(tiny_dataset, tmp_pa
     assert (words.tasks, words.done, words.shard_images) == (5, 0, 8)
     more, _ = plan(manifest, url, SMALL, images=64).sets
     assert (more.tasks, more.done, more.shard_images) == (9, 0, 8)
-    (other,) = plan(load_manifest(tiny_dataset("other", train=9)), url, replace(SMALL, text=None)).sets
-    assert other.done == 0
+    other, images_alone = load_manifest(tiny_dataset("other", train=9)), replace(SMALL, text=None)
+    for refusing in (plan, extract):
+        with pytest.raises(CacheError, match="holds other samples: data set 'tiny', .* not 'other'"):
+            refusing(other, url, images_alone)
+    assert plan(other, url, images_alone, images=64).images == 64
 
 
 def test_a_plan_of_an_update_takes_files_that_have_changed(tmp_path):

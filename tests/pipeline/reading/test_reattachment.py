@@ -110,6 +110,8 @@ def test_where_images_are(tmp_path):
     (folder / "another.yaml").write_text("name: [")
     with pytest.raises(CacheError, match=rf"nor in .*images, nor in {elsewhere}, which {folder}/own.yaml names; give"):
         image_folder(own, folder)
+    some = SimpleNamespace(dataset="own", images=3, file_names=lambda first, end: ["a/9.jpg", "a/8.jpg", "a/0.jpg"])
+    assert image_folder(some, images) == images  # single pictures may be missing
     images.rename(elsewhere / "moved")
     (elsewhere / "moved" / "a").rename(elsewhere / "a")
     assert image_folder(own, folder) == elsewhere

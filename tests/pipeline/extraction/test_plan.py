@@ -57,7 +57,7 @@ def test_a_plan_takes_the_shards_of_the_sets_that_are_there(tiny_dataset, tmp_pa
     assert (more.tasks, more.done, more.shard_images) == (9, 0, 8)
     other, images_alone = load_manifest(tiny_dataset("other", train=9)), replace(SMALL, text=None)
     for refusing in (plan, extract):
-        with pytest.raises(CacheError, match="holds other samples: data set 'tiny', .* not 'other'"):
+        with pytest.raises(CacheError, match=r"holds other samples: data set 'tiny', .* not 'other'"):
             refusing(other, url, images_alone)
     assert plan(other, url, images_alone, images=64).images == 64
 

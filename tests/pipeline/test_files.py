@@ -110,18 +110,23 @@ def test_files_and_folders_have_the_mode_that_the_user_chose(tmp_path, mask):
     assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o777 & ~mask
 
 
+def put(path, data, *failure):
+    with writing(path, *failure) as partial:
+        partial.write_bytes(data)
+
+
 def test_where_nothing_can_be_written_it_is_the_callers_error(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(RunError, match=r"file/x cannot be written: Not a directory; choose another --out$"):
-        write_bytes(tmp_path / "file" / "x", b"", RunError, "choose another --out")
+        put(tmp_path / "file" / "x", b"", RunError, "choose another --out")
     with pytest.raises(RunError, match=r"tmp.* cannot be written: Is a directory$"):
-        write_bytes(tmp_path, b"", RunError)
+        put(tmp_path, b"", RunError)
     with pytest.raises(NotADirectoryError):
-        write_bytes(tmp_path / "file" / "x", b"")
+        put(tmp_path / "file" / "x", b"")
     with pytest.raises(CacheError, match=r"^another error$"), writing(tmp_path / "x", RunError):
         raise CacheError("another error")
     with small_disk(100), pytest.raises(RunError, match=r"big cannot be written: File too large; make room$"):
-        write_bytes(tmp_path / "big", bytes(1000), RunError, "make room")
+        put(tmp_path / "big", bytes(1000), RunError, "make room")
     refusal = pytest.raises(RunError, match=r"big cannot be written: .*[tT]oo ?[lL]arge")  # in words of safetensors
     with small_disk(100), refusal, writing(tmp_path / "big", RunError) as partial:
         save_file({"zeros": np.zeros(1000)}, partial)

@@ -365,11 +365,12 @@ def test_shards_answer_as_one_gallery(folder, runs, tmp_path):
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
     from xret.heads.retrieval.indexing import index_shards
 
-    index_shards(runs("setdiv"), (None, None), tmp_path / "shards", device="cpu")
+    again = str(shutil.copytree(folder / "words.zarr", tmp_path / "again.zarr"))
+    index_shards(runs("setdiv"), (None, again), tmp_path / "shards", device="cpu")
     exact = open_run(folder, runs("setdiv")).search("red beside blue", 6)
     sharded = open_run(folder, runs("setdiv"), index=tmp_path / "shards")
     found = sharded.search("red beside blue", 12)
-    assert sharded.searched("images") == 12  # the same store twice: each answer, then once more
+    assert sharded.searched("images") == 12  # a store and its copy: each answer, then once more
     assert [hit.id for hit in found[::2]] == [hit.id for hit in found[1::2]]
     assert sorted(hit.id for hit in found[::2]) == sorted(hit.id for hit in exact)
     assert [hit.score for hit in found[::2]] == pytest.approx([hit.score for hit in exact], abs=1e-5)

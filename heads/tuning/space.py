@@ -90,7 +90,7 @@ def make_space(
     """
     fixed = {key_of(setting) for setting in settings}
     varied = {key_of(word) for word in own}
-    recipe = _with_terms(changed(recipe, kept(settings)), varied)
+    recipe = _with_terms(recipe, varied)
     used, idle = _used_keys(recipe, image, text, varied), unread(recipe)
     texts = {key: said for key, said in bundled(recipe.name, used).items() if key not in fixed}
     faults: list[str] = []
@@ -159,18 +159,15 @@ def recipe_of(recipe: Recipe, settings: Sequence[str], values: Mapping[str, Valu
     Raises:
         RecipeError: they do not fit.
     """
-    return changed(recipe, [*kept(settings), *as_settings(values)])
+    undone = ("loss.", *(f"{part}." for part in PARTS))
+    kept = [setting for setting in settings if key_of(setting).startswith(undone)]
+    return changed(recipe, [*kept, *as_settings(values)])
 
 
-def kept(settings: Sequence[str]) -> list[str]:
-    """Return those of some settings that a trial's values could undo."""
-    return [setting for setting in settings if key_of(setting).startswith(("loss.", *(f"{part}." for part in PARTS)))]
-
-
-def own_values(space: Space, recipe: Recipe, settings: Sequence[str] = ()) -> dict[str, Value]:
+def own_values(space: Space, recipe: Recipe) -> dict[str, Value]:
     """Return the recipe's own values of a space's keys, or the nearest numbers; a key without any is left out."""
     lacking = {key: 0.0 for key in _WEIGHTS if key.split(".")[1] not in recipe.terms}
-    values = _values_of(_with_terms(changed(recipe, kept(settings)), space)) | lacking
+    values = _values_of(_with_terms(recipe, space)) | lacking
     found = {key: dimension.nearest(values[key]) for key, dimension in space.items()}
     own_null = {
         key for key, one in space.items() if values[key] is None and isinstance(one, Choice) and None in one.values

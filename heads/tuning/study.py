@@ -135,7 +135,7 @@ class Study:
             else:
                 self.study.tell(trial.number, state=TrialState.FAIL)
         if not self._in((*_COUNTED, TrialState.RUNNING, TrialState.WAITING)):
-            self.study.enqueue_trial(own_values(self.space, self.recipe, self.settings))
+            self.study.enqueue_trial(own_values(self.space, self.recipe))
         return found
 
     def _next(self) -> Job | None:

@@ -127,3 +127,5 @@ def test_what_the_manifest_names_and_does_not_apply_is_left_out_with_a_line(setd
     assert capsys.readouterr().err.startswith("protocol pmrp is left out: ")
     with pytest.raises(RunError, match="--annotations"):
         evaluate([setdiv], store=judged, protocol="pmrp", device="cpu")
+    with pytest.raises(RunError, match="nowhere"):
+        evaluate([setdiv], store=judged, annotations=folder / "nowhere.json", device="cpu")

@@ -141,13 +141,13 @@ def ls(place: str, as_json: bool) -> None:
     xret cache ls s3://bucket/caches --json
     """
     from ..pipeline.cache.upkeep.contents import describe, partials_at, stores_at
-    from ..pipeline.errors import CacheError
+    from ..pipeline.errors import CacheError, StoreError
 
     stores, rows, found = stores_at(place), [], []
     for store in stores:
         try:
             facts = describe(store)
-        except CacheError as error:
+        except (CacheError, StoreError) as error:
             if stores == [place]:
                 raise
             found.append({"store": store, "error": str(error)})  # one that is damaged hides no other

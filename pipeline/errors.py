@@ -35,7 +35,7 @@ class CacheError(XretError):
     """A feature cache cannot be opened, does not fit, or is damaged."""
 
 
-class StoreError(CacheError):
+class StoreError(XretError):
     """An object store does not answer, or refuses; what lies there may be sound."""
 
 

@@ -13,7 +13,7 @@ from ...pipeline.cache.storage.folder import home_of
 from ...pipeline.cache.storage.generations import current, manifest_of, numbers
 from ...pipeline.cache.storage.store import Store
 from ...pipeline.data.samples import tokenize
-from ...pipeline.errors import CacheError, RunError
+from ...pipeline.errors import CacheError, RunError, StoreError
 from ...pipeline.reading.batches import Batches, stored_batches
 from ...pipeline.reading.joined_sets import Captions, Images, joined
 from ...pipeline.reading.placement import Placement, Resident
@@ -93,7 +93,7 @@ def open_store(run: Run, store: str | None) -> FeatureCache:
     url, way = store or run.info.store, "name one as STORE/generations/N with --store to read its other samples"
     try:
         return open_generation(url, run.info.generation, run.info.manifest_sha256, f"{run.path} was trained", way)
-    except CacheError as error:
+    except (CacheError, StoreError) as error:
         if store is not None:
             raise
         raise RunError(

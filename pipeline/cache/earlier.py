@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..data.digests import BYTES, NONE, digest
-from ..errors import CacheError, StoreError
+from ..errors import CacheError
 from ..wording import printable
 from .feature_cache import FeatureCache
 from .feature_sets import FEATURES, OK, CaptionSet, FeatureSet, ImageSet
@@ -47,8 +47,6 @@ def _generations(url: str) -> Iterator[FeatureCache]:
     for number in reversed(numbers(Store(home_url))):
         try:
             yield FeatureCache.open(home_url, generation=number)
-        except StoreError:
-            raise
         except CacheError:
             continue
 
@@ -58,8 +56,6 @@ def _sound(cache: FeatureCache, paths: Sequence[str]) -> Iterator[FeatureSet]:
     for path in paths:
         try:
             yield cache.set_at(path)
-        except StoreError:
-            raise
         except CacheError:
             continue
 
@@ -111,8 +107,6 @@ class Earlier:
         for features in sets:
             try:
                 self._known.append(_Known(features))
-            except StoreError:
-                raise
             except CacheError as error:
                 where = f"'{features.name}' of generation {features.cache.generation}"
                 print(printable(f"Note: nothing is taken from {where}, which is damaged ({error})."), file=sys.stderr)

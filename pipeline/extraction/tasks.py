@@ -19,7 +19,7 @@ from ..data.sources import PictureReader
 from ..device import pick_device
 from ..encoders import TextEncoder, VisualEncoder, encoding
 from ..encoders.words import WordsEncoder
-from ..errors import CacheError, EncoderError, SampleError, StoreError
+from ..errors import CacheError, EncoderError, SampleError
 from .options import Options
 from .shards import Receipt, tell, write_shard
 from .updates.reuse import EarlierSets, Taken, take_captions, take_images
@@ -111,8 +111,6 @@ def _is_shared(
     """Write a shard whose features lie in the files of another set; return False where those are lost or damaged."""
     try:
         write_shard(features, shard, arrays, receipt, taken.shared)
-    except StoreError:
-        raise
     except (CacheError, FileNotFoundError):
         return False
     receipt.found = receipt.samples

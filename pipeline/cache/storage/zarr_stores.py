@@ -126,7 +126,7 @@ def one_sentence(where: str) -> Iterator[None]:
     """Turn what an object store raises into a `StoreError`; each kind of store has errors of its own."""
     try:
         yield
-    except CacheError:
+    except (CacheError, StoreError):
         raise
     except Exception as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split()).rstrip(".")

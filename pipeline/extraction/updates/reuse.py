@@ -15,7 +15,7 @@ from ...cache.earlier import Earlier, equal_sets, knows_samples
 from ...cache.facts import SetFacts
 from ...cache.feature_sets import FEATURES
 from ...cache.rows import ranges
-from ...errors import CacheError, StoreError
+from ...errors import CacheError
 from ..options import Options
 
 
@@ -103,8 +103,6 @@ def take_images(sets: EarlierSets, features: ImageSet, keys: np.ndarray, arrays:
         assert isinstance(part.features, ImageSet)
         try:
             values = {name: part.features.array(name, part.there) for name in names}
-        except StoreError:
-            raise
         except CacheError:
             continue
         for name, own in values.items():
@@ -126,8 +124,6 @@ def take_captions(sets: EarlierSets, features: CaptionSet, keys: np.ndarray, arr
             fits = part.features.length[part.there] == lengths[part.here]
             here, there = part.here[fits], part.there[fits]
             local, global_ = (None, None) if shared else (part.features.local(there), part.features.global_(there))
-        except StoreError:
-            raise
         except CacheError:
             continue
         if local is not None:

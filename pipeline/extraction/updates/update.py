@@ -15,7 +15,7 @@ from ...cache.storage.store import Store
 from ...data.digests import NONE, Digests
 from ...data.manifest import Manifest
 from ...data.samples import Samples
-from ...errors import CacheError, ManifestError, StoreError
+from ...errors import CacheError, ManifestError
 from ...wording import counted, printable
 
 
@@ -157,8 +157,6 @@ def _require_same_source(url: str, samples: Samples, manifest: Manifest) -> None
     """Refuse the samples of a store in other files than those that its features are of."""
     try:
         known = FeatureCache.open(url).source
-    except StoreError:
-        raise
     except (CacheError, ManifestError):  # this is what is repaired
         return
     require_same_files(manifest.images, known, samples.source, url)
@@ -179,8 +177,6 @@ def _holds(url: str, samples: Samples, digests: Digests) -> bool:
         if (cache.manifest_sha256, cache.source) != (samples.digest, samples.source):
             return False
         return not _files_differ(cache, samples, digests)
-    except StoreError:
-        raise
     except CacheError:  # it is removed when another becomes the current one
         return False
 
@@ -188,8 +184,6 @@ def _holds(url: str, samples: Samples, digests: Digests) -> bool:
 def _refusal(cache: FeatureCache, samples: Samples) -> str:
     try:
         changed = f"{changes(cache, samples)}; the pictures themselves were not compared"
-    except StoreError:
-        raise
     except CacheError:  # where the way out is --update, as well
         changed = "as the store is damaged, what changed cannot be told"
     return printable(
@@ -208,8 +202,6 @@ def finish(cache: FeatureCache) -> None:
         now = [path] if path in there else [one for one in there if path.startswith(WORDS) and one.startswith(WORDS)]
         try:
             note = _lost_splits(before.set_at(path), cache.set_at(now[0])) if now else _lost_set(before, path, cache)
-        except StoreError:
-            raise
         except CacheError:  # the set is damaged, and its generation no longer the current one
             continue
         if note:

@@ -1,6 +1,6 @@
 """xret: cache frozen features once, train image-text retrieval heads in minutes.
 
-What the command line does, Python does with the same names and defaults:
+What the command line does, Python does with the same options and defaults:
 
     import xret
 

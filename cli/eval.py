@@ -66,7 +66,7 @@ def eval_(
     text_weights: str | None,
     **options: Any,
 ) -> None:
-    """Rank captions by images and images by captions.
+    """Evaluate retrieval: captions by images, and images by captions.
 
     A RUN ranks with its best epoch, and several runs as an ensemble. A STORE ranks by the cosine of the frozen
     encoders' global features, where they lie in one space as those of CLIP do: what a head on them has to beat.

@@ -33,7 +33,7 @@ from .train_head import format_summary, say_if_new
     metavar="image,text|image|text",
     help="Which backbones; by default those that the recipe's finetune block trains. The rest stays on the cache.",
 )
-@click.option("--visual-weights", metavar="FILE|DIR", help="Weights of the image backbone, if they have moved.")
+@click.option("--visual-weights", metavar="HUB_ID|DIR|FILE", help="Weights of the image backbone, if they have moved.")
 @click.option("--text-weights", metavar="HUB_ID|DIR|FILE", help="Weights of the text backbone, if they have moved.")
 @click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a value of the recipe; as often as needed."

@@ -59,7 +59,7 @@ verbose_option = click.option(
     "--verbose/--quiet",
     "verbose",
     default=None,
-    help="More of each epoch, or no progress; either way a run's train.log has all of it.",
+    help="More of each epoch, or no progress. A run's train.log always has all of it.",
 )
 
 
@@ -90,7 +90,7 @@ def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 default="pessimistic",
                 show_default=True,
                 type=click.Choice(["pessimistic", "optimistic", "mean"]),
-                help="Where an own item stands among equal scores: last, first, or on average.",
+                help="Rank of the right item among equal scores: last, first, or on average.",
             ),
             click.option(
                 "--data-root",
@@ -99,7 +99,7 @@ def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "set with regions, crops are made of them.",
             ),
             click.option(
-                "--visual-weights", metavar="FILE", help="For crops: the image encoder's weights, if they have moved."
+                "--visual-weights", metavar="HUB_ID|DIR|FILE", help="For crops: the image encoder's weights, if they have moved."
             ),
             click.option(
                 "--text-weights",

@@ -49,7 +49,7 @@ def recipes(context: click.Context, as_json: bool) -> None:
 def show(context: click.Context, name: str, as_json: bool) -> None:
     """Print a recipe with all its values and their sources.
 
-    The output is a recipe file itself. A value without a source is a default of its part.
+    The output is a recipe file itself. A value without a source is the recipe's own, or a default of its part.
 
     \b
     xret recipes show setdiv
@@ -75,14 +75,29 @@ def show(context: click.Context, name: str, as_json: bool) -> None:
 
 
 def _sources(text: str) -> dict[str, str]:
-    """Return the comment after each key of a file that is indented by two spaces, by the key's dotted path."""
+    """Return the comment after each key of a file that is indented by two spaces, by the key's dotted path.
+
+    Where a key takes the values of an anchor, it takes their comments, too.
+    """
     sources: dict[str, str] = {}
+    anchors: dict[str, str] = {}
     path: list[str] = []
     for line in text.splitlines():
-        if found := re.match(r'((?:  )*)"?([\w-]+)"?:', line):
+        if found := re.match(r'((?:  )*)"?([\w-]+|<<)"?:\s*(?:([&*])(\w+))?', line):
             path[len(found[1]) // 2 :] = [found[2]]
-            sources[".".join(path)] = line.partition(" #")[2].strip()
+            key, mark, anchor = ".".join(path), found[3], found[4]
+            if mark == "*":
+                key, before = key.removesuffix(".<<"), anchors[anchor]
+                sources |= {f"{key}{one.removeprefix(before)}": sources[one] for one in _below(before, sources)}
+            else:
+                sources[key] = line.partition(" #")[2].strip()
+            if mark == "&":
+                anchors[anchor] = key
     return sources
+
+
+def _below(path: str, sources: Mapping[str, str]) -> list[str]:
+    return [key for key in sources if key.startswith(f"{path}.")]
 
 
 def _lines(values: Mapping[str, Any], sources: Mapping[str, str], path: tuple[str, ...] = ()) -> Iterator[str]:

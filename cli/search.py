@@ -23,7 +23,7 @@ def run_options(command: Any) -> Any:
             click.option("--split", default="test", show_default=True, help="Whose images and captions."),
             click.option(
                 "--visual-weights",
-                metavar="FILE|DIR",
+                metavar="HUB_ID|DIR|FILE",
                 help="The image encoder's weights, if they have moved.",
             ),
             click.option(
@@ -31,7 +31,7 @@ def run_options(command: Any) -> Any:
                 metavar="HUB_ID|DIR|FILE",
                 help="The text encoder's weights, if they have moved.",
             ),
-            click.option("--trust", is_flag=True, help="Let weights run code while they are read."),
+            click.option("--trust", is_flag=True, help="Let weights run code while they are read, and run an encoder of one's own."),
             click.option("--index", type=Path, metavar="DIR", help="Search by an index that `xret index` made of RUN."),
             click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
         )

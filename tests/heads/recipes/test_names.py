@@ -64,6 +64,15 @@ def test_what_is_shown_has_the_source_of_the_file_that_sets_it():
     assert found["alpha: 16.0"] == "section 4.2; Table 4"  # that of its base's base
 
 
+def test_values_that_stand_elsewhere_in_the_file_are_shown_with_the_sources_there():
+    shown = CliRunner().invoke(recipes_command, ["show", "setdiv-small"], catch_exceptions=False).stdout
+    of_roi = shown.partition("  roi:")[2].partition("  frames:")[0]
+    assert "global: cached           # the layers over the cached feature, and over each row" in of_roi
+    assert "section" not in of_roi  # setdiv's own are of other values
+    tokens = shown.partition("  tokens:")[2].partition("aggregator:")[0]
+    assert "global: max\n" in tokens and "section" not in tokens
+
+
 def test_a_recipe_that_is_not_there(tmp_path, monkeypatch):
     assert "did you mean 'setdiv'?" in faults("setdif")
     assert "there is no recipe" in faults("../heads/recipes/setdiv")

@@ -99,7 +99,9 @@ def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "set with regions, crops are made of them.",
             ),
             click.option(
-                "--visual-weights", metavar="HUB_ID|DIR|FILE", help="For crops: the image encoder's weights, if they have moved."
+                "--visual-weights",
+                metavar="HUB_ID|DIR|FILE",
+                help="For crops: the image encoder's weights, if they have moved.",
             ),
             click.option(
                 "--text-weights",

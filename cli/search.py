@@ -31,7 +31,11 @@ def run_options(command: Any) -> Any:
                 metavar="HUB_ID|DIR|FILE",
                 help="The text encoder's weights, if they have moved.",
             ),
-            click.option("--trust", is_flag=True, help="Let weights run code while they are read, and run an encoder of one's own."),
+            click.option(
+                "--trust",
+                is_flag=True,
+                help="Let weights run code while they are read, and run an encoder of one's own.",
+            ),
             click.option("--index", type=Path, metavar="DIR", help="Search by an index that `xret index` made of RUN."),
             click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
         )

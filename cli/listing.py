@@ -14,8 +14,8 @@ LISTS: dict[str, dict[str, str]] = {
         "butd": "for papers' 36 regions of bottom-up attention",
         "butd-grid": "for a grid of that network, without time for boxes",
         "fasterrcnn_resnet50_fpn_v2": "for regions without the weights of butd",
-        "bert": "pretrained states of tokens: for few training captions",
-        "words": "ids of words, for a GRU: for many training captions",
+        "bert": "pretrained states of tokens, for few training texts",
+        "words": "ids of words for a GRU, for many training texts",
     },
     "recipes": {
         "linear": "to see whether a system is worth it: a linear layer a side",

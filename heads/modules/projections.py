@@ -3,6 +3,7 @@
 from typing import Literal
 
 from torch import Tensor, nn
+from torch.nn.functional import batch_norm as normalise
 from torch.nn.functional import relu6
 
 Layers = Literal["linear", "mlp", "mlp-on-linear", "gated", "blocks"]
@@ -43,6 +44,16 @@ def projection(
     )
 
 
+class RowNorm(nn.BatchNorm1d):
+    """Batch normalisation of rows; a single one, which has no deviation, is normalised by the running statistics."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `[R, C]` of `x [R, C]`."""
+        if self.training and len(x) == 1:
+            return normalise(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return super().forward(x)
+
+
 class ResidualPerceptron(nn.Module):
     """A linear layer plus a perceptron with one hidden layer; arguments as for `projection`.
 
@@ -58,7 +69,7 @@ class ResidualPerceptron(nn.Module):
         self.linear = linear(channels, dim)
         self.mlp = nn.Sequential(
             nn.Linear(dim if on_linear else channels, hidden),
-            nn.BatchNorm1d(hidden) if batch_norm else nn.Identity(),
+            RowNorm(hidden) if batch_norm else nn.Identity(),
             nn.Sequential(nn.ReLU(), nn.Dropout(dropout)),
             nn.Linear(hidden, dim),
         )

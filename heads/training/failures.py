@@ -25,19 +25,28 @@ class CollapseDetector:
 
     Args:
         losses: the terms; without such a triplet loss nothing is looked for.
+        same_text: how captions of equal text count. Where they are positives, nothing is looked for in a sum: how many
+            they are is not known.
     """
 
-    def __init__(self, losses: nn.ModuleDict) -> None:
+    def __init__(self, losses: nn.ModuleDict, same_text: str = "negative") -> None:
         self.names = list(losses)
         triplet = losses["triplet"] if "triplet" in self.names else None
         self.triplet = triplet if isinstance(triplet, Triplet) else None
+        self.is_unknown = same_text == "positive" and self.triplet is not None and self.triplet.reduction == "sum"
         self.warned = False
 
     def constant(self, pairs: int) -> float | None:
         """Return the loss of a batch with so many positive pairs if all similarities are equal; None: it has none."""
         loss = self.triplet
         # While all negatives count, an untrained head is near that constant too, and gets away from it.
-        if loss is None or loss.negatives != "hardest" or loss.epoch < loss.warmup_epochs or not loss.margin:
+        if (
+            self.is_unknown
+            or loss is None
+            or loss.negatives != "hardest"
+            or loss.epoch < loss.warmup_epochs
+            or not loss.margin
+        ):
             return None
         return 2 * loss.margin * (pairs if loss.reduction == "sum" else 1)
 

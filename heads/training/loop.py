@@ -83,7 +83,7 @@ class Loop:
         self.items = train_split.images if self.unit == "image" else train_split.captions
         self.steps_an_epoch = train_split.steps(self.unit, self.batch_size)
         self.texts, self.caption_image = val_split.texts(), torch.as_tensor(val_split.caption_image)
-        self.collapse = CollapseDetector(state.losses)
+        self.collapse = CollapseDetector(state.losses, self.recipe.loss["same_text"])
 
     def go_on(self) -> TrainSummary:
         """Train the epochs that are left.
@@ -236,11 +236,13 @@ class Loop:
             [*model.compare.parameters(), *losses.parameters()],
         )
         drop_frozen(optimizer, now)
-        if recipe.optimizer.clip is not None:
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(weights_of(model, losses), recipe.optimizer.clip)
-        scaler.step(optimizer)
-        scaler.update()
+        learning = [p for p in weights_of(model, losses) if p.grad is not None]
+        if learning:  # the scaler takes no step of nothing
+            if recipe.optimizer.clip is not None:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(learning, recipe.optimizer.clip)
+            scaler.step(optimizer)
+            scaler.update()
         if state.average is not None and recipe.optimizer.ema is not None:
             state.average.update_parameters(model)
         return values

@@ -55,12 +55,13 @@ class Ranks:
 
     @contextmanager
     def own_draws(self, device: torch.device) -> Iterator[None]:
-        """Let each rank draw other numbers, and all of them the same again afterwards."""
+        """Let each rank draw numbers of its own, and all of them the same again afterwards."""
         if self.count == 1:
             yield
             return
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(torch.initial_seed() + self.number)
+            # Not the step's own seed for any rank: rows to leave out were drawn with it.
+            torch.manual_seed(torch.initial_seed() + 1 + self.number)
             yield
 
     def sum_gradients(self, shared: Iterable[nn.Parameter], whole: Iterable[nn.Parameter]) -> None:

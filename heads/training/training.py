@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ...pipeline.errors import RunError
@@ -134,7 +135,7 @@ def _learnt_from(
     """Return the training split of all stores as one."""
     views = views_to_draw(sets[0][0], recipe)  # the same in all: their fingerprints are equal
     split = joined_batches([batches_of(one, model, "train", target, placement, resident, views) for one in sets])
-    if split.images < 2:
+    if len(np.unique(split.caption_image)) < 2:
         url = sets[0][0].cache.url
         raise RunError(f"split 'train' of {url} has a single usable image, which has no negative: add images")
     return split

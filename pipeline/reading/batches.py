@@ -107,8 +107,9 @@ class Batches:
     ) -> Iterator[Batch]:
         """Yield an epoch's batches in an order that depends on seed and epoch alone, reading the next ones ahead.
 
-        Every unit comes once, but for images without a caption. Its place is drawn from all places; in ``stream`` from
-        those of a group of blocks. Elsewhere the batches are the same, number by number, wherever the features lie.
+        Every unit comes once, but for images without a caption, and a last one that would be a batch by itself. Its
+        place is drawn from all places; in ``stream`` from those of a group of blocks. Elsewhere the batches are the
+        same, number by number, wherever the features lie.
 
         Args:
             unit: ``image``: a batch is `batch_size` images with all their captions (SetDiv, section 4.2);

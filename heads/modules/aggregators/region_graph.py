@@ -13,6 +13,7 @@ from torch.nn import functional
 from ..embedding import Sequence
 from ..padding import mean_rows, on_valid_rows, valid_rows, zero_padding
 from ..parameters import Deep, Width
+from ..projections import RowNorm
 from .aggregated import Aggregated, Aggregator
 from .sequence_pooling import Seq2Seq
 
@@ -36,7 +37,7 @@ class RegionGraphLayer(nn.Module):
         self.phi = nn.Linear(dim, inner_dim)
         self.value = nn.Linear(dim, inner_dim)
         self.out = nn.Linear(inner_dim, dim)
-        self.norm = nn.BatchNorm1d(dim) if batch_norm else None
+        self.norm = RowNorm(dim) if batch_norm else None
         self.divide = divide
         last = self.norm or self.out
         nn.init.zeros_(last.weight)

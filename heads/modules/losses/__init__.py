@@ -4,8 +4,8 @@ One file an idea. Weights are the recipe's: nothing is weighted in here. What a 
 public code, as the recorded reference values do. A loss without anything to compare is zero and still attached to the
 graph, as long as one of its inputs is.
 
-Every loss is called as `loss(similarity [I, C], positives [I, C], images, captions)`. A pair whose similarity is
--inf takes no part: it is neither a positive nor a negative. That is how a caption with a positive's own text is kept
+Every loss is called as `loss(similarity [I, C], positives [I, C], images, captions)`. A pair that is no positive and
+whose similarity is -inf is no negative either. That is how a caption with a positive's own text is kept
 out (`same_text: excluded`), in one place, for every loss: `similarity.masked_fill(ignored, -torch.inf)`.
 
 Attributes:

@@ -51,13 +51,18 @@ def test_evaluation_is_untouched_by_noise(noise):
     assert torch.equal(evaluated.global_, expected.global_)
 
 
-@pytest.mark.parametrize("noise", [{"dropout": 0.5}, {"state_dropout": 0.5}])
-def test_evaluation_of_words_is_untouched_by_noise(noise):
+@pytest.mark.parametrize(
+    ("layers", "noise"),
+    [
+        ({"local": "gru", "global_": "mean"}, {"dropout": 0.5}),
+        ({"local": "gru", "global_": "mean"}, {"state_dropout": 0.5}),
+        ({"local": "gru", "global_": "last"}, {"state_dropout": 0.5}),
+        ({"encoder": "bag", "global_": "mean"}, {"dropout": 0.5}),
+    ],
+)
+def test_evaluation_of_words_is_untouched_by_noise(layers, noise):
     torch.manual_seed(1)
-    plain, noisy = (
-        WordsAdapter(7, 8, local="gru", global_="mean"),
-        WordsAdapter(7, 8, local="gru", global_="mean", **noise),
-    )
+    plain, noisy = WordsAdapter(7, 8, **layers), WordsAdapter(7, 8, **layers, **noise)
     noisy.load_state_dict(plain.state_dict())
     token, length = torch.tensor([[1, 2, 3], [4, 0, 0]]), torch.tensor([3, 1])
     assert not torch.equal(noisy(length, token=token).global_, plain(length, token=token).global_)
@@ -79,6 +84,14 @@ def test_noise_is_added_to_each_value():
     made = CachedInput(100, **{**OFF, "noise": 0.3})(torch.ones(20, 10, 100))
     assert made.mean() == pytest.approx(1, abs=0.01)
     assert made.std() == pytest.approx(0.3, abs=0.01)
+
+
+def test_a_value_that_is_dropped_has_its_noise():
+    torch.manual_seed(0)
+    made = CachedInput(100, **{**OFF, "noise": 0.1, "dropout": 0.5})(torch.ones(20, 10, 100))
+    assert (made != 0).all()
+    assert made[made < 1].mean() == pytest.approx(0, abs=0.01)
+    assert made[made > 1].mean() == pytest.approx(2, abs=0.01)
 
 
 def test_nothing_is_drawn_where_nothing_is_asked_for():

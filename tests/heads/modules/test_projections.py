@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from xret.heads.modules.adapters import RowsAdapter, WordsAdapter
-from xret.heads.modules.projections import GatedPerceptron, projection
+from xret.heads.modules.projections import GatedPerceptron, RowNorm, projection
 
 LAYERS = ["linear", "mlp", "mlp-on-linear", "gated", "blocks"]
 
@@ -106,3 +106,12 @@ def test_every_adapter_takes_them(layers):
     made = bag(length, token=torch.tensor([[1, 2, 3], [4, 0, 0]]))
     assert made.global_.shape == (2, 8)
     assert isinstance(rows.layer, GatedPerceptron) == (layers == "gated")
+
+
+def test_a_single_row_is_normalised_by_the_running_statistics():
+    torch.manual_seed(0)
+    norm, reference, batch = RowNorm(5), nn.BatchNorm1d(5), 3 + 2 * torch.randn(6, 5)
+    assert torch.equal(norm(batch), reference(batch))
+    assert torch.equal(norm(batch[:1]), reference.eval()(batch[:1]))
+    assert torch.equal(norm.running_mean, reference.running_mean)
+    assert torch.equal(norm.running_var, reference.running_var)

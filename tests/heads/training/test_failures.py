@@ -53,6 +53,13 @@ def test_all_negatives_are_not_watched():
     assert CollapseDetector(nn.ModuleDict({"diversity": Diversity()})).constant(3) is None
 
 
+def test_the_sum_over_pairs_that_are_not_counted_is_not_watched():
+    for reduction, constant in (("sum", None), ("mean", 0.4)):
+        losses = nn.ModuleDict({"triplet": Triplet(reduction=reduction)})
+        assert CollapseDetector(losses, "positive").constant(3) == constant
+        assert CollapseDetector(losses, "excluded").constant(3) is not None
+
+
 def test_a_collapse_is_told_once_and_written_down(store, tmp_path, capsys):
     # A margin beside which all similarities are alike, and a rate that changes nothing.
     collapsed = ["optimizer.lr=1e-9", f"schedule.epochs={STEPS // 2 + 1}", "loss.triplet.margin=100"]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_store import make_store
+from small_store import make_store, seal_anew
 from small_trainings import recipe_of
 
 from xret.heads.evaluation.evaluation import evaluate
@@ -27,6 +27,13 @@ def test_splits_that_are_needed(tmp_path):
     single = make_store(tmp_path / "b.zarr", train=1)
     with pytest.raises(RunError, match=r"split 'train' of .* has a single usable image"):
         train(single, recipe_of(), tmp_path / "run", device="cpu")
+    captions = FeatureCache.open(make_store(tmp_path / "d.zarr", train=2)).caption_set()
+    status = captions.cache.store.open_array(f"{captions.path}/status", writable=True)
+    status[: int(captions.cache.caption_count[0])] = 1  # the first image has no caption that can be used
+    seal_anew(captions)
+    for unit in ("image", "caption"):
+        with pytest.raises(RunError, match=r"split 'train' of .* has a single usable image"):
+            train(captions.cache.url, recipe_of("vsepp", 1, f"data.unit={unit}"), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
 
 

@@ -120,8 +120,10 @@ def test_rows_of_all_ranks_and_their_gradients():
             assert whole.grad.item() == pytest.approx(3)
             assert ranks.agree(float(ranks.number + 7), device) == 7
             torch.manual_seed(4)
+            before = torch.rand(1)
             with ranks.own_draws(device):
                 own = torch.rand(1)
+            assert own.item() != before.item()  # what a step has drawn is not drawn again
             common = torch.rand(1)
             drawn = [torch.zeros(2) for _ in range(3)]
             dist.all_gather(drawn, torch.cat([own, common]))

@@ -20,6 +20,7 @@ from xret.heads.recipes.blocks import Optimizer
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training import training
+from xret.heads.training.objective import Objective
 from xret.heads.training.optimisation import build_optimizer
 from xret.heads.training.training import train
 from xret.pipeline.cache import FeatureCache
@@ -183,6 +184,58 @@ def test_the_mean_of_the_last_epochs_is_what_is_kept(store, tmp_path):
         train(
             store, recipe_of("vsepp", 1, "optimizer.swa_epochs=1", "optimizer.ema=0.9"), tmp_path / "no", device="cpu"
         )
+
+
+def test_each_step_draws_anew_and_learns_as_in_training(store, tmp_path, monkeypatch):
+    seeds, modes, times = [], [], []
+    loss_of = Objective.__call__
+
+    def watched(self, batch, now):
+        seeds.append(torch.initial_seed())
+        modes.append(self.model.training)
+        found = loss_of(self, batch, now)
+        times.extend(term.epoch for term in self.losses.values())
+        return found
+
+    monkeypatch.setattr(Objective, "__call__", watched)
+    train(store, recipe_of("vsepp", 2, "data.unit=image"), tmp_path / "run", device="cpu")
+    assert len(set(seeds)) == len(seeds) == 6
+    assert all(modes)  # after a validation, too
+    assert times == pytest.approx([0, 1 / 3, 2 / 3, 1, 4 / 3, 5 / 3])
+
+
+def test_what_is_validated_has_no_dropout(store, tmp_path):
+    noisy = ["adapter.grid.dropout=0.5", "adapter.words.dropout=0.5"]
+    summary = train(store, recipe_of("vsepp", 1, *noisy), tmp_path / "run", device="cpu")
+    (result,) = evaluate([tmp_path / "run"], split="val", device="cpu").results
+    assert result.rsum == pytest.approx(summary.best_rsum)
+
+
+@pytest.mark.parametrize("clip", [0.01, 0.02])
+def test_a_step_is_no_longer_than_what_it_is_clipped_to(store, tmp_path, clip):
+    plain = ["optimizer.name=sgd", "optimizer.momentum=0", "optimizer.weight_decay=0", "schedule.name=constant"]
+    settings = [*plain, "optimizer.lr=1", "data.unit=image", "data.batch_size=100", f"optimizer.clip={clip}"]
+    recipe = recipe_of("vsepp", 1, *settings)
+    train(store, recipe, tmp_path / "run", device="cpu")
+    cache = FeatureCache.open(store)
+    torch.manual_seed(0)
+    first = build_model(recipe, feature_facts(cache.image_set()), feature_facts(cache.caption_set())).state_dict()
+    after = load_file(tmp_path / "run" / "model.safetensors")
+    step = sum((after[name] - value).double().square().sum() for name, value in first.items()).sqrt()
+    assert step.item() == pytest.approx(clip, rel=1e-3)
+
+
+@pytest.mark.parametrize("clip", ["null", "2"])
+def test_an_epoch_in_which_nothing_learns_is_one_of_float16_too(store, tmp_path, monkeypatch, clip):
+    scaled = torch.amp.GradScaler
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: scaled(device, enabled=True))
+    waiting = ["optimizer.adapter_frozen=1", "loss.infonce.learned=false", "loss.infonce.logarithm=false"]
+    recipe = load_recipe(
+        "linear", ["model.dim=16", "data.batch_size=16", "schedule.epochs=2", f"optimizer.clip={clip}", *waiting]
+    )
+    train(store, recipe, tmp_path / "run", device="cpu")
+    waited, learnt = (line["rsum"] for line in Run(tmp_path / "run").metrics())
+    assert waited != learnt
 
 
 def test_memory_that_is_freed_stays_while_a_head_learns_on_a_cpu(store, tmp_path, monkeypatch):

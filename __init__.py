@@ -19,7 +19,7 @@ Importing xret is cheap: torch, Zarr and Dask are imported by the functions, at 
 `xret.pipeline.errors.XretError`s, whose message is one sentence: what is wrong, where, and what to do.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -87,6 +87,9 @@ def extract(
         raise TypeError(f"extract() has no option '{strange[0]}'{nearest(strange[0], known)}")
     if encoder is not None:
         options = {"visual": encoder, "text": encoder, **options}
+    options |= {key: None for key in ("visual", "text") if options.get(key) == "none"}
+    if "splits" in options:
+        options["splits"] = tuple(_several(options["splits"]))
     options |= {} if from_run is None else words_of_run(from_run)
     manifest = load_manifest(dataset, None if data_root is None else Path(data_root))
     return extract(manifest, str(store), Options(**options))
@@ -137,7 +140,7 @@ def train(
         device=device,
         seed=seed,
         resume=resume,
-        also=also,
+        also=_several(also),
         init_from=init_from,
         shown=shown,
     )
@@ -185,7 +188,7 @@ def finetune(
         run,
         out,
         settings=_written(settings),
-        reattach=reattach,
+        reattach=_several(reattach),
         visual_weights=visual_weights,
         text_weights=text_weights,
         data_root=root,
@@ -290,15 +293,11 @@ def ablate(
         CacheError: the store or the cluster cannot be used.
         RunError: `out` belongs to something else, or is in use.
     """
-    from pathlib import Path
-
     from .heads.ablation.ablation import ablate
     from .heads.ablation.plan import make_plan
 
-    if isinstance(vary, Mapping):
-        vary = [f"{key}={','.join(map(str, values))}" for key, values in vary.items()]
-    beside = [baselines] if isinstance(baselines, str | Path) else baselines
-    plan = make_plan(None if recipe is None else str(recipe), vary, grid, _written(settings), [*map(str, beside)])
+    name, beside = None if recipe is None else str(recipe), [*map(str, _several(baselines))]
+    plan = make_plan(name, _choices(vary), grid, _written(settings), beside)
     return ablate(
         str(store),
         plan,
@@ -353,19 +352,14 @@ def tune(
         RecipeError, CacheError, RunError: as `ablate`; or no trial could be trained. Where one of several recipes is
             at fault, its sentence is in ``failed`` of what is returned.
     """
-    from pathlib import Path
-
     from .heads.tuning.tuning import tune
 
-    recipes = [str(recipe)] if isinstance(recipe, str | Path) else [str(one) for one in recipe]
-    if isinstance(space, Mapping):
-        space = [f"{key}={said if isinstance(said, str) else ','.join(map(str, said))}" for key, said in space.items()]
     return tune(
         str(store),
-        recipes,
+        [*map(str, _several(recipe))],
         out,
         trials=trials,
-        space=space,
+        space=_choices(space),
         settings=_written(settings),
         ties=ties,
         seed=seed,
@@ -408,12 +402,24 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+def _several(given: Any) -> Sequence[Any]:
+    """Return the items of what is given; a text, and what has no items, is the only one."""
+    return [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+
+
+def _choices(given: Mapping[str, Any] | Sequence[str]) -> Sequence[str]:
+    """Return the values of keys, or their range, as the command line writes them."""
+    if not isinstance(given, Mapping):
+        return _several(given)
+    return [f"{key}={','.join(map(str, _several(values)))}" for key, values in given.items()]
+
+
 def _written(settings: "Settings", path: str = "") -> Sequence[str]:
     """Return settings as the command line writes them; blocks may lie in each other, as in a recipe."""
     from .pipeline.errors import RecipeError
 
     if not isinstance(settings, Mapping):
-        return settings
+        return _several(settings)
     written: list[str] = []
     for key, value in settings.items():
         if not isinstance(value, Mapping):

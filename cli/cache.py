@@ -226,10 +226,10 @@ def _free_old(store: str, yes: bool, as_json: bool) -> None:
     found = old(store)
     if found.generations:
         said = "generation " + ", ".join(map(str, found.generations))
-        lost = f" with {', '.join(found.lost)}, which the current one has not" if found.lost else ""
+        lost = f" (with {', '.join(found.lost)}, which the current one lacks)" if found.lost else ""
         _require_agreed(printable(said + lost), found.bytes, store, yes)
         found = free_old(store)
-        freed = f"{said}: removed, {in_bytes(found.bytes)} freed"
+        freed = printable(f"{said}{lost}: removed, {in_bytes(found.bytes)} freed")
     else:
         freed = f"{store} has no old generation"
     click.echo(json.dumps(asdict(found)) if as_json else freed)

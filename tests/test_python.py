@@ -16,7 +16,7 @@ from xret.heads.report.diagnostics import diagnose
 from xret.heads.retrieval.retriever import Retriever
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.data.scenes.generate import generate_scenes
-from xret.pipeline.errors import RecipeError
+from xret.pipeline.errors import RecipeError, RunError, XretError
 from xret.pipeline.extraction.options import Options
 
 EXAMPLE = """
@@ -125,3 +125,44 @@ def test_settings_and_varied_values_are_those_of_the_command_line(tmp_path, one_
     manifest = generate_scenes(tmp_path / "scenes", train=1, val=1, test=1)
     with pytest.raises(TypeError, match=r"extract\(\) has no option 'visul' \(did you mean 'visual'\?\)"):
         xret.extract(manifest, tmp_path / "new.zarr", visul="resnet18")
+
+
+def test_what_the_command_line_refuses_is_refused_in_one_sentence(tmp_path, one_thread):
+    manifest = generate_scenes(tmp_path / "scenes", train=1, val=1, test=1)
+    for options, said in (
+        (
+            {"text": "wrods"},
+            r"there is no text encoder 'wrods' \(did you mean 'words'\?\); there are bert, words, hf:ID",
+        ),
+        ({"on_error": "Skip"}, "on_error is 'Skip', but must be one of fail, skip"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, not 0"),
+        ({"workers": 1.5}, "workers must be a whole number of at least 1, not 1.5"),
+        ({"pool": "2x2"}, r"pool must be height and width of a window, as \(2, 2\), not '2x2'"),
+    ):
+        with pytest.raises(XretError, match=said):
+            xret.extract(manifest, tmp_path / "new.zarr", **{"visual": None, "text": "words", **options})
+    assert not (tmp_path / "new.zarr").exists()
+    store = make_store(tmp_path / "s.zarr", train=8, val=4, test=4)
+    for seed in (-1, 2**63, 1.5):
+        for make in (xret.train, xret.tune):
+            with pytest.raises(RecipeError, match=r"seed must be a whole number from 0 to 2\*\*63 - 1, not "):
+                make(store, recipe="vsepp", out=tmp_path / "run", seed=seed)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(RunError, match="there is no run to evaluate"):
+        xret.evaluate([])
+    with pytest.raises(RunError, match="ties is 'men', but must be one of pessimistic, optimistic, mean"):
+        xret.evaluate(store, ties="men")
+
+
+def test_one_of_several_may_stand_by_itself(tmp_path, one_thread):
+    manifest = generate_scenes(tmp_path / "scenes", train=2, val=2, test=2)
+    store = tmp_path / "s.zarr"
+    found = xret.extract(manifest, store, visual="none", text="words", splits="train")
+    assert [one.samples for one in found.sets] == [10]
+    with pytest.raises(RecipeError, match=r"model\.dimm is not a key \(did you mean 'model\.dim'"):
+        xret.train(make_store(tmp_path / "t.zarr"), recipe="vsepp", out=tmp_path / "run", settings="model.dimm=8")
+    for vary in ({"model.dim": 8}, "model.dim=8"):
+        ablation = xret.ablate(
+            tmp_path / "t.zarr", recipe="linear", vary=vary, settings="schedule.epochs=1", out=tmp_path / "a"
+        )
+        assert [entry.cell for entry in ablation.entries] == [{"model.dim": 8}]

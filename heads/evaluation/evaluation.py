@@ -20,7 +20,7 @@ from ...pipeline.errors import RunError, nearest
 from ...pipeline.reading.split import Split
 from ...pipeline.wording import counted
 from ..runs.features import Sets, generation_shown, require_views, titled
-from .metrics import WAYS, Ties
+from .metrics import WAYS, Ties, require_ties
 from .paper_rows import ROWS, row_of
 from .protocols import FOLDED, PROTOCOLS, GroundTruth, chance_rsum, ground_truth, require, table
 from .scoring import Scores
@@ -183,7 +183,10 @@ def evaluate(
             do not see the same images and captions.
     """
     target = pick_device(device)
-    subjects = open_subjects([runs] if isinstance(runs, str | Path) else runs, store, image, text)
+    require_ties(ties)
+    if not (runs := [runs] if isinstance(runs, str | Path) else runs):
+        raise RunError("there is no run to evaluate; name one, or a store")
+    subjects = open_subjects(runs, store, image, text)
     counts = _views(subjects) if views else (1,) * len(subjects)
     truths = _ground_truths(subjects[0], split, protocol, annotations)
     return _evaluate(subjects, counts, truths, split, ties, target, scores, every=protocol != "auto")

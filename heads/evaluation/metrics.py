@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ...pipeline.errors import RunError
+
 Ties = Literal["pessimistic", "optimistic", "mean"]
 WAYS: tuple[Literal["image_to_text"], Literal["text_to_image"]] = ("image_to_text", "text_to_image")
 BLOCK = 1 << 21  # cells of the similarity matrix looked at in one go
@@ -154,16 +156,16 @@ def median_rank(ranks: Ranks, ties: Ties = "pessimistic") -> float:
 
 
 def require_ties(ties: str) -> None:
-    """Raise ValueError where there is no such rule for ties."""
+    """Raise RunError where there is no such rule for ties."""
     if ties not in get_args(Ties):
-        raise ValueError(f"ties is '{ties}', but must be one of {', '.join(get_args(Ties))}")
+        raise RunError(f"ties is '{ties}', but must be one of {', '.join(get_args(Ties))}")
 
 
 def recall_table(image_to_text: Ranks, text_to_image: Ranks, ties: Ties = "pessimistic") -> Recalls:
     """Return the recalls and median ranks of both directions, and the sum of the six recalls.
 
     Raises:
-        ValueError: there is no such rule for ties.
+        RunError: there is no such rule for ties.
     """
     require_ties(ties)
     recalls = [{f"R@{k}": recall(way, k, ties) for k in (1, 5, 10)} for way in (image_to_text, text_to_image)]

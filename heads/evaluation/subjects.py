@@ -128,7 +128,8 @@ def sets_in_one_space(cache: FeatureCache, image: str = "auto", text: str = "aut
 def _named(cache: FeatureCache, modality: str, prefix: str) -> list[str]:
     if prefix == "auto":
         return cache.set_names(modality)
-    return [(cache.image_set(prefix) if modality == "images" else cache.caption_set(prefix)).name]
+    found = cache.image_set(prefix, "--image") if modality == "images" else cache.caption_set(prefix, "--text")
+    return [found.name]
 
 
 def in_one_space(sets: Sets) -> bool:

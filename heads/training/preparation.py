@@ -177,6 +177,12 @@ def _equal_to(own: S, there: Sequence[S], cache: FeatureCache, what: str) -> S:
     return same[0]
 
 
+def require_seed(seed: int) -> None:
+    """Raise RecipeError for a seed that torch or NumPy does not take."""
+    if type(seed) is not int or not 0 <= seed < 2**63:
+        raise RecipeError(f"seed must be a whole number from 0 to 2**63 - 1, not {seed!r}")
+
+
 def facts_of(split: Batches, target: torch.device, seed: int, base: Run | None = None) -> RunInfo:
     """Return what is known of a training on `split` before its first epoch; it begins with the weights of `base`."""
     image_set, caption_set = split.image_set, split.caption_set

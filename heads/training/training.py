@@ -32,6 +32,7 @@ from .preparation import (
     other_sets,
     placement_of,
     require_places,
+    require_seed,
     require_splits,
     sets_of,
 )
@@ -74,12 +75,13 @@ def train(
         shown: how much of it is seen.
 
     Raises:
-        RecipeError: the recipe does not fit the feature sets, or a setting decides nothing.
+        RecipeError: the recipe does not fit the feature sets, a setting decides nothing, or there is no such seed.
         CacheError: the store, its feature sets or its splits cannot be used.
         RunError: `out` exists or does not fit, memory does not suffice, or the loss is not finite. A folder that
             this call made is removed if its first epoch fails, unless there is something in it to go on from.
     """
     require_log(recipe.runtime.log)
+    require_seed(seed)
     if not resume:
         require_free(out)
     base = first_weights(init_from, out, resume)

@@ -45,6 +45,7 @@ from ..series.checks import cache_of_series, claimed, complete_sets, require_bui
 from ..series.cluster import on_cluster
 from ..series.processes import at_once, in_processes, in_turn, load_features
 from ..training.in_use import settings_not_in_use
+from ..training.preparation import require_seed
 from ..training.ranks import require_one_process
 from .space import Space, make_space, recipe_of
 from .table import Trial, Tuned, Tuning, as_csv, plot
@@ -105,7 +106,7 @@ def tune(
     Raises:
         RecipeError: `trials` is below 1 or `seed` below 0; or a recipe, its space or the feature sets do not fit, all
             faults at once, before anything is trained.
-        ValueError: there is no such rule for ties.
+        RunError: there is no such rule for ties.
         CacheError: the store or the cluster cannot be used.
         RunError: Optuna is missing, `out` is in use or of something else or freed samples, or has more trials of one
             of several recipes; or no trial was trained.
@@ -113,8 +114,7 @@ def tune(
     _require(plotted)
     if trials < 1:
         raise RecipeError(f"trials must be at least 1, not {trials}")
-    if seed < 0:
-        raise RecipeError(f"seed must be at least 0, not {seed}")
+    require_seed(seed)
     require_ties(ties)
     if scheduler is None:
         jobs = at_once(jobs, pick_device(device))

@@ -11,6 +11,12 @@ from .blocks import Blocks
 from .feature_sets import FeatureSet
 
 
+def require_on_error(on_error: str) -> None:
+    """Raise CacheError where what is done about a sample that fails is neither ``fail`` nor ``skip``."""
+    if on_error not in ("fail", "skip"):
+        raise CacheError(f"on_error is '{on_error}', but must be one of fail, skip")
+
+
 def require_dtype(dtype: str) -> None:
     """Refuse a dtype that features are not stored in.
 

@@ -223,17 +223,21 @@ class FeatureCache:
         modality, _, name = path.partition("/")
         return ImageSet(self, name) if modality == "images" else CaptionSet(self, name)
 
-    def image_set(self, prefix: str = "auto") -> ImageSet:
+    def image_set(self, prefix: str = "auto", key: str = "data.image") -> ImageSet:
         """Return the image feature set that `fits` the prefix; ``auto``: the only one there.
+
+        Args:
+            prefix: how its name begins.
+            key: by what the user names one of several, for the message.
 
         Raises:
             CacheError: none or several fit; the message lists what is there.
         """
-        return ImageSet(self, self._find("images", prefix, "data.image"))
+        return ImageSet(self, self._find("images", prefix, key))
 
-    def caption_set(self, prefix: str = "auto") -> CaptionSet:
+    def caption_set(self, prefix: str = "auto", key: str = "data.text") -> CaptionSet:
         """Return the caption feature set that `fits` the prefix; otherwise like `image_set`."""
-        return CaptionSet(self, self._find("captions", prefix, "data.text"))
+        return CaptionSet(self, self._find("captions", prefix, key))
 
     def fits(self, path: str, prefix: str) -> bool:
         """Return whether the set at ``images/NAME`` or ``captions/NAME`` is called so.

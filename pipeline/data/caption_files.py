@@ -1,4 +1,4 @@
-"""Caption files, Karpathy's JSON, CSV, TSV and JSON lines, read into one entry an image."""
+"""Caption files, Karpathy's and COCO's JSON, CSV, TSV and JSON lines, read into one entry an image."""
 
 import posixpath
 from collections.abc import Callable
@@ -31,19 +31,20 @@ def read_entries(path: Path, columns: Columns, fault: Fault) -> list[Entry]:
 
     Args:
         path: the file; its suffix says which format it has.
-        columns: what its columns or keys are called; of Karpathy's JSON they are always the same.
+        columns: what its columns or keys are called; of JSON they are always the same.
         fault: hears of a row without captions.
 
     Raises:
         ManifestError: the file cannot be read or has no image, or an image or row is wrong; the message names it.
     """
-    entries = _read_karpathy(path) if path.suffix == ".json" else _read_rows(path, columns, fault)
+    entries = _read_json(path) if path.suffix == ".json" else _read_rows(path, columns, fault)
     if not entries:
         raise ManifestError(f"{path}: it has no images; a data set needs at least one.")
     return entries
 
 
-def _read_karpathy(path: Path) -> list[Entry]:
+def _read_json(path: Path) -> list[Entry]:
+    """Read Karpathy's form, where captions stand with their image, or COCO's, where they stand in ``annotations``."""
     try:
         document = read_json(path)
     except OSError as error:
@@ -53,6 +54,8 @@ def _read_karpathy(path: Path) -> list[Entry]:
     images = document.get("images") if isinstance(document, dict) else None
     if not isinstance(images, list):
         raise ManifestError(f"{path}: this is not a Karpathy JSON, it has no list 'images'; convert it.")
+    if isinstance(annotations := document.get("annotations"), list):
+        images = _with_sentences(images, annotations, path)
     entries = []
     named: dict[str, int] = {}
     known: dict[str, int] = {}
@@ -67,6 +70,28 @@ def _read_karpathy(path: Path) -> list[Entry]:
     return entries
 
 
+def _with_sentences(images: list[Any], annotations: list[Any], path: Path) -> list[Any]:
+    """Return the images of COCO's form in Karpathy's, which has the captions with them."""
+    sentences: dict[int | str, list[Any]] = {}
+    found = []
+    for image in images:
+        if isinstance(image, dict) and isinstance(identity := image.get("id"), int | str):
+            own = sentences.setdefault(identity, [])
+            image = {**image, "imgid": identity, "sentences": own} | (
+                {} if isinstance(identity, str) else {"cocoid": identity}
+            )
+        found.append(image)
+    for index, annotation in enumerate(annotations):
+        where = f"{path}: annotations[{index}]"
+        if not isinstance(annotation, dict) or not isinstance(annotation.get("caption"), str):
+            raise ManifestError(f"{where} has no 'caption'; take COCO's file of captions, or correct it.")
+        image = annotation.get("image_id")
+        if not isinstance(image, int | str) or image not in sentences:
+            raise ManifestError(f"{where} is of image {image!r}, which is not among the images; correct it.")
+        sentences[image].append({"raw": annotation["caption"], "sentid": annotation.get("id")})
+    return found
+
+
 def _karpathy_entry(image: Any, where: str) -> Entry:
     """Check one element of ``images``; keys that are not needed are left alone."""
     if not isinstance(image, dict):
@@ -74,7 +99,7 @@ def _karpathy_entry(image: Any, where: str) -> Entry:
     folder = image.get("filepath", "")
     if not isinstance(folder, str):
         raise ManifestError(f"{where}: 'filepath' is not a text; correct it.")
-    name = file_name(image.get("filename"), where, folder)
+    name = file_name(image.get("filename", image.get("file_name")), where, folder)
     where = f"{where} ('{name}')"
     sentences = image.get("sentences")
     if not isinstance(sentences, list) or not sentences:

@@ -243,7 +243,10 @@ def load_captions(options: Options, samples: Samples, device: str) -> TextEncode
     if options.text != "words":
         return options.load_text(device)
     if "train" not in samples.splits:
-        raise CacheError(f"'{samples.dataset}' has no train split to take a vocabulary from; use --text bert")
+        raise CacheError(
+            f"'{samples.dataset}' has no train split to take a vocabulary from (it has {', '.join(samples.splits)});"
+            " map one to 'train' with merge_splits in the manifest, or use --text bert"
+        )
     assert options.min_count is not None, "see with_min_count"
     return WordsEncoder.build(_training_texts(samples), options.min_count)
 

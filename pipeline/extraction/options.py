@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..cache.facts import require_dtype
+from ..cache.facts import require_dtype, require_on_error
 from ..cache.layout import DEFAULT_SPLITS
 from ..encoders import (
     HUB,
@@ -25,7 +25,7 @@ from ..encoders import (
 )
 from ..encoders.weights_source import WeightsSource, sha256_of
 from ..encoders.words import TOKENIZER
-from ..errors import CacheError
+from ..errors import CacheError, EncoderError, nearest
 
 _MOST_IN_SHARD = 1 << 16  # images, which are written together
 
@@ -71,6 +71,17 @@ class Options:
 
     def __post_init__(self) -> None:
         require_dtype(self.dtype)
+        require_on_error(self.on_error)
+        for name in ("batch_size", "workers", "views"):
+            if (count := getattr(self, name)) is not None and (type(count) is not int or count < 1):
+                raise CacheError(f"{name} must be a whole number of at least 1, not {count!r}")
+        if self.pool is not None and (isinstance(self.pool, str) or len(self.pool) != 2):
+            raise CacheError(f"pool must be height and width of a window, as (2, 2), not {self.pool!r}")
+        if not (self.text in (None, "bert", "words") or str(self.text).startswith((HUB, OPEN_CLIP))):
+            there = "bert, words, hf:ID, hf:DIR and open_clip:ARCH/TAG"
+            raise EncoderError(
+                f"there is no text encoder '{self.text}'{nearest(str(self.text), ['bert', 'words'])}; there are {there}"
+            )
         if self.shard_images is not None and not 1 <= self.shard_images <= _MOST_IN_SHARD:
             raise CacheError(
                 f"a shard holds from 1 to {_MOST_IN_SHARD} images, not {self.shard_images}; give another --shard-images"
@@ -209,7 +220,7 @@ def with_backbones(words: Mapping[str, Any], image: Path | None, text: Path | No
         "upright": False,
         "whole": False,
         **words,
-        **{key: f"{HUB}{path}" if key in of_hub else str(path) for key, path in named.items()},
+        **{key: f"{HUB}{path}" if key in of_hub else str(path) for key, path in named.items() if path is not None},
     }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ...cache import FAILED, OK, FeatureCache, ImageSet
-from ...cache.facts import require_dtype
+from ...cache.facts import require_dtype, require_on_error
 from ...cache.layout import DEFAULT_SPLITS
 from ...data.regions import REGION_ARRAYS, Regions, lay_out
 from ...errors import CacheError, SampleError
@@ -39,6 +39,7 @@ class ImportOptions:
 
     def __post_init__(self) -> None:
         require_dtype(self.dtype)
+        require_on_error(self.on_error)
 
 
 @dataclass(frozen=True)

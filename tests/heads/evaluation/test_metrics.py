@@ -23,6 +23,7 @@ from xret.heads.evaluation.metrics import (
     recall,
     recall_table,
 )
+from xret.pipeline.errors import RunError
 
 TIES = ("pessimistic", "optimistic", "mean")
 
@@ -196,7 +197,7 @@ def test_median_of_an_even_number_lies_between():
 
 
 def test_unknown_rule_is_refused():
-    with pytest.raises(ValueError, match="ties is 'worst', but must be one of pessimistic, optimistic, mean"):
+    with pytest.raises(RunError, match="ties is 'worst', but must be one of pessimistic, optimistic, mean"):
         recall_table(*ranks(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64)), "worst")
 
 

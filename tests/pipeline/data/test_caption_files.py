@@ -32,6 +32,51 @@ def test_coco_style(tmp_path):
     assert [caption.sentid for caption in samples.images[1].captions] == [20, 21, 22]
 
 
+@pytest.mark.parametrize("ids", [(7, 9), ("seven", "nine")])
+def test_what_coco_itself_writes_is_read_like_karpathys_form(tmp_path, ids):
+    images = [{"id": ids[0], "file_name": "a.jpg", "height": 9}, {"id": ids[1], "file_name": "b/c.jpg", "split": "val"}]
+    images[0]["split"] = "train"
+    captions = [(ids[1], 30, "a bird ."), (ids[0], 31, "two birds"), (ids[1], 32, "a beak")]
+    annotations = [{"image_id": image, "id": number, "caption": text} for image, number, text in captions]
+    found = read_samples(manifest(tmp_path, json.dumps({"info": {}, "images": images, "annotations": annotations})))
+    assert [(i.file_name, i.id, i.split) for i in found.images] == [
+        ("a.jpg", str(ids[0]), "train"),
+        ("b/c.jpg", str(ids[1]), "val"),
+    ]
+    assert [i.cocoid for i in found.images] == (list(ids) if ids == (7, 9) else [-1, -1])
+    assert found.images[0].captions == (Caption("two birds", 31),)
+    assert found.images[1].captions == (Caption("a bird .", 30), Caption("a beak", 32))
+
+
+@pytest.mark.parametrize(
+    ("images", "annotations", "said"),
+    [
+        (
+            [{"id": 1, "file_name": "a.jpg"}],
+            [{"image_id": 1, "bbox": []}],
+            "annotations[0] has no 'caption'; take COCO's",
+        ),
+        (
+            [{"id": 1, "file_name": "a.jpg"}],
+            [{"image_id": [1], "caption": "a"}],
+            "annotations[0] is of image [1], which",
+        ),
+        ([{"id": 1, "file_name": "a.jpg"}], [{"image_id": 2, "caption": "a"}], "is of image 2, which is not among"),
+        ([{"id": 1, "file_name": "a.jpg"}], [], "images[0] ('a.jpg') has no sentences"),
+        ([{"file_name": "a.jpg"}], [], "images[0] ('a.jpg') has no sentences"),
+        ([{"id": 1}], [{"image_id": 1, "caption": "a"}], "images[0]: the file name is missing"),
+        ([7], [], "images[0] is not a mapping"),
+        (
+            [{"id": 1, "file_name": "a.jpg"}, {"id": 1, "file_name": "b.jpg"}],
+            [{"image_id": 1, "caption": "a"}],
+            "imgid 1",
+        ),
+    ],
+)
+def test_a_wrong_file_of_cocos_form(tmp_path, images, annotations, said):
+    assert said in refusal(manifest(tmp_path, json.dumps({"images": images, "annotations": annotations})))
+
+
 def test_flickr_style_has_no_folder_and_no_coco_numbers(tmp_path):
     samples = read_samples(karpathy(tmp_path, [image(7), image(8, "val", ["b", "c"])]))
     assert [(i.file_name, i.cocoid) for i in samples.images] == [("7.jpg", -1), ("8.jpg", -1)]

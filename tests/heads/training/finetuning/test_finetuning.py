@@ -267,6 +267,7 @@ def test_the_result_is_a_run_that_is_extracted_and_evaluated(made, tune):
 def test_images_on_the_cache_beside_a_text_backbone(made, tune):
     tuned = tune(made.head(), ["text"], data_root=None)
     assert words_of_run(tuned)["visual"] is None
+    assert "visual_weights" not in words_of_run(tuned)  # the command that repairs the set would name them
     assert Run(tuned).info.image_set == Run(made.head()).info.image_set
     assert not (tuned / "image_backbone.safetensors").exists()
 

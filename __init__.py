@@ -70,7 +70,8 @@ def extract(
     Raises:
         ManifestError, SampleError: the data set cannot be read.
         EncoderError: an encoder is unknown, or its weights cannot be loaded.
-        CacheError: the store holds something else, or cannot be written.
+        CacheError: the store holds something else, or cannot be written; or there is nothing to extract.
+        StoreError: an object store does not answer; so do all functions that read a store.
         TypeError: there is no such option.
     """
     from dataclasses import fields
@@ -403,7 +404,9 @@ def __dir__() -> list[str]:
 
 
 def _several(given: Any) -> Sequence[Any]:
-    """Return the items of what is given; a text, and what has no items, is the only one."""
+    """Return the items of what is given, None being none; a text, and what has no items, is the only one."""
+    if given is None:
+        return []
     return [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
 
 

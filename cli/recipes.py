@@ -83,21 +83,18 @@ def _sources(text: str) -> dict[str, str]:
     anchors: dict[str, str] = {}
     path: list[str] = []
     for line in text.splitlines():
-        if found := re.match(r'((?:  )*)"?([\w-]+|<<)"?:\s*(?:([&*])(\w+))?', line):
+        if found := re.match(r'((?:  )*)"?([\w-]+|<<)"?:\s*(?:([&*])([^\s,\]}]+))?', line):
             path[len(found[1]) // 2 :] = [found[2]]
-            key, mark, anchor = ".".join(path), found[3], found[4]
-            if mark == "*":
-                key, before = key.removesuffix(".<<"), anchors[anchor]
-                sources |= {f"{key}{one.removeprefix(before)}": sources[one] for one in _below(before, sources)}
-            else:
-                sources[key] = line.partition(" #")[2].strip()
-            if mark == "&":
-                anchors[anchor] = key
+            key, comment = ".".join(path).removesuffix(".<<"), line.partition(" #")[2].strip()
+            if found[3] == "*" and (before := anchors.get(found[4])):
+                taken = {one: source for one, source in sources.items() if one.startswith(f"{before}.")}
+                sources |= {f"{key}{one.removeprefix(before)}": source for one, source in taken.items()}
+                comment = comment or ("" if taken else sources[before])
+            if found[2] != "<<":
+                sources[key] = comment
+            if found[3] == "&":
+                anchors[found[4]] = key
     return sources
-
-
-def _below(path: str, sources: Mapping[str, str]) -> list[str]:
-    return [key for key in sources if key.startswith(f"{path}.")]
 
 
 def _lines(values: Mapping[str, Any], sources: Mapping[str, str], path: tuple[str, ...] = ()) -> Iterator[str]:

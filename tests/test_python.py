@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import click
+import numpy as np
 import pytest
 from small_store import make_store
 
@@ -14,9 +15,10 @@ from xret.cli import main
 from xret.cli.parsing import one_recipe
 from xret.heads.report.diagnostics import diagnose
 from xret.heads.retrieval.retriever import Retriever
+from xret.heads.runs.run import Run
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.data.scenes.generate import generate_scenes
-from xret.pipeline.errors import RecipeError, RunError, XretError
+from xret.pipeline.errors import CacheError, RecipeError, RunError, XretError
 from xret.pipeline.extraction.options import Options
 
 EXAMPLE = """
@@ -148,6 +150,11 @@ def test_what_the_command_line_refuses_is_refused_in_one_sentence(tmp_path, one_
             with pytest.raises(RecipeError, match=r"seed must be a whole number from 0 to 2\*\*63 - 1, not "):
                 make(store, recipe="vsepp", out=tmp_path / "run", seed=seed)
     assert not (tmp_path / "run").exists()
+    with pytest.raises(RunError, match="jobs must be at least 1, not 0"):
+        xret.ablate(store, recipe="linear", vary={"model.dim": 8}, out=tmp_path / "run", jobs=0)
+    for nothing in ({"visual": "none", "text": "none"}, {"visual": None, "text": "words", "splits": ()}):
+        with pytest.raises(CacheError, match="there is nothing to extract: give an encoder of images or captions"):
+            xret.extract(manifest, tmp_path / "new.zarr", **nothing)
     with pytest.raises(RunError, match="there is no run to evaluate"):
         xret.evaluate([])
     with pytest.raises(RunError, match="ties is 'men', but must be one of pessimistic, optimistic, mean"):
@@ -161,6 +168,9 @@ def test_one_of_several_may_stand_by_itself(tmp_path, one_thread):
     assert [one.samples for one in found.sets] == [10]
     with pytest.raises(RecipeError, match=r"model\.dimm is not a key \(did you mean 'model\.dim'"):
         xret.train(make_store(tmp_path / "t.zarr"), recipe="vsepp", out=tmp_path / "run", settings="model.dimm=8")
+    xret.train(tmp_path / "t.zarr", recipe="linear", out=tmp_path / "n", settings=["schedule.epochs=1"], also=None,
+               seed=np.int64(3))  # fmt: skip
+    assert Run(tmp_path / "n").info.seed == 3
     for vary in ({"model.dim": 8}, "model.dim=8"):
         ablation = xret.ablate(
             tmp_path / "t.zarr", recipe="linear", vary=vary, settings="schedule.epochs=1", out=tmp_path / "a"

@@ -184,9 +184,10 @@ def evaluate(
     """
     target = pick_device(device)
     require_ties(ties)
-    if not (runs := [runs] if isinstance(runs, str | Path) else runs):
+    several = [runs] if isinstance(runs, str | Path) else list(runs)
+    if not several:
         raise RunError("there is no run to evaluate; name one, or a store")
-    subjects = open_subjects(runs, store, image, text)
+    subjects = open_subjects(several, store, image, text)
     counts = _views(subjects) if views else (1,) * len(subjects)
     truths = _ground_truths(subjects[0], split, protocol, annotations)
     return _evaluate(subjects, counts, truths, split, ties, target, scores, every=protocol != "auto")

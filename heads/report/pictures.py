@@ -15,7 +15,7 @@ from PIL import Image
 from ...pipeline.cache import FeatureCache, ImageSet
 from ...pipeline.data.images import open_image, thumbnail
 from ...pipeline.data.sources import PictureReader
-from ...pipeline.errors import CacheError, ManifestError, SampleError
+from ...pipeline.errors import CacheError, ManifestError, SampleError, StoreError
 from ...pipeline.reading.reattachment import find_pictures
 
 SIDE = 240  # pixels of the longer side of a thumbnail, and of either side of what a network saw
@@ -71,7 +71,7 @@ class Pictures:
         self._reader: PictureReader | None = None
         try:
             self._reader = find_pictures(cache, data_root)
-        except (CacheError, ManifestError) as error:
+        except (CacheError, ManifestError, StoreError) as error:
             self.why_not = str(error)
 
     @property

@@ -15,6 +15,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import torch
 
 from ...pipeline.device import cores, pick_device, within_memory
+from ...pipeline.errors import RunError
 from ...pipeline.reading.placement import Resident
 from ...pipeline.wording import counted
 from ..model import build_model, feature_facts
@@ -78,7 +79,12 @@ def at_once(jobs: int, device: torch.device) -> int:
 
     On a CPU each computes with as many threads as it would alone, because its numbers depend on them. Without cores
     for all of these threads, trainings at once would take longer than one after another.
+
+    Raises:
+        RunError: `jobs` is below 1.
     """
+    if jobs < 1:
+        raise RunError(f"jobs must be at least 1, not {jobs}")
     threads = torch.get_num_threads()
     here = cores()
     fitting = jobs if device.type != "cpu" else min(jobs, max(1, here // threads))

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import TypeVar
 
@@ -177,10 +178,11 @@ def _equal_to(own: S, there: Sequence[S], cache: FeatureCache, what: str) -> S:
     return same[0]
 
 
-def require_seed(seed: int) -> None:
-    """Raise RecipeError for a seed that torch or NumPy does not take."""
-    if type(seed) is not int or not 0 <= seed < 2**63:
+def checked_seed(seed: int) -> int:
+    """Return a seed, of NumPy too, as Python has it; RecipeError where torch or NumPy does not take it."""
+    if not isinstance(seed, Integral) or not 0 <= seed < 2**63:
         raise RecipeError(f"seed must be a whole number from 0 to 2**63 - 1, not {seed!r}")
+    return int(seed)
 
 
 def facts_of(split: Batches, target: torch.device, seed: int, base: Run | None = None) -> RunInfo:

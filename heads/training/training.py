@@ -26,13 +26,13 @@ from .objective import Objective
 from .optimisation import build_optimizer
 from .preparation import (
     cache_of,
+    checked_seed,
     facts_of,
     look_at_data,
     open_run,
     other_sets,
     placement_of,
     require_places,
-    require_seed,
     require_splits,
     sets_of,
 )
@@ -81,7 +81,7 @@ def train(
             this call made is removed if its first epoch fails, unless there is something in it to go on from.
     """
     require_log(recipe.runtime.log)
-    require_seed(seed)
+    seed = checked_seed(seed)
     if not resume:
         require_free(out)
     base = first_weights(init_from, out, resume)

@@ -45,7 +45,7 @@ from ..series.checks import cache_of_series, claimed, complete_sets, require_bui
 from ..series.cluster import on_cluster
 from ..series.processes import at_once, in_processes, in_turn, load_features
 from ..training.in_use import settings_not_in_use
-from ..training.preparation import require_seed
+from ..training.preparation import checked_seed
 from ..training.ranks import require_one_process
 from .space import Space, make_space, recipe_of
 from .table import Trial, Tuned, Tuning, as_csv, plot
@@ -114,7 +114,7 @@ def tune(
     _require(plotted)
     if trials < 1:
         raise RecipeError(f"trials must be at least 1, not {trials}")
-    require_seed(seed)
+    seed = checked_seed(seed)
     require_ties(ties)
     if scheduler is None:
         jobs = at_once(jobs, pick_device(device))

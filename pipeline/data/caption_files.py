@@ -54,7 +54,8 @@ def _read_json(path: Path) -> list[Entry]:
     images = document.get("images") if isinstance(document, dict) else None
     if not isinstance(images, list):
         raise ManifestError(f"{path}: this is not a Karpathy JSON, it has no list 'images'; convert it.")
-    if isinstance(annotations := document.get("annotations"), list):
+    annotations = document.get("annotations")
+    if isinstance(annotations, list) and not any(isinstance(one, dict) and "sentences" in one for one in images):
         images = _with_sentences(images, annotations, path)
     entries = []
     named: dict[str, int] = {}
@@ -74,21 +75,24 @@ def _with_sentences(images: list[Any], annotations: list[Any], path: Path) -> li
     """Return the images of COCO's form in Karpathy's, which has the captions with them."""
     sentences: dict[int | str, list[Any]] = {}
     found = []
-    for image in images:
-        if isinstance(image, dict) and isinstance(identity := image.get("id"), int | str):
-            own = sentences.setdefault(identity, [])
-            image = {**image, "imgid": identity, "sentences": own} | (
-                {} if isinstance(identity, str) else {"cocoid": identity}
-            )
+    for index, image in enumerate(images):
+        if isinstance(image, dict):
+            identity = image.get("id")
+            if not isinstance(identity, str):
+                identity = _whole(image, "id", where := f"{path}: images[{index}]")
+                if identity is None:
+                    raise ManifestError(f"{where} has no 'id', by which annotations name it; give it one.")
+                image = {**image, "cocoid": identity}
+            image = {**image, "imgid": identity, "sentences": sentences.setdefault(identity, [])}
         found.append(image)
     for index, annotation in enumerate(annotations):
         where = f"{path}: annotations[{index}]"
         if not isinstance(annotation, dict) or not isinstance(annotation.get("caption"), str):
             raise ManifestError(f"{where} has no 'caption'; take COCO's file of captions, or correct it.")
-        image = annotation.get("image_id")
-        if not isinstance(image, int | str) or image not in sentences:
-            raise ManifestError(f"{where} is of image {image!r}, which is not among the images; correct it.")
-        sentences[image].append({"raw": annotation["caption"], "sentid": annotation.get("id")})
+        of, number = annotation.get("image_id"), annotation.get("id")
+        if not isinstance(of, int | str) or of not in sentences:
+            raise ManifestError(f"{where} is of image {of!r}, which is not among the images; correct it.")
+        sentences[of].append({"raw": annotation["caption"], "sentid": number if isinstance(number, int) else None})
     return found
 
 

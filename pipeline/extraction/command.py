@@ -8,7 +8,7 @@ from ..cache.feature_cache import FeatureCache
 from ..cache.storage.generations import name_of
 from ..cache.storage.store import Store
 from ..data.manifest import Manifest, bundled_manifests
-from ..errors import CacheError
+from ..errors import CacheError, StoreError
 from .options import Options
 
 # What depends on the machine and the moment, or follows from the store; and what a user has to allow, whoever made it.
@@ -62,7 +62,7 @@ def _splits(url: str, path: str) -> list[str]:
         cache = FeatureCache.open(url)
         features = cache.set_at(path)
         done = features.done()
-    except CacheError:
+    except (CacheError, StoreError):
         return []
     begun = [split for split in cache.splits if done[features.blocks.of_split(split)].any()]
     return [] if len(begun) in (0, len(cache.splits)) else ["--splits", ",".join(begun)]

@@ -57,6 +57,8 @@ def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
         OutputError: the store cannot be written.
         CacheError: the store holds something else, or a value does not fit the dtype.
     """
+    if options.visual is options.text is None or not options.splits:
+        raise CacheError("there is nothing to extract: give an encoder of images or captions, and at least one split")
     samples = find_samples(manifest, url, skip=options.on_error == "skip", anew=options.repair or options.update)
     target = choose_target(url, samples, manifest, Digests(samples, manifest.images), options.update)
     splits = choose_splits(samples, options.splits)

@@ -6,6 +6,7 @@ A set remembers the latter, so that an extraction with nothing left to do ends w
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,9 @@ class Options:
         require_dtype(self.dtype)
         require_on_error(self.on_error)
         for name in ("batch_size", "workers", "views"):
-            if (count := getattr(self, name)) is not None and (type(count) is not int or count < 1):
+            if (count := getattr(self, name)) is not None and not (isinstance(count, Integral) and int(count) >= 1):
                 raise CacheError(f"{name} must be a whole number of at least 1, not {count!r}")
-        if self.pool is not None and (isinstance(self.pool, str) or len(self.pool) != 2):
+        if self.pool is not None and not (isinstance(self.pool, tuple) and len(self.pool) == 2):
             raise CacheError(f"pool must be height and width of a window, as (2, 2), not {self.pool!r}")
         if not (self.text in (None, "bert", "words") or str(self.text).startswith((HUB, OPEN_CLIP))):
             there = "bert, words, hf:ID, hf:DIR and open_clip:ARCH/TAG"

@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from ....pipeline.data.images import jpeg, open_image, thumbnail
-from ....pipeline.errors import CacheError, ManifestError, QueryError, RunError, SampleError, XretError
+from ....pipeline.errors import CacheError, ManifestError, QueryError, RunError, SampleError, StoreError, XretError
 from ...modules.similarity import SIMILARITIES
 from ..hits import Hit, Modality
 from ..retriever import Query, Retriever
@@ -100,7 +100,7 @@ class Service:
         self.pictureless: str | None = None
         try:
             gallery.picture(0)
-        except (CacheError, ManifestError) as error:
+        except (CacheError, ManifestError, StoreError) as error:
             self.pictureless = str(error)
         self.about = About(
             run=run.path.resolve().name,

@@ -73,6 +73,19 @@ def test_values_that_stand_elsewhere_in_the_file_are_shown_with_the_sources_ther
     assert "global: max\n" in tokens and "section" not in tokens
 
 
+def test_comments_of_values_that_stand_elsewhere(tmp_path):
+    lines = ["base: setdiv", "data:", "  batch_size: &r-a 64  # as many as fit", "schedule:", "  epochs: &r-b 9"]
+    lines += ["  patience: *r-a  # own", "  warmup_epochs: *r-b", "optimizer: {clip: &c 3}", "loss:", "  triplet:"]
+    (tmp_path / "mine.yaml").write_text("\n".join([*lines, "    warmup_epochs: *r-a", "    margin: *c"]))
+    mine = str(tmp_path / "mine.yaml")
+    shown = CliRunner().invoke(recipes_command, ["show", mine], catch_exceptions=False).stdout
+    said = {line.split(":")[0].strip(): line.partition("  # ")[2] for line in shown.splitlines()}
+    assert (said["batch_size"], said["patience"], said["epochs"]) == ("as many as fit", "own", "")
+    triplet = shown.partition("  triplet:")[2]
+    assert "warmup_epochs: 64" in triplet and "# as many as fit" in triplet.partition("warmup_epochs")[2].split("\n")[0]
+    assert "    margin: 3.0\n" in triplet
+
+
 def test_a_recipe_that_is_not_there(tmp_path, monkeypatch):
     assert "did you mean 'setdiv'?" in faults("setdif")
     assert "there is no recipe" in faults("../heads/recipes/setdiv")

@@ -63,7 +63,8 @@ def test_what_coco_itself_writes_is_read_like_karpathys_form(tmp_path, ids):
         ),
         ([{"id": 1, "file_name": "a.jpg"}], [{"image_id": 2, "caption": "a"}], "is of image 2, which is not among"),
         ([{"id": 1, "file_name": "a.jpg"}], [], "images[0] ('a.jpg') has no sentences"),
-        ([{"file_name": "a.jpg"}], [], "images[0] ('a.jpg') has no sentences"),
+        ([{"file_name": "a.jpg"}], [], "images[0] has no 'id', by which annotations name it"),
+        ([{"id": True, "file_name": "a.jpg"}], [], "images[0]: 'id' is True, not a whole number"),
         ([{"id": 1}], [{"image_id": 1, "caption": "a"}], "images[0]: the file name is missing"),
         ([7], [], "images[0] is not a mapping"),
         (
@@ -75,6 +76,16 @@ def test_what_coco_itself_writes_is_read_like_karpathys_form(tmp_path, ids):
 )
 def test_a_wrong_file_of_cocos_form(tmp_path, images, annotations, said):
     assert said in refusal(manifest(tmp_path, json.dumps({"images": images, "annotations": annotations})))
+
+
+def test_annotations_beside_sentences_are_left_alone(tmp_path):
+    plain = read_samples(karpathy(tmp_path / "one", [image(1, id=5)]))
+    boxes = {"images": [image(1, id=5)], "annotations": [{"image_id": 5, "bbox": [0, 0, 1, 1]}]}
+    assert read_samples(manifest(tmp_path / "two", json.dumps(boxes))) == plain
+    named = [{"image_id": 5, "id": "u1", "caption": "a"}, {"image_id": 5, "id": "u2", "caption": "b"}]
+    coco = {"images": [{"id": 5, "file_name": "5.jpg"}], "annotations": named}
+    (found,) = read_samples(manifest(tmp_path / "three", json.dumps(coco))).images
+    assert found.captions == (Caption("a", 0), Caption("b", 1))
 
 
 def test_flickr_style_has_no_folder_and_no_coco_numbers(tmp_path):

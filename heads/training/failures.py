@@ -33,20 +33,15 @@ class CollapseDetector:
         self.names = list(losses)
         triplet = losses["triplet"] if "triplet" in self.names else None
         self.triplet = triplet if isinstance(triplet, Triplet) else None
-        self.is_unknown = same_text == "positive" and self.triplet is not None and self.triplet.reduction == "sum"
+        if self.triplet is not None and self.triplet.reduction == "sum" and same_text == "positive":
+            self.triplet = None
         self.warned = False
 
     def constant(self, pairs: int) -> float | None:
         """Return the loss of a batch with so many positive pairs if all similarities are equal; None: it has none."""
         loss = self.triplet
         # While all negatives count, an untrained head is near that constant too, and gets away from it.
-        if (
-            self.is_unknown
-            or loss is None
-            or loss.negatives != "hardest"
-            or loss.epoch < loss.warmup_epochs
-            or not loss.margin
-        ):
+        if loss is None or loss.negatives != "hardest" or loss.epoch < loss.warmup_epochs or not loss.margin:
             return None
         return 2 * loss.margin * (pairs if loss.reduction == "sum" else 1)
 

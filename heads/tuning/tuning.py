@@ -107,8 +107,8 @@ def tune(
         RecipeError: `trials` is below 1, there is no such seed; or a recipe, its space or the feature sets do not fit,
             all faults at once, before anything is trained.
         CacheError: the store or the cluster cannot be used.
-        RunError: there is no such rule for ties, Optuna is missing, `out` is in use or of something else or freed samples, or has more trials of one
-            of several recipes; or no trial was trained.
+        RunError: there is no such rule for ties, Optuna is missing, `out` is in use or of something else or freed
+            samples, or has more trials of one of several recipes; or no trial was trained.
     """
     _require(plotted)
     if trials < 1:

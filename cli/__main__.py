@@ -1,4 +1,4 @@
-"""``python -m xret.cli``, for ``torchrun -m xret.cli``."""
+"""``python -m xret.cli``."""
 
 from . import main
 

@@ -62,17 +62,12 @@ def train_head(store: str, out: Path, resume: bool, as_json: bool, **options: An
     xret train-head rsicd.zarr --recipe setdiv --out run2 \\
         --set schedule.epochs=20 --set loss.triplet.margin=0.2
     xret train-head coco.zarr --also f30k.zarr --recipe vse-infty --out run3
-    torchrun --nproc-per-node 2 -m xret.cli train-head rsicd.zarr \\
-        --recipe setdiv --out run4
     """
     from .. import train
-    from ..heads.training.ranks import speaks
 
-    if speaks():
-        say_if_new(out, resume)
+    say_if_new(out, resume)
     summary = train(store, out=out, resume=resume, **options)
-    if speaks():
-        click.echo(json.dumps(asdict(summary)) if as_json else format_summary(summary))
+    click.echo(json.dumps(asdict(summary)) if as_json else format_summary(summary))
 
 
 def say_if_new(out: Path, resume: bool) -> None:

@@ -6,7 +6,6 @@ import inspect
 import json
 import re
 import shlex
-import shutil
 import sys
 from pathlib import Path
 
@@ -14,6 +13,8 @@ import click
 import pytest
 from click.testing import CliRunner
 from PIL import Image
+from small_runs import make_pictures
+from small_runs import make_store as make_pictures_store
 from small_store import make_store
 
 import xret
@@ -290,7 +291,7 @@ def printed(words):
 def test_keys_of_json_are_those_documented(small_run):
     folder, made = small_run
     run, store, merged = (str(folder / name) for name in ("run", "pictures.zarr", "merged.zarr"))
-    shutil.copytree(ROOT / "tests" / "golden" / "version-0.1.0" / "pictures.zarr", store)
+    make_pictures_store(make_pictures(folder / "pictures"), store)
     made |= {
         "xret eval": printed(["eval", run, "--json"]),
         "xret recipes": printed(["recipes", "--json"]),

@@ -29,9 +29,7 @@ from ..runs.run import Run
 from ..series.checks import cache_of_series, claimed, complete_sets, require_buildable
 from ..series.cluster import on_cluster
 from ..series.processes import Series, at_once, in_processes, in_turn, load_features
-from ..training.in_use import Described, not_in_use, settings_not_in_use
 from ..training.preparation import on_sets_of
-from ..training.ranks import require_one_process
 from .cells import Cell, Outcome, run_cell
 from .plan import Plan, Value, Variant, read_grid
 from .table import Entry, Line, as_text, summarise
@@ -104,7 +102,6 @@ def ablate(
         CacheError: the store or the cluster cannot be used.
         RunError: `out` belongs to something else, or is in use; or the generation on which it was begun was freed.
     """
-    require_one_process("an ablation")
     if seeds < 1:
         raise RecipeError(f"seeds must be at least 1, not {seeds}")
     if scheduler is None:
@@ -214,14 +211,11 @@ def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> tuple[di
     facts: dict[str, dict[str, Any]] = {}
     in_views: set[str] = set()
     faults: dict[str, list[str]] = {}  # a sentence, and the labels of the variants that it is true of
-    heads: list[Described] = []
-    cells: list[Described] = []  # the heads without baselines
     for variant in plan.variants:
         image_set, caption_set = complete_sets(cache, variant.recipe, ("train", "val", split))
         if views and image_set.views > 1:
             in_views.add(variant.name)
         image_facts, text_facts = feature_facts(image_set), feature_facts(caption_set)
-        heads.append((variant.recipe, image_facts, text_facts))
         sentences = _other_kinds(plan, variant, cache.url, image=image_facts, text=text_facts)
         try:
             require_buildable(variant.recipe, image_facts, text_facts)
@@ -229,8 +223,6 @@ def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> tuple[di
             sentences = sentences or [str(error)]
         for sentence in sentences:
             faults.setdefault(sentence, []).append(variant.label)
-        if not variant.baseline:
-            cells.append(heads[-1])
         facts[variant.name] = {
             "manifest_sha256": cache.manifest_sha256,
             "image_set": as_told([part.name for part in parts_of(image_set)]),
@@ -239,10 +231,6 @@ def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> tuple[di
         }
     if views and not in_views:
         require_views(image_set)
-    idle = [[not_in_use(key, cells) for key in axis] for axis in plan.axes]  # all cells would be the same
-    idle_axes = [reasons[0] for reasons in idle if all(reasons)]
-    for reason in (*idle_axes, *settings_not_in_use(plan.description["set"], heads)):
-        faults[reason] = [variant.label for variant in plan.variants]
     if faults:
         of_all = len(plan.variants)
         said = (f"{' and '.join(own)}: {text}" if len(own) < of_all else text for text, own in faults.items())

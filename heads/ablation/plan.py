@@ -15,7 +15,6 @@ import yaml
 
 from ...pipeline.errors import RecipeError, nearest
 from ..recipes.blocks import Recipe
-from ..recipes.effects import require_effect
 from ..recipes.names import recipe_file
 from ..recipes.recipe import NOT_LEARNT, faults_of, full_key, key_of, load_recipe, refused
 from ..recipes.schema import get
@@ -92,7 +91,6 @@ def make_plan(
     else:
         raise RecipeError("give --recipe with one --vary or more, or --grid")
     beside = _baselines(baselines, settings, plan.variants)
-    require_effect([variant.recipe for variant in (*plan.variants, *beside)], settings)
     return replace(plan, variants=(*beside, *plan.variants))
 
 
@@ -149,7 +147,6 @@ def plan_variation(recipe: str, vary: Sequence[str], settings: Sequence[str] = (
         rows.append((_folder(values), _label(values), values, recipe))
     variants = _resolve(rows, settings, faults)
     axes_in_full = tuple(tuple(full_key(name) for name in names) for names, _ in axes)
-    require_effect([variant.recipe for variant in variants], axes=axes_in_full)
     with suppress(RecipeError):  # a file that is no recipe without the settings has no row of a paper
         published = _comparable(load_recipe(recipe))
         expected = {row: {"rsum": rsum} for row, rsum in published["expected"].items() if rsum is not None}

@@ -126,7 +126,6 @@ class Runtime:
 
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     cache: Literal["auto", "device", "pinned", "stream"] = "auto"  # where the features lie while training
-    compile: bool = False  # torch.compile for aggregators and similarity
     checkpoint_steps: Count | None = None  # between two writes of state.pt; null: an epoch
     log: Literal["none", "tensorboard", "wandb"] = "none"  # beside metrics.jsonl
 

@@ -107,7 +107,6 @@ def resolve(values: Mapping[str, Any], *, faults: Sequence[str] = (), title: str
         RecipeError: naming every fault.
     """
     found = list(faults)
-    values = _in_todays_words(values)
     schema = _schema(values)
     complete = check(values, schema, found)
     if not found:
@@ -146,34 +145,6 @@ def _contradictions(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -
     return faults
 
 
-def _in_todays_words(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the values of a recipe with what version 0.1 wrote in today's words.
-
-    `loss.exclude_same_text` and `aggregator.….positions` were true or false.
-    """
-    values = _with_named_positions(values)
-    loss = get(values, "loss")
-    if not isinstance(loss, Mapping) or "exclude_same_text" not in loss or "same_text" in loss:
-        return values
-    excluded = str(loss["exclude_same_text"]).lower()
-    choice = {"true": "excluded", "false": "negative"}.get(excluded, excluded)
-    rest = {key: value for key, value in loss.items() if key != "exclude_same_text"}
-    return {**values, "loss": {"same_text": choice, **rest}}
-
-
-def _with_named_positions(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    sides = get(values, "aggregator")
-    if not isinstance(sides, Mapping):
-        return values
-    named = {"true": "circle", "false": "none"}
-    changed = {
-        side: {**block, "positions": named.get(str(block["positions"]).lower(), block["positions"])}
-        for side, block in sides.items()
-        if isinstance(block, Mapping) and "positions" in block
-    }
-    return {**values, "aggregator": {**sides, **changed}}
-
-
 def _schema(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys a recipe may have, nested; which parts `values` names decides their parameters."""
     terms = get(values, "loss")
@@ -202,12 +173,6 @@ def _part(values: Mapping[str, Any], path: str) -> dict[str, Any]:
     parameters = fields(registry[name]) if isinstance(name, str) and name in registry else {}
     listed = "similarities" if path == "similarity" else "aggregators"
     return {"name": Field(Literal[tuple(registry)], REQUIRED, listed), **parameters}
-
-
-def default_of(values: Mapping[str, Any], key: str) -> Any:
-    """Return the default of a key of a resolved recipe's values; None where it has none."""
-    found = get(_schema(values), key)
-    return found.default if isinstance(found, Field) else None
 
 
 def full_key(key: str) -> str:

@@ -17,44 +17,31 @@ from torch.utils.checkpoint import checkpoint
 from ...pipeline.errors import RecipeError
 from ...pipeline.reading.features import Features, set_by_set
 from ..modules.aggregators import Aggregated
-from ..modules.embedding import Sequence, concatenate, each
+from ..modules.embedding import Sequence, concatenate
 from ..modules.losses.blocks import BlockLoss, Pairs, joined
 from ..modules.similarity import Cosine
-from .ranks import ALONE, Ranks
 
 _FIELDS = ("embedding", "slots", "gaussian", "rows", "global_")  # what losses read; attention is for figures
 
 
-def embed_in_parts(
-    embed: Callable[[Features], Aggregated], features: Features, parts: int = 1, ranks: Ranks = ALONE
-) -> Aggregated:
-    """Return `embed(features)`, computed in so many parts, of which each rank computes its share.
+def embed_in_parts(embed: Callable[[Features], Aggregated], features: Features, parts: int = 1) -> Aggregated:
+    """Return `embed(features)`, computed in so many parts.
 
     Args:
         embed: an embedding of a sample must depend on that sample alone; see `require_whole_batches`.
-        features: of B samples, the same on every rank.
-        parts: how many; ranks divide them among each other.
-        ranks: which share of the samples is embedded here.
+        features: of B samples.
+        parts: how many.
 
     Returns:
-        What losses read of `Aggregated`, of all B samples.
+        What losses read of `Aggregated`.
     """
-    if parts == 1 and ranks.count == 1:
-        return embed(features)
     samples = len(features.length)
-    first, last = ranks.share(samples)
-    last = max(last, first + 1)  # a rank without a sample still takes part: its gradients are zero
     size = -(-samples // parts)
-    cuts = [_cut(features, begin, min(begin + size, last)) for begin in range(first, last, size)]
-    if len(cuts) == 1:
-        made = embed(cuts[0])
-    else:
-        # As a dictionary of tensors, among which checkpoint looks for the device whose random state it keeps.
-        made = _join(
-            [checkpoint(lambda values: embed(Features(**values)), vars(cut), use_reentrant=False) for cut in cuts]
-        )
-    if ranks.count > 1:
-        made = _map(lambda tensor: ranks.gather(tensor, samples), made)
+    if size == samples:
+        return embed(features)
+    cuts = [_cut(features, begin, begin + size) for begin in range(0, samples, size)]
+    # As a dictionary of tensors, among which checkpoint looks for the device whose random state it keeps.
+    made = _join([checkpoint(lambda values: embed(Features(**values)), vars(cut), use_reentrant=False) for cut in cuts])
     words = features.words
     return made._replace(token=None if words is None or words.token is None else Sequence(words.token, words.length))
 
@@ -123,8 +110,3 @@ def _join(parts: list[Aggregated]) -> Aggregated:
         for name in _FIELDS
     }
     return Aggregated(**joined)  # type: ignore[arg-type]
-
-
-def _map(change: Callable[[Tensor], Tensor], made: Aggregated) -> Aggregated:
-    changed = {name: None if getattr(made, name) is None else each(change, getattr(made, name)) for name in _FIELDS}
-    return Aggregated(**changed)  # type: ignore[arg-type]

@@ -23,7 +23,6 @@ from .event_log import Record, epoch_tags, event_log, step_tags
 from .failures import CollapseDetector, not_finite
 from .objective import Objective
 from .optimisation import drop_frozen, learning_rate, set_rates, tied_to_length, warmup, weights_of
-from .preparation import compile_parts
 from .state import TrainingState
 
 _AT_ONCE = 256  # samples that are looked through when a validation failed
@@ -57,7 +56,7 @@ class Loop:
     """A training from a state to the recipe's last epoch, or until `schedule.patience` is at its end.
 
     Args:
-        run: where weights, state and metrics are written, by the first rank. Its seed is that of the samples' order
+        run: where weights, state and metrics are written. Its seed is that of the samples' order
             and of what a step draws.
         objective: of a model, from a batch to its loss.
         state: of that model; it is changed.
@@ -78,7 +77,7 @@ class Loop:
     ) -> None:
         self.run, self.objective, self.state, self.seed = run, objective, state, run.info.seed
         self.train_split, self.val_split, self.after_epoch, self.shown = train_split, val_split, after_epoch, shown
-        self.recipe, self.ranks, self.terms = objective.recipe, objective.ranks, list(state.losses)
+        self.recipe, self.terms = objective.recipe, list(state.losses)
         self.unit, self.batch_size = self.recipe.data.unit, self.recipe.data.batch_size
         self.items = train_split.images if self.unit == "image" else train_split.captions
         self.steps_an_epoch = train_split.steps(self.unit, self.batch_size)
@@ -91,20 +90,17 @@ class Loop:
         Raises:
             RunError: the loss or a similarity is not finite.
         """
-        recipe, state, first_rank = self.recipe, self.state, self.ranks.first
+        recipe, state = self.recipe, self.state
         before, epochs, started = state.epoch, recipe.schedule.epochs, time.perf_counter()
-        if recipe.runtime.compile:
-            compile_parts(state.model, self.train_split.device)
         self.seen = min(state.steps * self.batch_size, self.items)  # of the epoch that is not complete
         done = state.epoch * self.items + self.seen
-        folder = self.run.path if first_rank else None
         shown = self.shown if self._goes_on else replace(self.shown, level="quiet")
         device = self.train_split.device
         with (
             keeping_memory() if device.type == "cpu" else nullcontext(),
             deterministic(device),
-            Display(shown, folder, epochs, self.unit, self.items, done) as display,
-            event_log(recipe.runtime.log if first_rank else "none", self.run, state.step) as record,
+            Display(shown, self.run.path, epochs, self.unit, self.items, done) as display,
+            event_log(recipe.runtime.log, self.run, state.step) as record,
         ):
             begins = recipe, state.epoch, state.steps
             display.begin(self.run.info, *begins, self.train_split, self.val_split)
@@ -133,7 +129,7 @@ class Loop:
 
     def _epoch(self, display: Display, record: Record) -> None:
         """Learn from the batches that are left of an epoch, validate, and write down what came of it."""
-        recipe, state, ranks = self.recipe, self.state, self.ranks
+        recipe, state = self.recipe, self.state
         began, epoch = time.perf_counter(), state.epoch
         state.model.train()
         for batch in self.train_split.epoch(
@@ -151,20 +147,18 @@ class Loop:
             display.step(epoch, count, values, self.terms)
         if state.average is not None and state.epoch >= recipe.schedule.epochs - recipe.optimizer.swa_epochs:
             state.average.update_parameters(state.model)
-        table = self._validate() if ranks.first else None
-        rsum = ranks.agree(0.0 if table is None else table.rsum, self.train_split.device)
+        table = self._validate()
         means = (state.sums / state.steps).tolist()  # over the epoch's batches
-        line = state.line(means, self._last_rate, rsum, time.perf_counter() - began)
-        state.close_epoch(rsum)
-        if table is not None:
-            record(epoch_tags(state.epoch, table), state.step)
-            best = state.kept if state.best_epoch == state.epoch else None
-            self.run.save_epoch(state.to_dict(over=self._over), line, state.best_epoch, state.best_rsum, best)
+        line = state.line(means, self._last_rate, table.rsum, time.perf_counter() - began)
+        state.close_epoch(table.rsum)
+        record(epoch_tags(state.epoch, table), state.step)
+        best = state.kept if state.best_epoch == state.epoch else None
+        self.run.save_epoch(state.to_dict(over=self._over), line, state.best_epoch, state.best_rsum, best)
         display.step(epoch, self.items - self.seen, means, self.terms)  # a last batch of one was left out
         display.epoch(line, state.best_epoch, state.best_rsum)
         self.seen = 0
         if self.after_epoch is not None:
-            self.after_epoch(state.epoch, rsum)
+            self.after_epoch(state.epoch, table.rsum)
 
     @property
     def _goes_on(self) -> bool:
@@ -206,12 +200,11 @@ class Loop:
             raise not_finite(what, self.run, self._rate, self.objective.precision, read)
         state.count(values)
         state.at_constant = self.collapse.steps_at_constant(values, len(batch.captions.length), state.at_constant)
-        if self.ranks.first:
-            if said := self.collapse.warning(state.at_constant, self.recipe.optimizer.lr):
-                display.note(said)
-            every = self.recipe.runtime.checkpoint_steps
-            if every is not None and state.step % every == 0:
-                self.run.save_state(state.to_dict())
+        if said := self.collapse.warning(state.at_constant, self.recipe.optimizer.lr):
+            display.note(said)
+        every = self.recipe.runtime.checkpoint_steps
+        if every is not None and state.step % every == 0:
+            self.run.save_state(state.to_dict())
         return values
 
     def _step(self, batch: Batch) -> Tensor:
@@ -231,10 +224,6 @@ class Loop:
         if not values[0].isfinite():
             return values
         model, losses = state.model, state.losses
-        self.ranks.sum_gradients(
-            [*model.image.parameters(), *model.text.parameters()],
-            [*model.compare.parameters(), *losses.parameters()],
-        )
         drop_frozen(optimizer, now)
         learning = [p for p in weights_of(model, losses) if p.grad is not None]
         if learning:  # the scaler takes no step of nothing

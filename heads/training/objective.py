@@ -14,7 +14,6 @@ from ..recipes.blocks import Recipe
 from .augmentation import averaged, blend, drop_rows, mask_words
 from .large_batches import compared_pairs, embed_in_parts, goes_in_blocks
 from .optimisation import autocast_dtype
-from .ranks import ALONE, Ranks
 
 
 class Objective:
@@ -26,7 +25,6 @@ class Objective:
         losses: the terms.
         text_number: see `same_texts`; None: captions of equal text are negatives of each other like any.
         precision: see `optimisation.autocast_dtype`.
-        ranks: each embeds its share.
     """
 
     def __init__(
@@ -37,14 +35,13 @@ class Objective:
         *,
         text_number: Tensor | None = None,
         precision: torch.dtype | None = None,
-        ranks: Ranks = ALONE,
     ) -> None:
         self.recipe, self.model, self.losses = recipe, model, losses
-        self.text_number, self.precision, self.ranks = text_number, precision, ranks
+        self.text_number, self.precision = text_number, precision
         self.weights = torch.tensor([block["weight"] for block in recipe.terms.values()])
 
     @classmethod
-    def of(cls, recipe: Recipe, model: Model, losses: nn.ModuleDict, split: Batches, ranks: Ranks = ALONE) -> Self:
+    def of(cls, recipe: Recipe, model: Model, losses: nn.ModuleDict, split: Batches) -> Self:
         """Return the objective of a training on `split`."""
         return cls(
             recipe,
@@ -52,7 +49,6 @@ class Objective:
             losses,
             text_number=None if recipe.loss["same_text"] == "negative" else same_texts(split),
             precision=autocast_dtype(recipe.runtime.precision, split.device),
-            ranks=ranks,
         )
 
     def __call__(self, batch: Batch, now: float) -> Tensor:
@@ -69,12 +65,9 @@ class Objective:
         images = drop_rows(images, augment.image, augment.image_varies)
         captions = drop_rows(captions, augment.text)
         parts = self._parts(batch)
-        with (
-            torch.autocast(device.type, self.precision, enabled=self.precision is not None),
-            self.ranks.own_draws(device),
-        ):
-            one = embed_in_parts(self.model.embed_images, images, parts, self.ranks)
-            other = embed_in_parts(self.model.embed_captions, captions, parts, self.ranks)
+        with torch.autocast(device.type, self.precision, enabled=self.precision is not None):
+            one = embed_in_parts(self.model.embed_images, images, parts)
+            other = embed_in_parts(self.model.embed_captions, captions, parts)
         words = batch.captions.words
         if words is not None and words.token is not None:  # a loss that writes captions writes them whole
             other = other._replace(token=Sequence(words.token, words.length))
@@ -113,7 +106,7 @@ class Objective:
         return adapter.vocabulary_size - 1
 
     def _parts(self, batch: Batch) -> int:
-        """Return in how many parts a batch is embedded: `data.chunk` units at once, on each rank."""
+        """Return in how many parts a batch is embedded: `data.chunk` units at once."""
         chunk = self.recipe.data.chunk
         units = batch.images if self.recipe.data.unit == "image" else batch.captions
         return 1 if chunk is None else -(-len(units.length) // chunk)

@@ -19,7 +19,7 @@ from ...pipeline.reading.features import Features
 from ...pipeline.reading.joined_sets import Captions, Images, joined, parts_of
 from ...pipeline.reading.placement import Placement
 from ...pipeline.reading.split import AS_A_WHOLE
-from ...pipeline.wording import counted, reason
+from ...pipeline.wording import counted
 from ..model import Model, feature_facts
 from ..modules.adapters import RowsAdapter, WordsAdapter
 from ..recipes.blocks import Recipe
@@ -28,7 +28,6 @@ from ..runs.files import sha256_of
 from ..runs.info import RunInfo, absolute, as_told, versions
 from ..runs.run import Run
 from .optimisation import tied_to_length
-from .ranks import ALONE, Ranks
 from .state import stopped_early, take_weights
 
 S = TypeVar("S", ImageSet, CaptionSet)
@@ -76,7 +75,7 @@ def on_sets_of(run: Run, recipe: Recipe, cache: FeatureCache) -> Recipe:
     return on_own_sets(recipe, cache, image=run.info.image_set, text=run.info.text_set)
 
 
-def require_places(recipe: Recipe, sets: Sets, *, quiet: bool = False) -> None:
+def require_places(recipe: Recipe, sets: Sets) -> None:
     """Say which features have no rows and columns, where positions in these are asked for.
 
     Raises:
@@ -89,8 +88,7 @@ def require_places(recipe: Recipe, sets: Sets, *, quiet: bool = False) -> None:
         if not isinstance(features, ImageSet) or kinds != ["grid"]:
             said = "several feature sets together" if len(kinds) > 1 else f"features of kind '{kinds[0]}'"
             without = f"{said} do not lie in rows and columns, and get no positions"
-            if not quiet:
-                print(f"aggregator.{side}.positions=grid: {without}.", file=sys.stderr)
+            print(f"aggregator.{side}.positions=grid: {without}.", file=sys.stderr)
             continue
         counts = set(features.length[features.status == OK].tolist())
         if features.grid is None or counts - {features.rows}:
@@ -219,7 +217,6 @@ def open_run(
     info: RunInfo,
     recipe: Recipe,
     split: Batches,
-    ranks: Ranks = ALONE,
     *,
     resume: bool,
 ) -> tuple[R, bool]:
@@ -228,15 +225,10 @@ def open_run(
     Raises:
         RunError: it is there and shall not be resumed, or was begun otherwise.
     """
-    streamed = split.placement == "stream"
-    if ranks.agree(streamed, split.device) != streamed:
-        raise RunError("the features fit the memory of some ranks and not of others; set runtime.cache=stream")
     created = not (resume and Path(out).exists())
-    ranks.wait()  # all have looked, before the first makes it
-    if created and ranks.first:
+    if created:
         images, captions = split.image_set, split.caption_set
         kind.create(out, info, recipe, feature_facts(images), feature_facts(captions), captions.vocabulary)
-    ranks.wait()
     run = kind(out)
     if not created:
         longer = recipe.schedule.epochs > run.recipe.schedule.epochs
@@ -247,7 +239,7 @@ def open_run(
         _refuse_other_order(run, split, recipe)
         moved = (info.store, info.also_stores) != (run.info.store, run.info.also_stores)
         moved |= run.info.generation not in (None, info.generation)
-        if (moved or longer) and ranks.first:
+        if moved or longer:
             with run.held(created=False):
                 run.record(store=info.store, also_stores=info.also_stores, generation=info.generation)
                 run.lengthen(recipe)
@@ -333,19 +325,3 @@ def load_vectors(adapter: WordsAdapter, path: str, vocabulary: tuple[str, ...]) 
         raise RecipeError(f"adapter.words: {error}") from error
     passed = f"; undecodable lines, passed over: {read.undecodable}" if read.undecodable else ""
     print(f"words without a vector in {path}: {len(read.missing)} of {len(read.found)}{passed}", file=sys.stderr)
-
-
-def compile_parts(model: Model, device: torch.device) -> None:
-    """Compile both aggregators and the similarity in place; where there is no compiler, say so.
-
-    The adapters are one matrix product or one GRU, which gain nothing. Shapes differ from batch to batch, so that the
-    parts are compiled for any.
-    """
-    try:
-        torch.compile(lambda x: x + 1)(torch.zeros(2, device=device))
-    except Exception as error:  # whatever a compiler that is missing or broken raises
-        why = f"there is no compiler for {device} that works ({reason(error)})"
-        print(f"runtime.compile is left out: {why}.", file=sys.stderr)
-        return
-    for part in (model.image.aggregator, model.text.aggregator, model.compare):
-        part.compile(dynamic=True)

@@ -25,7 +25,6 @@ from ..runs.info import absolute
 from ..runs.run import Run
 from .failures import STEPS
 from .optimisation import autocast_dtype, average_of
-from .ranks import speaks
 
 _WHOLE = "--init-from takes all weights of a run or none: train with its recipe.yaml on features like its own"
 _PARTS = ("model", "losses", "optimizer", "scaler", "average")
@@ -222,6 +221,6 @@ def take_weights(model: Model, base: Run, split: Batches) -> None:
         raise RunError(f"the weights of {base.path} do not fit: {said}; {_WHOLE}")
     model.load_state_dict(there)
     own = (*parts_of(split.image_set), *parts_of(split.caption_set))
-    if speaks() and [one.fingerprint for one in own] != [*base.info.prints("image"), *base.info.prints("text")]:
+    if [one.fingerprint for one in own] != [*base.info.prints("image"), *base.info.prints("text")]:
         names = ", ".join((*base.info.names("image"), *base.info.names("text")))
         print(f"--init-from: {base.path} has learnt from other features ({names}).", file=sys.stderr)

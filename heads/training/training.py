@@ -1,13 +1,13 @@
 """Training a head from cached features, from top to bottom."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
 from ...pipeline.reading.batches import Batches, joined_batches
 from ...pipeline.reading.placement import Placement, Resident
@@ -19,7 +19,6 @@ from ..runs.run import Run, require_free
 from .display import EACH_EPOCH, Shown
 from .event_log import require_log
 from .failures import enough_memory
-from .in_use import require_in_use
 from .large_batches import require_whole_batches
 from .loop import Loop, TrainSummary
 from .objective import Objective
@@ -36,7 +35,6 @@ from .preparation import (
     require_splits,
     sets_of,
 )
-from .ranks import joined_ranks
 from .state import TrainingState, first_weights, take_losses
 
 
@@ -58,12 +56,12 @@ def train(
     """Train the head that `recipe` describes on the features in `store`, and leave a run at `out`.
 
     The same seed gives the same numbers on the same device, also after a stop: each step draws from a generator of its
-    own, see `TrainingState.seed_step`. Under torchrun all processes train one head; see `ranks`.
+    own, see `TrainingState.seed_step`.
 
     Args:
         store, recipe: the feature cache, of which `train` and `val` are used; a resolved recipe.
         out: the run folder; must not exist, unless `resume`.
-        settings: with which the recipe was loaded, ``KEY=VALUE``; those that change nothing are refused.
+        settings: with which the recipe was loaded, ``KEY=VALUE``.
         device: ``auto``, ``cpu`` or ``cuda``.
         seed: of the first weights and the order of samples.
         resume: go on after the last step in `out`, also for more epochs; the store may have been moved.
@@ -75,7 +73,7 @@ def train(
         shown: how much of it is seen.
 
     Raises:
-        RecipeError: the recipe does not fit the feature sets, a setting decides nothing, or there is no such seed.
+        RecipeError: the recipe does not fit the feature sets, or there is no such seed.
         CacheError: the store, its feature sets or its splits cannot be used.
         RunError: `out` exists or does not fit, memory does not suffice, or the loss is not finite. A folder that
             this call made is removed if its first epoch fails, unless there is something in it to go on from.
@@ -85,36 +83,33 @@ def train(
     if not resume:
         require_free(out)
     base = first_weights(init_from, out, resume)
-    with joined_ranks(device) as (ranks, target):
-        sets, *others = _sets(store, recipe, out, resume, also, quiet=not ranks.first)
-        if not (resume and Path(out).exists()):  # what was begun goes on as it began
-            require_in_use(settings, recipe, feature_facts(sets[0]), feature_facts(sets[1]))
-        with enough_memory(target, recipe):
-            model = (state := _beginning(recipe, sets, seed, target)).model
-            if recipe.data.chunk is not None or ranks.count > 1:
-                require_whole_batches(model, "data.chunk" if ranks.count == 1 else "torchrun")
-            where = placement_of(out, recipe, resume), resident
-            train_split = _learnt_from([sets, *others], recipe, model, target, *where)
-            val_split = batches_of(sets, model, "val", target, "mapped", resident)
+    target = pick_device(device)
+    sets, *others = _sets(store, recipe, out, resume, also)
+    with enough_memory(target, recipe):
+        model = (state := _beginning(recipe, sets, seed, target)).model
+        if recipe.data.chunk is not None:
+            require_whole_batches(model, "data.chunk")
+        where = placement_of(out, recipe, resume), resident
+        train_split = _learnt_from([sets, *others], recipe, model, target, *where)
+        val_split = batches_of(sets, model, "val", target, "mapped", resident)
 
-        info = facts_of(train_split, target, seed, base)
-        run, created = open_run(Run, out, info, recipe, train_split, ranks, resume=resume)
-        with run.held(created) if ranks.first else nullcontext(), enough_memory(target, recipe):
-            ranks.wait()  # the first puts in place what a kill left
-            if not state.resume(run):
-                look_at_data(model, train_split, base)
-                if base is not None:
-                    take_losses(state.losses, recipe, base)
-            objective = Objective.of(recipe, model, state.losses, train_split, ranks)
-            found = Loop(run, objective, state, train_split, val_split, after_epoch, shown).go_on()
-            return replace(found, untrained_rsum=untrained_rsum(sets, "val", target)) if ranks.first else found
+    info = facts_of(train_split, target, seed, base)
+    run, created = open_run(Run, out, info, recipe, train_split, resume=resume)
+    with run.held(created), enough_memory(target, recipe):
+        if not state.resume(run):
+            look_at_data(model, train_split, base)
+            if base is not None:
+                take_losses(state.losses, recipe, base)
+        objective = Objective.of(recipe, model, state.losses, train_split)
+        found = Loop(run, objective, state, train_split, val_split, after_epoch, shown).go_on()
+        return replace(found, untrained_rsum=untrained_rsum(sets, "val", target))
 
 
-def _sets(store: str, recipe: Recipe, out: str | Path, resume: bool, also: Sequence[str], *, quiet: bool) -> list[Sets]:
+def _sets(store: str, recipe: Recipe, out: str | Path, resume: bool, also: Sequence[str]) -> list[Sets]:
     """Return the feature sets of `store` that are learnt from, followed by those of other stores."""
     cache = cache_of(store, out, resume)
     require_splits(cache)
-    require_places(recipe, sets := sets_of(cache, recipe, out, resume), quiet=quiet)
+    require_places(recipe, sets := sets_of(cache, recipe, out, resume))
     return [sets, *other_sets(also, sets, out, resume)]
 
 

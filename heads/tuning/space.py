@@ -16,14 +16,12 @@ from typing import Any
 import yaml
 
 from ...pipeline.errors import RecipeError, nearest
-from ..model import Facts
+from ..model import Facts, block_of, facts_of_each
 from ..modules.losses import LOSSES
 from ..recipes.blocks import Recipe
-from ..recipes.effects import no_effect, unread
 from ..recipes.recipe import NOT_LEARNT, PARTS, changed, faults_of, full_key, key_of, refused
 from ..runs.config import flat
 from ..series.checks import require_buildable
-from ..training.in_use import not_in_use
 
 FOLDER = Path(__file__).parent / "spaces"
 FORM = "KEY=LOW:HIGH, KEY=LOW:HIGH:log or KEY=A,B,C"
@@ -91,7 +89,7 @@ def make_space(
     fixed = {key_of(setting) for setting in settings}
     varied = {key_of(word) for word in own}
     recipe = _with_terms(recipe, varied)
-    used, idle = _used_keys(recipe, image, text, varied), unread(recipe)
+    used = _used_keys(recipe, image, text)
     texts = {key: said for key, said in bundled(recipe.name, used).items() if key not in fixed}
     faults: list[str] = []
     typed: dict[str, str] = {}
@@ -100,8 +98,6 @@ def make_space(
         key = full_key(key)
         if not (key and equals and said):
             faults.append(f"--space '{word}' must have the form {FORM}")
-        elif key in idle and not idle[key].may_change(varied | texts.keys()):
-            faults.append(no_effect(key, idle[key]))
         elif fault := _refused_key(key, recipe, used, image, text):
             faults.append(fault)
         elif key in typed:
@@ -117,7 +113,7 @@ def make_space(
         for key in typed
         if key.startswith(swapped) and not key.endswith(".name")
     ]
-    texts = {key: said for key, said in texts.items() if key not in idle and not key.startswith(swapped)} | typed
+    texts = {key: said for key, said in texts.items() if not key.startswith(swapped)} | typed
     space = {key: found for key, said in texts.items() if (found := _read(key, said, recipe, faults)) is not None}
     faults += _refused_values(space, recipe, settings, image, text)
     if not space and not faults:
@@ -197,14 +193,16 @@ def _with_terms(recipe: Recipe, varied: Iterable[str]) -> Recipe:
     return changed(recipe, [f"{key}=1" for key in _WEIGHTS if key in varied and key.split(".")[1] not in recipe.terms])
 
 
-def _used_keys(recipe: Recipe, image: Facts, text: Facts, varied: Iterable[str]) -> list[str]:
-    """Return the keys that may be varied."""
+def _used_keys(recipe: Recipe, image: Facts, text: Facts) -> list[str]:
+    """Return the keys that may be varied; of the adapters those of the feature sets."""
+    sides = (("image", image), ("text", text))
+    used = tuple(f"adapter.{block_of(side, one)}." for side, facts in sides for one in facts_of_each(facts))
     return [
         key
         for key in flat(recipe.to_dict())
         if key.split(".")[0] not in _FIXED
         and key not in _FIXED_KEYS
-        and not not_in_use(key, [(recipe, image, text)], varied)
+        and (not key.startswith("adapter.") or key.startswith(used))
     ]
 
 
@@ -219,8 +217,7 @@ def _refused_key(key: str, recipe: Recipe, used: list[str], image: Facts, text: 
             f"{key} cannot be varied, since trials share the features: tune each set of them with an --out of its own"
         )
     if key in flat(recipe.to_dict()):
-        unused = not_in_use(key, [(recipe, image, text)])
-        return unused or f"{key} cannot be varied: it does not describe how a head learns"
+        return f"{key} cannot be varied: it does not describe how a head learns on these features"
     return f"recipe '{recipe.name}' has no key {key}{nearest(key, used)}"
 
 

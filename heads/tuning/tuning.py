@@ -34,7 +34,6 @@ from ..evaluation.evaluation import Evaluation, evaluate
 from ..evaluation.metrics import Ties, require_ties
 from ..model import feature_facts
 from ..recipes.blocks import Recipe
-from ..recipes.effects import require_effect
 from ..recipes.names import recipe_names
 from ..recipes.recipe import key_of, load_recipe, resolve
 from ..runs.config import flat
@@ -44,9 +43,7 @@ from ..runs.run import WEIGHTS, write_json
 from ..series.checks import cache_of_series, claimed, complete_sets, require_buildable
 from ..series.cluster import on_cluster
 from ..series.processes import at_once, in_processes, in_turn, load_features
-from ..training.in_use import settings_not_in_use
 from ..training.preparation import checked_seed
-from ..training.ranks import require_one_process
 from .space import Space, make_space, recipe_of
 from .table import Trial, Tuned, Tuning, as_csv, plot
 
@@ -167,8 +164,7 @@ def tune(
 
 
 def _require(plotted: bool) -> None:
-    """Refuse a tuning under torchrun, or without the packages that it needs."""
-    require_one_process("a tuning")
+    """Refuse a tuning without the packages that it needs."""
     require_packages("tuning needs", {"Optuna": "optuna"}, "tune")
     if plotted:
         require_packages("--plot needs", {"matplotlib": "matplotlib", "scikit-learn": "sklearn"}, "report")
@@ -196,7 +192,7 @@ def _plans(
     views: bool,
 ) -> list[_Planned]:
     """Check all recipes and their spaces; raise all faults at once."""
-    plans, faults, heads = [], [], []
+    plans, faults = [], []
     for name, root in zip(recipes, roots, strict=True):
         try:
             recipe = load_recipe(name, settings)
@@ -205,7 +201,6 @@ def _plans(
             if views:
                 require_views(sets[0])
             facts = feature_facts(sets[0]), feature_facts(sets[1])
-            heads.append((recipe, *facts))
             require_buildable(recipe, *facts)
             own = make_space(recipe, *facts, space, settings)
         except RecipeError as error:
@@ -222,11 +217,8 @@ def _plans(
             "settings": [setting for setting in settings if key_of(setting) not in flat(recipe.to_dict())] or None,
         }
         plans.append(_Planned(name, root, recipe, on_sets, own, description))
-    if len(heads) == len(recipes):
-        faults += settings_not_in_use(settings, heads, [key_of(one) for one in space])
     if faults:
         raise RecipeError("; ".join(dict.fromkeys(faults)))
-    require_effect([plan.recipe for plan in plans], settings, varied=[key for plan in plans for key in plan.space])
     return plans
 
 

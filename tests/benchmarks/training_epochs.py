@@ -22,7 +22,6 @@ from training_reference import OneByOne, on_device
 
 from xret.heads.model import FeatureFacts, feature_facts
 from xret.heads.recipes.recipe import Recipe, load_recipe
-from xret.heads.training.preparation import compile_parts
 from xret.pipeline.device import deterministic, pick_device
 from xret.pipeline.encoders import load_visual
 from xret.pipeline.errors import XretError
@@ -189,7 +188,7 @@ def head_seconds(take: Step, batches: Iterator[Batch], steps: int, device: torch
 
 @click.command()
 @click.option("--recipe", "names", multiple=True, default=("setdiv/f30k-butd-bigru", "maxmatch/f30k-butd-bigru"))
-@click.option("--set", "settings", multiple=True, help="Recipe keys, KEY=VALUE; runtime.compile=true compiles ours.")
+@click.option("--set", "settings", multiple=True, help="Recipe keys, KEY=VALUE.")
 @click.option("--images", default=F30K_IMAGES, show_default=True, help="In the generated cache, all of them resident.")
 @click.option("--regions", default=36, show_default=True)
 @click.option("--channels", default=2048, show_default=True)
@@ -227,8 +226,6 @@ def gpu(
                 theirs = Step(recipe, facts, WORD_IDS, target, reference=True)
             except ValueError as error:
                 raise click.ClickException(str(error)) from error
-            if recipe.runtime.compile:
-                compile_parts(ours.model, target)
             size = min(recipe.data.batch_size, images)
             batches = cache_batches(cache, ours, recipe, device)
             loader = one_by_one.loader(size, workers, target.type == "cuda")

@@ -44,12 +44,10 @@ from ...runs.info import BranchName, RunInfo, absolute, versions
 from ...runs.run import Run, require_free
 from ..display import EACH_EPOCH, Shown
 from ..event_log import require_log
-from ..in_use import require_in_use
 from ..large_batches import require_whole_batches
 from ..loop import Loop, TrainSummary
 from ..optimisation import build_optimizer, decay_of, weights_of
 from ..preparation import open_run, placement_of, require_splits
-from ..ranks import require_one_process
 from ..state import TrainingState
 from .reattached import EndToEndModel, EndToEndObjective
 
@@ -95,13 +93,10 @@ def finetune(
         CacheError, EncoderError, SampleError: a backbone cannot be put back, or its images are missing or others.
         RunError: a run does not fit, memory does not suffice, or the loss is not finite.
     """
-    require_one_process("fine-tuning")
     if not resume:
         require_free(out)
     base, target, weights = Run(run), pick_device(device), {"image": visual_weights, "text": text_weights}
     recipe, put_back = _recipe(base, settings, reattach, weights)
-    if not (resume and Path(out).exists()):  # what was begun goes on as it began
-        require_in_use(settings, recipe, base.image_facts, base.text_facts)
     cache = open_store(base, store)
     require_splits(cache)
     before = _state_of(base, recipe, cache)

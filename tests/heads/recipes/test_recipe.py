@@ -83,28 +83,10 @@ def test_resolving_again_changes_nothing(name):
     assert resolve(yaml.safe_load(yaml.safe_dump(recipe.to_dict()))) == recipe
 
 
-def test_the_earlier_key_for_equal_texts_is_read():
-    for earlier, now in (("true", "excluded"), ("false", "negative")):
-        assert load_recipe("setdiv", [f"loss.exclude_same_text={earlier}"]).loss["same_text"] == now
-    assert "loss.same_text must be one of negative, excluded, positive" in faults("setdiv", "loss.exclude_same_text=2")
-
-
 def test_a_hint_is_given_only_where_the_spelling_is_near():
     for setting in ("optimizer.vigour=1", "schedule.name=straight", "schedule.name=waves"):
         assert "did you mean" not in faults("vsepp", setting)
     assert "did you mean 'cosine'?" in faults("vsepp", "schedule.name=cosin")
-
-
-def test_positions_were_true_or_false():
-    for earlier, now in (("true", "circle"), ("false", "none"), ("grid", "grid")):
-        recipe = load_recipe("setdiv", [f"aggregator.text.positions={earlier}"])
-        assert (recipe.aggregator["image"]["positions"], recipe.aggregator["text"]["positions"]) == ("grid", now)
-    values = load_recipe("setdiv").to_dict()
-    values["aggregator"]["image"]["positions"] = True
-    assert resolve(values).aggregator["image"]["positions"] == "circle"
-    assert "aggregator.image.positions must be one of none, circle, grid" in faults(
-        "setdiv", "aggregator.image.positions=2"
-    )
 
 
 def test_a_setting_changes_one_value():

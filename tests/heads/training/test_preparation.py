@@ -56,21 +56,6 @@ def test_a_recipe_that_does_not_fit_leaves_nothing_behind(store, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_setting_for_other_features_is_refused(store, tmp_path):
-    said = r"^adapter\.roi\.dropout is not in use with these features: take a key of adapter\.grid or adapter\.words$"
-    idle = ["adapter.roi.dropout=0.1"]
-    for settings in (idle, ["adapter.grid.dropout=0.1", *idle], ["adapter.roi.dropout=0"]):  # 0 is the default
-        with pytest.raises(RecipeError, match=said):
-            train(store, recipe_of("vsepp", 1, *settings), tmp_path / "run", settings=settings, device="cpu")
-    for key, said in (("grid", r"adapter\.grid\.depth has no effect while"), ("roi", "is not in use")):
-        depth = [f"adapter.{key}.depth=2"]
-        with pytest.raises(RecipeError, match=said):
-            train(store, recipe_of("vsepp", 1, *depth), tmp_path / "run", settings=depth, device="cpu")
-    assert list(tmp_path.iterdir()) == []
-    off = ["adapter.grid.depth=1"]  # as it is by default
-    assert train(store, recipe_of("vsepp", 1, *off), tmp_path / "run", settings=off, device="cpu").epochs == 1
-
-
 def test_word_vectors_are_the_first_weights_and_stay_in_the_run(store, tmp_path, capsys):
     vocabulary = FeatureCache.open(store).caption_set().vocabulary
     known = vocabulary[1:4]

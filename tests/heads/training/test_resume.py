@@ -166,8 +166,8 @@ def test_what_no_number_depends_on_may_change(store, tmp_path):
     train(store, recipe_of("setdiv", "runtime.cache=pinned"), out, device="cpu")
     free = ["runtime.checkpoint_steps=7", "runtime.cache=device"]
     assert train(store, recipe_of("setdiv", *free), out, device="cpu", resume=True).trained == 0
-    with pytest.raises(RunError, match=r"begun otherwise: runtime\.compile is False there and True now$"):
-        train(store, recipe_of("setdiv", "runtime.compile=true"), out, device="cpu", resume=True)
+    with pytest.raises(RunError, match=r"begun otherwise: runtime\.precision is auto there and bfloat16 now$"):
+        train(store, recipe_of("setdiv", "runtime.precision=bfloat16"), out, device="cpu", resume=True)
     with pytest.raises(
         RunError, match=r"shuffled as a whole, and with runtime.cache=\w+ they now are in groups .*=pinned"
     ):

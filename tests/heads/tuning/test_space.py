@@ -37,12 +37,6 @@ def test_the_bundled_space_has_the_keys_of_the_recipe():
     assert "loss.triplet.margin" not in space_of("pcmepp")
 
 
-def test_rows_may_be_left_out_where_another_value_reads_them():
-    space = space_of("fusemix", ["augment.mix=0,1", "augment.text=0:0.3"], text=TOKENS)
-    assert space["augment.text"] == Range(0, 0.3, log=False, whole=False)
-    assert "augment.text has no effect" in " ".join(refusal(["augment.text=0:0.3"], name="fusemix", text=TOKENS))
-
-
 def test_keys_of_adapters_are_those_of_the_features_in_use(monkeypatch, tmp_path):
     (tmp_path / "default.yaml").write_text("adapter.*.global: mean,max\noptimizer.lr: 1:30\n")
     (tmp_path / "vsepp.yaml").write_text("optimizer.lr: null\n")
@@ -74,23 +68,6 @@ def test_the_own_values_of_every_recipe_lie_in_its_space_but_for_no_decay(name):
     different = {key for key in space if own.get(key) != values[key]}
     assert different <= {"optimizer.weight_decay"}
     assert "optimizer.weight_decay" not in different or values["optimizer.weight_decay"] == 0
-
-
-def test_a_bundled_space_varies_nothing_that_has_no_effect():
-    for text in (WORDS, TOKENS):
-        space = space_of("setdiv-small", settings=HEADS, text=text)
-        assert ("adapter.tokens.hidden_dropout" in space) == (text is TOKENS)
-        assert "adapter.words.hidden_dropout" not in space
-    assert "adapter.words.hidden_dropout" in space_of("mlp")
-
-
-def test_a_key_may_be_varied_beside_the_one_that_lets_it_in():
-    space = space_of(own=["adapter.grid.layers=linear,mlp", "adapter.grid.hidden=8,16"])
-    assert {"adapter.grid.layers", "adapter.grid.hidden"} <= space.keys()
-    own = ["optimizer.decay=matrices,all"]  # beside the weight decay of the bundled space
-    assert "optimizer.decay" in space_of(own=own)
-    with pytest.raises(RecipeError, match=r"optimizer\.decay has no effect while optimizer\.weight_decay is 0\.0"):
-        space_of(own=own, settings=["optimizer.weight_decay=0"])
 
 
 def test_own_keys_are_added_or_replace():
@@ -127,14 +104,9 @@ def test_a_part_that_is_varied_takes_its_keys_out(tmp_path):
     [
         ("model.dim", "must have the form KEY=LOW:HIGH"),
         ("optimizer.lrr=1:2", "recipe 'vsepp' has no key optimizer.lrr (did you mean 'optimizer.lr'?)"),
-        ("loss.infonce.scale=1:2", "loss.infonce.scale has no effect while loss.infonce.weight is 0"),
-        (
-            "adapter.roi.layers=linear,mlp",
-            "is not in use with these features: take a key of adapter.grid or adapter.words",
-        ),
+        ("adapter.roi.layers=linear,mlp", "adapter.roi.layers cannot be varied"),
         ("schedule.epochs=5:9", "trials are compared epoch by epoch"),
         ("data.image=a,b", "trials share the features"),
-        ("adapter.words.hidden=8,16", "adapter.words.hidden has no effect while adapter.words.encoder is gru"),
         (
             "runtime.precision=float32,bfloat16",
             "runtime.precision cannot be varied: it does not describe how a head learns",
@@ -178,7 +150,6 @@ def test_the_weight_of_a_loss_that_the_recipe_lacks_can_be_varied():
     space = space_of("linear", ["loss.sigmoid.weight=0:1", "loss.mmd.weight=0,0.5"])
     assert space["loss.sigmoid.weight"] == Range(0, 1, log=False, whole=False)
     assert space["loss.mmd.weight"] == Choice((0.0, 0.5))
-    assert refusal(["loss.sigmoid.scale=1:9"], name="linear")[0].startswith("loss.sigmoid.scale has no effect while")
     assert "has no key loss.sigmod.weight" in refusal(["loss.sigmod.weight=0:1"], name="linear")[0]
 
 

@@ -1,7 +1,6 @@
 """Fine-tuning: cache and backbone give the same training, and what is put back learns as the recipe says."""
 
 import copy
-import functools
 import json
 import re
 import shutil
@@ -23,7 +22,6 @@ from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.encoders import find_image_encoders, find_text_encoders, words_of_run
 from xret.heads.runs.files import sha256_of
 from xret.heads.runs.run import Run
-from xret.heads.training.finetuning import finetuning
 from xret.heads.training.finetuning.finetuning import finetune
 from xret.heads.training.finetuning.reattached import Backbone
 from xret.heads.training.state import TrainingState
@@ -381,16 +379,6 @@ def test_rows_of_a_head_that_blended_vectors_can_be_left_out(made, tune, tmp_pat
     assert losses[0] != losses[1]
 
 
-def test_what_was_begun_with_a_setting_that_decides_nothing_goes_on(made, tune, monkeypatch):
-    begin = functools.partial(tune, made.head("words"), ["image"], *FROZEN, "optimizer.similarity_lr=0.5", resume=True)
-    with pytest.raises(RecipeError, match=r"^optimizer\.similarity_lr has no effect where the similarity has nothing"):
-        begin()
-    with monkeypatch.context() as earlier:  # a version that let it through
-        earlier.setattr(finetuning, "require_in_use", lambda *_: None)
-        before = Run(begin()).metrics()
-    assert Run(begin()).metrics() == before
-
-
 def fail(tune, made, error, match, *words, text="words", **named):
     with pytest.raises(error, match=match) as caught:
         tune(made.head(text), *words, **named)
@@ -403,7 +391,6 @@ def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
     fail(tune, made, RecipeError, r"--reattach takes image, text or image,text, not 'pixels'", ["pixels"])
     fail(tune, made, RecipeError, r"says of no backbone that it learns; say which .*--reattach", [])
     fail(tune, made, RecipeError, r"aggregator cannot change", ["image"], "aggregator.image=gpo")
-    fail(tune, made, RecipeError, r"adapter\.roi\.dropout is not in use", ["image"], "adapter.roi.dropout=0.1")
     masks = r"so that whether augment\.mask_words is above 0 cannot change"
     fail(tune, made, RecipeError, masks, ["image"], "augment.mask_words=0.1")
     fail(tune, made, RecipeError, r"image backbone is not put back", ["text"], text="bert", visual_weights="random:9")

@@ -1,0 +1,47 @@
+"""Features and trainings are what they were when they were recorded; see `unchanged`, which also compares the bits."""
+
+import json
+
+import pytest
+
+pytest.importorskip("timm")  # before `unchanged`, which asks for its version
+
+import unchanged
+from unchanged import ENCODERS, RECORDED, SYSTEMS
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+BEFORE = json.loads(RECORDED.read_text())
+SLOW = {"butd": [pytest.mark.slow]}  # half a minute: the network sees 600 pixels
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("unchanged")
+
+
+@pytest.fixture(scope="module")
+def given(folder):
+    return unchanged.make_pictures(folder / "data"), unchanged.make_models(folder / "models")
+
+
+@pytest.fixture(scope="module")
+def store(folder, given):
+    return unchanged.make_training_store(folder, *given)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, [])) for name in ENCODERS])
+def test_features(folder, given, name):
+    found, before = unchanged.features(name, folder, *given), BEFORE["features"][name]
+    assert found.keys() == before.keys()
+    for key, now in found.items():
+        assert now["is"] == before[key]["is"], key
+        assert now["norm"] == pytest.approx(before[key]["norm"], rel=1e-3), key
+        assert now["projected"] == pytest.approx(before[key]["projected"], rel=0, abs=1e-3), key
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_training(folder, store, system):
+    found, before = unchanged.train(store, system, folder / system), BEFORE["training"][system]
+    assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in before], rel=1e-4)
+    if unchanged.machine() == BEFORE["machine"]:  # another may round two scores to the other order
+        assert [line["rsum"] for line in found] == pytest.approx([line["rsum"] for line in before], rel=1e-4)

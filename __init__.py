@@ -207,11 +207,9 @@ def evaluate(
     split: str = "test",
     protocol: str = "auto",
     ties: "Ties" = "pessimistic",
-    device: str = "auto",
-    annotations: "str | Path | None" = None,
     views: bool = False,
-    image: str = "auto",
-    text: str = "auto",
+    features: str = "auto",
+    device: str = "auto",
 ) -> "Evaluation":
     """Rank captions by images and images by captions with the best epoch of a run (``xret eval``).
 
@@ -219,13 +217,12 @@ def evaluate(
         runs: a run folder, or a store: the cosine of its frozen encoders' global features. Several make an ensemble.
         store: another feature cache, with features of the same encoders; None: each run's own.
         split: whose images and captions.
-        protocol: ``auto`` (what the data set's manifest says), ``full``, ``1k-folds``, ``eccv``, ``cxc``, ``pmrp`` or
-            ``rpc2``.
+        protocol: ``auto`` (what the data set's manifest says), ``full``, ``1k-folds``, ``eccv``, ``cxc``, ``rpc2`` or
+            ``pmrp:FILE``, the file COCO's ``instances_val2014.json``.
         ties: where an own item stands among equal scores: ``pessimistic`` (last), ``optimistic`` or ``mean``.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        annotations: COCO's ``instances_val2014.json``, for ``pmrp``.
         views: take the mean of the similarities over all cached views of an image, not those of the first alone.
-        image, text: of a store with several feature sets, how the names begin of those that are meant.
+        features: of a store with several feature sets, how the names of its images and captions begin: ``IMAGE,TEXT``.
+        device: ``auto``, ``cpu`` or ``cuda``.
 
     Returns:
         A result a protocol, recalls in percent; ``print`` shows them as tables.
@@ -241,11 +238,9 @@ def evaluate(
         split=split,
         protocol=protocol,
         ties=ties,
-        device=device,
-        annotations=annotations,
         views=views,
-        image=image,
-        text=text,
+        features=features,
+        device=device,
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.wording import printable
-from .parsing import Sectioned, require_there, view_options
+from .parsing import FOLDER, Sectioned, require_there
 
 if TYPE_CHECKING:
     from ..heads.report.diagnostics import Diagnosis
@@ -17,87 +17,76 @@ if TYPE_CHECKING:
     "eval",
     cls=Sectioned,
     sections={
-        "What is measured": "image text split protocol annotations ties views",
-        "Diagnostics": "diagnostics data_root visual_weights text_weights",
+        "What is measured": "split protocol ties views features",
+        "Diagnostics": "diagnostics data_root",
         "Where and how it runs": "store device as_json",
     },
 )
 @click.argument("runs", nargs=-1, required=True, metavar="RUN|STORE [RUN ...]")
-@view_options
-@click.option(
-    "--image", default="auto", metavar="NAME", help="Of a STORE with several: how the image set's name begins."
-)
-@click.option(
-    "--text", default="auto", metavar="NAME", help="Of a STORE with several: how the caption set's name begins."
-)
+@click.option("--store", help="Another feature cache, with features of the same encoders; by default each run's own.")
+@click.option("--split", default="test", show_default=True, help="Whose images and captions.")
 @click.option(
     "--protocol",
     default="auto",
     show_default=True,
-    type=click.Choice(["auto", "full", "1k-folds", "eccv", "cxc", "pmrp", "rpc2"]),
-    help="auto: what the data set's manifest says; 1k-folds: the mean of five folds of 1,000 images; on COCO's test "
-    "split also eccv and cxc: ECCV Caption and Crisscrossed Captions (pip install 'xret[eccv]'), rpc2: R-Precision on "
-    "the latter, and pmrp: R-Precision of plausible matches (needs --annotations).",
+    metavar="NAME",
+    help="auto: what the data set's manifest says; full; 1k-folds: the mean of five folds of 1,000 images; on COCO's "
+    "test split also eccv, cxc and rpc2: ECCV Caption, Crisscrossed Captions and R-Precision on it (pip install "
+    "'xret[eccv]'), and pmrp:FILE: R-Precision of plausible matches, by COCO's instances_val2014.json.",
 )
-@click.option("--annotations", metavar="FILE", help="COCO's instances_val2014.json, for --protocol pmrp.")
+@click.option(
+    "--ties",
+    default="pessimistic",
+    show_default=True,
+    type=click.Choice(["pessimistic", "optimistic", "mean"]),
+    help="Rank of the right item among equal scores: last, first, or on average.",
+)
 @click.option(
     "--views",
     is_flag=True,
     help="Compare each image in all views that are cached of it, and take the mean; without it, the image as it is.",
 )
 @click.option(
+    "--features",
+    default="auto",
+    metavar="IMAGE,TEXT",
+    help="If a STORE has several image or caption sets in one space: how the names of one of each begin.",
+)
+@click.option(
     "--diagnostics",
     is_flag=True,
-    help="Look into one run: circular variance, what each element does, uncertainty, pooling coefficients, cost, and, "
-    "with --data-root, crops.",
+    help="Also print, for one run, circular variance, what each element does, uncertainty, pooling coefficients, cost "
+    "and, with --data-root, what it makes of crops.",
 )
+@click.option("--data-root", type=FOLDER, help="For crops: the folder of the data set's manifest and images.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def eval_(
-    runs: tuple[str, ...],
-    protocol: str,
-    annotations: str | None,
-    views: bool,
-    image: str,
-    text: str,
-    diagnostics: bool,
-    as_json: bool,
-    data_root: Path | None,
-    visual_weights: str | None,
-    text_weights: str | None,
-    **options: Any,
-) -> None:
+def eval_(runs: tuple[str, ...], diagnostics: bool, data_root: Path | None, as_json: bool, **options: Any) -> None:
     """Evaluate retrieval: captions by images, and images by captions.
 
     A RUN ranks with its best epoch, and several runs as an ensemble. A STORE ranks by the cosine of the frozen
-    encoders' global features, where they lie in one space as those of CLIP do: what a head on them has to beat.
+    encoders' global features, if they lie in one space as those of CLIP do: what a head on them has to beat.
 
     \b
     xret eval run
     xret eval flickr30k-clip.zarr
     xret eval grid-run region-run --ties mean --json
-    xret eval coco-run --protocol pmrp \\
-        --annotations annotations/instances_val2014.json
+    xret eval coco-run --protocol pmrp:annotations/instances_val2014.json
     xret eval xret-demo/setdiv --diagnostics --data-root xret-demo/scenes
     """
-    if diagnostics and len(runs) > 1:
-        raise click.UsageError(f"--diagnostics looks into one run, and here are {len(runs)}; name one of them")
-    crops: dict[str, Any] = {"data_root": data_root, "visual_weights": visual_weights, "text_weights": text_weights}
-    if not diagnostics and (given := [name for name, value in crops.items() if value is not None]):
-        raise click.UsageError(f"--{given[0].replace('_', '-')} is for --diagnostics; add that, or leave it out")
     require_there(runs, "run or store")
     from .. import evaluate
-    from ..heads.evaluation.subjects import is_store
+    from ..heads.evaluation.rankers import is_store
 
-    if diagnostics and is_store(runs[0]):
-        raise click.UsageError(f"--diagnostics looks into a run, and {runs[0]} is a store; leave it out")
-    evaluation = evaluate(
-        runs, image=image, text=text, protocol=protocol, annotations=annotations, views=views, **options
-    )
+    if diagnostics and (len(runs) > 1 or is_store(runs[0])):
+        raise click.UsageError("--diagnostics takes one run, and no store")
+    evaluation = evaluate(runs, **options)
     diagnosis = None
     if diagnostics:
         from ..heads.report.diagnostics import diagnose
 
-        diagnosis = diagnose(runs[0], **options, **crops)
+        same = {key: options[key] for key in ("store", "split", "ties", "device")}
+        diagnosis = diagnose(runs[0], **same, data_root=data_root)
     if as_json:
         found = evaluation.to_dict() | ({} if diagnosis is None else {"diagnostics": diagnosis.to_dict()})
         click.echo(json.dumps(found))

@@ -3,10 +3,10 @@
 The similarities of an ensemble are the mean of its runs' (SetDiv, rows marked with a dagger), and those of a run on
 images in several views the mean over the views (`scoring.score_sets`). The runs of an ensemble may have been
 trained on different stores, as of regions and of a grid: images and captions are then matched by their ids. `metrics`
-and `r_precision` say how ties are counted.
+and `precision` say how ties are counted.
 """
 
-import sys
+import logging
 from collections.abc import Sequence as Several
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,19 +15,21 @@ from typing import Any, TypeVar
 import torch
 
 from ...pipeline.cache.feature_cache import FeatureCache
+from ...pipeline.data.manifest import PROTOCOLS
 from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError, nearest
 from ...pipeline.reading.split import Split
 from ...pipeline.wording import counted
-from ..runs.features import Sets, generation_shown, require_views, titled
-from .metrics import WAYS, Ties, require_ties
+from ..runs.features import Sets, require_views
+from .coco import GroundTruth, ground_truth
+from .metrics import WAYS, Ties, chance_rsum, recalls, require_folds, require_ties
 from .paper_rows import ROWS, row_of
-from .protocols import FOLDED, PROTOCOLS, GroundTruth, chance_rsum, ground_truth, require, table
+from .rankers import Ranker, in_one_space, open_rankers
 from .scoring import Scores
-from .subjects import Subject, in_one_space, open_subjects
 
 T = TypeVar("T")
 FEW = 100  # fewer images say next to nothing: one of them is a percent of the recalls, and chance finds many
+log = logging.getLogger("xret")
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,13 @@ class Result:
 
     Attributes:
         split: which images and captions.
-        protocol: one of `PROTOCOLS`.
+        protocol: one of `manifest.PROTOCOLS`.
         images, captions: how many were compared.
         captions_per_image: on average.
         skipped: samples without features, because they could not be read.
         ties: how equal scores are counted; see `metrics.recall`.
         image_to_text: ``R@1``, ``R@5``, ``R@10`` in percent and ``medr``, the median rank; protocols of R-Precision
-            have other numbers, see `protocols.table`.
+            have other numbers, see `coco`.
         text_to_image: the same.
         rsum, mean_recall: the sum and the mean of the six recalls; None for protocols of R-Precision.
         paper_rsum: that of the recipe's paper; None for ensembles, and where the paper has no such row.
@@ -63,7 +65,7 @@ class Result:
     mean_recall: float | None
     paper_rsum: float | None
     log_circular_variance: float | None
-    chance_rsum: float | None = None  # as of results that earlier versions wrote
+    chance_rsum: float | None
 
     @property
     def difference(self) -> float | None:
@@ -82,15 +84,14 @@ class Result:
             values = getattr(self, way)
             cells = "".join(f"{values[name]:9.{1 if name == 'medr' else 2}f}" for name in names)
             lines.append(f"{way.replace('_', ' '):15}{cells}")
-        last = []
-        if self.rsum is not None:
-            last += [f"RSUM {self.rsum:.2f}", f"mean recall {self.mean_recall:.2f}"]
-        if self.chance_rsum is not None:
-            last.append(f"chance RSUM {self.chance_rsum:.2f}")
-        if self.log_circular_variance is not None:
-            last.append(f"log circular variance {self.log_circular_variance:.2f}")
-        if last:
-            lines.append(", ".join(last))
+        known = {
+            "RSUM": self.rsum,
+            "mean recall": self.mean_recall,
+            "chance RSUM": self.chance_rsum,
+            "log circular variance": self.log_circular_variance,
+        }
+        if last := ", ".join(f"{name} {value:.2f}" for name, value in known.items() if value is not None):
+            lines.append(last)
         if self.difference is not None:
             lines.append(f"the paper's RSUM {self.paper_rsum:.2f}, difference {self.difference:+.2f}")
         if self.images < FEW:
@@ -112,41 +113,30 @@ class Evaluation:
         stores: the feature cache of each.
         views: over how many views of an image each takes the mean.
         results: one a protocol.
-        generations: of each store, the one that was read; None where it never grew. Empty: not known.
     """
 
     runs: tuple[str, ...]
     stores: tuple[str, ...]
     views: tuple[int, ...]
     results: tuple[Result, ...]
-    generations: tuple[int | None, ...] = ()
 
     @classmethod
     def of_one(cls, content: dict[str, Any]) -> "Evaluation":
-        """Return the evaluation of one run that was written down with `to_dict`.
-
-        Raises:
-            KeyError, TypeError: it is of something else, or of several runs.
-        """
-        results, views = tuple(Result(**one) for one in content["results"]), content.get("views", 1)
-        if not isinstance(views, int):
-            raise TypeError("an evaluation of several runs")
-        return cls((content["run"],), (content["store"],), (views,), results, (content.get("generation"),))
+        """Return the evaluation of one run that was written down with `to_dict`; KeyError or TypeError if it is not."""
+        results = tuple(Result(**one) for one in content["results"])
+        return cls((content["run"],), (content["store"],), (content["views"],), results)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it: ``run`` is a list of several, other keys where theirs differ."""
         return {
             "run": self.runs[0] if len(self.runs) == 1 else list(self.runs),
             "store": _one(self.stores),
-            "generation": _one(self.generations) if any(self.generations) else None,
             "views": _one(self.views),
             "results": [asdict(result) for result in self.results],
         }
 
     def __str__(self) -> str:
-        read = zip(self.stores, self.generations or (None,) * len(self.stores), strict=True)
-        titles = [titled(*store) for store in read]
-        first = f"{', '.join(self.runs)} on {'; '.join(titles if len(set(titles)) > 1 else titles[:1])}"
+        first = f"{', '.join(self.runs)} on {'; '.join(self.stores if len(set(self.stores)) > 1 else self.stores[:1])}"
         if max(self.views) > 1:
             first += f", mean over {' and '.join(map(str, dict.fromkeys(self.views)))} views of each image"
         return "\n".join([first, *map(str, self.results)])
@@ -164,19 +154,22 @@ def evaluate(
     split: str = "test",
     protocol: str = "auto",
     ties: Ties = "pessimistic",
-    device: str = "auto",
-    annotations: str | Path | None = None,
     views: bool = False,
-    image: str = "auto",
-    text: str = "auto",
-    scores: Scores | None = None,
+    features: str = "auto",
+    device: str = "auto",
 ) -> Evaluation:
-    """Evaluate a run, several as an ensemble, or a store's frozen encoders; `xret.evaluate` explains the arguments.
+    """Evaluate a run, several as an ensemble, or a store's frozen encoders.
 
     Args:
-        protocol: of those that ``auto`` finds in the manifest, one that does not apply to these images is left out, as
-            long as another does.
-        scores: of a single run on this store and split, in the first view; None: they are computed.
+        runs: run folders, or stores for the frozen encoders of their features.
+        store: where the runs' features are; None: where each was trained.
+        split: which images and captions.
+        protocol: one of `manifest.PROTOCOLS`, ``pmrp`` with COCO's annotations as
+            ``pmrp:instances_val2014.json``; ``auto``: those of the manifest that apply to these images.
+        ties: how equal scores are counted; see `metrics.recall`.
+        views: take the mean over all cached views of an image, not the first alone.
+        features: of a store with several sets, see `rankers.sets_in_one_space`.
+        device: ``auto``, ``cpu`` or ``cuda``.
 
     Raises:
         RunError: a run, the store's feature sets, the split or the protocol do not fit, or the runs of an ensemble
@@ -187,10 +180,11 @@ def evaluate(
     several = [runs] if isinstance(runs, str | Path) else list(runs)
     if not several:
         raise RunError("there is no run to evaluate; name one, or a store")
-    subjects = open_subjects(several, store, image, text)
-    counts = _views(subjects) if views else (1,) * len(subjects)
-    truths = _ground_truths(subjects[0], split, protocol, annotations)
-    return _evaluate(subjects, counts, truths, split, ties, target, scores, every=protocol != "auto")
+    rankers = open_rankers(several, store, features)
+    counts = _views(rankers) if views else (1,) * len(rankers)
+    truths = _ground_truths(rankers[0], split, protocol)
+    scores = _score(rankers, split, target, counts)
+    return _tables(rankers, scores, counts, truths, split, ties)
 
 
 def evaluate_untrained(
@@ -209,102 +203,101 @@ def evaluate_untrained(
     """
     if not in_one_space(sets):
         return None
-    subject = Subject(None, sets[0].cache, sets)
-    truths = _ground_truths(subject, split, "auto", None)
-    counts = _views([subject]) if views else (1,)
-    return _evaluate([subject], counts, truths, split, ties, pick_device(device), every=False)
+    ranker = Ranker(None, sets[0].cache, sets)
+    counts = _views([ranker]) if views else (1,)
+    truths = _ground_truths(ranker, split, "auto")
+    return _tables([ranker], ranker.score(split, pick_device(device), counts[0]), counts, truths, split, ties)
 
 
-def _evaluate(
-    subjects: Several[Subject],
-    views: tuple[int, ...],
-    truths: dict[str, GroundTruth],
-    split: str,
-    ties: Ties,
-    device: torch.device,
-    scores: Scores | None = None,
-    *,
-    every: bool,
-) -> Evaluation:
-    """Return the tables of subjects, each over so many views; of the protocols `every` one, or those that apply."""
-    if scores is None:
-        scores = _score(subjects, split, device, views)
-    names = tuple(truths) if every else _applicable(tuple(truths), len(scores.ids))
-    return Evaluation(
-        tuple(subject.name for subject in subjects),
-        tuple(subject.cache.url for subject in subjects),
-        views,
-        tuple(_result(name, truths[name], scores, subjects, split, ties) for name in names),
-        tuple(generation_shown(subject.cache) for subject in subjects),
-    )
+def evaluate_scores(ranker: Ranker, scores: Scores, split: str, ties: Ties = "pessimistic") -> Evaluation:
+    """Return the tables of scores that are known already, by the protocols of the manifest; errors as `evaluate`."""
+    return _tables([ranker], scores, (1,), _ground_truths(ranker, split, "auto"), split, ties)
 
 
-def _views(subjects: Several[Subject]) -> tuple[int, ...]:
+def _views(rankers: Several[Ranker]) -> tuple[int, ...]:
     """Return how many views of an image each one's features have; RunError where none has several."""
-    images = [subject.sets[0] for subject in subjects]
+    images = [ranker.sets[0] for ranker in rankers]
     require_views(max(images, key=lambda features: features.views))
     return tuple(features.views for features in images)
 
 
-def _ground_truths(
-    subject: Subject, split: str, protocol: str, annotations: str | Path | None
-) -> dict[str, GroundTruth]:
-    """Return what each protocol compares with; refuse what does not cover the split before anything is embedded.
+def _ground_truths(ranker: Ranker, split: str, protocol: str) -> dict[str, GroundTruth | None]:
+    """Return what each protocol compares with besides own captions; refuse what does not cover the split.
 
-    Of several that the manifest names, those that cannot be used here are left out, with a line on standard error.
+    Several that the manifest names and that cannot be used here are left out with a warning.
     """
-    cache = subject.cache
-    protocols = cache.protocols if protocol == "auto" else (protocol,)
-    for name in protocols:
-        if name not in PROTOCOLS:
-            raise RunError(
-                f"there is no protocol '{name}'{nearest(name, list(PROTOCOLS))}; `xret list protocols` lists them"
-            )
-    if annotations is not None and "pmrp" not in protocols:
-        raise RunError(f"--annotations is for the protocol pmrp, and this is {', '.join(protocols)}; leave it out")
-    truths: dict[str, GroundTruth] = {}
+    name, _, annotations = protocol.partition(":")
+    if name not in ("auto", *PROTOCOLS):
+        raise RunError(
+            f"there is no protocol '{name}'{nearest(name, list(PROTOCOLS))}; `xret list protocols` lists them"
+        )
+    if annotations and name != "pmrp":
+        raise RunError(f"only the protocol pmrp takes a file of annotations, not {name}")
+    samples, where = Split.of(*ranker.sets, split), f"split '{split}' of {ranker.cache.url}"
+    truths: dict[str, GroundTruth | None] = {}
     refused: dict[str, RunError] = {}
-    for name in protocols:
+    for one in ranker.cache.protocols if name == "auto" else (name,):
         try:
-            truths[name] = _ground_truth(subject, split, name, annotations)
+            truths[one] = _ground_truth(ranker.cache, samples, one, annotations, where)
         except RunError as error:
-            if name == "pmrp" and annotations is not None:  # then it is asked for
-                raise
-            refused[name] = error
-    if refused and (not truths or protocol != "auto"):
+            refused[one] = error
+    if not truths:
         raise next(iter(refused.values()))
-    for name, why in refused.items():
-        print(f"protocol {name} is left out: {why}", file=sys.stderr)
+    for one, why in refused.items():
+        log.warning("protocol %s is left out: %s", one, why)
     return truths
 
 
-def _ground_truth(subject: Subject, split: str, protocol: str, annotations: str | Path | None) -> GroundTruth:
-    """Return what a protocol compares with; RunError where it does not cover the split."""
-    cache, truth = subject.cache, ground_truth(protocol, annotations)
-    if truth is not None:
-        samples = Split.of(*subject.sets, split)
-        cocoid = cache.sample_array("cocoid")[samples.image_rows]
-        sentid = cache.sentids(0, cache.captions)[samples.caption_rows]
-        require(protocol, truth, cocoid, sentid, _where(cache, split))
+def _ground_truth(
+    cache: FeatureCache, samples: Split, protocol: str, annotations: str, where: str
+) -> GroundTruth | None:
+    """Return what a protocol compares with; RunError, naming `where`, if it does not apply to these samples."""
+    if protocol == "1k-folds":
+        require_folds(len(samples.image_rows), where)
+    if protocol in ("full", "1k-folds"):
+        return None
+    truth = ground_truth(protocol, annotations)
+    cocoid = cache.sample_array("cocoid")[samples.image_rows]
+    sentid = cache.sentids(0, cache.captions)[samples.caption_rows]
+    truth.require(protocol, cocoid, sentid, where)
     return truth
 
 
-def _score(subjects: Several[Subject], split: str, device: torch.device, views: tuple[int, ...]) -> Scores:
+def _score(rankers: Several[Ranker], split: str, device: torch.device, views: tuple[int, ...]) -> Scores:
     """Return the scores of one over so many views, or the mean of several's in the order of the first."""
-    scores = subjects[0].score(split, device, views[0])
-    for subject, count in zip(subjects[1:], views[1:], strict=True):
-        _add(scores, subject.score(split, device, count), f"{subject.name} and {subjects[0].name}")
-    scores.similarity.div_(len(subjects))
+    scores = rankers[0].score(split, device, views[0])
+    for ranker, count in zip(rankers[1:], views[1:], strict=True):
+        _add(scores, ranker.score(split, device, count), f"{ranker.name} and {rankers[0].name}")
+    scores.similarity.div_(len(rankers))
     return scores
 
 
+def _tables(
+    rankers: Several[Ranker],
+    scores: Scores,
+    views: tuple[int, ...],
+    truths: dict[str, GroundTruth | None],
+    split: str,
+    ties: Ties,
+) -> Evaluation:
+    """Return the tables of what rankers, together, have scored."""
+    return Evaluation(
+        tuple(ranker.name for ranker in rankers),
+        tuple(ranker.cache.url for ranker in rankers),
+        views,
+        tuple(_result(name, truth, scores, rankers, split, ties) for name, truth in truths.items()),
+    )
+
+
 def _result(
-    protocol: str, truth: GroundTruth, scores: Scores, subjects: Several[Subject], split: str, ties: Ties
+    protocol: str, truth: GroundTruth | None, scores: Scores, rankers: Several[Ranker], split: str, ties: Ties
 ) -> Result:
-    cache = subjects[0].cache
-    found = table(protocol, truth, scores, ties, _where(cache, split))
-    run = subjects[0].run if len(subjects) == 1 else None
-    row = row_of(cache.dataset, protocol) if run is not None and split == "test" else None
+    if truth is None:
+        found = recalls(scores.similarity, scores.caption_image, protocol, ties)
+    else:
+        found = truth.table(protocol, scores, ties)
+    run = rankers[0].run if len(rankers) == 1 else None
+    row = row_of(rankers[0].cache.dataset, protocol) if run is not None and split == "test" else None
     of_papers_size = row is not None and ROWS[row].images == len(scores.ids)
     return Result(
         split=split,
@@ -319,13 +312,9 @@ def _result(
         rsum=found.rsum,
         mean_recall=None if found.rsum is None else found.rsum / 6,
         paper_rsum=getattr(run.recipe.expected, row) if run is not None and row and of_papers_size else None,
-        log_circular_variance=scores.log_circular_variance if len(subjects) == 1 else None,
+        log_circular_variance=scores.log_circular_variance if len(rankers) == 1 else None,
         chance_rsum=None if found.rsum is None else chance_rsum(scores.caption_image, len(scores.ids), protocol),
     )
-
-
-def _where(cache: FeatureCache, split: str) -> str:
-    return f"split '{split}' of {cache.url}"
 
 
 def _add(scores: Scores, other: Scores, names: str) -> None:
@@ -352,12 +341,3 @@ def _captions(scores: Scores) -> list[tuple[str, int, str]]:
     """Return what tells the captions apart: the id of the image, the number and the text."""
     owners = [scores.ids[row] for row in scores.caption_image.tolist()]
     return list(zip(owners, scores.sentid.tolist(), scores.texts, strict=True))
-
-
-def _applicable(protocols: tuple[str, ...], images: int) -> tuple[str, ...]:
-    """Leave 1k-folds out where it does not apply, with a line on standard error, if another protocol is left."""
-    rest = tuple(name for name in protocols if name != "1k-folds")
-    if images == FOLDED or not rest or rest == protocols:
-        return protocols
-    print(f"protocol 1k-folds is left out: it needs exactly {FOLDED:,} images, not {images:,}", file=sys.stderr)
-    return rest

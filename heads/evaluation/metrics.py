@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
+from statistics import fmean
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -20,7 +21,8 @@ from ...pipeline.errors import RunError
 Ties = Literal["pessimistic", "optimistic", "mean"]
 WAYS: tuple[Literal["image_to_text"], Literal["text_to_image"]] = ("image_to_text", "text_to_image")
 BLOCK = 1 << 21  # cells of the similarity matrix looked at in one go
-FOLDS = [range(first, first + 1000) for first in range(0, 5000, 1000)]  # images of each fold of COCO 1K
+FOLDED = 5000  # images that 1k-folds is defined for
+FOLDS = [range(first, first + 1000) for first in range(0, FOLDED, 1000)]  # images of each fold of COCO 1K
 
 
 class Ranks(NamedTuple):
@@ -57,25 +59,6 @@ class Recalls(Table):
     """``R@1``, ``R@5`` and ``R@10`` in percent and the median rank ``medr`` of both directions."""
 
     rsum: float
-
-
-def chance(captions: Sequence[int]) -> float:
-    """Return the RSUM, of 600, that a random order of images and of captions is expected to have.
-
-    A query with `own` right items among `all` finds none of them in the first K with the probability that a draw of K
-    without replacement has none.
-
-    Args:
-        captions: how many each image has; those without any are searched for, and ask nothing.
-    """
-    total = sum(captions)
-    found = 0.0
-    for k in (1, 5, 10):
-        found += 100 * min(k / len(captions), 1.0)  # captions ask for their image
-        asked = Counter(own for own in captions if own)
-        misses = {own: comb(total - own, k) / comb(total, k) if k <= total else 0.0 for own in asked}
-        found += 100 * sum(many * (1 - misses[own]) for own, many in asked.items()) / asked.total()
-    return found
 
 
 def ranks(similarity: Tensor, caption_image: Tensor) -> tuple[Ranks, Ranks]:
@@ -196,6 +179,58 @@ def mean_table(tables: Sequence[Recalls]) -> Recalls:
         mean([table.text_to_image for table in tables]),
         sum(table.rsum for table in tables) / len(tables),
     )
+
+
+def recalls(similarity: Tensor, caption_image: Tensor, protocol: str, ties: Ties) -> Recalls:
+    """Return the table of a protocol for ``similarity [I, C]``.
+
+    Args:
+        similarity: larger is closer.
+        caption_image: the image (row) of each caption, `[C]`.
+        protocol: ``full``: all images against all captions (Flickr30K 1K, COCO 5K, any number of captions an image);
+            ``1k-folds``: the mean of five consecutive folds of 1,000 images in the order of Karpathy's file (COCO 1K).
+        ties: see `recall`.
+    """
+    if protocol == "full":
+        return recall_table(*ranks(similarity, caption_image), ties=ties)
+    return mean_table([recall_table(*fold_ranks(similarity, caption_image, fold), ties) for fold in FOLDS])
+
+
+def require_folds(images: int, where: str) -> None:
+    """Raise RunError, naming `where`, unless there are as many images as ``1k-folds`` is defined for."""
+    if images != FOLDED:
+        raise RunError(
+            f"protocol 1k-folds needs exactly {FOLDED:,} images and {where} has {images:,}; take --protocol full"
+        )
+
+
+def chance(captions: Sequence[int]) -> float:
+    """Return the RSUM, of 600, that a random order of images and of captions is expected to have.
+
+    A query with `own` right items among `all` finds none of them in the first K with the probability that a draw of K
+    without replacement has none.
+
+    Args:
+        captions: how many each image has; those without any are searched for, and ask nothing.
+    """
+    total = sum(captions)
+    found = 0.0
+    for k in (1, 5, 10):
+        found += 100 * min(k / len(captions), 1.0)  # captions ask for their image
+        asked = Counter(own for own in captions if own)
+        misses = {own: comb(total - own, k) / comb(total, k) if k <= total else 0.0 for own in asked}
+        found += 100 * sum(many * (1 - misses[own]) for own, many in asked.items()) / asked.total()
+    return found
+
+
+def chance_rsum(caption_image: Tensor, images: int, protocol: str) -> float | None:
+    """Return the RSUM that chance has under ``full`` or ``1k-folds``, see `chance`; None under others."""
+    counts = torch.bincount(caption_image.cpu(), minlength=images).tolist()
+    if protocol == "full":
+        return chance(counts)
+    if protocol == "1k-folds":
+        return fmean(chance(counts[fold.start : fold.stop]) for fold in FOLDS)
+    return None
 
 
 def log_circular_variance(*sets: Tensor, power: int = 1) -> float:

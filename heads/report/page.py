@@ -13,8 +13,9 @@ from ...pipeline.files import making_file, require_writable
 from ...pipeline.progress import Progress
 from ...pipeline.versions import require_packages
 from ...pipeline.wording import printable
-from ..evaluation.evaluation import Evaluation, evaluate, evaluate_untrained
+from ..evaluation.evaluation import Evaluation, evaluate_scores, evaluate_untrained
 from ..evaluation.metrics import Ties
+from ..evaluation.rankers import Ranker
 from ..recipes.blocks import Recipe
 from ..runs.config import flat
 from ..runs.features import caption_set_of_run, generation_shown, image_set_of_run, titled
@@ -87,7 +88,8 @@ def write_report(
     results, found = [], []
     with Progress("report", 2 * len(views) + 1, "parts") as progress:
         for view in views:
-            results.append(evaluate(view.run.path, store=store, split=split, ties=ties, scores=view.scores))
+            sets = image_set_of_run(view.run, view.cache), caption_set_of_run(view.run, view.cache)
+            results.append(evaluate_scores(Ranker(view.run, view.cache, sets), view.scores, split, ties))
             progress.update(1)
             found.append(diagnose_view(view, ties, data_root, visual_weights, text_weights))
             progress.update(1)

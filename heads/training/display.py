@@ -15,7 +15,7 @@ from ...pipeline.progress import Progress
 from ...pipeline.reading.batches import Batches
 from ...pipeline.wording import printable
 from ..evaluation.evaluation import FEW, too_few
-from ..evaluation.protocols import chance_rsum
+from ..evaluation.metrics import chance_rsum
 from ..recipes.blocks import Recipe
 from ..runs.info import RunInfo, versions
 

@@ -14,8 +14,7 @@ from ...pipeline.errors import RunError
 from ...pipeline.memory import keeping_memory
 from ...pipeline.reading.batches import Batch, Batches
 from ...pipeline.wording import counted
-from ..evaluation.metrics import Recalls
-from ..evaluation.protocols import recalls
+from ..evaluation.metrics import Recalls, recalls
 from ..evaluation.scoring import compare, embed
 from ..runs.run import Run
 from .display import EACH_EPOCH, Display, Shown, describe
@@ -241,7 +240,7 @@ class Loop:
         model, split = self.state.kept, self.val_split
         try:
             similarity = compare(model, *embed(model, split), self.texts)
-            return recalls(similarity, self.caption_image, "full", "pessimistic", "")
+            return recalls(similarity, self.caption_image, "full", "pessimistic")
         except RunError as error:
             what = f"the similarities are not finite in the validation of epoch {self.state.epoch + 1}"
             read = chain(split.image_features(_AT_ONCE), split.caption_features(_AT_ONCE))

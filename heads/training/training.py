@@ -11,7 +11,7 @@ from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
 from ...pipeline.reading.batches import Batches, joined_batches
 from ...pipeline.reading.placement import Placement, Resident
-from ..evaluation.subjects import untrained_rsum
+from ..evaluation.rankers import untrained_rsum
 from ..model import Model, build_losses, build_model, feature_facts
 from ..recipes.blocks import Recipe
 from ..runs.features import Sets, batches_of, views_to_draw

@@ -23,7 +23,7 @@ from PIL import Image
 import xret
 
 RECORDED = Path(__file__).parents[1] / "golden" / "unchanged.json"
-WORDS = "a red green blue grey square disc and beside with two of picture".split()
+WORDS = ["a", "red", "green", "blue", "grey", "square", "disc", "and", "beside", "with", "two", "of", "picture"]
 SYSTEMS = ["fusemix", "gaussian-vsepp", "gaussian-vsrn", "linear", "lit", "maxmatch", "mlp", "pcme", "pcmepp", "pvse"]
 SYSTEMS += ["sail", "scan", "setdiv", "setdiv-small", "vse-infty", "vsepp", "vsrn"]
 SMALL = {"model.dim": 16, "data.batch_size": 12, "schedule.epochs": 2}

@@ -10,7 +10,7 @@ from plain_evaluation import plain_rsum, plain_similarity, recipe_of, run_on
 from scores import score
 from small_store import make_store
 
-from xret.heads.evaluation import subjects
+from xret.heads.evaluation import rankers
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.metrics import ranks, recall_table
 from xret.heads.runs import features as run_features
@@ -79,7 +79,7 @@ def test_an_ensemble_must_see_the_same_samples(store, setdiv, folder, monkeypatc
         return found
 
     shutil.copytree(setdiv, folder / "setdiv2")
-    monkeypatch.setattr(subjects, "image_set_of_run", one_broken)
+    monkeypatch.setattr(rankers, "image_set_of_run", one_broken)
     with pytest.raises(
         RunError, match="cannot be one ensemble: of 11 and 12 images 11 are in both, of 27 and 30 captions 27: "
     ):

@@ -8,11 +8,10 @@ from captioned_store import make_captioned_store
 from scores import score
 from small_store import make_store
 
-from xret.heads.evaluation import evaluation, protocols, scoring, subjects
+from xret.heads.evaluation import coco, rankers, scoring
+from xret.heads.evaluation.coco import Judgements
 from xret.heads.evaluation.evaluation import evaluate
-from xret.heads.evaluation.judgements import Judgements
-from xret.heads.evaluation.metrics import WAYS, ranks, recall_table
-from xret.heads.evaluation.protocols import recalls
+from xret.heads.evaluation.metrics import WAYS, ranks, recall_table, recalls
 from xret.heads.runs import features as run_features
 from xret.pipeline.errors import CacheError, RunError
 
@@ -35,7 +34,7 @@ def test_judged_protocols_read_the_numbers_of_the_store(setdiv, tmp_path, monkey
     assert scores.cocoid.tolist() == [500 + 7 * number for number in range(12)]
     assert scores.sentid.tolist() == [100_000 - row for row in range(60)]
     truth = judgements_of(scores)
-    monkeypatch.setattr(protocols, "load_judgements", lambda protocol: truth)
+    monkeypatch.setattr(coco, "load_judgements", lambda protocol: truth)
     tables = {
         name: evaluate([setdiv], store=store, protocol=name, device="cpu").results[0]
         for name in ("full", "eccv", "cxc", "rpc2")
@@ -58,9 +57,9 @@ def test_judged_protocols_read_the_numbers_of_the_store(setdiv, tmp_path, monkey
 
 
 def test_what_is_not_judged_is_refused_before_it_is_embedded(setdiv, store, tmp_path, monkeypatch):
-    coco = make_captioned_store(tmp_path / "coco.zarr", captions=5)
-    truth = judgements_of(score(setdiv, store=coco, device="cpu"))
-    monkeypatch.setattr(protocols, "load_judgements", lambda protocol: truth)
+    there = make_captioned_store(tmp_path / "coco.zarr", captions=5)
+    truth = judgements_of(score(setdiv, store=there, device="cpu"))
+    monkeypatch.setattr(coco, "load_judgements", lambda protocol: truth)
     instances = tmp_path / "instances_val2014.json"
     instances.write_text(json.dumps({"images": [{"id": 500}], "categories": [{"id": 1}], "annotations": []}))
     original = run_features.image_set_of_run
@@ -72,26 +71,26 @@ def test_what_is_not_judged_is_refused_before_it_is_embedded(setdiv, store, tmp_
 
     monkeypatch.setattr(scoring, "embed", None)
     with monkeypatch.context() as patch:
-        patch.setattr(subjects, "image_set_of_run", one_failed)
+        patch.setattr(rankers, "image_set_of_run", one_failed)
         with pytest.raises(RunError, match=r"eccv needs the 12 images and 60 captions .* has 11 and 55"):
-            evaluate([setdiv], store=coco, protocol="eccv", device="cpu")
+            evaluate([setdiv], store=there, protocol="eccv", device="cpu")
     with pytest.raises(
         RunError, match=r"of COCO's test split, .*split 'test' of .*small\.zarr has 12 and 30, of which 0"
     ):
         evaluate([setdiv], protocol="cxc", device="cpu")
     with pytest.raises(RunError, match=r"does not know 11 of the 12 images of split 'test' of .*coco\.zarr"):
-        evaluate([setdiv], store=coco, protocol="pmrp", annotations=instances, device="cpu")
-    with pytest.raises(RunError, match="--annotations is for the protocol pmrp, and this is full; leave it out"):
-        evaluate([setdiv], store=coco, protocol="full", annotations=instances, device="cpu")
+        evaluate([setdiv], store=there, protocol=f"pmrp:{instances}", device="cpu")
+    with pytest.raises(RunError, match="only the protocol pmrp takes a file of annotations, not full"):
+        evaluate([setdiv], store=there, protocol=f"full:{instances}", device="cpu")
     with pytest.raises(CacheError, match="no split 'tset'"):
-        evaluate([setdiv], store=coco, protocol="cxc", split="tset", device="cpu")
+        evaluate([setdiv], store=there, protocol="cxc", split="tset", device="cpu")
 
 
 def test_folds_are_averaged():
     similarity = torch.rand(5000, 5000, generator=torch.Generator().manual_seed(0))
     similarity.fill_diagonal_(0.99)
     owner = torch.arange(5000)
-    table = recalls(similarity, owner, "1k-folds", "pessimistic", "here")
+    table = recalls(similarity, owner, "1k-folds", "pessimistic")
     blocks = [similarity[a : a + 1000, a : a + 1000] for a in range(0, 5000, 1000)]
     folds = [recall_table(*ranks(block, torch.arange(1000))) for block in blocks]
     assert table.rsum == pytest.approx(sum(fold.rsum for fold in folds) / 5)
@@ -106,26 +105,22 @@ def test_protocols(setdiv, store, folder):
         evaluate([setdiv], protocol="1k-folds", device="cpu")
     with pytest.raises(RunError, match=r"no protocol '5k-folds' \(did you mean '1k-folds'\?\); `xret list protocols`"):
         evaluate([setdiv], protocol="5k-folds", device="cpu")
-    coco = make_store(folder / "coco.zarr", protocols=("1k-folds", "full"))
+    there = make_store(folder / "coco.zarr", protocols=("1k-folds", "full"))
     with pytest.raises(RunError, match="1k-folds needs"):
-        evaluate([setdiv], store=coco, protocol="1k-folds", device="cpu")
-    assert evaluate([setdiv], store=coco, protocol="full", device="cpu").results[0].protocol == "full"
+        evaluate([setdiv], store=there, protocol="1k-folds", device="cpu")
+    assert evaluate([setdiv], store=there, protocol="full", device="cpu").results[0].protocol == "full"
 
 
-def test_what_the_manifest_names_and_does_not_apply_is_left_out_with_a_line(setdiv, folder, capsys):
-    both = make_store(folder / "both.zarr", protocols=("1k-folds", "full"))
-    results = evaluate([setdiv], store=both, device="cpu").results
-    assert [table.protocol for table in results] == ["full"]
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == "protocol 1k-folds is left out: it needs exactly 5,000 images, not 12"
+def test_what_the_manifest_names_and_does_not_apply_is_left_out_with_a_warning(setdiv, folder, caplog):
+    both = make_store(folder / "both.zarr", protocols=("1k-folds", "pmrp", "full"))
+    assert [table.protocol for table in evaluate([setdiv], store=both, device="cpu").results] == ["full"]
+    first, second = caplog.messages
+    assert first.startswith("protocol 1k-folds is left out: ") and "needs exactly 5,000 images" in first
+    assert second.startswith("protocol pmrp is left out: ")
     alone = make_store(folder / "alone.zarr", protocols=("1k-folds",))
     with pytest.raises(RunError, match="1k-folds needs"):
         evaluate([setdiv], store=alone, device="cpu")
-    assert evaluation._applicable(("1k-folds", "full"), 5000) == ("1k-folds", "full")
-    judged = make_store(folder / "judged.zarr", protocols=("pmrp", "full"))
-    assert [table.protocol for table in evaluate([setdiv], store=judged, device="cpu").results] == ["full"]
-    assert capsys.readouterr().err.startswith("protocol pmrp is left out: ")
-    with pytest.raises(RunError, match="--annotations"):
-        evaluate([setdiv], store=judged, protocol="pmrp", device="cpu")
+    with pytest.raises(RunError, match="--protocol pmrp:instances_val2014"):
+        evaluate([setdiv], store=both, protocol="pmrp", device="cpu")
     with pytest.raises(RunError, match="nowhere"):
-        evaluate([setdiv], store=judged, annotations=folder / "nowhere.json", device="cpu")
+        evaluate([setdiv], store=both, protocol=f"pmrp:{folder / 'nowhere.json'}", device="cpu")

@@ -159,26 +159,16 @@ def test_of_several_pairs_one_is_chosen(folder):
     store = make_store(folder / "several.zarr", text="tokens", space=SPACE)
     make_store(store, text="tokens", space=SPACE, weights="b")
     names = FeatureCache.open(store).set_names("images")
-    with pytest.raises(RunError, match=r"several image and caption sets in one space.*choose by --image and --text"):
+    with pytest.raises(RunError, match=r"several image and caption sets in one space.*choose by --features IMAGE,TEXT"):
         evaluate(store, device="cpu")
     for name in names:
-        assert evaluate(store, image=name, device="cpu").runs[0].startswith(f"untrained {name} and ")
-
-
-def test_a_run_has_its_own_features(run):
-    with pytest.raises(RunError, match=r"--image grid chooses features of a store, and a run has its own"):
-        evaluate(run[0], image="grid", device="cpu")
-
-
-def test_a_store_is_its_own(store):
-    with pytest.raises(RunError, match=r"--store other says where the features of runs are, and .* is a store"):
-        evaluate(store, store="other", device="cpu")
+        assert evaluate(store, features=name, device="cpu").runs[0].startswith(f"untrained {name} and ")
 
 
 def test_diagnostics_are_of_a_run(store):
     done = CliRunner().invoke(eval_, [store, "--diagnostics"])
     assert done.exit_code == 2
-    assert f"--diagnostics looks into a run, and {store} is a store; leave it out" in done.stderr
+    assert "--diagnostics takes one run, and no store" in done.stderr
 
 
 def test_what_is_neither_a_run_nor_a_store_is_said_to_be_no_run(tmp_path):

@@ -11,9 +11,9 @@ from torch.nn.functional import normalize
 
 from xret.cli.eval import eval_
 from xret.heads.evaluation.evaluation import evaluate
-from xret.heads.evaluation.protocols import recalls
+from xret.heads.evaluation.metrics import recalls
+from xret.heads.evaluation.rankers import open_rankers
 from xret.heads.evaluation.scoring import embed
-from xret.heads.evaluation.subjects import open_subjects
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.features import split_of_run
 from xret.heads.runs.run import Run
@@ -71,13 +71,13 @@ def test_it_is_the_mean_of_the_similarities(run_of, store, name):
     run, cache = run_of(name), FeatureCache.open(store)
     each = [similarity_of(run, cache, view) for view in range(3)]
     assert (each[0] - each[1]).abs().max() > 1e-3
-    (subject,) = open_subjects([run.path])
-    scores = subject.score("test", CPU, 3)
+    (ranker,) = open_rankers([run.path])
+    scores = ranker.score("test", CPU, 3)
     torch.testing.assert_close(scores.similarity, sum(each) / 3, rtol=1e-4, atol=1e-5)
-    table = recalls(sum(each) / 3, scores.caption_image, "full", "mean", "")
+    table = recalls(sum(each) / 3, scores.caption_image, "full", "mean")
     (result,) = evaluate(run.path, views=True, ties="mean", device="cpu").results
     assert result.rsum == pytest.approx(table.rsum)
-    first = subject.score("test", CPU)
+    first = ranker.score("test", CPU)
     torch.testing.assert_close(first.similarity, each[0], rtol=1e-4, atol=1e-5)
     assert scores.log_circular_variance == first.log_circular_variance
 
@@ -89,7 +89,7 @@ def test_of_vectors_it_is_the_mean_of_the_normalised_embeddings(run_of, store):
     embedded = [embed(model, split_of_run(run, cache, "test", model, CPU, view)) for view in range(3)]
     mean = torch.stack([normalize(images, dim=1) for images, _ in embedded]).mean(0)
     expected = mean @ normalize(embedded[0][1], dim=1).T
-    scores = open_subjects([run.path])[0].score("test", CPU, 3)
+    scores = open_rankers([run.path])[0].score("test", CPU, 3)
     torch.testing.assert_close(scores.similarity, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -112,11 +112,9 @@ def test_an_ensemble_takes_each_run_with_the_views_it_has(run_of, store, folder)
     found = evaluate(runs, views=True, device="cpu")
     assert found.views == (3, 1)
     assert found.to_dict()["views"] == [3, 1]
-    scores = [subject.score("test", CPU, views) for subject, views in zip(open_subjects(runs), (3, 1), strict=True)]
+    scores = [ranker.score("test", CPU, views) for ranker, views in zip(open_rankers(runs), (3, 1), strict=True)]
     mean = (scores[0].similarity + scores[1].similarity) / 2
-    assert found.results[0].rsum == pytest.approx(
-        recalls(mean, scores[0].caption_image, "full", "pessimistic", "").rsum
-    )
+    assert found.results[0].rsum == pytest.approx(recalls(mean, scores[0].caption_image, "full", "pessimistic").rsum)
 
 
 def test_a_set_of_one_view_is_refused(folder):

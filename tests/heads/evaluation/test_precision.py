@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from xret.heads.evaluation import metrics
 from xret.heads.evaluation.metrics import recall
-from xret.heads.evaluation.r_precision import best_ranks, map_at_r, plausible_matches, r_precision
+from xret.heads.evaluation.precision import best_ranks, map_at_r, plausible_matches, r_precision
 
 TIES = ("pessimistic", "optimistic", "mean")
 

@@ -10,11 +10,10 @@ import torch
 from conftest import GOLDEN
 from recorded_scores import recipe_scores, recipe_uniform
 
-from xret.heads.evaluation import protocols
-from xret.heads.evaluation.judgements import Instances, Judgements, load_judgements, relevance
-from xret.heads.evaluation.metrics import WAYS, recall_table
-from xret.heads.evaluation.protocols import ground_truth, recalls, table
-from xret.heads.evaluation.r_precision import plausible_matches
+from xret.heads.evaluation import metrics
+from xret.heads.evaluation.coco import Instances, Judgements, ground_truth, load_judgements, relevance
+from xret.heads.evaluation.metrics import WAYS, recalls
+from xret.heads.evaluation.precision import plausible_matches
 from xret.heads.evaluation.scoring import Scores
 from xret.pipeline.errors import RunError
 
@@ -73,7 +72,7 @@ def full_rankings(scores):
 def test_the_package_gives_the_same_tables(small):
     package = pytest.importorskip("eccv_caption._metrics", reason=COCO)
     scores, truth = small
-    tables = {name: table(name, truth, scores, "pessimistic", "here") for name in ("eccv", "cxc", "rpc2")}
+    tables = {name: truth.table(name, scores, "pessimistic") for name in ("eccv", "cxc", "rpc2")}
     for way, ranked, eccv, cxc in zip(WAYS, full_rankings(scores), truth.eccv, truth.cxc, strict=True):
         expected = package.compute_eccv_metrics(ranked, eccv)
         names = {"mAP@R": "eccv_map_at_r", "R-P": "eccv_rprecision", "R@1": "eccv_r1"}
@@ -91,33 +90,29 @@ def test_ties_are_counted_as_asked(small):
     constant = scores_of(torch.zeros(10, 20), scores.cocoid, scores.sentid, scores.caption_image)
     for name in ("eccv", "rpc2"):
         values = [
-            [value for way in WAYS for value in getattr(table(name, truth, constant, ties, "here"), way).values()]
+            [value for way in WAYS for value in getattr(truth.table(name, constant, ties), way).values()]
             for ties in ("pessimistic", "mean", "optimistic")
         ]
         assert all(worst < mean < best for worst, mean, best in zip(*values, strict=True))
-    rsums = [table("cxc", truth, constant, ties, "here").rsum for ties in ("pessimistic", "mean", "optimistic")]
+    rsums = [truth.table("cxc", constant, ties).rsum for ties in ("pessimistic", "mean", "optimistic")]
     assert rsums == sorted(set(rsums))
     # By chance, each of the first R captions is right with probability R / 20.
     relevant, count = relevance(truth.cxc[0], scores.cocoid, scores.sentid)
     assert (relevant.sum(1) == count).all()
-    mean = table("rpc2", truth, constant, "mean", "here").image_to_text["RPC2"]
+    mean = truth.table("rpc2", constant, "mean").image_to_text["RPC2"]
     assert mean == pytest.approx(100 * float((count / 20).mean()))
 
 
 def test_folds_judge_what_lies_inside(small, monkeypatch):
     package = pytest.importorskip("eccv_caption._metrics", reason=COCO)
     scores, truth = small
-    monkeypatch.setattr(protocols, "FOLDED", 10)
-    monkeypatch.setattr(protocols.metrics, "FOLDS", [range(first, first + 2) for first in range(0, 10, 2)])
+    monkeypatch.setattr(metrics, "FOLDED", 10)
+    monkeypatch.setattr(metrics, "FOLDS", [range(first, first + 2) for first in range(0, 10, 2)])
     codes = torch.rand(10, 4, generator=torch.Generator().manual_seed(1)) < 0.5
     found = {
-        "RPC2 1K": table("rpc2", truth, scores, "pessimistic", "here"),
-        "PMRP 1K": table(
-            "pmrp",
-            Instances("file", dict(zip(scores.cocoid.tolist(), codes.numpy(), strict=True))),
-            scores,
-            "pessimistic",
-            "here",
+        "RPC2 1K": truth.table("rpc2", scores, "pessimistic"),
+        "PMRP 1K": Instances("file", dict(zip(scores.cocoid.tolist(), codes.numpy(), strict=True))).table(
+            "pmrp", scores, "pessimistic"
         ),
     }
     owner = scores.caption_image.tolist()
@@ -148,9 +143,9 @@ def test_other_images_or_captions_are_refused(small):
         r"'test' of x has 9 and 20, of which 9 and 20 are among them; take --protocol full"
     )
     with pytest.raises(RunError, match=sentence):
-        protocols.require("eccv", truth, scores.cocoid[:9], scores.sentid, "split 'test' of x")
+        truth.require("eccv", scores.cocoid[:9], scores.sentid, "split 'test' of x")
     with pytest.raises(RunError, match=r"here has 10 and 20, of which 10 and 19 are among them"):
-        protocols.require("cxc", truth, scores.cocoid, np.r_[5, scores.sentid[1:]], "here")
+        truth.require("cxc", scores.cocoid, np.r_[5, scores.sentid[1:]], "here")
 
 
 def test_the_real_judgements():
@@ -164,7 +159,7 @@ def test_the_real_judgements():
 def test_without_the_package_there_is_a_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "eccv_caption", None)
     with pytest.raises(RunError, match=r"protocol rpc2 reads .* eccv_caption, .* pip install 'xret\[eccv\]'"):
-        ground_truth("rpc2")
+        ground_truth("rpc2", "")
 
 
 # ---- plausible matches ----
@@ -206,7 +201,7 @@ def test_plausible_matches_come_from_the_annotations(tmp_path):
     shown = [{90}, {1, 3}, {1, 3}, set(), {3}]
     similarity = torch.randn(5, 10, generator=torch.Generator().manual_seed(0))
     owner = np.arange(10) // 2
-    found = table("pmrp", truth, scores_of(similarity, cocoid, np.arange(10), owner), "pessimistic", "here")
+    found = truth.table("pmrp", scores_of(similarity, cocoid, np.arange(10), owner), "pessimistic")
     for zeta in (0, 1, 2):
         match = [[len(a ^ shown[k]) <= zeta for k in owner] for a in shown]
         to_text = [
@@ -231,14 +226,14 @@ def test_recorded_plausible_matches(golden):
     data = golden("plausible_match")
     codes = dict(enumerate(data["in_class_codes"]))
     scores = scores_of(torch.tensor(data["in_sim"]), np.arange(60), np.arange(300), np.arange(300) // 5)
-    found = table("pmrp", Instances("file", codes), scores, "pessimistic", "here")
+    found = Instances("file", codes).table("pmrp", scores, "pessimistic")
     assert found.image_to_text["PMRP"] == pytest.approx(float(data["out_i2t_pmrp"]), rel=1e-12)
     assert found.text_to_image["PMRP"] == pytest.approx(float(data["out_t2i_pmrp"]), rel=1e-12)
 
 
 def test_annotations_that_do_not_fit(tmp_path):
-    with pytest.raises(RunError, match=r"instances_val2014\.json with --annotations"):
-        ground_truth("pmrp")
+    with pytest.raises(RunError, match="--protocol pmrp:instances_val2014"):
+        ground_truth("pmrp", "")
     with pytest.raises(RunError, match=r"none\.json cannot be read: No such file"):
         ground_truth("pmrp", tmp_path / "none.json")
     for changes in (
@@ -256,8 +251,8 @@ def test_annotations_that_do_not_fit(tmp_path):
         with pytest.raises(RunError, match=f"{name} is not COCO's instance annotations"):
             ground_truth("pmrp", tmp_path / name)
     truth = ground_truth("pmrp", annotations(tmp_path / "instances.json"))
-    with pytest.raises(RunError, match=r"does not know 2 of the 3 images of here, among them cocoid 4: PMRP needs"):
-        protocols.require("pmrp", truth, np.array([11, 4, -1]), np.arange(3), "here")
+    with pytest.raises(RunError, match=r"does not know 2 of the 3 images of here, among them cocoid 4: pmrp needs"):
+        truth.require("pmrp", np.array([11, 4, -1]), np.arange(3), "here")
 
 
 # ---- at COCO's size ----
@@ -290,8 +285,8 @@ def test_recorded_coco_test_split():
         assert digest == recorded[f"sha256_top10_{way}"]
 
     scores, expected = scores_of(similarity, cocoid, sentid, np.arange(25000) // 5), recorded["expected"]
-    found = {name: table(name, truth, scores, "pessimistic", "here") for name in ("eccv", "cxc", "rpc2")}
-    plain = {name: recalls(similarity, scores.caption_image, name, "pessimistic", "") for name in ("full", "1k-folds")}
+    found = {name: truth.table(name, scores, "pessimistic") for name in ("eccv", "cxc", "rpc2")}
+    plain = {name: recalls(similarity, scores.caption_image, name, "pessimistic") for name in ("full", "1k-folds")}
     for way, short in zip(WAYS, ("i2t", "t2i"), strict=True):
         values = {
             "eccv_map_at_r": getattr(found["eccv"], way)["mAP@R"],
@@ -320,13 +315,3 @@ def test_recorded_coco_test_split():
             assert getattr(found["eccv"], way)[name] == pytest.approx(100 * theirs[value][short], rel=1e-12)
         for k in (1, 5, 10):
             assert getattr(found["cxc"], way)[f"R@{k}"] == pytest.approx(100 * theirs[f"cxc_r{k}"][short], rel=1e-12)
-
-
-def test_folds_and_full_are_the_tables_of_metrics():
-    similarity = torch.rand(5, 15, generator=torch.Generator().manual_seed(0))
-    owner = torch.arange(15) // 3
-    scores = scores_of(similarity, np.full(5, -1), np.arange(15), owner)
-    expected = recall_table(*protocols.metrics.ranks(similarity, owner), ties="mean")
-    assert table("full", None, scores, "mean", "here") == expected
-    with pytest.raises(RunError, match="1k-folds needs exactly 5,000 images and here has 5"):
-        table("1k-folds", None, scores, "mean", "here")

@@ -132,12 +132,11 @@ def train(
     from .heads.training.display import Shown
     from .heads.training.training import train
 
-    chosen, shown = load_recipe(str(recipe), _written(settings)), Shown.of(verbose, "epochs")
+    chosen, shown = load_recipe(str(recipe), dict(settings)), Shown.of(verbose, "epochs")
     return train(
         str(store),
         chosen,
         out,
-        settings=_written(settings),
         device=device,
         seed=seed,
         resume=resume,
@@ -188,7 +187,7 @@ def finetune(
     return finetune(
         run,
         out,
-        settings=_written(settings),
+        settings=dict(settings),
         reattach=_several(reattach),
         visual_weights=visual_weights,
         text_weights=text_weights,

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .parsing import FOLDER, NEW_FOLDER, Sectioned, comma_list, verbose_option
+from .parsing import FOLDER, NEW_FOLDER, Sectioned, comma_list, settings_option, verbose_option
 from .train_head import format_summary, say_if_new
 
 
@@ -35,9 +35,7 @@ from .train_head import format_summary, say_if_new
 )
 @click.option("--visual-weights", metavar="HUB_ID|DIR|FILE", help="Weights of the image backbone, if they have moved.")
 @click.option("--text-weights", metavar="HUB_ID|DIR|FILE", help="Weights of the text backbone, if they have moved.")
-@click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a value of the recipe; as often as needed."
-)
+@settings_option("of the recipe")
 @click.option("--store", help="Where the feature cache is now, if not where RUN was trained.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option("--resume", is_flag=True, help="Go on with the same options where it stopped, or begin.")

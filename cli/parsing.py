@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from ..heads.recipes.settings import settings_of
 from ..pipeline.errors import RunError
 from ..pipeline.files import require_writable
 
@@ -52,6 +53,16 @@ class Output(click.Path):
 FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)  # to read from
 NEW_FOLDER = Output(path_type=Path)  # whether it may be there already is the command's to say
 NEW_FILE = Output(path_type=Path, dir_okay=False)
+
+
+def settings_option(what: str) -> Any:
+    """Return the option ``--set``, whose value is a dictionary; `what` its help says it changes."""
+    text = f"Change a value {what}; as often as needed."
+    return click.option("--set", "settings", multiple=True, callback=_settings, metavar="KEY=VALUE", help=text)
+
+
+def _settings(_ctx: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> dict[str, Any]:
+    return settings_of(value)
 
 
 verbose_option = click.option(

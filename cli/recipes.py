@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from itertools import takewhile
 from typing import Any
 
 import click
@@ -62,10 +63,8 @@ def show(context: click.Context, name: str, as_json: bool) -> None:
     if as_json or (context.parent is not None and context.parent.params["as_json"]):
         click.echo(json.dumps(recipe))
         return
-    texts = [file.read_text(encoding="utf-8") for file in lineage(name)]
-    for line in texts[0].splitlines():
-        if not line.startswith("#"):
-            break
+    texts = [layer.text for layer in lineage(name)]
+    for line in takewhile(lambda line: line.startswith("#"), texts[0].splitlines()):
         click.echo(line)
     sources: dict[str, str] = {}
     for text in reversed(texts):  # what a variant says overrides what its base says

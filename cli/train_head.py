@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.wording import counted
-from .parsing import NEW_FOLDER, Sectioned, one_recipe, verbose_option
+from .parsing import NEW_FOLDER, Sectioned, one_recipe, settings_option, verbose_option
 
 if TYPE_CHECKING:
     from ..heads.training.loop import TrainSummary
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     metavar="NAME|FILE",
     help="A name that `xret recipes` lists, or a YAML file.",
 )
-@click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a value of the recipe; as often as needed."
-)
+@settings_option("of the recipe")
 @click.option(
     "--also",
     multiple=True,

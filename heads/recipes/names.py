@@ -1,51 +1,28 @@
-"""The names and files of recipes, without torch; the package's docstring has the rule for bundled ones."""
+"""The names and files of recipes, without torch; the package's docstring says where each name is."""
 
-import difflib
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ...pipeline.documents import DocumentError, read_yaml
-from ...pipeline.errors import RecipeError
+import yaml
+
+from ...pipeline.errors import RecipeError, nearest
 
 FOLDER = Path(__file__).parent / "systems"
 
 
-def recipe_files() -> dict[str, Path]:
-    """Return the file of every bundled recipe, by its name; variants follow their system."""
-    named = {}
-    for file in FOLDER.rglob("*.yaml"):
-        variant = file.parent.with_suffix(".yaml").is_file()
-        named[f"{file.parent.name}/{file.stem}" if variant else file.stem] = file
-    return dict(sorted(named.items(), key=lambda entry: entry[0].split("/")))
+class Layer(NamedTuple):
+    """What a recipe says itself, without its base: its place (file and variant), its values and its text."""
 
-
-def recipe_names() -> list[str]:
-    """Return the names of the bundled recipes: ``system`` or ``system/variant``."""
-    return list(recipe_files())
-
-
-def recipe_file(recipe: str) -> Path:
-    """Return the YAML file of a bundled recipe's name, or of a path.
-
-    Raises:
-        RecipeError: there is neither such a recipe nor such a file.
-    """
-    bundled = recipe_files()
-    if recipe in bundled:
-        return bundled[recipe]
-    if Path(recipe).is_file():
-        return Path(recipe)
-    if (Path(recipe) / "recipe.yaml").is_file():
-        raise RecipeError(f"{recipe} is a run; take its recipe, {Path(recipe) / 'recipe.yaml'}")
-    near = [f"'{name}'" for name in difflib.get_close_matches(recipe, bundled)]
-    hint = f" (did you mean {', '.join(near[:-1])}{' or ' if near[1:] else ''}{near[-1]}?)" if near else ""
-    raise RecipeError(f"there is no recipe '{recipe}'{hint}; take one that `xret recipes` lists, or a YAML file's path")
+    place: tuple[Path, str]
+    values: dict[str, Any]
+    text: str
 
 
 @dataclass(frozen=True)
 class Headline:
-    """What a list of recipes says of one.
+    """A bundled recipe in a list.
 
     Attributes:
         name: of the recipe.
@@ -60,50 +37,92 @@ class Headline:
     expected: dict[str, float | None]
 
 
+def recipe_names() -> list[str]:
+    """Return the names of the bundled recipes: ``system`` or ``system/variant``."""
+    names = []
+    for file in sorted(FOLDER.glob("*.yaml"), key=lambda file: file.stem):
+        names += [file.stem, *(f"{file.stem}/{variant}" for variant in _parse(file).get("variants") or ())]
+    return names
+
+
+def recipe_file(recipe: str) -> Path:
+    """Return the YAML file of a recipe; RecipeError where there is no such recipe."""
+    return _find(recipe)[0]
+
+
 def headlines() -> list[Headline]:
-    """Return what the bundled recipes say of themselves; their parts are not looked at, which would take torch."""
+    """Return what a list says of the bundled recipes; their parts are not checked, which would take torch."""
     found = []
     for name in recipe_names():
         said: dict[str, Any] = {}
-        for own in reversed(lineage(name).values()):
-            said |= own | {"expected": said.get("expected", {}) | own.get("expected", {})}
+        for layer in reversed(lineage(name)):
+            said |= layer.values | {"expected": said.get("expected", {}) | layer.values.get("expected", {})}
         found.append(Headline(name, said["reaches"], said["paper"], said["expected"]))
     return found
 
 
-def lineage(recipe: str) -> dict[Path, dict[str, Any]]:
-    """Return the file of a recipe and those of the recipes it is based on, nearest first, with what each says itself.
+def lineage(recipe: str) -> list[Layer]:
+    """Return what a recipe says itself, then what those say that it is based on, nearest first.
 
     Raises:
-        RecipeError: a file is no recipe, or names a base that is not there or is based on it.
+        RecipeError: a file is no recipe, or a base is missing or based on this one.
     """
-    said: dict[Path, dict[str, Any]] = {}
-    file = recipe_file(recipe)
-    while True:
-        values = said[file] = _read(file)
-        base = values.pop("base", None)
-        if base is None:
-            return said
-        beside = file.parent / str(base)
-        above = beside.resolve() if beside.is_file() else recipe_file(str(base))
-        if above in said:
-            raise RecipeError(f"recipe {file}: base must be the name or path of another recipe, not {base!r}")
-        file = above
+    layers: list[Layer] = []
+    place: tuple[Path, str] | None = _find(recipe)
+    while place is not None:
+        layer, base = _read(*place)
+        layers.append(layer)
+        place = None if base is None else _base(base, layer)
+        if place in [one.place for one in layers]:
+            raise RecipeError(f"recipe '{recipe}': base must be another recipe, not {base!r}, which is based on it")
+    return layers
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _find(recipe: str) -> tuple[Path, str]:
+    """Return the file of a name or path, and which of its variants is meant; an empty text: none."""
+    system, _, variant = recipe.partition("/")
+    file = FOLDER / f"{system}.yaml"
+    if file.is_file() and (not variant or variant in _parse(file).get("variants", {})):
+        return file, variant
+    if Path(recipe).is_file():
+        return Path(recipe).resolve(), ""
+    if (Path(recipe) / "recipe.yaml").is_file():
+        raise RecipeError(f"{recipe} is a run; take its recipe, {Path(recipe) / 'recipe.yaml'}")
+    hint = nearest(recipe, recipe_names())
+    raise RecipeError(f"there is no recipe '{recipe}'{hint}; take one that `xret recipes` lists, or a YAML file's path")
+
+
+def _base(base: str, layer: Layer) -> tuple[Path, str]:
+    file, variant = layer.place
+    beside = file.parent / base
+    if variant and base in _parse(file)["variants"]:
+        return file, base
+    return (beside.resolve(), "") if beside.is_file() else _find(base)
+
+
+def _read(file: Path, variant: str) -> tuple[Layer, str | None]:
+    """Return what a recipe says, and its base."""
+    values, text = _parse(file), file.read_text(encoding="utf-8")
+    variants = values.pop("variants", {})
+    if variant:
+        values = {"base": file.stem, **variants[variant], "name": f"{file.stem}/{variant}"}
+        text = _text_of(text, variant)
+    base = values.pop("base", None)
+    return Layer((file, variant), values, text), None if base is None else str(base)
+
+
+def _text_of(text: str, variant: str) -> str:
+    """Return the lines of a variant, as if they were a file."""
+    lines = text.partition(f"\n  {variant}:\n")[2].splitlines()
+    end = next((at for at, line in enumerate(lines) if line and not line.startswith("    ")), len(lines))
+    return textwrap.dedent("\n".join(lines[:end]))
+
+
+def _parse(file: Path) -> dict[str, Any]:
     try:
-        values = read_yaml(file)
-    except DocumentError as error:
+        values = yaml.load(file.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, yaml.YAMLError, ValueError) as error:
         raise RecipeError(f"recipe {file} is not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise RecipeError(f"recipe {file} must be a mapping, as `xret recipes show vsepp` prints one")
-    apart: dict[str, Any] = _apart(values)
-    return apart
-
-
-def _apart(values: Any) -> Any:
-    """Return nested values of which none is another one: what YAML calls by an alias is the same object."""
-    if isinstance(values, dict):
-        return {key: _apart(value) for key, value in values.items()}
-    return [_apart(value) for value in values] if isinstance(values, list) else values
+    return values

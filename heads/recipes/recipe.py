@@ -16,8 +16,21 @@ from ..modules.parameters import at_least
 from ..modules.similarity import SIMILARITIES
 from .blocks import SECTIONS, Recipe
 from .names import lineage
+from .parts import check_parts
 from .schema import REQUIRED, Field, check, fields, get
-from .trial import refusals
+from .settings import Settings, full_key, key_of, normalised, settings_of
+
+__all__ = [
+    "changed",
+    "faults_of",
+    "full_key",
+    "key_of",
+    "load_recipe",
+    "normalised",
+    "refused",
+    "resolve",
+    "settings_of",
+]
 
 PARTS = {"aggregator.image": AGGREGATORS, "aggregator.text": AGGREGATORS, "similarity": SIMILARITIES}
 _PART_NAMES = [f"{path}.name" for path in PARTS]
@@ -27,30 +40,30 @@ _REFUSAL = " cannot be used: "  # what stands between what is refused and its fa
 _LOSS_KEYS = {"same_text": Field(Literal["negative", "excluded", "positive"], "negative")}
 
 
-def load_recipe(recipe: str, settings: Sequence[str] = ()) -> Recipe:
-    """Read a recipe, change it by ``KEY=VALUE`` settings, and resolve it.
+def load_recipe(recipe: str, settings: Settings | Sequence[str] = ()) -> Recipe:
+    """Read a recipe, change it by settings, and resolve it.
 
     A file may name another recipe as its ``base``, by name or by a path from where it lies or from here, and then
     holds only what differs.
 
-    A setting of a part's block is one of its name: ``aggregator.image=average``. Another name puts the part's other
-    parameters back to that part's defaults; all names are set before all other keys, in whatever order they come.
+    A setting of a part's block is one of its name: ``aggregator.image``. Another name puts the part's other parameters
+    back to that part's defaults; all names are set before all other keys.
 
     Args:
         recipe: a bundled name (``setdiv``) or the path of a YAML file.
-        settings: dotted keys with values, such as ``loss.triplet.margin=0.1``.
+        settings: dotted keys with values, such as ``{"loss.triplet.margin": 0.1}``.
 
     Raises:
         RecipeError: unknown keys and wrong values, of the file and of the settings, all of them at once.
     """
     values: dict[str, Any] = {}
-    for said in reversed(lineage(recipe).values()):
-        values = _laid_over(said, values)
+    for layer in reversed(lineage(recipe)):
+        values = _laid_over(layer.values, values)
     return _with(values, settings, recipe)
 
 
-def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
-    """Return a resolved recipe with ``KEY=VALUE`` settings, the same as if `load_recipe` had been given them too.
+def changed(recipe: Recipe, settings: Settings | Sequence[str]) -> Recipe:
+    """Return a resolved recipe with settings, the same as if `load_recipe` had been given them too.
 
     Raises:
         RecipeError: unknown keys and wrong values, all of them at once.
@@ -58,27 +71,17 @@ def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     return _with(recipe.to_dict(), settings, recipe.name)
 
 
-def _with(values: dict[str, Any], settings: Sequence[str], name: str) -> Recipe:
+def _with(values: dict[str, Any], settings: Settings | Sequence[str], name: str) -> Recipe:
     """Write settings into nested values and resolve them."""
-    faults = _apply(values, settings)
-    # Not in `resolve`, which reads the recipes of runs too: those that were trained so stay readable.
-    if get(values, "data.unit") == "caption" and str(get(values, "data.captions")).lower() not in ("none", "null"):
-        faults.append("data.captions has no effect on batches of captions: set data.unit=image, or data.captions=null")
+    full = normalised(settings) if isinstance(settings, Mapping) else settings_of(settings)
+    ordered = sorted(full.items(), key=lambda pair: pair[0] not in _PART_NAMES)  # names first, the rest as it came
+    faults = [fault for key, value in ordered if (fault := _set(values, key, value))]
     title = f"recipe '{name}'"
     recipe = resolve(values, faults=faults, title=title)
-    if recipe.augment.mix and (found := _unfit_for_mix(recipe)):
+    # Not in `resolve`, which also reads the recipes of runs: those that were trained so stay readable.
+    if found := _contradictions(recipe):
         raise refused(title, found)
     return recipe
-
-
-def _unfit_for_mix(recipe: Recipe) -> list[str]:
-    """Return why the batches of a recipe cannot be blended."""
-    faults = []
-    if (recipe.data.unit, recipe.data.captions) != ("image", 1):
-        faults.append("augment.mix blends pairs: set data.unit=image and data.captions=1, or augment.mix=0")
-    if recipe.loss["same_text"] != "negative":
-        faults.append("augment.mix makes captions that have no text of their own: set loss.same_text=negative")
-    return faults
 
 
 def _laid_over(values: Mapping[str, Any], base: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -86,12 +89,13 @@ def _laid_over(values: Mapping[str, Any], base: Mapping[str, Any], path: str = "
     merged = dict(base)
     for key, value in values.items():
         inner, below = f"{path}{key}", base.get(key)
-        if not (isinstance(value, Mapping) and isinstance(below, Mapping)):
+        if not isinstance(value, Mapping):
             merged[key] = value
-        elif inner in PARTS and value.get("name", below.get("name")) != below.get("name"):
-            merged[key] = dict(value)
-        else:
-            merged[key] = _laid_over(value, below, f"{inner}.")
+            continue
+        below = below if isinstance(below, Mapping) else {}
+        if inner in PARTS and value.get("name", below.get("name")) != below.get("name"):
+            below = {}
+        merged[key] = _laid_over(value, below, f"{inner}.")
     return merged
 
 
@@ -107,14 +111,12 @@ def resolve(values: Mapping[str, Any], *, faults: Sequence[str] = (), title: str
         RecipeError: naming every fault.
     """
     found = list(faults)
-    schema = _schema(values)
-    complete = check(values, schema, found)
+    complete = check(values, _schema(values), found)
     if not found:
         block = complete["loss"]
         complete["loss"] = {key: value for key, value in block.items() if key in _LOSS_KEYS or value["weight"] > 0}
         terms = {term: block for term, block in complete["loss"].items() if term not in _LOSS_KEYS}
-        found += _contradictions(complete["optimizer"], complete["schedule"])
-        found += refusals(complete["model"]["dim"], complete["aggregator"], complete["similarity"], terms)
+        found += check_parts(complete["model"]["dim"], complete["aggregator"], complete["similarity"], terms)
     if found:
         raise refused(title, found)
     return Recipe(**{key: SECTIONS[key](**v) if key in SECTIONS else v for key, v in complete.items()})
@@ -130,18 +132,23 @@ def faults_of(error: RecipeError) -> list[str]:
     return (str(error).partition(_REFUSAL)[2] or str(error)).split("; ")
 
 
-def _contradictions(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -> list[str]:
+def _contradictions(recipe: Recipe) -> list[str]:
     """Return what is wrong with values that fit, each alone, and not together."""
-    faults = []
-    ema = optimizer["ema"]
-    if ema is not None and optimizer["swa_epochs"]:
+    data, optimizer, schedule, faults = recipe.data, recipe.optimizer, recipe.schedule, []
+    if optimizer.ema is not None and optimizer.swa_epochs:
         faults.append("optimizer.ema and optimizer.swa_epochs are two averages of the weights; choose one")
-    if ema is not None and ema >= 1:
-        faults.append(f"optimizer.ema must be below 1, not {ema:g}; 0.999 averages about 1,000 steps")
-    if (averaged := optimizer["swa_epochs"]) > (epochs := schedule["epochs"]):
-        faults.append(f"optimizer.swa_epochs={averaged} is more than all epochs, schedule.epochs={epochs}")
-    if schedule["warmup_ratio"] and schedule["warmup_epochs"]:
+    if optimizer.ema is not None and optimizer.ema >= 1:
+        faults.append(f"optimizer.ema must be below 1, not {optimizer.ema:g}; 0.999 averages about 1,000 steps")
+    if optimizer.swa_epochs > schedule.epochs:
+        faults.append(
+            f"optimizer.swa_epochs={optimizer.swa_epochs} is more than all epochs, schedule.epochs={schedule.epochs}"
+        )
+    if schedule.warmup_ratio and schedule.warmup_epochs:
         faults.append("schedule.warmup_ratio and schedule.warmup_epochs both say how long lr rises; choose one")
+    if recipe.augment.mix and (data.unit, data.captions) != ("image", 1):
+        faults.append("augment.mix blends pairs: set data.unit=image and data.captions=1, or augment.mix=0")
+    if recipe.augment.mix and recipe.loss["same_text"] != "negative":
+        faults.append("augment.mix makes captions that have no text of their own: set loss.same_text=negative")
     return faults
 
 
@@ -175,30 +182,7 @@ def _part(values: Mapping[str, Any], path: str) -> dict[str, Any]:
     return {"name": Field(Literal[tuple(registry)], REQUIRED, listed), **parameters}
 
 
-def full_key(key: str) -> str:
-    """Return the key of a setting; that of a part's block stands for the part's name."""
-    return f"{key}.name" if key in PARTS or key in ("schedule", "optimizer") else key
-
-
-def key_of(setting: str) -> str:
-    """Return the key of a ``KEY=VALUE`` setting, in full."""
-    return full_key(setting.partition("=")[0].strip())
-
-
-def _apply(values: dict[str, Any], settings: Sequence[str]) -> list[str]:
-    """Write the settings into `values`; return what is wrong with those that could not be written."""
-    faults, pairs = [], []
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if equals and key.strip(". "):
-            pairs.append((full_key(key.strip()), value.strip()))
-        else:
-            faults.append(f"--set '{setting}' must have the form KEY=VALUE, such as optimizer.lr=0.001")
-    pairs.sort(key=lambda pair: pair[0] not in _PART_NAMES)  # names first, the rest as it came
-    return [*faults, *filter(None, (_set(values, key, value) for key, value in pairs))]
-
-
-def _set(values: dict[str, Any], key: str, value: str) -> str:
+def _set(values: dict[str, Any], key: str, value: Any) -> str:
     """Write one value, or return why it cannot be written; another part's name empties the block."""
     *path, last = key.split(".")
     block: Any = values

@@ -140,7 +140,7 @@ def _any_of(value: Any, options: tuple[Any, ...]) -> Any:
 
 
 def _whole(value: Any) -> int:
-    if type(value) not in (int, str):
+    if type(value) not in (int, str) and not (type(value) is float and value.is_integer()):
         raise ValueError
     return int(value)
 
@@ -152,9 +152,9 @@ def _number(value: Any) -> float:
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str):
+    if not isinstance(value, str | int | float):
         raise ValueError
-    return value
+    return str(value)
 
 
 def _set_names(value: Any) -> str | list[str]:

@@ -20,7 +20,7 @@ from xret.pipeline.errors import RecipeError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-FILES = sorted(FOLDER.rglob("*.yaml"))
+FILES = sorted(FOLDER.glob("*.yaml"))
 NAMES = recipe_names()
 SYSTEMS = [name for name in NAMES if "/" not in name]
 OURS = ["linear", "mlp", "setdiv-small"]  # no paper's: their values are ours
@@ -62,19 +62,18 @@ def store(tmp_path_factory):
 
 
 def test_there_are_so_many_recipes():
-    assert (len(FILES), len(SYSTEMS)) == (67, 17)
-    assert {recipe_file(name) for name in NAMES} == set(FILES)
+    assert (len(FILES), len(SYSTEMS), len(NAMES)) == (17, 17, 67)
     assert {name.split("/")[0] for name in VARIANTS} == set(SYSTEMS) - {"pcmepp", *ALIGNMENT, *OURS}
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in OURS])
+@pytest.mark.parametrize("name", [name for name in SYSTEMS if name not in OURS])
 def test_every_value_has_its_source(name):
     for line in recipe_file(name).read_text(encoding="utf-8").splitlines():
         assert len(line) <= 120
-        assert re.fullmatch(r'(#.*|((  )*"?[\w-]+"?:.*)?)', line), f"not indented by two spaces: {line}"
+        assert re.fullmatch(r'( *#.*|((  )*"?[\w-]+"?:.*)?)', line), f"not indented by two spaces: {line}"
         value, _, comment = line.partition("#")
         key, _, value = value.partition(":")
-        if value.strip() and key not in ("name", "paper", "base", "reaches"):
+        if value.strip() and key.strip() not in ("name", "paper", "base", "reaches"):
             assert SOURCE.search(comment), line
 
 

@@ -1,4 +1,4 @@
-"""The parts of a recipe are made once and two samples run through them, so that their own checks speak at once."""
+"""Check the parts of a recipe: each is made once, and two samples run through them."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from .schema import takes
 
 
 @torch.no_grad()
-def refusals(dim: int, aggregator: Mapping[str, Block], similarity: Block, terms: Mapping[str, Block]) -> list[str]:
+def check_parts(dim: int, aggregator: Mapping[str, Block], similarity: Block, terms: Mapping[str, Block]) -> list[str]:
     """Return what the parts of a recipe refuse, and which of them do not go together.
 
     Args:

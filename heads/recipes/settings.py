@@ -1,0 +1,61 @@
+"""Settings, the changes of a recipe: a dictionary in Python, ``KEY=VALUE`` on the command line. Without torch."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ...pipeline.errors import RecipeError
+
+Settings = Mapping[str, Any]  # dotted keys with values, such as {"loss.triplet.margin": 0.1}
+NAMED = ("aggregator.image", "aggregator.text", "similarity", "schedule", "optimizer")  # blocks with a name
+
+
+def settings_of(texts: Iterable[str]) -> dict[str, Any]:
+    """Return settings of the command line as Python has them.
+
+    Raises:
+        RecipeError: one is not ``KEY=VALUE``.
+    """
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip(". "):
+            raise RecipeError(f"--set '{text}' must have the form KEY=VALUE, such as optimizer.lr=0.001")
+        found[key] = value
+    return normalised(found)
+
+
+def normalised(settings: Settings) -> dict[str, Any]:
+    """Return settings with full keys and read values: equal settings are equal however they were written.
+
+    Blocks may be nested, as in a recipe.
+    """
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}.{inner}": one for inner, one in normalised(value).items()}
+        else:
+            found[full_key(key.strip())] = value_of(value)
+    return found
+
+
+def key_of(text: str) -> str:
+    """Return the full key of a ``KEY=VALUE``."""
+    return full_key(text.partition("=")[0].strip())
+
+
+def full_key(key: str) -> str:
+    """Return the key of a setting; that of a block with a name means the name."""
+    return f"{key}.name" if key in NAMED else key
+
+
+def value_of(value: Any) -> Any:
+    """Return a value as Python has it: text that is a number, ``true``, ``false`` or ``null`` is read."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if re.fullmatch(r"[+-]?\d{1,40}", text):
+        return int(text)
+    if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d{1,3})?", text, re.IGNORECASE):
+        return float(text)
+    return {"true": True, "false": False, "null": None}.get(text.lower(), text)

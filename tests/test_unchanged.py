@@ -1,6 +1,10 @@
 """Features and trainings are what they were when they were recorded; see `unchanged`, which also compares the bits."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +49,17 @@ def test_training(folder, store, system):
     assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in before], rel=1e-4)
     if unchanged.machine() == BEFORE["machine"]:  # another may round two scores to the other order
         assert [line["rsum"] for line in found] == pytest.approx([line["rsum"] for line in before], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("commands", "kills"),
+    [("extract", 3), pytest.param("extract,import,train,finetune,ablate", 40, marks=[pytest.mark.slow])],
+)
+@pytest.mark.timeout(1800)
+def test_killed_at_random_moments_and_resumed_equals_uninterrupted(commands, kills):
+    tests = Path(__file__).parent
+    words = [sys.executable, str(tests / "benchmarks" / "kills.py"), f"--only={commands}", f"--kills={kills}"]
+    paths = os.pathsep.join([str(tests / "support"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr

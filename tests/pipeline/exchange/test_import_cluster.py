@@ -1,8 +1,5 @@
 """Imports run the tasks of an extraction: with any number of threads, on a cluster, and after any stop."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -80,16 +77,3 @@ def test_a_worker_with_other_files_under_the_same_name_is_refused(tmp_path):
     with pytest.raises(SourceError, match=r"other\.tsv is not what 'butd-tsv@\w+' was begun with; give every worker"):
         write_imported_shard(other, 0)
     assert files(url) == before
-
-
-def test_killed_at_random_moments_and_resumed_equals_uninterrupted(tmp_path):
-    world = World(tmp_path / "w", train=40, ragged=True)
-    source = world.npz()
-    (source / "val2014" / world.of("val")[2]["filename"].replace("jpg", "npz")).write_bytes(b"cut off")
-    (tmp_path / "stores").mkdir()
-    script, support = TESTS / "benchmarks" / "kill_rounds.py", str(TESTS / "support")
-    words = [sys.executable, script, world.manifest, tmp_path / "stores", "--rounds=3", "--from=detectron-npz"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([support, os.environ.get("PYTHONPATH", "")])}
-    said = subprocess.run([*words, f"--source={source}"], capture_output=True, text=True, env=environment)
-    assert "3 rounds, " in said.stdout, said.stdout + said.stderr
-    assert int(said.stdout.split(" kills")[0].split()[-1]) >= 2

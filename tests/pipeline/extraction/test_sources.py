@@ -3,11 +3,8 @@
 import os
 import random
 import shutil
-import subprocess
-import sys
 import tarfile
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,20 +184,3 @@ def test_repair_reads_the_samples_anew(small, data, tmp_path):
     place.write_bytes(np.flip(np.frombuffer(place.read_bytes(), np.uint8)).tobytes())
     assert not verify(str(url)).ok
     assert store_of(path, url, repair=True) == before
-
-
-@pytest.mark.parametrize("rounds", [1, pytest.param(34, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
-@pytest.mark.parametrize("form", ["tars", "parquet", "saved"])
-def test_killed_at_random_moments(data, tmp_path, form, rounds):
-    tests = Path(__file__).parents[2]
-    path = getattr(data, f"as_{form}")()
-    (tmp_path / "stores").mkdir()
-    script = str(tests / "benchmarks" / "kill_rounds.py")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(tests / "support"), os.environ.get("PYTHONPATH", "")]),
-    }
-    words = [sys.executable, script, str(path), str(tmp_path / "stores"), f"--rounds={rounds}"]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{rounds} rounds, " in done.stdout

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .heads.evaluation.metrics import Ties
     from .heads.retrieval.retriever import Retriever
     from .heads.training.loop import TrainSummary
-    from .heads.tuning.table import Tuning
+    from .heads.tuning.tuning import Tuning
     from .pipeline.cache.feature_cache import FeatureCache
     from .pipeline.extraction.summary import Extraction
 
@@ -243,23 +243,7 @@ def evaluate(
     )
 
 
-def ablate(
-    store: "str | Path",
-    *,
-    out: "str | Path",
-    recipe: "str | Path | None" = None,
-    vary: "Mapping[str, Sequence[Any]] | Sequence[str]" = (),
-    grid: str | None = None,
-    baselines: "str | Path | Sequence[str | Path]" = (),
-    settings: "Settings" = (),
-    seeds: int = 1,
-    device: str = "auto",
-    split: str | None = None,
-    jobs: int = 1,
-    scheduler: str | None = None,
-    views: bool = False,
-    verbose: bool | None = None,
-) -> "Ablation":
+def ablate(store: "str | Path", *, out: "str | Path", **options: Any) -> "Ablation":
     """Train a recipe in many variants and with several seeds, and evaluate each (``xret ablate``).
 
     What is finished in `out` stays: more values or seeds cost only themselves.
@@ -267,18 +251,9 @@ def ablate(
     Args:
         store: the feature cache.
         out: the folder of all runs.
-        recipe: a name that ``xret recipes`` lists, or the path of a YAML file.
-        vary: keys of the recipe and their values, such as ``{"similarity": ["mil", "chamfer"]}``: every combination.
-            Keys joined by commas take the same value together.
-        grid: a published ablation in the place of `vary`, on its own recipe or on `recipe`.
-        baselines: recipes that stand in the table as they are but for `settings`, such as ``["linear", "mlp"]``.
-        settings: changes for all cells.
-        seeds: runs of each cell.
-        device, views: as of `evaluate`.
-        split: what is evaluated; None: ``test``, or what the grid's paper took.
-        jobs: cells at once, in processes of this machine.
-        scheduler: address of a Dask cluster that trains the cells.
-        verbose: show also a line an epoch; False: show no progress.
+        options: of `heads.ablation.plan.make_plan`: ``recipe``, ``vary``, such as ``{"model.dim": [256, 512]}``, or
+            ``grid``; ``settings``, ``baselines``, ``split``, ``views``. And of `heads.ablation.ablation.ablate`:
+            ``seeds``, ``device``, ``jobs``, ``scheduler``, ``verbose``.
 
     Returns:
         Every cell's numbers, or why it failed; ``print`` shows the table.
@@ -291,80 +266,38 @@ def ablate(
     from .heads.ablation.ablation import ablate
     from .heads.ablation.plan import make_plan
 
-    name, beside = None if recipe is None else str(recipe), [*map(str, _several(baselines))]
-    plan = make_plan(name, _choices(vary), grid, _written(settings), beside)
-    return ablate(
-        str(store),
-        plan,
-        out,
-        seeds=seeds,
-        device=device,
-        split=split,
-        jobs=jobs,
-        scheduler=scheduler,
-        views=views,
-        verbose=verbose,
-    )
+    planned = {key: options.pop(key) for key in ("vary", "grid", "split", "views") if key in options}
+    recipe, settings = options.pop("recipe", None), options.pop("settings", None)
+    beside = [*map(str, _several(options.pop("baselines", ())))]
+    plan = make_plan(None if recipe is None else str(recipe), settings=settings, baselines=beside, **planned)
+    return ablate(str(store), plan, out, **options)
 
 
-def tune(
-    store: "str | Path",
-    *,
-    recipe: "str | Path | Sequence[str | Path]",
-    out: "str | Path",
-    trials: int = 50,
-    space: "Mapping[str, Any] | Sequence[str]" = (),
-    settings: "Settings" = (),
-    seed: int = 0,
-    ties: "Ties" = "pessimistic",
-    views: bool = False,
-    jobs: int = 1,
-    device: str = "auto",
-    scheduler: str | None = None,
-    plot: bool = False,
-    verbose: bool | None = None,
-) -> "Tuning":
+def tune(store: "str | Path", *, recipe: "str | Path", out: "str | Path", **options: Any) -> "Tuning":
     """Find the values of a recipe that suit a store, by validation RSUM, and keep the best run (``xret tune``).
 
-    Called again with the same options, it goes on where it was stopped. More `trials` add to those that are there.
+    Called again with the same options, it resumes, also in several processes at once. More ``trials`` add to those that
+    are there.
 
     Args:
         store: the feature cache.
-        recipe: a name that ``xret recipes`` lists, or the path of a YAML file; several are tuned alike.
-        out: the folder; of several recipes each has one in it.
-        trials: of each recipe all together, pruned ones included.
-        space: beside the bundled one, such as ``{"optimizer.lr": "1e-4:1e-2:log", "model.dim": [256, 512]}``.
-        settings: changes for all trials, such as ``{"schedule.epochs": 20}``.
-        seed: of every run, and of the values that are drawn.
-        ties, views: on the test split, as in `evaluate`.
-        jobs, device, scheduler, verbose: as of `ablate`.
-        plot: draw which keys decide, as ``importance.png`` in `out`.
+        recipe: a name that ``xret recipes`` lists, or the path of a YAML file.
+        out: the folder.
+        options: of `heads.tuning.tuning.tune`: ``settings``, ``trials``, ``space``, such as
+            ``{"optimizer.lr": "1e-4:1e-2:log", "model.dim": [256, 512]}``, ``seed``, ``device``, ``jobs``, ``verbose``.
 
     Returns:
         Every trial, and what the best run reaches on the test split; ``print`` shows the tables.
 
     Raises:
-        RecipeError, CacheError, RunError: as `ablate`; or no trial could be trained. Where one of several recipes is
-            at fault, its sentence is in ``failed`` of what is returned.
+        RecipeError, CacheError, RunError: as `ablate`; or no trial could be trained.
     """
+    from .pipeline.versions import require_packages
+
+    require_packages("tuning needs", {"Optuna": "optuna"}, "tune")
     from .heads.tuning.tuning import tune
 
-    return tune(
-        str(store),
-        [*map(str, _several(recipe))],
-        out,
-        trials=trials,
-        space=_choices(space),
-        settings=_written(settings),
-        ties=ties,
-        seed=seed,
-        device=device,
-        jobs=jobs,
-        scheduler=scheduler,
-        views=views,
-        verbose=verbose,
-        plotted=plot,
-    )
+    return tune(str(store), str(recipe), out, **options)
 
 
 def load(run: "str | Path", **options: Any) -> "Retriever":
@@ -402,27 +335,3 @@ def _several(given: Any) -> Sequence[Any]:
     if given is None:
         return []
     return [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
-
-
-def _choices(given: Mapping[str, Any] | Sequence[str]) -> Sequence[str]:
-    """Return the values of keys, or their range, as the command line writes them."""
-    if not isinstance(given, Mapping):
-        return _several(given)
-    return [f"{key}={','.join(map(str, _several(values)))}" for key, values in given.items()]
-
-
-def _written(settings: "Settings", path: str = "") -> Sequence[str]:
-    """Return settings as the command line writes them; blocks may lie in each other, as in a recipe."""
-    from .pipeline.errors import RecipeError
-
-    if not isinstance(settings, Mapping):
-        return _several(settings)
-    written: list[str] = []
-    for key, value in settings.items():
-        if not isinstance(value, Mapping):
-            written.append(f"{path}{key}={value}")
-        elif value:
-            written += _written(value, f"{path}{key}.")
-        else:
-            raise RecipeError(f"the setting {path}{key} is an empty block: give it values, or leave it out")
-    return written

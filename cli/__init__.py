@@ -39,6 +39,16 @@ class Interrupted(click.ClickException):
     exit_code = 128 + signal.SIGINT  # as a shell says it
 
 
+class Lines(logging.Handler):
+    """Writes what the library logs to standard error, beside its progress bars."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record as a line."""
+        from tqdm import tqdm
+
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
 class Commands(click.Group):
     """Ends a user's mistake in one sentence on standard error: exit code 1 for a failure, 2 for wrong usage."""
 
@@ -52,6 +62,9 @@ class Commands(click.Group):
         words = ctx.meta[_WORDS]
         as_json = "--json" in words
         logging.getLogger("asyncio").addFilter(_is_news)
+        logger = logging.getLogger("xret")
+        logger.setLevel(logging.INFO)
+        logger.handlers = [Lines()]
         try:
             return super().invoke(ctx)
         except XretError as error:

@@ -1,5 +1,6 @@
 """How options that several commands have are read, and refused before any work begins."""
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,34 @@ from ..pipeline.files import require_writable
 def comma_list(_ctx: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
     """Split a comma-separated option into its non-empty parts."""
     return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def key_values(_ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> dict[str, str]:
+    """Return ``KEY=VALUE`` options by key."""
+    pairs = {}
+    for word in value:
+        key, equals, text = (part.strip() for part in word.partition("="))
+        if not (key.strip(". ") and equals and text):
+            raise click.BadParameter(f"'{word}' must have the form {parameter.metavar}")
+        if key in pairs:
+            raise click.BadParameter(f"{key} is given twice")
+        pairs[key] = text
+    return pairs
+
+
+_COMMA = re.compile(r",(?![^\[\]]*\])")  # none within brackets: [words, bert] is one value
+
+
+def key_choices(ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> dict[str, list[str]]:
+    """Return the values of ``KEY=V1,V2`` options by key; a list in brackets is one value."""
+    found = {}
+    for key, text in key_values(ctx, parameter, value).items():
+        found[key] = [part.strip() for part in _COMMA.split(text)]
+        if not all(found[key]):
+            raise click.BadParameter(f"'{key}={text}' must have the form {parameter.metavar}")
+        if text.count("[") != text.count("]"):
+            raise click.BadParameter(f"'{key}={text}' has half of a pair of brackets")
+    return found
 
 
 class Sectioned(click.Command):
@@ -77,15 +106,9 @@ verbose_option = click.option(
 def one_recipe(_ctx: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> str | None:
     """Return the one recipe that is named, or None; click itself would take the last of several."""
     if len(value) > 1:
-        several = "`xret tune` takes several, `xret ablate --baseline` puts others into its table"
+        several = "`xret ablate --baseline` puts others into its table"
         raise click.BadParameter(f"give one recipe, not {' and '.join(value)}; {several}")
     return value[0] if value else None
-
-
-def refuse_verbose_of_many(options: dict[str, Any]) -> None:
-    """Refuse ``-v`` where several trainings run at once, whose lines would mix; UsageError."""
-    if options["verbose"] and (options["jobs"] > 1 or options["scheduler"] is not None):
-        raise click.UsageError("-v shows one training at a time; leave it out, and look into each run's train.log")
 
 
 def view_options(command: Callable[..., Any]) -> Callable[..., Any]:

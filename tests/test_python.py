@@ -13,9 +13,12 @@ from small_store import make_store
 import xret
 from xret.cli import main
 from xret.cli.parsing import one_recipe
+from xret.heads.ablation.ablation import ablate
+from xret.heads.ablation.plan import make_plan
 from xret.heads.report.diagnostics import diagnose
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.runs.run import Run
+from xret.heads.tuning.tuning import tune
 from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.data.scenes.generate import generate_scenes
 from xret.pipeline.errors import CacheError, RecipeError, RunError, XretError
@@ -46,12 +49,12 @@ COMMANDS = {
     "train-head": (xret.train,),
     "finetune": (xret.finetune,),
     "eval": (xret.evaluate, diagnose),
-    "ablate": (xret.ablate,),
-    "tune": (xret.tune,),
+    "ablate": (xret.ablate, make_plan, ablate),
+    "tune": (xret.tune, tune),
     "search": (xret.load, Retriever),
 }
 # Of the terminal alone; `plan` and `diagnostics` are functions of their own.
-PRINTED = {"as_json", "csv_file", "latex_file", "plot_file", "html", "k", "image", "plan", "diagnostics"}
+PRINTED = {"as_json", "files", "html", "k", "image", "plan", "diagnostics"}
 
 
 def test_the_loop_of_the_readme_runs_as_it_stands(tmp_path, monkeypatch, capsys, one_thread):
@@ -79,7 +82,7 @@ def test_options_and_arguments_have_the_same_names_and_defaults(command):
         if option.required:
             assert default is inspect.Parameter.empty
         elif (option.multiple and option.callback is not one_recipe) or option.name == "reattach":
-            assert default == ()
+            assert not default
         else:
             assert default == (tuple(given.split(",")) if option.name == "splits" else given), option.name
 
@@ -117,7 +120,7 @@ def test_settings_and_varied_values_are_those_of_the_command_line(tmp_path, one_
         store, recipe="vsepp", vary={"loss.triplet.margin": [0.1, 0.2]}, settings=settings, out=tmp_path / "a",
         device="cpu",
     )  # fmt: skip
-    assert [entry.cell for entry in ablation.entries] == [{"loss.triplet.margin": 0.1}, {"loss.triplet.margin": 0.2}]
+    assert [entry.values for entry in ablation.entries] == [{"loss.triplet.margin": 0.1}, {"loss.triplet.margin": 0.2}]
     assert str(ablation).startswith("split test, protocol full")
     with pytest.raises(RecipeError, match="give --recipe with one --vary or more, or --grid"):
         xret.ablate(store, recipe="vsepp", out=tmp_path / "b")
@@ -147,8 +150,8 @@ def test_what_the_command_line_refuses_is_refused_in_one_sentence(tmp_path, one_
             with pytest.raises(RecipeError, match=r"seed must be a whole number from 0 to 2\*\*63 - 1, not "):
                 make(store, recipe="vsepp", out=tmp_path / "run", seed=seed)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(RunError, match="jobs must be at least 1, not 0"):
-        xret.ablate(store, recipe="linear", vary={"model.dim": 8}, out=tmp_path / "run", jobs=0)
+    with pytest.raises(RecipeError, match="jobs must be at least 1, not 0"):
+        xret.ablate(store, recipe="linear", vary={"model.dim": [8]}, out=tmp_path / "run", jobs=0)
     for nothing in ({"visual": "none", "text": "none"}, {"visual": None, "text": "words", "splits": ()}):
         with pytest.raises(CacheError, match="there is nothing to extract: give an encoder of images or captions"):
             xret.extract(manifest, tmp_path / "new.zarr", **nothing)
@@ -168,8 +171,11 @@ def test_one_of_several_may_stand_by_itself(tmp_path, one_thread):
     xret.train(tmp_path / "t.zarr", recipe="linear", out=tmp_path / "n", settings={"schedule.epochs": 1}, also=None,
                seed=np.int64(3))  # fmt: skip
     assert Run(tmp_path / "n").info.seed == 3
-    for vary in ({"model.dim": 8}, "model.dim=8"):
-        ablation = xret.ablate(
-            tmp_path / "t.zarr", recipe="linear", vary=vary, settings="schedule.epochs=1", out=tmp_path / "a"
-        )
-        assert [entry.cell for entry in ablation.entries] == [{"model.dim": 8}]
+    ablation = xret.ablate(
+        tmp_path / "t.zarr",
+        recipe="linear",
+        vary={"model.dim": "8"},
+        settings={"schedule.epochs": 1},
+        out=tmp_path / "a",
+    )
+    assert [entry.values for entry in ablation.entries] == [{"model.dim": 8}]

@@ -21,6 +21,7 @@ import xret
 from xret.cli import main
 from xret.heads.model import FeatureFacts
 from xret.heads.recipes.recipe import load_recipe
+from xret.heads.recipes.settings import settings_of
 from xret.heads.training.training import train
 from xret.heads.tuning.space import make_space
 from xret.pipeline.data.manifest import load_manifest
@@ -94,8 +95,9 @@ def test_a_command_of_a_document(document, line):
         assert load_recipe(recipe, settings)
     if name == "tune":
         facts = FeatureFacts("grid", 16, 16), FeatureFacts("words", None, None, 9)
-        for recipe in parameters["recipe"]:
-            assert make_space(load_recipe(recipe, settings), *facts, parameters.get("space", []), settings)
+        (recipe,) = parameters["recipe"]
+        space = dict(word.split("=") for word in parameters.get("space", []))
+        assert make_space(recipe, *facts, space, settings_of(settings))
 
 
 @pytest.mark.parametrize("line", [*BENCHMARKS, *re.findall(r"`(python tests/benchmarks/[^`]+)`", text_of(ROOMS[2]))])

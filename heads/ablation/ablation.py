@@ -2,37 +2,70 @@
 
 OUT/ablation.json             what is varied, of which data set
 OUT/VARIANT/seed=N/           a run, and its `eval.json`, the result of `evaluate`, with which the cell is finished
-OUT/VARIANT/seed=N.failed     the sentence that a cell ended in; it is tried again by the same command
-OUT/VARIANT/seed=N.log        what a cell of several at once had to say
 """
 
-import sys
+import json
+import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import chain, groupby
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from ...pipeline.cache.feature_cache import FeatureCache
-from ...pipeline.device import pick_device
-from ...pipeline.errors import RecipeError
+from ...pipeline.errors import RecipeError, RunError, XretError
 from ...pipeline.files import write_text
-from ...pipeline.reading.joined_sets import parts_of
-from ..evaluation.evaluation import Result, evaluate_untrained
+from ...pipeline.reading.placement import Resident
+from ...pipeline.wording import reason
+from ..evaluation.evaluation import Evaluation, Result, evaluate, evaluate_untrained
 from ..evaluation.metrics import WAYS
 from ..evaluation.paper_rows import row_of
-from ..model import Facts, facts_of_each, feature_facts
-from ..runs.features import require_views
-from ..runs.info import as_told
+from ..recipes.blocks import Recipe
+from ..runs.features import Sets
 from ..runs.run import Run
-from ..series.checks import cache_of_series, claimed, complete_sets, require_buildable
-from ..series.cluster import on_cluster
-from ..series.processes import Series, at_once, in_processes, in_turn, load_features
-from ..training.preparation import on_sets_of
-from .cells import Cell, Outcome, run_cell
-from .plan import Plan, Value, Variant, read_grid
+from ..series import claim, difference, fitting_sets, full_url, identity, locked, make_folder, run_all, set_names
+from ..training.display import Shown
+from ..training.training import train
+from .plan import Plan, Variant
 from .table import Entry, Line, as_text, summarise
+
+logger = logging.getLogger("xret")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A variant with a seed: all that its training and evaluation need, wherever they happen."""
+
+    run: str  # absolute
+    store: str
+    recipe: Recipe
+    seed: int
+    split: str
+    views: bool
+    device: str
+    shown: Shown
+
+    @property
+    def title(self) -> str:
+        """The cell in a line of progress."""
+        return unquote("/".join(Path(self.run).parts[-2:]))
+
+    def evaluation(self) -> Evaluation | None:
+        """Return the evaluation of a finished cell, or None.
+
+        Raises:
+            RunError: the run has another recipe.
+        """
+        run = Path(self.run)
+        if (run / "run.json").is_file() and (said := difference(identity(Run(run).recipe), identity(self.recipe))):
+            raise RunError(f"{run} was begun otherwise: {said}; take another --out")
+        try:
+            found = Evaluation.of_one(json.loads((run / "eval.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        other = (found.views[0] > 1) != self.views or any(result.split != self.split for result in found.results)
+        return None if other or not found.results else found
 
 
 @dataclass(frozen=True)
@@ -41,7 +74,7 @@ class Ablation:
 
     Attributes:
         entries: of each cell, one a protocol; a failed cell has one, without numbers.
-        source: the paper's table, of a grid.
+        source: of a grid, the paper's table.
         untrained: of the frozen encoders by themselves, where their features lie in one space; one a protocol.
     """
 
@@ -57,11 +90,11 @@ class Ablation:
     @property
     def failed(self) -> tuple[Entry, ...]:
         """The cells that failed."""
-        return tuple(entry for entry in self.entries if entry.status == "failed")
+        return tuple(entry for entry in self.entries if entry.error is not None)
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return the entries as JSON has them."""
-        return [asdict(entry) for entry in (*self.untrained, *self.entries)]
+        return [entry.to_dict() for entry in (*self.untrained, *self.entries)]
 
     def __str__(self) -> str:
         failures = [f"failed: {entry.label}, seed {entry.seed}: {entry.error}" for entry in self.failed]
@@ -75,110 +108,137 @@ def ablate(
     *,
     seeds: int = 1,
     device: str = "auto",
-    split: str | None = None,
     jobs: int = 1,
     scheduler: str | None = None,
-    views: bool = False,
     verbose: bool | None = None,
 ) -> Ablation:
     """Train and evaluate every variant of a plan with every seed, but for those that are finished in `out`.
 
-    A cell that is interrupted goes on after its last complete epoch. One that fails is recorded, does not stop the
-    others, and is tried again the next time. `xret.ablate` explains the other arguments.
+    A cell that was interrupted is resumed after its last complete epoch. One that fails does not stop the others, and
+    is tried again the next time.
 
     Args:
+        store: the feature cache.
         plan: of `make_plan`.
         out: the folder of all runs; it belongs to one plan and data set, to which values and seeds may be added.
         seeds: how many; they are counted from 0.
-        jobs: cells at once, each in a process of its own, as torch has one generator a process. They share one copy
-            of the features, as cells one after another do. On a CPU they need cores, see `processes.at_once`.
-        scheduler: the address of a Dask cluster that trains the cells. Its workers must reach `store` and `out` by the
-            same names. A worker process trains one cell at a time.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        jobs: cells at once in processes of this machine; on a CPU they divide its cores, and a number of threads
+            decides last digits.
+        scheduler: address of a Dask cluster that trains the cells; its workers must reach `store` and `out`.
         verbose: show a line an epoch beside a bar and a line a cell; or, where it is False, none of it.
 
     Raises:
-        RecipeError: `seeds` is below 1; or a variant does not fit the feature sets, all of them at once, before
-            anything is trained.
+        RecipeError: `seeds` or `jobs` is below 1; or a variant does not fit the feature sets, all of them at once,
+            before anything is trained.
         CacheError: the store or the cluster cannot be used.
-        RunError: `out` belongs to something else, or is in use; or the generation on which it was begun was freed.
+        RunError: `out` belongs to something else, or is in use.
     """
-    if seeds < 1:
-        raise RecipeError(f"seeds must be at least 1, not {seeds}")
-    if scheduler is None:
-        jobs = at_once(jobs, pick_device(device))
-    root = Path(out).resolve()
-    cache = cache_of_series(store, [root / "ablation.json"], quiet=verbose is False)
-    split = split or plan.split
-    plan = _on_own_sets(plan, root, cache)
-    facts, in_views = _check(cache, plan, split, views)
-    untrained = tuple(_untrained(cache, plan, split, device, views))
-    with claimed(root, "ablation", cache.known_by | plan.description, "wait until it has ended"):
-        cells = []
-        for variant in plan.variants:
-            for seed in range(seeds):
-                run = root / variant.name / f"seed={seed}"
-                if (run / "run.json").is_file():
-                    Run(run).refuse_difference(facts[variant.name] | {"seed": seed}, variant.recipe)
-                how = split, device, variant.name in in_views, verbose
-                cells.append((variant, Cell(str(run), cache.address, variant.recipe, seed, *how)))
-        outcomes = _outcomes(root, [cell for _, cell in cells], jobs, scheduler, quiet=verbose is False)
+    if min(seeds, jobs) < 1:
+        raise RecipeError(f"seeds and jobs must be at least 1, not {min(seeds, jobs)}")
+    root, url = Path(out).resolve(), full_url(store)
+    cache = FeatureCache.open(url)
+    sets_of = _sets_of_variants(cache, plan)
+    untrained = tuple(_untrained(plan, sets_of, device))
+    level = Shown("quiet") if jobs > 1 or scheduler is not None else Shown.of(verbose, "bar")
+    cells = {
+        (variant.name, seed): Cell(
+            str(root / variant.name / f"seed={seed}"), url, variant.recipe, seed, plan.split,
+            plan.views and sets_of[variant.name][0].views > 1, device, level,
+        )
+        for variant in plan.variants
+        for seed in range(seeds)
+    }  # fmt: skip
+    make_folder(root)
+    with locked(root / "lock", RunError(f"another ablation is at work in {root}; wait until it has ended")):
+        claim(
+            root,
+            "ablation",
+            {"manifest_sha256": cache.manifest_sha256, "sets": _sets_of_all(plan, sets_of)} | plan.description,
+        )
+        outcomes = _outcomes(list(cells.values()), jobs, scheduler, quiet=verbose is False)
     row = _only_row(plan)
-    entries = (_entries(variant, cell, outcomes[cell.run], cache.dataset, row) for variant, cell in cells)
-    return Ablation(tuple(chain.from_iterable(entries)), plan.source, untrained)
-
-
-def _untrained(cache: FeatureCache, plan: Plan, split: str, device: str, views: bool) -> Iterator[Entry]:
-    """Yield what the frozen encoders of each pair of feature sets in the plan reach without a head."""
-    seen = set()
+    entries: list[Entry] = []
     for variant in plan.variants:
-        sets = complete_sets(cache, variant.recipe, (split,))
-        names = sets[0].name, sets[1].name
-        several = views and sets[0].views > 1
-        if names not in seen and (found := evaluate_untrained(sets, split, device=device, views=several)):
+        for seed in range(seeds):
+            cell = cells[variant.name, seed]
+            entries += _entries(variant, cell, outcomes[cell.run], cache.dataset, row)
+    return Ablation(tuple(entries), plan.source, untrained)
+
+
+def run_cell(cell: Cell, resident: Resident) -> Evaluation | str:
+    """Train a cell, or resume it, and evaluate it; where that fails, return the sentence.
+
+    `resident` has the features that other cells left in memory.
+    """
+    run = Path(cell.run)
+    if not (run.parents[1] / "ablation.json").is_file():
+        return f"{run.parents[1]} is missing here: --out must be a folder that all workers share"
+    try:
+        how: dict[str, Any] = {"device": cell.device, "seed": cell.seed, "resume": True, "shown": cell.shown}
+        train(cell.store, cell.recipe, run, resident=resident, **how)
+        found = evaluate(run, store=cell.store, split=cell.split, device=cell.device, views=cell.views)
+        write_text(run / "eval.json", json.dumps(found.to_dict(), indent=1) + "\n", RunError)
+    except XretError as error:
+        return str(error)
+    except Exception as error:  # whatever happens to one cell, the others are trained
+        return f"{type(error).__name__}: {reason(error)}"
+    return found
+
+
+def _sets_of_variants(cache: FeatureCache, plan: Plan) -> dict[str, Sets]:
+    """Return each variant's feature sets; refuse what cannot be trained or evaluated, each fault once."""
+    found: dict[str, Sets] = {}
+    faults: dict[str, list[str]] = {}
+    for variant in plan.variants:
+        try:
+            found[variant.name] = fitting_sets(cache, variant.recipe, dict.fromkeys(("train", "val", plan.split)))
+        except RecipeError as error:
+            faults.setdefault(str(error), []).append(variant.label)
+    if faults:
+        several = {text: f"{' and '.join(of)}: " if len(of) < len(plan.variants) else "" for text, of in faults.items()}
+        raise RecipeError("; ".join(f"{of}{text}" for text, of in several.items()))
+    if plan.views and all(sets[0].views == 1 for sets in found.values()):
+        raise RunError(f"{cache.url} has one view of each image; extract it with --views, or leave --views out")
+    return found
+
+
+def _sets_of_all(plan: Plan, sets_of: dict[str, Sets]) -> list[str] | None:
+    """Return the names of the feature sets where all variants have the same."""
+    names = [set_names(sets_of[variant.name]) for variant in plan.variants if not variant.baseline]
+    return names[0] if all(one == names[0] for one in names) else None
+
+
+def _untrained(plan: Plan, sets_of: dict[str, Sets], device: str) -> Iterator[Entry]:
+    """Yield what the frozen encoders of each pair of feature sets reach without a head."""
+    for sets in {str(set_names(sets)): sets for sets in sets_of.values()}.values():
+        views = plan.views and sets[0].views > 1
+        if found := evaluate_untrained(sets, plan.split, device=device, views=views):
             for result in found.results:
-                yield _entry(({}, found.runs[0], 0), cache.url, result, None, found.views[0])
-        seen.add(names)
+                yield Entry(found.runs[0], {}, 0, found.stores[0], result, views=found.views[0])
 
 
-def _outcomes(
-    root: Path, cells: Sequence[Cell], jobs: int, scheduler: str | None, *, quiet: bool
-) -> dict[str, Outcome]:
-    """Return every cell's outcome by its run; those that are not finished are trained."""
-    outcomes: dict[str, Outcome] = {cell.run: found for cell in cells if (found := cell.evaluation()) is not None}
-    # Features in memory are given back before others are read, so that a cell finds the room that it would have alone.
-    waiting = sorted((cell for cell in cells if cell.run not in outcomes), key=_features)
-    waiting = [replace(cell, count=f"cell {at}/{len(cells)}") for at, cell in enumerate(waiting, len(outcomes) + 1)]
-    if outcomes and not quiet:
-        print(f"cells finished already: {len(outcomes)} of {len(cells)}", file=sys.stderr)
+def _outcomes(cells: Sequence[Cell], jobs: int, scheduler: str | None, *, quiet: bool) -> dict[str, Evaluation | str]:
+    """Return by run every cell's evaluation or the sentence that it ended in; those not finished are trained."""
+    outcomes: dict[str, Evaluation | str] = {}
+    outcomes |= {cell.run: found for cell in cells if (found := cell.evaluation()) is not None}
+    say = logger.debug if quiet else logger.info
+    if outcomes:
+        say("cells finished already: %d of %d", len(outcomes), len(cells))
+    left = [cell for cell in cells if cell.run not in outcomes]
+    left.sort(key=lambda cell: (str(cell.recipe.data.image), str(cell.recipe.data.text)))  # those share features
+    left = [
+        replace(cell, shown=replace(cell.shown, title=f"cell {len(outcomes) + at}/{len(cells)}"))
+        for at, cell in enumerate(left, 1)
+    ]
     began = time.monotonic()
-
-    def record(cell: Cell, outcome: Outcome) -> None:
+    for cell, outcome in run_all(run_cell, left, jobs, scheduler) if left else ():
         outcomes[cell.run] = outcome
-        failed = Path(f"{cell.run}.failed")
+        at = f"cell {len(outcomes)}/{len(cells)}, {time.monotonic() - began:.0f} s: {cell.title}"
         if isinstance(outcome, str):
-            write_text(failed, f"{outcome}\n")
-            said = f"failed: {outcome}"
+            logger.warning("%s: failed: %s", at, outcome)
         else:
-            failed.unlink(missing_ok=True)
-            said = ", ".join(_in_short(result) for result in outcome.results)
-        if isinstance(outcome, str) or not quiet:
-            at = f"cell {len(outcomes)}/{len(cells)}, {time.monotonic() - began:.0f} s"
-            print(f"{at}: {cell.title}: {said}", file=sys.stderr, flush=True)
-
-    def series(cells: Sequence[Cell]) -> Series[Cell, Outcome]:
-        left = iter(cells)
-        return Series(lambda: next(left, None), run_cell, record, record)
-
-    if scheduler is not None:
-        if waiting:
-            on_cluster(series(waiting), scheduler, str(root), all_at_once=True)
-        return outcomes
-    for _, group in groupby(waiting, _features):
-        same = list(group)
-        if jobs > 1:
-            in_processes(series(same), jobs, load_features(same))
-        else:
-            in_turn(series(same))
+            say("%s: %s", at, ", ".join(map(_in_short, outcome.results)))
     return outcomes
 
 
@@ -190,112 +250,16 @@ def _in_short(result: Result) -> str:
     return f"{name} {there:.2f} / {back:.2f}"
 
 
-def _features(cell: Cell) -> tuple[str, str]:
-    return str(cell.recipe.data.image), str(cell.recipe.data.text)
-
-
-def _on_own_sets(plan: Plan, root: Path, cache: FeatureCache) -> Plan:
-    """Return the plan with the feature sets of its earlier cells, where it means them; the store may have more now."""
-    first, variants = next(iter(sorted(root.glob("*/seed=*/run.json"))), None), []
-    for one in plan.variants:
-        file = next(iter(sorted((root / one.name).glob("seed=*/run.json"))), first)
-        variants.append(one if file is None else replace(one, recipe=on_sets_of(Run(file.parent), one.recipe, cache)))
-    return replace(plan, variants=tuple(variants))
-
-
-def _check(cache: FeatureCache, plan: Plan, split: str, views: bool) -> tuple[dict[str, dict[str, Any]], set[str]]:
-    """Return by variant which samples and feature sets its runs are of, and which are evaluated in several views.
-
-    What cannot be trained or evaluated is refused.
-    """
-    facts: dict[str, dict[str, Any]] = {}
-    in_views: set[str] = set()
-    faults: dict[str, list[str]] = {}  # a sentence, and the labels of the variants that it is true of
-    for variant in plan.variants:
-        image_set, caption_set = complete_sets(cache, variant.recipe, ("train", "val", split))
-        if views and image_set.views > 1:
-            in_views.add(variant.name)
-        image_facts, text_facts = feature_facts(image_set), feature_facts(caption_set)
-        sentences = _other_kinds(plan, variant, cache.url, image=image_facts, text=text_facts)
-        try:
-            require_buildable(variant.recipe, image_facts, text_facts)
-        except RecipeError as error:
-            sentences = sentences or [str(error)]
-        for sentence in sentences:
-            faults.setdefault(sentence, []).append(variant.label)
-        facts[variant.name] = {
-            "manifest_sha256": cache.manifest_sha256,
-            "image_set": as_told([part.name for part in parts_of(image_set)]),
-            "text_set": as_told([part.name for part in parts_of(caption_set)]),
-            "also": None,
-        }
-    if views and not in_views:
-        require_views(image_set)
-    if faults:
-        of_all = len(plan.variants)
-        said = (f"{' and '.join(own)}: {text}" if len(own) < of_all else text for text, own in faults.items())
-        raise RecipeError("; ".join(said))
-    return facts, in_views
-
-
-def _other_kinds(plan: Plan, variant: Variant, url: str, **facts: Facts) -> list[str]:
-    """Return a sentence for each side whose features are of another kind than the recipe holds its paper's values for.
-
-    A grid's recipes differ in their names alone: what is said names the grid, so that it is the same for all its cells.
-    """
-    recipe, system = variant.recipe, variant.recipe.name.split("/")[0]
-    grid = None if variant.baseline else plan.description["grid"]
-    replaceable = recipe.name != system and (grid is None or _takes_another(read_grid(grid), variant))
-    owner = f"recipe '{recipe.name}'" if grid is None else f"grid '{grid}'"
-    other = f"take --{'baseline' if variant.baseline else 'recipe'} {system}, or add " if replaceable else "add "
-    sentences = []
-    for side, of_side in facts.items():
-        wanted, sets = getattr(recipe.data, f"{side}_kind"), facts_of_each(of_side)
-        if wanted is not None and (strange := [found.kind for found in sets if found.kind != wanted]):
-            several = len(sets) > 1 or any(f"data.{side}" in axis for axis in plan.axes)
-            sentences.append(
-                f"{owner} holds its paper's values for {side} features of kind '{wanted}', and those of {url} are of "
-                f"kind '{strange[0]}'; {other}--set data.{side}_kind={'null' if several else strange[0]}"
-            )
-    return sentences
-
-
-def _takes_another(grid: dict[str, Any], variant: Variant) -> bool:
-    """Return whether ``--recipe`` replaces the recipe of a grid's cell."""
-    return "recipe" in grid and not any("recipe" in cell for cell in grid["cells"] if cell["label"] == variant.label)
-
-
-def _entries(variant: Variant, cell: Cell, outcome: Outcome, dataset: str, row: str | None) -> Iterator[Entry]:
+def _entries(variant: Variant, cell: Cell, outcome: Evaluation | str, dataset: str, row: str | None) -> Iterator[Entry]:
     """Yield what became of a cell; `row` is the paper's where no row is of the data set."""
-    first = variant.values, variant.label, cell.seed
+    first = variant.label, variant.values, cell.seed, cell.run
     if isinstance(outcome, str):
-        yield Entry(*first, "failed", cell.run, cell.split, error=outcome)
+        yield Entry(*first, error=outcome)
         return
     for result in outcome.results:
         own = row_of(dataset, result.protocol) or row
-        paper = {"row": own, **variant.paper[own]} if own in variant.paper else None
-        yield _entry(first, cell.run, result, paper, outcome.views[0])
-
-
-def _entry(
-    first: tuple[dict[str, Value], str, int], run: str, result: Result, paper: dict[str, Any] | None, views: int
-) -> Entry:
-    """Return the entry of a result over so many views; `first` is what the variant sets, its label and the seed."""
-    return Entry(
-        *first,
-        "done",
-        run,
-        result.split,
-        result.protocol,
-        result.rsum,
-        result.image_to_text,
-        result.text_to_image,
-        result.log_circular_variance,
-        paper,
-        ties=result.ties,
-        images=result.images,
-        views=views,
-    )
+        paper = variant.paper.get(own or "", {})
+        yield Entry(*first, result, paper=paper, row=own if paper else None, views=outcome.views[0])
 
 
 def _only_row(plan: Plan) -> str | None:

@@ -1,9 +1,9 @@
-"""What an ablation varies: variants, each a resolved recipe with a name, from ``--vary`` or a ready-made grid."""
+"""What an ablation varies: variants, each a resolved recipe with a name, from varied keys or a paper's grid."""
 
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -16,15 +16,15 @@ import yaml
 from ...pipeline.errors import RecipeError, nearest
 from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_file
-from ..recipes.recipe import NOT_LEARNT, faults_of, full_key, key_of, load_recipe, refused
-from ..recipes.schema import get
+from ..recipes.recipe import NOT_LEARNT, faults_of, full_key, load_recipe, refused
+from ..recipes.settings import normalised
+from ..series import as_text, decisive, identity
 
 FOLDER = Path(__file__).parent / "grids"
 LONGEST = 200  # characters of a folder's name; file systems take 255 bytes
 RECALLS = ("R@1", "R@5", "R@10")
 
 Value = int | float | bool | str | None
-_COMMA = re.compile(r",(?![^\[\]]*\])")  # but none within brackets: [words, bert] is one value
 Paper = dict[str, dict[str, float]]  # by row, such as f30k, then by metric, such as rsum or image_to_text R@1
 
 
@@ -37,8 +37,8 @@ class Variant:
         label: for the table.
         values: what it sets, by recipe key.
         recipe: resolved.
-        paper: the paper's values, by row and metric.
-        baseline: whether it is a recipe of its own that stands in the table.
+        paper: the paper's values.
+        baseline: whether it is a recipe of its own beside the variants.
     """
 
     name: str
@@ -54,140 +54,77 @@ class Plan:
     """All variants of an ablation.
 
     Attributes:
-        description: what stays the same where values or seeds are added: recipe or grid, settings and varied keys.
-        variants: in the order of the table.
-        split: what they are evaluated on unless another split is asked for.
-        source: the paper's table, of a grid.
-        axes: the keys that are varied; those that take the same value stand together.
+        description: what stays the same where values, baselines or seeds are added.
+        variants: in the order of the table, baselines first.
+        split: what is evaluated.
+        views: whether images are evaluated by the mean over all their cached views.
+        source: of a grid, the paper's table.
     """
 
     description: dict[str, Any]
     variants: tuple[Variant, ...]
     split: str = "test"
+    views: bool = False
     source: str | None = None
-    axes: tuple[tuple[str, ...], ...] = ()
+
+
+_Row = tuple[str, str, dict[str, Value], str, Paper]  # a variant with the name of its recipe
 
 
 def make_plan(
     recipe: str | None = None,
-    vary: Sequence[str] = (),
+    vary: Mapping[str, Sequence[Any]] | None = None,
     grid: str | None = None,
-    settings: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
     baselines: Sequence[str] = (),
+    split: str | None = None,
+    views: bool = False,
 ) -> Plan:
-    """Plan a grid, or what is varied of a recipe: `plan_grid` or `plan_variation`, whose errors it raises.
+    """Plan every combination of the varied keys' values, or the cells of a paper's grid.
 
     Args:
-        baselines: recipes that stand in the table as they are, but for the settings, which must fit them too. Where
-            feature sets are varied, each has a row for every combination of them, unless its file names its own.
+        recipe: a bundled name or the path of a YAML file; with `grid` it replaces the grid's own, for all cells that
+            name none, and the paper's values are left out.
+        vary: by key its values; keys joined by commas take the same value together.
+        grid: one that `grid_names` returns.
+        settings: changes for all variants and baselines; what a variant sets itself stands over them.
+        baselines: recipes that stand in the table as they are, but for `settings`. Where feature sets are varied, each
+            has a row for every combination of them, unless its file names its own.
+        split: what is evaluated; None: ``test``, or what the grid's paper took.
+        views: evaluate by the mean over all cached views of an image.
 
     Raises:
-        RecipeError: neither is asked for, or both are; or a baseline is not there, or the settings do not fit it.
+        RecipeError: not one of `grid` and `vary` with `recipe` is given; or unknown names, keys and wrong values, all
+            of them at once.
     """
-    if grid is not None and not vary:
-        plan = plan_grid(grid, recipe, settings)
-    elif grid is None and vary and recipe is not None:
-        plan = plan_variation(recipe, vary, settings)
-    else:
+    if (grid is None) != bool(vary) or (grid is None and recipe is None):
         raise RecipeError("give --recipe with one --vary or more, or --grid")
-    beside = _baselines(baselines, settings, plan.variants)
-    return replace(plan, variants=(*beside, *plan.variants))
-
-
-def _baselines(names: Sequence[str], settings: Sequence[str], beside: Sequence[Variant]) -> list[Variant]:
-    """Return recipes as they are, each on every choice of feature sets `beside` it, but for those that it names."""
-    variants, faults = [], []
-    for name in dict.fromkeys(names):
-        recipe_file(name)  # a name that does not exist is a sentence of its own
-        try:
-            recipe = load_recipe(name, settings)
-            free = [key for key in ("data.image", "data.text") if get(recipe.to_dict(), key) == "auto"]
-            choices = [{key: one.values[key] for key in free if key in one.values} for one in beside]
-            for values in (one for number, one in enumerate(choices) if one not in choices[:number]):
-                folder, label = f"baseline={quote(name, safe='')}", name
-                if values:
-                    folder, label = f"{folder},{_folder(values)}", f"{name}, {_label(values)}"
-                found = load_recipe(name, [*settings, *_settings(values)])
-                variants.append(Variant(_short(folder), label, values, found, {}, baseline=True))
-        except RecipeError as error:
-            faults.append(f"baseline '{name}': {'; '.join(faults_of(error))}")
+    fixed = {key: value_of(value) for key, value in normalised(settings or {}).items()}
+    faults: list[str] = []
+    found = {} if grid is None else read_grid(grid)
+    rows = list(_grid_rows(str(grid), found, recipe) if found else _varied_rows(str(recipe), vary or {}, fixed, faults))
+    variants = _resolved(rows, fixed, faults)
+    beside = [one for name in dict.fromkeys(baselines) for one in _baseline(name, fixed, rows, faults)]
     if faults:
         raise refused("the ablation", faults)
-    return variants
-
-
-def plan_variation(recipe: str, vary: Sequence[str], settings: Sequence[str] = ()) -> Plan:
-    """Plan every combination of the varied keys' values.
-
-    Args:
-        recipe: a bundled name or the path of a YAML file.
-        vary: ``KEY=V1,V2``, or ``KEY1,KEY2=V1,V2`` for keys that take the same value together. A list in brackets is
-            one value.
-        settings: ``KEY=VALUE``, for all variants.
-
-    Raises:
-        RecipeError: unknown keys and wrong values, of all variants at once; or a key that decides nothing in any.
-    """
-    faults: list[str] = []
-    axes = [axis for text in vary if (axis := _axis(text, faults)) is not None]
-    typed = [key for names, _ in axes for key in names]
-    keys = [full_key(key) for key in typed]
-    faults += [f"{key} is varied twice" for key in sorted(set(keys)) if keys.count(key) > 1]
-    fixed = {key_of(setting) for setting in settings}
-    faults += [f"{key} is varied and set as well: leave one out" for key in dict.fromkeys(keys) if key in fixed]
-    faults += [
-        f"{key} cannot be varied: it does not describe how a head learns"
-        for key in dict.fromkeys(keys)
-        if key.split(".")[0] in NOT_LEARNT
-    ]
-    rows = []
-    for combination in itertools.product(*(values for _, values in axes)):
-        chosen = zip(axes, combination, strict=True)
-        values = {key: value for (names, _), value in chosen for key in names}
-        rows.append((_folder(values), _label(values), values, recipe))
-    variants = _resolve(rows, settings, faults)
-    axes_in_full = tuple(tuple(full_key(name) for name in names) for names, _ in axes)
-    with suppress(RecipeError):  # a file that is no recipe without the settings has no row of a paper
-        published = _comparable(load_recipe(recipe))
-        expected = {row: {"rsum": rsum} for row, rsum in published["expected"].items() if rsum is not None}
-        for variant in variants:
-            if _comparable(variant.recipe) == published:
-                variant.paper.update(expected)
-    description = {"recipe": recipe, "grid": None, "set": sorted(settings), "vary": sorted(typed)}
-    return Plan(description, tuple(variants), axes=axes_in_full)
-
-
-def plan_grid(name: str, recipe: str | None = None, settings: Sequence[str] = ()) -> Plan:
-    """Plan the cells of a ready-made grid.
-
-    Args:
-        name: one that `grid_names` returns.
-        recipe: in the place of the grid's own, for all cells that name none; their paper's values are left out.
-        settings: ``KEY=VALUE`` for all cells; what a cell sets itself stands over them.
-
-    Raises:
-        RecipeError: there is no such grid; unknown keys and wrong values, of all cells at once.
-    """
-    grid = read_grid(name)
-    base, cells = recipe or grid.get("recipe"), grid["cells"]
-    if recipe is not None and all("recipe" in cell for cell in cells):
-        raise RecipeError(f"grid '{name}' names a recipe for each of its cells: leave --recipe out")
-    rows = [(_slug(cell["label"]), cell["label"], cell.get("set", {}), cell.get("recipe", base)) for cell in cells]
-    variants = _resolve(rows, settings, [])
-    for cell, variant in zip(cells, variants, strict=True):
-        if recipe is None or "recipe" in cell:
-            variant.paper.update({row: _paper(values) for row, values in cell.get("paper", {}).items()})
-    description = {"recipe": recipe, "grid": name, "set": sorted(settings), "vary": []}
-    return Plan(description, tuple(variants), grid.get("split", "test"), grid["source"])
+    if recipe is not None and grid is None:
+        _put_paper(variants, recipe)
+    description = {
+        "recipes": sorted({variant.recipe.name for variant in variants}),
+        "grid": grid,
+        "set": decisive(fixed),
+        "vary": sorted(full_key(key.strip()) for keys in vary or {} for key in keys.split(",")),
+    }
+    return Plan(description, (*beside, *variants), split or found.get("split", "test"), views, found.get("source"))
 
 
 def grid_names() -> list[str]:
-    """Return the names of the ready-made grids."""
-    return sorted(_grid_files())
+    """Return the names of the papers' grids."""
+    return sorted(_grids())
 
 
 def read_grid(name: str) -> dict[str, Any]:
-    """Return a grid's file: ``source``, ``cells``, and optionally ``recipe`` and ``split``.
+    """Return a grid: ``source``, ``cells``, and optionally ``recipe`` and ``split``.
 
     A cell has a ``label`` and, where it needs them, ``set``, a ``recipe`` of its own, and ``paper``: by row either
     the RSUM or a mapping with ``rsum``, ``log_circular_variance``, ``image_to_text`` and ``text_to_image``, the last
@@ -196,36 +133,109 @@ def read_grid(name: str) -> dict[str, Any]:
     Raises:
         RecipeError: there is no grid of this name.
     """
-    files = _grid_files()
-    if name not in files:
-        raise RecipeError(f"there is no grid '{name}'{nearest(name, sorted(files))}: {', '.join(sorted(files))}")
-    grid: dict[str, Any] = yaml.safe_load(files[name].read_text(encoding="utf-8"))
-    return grid
+    grids = _grids()
+    if name not in grids:
+        raise RecipeError(f"there is no grid '{name}'{nearest(name, sorted(grids))}: {', '.join(sorted(grids))}")
+    return grids[name]
 
 
-def _grid_files() -> dict[str, Path]:
-    """Return the file of each grid: ``setdiv/table4.yaml`` is named ``setdiv-table4``."""
-    return {f"{path.parent.name}-{path.stem}": path for path in FOLDER.glob("*/*.yaml")}
+def _grids() -> dict[str, dict[str, Any]]:
+    """Return every grid: that of ``table4`` in ``setdiv.yaml`` is named ``setdiv-table4``."""
+    files = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.yaml")}
+    return {f"{paper}-{table}": grid for paper, grids in files.items() for table, grid in grids.items()}
 
 
-def _axis(text: str, faults: list[str]) -> tuple[list[str], list[Value]] | None:
-    """Return the keys of one ``--vary`` and the values that they take."""
-    names, equals, choices = text.partition("=")
-    keys = [part.strip() for part in names.split(",")]
-    texts = [part.strip() for part in _COMMA.split(choices)]
-    if not equals or not all(keys) or not all(texts):
-        faults.append(f"--vary '{text}' must have the form KEY=V1,V2, such as similarity.alpha=4,8,16")
-        return None
-    values = [_value(choice) for choice in texts]
-    if choices.count("[") != choices.count("]"):
-        faults.append(f"--vary '{text}' has half of a pair of brackets; a list is one value, such as [words, bert]")
-    elif len({"none" if value is None else str(value) for value in values}) < len(values):
-        faults.append(f"--vary '{text}' names a value twice")
-    return keys, values
+def _grid_rows(name: str, grid: dict[str, Any], recipe: str | None) -> Iterator[_Row]:
+    if recipe is not None and all("recipe" in cell for cell in grid["cells"]):
+        raise RecipeError(f"grid '{name}' names a recipe for each of its cells: leave --recipe out")
+    for cell in grid["cells"]:
+        known = recipe is None or "recipe" in cell
+        paper = {row: _paper(values) for row, values in cell.get("paper", {}).items()} if known else {}
+        folder = re.sub(r"[^a-z0-9.=]+", "-", cell["label"].lower()).strip("-")
+        yield folder, cell["label"], cell.get("set", {}), cell.get("recipe", recipe or grid.get("recipe")), paper
 
 
-def _value(text: str) -> Value:
-    """Read a value as JSON would print it, so that 1e-3 and 0.001 are the same cell, and so are all ways of a list."""
+def _paper(values: float | Mapping[str, Any]) -> dict[str, float]:
+    """Return a cell's values by metric: a number alone is the RSUM."""
+    if not isinstance(values, Mapping):
+        return {"rsum": values}
+    found: dict[str, float] = {}
+    for key, value in values.items():
+        named = zip(RECALLS, value, strict=False) if isinstance(value, list) else None
+        found |= {key: value} if named is None else {f"{key} {recall}": number for recall, number in named}
+    return found
+
+
+def _varied_rows(
+    recipe: str, vary: Mapping[str, Sequence[Any]], fixed: Mapping[str, Value], faults: list[str]
+) -> Iterator[_Row]:
+    """Yield a row for every combination of values, and add to the faults."""
+    axes = []
+    for names, choices in vary.items():
+        values = [value_of(choice) for choice in ([choices] if isinstance(choices, str) else choices)]
+        axes.append(([key.strip() for key in names.split(",")], values))
+        if len({as_text(value).replace("null", "none") for value in values}) < len(values):
+            faults.append(f"--vary '{names}' names a value twice")
+    keys = [full_key(key) for names, _ in axes for key in names]
+    faults += [f"{key} is varied twice" for key in sorted(set(keys)) if keys.count(key) > 1]
+    faults += [f"{key} is varied and set as well: leave one out" for key in dict.fromkeys(keys) if key in fixed]
+    faults += [
+        f"{key} cannot be varied: it does not describe how a head learns"
+        for key in dict.fromkeys(keys)
+        if key.split(".")[0] in NOT_LEARNT
+    ]
+    for combination in itertools.product(*(values for _, values in axes)):
+        own = {key: value for (names, _), value in zip(axes, combination, strict=True) for key in names}
+        yield _folder(own), _label(own), own, recipe, {}
+
+
+def _baseline(name: str, fixed: Mapping[str, Value], rows: Sequence[_Row], faults: list[str]) -> list[Variant]:
+    """Return a recipe as it is, on every choice of feature sets in `rows`, but for those that it names itself."""
+    recipe_file(name)  # a wrong name is a sentence alone
+    try:
+        data = load_recipe(name, fixed).data
+    except RecipeError as error:
+        faults += [f"baseline '{name}': {fault}" for fault in faults_of(error)]
+        return []
+    free = [key for key, own in (("data.image", data.image), ("data.text", data.text)) if own == "auto"]
+    found: dict[str, _Row] = {}
+    for _, _, values, _, _ in rows:
+        sets = {key: values[key] for key in free if key in values}
+        label = f"{name}, {_label(sets)}" if sets else name
+        found[label] = _folder({"baseline": name} | sets), label, sets, name, {}
+    return [replace(variant, baseline=True) for variant in _resolved(list(found.values()), fixed, faults)]
+
+
+def _resolved(rows: Sequence[_Row], fixed: Mapping[str, Value], faults: list[str]) -> list[Variant]:
+    """Return the variants of rows, and add to the faults."""
+    variants = []
+    for name, label, values, recipe, paper in rows:
+        recipe_file(recipe)  # a wrong name is a sentence alone
+        try:
+            found = load_recipe(recipe, {**fixed, **normalised(values)})
+            variants.append(Variant(name, label, values, found, paper))
+        except RecipeError as error:
+            faults += faults_of(error)
+    return variants
+
+
+def _put_paper(variants: Sequence[Variant], recipe: str) -> None:
+    """Put the paper's RSUM beside the variant that is the recipe itself."""
+
+    def numbers(recipe: Recipe) -> dict[str, Any]:
+        return {key: value for key, value in identity(recipe).items() if not key.startswith("runtime.")}
+
+    with suppress(RecipeError):  # a file may be a recipe with the settings only
+        own = load_recipe(recipe)
+        expected = {row: {"rsum": rsum} for row, rsum in own.to_dict()["expected"].items() if rsum is not None}
+        for variant in variants:
+            if numbers(variant.recipe) == numbers(own):
+                variant.paper.update(expected)
+
+
+def value_of(given: Any) -> Value:
+    """Return a value, or the text of one, as all its spellings have it: 1e-3 and 0.001, [a,b] and ['a', 'b']."""
+    text = as_text(given)
     if text.startswith("[") and text.endswith("]"):
         items = (item.strip(" '\"") for item in text[1:-1].split(","))
         return f"[{', '.join(items)}]"
@@ -240,65 +250,11 @@ def _value(text: str) -> Value:
     return int(number) if number.is_integer() and abs(number) < 2**53 else number
 
 
-def _resolve(
-    rows: Sequence[tuple[str, str, Mapping[str, Value], str]], settings: Sequence[str], faults: list[str]
-) -> list[Variant]:
-    """Return the variants of (folder, label, values, recipe); raise all faults of all of them at once."""
-    variants = []
-    for name, label, values, recipe in rows:
-        recipe_file(recipe)  # a name that does not exist is a sentence of its own
-        try:
-            found = load_recipe(recipe, [*settings, *_settings(values)])
-            variants.append(Variant(name, label, dict(values), found, {}))
-        except RecipeError as error:
-            faults += faults_of(error)
-    if faults:
-        raise refused("the ablation", faults)
-    return variants
-
-
-def _settings(values: Mapping[str, Value]) -> list[str]:
-    return [f"{key}={value}" for key, value in values.items()]
-
-
 def _folder(values: Mapping[str, Value]) -> str:
     """Return a folder's name for varied values: readable, safe, and another one for other values."""
-    name = ",".join(f"{quote(key, safe='')}={quote(_text(value), safe='')}" for key, value in values.items())
-    return _short(name)
-
-
-def _short(name: str) -> str:
+    name = ",".join(f"{quote(key, safe='')}={quote(as_text(value), safe='')}" for key, value in values.items())
     return name if len(name) <= LONGEST else sha256(name.encode()).hexdigest()
 
 
-def _slug(label: str) -> str:
-    """Return a folder's name for a grid's label; a test sees to it that no two labels of a grid share one."""
-    return re.sub(r"[^a-z0-9.=]+", "-", label.lower()).strip("-")
-
-
 def _label(values: Mapping[str, Value]) -> str:
-    return ", ".join(f"{key}={_text(value)}" for key, value in values.items())
-
-
-def _text(value: Value) -> str:
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
-
-
-def _comparable(recipe: Recipe) -> dict[str, Any]:
-    """Return what a paper's row depends on: neither how it is computed nor what the feature sets are called."""
-    values = recipe.to_dict()
-    values["data"] = {key: value for key, value in values["data"].items() if key not in ("image", "text")}
-    return {key: value for key, value in values.items() if key != "runtime"}
-
-
-def _paper(values: float | Mapping[str, Any]) -> dict[str, float]:
-    """Return a cell's values by metric: a number alone is the RSUM."""
-    if not isinstance(values, Mapping):
-        return {"rsum": values}
-    flat: dict[str, float] = {}
-    for key, value in values.items():
-        if isinstance(value, list):
-            flat |= {f"{key} {recall}": number for recall, number in zip(RECALLS, value, strict=False)}
-        else:
-            flat[key] = value
-    return flat
+    return ", ".join(f"{key}={as_text(value)}" for key, value in values.items())

@@ -1,354 +1,322 @@
-"""Tuning: many trials of a recipe on one cache, of which the best is kept. It can be stopped and continued.
+"""Tuning: Optuna draws the trials, `train` trains them, and the best run is kept. It can be stopped and continued.
 
-OUT/tuning.json        what is tuned: samples, feature sets, the recipe in full, the space, the seed
-OUT/journal.log        Optuna's journal: the trials, their values and the validation RSUM of each epoch
-OUT/trials/NUMBER/     the run of a trial that is not over
-OUT/best/              the run of the best trial
-OUT/best.yaml          its recipe
-OUT/result.json        what it reaches on the test split, looked at once all trials are over
-OUT/trials.csv         the table of all trials
-OUT/importance.png     which keys decide
+OUT/tuning.json    what is tuned: samples, feature sets, the recipe, the space, the seed
+OUT/journal.log    Optuna's journal: the trials, their values and the validation RSUM of each epoch
+OUT/trials/N/      the run of a trial that is not over; N.lock is held while it is trained
+OUT/best/          the run of the best trial
+OUT/best.yaml      its recipe
+OUT/result.json    all trials, and what the best one reaches on the test split, looked at once all trials are over
 
-Of several recipes each has a folder OUT/RECIPE like that, and OUT/comparison.csv compares those of the last command.
+Several processes may run the same command at once, also on several machines that share the folder.
 """
 
-import sys
-from collections.abc import Sequence
+import json
+import logging
+import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from shlex import quote
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
+import numpy as np
+import optuna
 import yaml
+from optuna.pruners import SuccessiveHalvingPruner
+from optuna.samplers import TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
 
 from ...pipeline.cache.feature_cache import FeatureCache
-from ...pipeline.device import pick_device
-from ...pipeline.documents import read_json
-from ...pipeline.errors import RecipeError, RunError
-from ...pipeline.files import write_text
-from ...pipeline.reading.joined_sets import parts_of
-from ...pipeline.versions import require_packages
-from ...pipeline.wording import aligned, counted, rows_as_csv
+from ...pipeline.errors import NotFinite, OutOfMemory, RecipeError, RunError
+from ...pipeline.files import remove, write_text
+from ...pipeline.reading.placement import Resident
+from ...pipeline.wording import aligned, counted, in_time
 from ..evaluation.evaluation import Evaluation, evaluate
-from ..evaluation.metrics import Ties, require_ties
 from ..model import feature_facts
 from ..recipes.blocks import Recipe
-from ..recipes.names import recipe_names
-from ..recipes.recipe import key_of, load_recipe, resolve
-from ..runs.config import flat
-from ..runs.features import on_own_sets, require_views
-from ..runs.info import as_told
-from ..runs.run import WEIGHTS, write_json
-from ..series.checks import cache_of_series, claimed, complete_sets, require_buildable
-from ..series.cluster import on_cluster
-from ..series.processes import at_once, in_processes, in_turn, load_features
+from ..recipes.recipe import load_recipe
+from ..recipes.settings import normalised
+from ..series import (
+    as_text,
+    claim,
+    fitting_sets,
+    full_url,
+    identity,
+    locked,
+    make_folder,
+    run_all,
+    set_names,
+)
+from ..training.display import Shown
 from ..training.preparation import checked_seed
-from .space import Space, make_space, recipe_of
-from .table import Trial, Tuned, Tuning, as_csv, plot
+from ..training.training import train
+from .space import Space, describe, ends, make_space
 
-if TYPE_CHECKING:
-    from .study import Study
+logger = logging.getLogger("xret")
+STARTUP = 6  # trials that are drawn at random before the sampler learns from them
+SHOWN = 5  # trials in the table
+_OVER = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+_STATUS = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 
-_SPLITS = ("train", "val", "test")
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of a trial.
+
+    Attributes:
+        number: counted from 0; the first has the recipe's own values.
+        status: ``done``, ``pruned`` or ``failed``.
+        values: of the keys that are varied.
+        rsum: its best validation RSUM, of 600; None before the first epoch.
+        epochs: complete ones.
+        seconds: that it took.
+        error: the sentence that a failed trial ended in.
+    """
+
+    number: int
+    status: str
+    values: dict[str, Any]
+    rsum: float | None
+    epochs: int
+    seconds: float
+    error: str | None = None
+
+    @classmethod
+    def of(cls, trial: FrozenTrial) -> "Trial":
+        """Return what Optuna has of a trial that is over."""
+        reported, seconds = trial.intermediate_values, trial.duration.total_seconds() if trial.duration else 0.0
+        lost = "its process was killed" if trial.state is TrialState.FAIL else None
+        facts = max(reported.values(), default=None), len(reported), round(seconds, 3)
+        return cls(trial.number, _STATUS[trial.state], trial.params, *facts, trial.user_attrs.get("error", lost))
 
 
-class _Planned(NamedTuple):
-    """A recipe that shall be tuned, checked."""
+@dataclass(frozen=True)
+class Tuning:
+    """What `tune` finds; ``str`` shows it as tables.
 
-    name: str  # as the user wrote it
+    Attributes:
+        recipe: its name.
+        out: the folder, with ``best`` and ``best.yaml``.
+        space: what was varied, by key, as ``--space`` takes it.
+        trials: by their number.
+        best: the one with the highest validation RSUM.
+        evaluation: of its run on the test split.
+    """
+
+    recipe: str
+    out: str
+    space: dict[str, str]
+    trials: tuple[Trial, ...]
+    best: Trial
+    evaluation: Evaluation
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        facts = {"recipe": self.recipe, "out": self.out, "space": self.space, "best": asdict(self.best)}
+        return {
+            **facts,
+            "trials": [asdict(one) for one in self.trials],
+            "results": self.evaluation.to_dict()["results"],
+        }
+
+    def __str__(self) -> str:
+        ranked = sorted(self.trials, key=lambda trial: (trial.status != "done", -(trial.rsum or 0), trial.number))
+        rows = [["trial", "validation RSUM", "status", "epochs", "seconds", *self.space]]
+        for trial in ranked[:SHOWN] + [trial for trial in ranked[SHOWN:] if trial.number == 0]:
+            rsum = "-" if trial.rsum is None else f"{trial.rsum:.2f}"
+            values = [trial.values.get(key) for key in self.space]
+            shown = [f"{value:.3g}" if isinstance(value, float) else as_text(value) for value in values]
+            rows.append([str(trial.number), rsum, trial.status, str(trial.epochs), f"{trial.seconds:.1f}", *shown])
+        pruned, failed = (sum(trial.status == status for trial in self.trials) for status in ("pruned", "failed"))
+        spent = in_time(sum(trial.seconds for trial in self.trials))
+        head = f"{self.recipe}: {counted(len(self.trials), 'trial')}, {pruned} pruned, {failed} failed, {spent}"
+        failures = [f"failed: trial {trial.number}: {trial.error}" for trial in self.trials if trial.error]
+        return "\n".join([head, *aligned(rows), *failures, "", str(self.evaluation)])
+
+
+@dataclass(frozen=True)
+class _Study:
+    """A study: all that a process that trains trials of it must know."""
+
     root: Path
-    recipe: Recipe  # as it was loaded
-    on_sets: Recipe  # with the feature sets that the tuning was begun with in the place of auto
+    store: str
+    name: str
+    recipe: Recipe
+    settings: dict[str, Any]
     space: Space
-    description: dict[str, Any]
+    trials: int
+    seed: int
+    device: str
+    jobs: int
+    verbose: bool | None
+
+    def open(self, seed: int = 0) -> optuna.Study:
+        """Open the journal, or begin it; `seed` is of the values that are drawn."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        epochs = self.recipe.schedule.epochs
+        return optuna.create_study(
+            study_name="tuning",
+            storage=JournalStorage(JournalFileBackend(str(self.root / "journal.log"))),
+            sampler=TPESampler(seed=seed, n_startup_trials=STARTUP),
+            pruner=SuccessiveHalvingPruner(min_resource=max(1, epochs // 6), reduction_factor=2),
+            direction="maximize",
+            load_if_exists=True,
+        )
 
 
 def tune(
     store: str,
-    recipes: Sequence[str],
+    recipe: str,
     out: str | Path,
     *,
     trials: int = 50,
-    space: Sequence[str] = (),
-    settings: Sequence[str] = (),
-    ties: Ties = "pessimistic",
-    views: bool = False,
+    space: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
     seed: int = 0,
     device: str = "auto",
     jobs: int = 1,
-    scheduler: str | None = None,
-    plotted: bool = False,
     verbose: bool | None = None,
 ) -> Tuning:
-    """Tune recipes on a feature cache, each with the same number of trials; the best run of each is kept.
+    """Find the values of a recipe that suit a data set, and keep the best run by validation RSUM.
 
-    The sampler is Optuna's TPE, the pruner `trials.Halving`. The test split is looked at when all trials are over.
+    The sampler is Optuna's TPE, the pruner its successive halving (Li et al., *A System for Massively Parallel
+    Hyperparameter Tuning*, MLSys 2020). Called again with the same arguments, it adds what is missing of `trials`.
 
     Args:
-        store: the feature cache.
-        recipes: bundled names or paths of YAML files.
-        out: the folder; it belongs to one recipe, space, seed and data set, to which trials may be added. Of several
-            recipes each has one in it.
-        trials: of each recipe all together, pruned ones included.
-        space: what is varied beside the bundled space, or in its place; see `space.make_space`.
-        settings: ``KEY=VALUE``, for all trials.
-        ties: see `metrics.recall`; on the test split.
-        views: there, take the mean over all cached views of an image; validation is of the first.
+        store: the feature cache; its test split is looked at when all trials are over.
+        recipe: a bundled name or the path of a YAML file.
+        out: the folder; it belongs to one recipe, space, seed and data set.
+        trials: all together; pruned, failed and killed ones count.
+        space: what is varied beside the bundled space, or in its place; see `make_space`.
+        settings: changes for all trials.
         seed: of every run, and of what is drawn.
         device: ``auto``, ``cpu`` or ``cuda``.
-        plotted: draw the importance of the keys.
-        jobs, scheduler, verbose: as of `ablation.ablate`, of trials.
+        jobs: trials at once, in processes of this machine.
+        verbose: show a line an epoch beside a bar and a line a trial; or, where it is False, none of it.
 
     Raises:
-        RecipeError: `trials` is below 1, there is no such seed; or a recipe, its space or the feature sets do not fit,
-            all faults at once, before anything is trained.
-        CacheError: the store or the cluster cannot be used.
-        RunError: there is no such rule for ties, Optuna is missing, `out` is in use or of something else or freed
-            samples, or has more trials of one of several recipes; or no trial was trained.
+        RecipeError: `trials` or `jobs` is below 1; or the recipe, its space or the feature sets do not fit, before
+            anything is trained.
+        CacheError: the store cannot be used.
+        RunError: `out` belongs to something else; or no trial was trained to its end.
     """
-    _require(plotted)
-    if trials < 1:
-        raise RecipeError(f"trials must be at least 1, not {trials}")
-    seed = checked_seed(seed)
-    require_ties(ties)
-    if scheduler is None:
-        jobs = at_once(jobs, pick_device(device))
-    from .study import Study
+    if min(trials, jobs) < 1:
+        raise RecipeError(f"trials and jobs must be at least 1, not {min(trials, jobs)}")
+    settings, seed = normalised(settings or {}), checked_seed(seed)
+    loaded, url, root = load_recipe(recipe, settings), full_url(store), Path(out).resolve()
+    cache = FeatureCache.open(url)
+    sets = fitting_sets(cache, loaded, ("train", "val", "test"))
+    varied, first = make_space(recipe, feature_facts(sets[0]), feature_facts(sets[1]), space or {}, settings)
+    for key, one in varied.items():
+        for value in ends(one):
+            fitting_sets(cache, load_recipe(recipe, settings | {key: value}), ())
+    texts = {key: describe(one) for key, one in varied.items()}
+    make_folder(root)
+    own = {"name": loaded.name, "manifest_sha256": cache.manifest_sha256, "sets": set_names(sets), "seed": seed}
+    with locked(root / "lock"):
+        claim(root, "tuning", own | {"space": texts, "recipe": identity(loaded)})
+        study = _Study(root, url, recipe, loaded, settings, varied, trials, seed, device, jobs, verbose)
+        if not study.open().trials:
+            study.open().enqueue_trial(first)
+    if verbose is not False:
+        logger.info(
+            "space of %s:\n%s", loaded.name, "\n".join(aligned([[f"  {key}", of] for key, of in texts.items()]))
+        )
+    for _, error in run_all(train_trials, [study] * jobs, jobs):
+        if isinstance(error, str):
+            raise RunError(error)
+    return _result(study, texts)
 
-    roots = _roots(recipes, Path(out).resolve())
-    found, failed = [], []
-    cache = cache_of_series(store, [root / "tuning.json" for root in roots], quiet=verbose is False)
-    plans = _plans(cache, recipes, roots, space, settings, seed, views)
-    comparison = Path(out).resolve() / "comparison.csv"
-    with ExitStack() as held:
-        for plan in plans:
-            busy = "wait until it has ended, or stop it and use --jobs, which trains several trials at once"
-            held.enter_context(claimed(plan.root, "tuning", plan.description, busy, _understood))
-        studies = [
-            Study(
-                plan.root,
-                cache.address,
-                plan.on_sets,
-                settings,
-                plan.space,
-                seed=seed,
-                device=device,
-                trials=trials,
-                verbose=verbose,
-            )
-            for plan in plans
-        ]
-        if len(plans) > 1:
-            _require_as_many(studies)
-            _forget(comparison)
-        for plan, study in zip(plans, studies, strict=True):
-            if verbose is not False:
-                _say_space(plan)
-            if verbose is not False and (done := len(study.results)):
-                print(f"trials finished already: {done} of {max(done, trials)}", file=sys.stderr, flush=True)
-            _train(study, jobs, scheduler)
-            write_text(plan.root / "trials.csv", as_csv(study.results), RunError)
-            if not any(trial.status == "done" for trial in study.results):  # the other recipes are tuned all the same
-                failed.append(_none_done(study))
-                continue
-            found.append(_tuned(plan, study, ties, views, device))
-            if plotted:
-                _draw(plan, found[-1].trials)
-    if not found:
-        raise RunError("; ".join(failed))
-    tuning = Tuning(tuple(found), tuple(failed))
-    if len(plans) > 1:
-        write_text(comparison, rows_as_csv(tuning.comparison()), RunError)
+
+def train_trials(study: _Study, resident: Resident) -> None:
+    """Train trials until there are enough, and wait for those of other processes; `resident` as of `train`."""
+    while True:
+        with ExitStack() as held:
+            with locked(study.root / "lock"):
+                opened, trial = study.open(), None
+                _settle(opened, study.root)
+                begun = [one for one in opened.trials if one.state is not TrialState.WAITING]
+                if len(begun) < study.trials:
+                    # Seeded by their number too, so that a tuning that was stopped draws what one in one go does.
+                    opened = study.open(int(np.random.SeedSequence([study.seed, len(begun)]).generate_state(1)[0]))
+                    trial = opened.ask(study.space)
+                    held.enter_context(locked(_lock_of(study.root, trial.number)))
+                elif all(one.state in _OVER for one in begun):
+                    return
+            if trial is not None:
+                _train_trial(study, opened, trial, resident)
+            else:
+                time.sleep(1.0)
+
+
+def _train_trial(study: _Study, opened: optuna.Study, trial: optuna.Trial, resident: Resident) -> None:
+    """Train a trial and write down what became of it."""
+    run, best, epochs = study.root / "trials" / str(trial.number), float("-inf"), study.recipe.schedule.epochs
+    state, error = TrialState.FAIL, None
+
+    def after_epoch(epoch: int, rsum: float) -> None:
+        nonlocal best
+        best = max(best, rsum)
+        trial.report(best, epoch)
+        if epoch < epochs and trial.should_prune():
+            raise optuna.TrialPruned
+
+    try:
+        recipe = load_recipe(study.name, study.settings | trial.params)
+        shown = Shown("quiet") if study.jobs > 1 else Shown.of(study.verbose, "bar", f"trial {trial.number}")
+        how: dict[str, Any] = {"device": study.device, "seed": study.seed, "shown": shown}
+        train(study.store, recipe, run, resident=resident, after_epoch=after_epoch, **how)
+        state = TrialState.COMPLETE
+    except optuna.TrialPruned:
+        state = TrialState.PRUNED
+    except (NotFinite, OutOfMemory, RecipeError) as failure:
+        error = str(failure)
+        trial.set_user_attr("error", error)
+    finally:
+        with locked(study.root / "lock"):
+            opened.tell(trial, best if state is TrialState.COMPLETE else None, state)
+            _settle(opened, study.root)
+    over = len(opened.get_trials(states=_OVER))
+    say = logger.debug if study.verbose is False else logger.info
+    words = (trial.number, over, study.trials, _STATUS[state], error or f"validation RSUM {best:.2f}")
+    say("trial %d: %d of %d: %s, %s", *words)
+
+
+def _settle(study: optuna.Study, root: Path) -> None:
+    """Count trials of killed processes as failed, keep the run of the best trial as ``best``, and no other's."""
+    for trial in study.get_trials(states=(TrialState.RUNNING,)):
+        with suppress(BlockingIOError), locked(_lock_of(root, trial.number), BlockingIOError()):
+            study.tell(trial.number, state=TrialState.FAIL)
+    done = study.get_trials(states=(TrialState.COMPLETE,))
+    best = max(done, key=lambda trial: (trial.value, -trial.number), default=None)
+    for trial in study.get_trials(states=_OVER):
+        run = root / "trials" / str(trial.number)
+        if best is not None and trial.number == best.number and run.is_dir():
+            remove(root / "best")
+            run.rename(root / "best")
+        remove(run)
+        remove(_lock_of(root, trial.number))
+
+
+def _lock_of(root: Path, number: int) -> Path:
+    (root / "trials").mkdir(exist_ok=True)
+    return root / "trials" / f"{number}.lock"
+
+
+def _result(study: _Study, space: dict[str, str]) -> Tuning:
+    """Evaluate the best trial on the test split, and write down what was found."""
+    trials = tuple(map(Trial.of, study.open().get_trials(states=_OVER)))
+    done = [trial for trial in trials if trial.status == "done"]
+    if not done:
+        first = next((trial.error for trial in trials if trial.error), "all were pruned")
+        raise RunError(f"none of the trials in {study.root} could be trained to its end; the first: {first}")
+    best = max(done, key=lambda trial: (trial.rsum or 0, -trial.number))
+    values = load_recipe(study.name, study.settings | best.values).to_dict()
+    head = f"# {study.recipe.name}, tuned: validation RSUM {best.rsum:.2f} with --seed {study.seed} on {study.store}\n"
+    write_text(study.root / "best.yaml", head + yaml.safe_dump(values, sort_keys=False, allow_unicode=True), RunError)
+    evaluation = evaluate(study.root / "best", store=study.store, device=study.device)
+    tuning = Tuning(study.recipe.name, str(study.root), space, trials, best, evaluation)
+    write_text(study.root / "result.json", json.dumps(tuning.to_dict(), indent=1) + "\n", RunError)
     return tuning
-
-
-def _require(plotted: bool) -> None:
-    """Refuse a tuning without the packages that it needs."""
-    require_packages("tuning needs", {"Optuna": "optuna"}, "tune")
-    if plotted:
-        require_packages("--plot needs", {"matplotlib": "matplotlib", "scikit-learn": "sklearn"}, "report")
-
-
-def _roots(recipes: Sequence[str], out: Path) -> list[Path]:
-    """Return the folder of each recipe."""
-    if not recipes:
-        raise RecipeError("name a --recipe to tune")
-    roots = [out] if len(recipes) == 1 else [out / _folder(name) for name in recipes]
-    if len(set(roots)) < len(roots):
-        raise RecipeError(f"two of the recipes {', '.join(recipes)} have one name, and would share a folder")
-    if len(recipes) > 1 and (out / "tuning.json").exists():
-        raise RunError(f"{out} belongs to the tuning of a single recipe; take another --out")
-    return roots
-
-
-def _plans(
-    cache: FeatureCache,
-    recipes: Sequence[str],
-    roots: Sequence[Path],
-    space: Sequence[str],
-    settings: Sequence[str],
-    seed: int,
-    views: bool,
-) -> list[_Planned]:
-    """Check all recipes and their spaces; raise all faults at once."""
-    plans, faults = [], []
-    for name, root in zip(recipes, roots, strict=True):
-        try:
-            recipe = load_recipe(name, settings)
-            on_sets = _on_own_sets(recipe, root, cache)
-            sets = complete_sets(cache, on_sets, _SPLITS)
-            if views:
-                require_views(sets[0])
-            facts = feature_facts(sets[0]), feature_facts(sets[1])
-            require_buildable(recipe, *facts)
-            own = make_space(recipe, *facts, space, settings)
-        except RecipeError as error:
-            faults.append(str(error))
-            continue
-        description = {
-            "name": recipe.name,
-            **cache.known_by,
-            "image_set": as_told([part.name for part in parts_of(sets[0])]),
-            "text_set": as_told([part.name for part in parts_of(sets[1])]),
-            "seed": seed,
-            "space": {key: str(dimension) for key, dimension in own.items()},
-            "recipe": recipe.to_dict(),
-            "settings": [setting for setting in settings if key_of(setting) not in flat(recipe.to_dict())] or None,
-        }
-        plans.append(_Planned(name, root, recipe, on_sets, own, description))
-    if faults:
-        raise RecipeError("; ".join(dict.fromkeys(faults)))
-    return plans
-
-
-def _folder(recipe: str) -> str:
-    return recipe.replace("/", "-") if recipe in recipe_names() else Path(recipe).stem
-
-
-def _on_own_sets(recipe: Recipe, root: Path, cache: FeatureCache) -> Recipe:
-    """Return the recipe with the feature sets that a tuning was begun with, where it means them."""
-    try:
-        found = read_json(root / "tuning.json")
-        image, text = found.get("image_set"), found.get("text_set")
-    except (OSError, ValueError, AttributeError):  # `claimed` will say it
-        return recipe
-    return on_own_sets(recipe, cache, image=image, text=text)
-
-
-def _require_as_many(studies: "Sequence[Study]") -> None:
-    """Raise RunError where a recipe has more trials than all shall have: they would be compared unequally."""
-    study = max(studies, key=lambda study: len(study.results))
-    if (done := len(study.results)) > study.trials:
-        raise RunError(
-            f"{study.root} has {done} trials already, and recipes are compared on equal numbers of trials: give "
-            f"--trials {done} or more"
-        )
-
-
-def _forget(comparison: Path) -> None:
-    """Remove the comparison that an earlier command left: it is of fewer trials."""
-    try:
-        comparison.unlink(missing_ok=True)
-    except OSError as error:
-        raise RunError(f"{comparison} cannot be replaced: {error.strerror}; take another --out") from error
-
-
-def _understood(found: dict[str, Any]) -> dict[str, Any]:
-    """Return a description with its recipe resolved again: a later version may know more keys."""
-    return found | {"recipe": resolve(found["recipe"]).to_dict()}
-
-
-def _draw(plan: _Planned, trials: tuple[Trial, ...]) -> None:
-    """Draw which keys decide; where too few trials know it, say so, for the tuning is done."""
-    from .study import importances
-
-    try:
-        plot(importances(trials, plan.space), plan.root / "importance.png")
-    except RunError as error:
-        print(f"importance.png is left out: {error}", file=sys.stderr)
-
-
-def _say_space(plan: _Planned) -> None:
-    lines = aligned([[f"  {key}", str(dimension)] for key, dimension in plan.space.items()])
-    print("\n".join([f"space of {plan.name}:", *lines]), file=sys.stderr, flush=True)
-
-
-def _train(study: "Study", jobs: int, scheduler: str | None) -> None:
-    """Train the trials that are left."""
-    if not study.left:
-        return
-    series = study.begin()
-    if scheduler is not None:
-        on_cluster(series, scheduler, str(study.root), all_at_once=False)
-    elif jobs > 1:
-        in_processes(series, jobs, load_features([study.any_job()]))
-    else:
-        in_turn(series)
-
-
-def _none_done(study: "Study") -> str:
-    """Return the sentence that says that no trial of a study came to its end."""
-    first = next((trial.error for trial in study.results if trial.error), "")
-    return f"none of the trials in {study.root} could be trained to its end; the first: {first}"
-
-
-def _tuned(plan: _Planned, study: "Study", ties: Ties, views: bool, device: str) -> Tuned:
-    """Write down the best trial of a study, and look at the test split."""
-    trials = study.results
-    done = (trial for trial in trials if trial.status == "done")
-    best = max(done, key=lambda trial: (trial.rsum, -trial.number))
-    _write_recipe(plan, best, study)
-    run = plan.root / "best"
-    if not (run / WEIGHTS).is_file():
-        raise RunError(
-            f"{run} has lost its weights; remove what is left of it, and make it again: `xret train-head "
-            f"{quote(study.store)} --recipe {quote(str(plan.root / 'best.yaml'))} --seed {study.seed} "
-            f"--out {quote(str(run))}`"
-        )
-    evaluation = _result(plan.root, best, study.store, ties, views, device)
-    space = {key: str(dimension) for key, dimension in plan.space.items()}
-    return Tuned(plan.name, str(plan.root), space, trials, best, evaluation)
-
-
-def _write_recipe(plan: _Planned, best: Trial, study: "Study") -> None:
-    recipe = recipe_of(plan.recipe, study.settings, best.values).to_dict()
-    head = (
-        f"# {plan.name}, tuned: trial {best.number} of {plan.root.name}, validation RSUM {best.rsum:.2f}\n"
-        f"# with --seed {study.seed} on {study.store}\n"
-    )
-    text = head + yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
-    write_text(plan.root / "best.yaml", text, RunError)
-
-
-def _result(root: Path, best: Trial, store: str, ties: Ties, views: bool, device: str) -> Evaluation:
-    """Return the best run's result on the test split; it is computed once, and written with where the run is now."""
-    file = root / "result.json"
-    facts = {"trial": best.number, "validation_rsum": best.rsum, "ties": ties, "values": best.values}
-    evaluation = _known(file, facts, views)
-    if evaluation is None:
-        _say_replaced(file, facts)
-        evaluation = evaluate(root / "best", store=store, split="test", ties=ties, device=device, views=views)
-    evaluation = replace(evaluation, runs=(str(root / "best"),))
-    write_json(file, facts | evaluation.to_dict())
-    return evaluation
-
-
-def _say_replaced(file: Path, facts: dict[str, Any]) -> None:
-    """Say on stderr where the file's result is of the same run, with other views or another rule for ties."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        found = read_json(file)
-        if found["trial"] == facts["trial"] and found["values"] == facts["values"]:
-            how = f"{counted(found['views'], 'view')}, ties {found['ties']}"
-            print(f"Note: {file} is written anew; it held the result with {how}.", file=sys.stderr, flush=True)
-
-
-def _known(file: Path, facts: dict[str, Any], views: bool) -> Evaluation | None:
-    """Return the result that a file holds; None where there is none, or one of other facts or views."""
-    try:
-        found = read_json(file)
-        if {key: found[key] for key in facts} == facts and (found["views"] > 1) == views:
-            return Evaluation.of_one(found)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return None

@@ -20,7 +20,6 @@ and the hardest negative is often none; and with the InfoNCE of the baselines in
 of features. `fusemix`, which blends vectors of texts, has no row on words.
 """
 
-import csv
 import json
 import statistics
 import time
@@ -124,7 +123,7 @@ def train_row(store: str, folder: Path, row: str, captions: str, trials: int, se
         begins = folder / f"{ROWS[row][0]}.yaml"
         folder.mkdir(parents=True, exist_ok=True)
         begins.write_text(recipe_text(load_recipe(ROWS[row][0], settings(row, captions)).to_dict()))
-        how: dict[str, Any] = {"trials": trials, "ties": "mean", "settings": [f"data.text={captions}"]}
+        how: dict[str, Any] = {"trials": trials, "settings": {"data.text": captions}}
         xret.tune(store, recipe=begins, out=tuned, **how)
     for seed in range(seeds):
         run = tuned / "best" if seed == 0 else folder / f"seed-{seed}"  # the best trial is that of seed 0
@@ -175,7 +174,7 @@ def table(out: Path, seeds: int) -> None:
             files = [folder / f"seed-{seed}.json" for seed in range(seeds)]
             found = [json.loads(file.read_text()) for file in files if file.exists()]
             if found:
-                minutes = _minutes(folder / "tuned" / "trials.csv")
+                minutes = _minutes(folder / "tuned" / "result.json")
                 shown = [_spread([one[key] for one in found]) for key in ("mean", "pessimistic", "validation")]
                 click.echo(f"| {text} | {row} | {len(found)} | {' | '.join(shown)} | {minutes:.0f} |")
 
@@ -184,10 +183,8 @@ def _folder(row: str, captions: str) -> str:
     return f"{captions}-{row.replace(', ', '-').lower()}"
 
 
-def _minutes(trials: Path) -> float:
-
-    with trials.open() as lines:
-        return sum(float(line["seconds"]) for line in csv.DictReader(lines)) / 60
+def _minutes(result: Path) -> float:
+    return sum(trial["seconds"] for trial in json.loads(result.read_text())["trials"]) / 60
 
 
 def _spread(values: list[float]) -> str:

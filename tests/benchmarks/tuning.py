@@ -50,7 +50,7 @@ def main(store: str, recipe: str, settings: tuple[str, ...], trials: int, jobs: 
         counts = ["--trials", str(trials), "--jobs", str(jobs)]
         tuned = measured(["tune", store, *same, *counts, "--out", out, "--json"])
         epochs = len((Path(run) / "metrics.jsonl").read_text().splitlines())
-    (found,) = json.loads(tuned[2])
+    found = json.loads(tuned[2])
     line = {
         "trials": trials,
         "pruned": sum(trial["status"] == "pruned" for trial in found["trials"]),

@@ -10,12 +10,12 @@ from safetensors.torch import load_file
 from small_store import make_store
 
 from xret.heads.ablation.ablation import ablate
-from xret.heads.ablation.plan import plan_variation
+from xret.heads.ablation.plan import make_plan
 
-NARROW = ["model.dim=8", "adapter.words.word_dim=4"]
-SMALL = [*NARROW, "data.batch_size=8", "schedule.epochs=2"]
-MARGIN = "loss.triplet.margin=0.1,0.2"
-FAILING = "adapter.words.vectors=nowhere.txt,null"  # the first has no file
+NARROW = {"model.dim": 8, "adapter.words.word_dim": 4}
+SMALL = {**NARROW, "data.batch_size": 8, "schedule.epochs": 2}
+MARGIN = {"loss.triplet.margin": [0.1, 0.2]}
+FAILING = {"adapter.words.vectors": ["nowhere.txt", None]}  # the first has no file
 
 
 class Stores:
@@ -31,14 +31,15 @@ class Stores:
         return self.made[image, text]
 
 
-def plan_of(*vary, settings=(), recipe="vsepp"):
-    fixed = [setting for setting in SMALL if not any(text.startswith(setting.split("=")[0]) for text in vary)]
-    return plan_variation(recipe, vary or [MARGIN], [*fixed, *settings])
+def plan_of(vary=MARGIN, *, recipe="vsepp", settings=None, **options):
+    keys = {key for keys in vary for key in keys.split(",")}
+    fixed = {key: value for key, value in (SMALL | (settings or {})).items() if key not in keys}
+    return make_plan(recipe, vary, settings=fixed, **options)
 
 
 def ablated(store, plan, out, **options):
-    """The entries of an ablation."""
-    return ablate(store, plan, out, **options).entries
+    """The entries of an ablation on a CPU."""
+    return ablate(store, plan, out, device="cpu", **options).entries
 
 
 def numbers(entries):
@@ -51,23 +52,19 @@ def weights(run):
     return load_file(Path(run) / "model.safetensors")
 
 
-KILLED = """
-import sys
-import torch
-from xret.heads.ablation.ablation import ablate
-from xret.heads.ablation.ablation import ablate
-from xret.heads.ablation.plan import plan_variation
-torch.set_num_threads(1)
-store, out, jobs, *settings = sys.argv[1:]
-plan = plan_variation("vsepp", ["loss.triplet.margin=0.1,0.2"], settings)
-ablate(store, plan, out, seeds=2, device="cpu", jobs=int(jobs))
-"""
-
-
-def started(store, out, jobs, settings):
-    """Begin the ablation of `KILLED` in a process of its own."""
+def started(function, *arguments):
+    """Begin a function of this folder, as ``module:function``, in a process of its own."""
+    module, name = function.split(":")
+    code = f"import sys, torch; sys.path.insert(0, {str(Path(__file__).parent)!r}); torch.set_num_threads(1)\n"
+    code += f"from {module} import {name}\nif __name__ == '__main__': {name}(*sys.argv[1:])"
     return subprocess.Popen(
-        [sys.executable, "-c", KILLED, store, str(out), str(jobs), *settings],
+        [sys.executable, "-c", code, *map(str, arguments)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
+
+
+def ablate_twelve_epochs(store, out, jobs="1"):
+    """The ablation that tests kill."""
+    ablated(store, plan_of(settings={"schedule.epochs": 12}), out, seeds=2, jobs=int(jobs))

@@ -1,10 +1,11 @@
-"""What ablations plan, by ``--vary`` and by the papers' grids, and what they refuse to plan."""
+"""What ablations plan, by varied keys and by the papers' grids, and what they refuse to plan."""
 
 import pytest
-from small_ablations import MARGIN, NARROW, SMALL, Stores, ablated, plan_of
+from small_ablations import MARGIN, NARROW, Stores, ablated, plan_of
 
-from xret.heads.ablation.plan import grid_names, plan_grid, plan_variation, read_grid
-from xret.heads.ablation.table import METRICS, as_text, summarise
+from xret.heads.ablation import ablation
+from xret.heads.ablation.plan import grid_names, make_plan, read_grid
+from xret.heads.ablation.table import as_text, summarise
 from xret.heads.evaluation.paper_rows import ROWS
 from xret.heads.recipes.recipe import load_recipe
 from xret.pipeline.errors import RecipeError
@@ -17,11 +18,8 @@ def stores(tmp_path_factory):
     return Stores(tmp_path_factory)
 
 
-# --- What is planned
-
-
 def test_every_combination_is_a_variant_with_its_own_folder():
-    plan = plan_of(MARGIN, "similarity=cosine", "optimizer.lr=1e-2,0.001")
+    plan = plan_of({**MARGIN, "similarity": ["cosine"], "optimizer.lr": ["1e-2", 0.001]})
     assert [variant.values for variant in plan.variants] == [
         {"loss.triplet.margin": margin, "similarity": "cosine", "optimizer.lr": lr}
         for margin in (0.1, 0.2)
@@ -36,45 +34,30 @@ def test_every_combination_is_a_variant_with_its_own_folder():
 
 
 def test_keys_that_vary_together():
-    plan = plan_variation("setdiv", ["aggregator.image.slots,aggregator.text.slots=2,3"], NARROW)
+    plan = plan_of({"aggregator.image.slots, aggregator.text.slots": [2, 3]}, recipe="setdiv")
     assert [v.values for v in plan.variants] == [
         {"aggregator.image.slots": k, "aggregator.text.slots": k} for k in (2, 3)
     ]
     assert [v.recipe.aggregator["text"]["slots"] for v in plan.variants] == [2, 3]
 
 
-def test_a_list_in_brackets_is_one_value():
-    for said in ("words,[words,bert]", "words,[words, bert]", "words,['words', 'bert']"):
-        plan = plan_variation("vsepp", [f"data.text={said}"], NARROW)
+def test_a_list_is_one_value():
+    for said in ("[words,bert]", "['words', 'bert']", ["words", "bert"]):
+        plan = plan_of({"data.text": ["words", said]})
         assert [variant.label for variant in plan.variants] == ["data.text=words", "data.text=[words, bert]"]
         assert [variant.recipe.data.text for variant in plan.variants] == ["words", ["words", "bert"]]
 
 
 def test_none_is_a_name_where_a_key_has_it():
-    plan = plan_variation("setdiv", ["aggregator.image.positions=none,circle"], NARROW)
+    plan = plan_of({"aggregator.image.positions": ["none", "circle"]}, recipe="setdiv")
     assert [variant.recipe.aggregator["image"]["positions"] for variant in plan.variants] == ["none", "circle"]
-    plan = plan_variation("setdiv", ["data.captions=none,2"], NARROW)
+    plan = plan_of({"data.captions": [None, 2]}, recipe="setdiv")
     assert [variant.recipe.data.captions for variant in plan.variants] == [None, 2]
-    with pytest.raises(RecipeError, match="names a value twice"):
-        plan_variation("setdiv", ["data.captions=none,null"], NARROW)
-
-
-@pytest.mark.parametrize("vary", ["finetune.image_lr=0.1,0.2", "expected.f30k=1,2", "name=a,b", "paper=a,b"])
-def test_what_no_head_learns_by_is_not_varied(vary):
-    with pytest.raises(RecipeError, match=f"{vary.partition('=')[0]} cannot be varied: it does not describe how"):
-        plan_variation("vsepp", [vary], NARROW)
-
-
-def test_half_of_a_pair_of_brackets_is_said():
-    with pytest.raises(RecipeError, match="has half of a pair of brackets") as caught:
-        plan_variation("vsepp", ["data.text=words,bert,[words,bert"], NARROW)
-    assert "names a value twice" not in str(caught.value)
 
 
 def test_names_are_safe_and_never_collide():
     files = ["a/b", "a=b", "../x", "a b", "a%2Fb", "ä", "a;b", "é" * 200, "é" * 201]
-    vary = f"adapter.words.vectors={','.join(files)}"
-    names = [variant.name for variant in plan_variation("vsepp", [vary], NARROW).variants]
+    names = [variant.name for variant in plan_of({"adapter.words.vectors": files}).variants]
     assert len(set(names)) == len(files)
     for name in names:
         assert set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-~%=,")
@@ -82,54 +65,90 @@ def test_names_are_safe_and_never_collide():
 
 
 def test_all_faults_are_said_at_once():
-    vary = ["loss.triplet.margn=1,2", "similarity=cosine,cosin", "optimizer.lr", "schedule.step=3,x"]
+    vary = {"loss.triplet.margn": [1, 2], "similarity": ["cosine", "cosin"], "schedule.step": [3, "x"]}
     with pytest.raises(RecipeError) as caught:
-        plan_variation("vsepp", [*vary, "model.dim=4,4"], [*NARROW, "data.batchsize=3"])
-    sentence = str(caught.value)
+        make_plan("vsepp", {**vary, "model.dim": [4, 4]}, settings=NARROW | {"data.batchsize": 3})
     for fault in (
         "loss.triplet.margn is not a key (did you mean 'loss.triplet.margin'?)",
         "did you mean 'cosine'?",
-        "--vary 'optimizer.lr' must have the form KEY=V1,V2",
         "schedule.step must be a whole number, not 'x'",
-        "--vary 'model.dim=4,4' names a value twice",
+        "--vary 'model.dim' names a value twice",
         "model.dim is varied and set as well",
         "data.batchsize is not a key",
     ):
-        assert sentence.count(fault) == 1, sentence
+        assert str(caught.value).count(fault) == 1, str(caught.value)
 
 
-def test_a_value_in_other_words_is_the_same_value():
-    for values in ("0.001,1e-3", "1,1.0", "true,True"):
-        with pytest.raises(RecipeError, match="names a value twice"):
-            plan_variation("vsepp", [f"optimizer.lr={values}"])
-    with pytest.raises(RecipeError, match=r"optimizer\.lr is varied twice"):
-        plan_variation("vsepp", ["optimizer.lr=1,2", "optimizer.lr=3"])
-    with pytest.raises(RecipeError, match=r"there is no recipe 'setdif' \(did you mean 'setdiv'"):
-        plan_variation("setdif", [MARGIN])
+@pytest.mark.parametrize(
+    ("vary", "said"),
+    [
+        ({"optimizer.lr": ["0.001", "1e-3"]}, "names a value twice"),
+        ({"optimizer.lr": [1, "1.0"]}, "names a value twice"),
+        ({"data.captions": ["none", None]}, "names a value twice"),
+        (
+            {"aggregator.image": ["max"], "aggregator.image.name": ["average"]},
+            r"aggregator\.image\.name is varied twice",
+        ),
+        ({"finetune.image_lr": [0.1, 0.2]}, "it does not describe how a head learns"),
+        ({"paper": ["a", "b"]}, "it does not describe how a head learns"),
+        ({}, "give --recipe with one --vary or more, or --grid"),
+    ],
+)
+def test_what_cannot_be_varied(vary, said):
+    with pytest.raises(RecipeError, match=said):
+        plan_of(vary)
+
+
+def test_a_name_that_does_not_exist_is_a_sentence_alone():
+    for options in ({"recipe": "setdif"}, {"baselines": ["setdif"]}):
+        with pytest.raises(RecipeError, match=r"^there is no recipe 'setdif' \(did you mean 'setdiv'"):
+            plan_of(**options)
+    with pytest.raises(RecipeError, match=r"there is no grid 'setdiv-tabel3' \(did you mean 'setdiv-table3'\?\)"):
+        make_plan(grid="setdiv-tabel3")
+    with pytest.raises(RecipeError, match="names a recipe for each of its cells"):
+        make_plan("setdiv", grid="maxmatch-table6")
+
+
+def test_a_baseline_has_a_row_for_each_choice_of_features_that_vary(tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text("base: linear\ndata: {text: bert}\n")
+    vary = {"data.text": ["words", "bert"], **MARGIN}
+    (fixed, *_) = plan_of(vary, baselines=[str(own)]).variants
+    assert (fixed.label, fixed.values, fixed.recipe.data.text) == (str(own), {}, "bert")
+    plan = plan_of(vary, baselines=["linear"])
+    baselines = [one for one in plan.variants if one.baseline]
+    assert [one.label for one in baselines] == ["linear, data.text=words", "linear, data.text=bert"]
+    assert [one.recipe.data.text for one in baselines] == ["words", "bert"]
+    assert len({one.name for one in plan.variants}) == len(plan.variants) == 6
+    with pytest.raises(RecipeError, match=r"baseline 'linear': aggregator\.image\.slots is not a key"):
+        make_plan("setdiv", MARGIN, settings={"aggregator.image.slots": 2}, baselines=["linear"])
 
 
 def test_the_papers_value_stands_beside_the_recipe_as_it_is_and_no_other():
-    paper = [v.paper for v in plan_variation("vsepp/f30k-resnet152-gru", ["loss.triplet.margin=0.1,0.2"]).variants]
-    assert paper == [{}, {"f30k": {"rsum": 363.0}}]
-    changed = plan_variation("vsepp/f30k-resnet152-gru", ["loss.triplet.margin=0.2"], ["schedule.epochs=1"])
-    assert changed.variants[0].paper == {}
-    slower = plan_variation("vsepp/f30k-resnet152-gru", ["runtime.precision=float32"])
-    assert slower.variants[0].paper == {"f30k": {"rsum": 363.0}}
+    def paper(vary, settings=None):
+        return [v.paper for v in make_plan("vsepp/f30k-resnet152-gru", vary, settings=settings).variants]
+
+    assert paper({"loss.triplet.margin": [0.1, 0.2]}) == [{}, {"f30k": {"rsum": 363.0}}]
+    assert paper({"loss.triplet.margin": [0.2]}, {"schedule.epochs": 1}) == [{}]
+    assert paper({"runtime.precision": ["float32"]}) == [{"f30k": {"rsum": 363.0}}]
 
 
-# --- Ready-made grids
+def test_a_file_that_is_a_recipe_with_its_settings_only(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("base: vse-infty\naggregator: {image: {name: element-slots}}\n")  # sets, which cosine is not for
+    settings = {"aggregator.text": "element-slots", "similarity": "smooth-chamfer"}
+    plan = make_plan(str(file), {"similarity.alpha": [4, 8]}, settings=settings)
+    assert [variant.paper for variant in plan.variants] == [{}, {}]
 
 
-def test_the_grids_that_are_asked_for_are_there():
+# --- The papers' grids
+
+
+def test_the_papers_grids_are_there():
     wanted = {f"vse-infty-{name}" for name in ("table1", "table4", "table6", "table7", "table11", "table12")}
     wanted |= {"setdiv-table3", "setdiv-table4", "setdiv-b1", "setdiv-b3", "vse-infty-figure4", "vse-infty-figure6"}
-    wanted |= {"maxmatch-table3", "maxmatch-table5", "maxmatch-table6"}
-    wanted |= {f"gaussian-table{number}" for number in (5, 6, 7, 8)}
-    assert wanted <= set(grid_names())
-    with pytest.raises(RecipeError, match=r"there is no grid 'setdiv-tabel3' \(did you mean 'setdiv-table3'\?\)"):
-        plan_grid("setdiv-tabel3")
-    with pytest.raises(RecipeError, match="names a recipe for each of its cells"):
-        plan_grid("maxmatch-table6", "setdiv", NARROW)
+    wanted |= {"maxmatch-table3", "maxmatch-table5", "maxmatch-table6", "gaussian-table5-vsrn", "gaussian-table6-vsrn"}
+    assert wanted | {f"gaussian-table{number}" for number in (5, 6, 7, 8)} == set(grid_names())
 
 
 @pytest.mark.parametrize("name", grid_names())
@@ -137,10 +156,8 @@ def test_every_grid_resolves_and_fits_features_of_its_kinds(name, stores, tmp_pa
     grid = read_grid(name)
     assert set(grid) <= {"source", "recipe", "split", "cells"}
     assert all(set(cell) <= {"label", "recipe", "set", "paper"} for cell in grid["cells"])
-    plan = plan_grid(name, settings=["model.dim=8"])
-    assert (
-        len({variant.name for variant in plan.variants}) == len({v.label for v in plan.variants}) == len(grid["cells"])
-    )
+    plan = make_plan(grid=name, settings={"model.dim": 8})
+    assert len({v.name for v in plan.variants}) == len({v.label for v in plan.variants}) == len(grid["cells"])
     for variant in plan.variants:
         for key, value in variant.values.items():
             found = variant.recipe.to_dict()
@@ -150,12 +167,11 @@ def test_every_grid_resolves_and_fits_features_of_its_kinds(name, stores, tmp_pa
             assert found == value
         assert set(variant.paper) <= set(ROWS)
         for row in variant.paper.values():
-            assert set(row) <= set(METRICS)
             assert all(0 <= number <= 600 for metric, number in row.items() if metric != "log_circular_variance")
     assert any(variant.paper for variant in plan.variants)
     data = plan.variants[0].recipe.data
-    monkeypatch.setattr("xret.heads.ablation.ablation.run_cell", lambda *_: "not trained")
-    entries = ablated(stores(data.image_kind, data.text_kind), plan, tmp_path / "out", device="cpu")
+    monkeypatch.setattr(ablation, "run_cell", lambda *_: "not trained")
+    entries = ablated(stores(data.image_kind, data.text_kind), plan, tmp_path / "out")
     assert [entry.error for entry in entries] == ["not trained"] * len(plan.variants)
 
 
@@ -174,31 +190,15 @@ def test_a_papers_value_of_a_grid_is_that_of_the_recipe_where_a_cell_is_the_reci
 
 
 def test_another_recipe_in_a_grid_has_no_paper_and_keeps_the_settings():
-    plan = plan_grid("setdiv-table4", "setdiv", NARROW)
+    plan = make_plan("setdiv", grid="setdiv-table4", settings=NARROW)
     assert all(variant.paper == {} for variant in plan.variants)
-    assert plan.variants[0].recipe.name == "setdiv"
-    assert plan.variants[0].recipe.aggregator["image"]["slots"] == 1
+    assert plan.variants[0].recipe == load_recipe("setdiv", NARROW | plan.variants[0].values)
 
 
 @pytest.mark.slow
 def test_a_grid_is_trained(stores, tmp_path):
-    plan = plan_grid("setdiv-table3", settings=SMALL)
-    lines = summarise(ablated(stores("roi"), plan, tmp_path / "out", device="cpu"))
+    settings = NARROW | {"data.batch_size": 8, "schedule.epochs": 1}
+    lines = summarise(ablated(stores("roi"), make_plan(grid="setdiv-table3", settings=settings), tmp_path / "out"))
     assert [line.seeds for line in lines] == [1] * 6
     assert [line.paper["rsum"] for line in lines] == [491.7, 490.5, 499.6, 483.3, 496.1, 500.8]
     assert "paper: F30K" in as_text(lines)
-
-
-def test_a_part_and_its_name_are_one_key():
-    with pytest.raises(RecipeError, match=r"aggregator\.image\.name is varied twice"):
-        plan_variation("vse-infty", ["aggregator.image=average,gpo", "aggregator.image.name=max,cls"])
-    with pytest.raises(RecipeError, match=r"aggregator\.image\.name is varied and set"):
-        plan_variation("vse-infty", ["aggregator.image=average,gpo"], ["aggregator.image.name=max"])
-
-
-def test_a_file_that_is_a_recipe_with_its_settings_only(tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text("base: vse-infty\naggregator: {image: {name: element-slots}}\n")  # sets, which cosine is not for
-    settings = ["aggregator.text=element-slots", "similarity=smooth-chamfer"]
-    plan = plan_variation(str(file), ["similarity.alpha=4,8"], settings)
-    assert [variant.paper for variant in plan.variants] == [{}, {}]

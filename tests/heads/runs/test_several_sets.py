@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from small_store import make_store
 
 from xret.heads.ablation.ablation import ablate
-from xret.heads.ablation.plan import plan_variation
+from xret.heads.ablation.plan import make_plan
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.rankers import open_rankers
 from xret.heads.evaluation.scoring import compare, embed
@@ -19,6 +19,7 @@ from xret.heads.model import FeatureFacts, build_model, feature_facts
 from xret.heads.modules.joined_adapter import JoinedAdapter
 from xret.heads.recipes.names import recipe_names
 from xret.heads.recipes.recipe import load_recipe
+from xret.heads.recipes.settings import settings_of
 from xret.heads.report.diagnostics.diagnosis import diagnose
 from xret.heads.runs.features import batches_of, sets_named, split_of_run
 from xret.heads.runs.run import Run
@@ -264,14 +265,16 @@ def test_a_variant_takes_sets_of_its_papers_kinds_alone(store, tmp_path):
     name, sets = "setdiv/f30k-butd-bigru", ["data.image=roi", "data.text=[words, states]"]
     with pytest.raises(RecipeError, match=r"kind 'words', not 'tokens'; .*--set data\.text_kind=null"):
         train(store, small(name, *sets), tmp_path / "run", device="cpu")
-    with pytest.raises(RecipeError, match=r"of kind 'tokens'; .*--set data\.text_kind=null"):
-        ablate(store, plan_variation(name, ["model.dim=8,16"], sets), tmp_path / "out", device="cpu")
+    with pytest.raises(RecipeError, match=r"not 'tokens'; .*--set data\.text_kind=null"):
+        ablate(
+            store, make_plan(name, {"model.dim": [8, 16]}, settings=settings_of(sets)), tmp_path / "out", device="cpu"
+        )
     train(store, small(name, *sets, "data.text_kind=null"), tmp_path / "run", device="cpu")
 
 
 def test_an_ablation_varies_the_sets(store, tmp_path):
     settings = [*SMALL, "data.batch_size=8", "data.image=grid,roi"]
-    plan = plan_variation("vsepp", ["data.text=words,[words, states]"], settings)
+    plan = make_plan("vsepp", {"data.text": ["words", ["words", "states"]]}, settings=settings_of(settings))
     entries = ablate(store, plan, tmp_path / "out", device="cpu").entries
     assert [entry.label for entry in entries] == ["data.text=words", "data.text=[words, states]"]
     assert [len(Run(entry.run).info.names("text")) for entry in entries] == [1, 2]
@@ -279,15 +282,15 @@ def test_an_ablation_varies_the_sets(store, tmp_path):
 
 
 def test_a_tuning_on_them_goes_on(store, tmp_path):
-    settings = [*SMALL, *BOTH, "data.batch_size=8"]
-    space = ["adapter.roi.dropout=0:0.3", "adapter.tokens.dropout=0:0.3"]
+    settings = settings_of([*SMALL, *BOTH, "data.batch_size=8"])
+    how = {"space": {"adapter.roi.dropout": "0:0.3", "adapter.tokens.dropout": "0:0.3"}, "device": "cpu"}
     for trials in (1, 2):
-        found = tune(store, ["vsepp"], tmp_path / "out", trials=trials, space=space, settings=settings, device="cpu")
-    assert found.recipes[0].count("done") == 2
+        found = tune(store, "vsepp", tmp_path / "out", trials=trials, settings=settings, **how)
+    assert [trial.status for trial in found.trials] == ["done"] * 2
     assert len(Run(tmp_path / "out/best").info.names("image")) == 2
-    with pytest.raises(RunError, match="text_set"):
-        other = [*settings, "data.text=[words, longer]"]
-        tune(store, ["vsepp"], tmp_path / "out", trials=3, space=space, settings=other, device="cpu")
+    with pytest.raises(RunError, match=r"sets was .*longer"):
+        other = settings | {"data.text": ["words", "longer"]}
+        tune(store, "vsepp", tmp_path / "out", trials=3, settings=other, **how)
 
 
 def test_diagnostics_count_the_rows_of_all_sets(store, run, tmp_path):

@@ -1,6 +1,7 @@
 """Training on images in several views: one is drawn every epoch, and nothing else changes."""
 
 import csv
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +11,11 @@ from small_runs import make_store as extracted
 from small_store import make_store
 
 from xret.heads.ablation.ablation import ablate
-from xret.heads.ablation.plan import plan_variation
+from xret.heads.ablation.plan import make_plan
 from xret.heads.ablation.table import as_csv
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.recipes.recipe import load_recipe
+from xret.heads.recipes.settings import settings_of
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import finetune
@@ -116,8 +118,8 @@ def test_the_first_view_alone_is_a_training_on_one_view(store, run, folder, tmp_
 
 
 def test_an_ablation_varies_and_averages_them(store, folder, tmp_path):
-    plan = plan_variation("vsepp", ["data.views=draw,first"], SMALL)
-    ablation = ablate(store, plan, tmp_path / "out", device="cpu", views=True)
+    plan = make_plan("vsepp", {"data.views": ["draw", "first"]}, settings=settings_of(SMALL), views=True)
+    ablation = ablate(store, plan, tmp_path / "out", device="cpu")
     entries = ablation.entries
     assert [entry.views for entry in entries] == [VIEWS] * 2
     assert ", ties pessimistic, mean over 3 views of each image" in str(ablation).splitlines()[0]
@@ -127,23 +129,22 @@ def test_an_ablation_varies_and_averages_them(store, folder, tmp_path):
         assert entry.rsum == expected.rsum
     assert losses_of(entries, "draw") != losses_of(entries, "first")
     # The same folder by the first view: only the evaluation is made anew.
-    again = ablate(store, plan, tmp_path / "out", device="cpu")
+    again = ablate(store, replace(plan, views=False), tmp_path / "out", device="cpu")
     assert "views" not in str(again).splitlines()[0]
     for entry in again.entries:
         assert entry.views == 1
         assert entry.rsum == evaluate(entry.run, device="cpu").results[0].rsum
     single = make_store(folder / "one.zarr", train=24)
     with pytest.raises(RunError, match="has one view of each image"):
-        ablate(
-            single, plan_variation("vsepp", ["model.dim=8,16"], SMALL[1:]), tmp_path / "no", device="cpu", views=True
-        )
+        ablate(single, make_plan("vsepp", {"model.dim": [8, 16]}, views=True), tmp_path / "no", device="cpu")
     assert not (tmp_path / "no").exists()
 
 
 def test_an_ablation_takes_each_set_with_the_views_it_has(tmp_path):
     store = make_store(tmp_path / "both.zarr", train=24, image=("grid", "roi"), views=(VIEWS, 1))
-    plan = plan_variation("vsepp", ["data.image=grid,roi"], [*SMALL, "data.views=first"])
-    ablation = ablate(store, plan, tmp_path / "out", device="cpu", views=True)
+    settings = settings_of([*SMALL, "data.views=first"])
+    plan = make_plan("vsepp", {"data.image": ["grid", "roi"]}, settings=settings, views=True)
+    ablation = ablate(store, plan, tmp_path / "out", device="cpu")
     for entry, views in zip(ablation.entries, (VIEWS, 1), strict=True):
         assert entry.views == views
         assert entry.rsum == evaluate(entry.run, views=views > 1, device="cpu").results[0].rsum
@@ -154,7 +155,7 @@ def test_an_ablation_takes_each_set_with_the_views_it_has(tmp_path):
 
 
 def losses_of(entries, views):
-    (own,) = (entry.run for entry in entries if entry.cell["data.views"] == views)
+    (own,) = (entry.run for entry in entries if entry.values["data.views"] == views)
     return losses(own)
 
 

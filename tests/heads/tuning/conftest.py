@@ -14,4 +14,4 @@ def stores(tmp_path_factory):
 def whole(stores, tmp_path_factory):
     """A tuning that nobody disturbed: its folder and what it found."""
     out = tmp_path_factory.mktemp("whole") / "out"
-    return out, tuned(stores(), out, ties="mean")
+    return out, tuned(stores(), out)

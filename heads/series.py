@@ -1,0 +1,188 @@
+"""Many trainings from one cache, as an ablation and a tuning have them: their folder, their checks, where they run."""
+
+import fcntl
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from ..pipeline.cache.feature_cache import FeatureCache
+from ..pipeline.device import cores
+from ..pipeline.errors import CacheError, RunError
+from ..pipeline.files import write_text
+from ..pipeline.reading.joined_sets import parts_of
+from ..pipeline.reading.placement import Resident
+from ..pipeline.wording import reason, some_of
+from .model import build_losses, build_model, feature_facts
+from .recipes.blocks import Recipe
+from .runs.config import flat
+from .runs.features import Sets, sets_named
+
+_ONE_AT_A_TIME = threading.Lock()  # torch has one generator a process, which two trainings would share
+# No number depends on these keys; feature sets are compared by what they stand for.
+_FREE_BLOCKS = ("name", "paper", "expected", "reaches", "finetune")
+_FREE = ("data.image", "data.text", "runtime.cache", "runtime.checkpoint_steps", "runtime.log")
+
+
+class Job(Protocol):
+    """A training, fit to travel to another process."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """Resolved."""
+
+
+J = TypeVar("J", bound=Job)
+T = TypeVar("T")
+
+
+def run_all(
+    work: Callable[[J, Resident], T], jobs: Sequence[J], processes: int = 1, scheduler: str | None = None
+) -> Iterator[tuple[J, T | str]]:
+    """Yield each job with what `work` makes of it as they end; a sentence for a job that killed its process.
+
+    Args:
+        work: a function of a module, since it travels; it gets features that jobs before it left in memory.
+        jobs: those with the same features stand together.
+        processes: at once on this machine; with 1 they run in this process. On a CPU they divide the cores.
+        scheduler: address of a Dask cluster that does the jobs; its workers reach store and output by the same names.
+
+    Raises:
+        CacheError: no scheduler answers, it has no workers, or it went away.
+    """
+    if scheduler is None and processes == 1:
+        kept, resident = None, Resident()
+        for job in jobs:
+            if kept != (kept := (job.recipe.data.image, job.recipe.data.text)):
+                resident = Resident()
+            yield job, work(job, resident)
+        return
+    from distributed import Client, LocalCluster, as_completed
+
+    threads = None if scheduler else max(1, min(torch.get_num_threads(), cores() // processes))
+    with ExitStack() as opened:
+        local: dict[str, Any] = {"dashboard_address": ":0", "memory_limit": 0, "silence_logs": logging.ERROR}
+        where = scheduler or opened.enter_context(LocalCluster(processes, threads_per_worker=1, **local))
+        try:
+            client = opened.enter_context(Client(where, set_as_default=False))
+        except OSError as error:
+            raise CacheError(f"no Dask scheduler answers at {scheduler} ({reason(error)})") from error
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        if not workers:
+            raise CacheError(f"the Dask scheduler at {scheduler} has no workers; start some with `dask worker {where}`")
+        resources = {"GPU": 1} if any("GPU" in worker["resources"] for worker in workers) else None
+        do = partial(_do, work, threads, logging.getLogger("xret").getEffectiveLevel())
+        sent = client.map(do, jobs, pure=False, resources=resources)
+        job_of = dict(zip(sent, jobs, strict=True))
+        for future in as_completed(sent, loop=client.loop):
+            if future.status == "cancelled":
+                raise CacheError(f"the Dask scheduler at {scheduler} went away; run the same command again to resume")
+            ended = future.status == "finished"
+            yield job_of[future], future.result() if ended else f"its process died: {reason(future.exception())}"
+
+
+def _do(work: Callable[[J, Resident], T], threads: int | None, level: int, job: J) -> T:
+    """Do a job in a worker process; with `threads` it is one of this machine, and logs as its parent does."""
+    with _ONE_AT_A_TIME:
+        if threads is not None:
+            torch.set_num_threads(threads)
+            logging.basicConfig(format="%(message)s", level=logging.WARNING)
+            logging.getLogger("xret").setLevel(level)
+        return work(job, Resident())
+
+
+@contextmanager
+def locked(file: Path, busy: Exception | None = None) -> Iterator[None]:
+    """Hold the lock of a file until the block or the process ends; wait for it, or raise `busy`."""
+    with file.open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+        except BlockingIOError as error:
+            raise busy or error from error
+        yield
+
+
+def claim(root: Path, what: str, description: Mapping[str, Any]) -> None:
+    """Write into ``WHAT.json`` what a folder is for; RunError where it is for something else.
+
+    Args:
+        root: the folder, locked by ``root/lock``.
+        what: ``ablation`` or ``tuning``.
+        description: what stays the same while the folder is used.
+    """
+    file, own = root / f"{what}.json", json.loads(json.dumps(description))
+    if not file.exists():
+        if any(path.name != "lock" for path in root.iterdir()):
+            raise RunError(f"{root} is not empty and holds no {what}; take another --out")
+        write_text(file, json.dumps(own, indent=1, ensure_ascii=False) + "\n", RunError)
+    elif said := difference(json.loads(file.read_text(encoding="utf-8")), own):
+        raise RunError(f"{root} belongs to another {what}: {said}; take another --out")
+
+
+def make_folder(root: Path) -> None:
+    """Make a folder; RunError where that is impossible."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{root} cannot be made: {error.strerror}; take another --out") from error
+
+
+def difference(then: dict[str, Any], now: dict[str, Any]) -> str:
+    """Say in which dotted keys nested values differ; an empty text where in none that matters."""
+    before, after = flat(then), flat(now)
+    keys = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
+    said = [f"{key} was {before.get(key, 'absent')} and is {after.get(key, 'absent')} now" for key in keys]
+    return "; ".join(some_of(said, 5))
+
+
+def decisive(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those values, by dotted key of a recipe, that numbers depend on, feature sets left out."""
+    return {key: value for key, value in values.items() if key not in _FREE and key.split(".")[0] not in _FREE_BLOCKS}
+
+
+def identity(recipe: Recipe) -> dict[str, Any]:
+    """Return the `decisive` values of a recipe."""
+    return decisive(flat(recipe.to_dict()))
+
+
+def fitting_sets(cache: FeatureCache, recipe: Recipe, splits: Iterable[str]) -> Sets:
+    """Return the feature sets that a recipe names; refuse what cannot be trained on them, at no cost.
+
+    Raises:
+        CacheError: none or several fit, the store lacks one of `splits`, or its features are not complete.
+        RecipeError: no head can be made of the recipe for them.
+    """
+    sets = sets_named(cache, recipe)
+    for split in splits:
+        if split not in cache.splits:
+            raise CacheError(f"{cache.url} has no split '{split}'; it has {', '.join(cache.splits)}")
+        for part in (*parts_of(sets[0]), *parts_of(sets[1])):
+            if not part.complete(split):
+                raise CacheError(f"{cache.url}: {part.name} is not complete; run the same `xret extract` again")
+    with torch.device("meta"):
+        build_model(recipe, feature_facts(sets[0]), feature_facts(sets[1]))
+        build_losses(recipe, feature_facts(sets[1]))
+    return sets
+
+
+def set_names(sets: Sets) -> list[str]:
+    """Return the names of the feature sets of both sides."""
+    return [part.name for side in sets for part in parts_of(side)]
+
+
+def full_url(store: str) -> str:
+    """Return the name of a store that means the same in every folder and process."""
+    return store if "://" in store else str(Path(store).resolve())
+
+
+def as_text(value: Any) -> str:
+    """Return a value of a recipe as ``--set`` takes it."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(as_text, value))}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from .heads.retrieval.retriever import Retriever
     from .heads.training.loop import TrainSummary
     from .heads.tuning.tuning import Tuning
-    from .pipeline.cache.feature_cache import FeatureCache
     from .pipeline.extraction.summary import Extraction
+    from .pipeline.store import FeatureCache
 
     Settings = Mapping[str, Any] | Sequence[str]  # {"model.dim": 256}, or as on the command line: ["model.dim=256"]
 
@@ -58,11 +58,10 @@ def extract(
         data_root: what the manifest's relative paths are relative to; None: the manifest's folder.
         encoder: of pictures and texts, ``hf:ID``, ``hf:DIR`` or ``open_clip:ARCH/TAG``: both `visual` and `text`.
         from_run: encode with the backbones that `finetune` left in this run, in the place of `visual` and `text`.
-        options: of `pipeline.extraction.options.Options`, with its defaults: ``visual``, ``visual_weights``,
-            ``visual_layer``, ``image_size``, ``whole``, ``pool``, ``regions``, ``frames``, ``views``, ``augment``,
-            ``text``, ``min_count``, ``text_weights``, ``text_layer``, ``special_tokens``, ``max_tokens``, ``prompt``,
-            ``splits``, ``batch_size``, ``dtype``, ``shard_images``, ``device``, ``workers``, ``scheduler``,
-            ``on_error``, ``repair``, ``update``, ``trust``.
+        options: of `pipeline.extraction.options.build_options` and `Options`, with their defaults: ``visual``,
+            ``visual_weights``, ``text``, ``text_weights``, ``layer``, ``image_size``, ``whole``, ``pool``, ``views``,
+            ``frames``, ``prompt``, ``dtype``, ``trust``, ``splits``, ``batch_size``, ``device``, ``workers``,
+            ``reuse``, ``on_error``, ``repair``.
 
     Returns:
         What was computed, and what was there already, by feature set.
@@ -75,25 +74,20 @@ def extract(
         TypeError: there is no such option.
     """
     from dataclasses import fields
+    from inspect import signature
     from pathlib import Path
 
-    from .heads.runs.encoders import words_of_run
+    from .heads.runs.encoders import specs_of_run
     from .pipeline.data.manifest import load_manifest
     from .pipeline.errors import nearest
     from .pipeline.extraction.extraction import extract
-    from .pipeline.extraction.options import Options
+    from .pipeline.extraction.options import Options, build_options
 
-    known = [field.name for field in fields(Options)]
+    known = [*signature(build_options).parameters, *(field.name for field in fields(Options))]
     if strange := [name for name in options if name not in known]:
         raise TypeError(f"extract() has no option '{strange[0]}'{nearest(strange[0], known)}")
-    if encoder is not None:
-        options = {"visual": encoder, "text": encoder, **options}
-    options |= {key: None for key in ("visual", "text") if options.get(key) == "none"}
-    if "splits" in options:
-        options["splits"] = tuple(_several(options["splits"]))
-    options |= {} if from_run is None else words_of_run(from_run)
-    manifest = load_manifest(dataset, None if data_root is None else Path(data_root))
-    return extract(manifest, str(store), Options(**options))
+    chosen = build_options(encoder=encoder, run=None if from_run is None else specs_of_run(from_run), **options)
+    return extract(load_manifest(dataset, None if data_root is None else Path(data_root)), str(store), chosen)
 
 
 def train(
@@ -320,7 +314,7 @@ def load(run: "str | Path", **options: Any) -> "Retriever":
 
 def __getattr__(name: str) -> Any:
     if name == "FeatureCache":
-        from .pipeline.cache.feature_cache import FeatureCache
+        from .pipeline.store import FeatureCache
 
         return FeatureCache
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""``xret cache``: what a feature cache holds, whether it is sound, removal, merging and export."""
+"""``xret cache``: what a feature store holds, whether it is sound, removal of sets, and export."""
 
 import json
 import sys
@@ -12,8 +12,7 @@ from ..pipeline.wording import counted, in_bytes, printable
 from .parsing import comma_list
 
 if TYPE_CHECKING:
-    from ..pipeline.cache.storage.generations import Generation
-    from ..pipeline.cache.upkeep.contents import SetContents
+    from ..pipeline.store.inspect import SetContents
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 
@@ -23,42 +22,28 @@ def _shape(features: "SetContents") -> str:
     return " x ".join([*views, *map(str, features.shape)]) or "token ids"
 
 
-def _spent(features: "SetContents") -> str:
-    """Return how many bytes a stored value takes, and how many values belong to no sample."""
-    if features.bytes_per_value is None or features.padding is None:
-        return ""
-    return (
-        f", {features.bytes_per_value:.2f} bytes a stored value where raw are {features.raw_bytes_per_value};"
-        f" {100 * features.padding:.1f}% of the values are padding, as all shards have one length"
-    )
-
-
 def _seen(features: "SetContents") -> str:
-    """Return what the encoder saw of pictures: side, whole or not, upright or not; empty where that is not known."""
-    from ..pipeline.encoders import is_own, sees_whole, turns_upright
+    """Return what the encoder saw of pictures, where that is known."""
     from ..pipeline.reading.origin import grid_side
 
-    identity = dict(features.identity)
-    if features.modality != "images" or "preprocessing" not in identity or is_own(str(identity.get("encoder"))):
+    preprocessing = features.identity.get("preprocessing")
+    if features.modality != "images" or not isinstance(preprocessing, dict):
         return ""
-    side = grid_side(identity)
-    pixels = "" if side is None else f"{side} pixels, "
-    whole = "whole pictures, " if sees_whole(identity) else ""
-    return f"{pixels}{whole}EXIF orientation {'' if turns_upright(identity) else 'not '}applied"
+    side = grid_side(dict(features.identity))
+    whole = "whole pictures" if preprocessing.get("whole") else ""
+    return ", ".join(filter(None, [f"{side} pixels" if side else "", whole]))
 
 
 @click.group()
 def cache() -> None:
-    """Look into feature caches and look after them.
+    """Look into feature stores and look after them.
 
     \b
     xret cache info rsicd.zarr
     xret cache verify rsicd.zarr
     xret cache ls DIR
     xret cache rm rsicd.zarr resnet18
-    xret cache rm rsicd.zarr --old
-    xret cache merge rsicd.zarr train.zarr test.zarr
-    xret cache export rsicd.zarr --to npy --out rsicd_precomp
+    xret cache export rsicd.zarr --out rsicd.h5
     """
 
 
@@ -71,7 +56,7 @@ def info(store: str, as_json: bool) -> None:
     \b
     xret cache info rsicd.zarr
     """
-    from ..pipeline.cache.upkeep.contents import describe
+    from ..pipeline.store.inspect import describe
 
     facts = describe(store)
     if as_json:
@@ -83,47 +68,45 @@ def info(store: str, as_json: bool) -> None:
     )
     click.echo(printable("splits: " + ", ".join(f"{name} {count:,}" for name, count in facts.splits.items())))
     for features in facts.sets:
-        click.echo(
-            printable(
-                f"{features.path}: {features.kind}, {_shape(features)}, {features.dtype},"
-                f" {in_bytes(features.bytes)}, {features.failed} failed"
-            )
-        )
+        line = f"{features.path}: {features.kind}, {_shape(features)}, {features.dtype}"
+        click.echo(printable(f"{line}, {in_bytes(features.bytes)}, {features.failed} failed"))
         if seen := _seen(features):
             click.echo(f"  {seen}")
-        click.echo(f"  compression: {features.codec}{_spent(features)}")
-        click.echo(printable("  shards done: " + ", ".join(f"{s} {a}/{b}" for s, (a, b) in features.done.items())))
+        done = ", ".join(f"{split} {count}/{all_}" for split, (count, all_) in features.done.items())
+        click.echo(printable(f"  chunks done: {done}"))
 
 
 @cache.command()
 @click.argument("store")
 @_JSON
 def verify(store: str, as_json: bool) -> None:
-    """Read every file of STORE and report what is damaged.
+    """Read every chunk of STORE and report what is damaged.
 
-    The command that repairs comes last. The exit code is 1 if anything is damaged.
+    The exit code is 1 if anything is. `xret extract` with the same options and --repair computes it again.
 
     \b
     xret cache verify rsicd.zarr
     """
-    from ..pipeline.cache.upkeep import verify as checking
-    from ..pipeline.extraction.repair import remedies
+    from ..pipeline.store.inspect import verify as check
 
-    found = checking.verify(store)
+    found = check(store)
     if as_json:
         click.echo(json.dumps(found.to_json()))
     else:
         for damage in found.damaged:
-            where = "metadata" if damage.shard is None else f"shard {damage.shard}"
+            where = "metadata" if damage.chunk is None else f"chunk {damage.chunk}"
             samples = f", samples {list(damage.samples)}" if damage.samples else ""
             click.echo(printable(f"damaged: {damage.array}, {where}{samples}"))
         for sample in found.failed_samples:
-            click.echo(printable(f"failed sample {sample.id}: {sample.reason}"))
+            click.echo(printable(f"failed sample {sample['id']}: {sample['reason']}"))
         state = "sound" if found.ok else counted(len(found.damaged), "damaged part")
         failed = f", {counted(len(found.failed_samples), 'failed sample')}" if found.failed_samples else ""
-        click.echo(f"{store}: {counted(found.shards, 'shard')} read, {state}{failed}")
-        for line in remedies(store, found):
-            click.echo(printable(f"To repair: {line}."))
+        click.echo(f"{store}: {counted(found.chunks, 'chunk')} read, {state}{failed}")
+        if any(damage.chunk is not None and "/" in damage.array for damage in found.damaged):
+            click.echo("To repair: run the same `xret extract` or `xret import` with --repair.")
+        for damage in found.damaged:
+            if damage.chunk is None and damage.array.count("/") == 1:
+                click.echo(printable(f"To repair: `xret cache rm {store} {damage.array}`, then extract it again."))
     if not found.ok:
         sys.exit(1)
 
@@ -134,14 +117,13 @@ def verify(store: str, as_json: bool) -> None:
 def ls(place: str, as_json: bool) -> None:
     """List the feature sets of a store, or the stores in a folder.
 
-    The generations of a store that has grown are listed, too.
-
     \b
     xret cache ls rsicd.zarr
-    xret cache ls s3://bucket/caches --json
+    xret cache ls s3://bucket/stores --json
     """
-    from ..pipeline.cache.upkeep.contents import describe, partials_at, stores_at
     from ..pipeline.errors import CacheError, StoreError
+    from ..pipeline.store.inspect import describe, stores_at
+    from ..pipeline.wording import aligned
 
     stores, rows, found = stores_at(place), [], []
     for store in stores:
@@ -150,131 +132,53 @@ def ls(place: str, as_json: bool) -> None:
         except (CacheError, StoreError) as error:
             if stores == [place]:
                 raise
-            found.append({"store": store, "error": str(error)})  # one that is damaged hides no other
-            rows.append([str(error)])
+            found.append({"store": store, "error": str(error)})  # a damaged one hides no other
+            click.echo(printable(str(error)), err=True)
             continue
         found.append(asdict(facts))
         if stores == [place]:
             rows += [_row(features) for features in facts.sets]
-            if facts.generations[1:] or facts.generation > 1:
-                rows += [[_said(one)] for one in facts.generations]
         else:
             names = ", ".join(features.path for features in facts.sets)
             rows.append([store, facts.dataset, in_bytes(facts.bytes), names or "no feature set"])
-    if left := partials_at(place):
-        note = (
-            f"Note: {counted(len(left), 'partial file')} in {place}, such as {left[0].name}: of a killed process, which"
-        )
-        click.echo(printable(f"{note} the same command removes when it runs again, or of one at work."), err=True)
     if as_json:
         click.echo(json.dumps(found))
-        return
-    rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*(row for row in rows if len(row) > 1), strict=True)]
-    for row in rows:
-        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)] if len(row) > 1 else row
-        click.echo("  ".join(padded).rstrip())
-
-
-def _said(one: "Generation") -> str:
-    of = f"{counted(one.images, 'image')}, manifest {one.manifest_sha256[:8]}"
-    return f"generation {one.number} ({one.state}): {of}, {in_bytes(one.bytes)}"
+    elif rows:
+        click.echo("\n".join(aligned([[printable(cell) for cell in row] for row in rows])))
 
 
 def _row(features: "SetContents") -> list[str]:
-    done = f"{features.percent:.0f}% done"
-    size = in_bytes(features.bytes)
+    done, size = f"{features.percent:.0f}% done", in_bytes(features.bytes)
     return [features.path, features.kind, _shape(features), features.dtype, size, done, _seen(features)]
 
 
 @cache.command()
 @click.argument("store")
-@click.argument("features", metavar="[SET]", required=False)
-@click.option("--old", is_flag=True, help="Delete all generations but the current one, instead of a feature set.")
-@click.option("--yes", is_flag=True, help="Remove it without asking.")
+@click.argument("features", metavar="SET")
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @_JSON
-def rm(store: str, features: str | None, old: bool, yes: bool, as_json: bool) -> None:
-    """Delete a feature set of STORE.
-
-    SET is what its name begins with, after images/ or captions/ if need be.
+def rm(store: str, features: str, yes: bool, as_json: bool) -> None:
+    """Delete a feature set of STORE; SET is its name, or how that begins.
 
     \b
-    xret cache rm rsicd.zarr resnet18
-    xret cache rm rsicd.zarr images/resnet18@1f2e --yes
-    xret cache rm rsicd.zarr --old
+    xret cache rm rsicd.zarr images/resnet18
     """
-    from ..pipeline.cache.upkeep.contents import remove_set, set_to_remove
+    from ..pipeline.store.inspect import remove_set, set_to_remove
 
-    if (features is None) != old:
-        raise click.UsageError("give either a feature set or --old")
     if as_json and not yes:
-        raise click.UsageError("with --json nothing is asked; give --yes as well")
-    if features is None:
-        _free_old(store, yes, as_json)
-        return
-    removal = set_to_remove(store, features)
-    path = removal.removed
-    _require_agreed(path, removal.bytes, store, yes)
-    removal = remove_set(store, path)
-    freed = f"{removal.removed}: removed, {in_bytes(removal.bytes)} freed"
-    click.echo(json.dumps(asdict(removal)) if as_json else freed)
-
-
-def _free_old(store: str, yes: bool, as_json: bool) -> None:
-    from ..pipeline.cache.storage.generations import free_old, old
-
-    found = old(store)
-    if found.generations:
-        said = "generation " + ", ".join(map(str, found.generations))
-        lost = f" (with {', '.join(found.lost)}, which the current one lacks)" if found.lost else ""
-        _require_agreed(printable(said + lost), found.bytes, store, yes)
-        found = free_old(store)
-        freed = printable(f"{said}{lost}: removed, {in_bytes(found.bytes)} freed")
-    else:
-        freed = f"{store} has no old generation"
-    click.echo(json.dumps(asdict(found)) if as_json else freed)
-
-
-def _require_agreed(what: str, size: int, store: str, yes: bool) -> None:
-    """Ask whether something is to be removed, unless that was said; raise ClickException where it is not."""
-    if yes:
-        return
-    try:
-        agreed = click.confirm(f"Remove {what} ({in_bytes(size)}) from {store}?", err=True)
-    except click.Abort:  # nobody is there to answer
-        click.echo(err=True)
-        agreed = False
-    if not agreed:
-        raise click.ClickException(f"{what} was not removed; agree, or give --yes to remove it without being asked")
-
-
-@cache.command()
-@click.argument("store")
-@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@_JSON
-def merge(store: str, sources: tuple[str, ...], as_json: bool) -> None:
-    """Copy what other stores have finished into STORE.
-
-    STORE is made if it is not there. For splits that were extracted on different machines: the manifest, the encoder
-    and the length of the shards must be the same. Each shard is checked and copied whole; stopped and started again, it
-    goes on where it was.
-
-    \b
-    xret cache merge coco.zarr coco-train.zarr coco-rest.zarr
-    """
-    from ..pipeline.cache.upkeep.merge import merge as merge_stores
-
-    summary = merge_stores(store, sources)
-    if as_json:
-        click.echo(json.dumps(asdict(summary)))
-        return
-    for features in summary.sets:
-        finished = features.shards + features.shards_before
-        click.echo(
-            f"{printable(f'{features.modality}/{features.name}')}: {counted(features.shards, 'shard')} copied,"
-            f" {features.shards_before} there before, {finished}/{features.shards_in_all} done,"
-            f" {features.failed} failed"
-        )
+        raise click.UsageError("with --json nobody can be asked; give --yes as well")
+    path, size = set_to_remove(store, features)
+    if not yes:
+        try:
+            agreed = click.confirm(f"Remove {printable(path)} ({in_bytes(size)}) from {store}?", err=True)
+        except click.Abort:  # nobody is there to answer
+            click.echo(err=True)
+            agreed = False
+        if not agreed:
+            raise click.ClickException(f"{path} was not removed; agree, or give --yes")
+    remove_set(store, path)
+    freed = printable(f"{path}: removed, {in_bytes(size)} freed")
+    click.echo(json.dumps({"removed": path, "bytes": size}) if as_json else freed)
 
 
 @cache.command()

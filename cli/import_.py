@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from ..pipeline.exchange.importers import EMBEDDINGS, FORMATS
-from .extract import DATA_ROOT, DTYPE, SCHEDULER, STORE, WORKERS, refuse_workers_of_a_cluster
+from .extract import DATA_ROOT, DTYPE, JSON, ON_ERROR, SPLITS, STORE
 from .parsing import comma_list
 from .summaries import print_summary
 
@@ -43,26 +43,17 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict
 )  # fmt: skip
 @DATA_ROOT
 @DTYPE
-@click.option(
-    "--splits", default="train,val,test", show_default=True, callback=comma_list, help="Which splits to write now."
-)
-@click.option(
-    "--on-error",
-    default="fail",
-    show_default=True,
-    type=click.Choice(["fail", "skip"]),
-    help="At an image that the source lacks or that is damaged there: stop, or record it with the reason and go on.",
-)
-@WORKERS
-@SCHEDULER
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@SPLITS
+@ON_ERROR
+@click.option("--repair", is_flag=True, help="Write again what is damaged, and samples that failed.")
+@JSON
 def import_(dataset: str | None, store: str, data_root: Path | None, as_json: bool, **options: Any) -> None:
     """Write features that others extracted into a feature cache.
 
     Features are regions, or embeddings of images and captions. DATASET is a manifest's name or path, as for extract.
     Without it the images and captions of embeddings are the data set. The source's ids may be the data set's ids
     (Karpathy's imgid), COCO ids or file names. Pickles are never opened. Stopped and started again, it goes on where it
-    was. With --scheduler every worker reads STORE and the source under the same paths.
+    was.
 
     \b
     scan            folder of {train,dev,test,testall}_{ims.npy,caps.txt,ids.txt}
@@ -84,12 +75,11 @@ def import_(dataset: str | None, store: str, data_root: Path | None, as_json: bo
         --from clip-retrieval --source embeddings --encoder ViT-B/32
     """
     from ..pipeline.data.manifest import load_manifest
-    from ..pipeline.exchange.importers.importing import import_features
-    from ..pipeline.exchange.importers.tasks import ImportOptions
+    from ..pipeline.exchange.importers.importing import ImportOptions, import_features
 
     if not options["splits"]:
         raise click.UsageError("nothing to import: give at least one of --splits")
-    refuse_workers_of_a_cluster(options)
+    options["splits"] = tuple(filter(None, options["splits"].split(",")))
     if dataset is None and data_root is not None:
         raise click.UsageError("--data-root is for a DATASET, which is not given; leave it out")
     manifest = None if dataset is None else load_manifest(dataset, data_root)

@@ -159,21 +159,3 @@ def require_there(paths: Iterable[str | Path], what: str = "run") -> None:
         if "://" not in str(path) and not Path(path).exists():
             way = f"make a run with `xret train-head … --out {path}`"
             raise RunError(f"{path} is no {what}: it is not there; name a {what}, or {way}")
-
-
-_MOST_IMAGES = 1e15  # to plan for
-
-
-def images_to_plan_for(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
-    """Read the number of images of ``--plan``."""
-    if value is None:
-        return None
-    try:
-        images = float(value)
-    except ValueError:
-        images = -1.0
-    if not (0 <= images <= _MOST_IMAGES and images.is_integer()):
-        raise click.BadParameter(
-            f"'{value}' is no number of images up to {_MOST_IMAGES:.0e}; give one, as 1000000 or 1e9, or none"
-        )
-    return int(images)

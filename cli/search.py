@@ -96,7 +96,6 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
     require_there([run])
     from ..heads.retrieval.queries import unknown_sentence
     from ..heads.retrieval.retriever import Retriever
-    from ..heads.runs.features import generation_shown, titled
 
     if len(words) > 1:
         raise click.UsageError(f'A QUERY of several words needs quotes: "{" ".join(words)}".')
@@ -116,8 +115,7 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
         searched = counted(retriever.searched(encoded.answers), encoded.answers.removesuffix("s"))
         where = str(options["images"] or f"the index {options['index']}")
         if options["images"] is None and options["index"] is None:
-            store = titled(retriever.cache.url, generation_shown(retriever.cache))
-            where = f"{store}, split {retriever.split}"
+            where = f"{retriever.cache.url}, split {retriever.split}"
         click.echo(printable(f"{run} on {where}: {searched}"))
     click.echo(format_hits(hits))
     if encoded.uncertainty is not None:

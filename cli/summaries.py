@@ -1,16 +1,14 @@
-"""What ``xret extract`` and ``xret import`` print: what was done, or would be."""
+"""What ``xret extract`` and ``xret import`` print."""
 
 import json
-from dataclasses import asdict
 from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
 
-from ..pipeline.wording import counted, in_bytes, in_time, printable, some_of
+from ..pipeline.wording import counted, printable, some_of
 
 if TYPE_CHECKING:
-    from ..pipeline.extraction.plan import Plan
     from ..pipeline.extraction.summary import Extraction
 
 
@@ -29,12 +27,12 @@ def print_summary(summary: "Extraction", as_json: bool) -> None:
             if not (imported and name == "encode")
         )
         done = "imported" if imported else "encoded"
-        again = f", {features.found:,} found again" if features.found else ""
+        again = f", {features.reused:,} reused" if features.reused else ""
         matched = f", matched by {summary.matched_by}" if summary.matched_by else ""
         click.echo(
             f"  {printable(features.name)}: {features.samples:,} {done}{again} in {features.seconds:.1f} s"
-            f" ({_rate(features.per_second)}/s; {shares}){matched}, {counted(features.shards, 'shard')} written,"
-            f" {features.shards_before:,} there before, {features.failed:,} failed"
+            f" ({_rate(features.per_second)}/s; {shares}){matched}, {counted(features.chunks, 'chunk')} written,"
+            f" {features.chunks_before:,} there before, {features.failed:,} failed"
         )
         for line in some_of([f"failed: {reason}" for reason in features.reasons]):
             click.echo(printable(f"    {line}"))
@@ -57,11 +55,9 @@ def _print_counts(summary: "Extraction") -> None:
 
 
 def _print_way_out(summary: "Extraction") -> None:
-    from ..pipeline.extraction.repair import commands_for_failed
-
     store = quote(summary.store)
     if summary.unmatched is None:
-        way = f"repair those files and run {commands_for_failed(summary.store)}"
+        way = "repair those files and run the same command with --repair"
     elif len(summary.sets) == 1:  # regions
         way = "a repaired source is imported beside this one"
     else:  # embeddings, of which a store holds those of a name once
@@ -69,24 +65,6 @@ def _print_way_out(summary: "Extraction") -> None:
         remove = " and ".join(f"`xret cache rm {store} {quote(f'{side}/{one.name}')}`" for side, one in sets)
         way = f"repair the source, run {remove}, and import again"
     click.echo(printable(f"`xret cache verify {store}` lists all that failed; {way}."))
-
-
-def print_plan(plan: "Plan", as_json: bool) -> None:
-    """Print what an extraction would take."""
-    if as_json:
-        click.echo(json.dumps(asdict(plan)))
-        return
-    counts = f"{counted(plan.images, 'image')}, {counted(plan.captions, 'caption')}"
-    click.echo(printable(f"{plan.dataset}: {counts}, computed by {plan.by}"))
-    for features in plan.sets:
-        tasks = f"{counted(features.tasks, 'task')} of {counted(features.shard_images, 'image')}"
-        left = f"{in_time(3600 * features.hours)} left" if features.done < features.tasks else "nothing left"
-        found = f", {features.found:,} {features.modality} found again" if features.found else ""
-        files = f"{in_bytes(features.bytes)} in {counted(features.files, 'file')}"
-        click.echo(
-            f"  {printable(features.name)}: {tasks}, {features.done:,} of them done{found}; {files};"
-            f" {left} at {_rate(features.per_second)} {features.modality}/s"
-        )
 
 
 def _rate(number: float) -> str:

@@ -12,12 +12,12 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from ..pipeline.cache.feature_cache import FeatureCache
 from ..pipeline.device import cores
 from ..pipeline.errors import CacheError, RunError
 from ..pipeline.files import write_text
 from ..pipeline.reading.joined_sets import parts_of
 from ..pipeline.reading.placement import Resident
+from ..pipeline.store import FeatureCache
 from ..pipeline.wording import reason, some_of
 from .model import build_losses, build_model, feature_facts
 from .recipes.blocks import Recipe

@@ -226,6 +226,27 @@ def _usual_mode(path: Path) -> int:
         remove(probe)
 
 
+@contextmanager
+def locked(folder: str | Path, busy: Exception) -> Iterator[None]:
+    """Lock an existing folder; the system unlocks it however the process ends.
+
+    Args:
+        folder: which.
+        busy: raised if another process or thread has locked it.
+    """
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise busy from error
+        yield
+    finally:
+        os.close(handle)
+
+
 def require_writable(path: Path, option: str) -> None:
     """Refuse a path at which nothing can be written; folders above it may be missing.
 

@@ -19,10 +19,10 @@ from xret.heads.report.diagnostics import diagnose
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.runs.run import Run
 from xret.heads.tuning.tuning import tune
-from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.data.scenes.generate import generate_scenes
 from xret.pipeline.errors import CacheError, RecipeError, RunError, XretError
 from xret.pipeline.extraction.options import Options
+from xret.pipeline.store import FeatureCache
 
 EXAMPLE = """
 import xret

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.errors import RecipeError, RunError, XretError
 from ...pipeline.files import write_text
 from ...pipeline.reading.placement import Resident
+from ...pipeline.store import FeatureCache
 from ...pipeline.wording import reason
 from ..evaluation.evaluation import Evaluation, Result, evaluate, evaluate_untrained
 from ..evaluation.metrics import WAYS

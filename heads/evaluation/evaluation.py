@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.data.manifest import PROTOCOLS
 from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError, nearest
 from ...pipeline.reading.split import Split
+from ...pipeline.store import FeatureCache
 from ...pipeline.wording import counted
 from ..runs.features import Sets, require_views
 from .coco import GroundTruth, ground_truth

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.errors import RunError
+from ...pipeline.store import FeatureCache
 from ..model import Branch, Model
 from ..modules.adapters import Adapted
 from ..modules.aggregators import Global

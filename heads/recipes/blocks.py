@@ -125,7 +125,7 @@ class Runtime:
     """How it is computed. `auto` precision: bfloat16 (or float16) on a GPU, float32 on a CPU."""
 
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    cache: Literal["auto", "device", "pinned", "stream"] = "auto"  # where the features lie while training
+    cache: Literal["auto", "memory", "stream"] = "auto"  # where the features lie while training
     checkpoint_steps: Count | None = None  # between two writes of state.pt; null: an epoch
     log: Literal["none", "tensorboard", "wandb"] = "none"  # beside metrics.jsonl
 

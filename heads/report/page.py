@@ -18,7 +18,7 @@ from ..evaluation.metrics import Ties
 from ..evaluation.rankers import Ranker
 from ..recipes.blocks import Recipe
 from ..runs.config import flat
-from ..runs.features import caption_set_of_run, generation_shown, image_set_of_run, titled
+from ..runs.features import caption_set_of_run, image_set_of_run
 from ..runs.info import versions
 from ..runs.run import MAY_CHANGE
 from .diagnostics import Diagnosis, diagnose_view
@@ -254,7 +254,7 @@ def _untrained(views: Several[View], split: str, ties: Ties, device: str) -> lis
     found = {}
     for view in views:
         sets = image_set_of_run(view.run, view.cache), caption_set_of_run(view.run, view.cache)
-        key = view.cache.store.url, sets[0].name, sets[1].name
+        key = view.cache.url, sets[0].name, sets[1].name
         if key not in found:
             found[key] = evaluate_untrained(sets, split, ties, device)
     return [one for one in found.values() if one is not None]
@@ -304,5 +304,5 @@ def _known(view: View) -> list[tuple[str, str]]:
         ("features", f"{' + '.join(info.names('image'))} / {' + '.join(info.names('text'))}"),
         ("seed", str(info.seed)),
         ("best epoch", f"{info.best_epoch or '–'} (validation RSUM {number(info.best_rsum)})"),
-        ("store", titled(view.cache.url, generation_shown(view.cache))),
+        ("store", view.cache.url),
     ]

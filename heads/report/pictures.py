@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ...pipeline.cache import FeatureCache, ImageSet
 from ...pipeline.data.images import open_image, thumbnail
 from ...pipeline.data.sources import PictureReader
 from ...pipeline.errors import CacheError, ManifestError, SampleError, StoreError
 from ...pipeline.reading.reattachment import find_pictures
+from ...pipeline.store import FeatureCache, ImageSet
 
 SIDE = 240  # pixels of the longer side of a thumbnail, and of either side of what a network saw
 QUALITY = 75  # of the JPEG files

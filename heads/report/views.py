@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...pipeline.cache import FeatureCache
 from ...pipeline.device import pick_device, within_memory
 from ...pipeline.reading.batches import Batches
 from ...pipeline.reading.features import Features
 from ...pipeline.reading.joined_sets import are_upright
+from ...pipeline.store import FeatureCache
 from ..evaluation.scoring import BATCH, Scores, embed_all, score_embedded
 from ..model import Model
 from ..modules.aggregators import Aggregated

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.data.images import PictureFile
 from ...pipeline.data.sources import PictureReader
 from ...pipeline.device import within_memory
 from ...pipeline.errors import RunError
 from ...pipeline.reading.joined_sets import are_upright
 from ...pipeline.reading.reattachment import find_pictures
+from ...pipeline.store import FeatureCache
 from ..evaluation.scoring import BATCH, embed_all
 from ..model import Model
 from ..modules.embedding import Embedding, concatenate, each

@@ -164,12 +164,18 @@ def _origins(retriever: Retriever) -> dict[BranchName, tuple[Origin, ...]]:
 
 def _naming(origin: Origin, weights: str | None) -> Origin:
     named = weights is not None and not Path(weights).exists()  # a path means nothing elsewhere
-    return replace(origin, weights=weights) if named else origin
+    return replace(origin, spec=origin.spec.with_source(weights)) if named and origin.spec else origin
+
+
+def _is_local(origin: Origin) -> bool:
+    """Return whether the weights that made a set lie in a file or folder of this machine."""
+    source = origin.spec.source if origin.spec else None
+    return source is not None and source.startswith(("/", "./"))
 
 
 def _store_name(address: str) -> str:
     """Return the name of a store, which may be anywhere or gone, without its generation."""
-    return Path(re.sub(r"/generations/[0-9]+$", "", address)).name
+    return Path(address).name
 
 
 def _without_paths(info: RunInfo) -> RunInfo:
@@ -185,7 +191,7 @@ def _without_paths(info: RunInfo) -> RunInfo:
 def _card(run: Run, origins: Mapping[BranchName, tuple[Origin, ...]], repo: str) -> str:
     recipe = run.recipe
     parameters = {"image": "visual_weights", "text": "text_weights"}
-    needed = [parameters[branch] for branch, of_each in origins.items() if any(one.weights is None for one in of_each)]
+    needed = [parameters[branch] for branch, of_each in origins.items() if any(_is_local(one) for one in of_each)]
     return _CARD.format(
         name=repo.rpartition("/")[2],
         repo=repo,

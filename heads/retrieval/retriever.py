@@ -11,12 +11,12 @@ from pathlib import Path
 from PIL import Image
 from torch import Tensor
 
-from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.data.images import PictureFile
 from ...pipeline.device import pick_device, within_memory
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, QueryError
 from ...pipeline.reading.reencoding import Picture, encode_captions_by_all, encode_images_by_all
+from ...pipeline.store import FeatureCache
 from ..evaluation.scoring import embed_all
 from ..model import Model, facts_of_each
 from ..modules.embedding import Embedding, each

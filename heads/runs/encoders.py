@@ -9,15 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...pipeline.cache import FeatureCache, fingerprint
 from ...pipeline.documents import read_json
-from ...pipeline.encoders import TextEncoder, VisualEncoder
+from ...pipeline.encoders import EncoderSpec, TextEncoder, VisualEncoder, load_text, load_visual
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, RunError
-from ...pipeline.extraction.options import Options, with_backbones
 from ...pipeline.reading.joined_sets import parts_of
 from ...pipeline.reading.origin import Origin
-from ...pipeline.reading.reencoding import caption_encoder, image_encoder
+from ...pipeline.store import FeatureCache
+from ...pipeline.store.create import fingerprint
 from ..model import facts_of_each
 from .features import caption_set_of_run, image_set_of_run
 from .info import BranchName, several
@@ -47,15 +46,15 @@ def find_image_encoders(
         EncoderError: the weights are not named, or are others than the run's; or the features were imported.
         RunError, CacheError: run or store are damaged, or do not fit each other.
     """
-    options = own_backbone(run, "image")
-    if options is not None and weights is None:
-        encoder = options.load_visual(device)
-        _require(run, "image", encoder.identity, options.dtype)
-        return ((encoder, options.dtype),)
+    spec = own_backbone(run, "image")
+    if spec is not None and weights is None:
+        encoder = load_visual(spec, device)
+        _require(run, "image", encoder.identity, spec.dtype)
+        return ((encoder, spec.dtype),)
     origins = origins_of(run, "image", open_cache)
     named = weights_of_each(weights, origins, "--visual-weights")
     pairs = zip(origins, named, strict=True)
-    return tuple((image_encoder(origin, given, device, trust), origin.dtype) for origin, given in pairs)
+    return tuple((origin.load_images(given, device, trust), origin.dtype) for origin, given in pairs)
 
 
 def find_text_encoders(
@@ -74,14 +73,14 @@ def find_text_encoders(
     Raises:
         EncoderError, RunError, CacheError: as for `find_image_encoders`.
     """
-    options = own_backbone(run, "text")
-    if options is not None and weights is None:
-        encoder = options.load_text(device)
-        _require(run, "text", encoder.identity, options.dtype)
-        return ((encoder, options.dtype),)
+    spec = own_backbone(run, "text")
+    if spec is not None and weights is None:
+        encoder = load_text(spec, device)
+        _require(run, "text", encoder.identity, spec.dtype)
+        return ((encoder, spec.dtype),)
     origins = origins_of(run, "text", open_cache) if reads_states(run) else ()
     named = zip(origins, weights_of_each(weights, origins, "--text-weights"), strict=True)
-    states = iter([(caption_encoder(origin, given, device, trust), origin.dtype) for origin, given in named])
+    states = iter([(origin.load_captions(given, device, trust), origin.dtype) for origin, given in named])
     words = WordsEncoder(run.vocabulary) if run.vocabulary is not None else None
     return tuple(
         (words, "int32") if words is not None and facts.kind == "words" else next(states)
@@ -107,13 +106,13 @@ def weights_of_each(given: str | None, origins: Sequence[Origin], option: str) -
     return list(named)
 
 
-def own_backbone(run: Run, branch: BranchName) -> Options | None:
-    """Return the options that name a run's own backbone of ``image`` or ``text``; None where it has none."""
-    return Options(**words_of_run(run)) if run.info.tuned(branch) else None
+def own_backbone(run: Run, branch: BranchName) -> EncoderSpec | None:
+    """Return the spec of a run's own backbone of ``image`` or ``text``; None where it has none."""
+    return specs_of_run(run)[branch] if run.info.tuned(branch) else None
 
 
-def words_of_run(run: Run | str | Path) -> dict[str, Any]:
-    """Return the options that name the backbones of a fine-tuned run.
+def specs_of_run(run: Run | str | Path) -> dict[BranchName, EncoderSpec]:
+    """Return the specs of the backbones of a fine-tuned run.
 
     Raises:
         RunError: there is no such run, it has no backbones of its own or no finished epoch, or is damaged.
@@ -122,15 +121,18 @@ def words_of_run(run: Run | str | Path) -> dict[str, Any]:
     if run.info.backbones is None:
         raise RunError(f"{run.path} has no backbones of its own; --from-run takes a run that `xret finetune` made")
     _ = run.weights  # there is none before the first epoch's
-    image, text = run.backbone("image"), run.backbone("text")
-    if (run.info.tuned("image") and image is None) or (run.info.tuned("text") and text is None):
-        raise RunError(f"{run.path} has lost a backbone; restore it, or fine-tune with another --out")
-    try:
-        words = with_backbones(run.info.backbones, image, text)
-        Options(**words)
-    except (KeyError, TypeError) as error:
-        raise RunError(f"{run.path}/run.json says nothing usable of the run's backbones; get the run again") from error
-    return words
+    specs: dict[BranchName, EncoderSpec] = {}
+    branches: tuple[BranchName, ...] = ("image", "text")
+    for branch in branches:
+        if not run.info.tuned(branch):
+            continue
+        if (path := run.backbone(branch)) is None:
+            raise RunError(f"{run.path} has lost a backbone; restore it, or fine-tune with another --out")
+        try:
+            specs[branch] = EncoderSpec.from_json(run.info.backbones[branch]).with_source(str(path))
+        except (EncoderError, TypeError) as error:
+            raise RunError(f"{run.path}/run.json does not describe the run's backbones; get the run again") from error
+    return specs
 
 
 def origins_of(run: Run, branch: BranchName, open_cache: Opener) -> tuple[Origin, ...]:
@@ -151,7 +153,7 @@ def origins_of(run: Run, branch: BranchName, open_cache: Opener) -> tuple[Origin
         told = several(read_json(file)[branch])
         origins = tuple(Origin.from_json(one) for one in told)
         damaged = [origin.fingerprint for origin in origins] != made
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:  # EncoderError, too
         raise RunError(f"{file} is damaged; remove it and name the store with --store, or get the run again") from error
     if damaged:
         raise RunError(f"{file} does not fit the run's run.json; remove it and name the store, or get the run again")

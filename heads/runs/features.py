@@ -1,6 +1,6 @@
 """The features that a run needs, found in its own store or in another one."""
 
-import sys
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,22 +8,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...pipeline.cache import OK, Blocks, CaptionSet, FeatureCache, FeatureSet, ImageSet
-from ...pipeline.cache.storage.folder import home_of
-from ...pipeline.cache.storage.generations import current, manifest_of, numbers
-from ...pipeline.cache.storage.store import Store
 from ...pipeline.data.samples import tokenize
 from ...pipeline.errors import CacheError, RunError, StoreError
 from ...pipeline.reading.batches import Batches, stored_batches
 from ...pipeline.reading.joined_sets import Captions, Images, joined
 from ...pipeline.reading.placement import Placement, Resident
-from ...pipeline.wording import printable
+from ...pipeline.store import OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from ..model import Model, facts_of_each, feature_facts, require_kinds
 from ..recipes.blocks import Recipe
-from .info import BranchName, absolute, several
+from .info import BranchName, several
 from .run import Run
 
 Sets = tuple[Images, Captions]
+log = logging.getLogger("xret")
 
 
 def sets_named(cache: FeatureCache, recipe: Recipe) -> Sets:
@@ -81,75 +78,25 @@ def _means(cache: FeatureCache, modality: str, said: Sequence[str], names: Seque
 
 
 def open_store(run: Run, store: str | None) -> FeatureCache:
-    """Open the feature cache at `store`, or, where that is None, the one that `run` was trained on.
+    """Open the feature store at `store`, or, where that is None, the one that `run` was trained on.
 
-    Of several generations it is the one that the run was trained on; of another store that lacks it, the current one,
-    which a note says.
+    A warning says where it holds other samples than those of the training.
 
     Raises:
         CacheError: there is none at `store`, or it cannot be used.
-        RunError: there is none where the run's own was, it cannot be used, or it no longer has the run's generation.
+        RunError: there is none where the run's own was, or it cannot be used.
     """
-    url, way = store or run.info.store, "name one as STORE/generations/N with --store to read its other samples"
     try:
-        return open_generation(url, run.info.generation, run.info.manifest_sha256, f"{run.path} was trained", way)
+        cache = FeatureCache.open(store or run.info.store)
     except (CacheError, StoreError) as error:
         if store is not None:
             raise
         raise RunError(
             f"the store of {run.path} is not there or not usable ({error}); name where it is now with --store"
         ) from error
-    except RunError:
-        if absolute(url) == absolute(home_of(run.info.store)[0]):
-            raise
-    cache = FeatureCache.open(url)
-    said = (
-        f"Note: {run.path} was trained on other samples than those of {titled(url, cache.generation)}, which is read."
-    )
-    print(printable(said), file=sys.stderr)
+    if store is None and cache.manifest_sha256 != run.info.manifest_sha256:
+        log.warning("%s holds other samples than those that %s was trained on", cache.url, run.path)
     return cache
-
-
-def open_generation(url: str, wanted: int | None, samples: str | None, whose: str, way: str) -> FeatureCache:
-    """Open that generation of a cache on which something was begun.
-
-    Args:
-        url: of the cache; one that names a generation is opened as it is.
-        wanted: the generation's number; None: not known, then the last one with these samples.
-        samples: their digest, or what it begins with; None: not known. A cache that never grew may have others.
-        whose: what was begun, as ``RUN was trained``.
-        way: what to do where the generation is gone.
-
-    Raises:
-        CacheError: it cannot be opened.
-        RunError: the generation is gone.
-    """
-    home, named = home_of(url)
-    store = Store(home)
-    there = numbers(store)
-    if named is not None or not there or (there == [1] and wanted in (None, 1)):
-        return FeatureCache.open(url)
-    digests = {one: manifest_of(store, one) for one in there}
-    fitting = [one for one, digest in digests.items() if digest.startswith(samples or "")]
-    if wanted is None:
-        now = current(store)
-        wanted = now if now in fitting else max((one for one in fitting if one < now), default=None)
-    if wanted in fitting or digests.get(wanted or 0) == "":  # without a digest it is damaged, which opening it says
-        return FeatureCache.open(url, generation=wanted)
-    said = f"no generation of {url} has the samples on which {whose}"
-    if wanted is not None and wanted not in there and wanted < current(store):
-        said = f"generation {wanted} of {url}, on which {whose}, was freed"
-    raise RunError(f"{said}; there is generation {', '.join(map(str, there))}: {way}")
-
-
-def generation_shown(cache: FeatureCache) -> int | None:
-    """Return the number of a cache's generation; None where the cache never grew, so that nobody need know of any."""
-    return cache.generation if cache.generation > 1 or len(numbers(Store(cache.url))) > 1 else None
-
-
-def titled(url: str, generation: int | None) -> str:
-    """Return a cache as people read it: its URL, with its generation where it has several."""
-    return url if generation is None else f"{url}, generation {generation}"
 
 
 def split_of_run(
@@ -172,7 +119,7 @@ def batches_of(
     model: Model,
     split: str,
     device: torch.device,
-    placement: Placement = "mapped",
+    placement: Placement = "stream",
     resident: Resident | None = None,
     views: Sequence[int] = (0,),
 ) -> Batches:
@@ -266,7 +213,7 @@ class RetokenizedCaptions(CaptionSet):
         self.cache, self.vocabulary = cache, vocabulary
         self.name, self.kind = "words of the run", "words"
         self.channels = self.global_channels = None
-        self.blocks = Blocks.choose(cache.splits)
+        self.chunk_rows = max(1, cache.captions)
         number = {word: position for position, word in enumerate(vocabulary)}
         texts = cache.caption_texts(0, cache.captions)
         ids = [[number.get(word, 0) for word in tokenize(text)] or [0] for text in texts]
@@ -274,10 +221,6 @@ class RetokenizedCaptions(CaptionSet):
         self.status = np.full(len(ids), OK, dtype=np.uint8)
         self._start = np.cumsum(self.length, dtype=np.int64) - self.length
         self._ids = np.array([word for caption in ids for word in caption], dtype=np.int32)
-
-    def done(self) -> np.ndarray:
-        """Return True for every shard: nothing has to be extracted."""
-        return np.ones(len(self.blocks), dtype=bool)
 
     def token(self, rows: np.ndarray) -> np.ndarray:
         """Return the token ids of these caption rows, packed int32 [sum of lengths]."""

@@ -109,7 +109,7 @@ class RunInfo:
 
     def tuned(self, branch: BranchName) -> bool:
         """Return whether the run has a backbone of its own for ``image`` or ``text``."""
-        return (self.backbones or {}).get("visual" if branch == "image" else "text") is not None
+        return (self.backbones or {}).get(branch) is not None
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -28,10 +28,9 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from ...pipeline.cache.storage.lease import locked
 from ...pipeline.documents import parse_json, read_json
 from ...pipeline.errors import RecipeError, RunError
-from ...pipeline.files import making, partials_in, remove, write_text
+from ...pipeline.files import locked, making, partials_in, remove, write_text
 from ..model import Facts, Model, build_model, facts_of_each
 from ..recipes.blocks import Recipe
 from .config import as_json, config_of, config_text, difference, recipe_text, write_config

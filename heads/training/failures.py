@@ -116,8 +116,6 @@ def enough_memory(device: torch.device, recipe: Recipe) -> Iterator[None]:
         ways = []
         if recipe.data.chunk is None:
             ways.append("embed a batch in parts with data.chunk=32, for the same gradients")
-        if device.type == "cuda" and recipe.runtime.cache in ("auto", "device"):
-            ways.append("leave the features on the host with runtime.cache=pinned")
-        elif recipe.runtime.cache != "stream":
+        if (device.type == "cuda" and recipe.runtime.cache in ("auto", "device")) or recipe.runtime.cache != "stream":
             ways.append("leave the features in the store with runtime.cache=stream")
         raise OutOfMemory("; or ".join([str(error), *ways])) from error.__cause__

@@ -10,8 +10,6 @@ from typing import TypeVar
 
 import torch
 
-from ...pipeline.cache import OK, CaptionSet, FeatureCache, ImageSet
-from ...pipeline.cache.storage.folder import home_of
 from ...pipeline.encoders.word_vectors import read_word_vectors
 from ...pipeline.errors import CacheError, RecipeError, RunError
 from ...pipeline.reading.batches import Batches
@@ -19,11 +17,12 @@ from ...pipeline.reading.features import Features
 from ...pipeline.reading.joined_sets import Captions, Images, joined, parts_of
 from ...pipeline.reading.placement import Placement
 from ...pipeline.reading.split import AS_A_WHOLE
+from ...pipeline.store import OK, CaptionSet, FeatureCache, ImageSet
 from ...pipeline.wording import counted
 from ..model import Model, feature_facts
 from ..modules.adapters import RowsAdapter, WordsAdapter
 from ..recipes.blocks import Recipe
-from ..runs.features import RetokenizedCaptions, Sets, on_own_sets, open_generation, sets_named
+from ..runs.features import RetokenizedCaptions, Sets, on_own_sets, sets_named
 from ..runs.files import sha256_of
 from ..runs.info import RunInfo, absolute, as_told, versions
 from ..runs.run import Run
@@ -31,21 +30,7 @@ from .optimisation import tied_to_length
 from .state import stopped_early, take_weights
 
 S = TypeVar("S", ImageSet, CaptionSet)
-_ANOTHER = "train another run"
 _AT_ONCE = 256  # samples that are read at once for statistics
-
-
-def cache_of(store: str, out: str | Path, resume: bool) -> FeatureCache:
-    """Open the cache to train on: its current generation, or where a run goes on that which it was begun on.
-
-    Raises:
-        CacheError: there is none, or it cannot be used.
-        RunError: it no longer has that generation.
-    """
-    if not (resume and Path(out).exists()):
-        return FeatureCache.open(store)
-    run = Run(out)
-    return open_generation(store, run.info.generation, run.info.manifest_sha256, f"{run.path} was trained", _ANOTHER)
 
 
 def require_splits(cache: FeatureCache) -> None:
@@ -55,7 +40,7 @@ def require_splits(cache: FeatureCache) -> None:
             raise CacheError(
                 f"{cache.url} has no split '{split}', which training needs to {purpose} (it has "
                 f"{', '.join(cache.splits)}); add a split column to the data set, or map one with merge_splits in its "
-                "manifest, and run `xret extract` with --update"
+                "manifest, and run `xret extract` into another store"
             )
 
 
@@ -105,27 +90,19 @@ def placement_of(out: str | Path, recipe: Recipe, resume: bool) -> Placement:
     return "stream" if streamed else recipe.runtime.cache
 
 
-def other_sets(also: Sequence[str], sets: Sets, out: str | Path, resume: bool) -> list[Sets]:
+def other_sets(also: Sequence[str], sets: Sets) -> list[Sets]:
     """Return the feature sets in the stores `also` that are of the same encoders as `sets`.
 
-    Of each store it is the current generation, or where a run goes on that which it was begun on. Words are tokenised
-    with the vocabulary of `sets`.
+    Words are tokenised with the vocabulary of `sets`.
 
     Raises:
         CacheError: a store is named twice, cannot be used, or has no such features, or two have the same samples.
-        RunError: a store no longer has the generation that a run was begun on.
     """
     own = sets[0].cache
-    run = Run(out) if resume and Path(out).exists() else None
     seen, samples, found = {absolute(own.url): own}, {own.manifest_sha256: own.url}, []
-    for number, url in enumerate(also):
-        cache = FeatureCache.open(url) if run is None else _joined_before(run, number, url)
+    for url in also:
+        cache = FeatureCache.open(url)
         before = seen.setdefault(absolute(cache.url), cache)
-        if before.generation != cache.generation:
-            raise CacheError(
-                f"generations {before.generation} and {cache.generation} of {cache.url} have samples in common, and are"
-                " not learnt from together; leave one --also out"
-            )
         if before is not cache:
             raise CacheError(f"{url} is named twice; leave one --also out")
         found.append(_equal_sets(cache, *sets))
@@ -133,15 +110,6 @@ def other_sets(also: Sequence[str], sets: Sets, out: str | Path, resume: bool) -
             raise CacheError(f"{url} has the same samples as {samples[cache.manifest_sha256]}; leave one --also out")
         samples[cache.manifest_sha256] = url
     return found
-
-
-def _joined_before(run: Run, number: int, url: str) -> FeatureCache:
-    """Open the generation of the cache at `url` that a run joined as its other store of that number."""
-    told, places = run.info.also or [], run.info.also_stores or []
-    if number >= min(len(told), len(places)):  # another store than then, which is refused later
-        return FeatureCache.open(url)
-    wanted, samples = home_of(places[number])[1], told[number].rpartition(" ")[2]
-    return open_generation(url, wanted, samples, f"{run.path} was trained", _ANOTHER)
 
 
 def _equal_sets(cache: FeatureCache, image_set: Images, caption_set: Captions) -> Sets:
@@ -189,9 +157,8 @@ def facts_of(split: Batches, target: torch.device, seed: int, base: Run | None =
     cache, others = image_set.cache, [part.image_set.cache for part in split.parts[1:]]
     return RunInfo(
         store=absolute(cache.url),
-        also_stores=[other.address for other in others],
+        also_stores=[other.absolute_url for other in others],
         manifest_sha256=cache.manifest_sha256,
-        generation=cache.generation,
         image_set=as_told([part.name for part in parts_of(image_set)]),
         text_set=as_told([part.name for part in parts_of(caption_set)]),
         fingerprints={
@@ -238,10 +205,9 @@ def open_run(
             _require_open_end(run)
         _refuse_other_order(run, split, recipe)
         moved = (info.store, info.also_stores) != (run.info.store, run.info.also_stores)
-        moved |= run.info.generation not in (None, info.generation)
         if moved or longer:
             with run.held(created=False):
-                run.record(store=info.store, also_stores=info.also_stores, generation=info.generation)
+                run.record(store=info.store, also_stores=info.also_stores)
                 run.lengthen(recipe)
     return run, created
 
@@ -271,7 +237,7 @@ def _refuse_other_order(run: Run, split: Batches, recipe: Recipe) -> None:
         return
     way = "set runtime.cache=stream"
     if then == AS_A_WHOLE:
-        way = "set runtime.cache=pinned, or free memory"
+        way = "set runtime.cache=stream, or free memory"
     elif now != AS_A_WHOLE:
         way = "read the features from where they were, on a local disk or in an object store"
     raise RunError(

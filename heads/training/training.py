@@ -11,6 +11,7 @@ from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
 from ...pipeline.reading.batches import Batches, joined_batches
 from ...pipeline.reading.placement import Placement, Resident
+from ...pipeline.store import FeatureCache
 from ..evaluation.rankers import untrained_rsum
 from ..model import Model, build_losses, build_model, feature_facts
 from ..recipes.blocks import Recipe
@@ -24,7 +25,6 @@ from .loop import Loop, TrainSummary
 from .objective import Objective
 from .optimisation import build_optimizer
 from .preparation import (
-    cache_of,
     checked_seed,
     facts_of,
     look_at_data,
@@ -91,7 +91,7 @@ def train(
             require_whole_batches(model, "data.chunk")
         where = placement_of(out, recipe, resume), resident
         train_split = _learnt_from([sets, *others], recipe, model, target, *where)
-        val_split = batches_of(sets, model, "val", target, "mapped", resident)
+        val_split = batches_of(sets, model, "val", target, "stream", resident)
 
     info = facts_of(train_split, target, seed, base)
     run, created = open_run(Run, out, info, recipe, train_split, resume=resume)
@@ -107,10 +107,10 @@ def train(
 
 def _sets(store: str, recipe: Recipe, out: str | Path, resume: bool, also: Sequence[str]) -> list[Sets]:
     """Return the feature sets of `store` that are learnt from, followed by those of other stores."""
-    cache = cache_of(store, out, resume)
+    cache = FeatureCache.open(store)
     require_splits(cache)
     require_places(recipe, sets := sets_of(cache, recipe, out, resume))
-    return [sets, *other_sets(also, sets, out, resume)]
+    return [sets, *other_sets(also, sets)]
 
 
 def _beginning(recipe: Recipe, sets: Sets, seed: int, target: torch.device) -> TrainingState:

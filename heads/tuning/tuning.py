@@ -28,10 +28,10 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from ...pipeline.cache.feature_cache import FeatureCache
 from ...pipeline.errors import NotFinite, OutOfMemory, RecipeError, RunError
 from ...pipeline.files import remove, write_text
 from ...pipeline.reading.placement import Resident
+from ...pipeline.store import FeatureCache
 from ...pipeline.wording import aligned, counted, in_time
 from ..evaluation.evaluation import Evaluation, evaluate
 from ..model import feature_facts

@@ -1,39 +1,27 @@
-"""Frozen backbones: `base` says what an encoder is, `registry` names them, the others are one file each."""
+"""Frozen backbones: `spec` describes an encoder, `registry` loads it, `base` is its contract; the others make one each.
 
-from .base import TextEncoder, TrainableEncoder, VisualEncoder, as_stored, sees_whole, turns_upright
-from .registry import (
-    AUGMENTATIONS,
-    HUB,
-    IMAGE_SIZE,
-    LIBRARIES,
-    OPEN_CLIP,
-    REGION_ENCODERS,
-    is_own,
-    load_text,
-    load_visual,
-    make_text,
-    make_visual,
-)
+An encoder belongs to whoever loads it; nothing is kept for the next caller.
+"""
+
+from .base import TextEncoder, TrainableEncoder, VisualEncoder, turns_upright
+from .registry import AUGMENTATIONS, LIBRARIES, OPEN_CLIP, REGION_ENCODERS, is_own, load_text, load_visual
+from .spec import HUB, EncoderSpec
 from .threads import encoding, loading
 
 __all__ = [
     "AUGMENTATIONS",
     "HUB",
-    "IMAGE_SIZE",
     "LIBRARIES",
     "OPEN_CLIP",
     "REGION_ENCODERS",
+    "EncoderSpec",
     "TextEncoder",
     "TrainableEncoder",
     "VisualEncoder",
-    "as_stored",
     "encoding",
     "is_own",
     "load_text",
     "load_visual",
     "loading",
-    "make_text",
-    "make_visual",
-    "sees_whole",
     "turns_upright",
 ]

@@ -1,21 +1,22 @@
-"""What an encoder is: the contract that every backbone keeps, whichever library it comes from."""
+"""The contract that every encoder keeps, whichever library it comes from."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
 from ..data.regions import Regions
 from ..errors import EncoderError
+from .spec import EncoderSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
 class Encoder(Protocol):
-    """What every encoder says of itself."""
+    """What every encoder has."""
 
     name: str  # the set's name begins with it; letters, digits, ``.``, ``_`` and ``-``
     kind: str  # of the features: ``grid``, ``roi`` or ``frames`` of images, ``tokens`` or ``words`` of captions
@@ -24,6 +25,7 @@ class Encoder(Protocol):
     # Encoders of images and of captions with the same one have global features that are compared by their cosine, as
     # the towers of one CLIP have; None: there is no such other encoder.
     space: str | None
+    spec: EncoderSpec  # that loads it again, from any folder; `load_visual` and `load_text` set it
 
 
 class VisualEncoder(Encoder, Protocol):
@@ -37,8 +39,6 @@ class VisualEncoder(Encoder, Protocol):
 
     def decode(self, picture: Any) -> tuple[Any, tuple[int, int]]:
         """Read one image as the network takes it; return it and the image's own (width, height).
-
-        Where its EXIF orientation is applied, `identity` says so, see `turns_upright`.
 
         Args:
             picture: what ``PIL.Image.open`` takes: an open binary file with the picture's bytes and a `name`, as
@@ -87,7 +87,7 @@ class TrainableEncoder(Encoder, Protocol):
     """What an encoder offers besides where its network can be trained."""
 
     network: "nn.Module"  # what is trained; it comes frozen, in evaluation mode
-    suffix: str  # of what `save` writes: ``.safetensors``, a file, or none, a folder
+    suffix: ClassVar[str]  # of what `save` writes: ``.safetensors``, a file, or none, a folder
 
     @property
     def features(self) -> "Callable[..., tuple[Tensor, Tensor]]":
@@ -99,51 +99,32 @@ class TrainableEncoder(Encoder, Protocol):
         ...
 
     def save(self, path: Path) -> None:
-        """Write the weights so that the registry can make the encoder of them: a file, or a folder."""
+        """Write the weights so that an `EncoderSpec` can name them: a file, or a folder."""
         ...
 
 
 def turns_upright(identity: dict[str, Any]) -> bool:
-    """Return whether an encoder of this identity applies EXIF orientations; those of earlier versions did not."""
+    """Return whether an encoder of this identity applies EXIF orientations; what made imported sets may not."""
     preprocessing = identity.get("preprocessing")
     return isinstance(preprocessing, dict) and preprocessing.get("orientation") == "exif"
 
 
-def made_upright(identity: dict[str, Any]) -> dict[str, Any]:
-    """Return the identity of the same encoder that applies EXIF orientations."""
-    return {**identity, "preprocessing": {**identity["preprocessing"], "orientation": "exif"}}
-
-
-def sees_whole(identity: dict[str, Any]) -> bool:
-    """Return whether an encoder of this identity was told to make squares of whole pictures, and cut nothing off."""
-    preprocessing = identity.get("preprocessing")
-    return isinstance(preprocessing, dict) and preprocessing.get("whole") is True
-
-
-def made_whole(identity: dict[str, Any]) -> dict[str, Any]:
-    """Return the identity of an encoder that was told to make squares of whole pictures."""
-    return {**identity, "preprocessing": {**identity["preprocessing"], "whole": True}}
-
-
-def require_cut(what: str, cuts: bool, whole: bool) -> None:
-    """Refuse to make an encoder see whole pictures that does so anyway.
-
-    Args:
-        what: how a message calls the encoder.
-        cuts: whether it cuts something off, or lays a border around pictures.
-        whole: whether it shall see whole pictures.
+def require_cut(what: str, cuts: bool) -> None:
+    """Refuse ``whole`` for an encoder, called `what`, that takes whole pictures anyway.
 
     Raises:
-        EncoderError: it does so anyway.
+        EncoderError: it neither cuts something off nor lays a border around pictures.
     """
-    if whole and not cuts:
+    if not cuts:
         raise EncoderError(f"{what} takes whole pictures by itself; leave --whole out")
 
 
-def as_stored(identity: dict[str, Any]) -> dict[str, Any]:
-    """Return the identity of the same encoder that takes pixels as they are stored."""
-    preprocessing = {key: value for key, value in identity["preprocessing"].items() if key != "orientation"}
-    return {**identity, "preprocessing": preprocessing}
+def load_library(module: str, extra: str) -> Any:
+    """Return a library's module; EncoderError where it is not installed, which names the extra that installs it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise EncoderError(f"{module} is not installed ({error}): pip install 'xret[{extra}]'") from error
 
 
 def library_versions(*modules: str) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Grid features: the last feature map of a torchvision classification network, one row per cell."""
 
 from abc import ABC, abstractmethod
-from functools import partial
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -18,40 +17,46 @@ from torchvision.models.feature_extraction import create_feature_extractor, get_
 from torchvision.transforms import functional as transforms
 
 from ..data.images import LONGEST, AnyPicture, open_image
-from ..errors import EncoderError, nearest
+from ..errors import EncoderError
 from ..wording import reason
-from .base import library_versions, turns_upright
+from .base import library_versions
+from .registry import unknown
+from .spec import EncoderSpec
 from .weights import digest, load_network, noise_images, settle_norms
 
+GRID_OPTIONS = frozenset({"weights", "image_size", "whole", "pool", "views", "frames"})
+IMAGE_SIZE = 224  # side of the square input of networks that have none of their own, pixels
 _HEADS = {"classifier", "fc", "head", "heads"}
 _POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 _POOLING = {functional.adaptive_avg_pool2d, functional.adaptive_max_pool2d}
 
 
 class Grid(ABC):
-    """What the encoders of a grid have in common: images become squares, and the global feature is the cells' mean."""
+    """What the encoders of a grid have in common: images become tensors of one shape, and cells become rows."""
 
-    name: str
+    takes = GRID_OPTIONS
     kind = "grid"
     extras: tuple[str, ...] = ()
+    suffix = ".safetensors"  # of what `save` writes
     space: str | None = None
+    longest: int | None = LONGEST  # how many times its shorter side an image's longer one may be
+    network: nn.Module  # up to the last feature map; frozen, unless fine-tuning changes that
+    name: str
     rows: int
     grid: tuple[int, int] | None
     channels: int
     global_channels: int
     identity: dict[str, Any]
     versions: dict[str, str]
-    longest: int | None = LONGEST  # how many times its shorter side an image's longer one may be
-    network: nn.Module  # up to the last feature map; frozen, unless fine-tuning changes that
-    suffix = ".safetensors"  # of what `save` writes
+    spec: EncoderSpec
 
     def decode(self, picture: AnyPicture) -> tuple[Tensor, tuple[int, int]]:
-        """Read an image and `prepare` it; return pixels [3,S,S] on the CPU, and the image's own (width, height).
+        """Read an image, upright, and `prepare` it; return pixels [3,S,S] on the CPU, and its own (width, height).
 
         Raises:
             SampleError: the image cannot be read, or is far too long and narrow.
         """
-        image = open_image(picture, upright=turns_upright(self.identity), longest=self.longest)
+        image = open_image(picture, upright=True, longest=self.longest)
         return self.prepare(image), image.size
 
     @abstractmethod
@@ -69,7 +74,7 @@ class Grid(ABC):
         """Encode a batch of decoded images [B,3,S,S], so that gradients reach `network`.
 
         Returns:
-            The cells, row by row of the map, float32 [B,N,C], and the global features, float32 [B,C], on the device.
+            The cells, row by row of the map, float32 [B,N,C], and the global features, float32 [B,D], on the device.
         """
 
     def weights_id(self) -> str:
@@ -78,11 +83,16 @@ class Grid(ABC):
 
     def save(self, path: Path) -> None:
         """Write the whole network as a ``.safetensors`` file; the layers that were cut off are as they were read."""
-        tensors = {name: value.detach().cpu().contiguous() for name, value in self._state().items()}
-        save_file(tensors, path)
+        save_file({name: value.detach().cpu().contiguous() for name, value in self._state().items()}, path)
 
     def _state(self) -> dict[str, Tensor]:
         return self.network.state_dict()
+
+    def _set_shapes(self, grid: tuple[int, int], channels: int, global_channels: int) -> None:
+        self.grid, self.rows = grid, grid[0] * grid[1]
+        self.channels, self.global_channels = channels, global_channels
+        if self.rows == 1:
+            raise EncoderError(f"'{self.name}' makes a single cell of an image; choose a larger --image-size")
 
 
 class MapGrid(Grid):
@@ -103,38 +113,31 @@ class MapGrid(Grid):
 class GridEncoder(MapGrid):
     """Encode images as the cells of the last feature map of a network of torchvision's, and their mean."""
 
-    def __init__(
-        self, name: str, weights: str, image_size: int, device: str, trust: bool = False, *, whole: bool = False
-    ) -> None:
-        """Build the network and load its weights; arguments and errors as of `registry.load_visual`."""
-        self.name, self.device = name, device
-        weights_id, network, layer = _load(name, weights, image_size, trust)
+    def __init__(self, spec: EncoderSpec, device: str) -> None:
+        """Build the network and load its weights; errors as of `registry.load_visual`."""
+        self.name, self.device = spec.name, device
+        size = spec.image_size or IMAGE_SIZE
+        weights_id, network, layer = _load(spec, size)
         extractor: Any = create_feature_extractor(network, {layer: "map"}, suppress_diff_warning=True).eval()
         # Channels last: 1.7 times as fast for MobileNetV2 on a CPU, no slower for ResNet-18.
         self.network = extractor.to(device, memory_format=torch.channels_last).requires_grad_(False)
         kept = self.network.state_dict()
         self._head = {name: value for name, value in network.state_dict().items() if name not in kept}
-        preset = _preset(name)
-        self._crop = image_size
-        shorter = round(image_size * preset.resize_size[0] / preset.crop_size[0])
-        self._resize = [image_size, image_size] if whole else [shorter]
-        self._interpolation = preset.interpolation
+        preset = _preset(spec.name)
+        self._crop = size
+        shorter = round(size * preset.resize_size[0] / preset.crop_size[0])
+        self._resize, self._interpolation = [size, size] if spec.whole else [shorter], preset.interpolation
         self._mean = torch.tensor(preset.mean, device=device)[:, None, None]
         self._std = torch.tensor(preset.std, device=device)[:, None, None]
-        local, _ = self.encode(torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8))
-        _, self.rows, self.channels = local.shape
-        self.grid = (isqrt(self.rows), isqrt(self.rows))  # of a square input, it is square
-        self.global_channels = self.channels
-        if self.rows == 1:
-            raise EncoderError(
-                f"{name} makes a single cell of images of {image_size} pixels; choose a larger --image-size"
-            )
+        local, _ = self.encode(torch.zeros(1, 3, size, size, dtype=torch.uint8))
+        side = isqrt(local.shape[1])  # of a square input, the map is square
+        self._set_shapes((side, side), local.shape[2], local.shape[2])
         self.identity = {
-            "encoder": name,
+            "encoder": spec.name,
             "weights": weights_id,
             "preprocessing": {
                 "decoder": "pillow",
-                **({"stretch": image_size} if whole else {"resize": shorter, "crop": image_size}),
+                **({"stretch": size} if spec.whole else {"resize": shorter, "crop": size}),
                 "interpolation": preset.interpolation.value,
                 "mean": list(preset.mean),
                 "std": list(preset.std),
@@ -196,26 +199,26 @@ def _shortest_name(node: str, names: list[str]) -> str:
     return next(p for p in prefixes if [n for n in names if f"{n}.".startswith(f"{p}.")][-1] == node)
 
 
-def _load(name: str, weights: str, image_size: int, trust: bool) -> tuple[str, nn.Module, str]:
+def _load(spec: EncoderSpec, size: int) -> tuple[str, nn.Module, str]:
     """Build a network on the CPU and fill it; return its weights' entry in an identity, itself and its last map."""
-    known = list_models(module=torchvision.models)
+    name, known = spec.name, list_models(module=torchvision.models)
     if name not in known:
-        raise EncoderError(f"there is no network '{name}'{nearest(name, known)}; `xret list encoders` lists them")
+        raise unknown(name, [*known, "butd", "butd-grid", "fasterrcnn_resnet50_fpn_v2"])
+
+    def settle(network: nn.Module) -> None:
+        preset = _preset(name)
+        images = transforms.normalize(noise_images(16, size), preset.mean, preset.std)
+        settle_norms(network, lambda: network(images))
+
     try:
-        weights_id, network = load_network(
-            weights,
-            trust,
-            build=partial(_build, name, image_size),
-            settle=partial(_settle, name, image_size),
-            published=get_model_weights(name).__members__.get("IMAGENET1K_V1"),
-            what=f"IMAGENET1K_V1 weights of {name}",
-        )
-        return weights_id, network, last_map(network, image_size)
+        published = get_model_weights(name).__members__.get("IMAGENET1K_V1")
+        weights_id, network = load_network(spec, lambda: _build(name, size), settle, published)
+        return weights_id, network, last_map(network, size)
     except EncoderError:
         raise
     except (RuntimeError, ValueError, AssertionError) as error:
         raise EncoderError(
-            f"{name} does not take images of {image_size} pixels ({reason(error)}); try --image-size 224"
+            f"{name} does not take images of {size} pixels ({reason(error)}); try --image-size {IMAGE_SIZE}"
         ) from error
 
 
@@ -231,12 +234,6 @@ def _build(name: str, image_size: int) -> nn.Module:
         options = {"input_size": (image_size, image_size)}
     network: nn.Module = get_model(name, **options).eval()
     return network
-
-
-def _settle(name: str, image_size: int, network: nn.Module) -> None:
-    preset = _preset(name)
-    images = transforms.normalize(noise_images(16, image_size), preset.mean, preset.std)
-    settle_norms(network, lambda: network(images))
 
 
 def _preset(name: str) -> Any:

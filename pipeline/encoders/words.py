@@ -8,16 +8,12 @@ from typing import Any
 
 from ..data.samples import tokenize
 from ..errors import EncoderError
+from .spec import EncoderSpec
 
 UNK = "<unk>"
 MIN_COUNT = 4  # of a word in the vocabulary, as in the papers
 FEW_CAPTIONS = 10_000  # with fewer to learn from, every word is in it
 TOKENIZER = "lower-case words"  # `samples.tokenize`; a change of its result needs another name here
-
-
-def min_count_for(captions: int) -> int:
-    """Return how often a word has to occur in so many training captions to be in their vocabulary."""
-    return 1 if captions < FEW_CAPTIONS else MIN_COUNT
 
 
 class WordsEncoder:
@@ -46,12 +42,17 @@ class WordsEncoder:
             "layer": None,
         }
         self.versions: dict[str, str] = {}
+        self.spec = EncoderSpec(self.name)
 
     @classmethod
-    def build(cls, train_texts: Iterable[str], min_count: int = MIN_COUNT) -> "WordsEncoder":
-        """Make a vocabulary of the words that occur at least `min_count` times, by count, then by the word itself."""
+    def build(cls, train_texts: Sequence[str]) -> "WordsEncoder":
+        """Make a vocabulary of the frequent words of captions, by count, then by the word itself.
+
+        A word must occur four times, as in the papers; once where there are fewer than 10,000 captions.
+        """
         counts = Counter(word for text in train_texts for word in tokenize(text))
-        frequent = [word for word, count in counts.items() if count >= min_count and word != UNK]
+        least = 1 if len(train_texts) < FEW_CAPTIONS else MIN_COUNT
+        frequent = [word for word, count in counts.items() if count >= least and word != UNK]
         return cls([UNK, *sorted(frequent, key=lambda word: (-counts[word], word))])
 
     def tokenize(self, texts: Iterable[str]) -> list[list[int]]:

@@ -1,1 +1,1 @@
-"""Stage one: plan the shards of a feature set and compute them as Dask tasks."""
+"""Stage one: encodes every sample once, a few chunks a task."""

@@ -1,289 +1,298 @@
-"""Encodes every sample once, through Dask, into the feature cache.
+"""Encodes every sample once, through Dask, into the feature store.
 
-One task is one shard (`tasks`, `filling`). An extraction that finds every shard done ends before torch is imported,
-which takes longer than finding that out.
+An extraction that finds everything done ends before torch is imported, which takes longer than finding that out.
 """
 
-import sys
+import logging
+import time
+import uuid
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..cache import Blocks, CaptionSet, FeatureCache, ImageSet
-from ..cache.earlier import sets_of_all
-from ..cache.facts import SetFacts, fingerprint
-from ..cache.known_samples import find_samples
-from ..cache.layout import (
-    caption_set_to_fill,
-    choose_splits,
-    find_cache,
-    image_set_to_fill,
-    open_for_writing,
-    require_place,
-)
-from ..cache.records import record_place
-from ..data.digests import Digests
+import numpy as np
+
 from ..data.manifest import Manifest
-from ..data.samples import Samples, tokenize
+from ..data.samples import Samples, read_samples, tokenize
 from ..data.sources import FOLDER, missing_from
-from ..encoders import HUB, TextEncoder, VisualEncoder, as_stored, is_own, turns_upright
-from ..encoders.words import WordsEncoder, min_count_for
+from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, ManifestError
-from ..memory import keeping_memory
 from ..progress import Progress
-from ..wording import counted, some_of
-from .command import command_of
-from .options import Options, at_commits, moved_to, source_of
+from ..store import FAILED, NOT_DONE, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
+from ..store.create import SetFacts, caption_set, image_set
+from ..store.folder import Folder
+from ..store.inspect import broken_chunks
+from ..store.store import is_store_of, open_for_writing, require_place
+from ..wording import counted, printable, some_of
+from .options import Options, choose_splits, located, recorded_options
 from .summary import CaptionCounts, Extraction, SetSummary
-from .updates.reuse import find_earlier
-from .updates.update import choose_target, finish
+
+log = logging.getLogger("xret")
+
+_PARTS = 16  # chunks that a set has at least, so that a kill loses little and every thread has work
+_IMAGES, _CAPTIONS = 2048, 16384  # in a chunk at most
+_TASKS = 2  # at once on this machine: one encodes while the other reads and writes
 
 
-@keeping_memory()
-def extract(manifest: Manifest, url: str, options: Options) -> Extraction:
-    """Encode a data set into the cache at `url`; what is there already is kept and not computed again.
+def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction:
+    """Encode a data set into the store at `url`; what is there already is kept and not computed again.
 
     Args:
         manifest: the data set.
-        url: local path or fsspec URL of the cache.
-        options: how.
+        url: local path or fsspec URL of the store.
+        options: what to extract, and how.
 
     Raises:
         ManifestError: the data set cannot be read, or pictures are missing and `on_error` is ``fail``.
-        EncoderError: an encoder cannot be made.
+        EncoderError: an encoder cannot be loaded.
         SampleError: an image cannot be read, and `on_error` is ``fail``.
         OutputError: the store cannot be written.
         CacheError: the store holds something else, or a value does not fit the dtype.
     """
-    if options.visual is options.text is None or not options.splits:
-        raise CacheError("there is nothing to extract: give an encoder of images or captions, and at least one split")
-    samples = find_samples(manifest, url, skip=options.on_error == "skip", anew=options.repair or options.update)
-    target = choose_target(url, samples, manifest, Digests(samples, manifest.images), options.update)
+    url = str(url)
+    options = replace(options, visual=located(options.visual), text=located(options.text))
+    samples = read_samples(manifest, options.on_error == "skip")
     splits = choose_splits(samples, options.splits)
-    options = _with_absolute_paths(with_min_count(options, samples, url))
-    url = target.url
-    if not (options.repair or target.is_new) and (found := _finished(samples, url, options, splits)) is not None:
-        return found
-    require_place(url, samples, is_new=target.is_new)  # a finished store may lie where nothing can be written
+    folder = Folder(url)
+    if not options.repair and is_store_of(folder, samples):
+        found = _finished(FeatureCache.open(url), options, splits)
+        if found is not None:
+            return found
+    require_place(url, samples)  # a finished store may lie where nothing can be written
     from ..device import pick_device
-    from .filling import fill
-    from .tasks import Job, write_caption_shard, write_image_shard
+    from ..encoders import load_visual
 
     device = str(pick_device(options.device))
-    # Made before the store, so that a wrong name or file leaves nothing.
-    visual = options.load_visual(device) if options.visual else None
-    text = load_captions(options, samples, device) if options.text else None
-    if visual is not None:
-        options, visual = as_begun(url, options, visual, device)
-        if not options.repair and options.on_error == "fail" and samples.source == FOLDER:
-            _require_pictures(samples, manifest, find_cache(url, samples), options, visual, splits)
-    exact = at_commits(options, visual, text)
-    command = command_of(manifest, exact)
-    how: dict[str, Any] = {"workers": options.workers, "scheduler": options.scheduler}
+    # Loaded before the store is created, so that a wrong name or file leaves nothing.
+    visual = load_visual(options.visual, device) if options.visual else None
+    text = _load_text(options.text, samples, device) if options.text else None
     sets, counts = [], None
-    with open_for_writing(url, samples, manifest.protocols, repair=options.repair, is_new=target.is_new) as cache:
-        job = Job(cache.address, "", str(manifest.images.resolve()), options, cache.store.writer)
-        if visual is not None:
-            facts = replace(_facts(cache, options, exact, "images", visual, device), command=command)
-            length, earlier = find_earlier(cache.address, f"images/{facts.name}", facts, options, target.is_new)
-            images = image_set_to_fill(cache, facts, visual.rows, length, visual.extras, options.views, digests=True)
-            of_images = replace(job, set_name=images.name, earlier=earlier)
-            check = partial(_require_good_pictures, samples, manifest, images) if options.repair else None
-            sets.append(fill(images, write_image_shard, lambda _: of_images, splits, repair=check, **how))
-        if text is not None:
-            facts = replace(_facts(cache, options, exact, "captions", text, device), command=command)
-            length, earlier = find_earlier(cache.address, f"captions/{facts.name}", facts, options, target.is_new)
-            captions = caption_set_to_fill(cache, facts, length, partial(_count, cache, text))
-            of_captions = replace(job, set_name=captions.name, earlier=earlier)
-            nothing = (lambda _: None) if options.repair else None
-            sets.append(fill(captions, write_caption_shard, lambda _: of_captions, splits, repair=nothing, **how))
-            counts = CaptionCounts(**captions.attributes["counts"])
-        if target.is_new:
-            finish(cache)
+    if visual is not None and not folder.exists("zarr.json"):
+        rows = [row for split in splits for row in range(*samples.splits[split])]
+        _require_pictures(samples, manifest, options, rows)
+    with open_for_writing(url, samples, manifest.protocols) as cache:
+        if visual is not None and options.visual is not None:
+            facts = _facts(visual, options, options.visual, device)
+            most = min(_IMAGES // max(1, getattr(visual, "views", 1)), max(8, -(-cache.images // _PARTS // 8) * 8))
+            images = image_set(
+                cache,
+                facts,
+                visual.rows,
+                views=getattr(visual, "views", 1),
+                extras=visual.extras,
+                digests=True,
+                most=max(1, most),
+            )
+            sets.append(_fill(images, visual, samples, manifest, options, splits))
+        if text is not None and options.text is not None:
+            lengths, counts = _tokenize_all(cache, text)
+            extra = {"counts": counts.to_json(), "vocabulary": text.vocabulary and list(text.vocabulary)}
+            facts = _facts(text, options, options.text, device, **extra)
+            most = min(_CAPTIONS, max(8, -(-cache.captions // _PARTS // 8) * 8))
+            captions = caption_set(cache, facts, lengths, most=most)
+            sets.append(_fill(captions, text, samples, manifest, options, splits))
         return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(sets), counts)
 
 
-def as_begun(url: str, options: Options, encoder: VisualEncoder, device: str) -> tuple[Options, VisualEncoder]:
-    """Return options and encoder of images as the cache at `url` has their set, which goes on as it was begun.
-
-    Earlier versions did not apply EXIF orientations. A cache that has the set of today, too, goes on with that one.
-    """
-    if is_own(options.visual or "") or not turns_upright(encoder.identity):
-        return options, encoder
-    there = {features.fingerprint for features in sets_of_all(url, "images")}
-    old, new = (fingerprint(identity, options.dtype) for identity in (as_stored(encoder.identity), encoder.identity))
-    if old not in there or new in there:
-        return options, encoder
-    note = (
-        f"Note: an earlier version made '{encoder.name}@{old[:8]}' without applying EXIF orientations, and it goes on"
-        " so; a set that is made anew, as in another --store, applies them."
-    )
-    print(note, file=sys.stderr)
-    options = replace(options, upright=False)
-    return options, options.load_visual(device)
-
-
-def _finished(samples: Samples, url: str, options: Options, splits: list[str]) -> Extraction | None:
+def _finished(cache: FeatureCache, options: Options, splits: list[str]) -> Extraction | None:
     """Return the summary of an extraction that has nothing left to do, or None if it may have."""
-    cache = find_cache(url, samples)
-    if cache is None:
-        return None
-    summaries, counts, moved = [], None, []
-    for modality in (m for m, wanted in (("images", options.visual), ("captions", options.text)) if wanted):
-        asked = options.asked(modality)
-        features = _set_of(cache, modality, asked)
-        if asked is None or features is None:
+    summaries, counts = [], None
+    for modality, spec in (("images", options.visual), ("captions", options.text)):
+        if spec is None:
+            continue
+        asked = recorded_options(spec)
+        sets = [cache.set_at(path) for path in cache.set_paths(modality)]
+        found = [features for features in sets if features.attributes.get("options") == asked]
+        if len(found) != 1 or found[0].missing(splits):
             return None
-        shards = [shard for split in splits for shard in features.blocks.of_split(split)]
-        if not features.done()[shards].all():
-            return None
-        reasons = tuple(reason for _, reason in features.failures)
-        summaries.append(SetSummary(features.name, shards_before=len(shards), failed=len(reasons), reasons=reasons))
-        if isinstance(features, CaptionSet):
-            counts = CaptionCounts(**features.attributes["counts"])
-        if told := moved_to(options, modality, asked["weights"], features.attributes):
-            moved.append((features, told))
-    for features, told in moved:
-        record_place(features, told)
+        chunks = {chunk for split in splits for chunk in found[0].chunks_of(split)}
+        reasons = tuple(reason for _, reason in found[0].failures)
+        summaries.append(SetSummary(found[0].name, chunks_before=len(chunks), failed=len(reasons), reasons=reasons))
+        if isinstance(found[0], CaptionSet):
+            counts = CaptionCounts(**found[0].attributes["counts"])
     return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(summaries), counts)
 
 
-def _set_of(cache: FeatureCache, modality: str, asked: dict[str, Any] | None) -> ImageSet | CaptionSet | None:
-    """Return the one feature set that these options made, see `Options.asked`; None where that cannot be told."""
-    sets = [cache.set_at(path) for path in cache.set_paths(modality)]
-    there = [features for features in sets if asked and features.attributes.get("asked") == asked]
-    return there[0] if len(there) == 1 else None
+def _load_text(spec: EncoderSpec, samples: Samples, device: str) -> Any:
+    """Return the caption encoder; that of ``words`` has the vocabulary of the training captions."""
+    from ..encoders import load_text
+    from ..encoders.words import WordsEncoder
 
-
-def _require_pictures(
-    samples: Samples,
-    manifest: Manifest,
-    cache: FeatureCache | None,
-    options: Options,
-    encoder: VisualEncoder,
-    splits: list[str],
-) -> None:
-    """Refuse pictures that are missing, all at once; those of finished shards in `cache` are not needed."""
-    rows = [row for split in splits for row in range(*samples.splits[split])]
-    wanted = fingerprint(encoder.identity, options.dtype)
-    sets = [] if cache is None else [cache.set_at(path) for path in cache.set_paths("images")]
-    for features in (one for one in sets if one.fingerprint == wanted):
-        done = features.done()
-        left = [shard for split in splits for shard in features.blocks.of_split(split) if not done[shard]]
-        rows = [row for shard in left for row in range(*features.blocks.images(shard))]
-    missing = missing_from(manifest.images, (samples.images[row].file_name for row in rows))
-    if missing:
-        found = f"{counted(len(missing), 'picture')} of {len(rows):,} {'is' if len(missing) == 1 else 'are'} missing"
-        advice = f"put them there, correct {manifest.listing}, or go on with --on-error skip"
-        raise ManifestError(f"{manifest.images}: {found} ({', '.join(some_of(missing))}); {advice}.")
-
-
-def _require_good_pictures(samples: Samples, manifest: Manifest, features: ImageSet, shards: list[int]) -> None:
-    """Refuse to compute shards again without the pictures of their good features, which would be lost."""
-    if samples.source != FOLDER or not shards:
-        return
-    rows = [row for shard in shards for row in range(*features.blocks.images(shard))]
-    good = [samples.images[row] for row in rows if samples.images[row].id not in features.failed]
-    missing = missing_from(manifest.images, (image.file_name for image in good))
-    if missing:
-        are = "is" if len(missing) == 1 else "are"
-        raise ManifestError(
-            f"{manifest.images}: {counted(len(missing), 'picture')} of the shards to repair {are} missing"
-            f" ({', '.join(some_of(missing))}), whose features --repair would lose; put them there, or leave it out."
-        )
-
-
-def with_min_count(options: Options, samples: Samples, url: str) -> Options:
-    """Return the options with the smallest count of a word: if none is given, that of the words in the store at `url`.
-
-    Where none of its generations has any, or several counts, the number of training captions decides, see
-    `words.min_count_for`.
-    """
-    if options.text != "words" or options.min_count is not None:
-        return options
-    asked = [features.attributes.get("asked") for features in sets_of_all(url, "captions") if features.kind == "words"]
-    counts = {one["min_count"] for one in asked if isinstance(one, dict) and type(one.get("min_count")) is int}
-    if len(counts) == 1:
-        return replace(options, min_count=counts.pop())
-    return replace(options, min_count=min_count_for(len(_training_texts(samples))))
-
-
-def _training_texts(samples: Samples) -> list[str]:
-    training = samples.images[slice(*samples.splits.get("train", (0, 0)))]
-    return [caption.text for image in training for caption in image.captions]
-
-
-def _with_absolute_paths(options: Options) -> Options:
-    return replace(
-        options,
-        visual=_absolute_name(options.visual),
-        visual_weights=_absolute(options.visual_weights),
-        text=_absolute_name(options.text),
-        text_weights=_absolute(options.text_weights),
-    )
-
-
-def _absolute(weights: str) -> str:
-    """Return a path as an absolute one, since a worker has another working folder; other names as they are."""
-    return str(Path(weights).resolve()) if weights not in ("imagenet", "") and Path(weights).exists() else weights
-
-
-def _absolute_name(encoder: str | None) -> str | None:
-    """Return the name of an encoder with the absolute path of its folder, where it names one."""
-    named = encoder is not None and encoder.startswith(HUB)
-    return f"{HUB}{_absolute(encoder.removeprefix(HUB))}" if encoder is not None and named else encoder
-
-
-def load_captions(options: Options, samples: Samples, device: str) -> TextEncoder:
-    """Return the caption encoder that the options name; errors as for `encoders.load_text`.
-
-    Raises:
-        CacheError: there are no training captions to take a vocabulary from.
-    """
-    if options.text != "words":
-        return options.load_text(device)
+    if spec.name != "words":
+        return load_text(spec, device)
     if "train" not in samples.splits:
         raise CacheError(
             f"'{samples.dataset}' has no train split to take a vocabulary from (it has {', '.join(samples.splits)});"
             " map one to 'train' with merge_splits in the manifest, or use --text bert"
         )
-    assert options.min_count is not None, "see with_min_count"
-    return WordsEncoder.build(_training_texts(samples), options.min_count)
+    training = samples.images[slice(*samples.splits["train"])]
+    return WordsEncoder.build([caption.text for image in training for caption in image.captions])
 
 
-def _facts(
-    cache: FeatureCache,
-    options: Options,
-    exact: Options,
-    modality: str,
-    encoder: VisualEncoder | TextEncoder,
-    device: str,
-) -> SetFacts:
-    """Return the facts of a set; one that is there, in any generation, keeps its name with weights of another name."""
-    recorded = {"device": device, "batch_size": options.batch_size}
-    asked = options.asked(modality)
-    source = source_of(exact, modality, None if asked is None else asked["weights"])
-    facts = SetFacts.of(encoder, options.dtype, recorded, asked, None if source is None else source.to_json())
-    return facts.named_as(sets_of_all(cache.url, modality))
+def _facts(encoder: Any, options: Options, spec: EncoderSpec, device: str, **extra: Any) -> SetFacts:
+    extra |= {"spec": encoder.spec.to_json(), "options": recorded_options(spec), "grid": getattr(encoder, "grid", None)}
+    if "pool" in encoder.identity:
+        extra["cells"] = getattr(encoder, "cells", None)
+    return SetFacts(
+        encoder=encoder.name,
+        kind=encoder.kind,
+        identity=encoder.identity,
+        dtype="int32" if encoder.channels is None else spec.dtype,
+        channels=encoder.channels,
+        global_channels=encoder.global_channels,
+        recorded={**encoder.versions, "device": device, "batch_size": options.batch_size},
+        space=encoder.space,
+        extra=extra,
+    )
 
 
-def _count(cache: FeatureCache, encoder: TextEncoder, blocks: Blocks) -> tuple[list[int], dict[str, Any]]:
-    """Return how many tokens each shard has; and what tokenisation meets and the vocabulary, as attributes."""
-    tokens: list[int] = []
-    counts = Counter(captions_without_words=0, captions_truncated=0)
+def _tokenize_all(cache: FeatureCache, encoder: Any) -> tuple[np.ndarray, CaptionCounts]:
+    """Return the tokens of each caption, int64 [M], and what tokenisation has met."""
+    lengths = np.zeros(cache.captions, dtype=np.int64)
+    counts: Counter[str] = Counter(captions_without_words=0, captions_truncated=0)
     with Progress("tokens", cache.captions, "captions") as progress:
-        for shard in range(len(blocks)):
-            texts = cache.caption_texts(*cache.captions_of(*blocks.images(shard)))
+        for first in range(0, cache.captions, _CAPTIONS):
+            texts = cache.caption_texts(first, min(first + _CAPTIONS, cache.captions))
             ids = encoder.tokenize(texts)
-            tokens.append(sum(map(len, ids)))
+            lengths[first : first + len(texts)] = [len(caption) for caption in ids]
             counts["captions_without_words"] += sum(not tokenize(text) for text in texts)
             counts["captions_truncated"] += encoder.count_truncated(texts)
             if encoder.vocabulary is not None:
                 counts["unknown_tokens"] += sum(caption.count(0) for caption in ids)
             progress.update(len(texts))
-    if encoder.vocabulary is None:
-        return tokens, {"counts": CaptionCounts(**counts, tokens=sum(tokens)).to_json()}
-    found = CaptionCounts(**counts, words=len(encoder.vocabulary), tokens=sum(tokens))
-    return tokens, {"counts": found.to_json(), "vocabulary": list(encoder.vocabulary)}
+    words = None if encoder.vocabulary is None else len(encoder.vocabulary)
+    return lengths, CaptionCounts(**counts, words=words, tokens=int(lengths.sum()))
+
+
+def _fill(
+    features: ImageSet | CaptionSet,
+    encoder: Any,
+    samples: Samples,
+    manifest: Manifest,
+    options: Options,
+    splits: list[str],
+) -> SetSummary:
+    """Compute the chunks of these splits that are not done."""
+    from .cluster import run
+    from .tasks import Job, close_station, open_station, write_captions, write_images
+
+    before = features.missing(splits)
+    wanted = {chunk for split in splits for chunk in features.chunks_of(split)}
+    if options.repair:
+        broken = [chunk for chunk in broken_chunks(features) if chunk in wanted]
+        if isinstance(features, ImageSet):
+            _require_pictures(samples, manifest, options, _good_rows(features, broken), repair=True)
+        for chunk in broken:
+            features.forget(chunk)
+        features = features.reopened()
+    missing = features.missing(splits)
+    if isinstance(features, ImageSet):
+        _require_pictures(samples, manifest, options, _rows_left(features, missing, splits))
+    spec = options.visual if isinstance(features, ImageSet) else options.text
+    assert spec is not None
+    job = Job(
+        key=uuid.uuid4().hex,
+        url=features.cache.absolute_url,
+        path=features.path,
+        folder=str(manifest.images.resolve()),
+        spec=encoder.spec,
+        device=options.device,
+        batch_size=options.batch_size,
+        splits=tuple(splits),
+        skip=options.on_error == "skip",
+        threads=options.workers if isinstance(options.workers, int) else None,
+        reuse=options.reuse and Folder(options.reuse).absolute_url,
+    )
+    task = write_images if isinstance(features, ImageSet) else write_captions
+    close = partial(close_station, job.key)
+    samples_in_all = sum(last - first for first, last in map(features.rows_in, sorted(wanted)))
+    left = sum(last - first for first, last in map(features.rows_in, missing))
+    total = dict.fromkeys(("encoded", "reused", "failed"), 0)
+    shares = dict.fromkeys(("read", "encode", "write"), 0.0)
+    began = time.monotonic()
+    if missing:
+        try:
+            if not options.cluster:
+                open_station(job, encoder, features)
+            groups = _groups(missing, features.chunk_rows, options.batch_size)
+            name, unit = printable(features.name), features.modality
+            with Progress(name, samples_in_all, unit, done=samples_in_all - left) as progress:
+                for receipt in run(task, job, groups, cluster=options.cluster, tasks=_TASKS, close=close):
+                    for key in total:
+                        total[key] += getattr(receipt, key)
+                    for key in shares:
+                        shares[key] += receipt.seconds[key]
+                    progress.update(receipt.encoded + receipt.reused + receipt.failed)
+        finally:
+            close()
+    filled = features.reopened()
+    _require_some(filled, splits)
+    return SetSummary(
+        name=features.name,
+        samples=total["encoded"],
+        reused=total["reused"],
+        chunks=len(missing),
+        chunks_before=len(wanted) - len(before),
+        failed=int((filled.status == FAILED).sum()),
+        reasons=tuple(reason for _, reason in filled.failures),
+        seconds=time.monotonic() - began,
+        shares=shares,
+    )
+
+
+def _groups(chunks: Sequence[int], rows: int, batch_size: int) -> list[list[int]]:
+    """Return chunks in groups that a task takes: as many as hold a batch, unless there are too few for all threads."""
+    size = max(1, min(-(-batch_size // rows), len(chunks) // (4 * _TASKS)))
+    return [list(chunks[first : first + size]) for first in range(0, len(chunks), size)]
+
+
+def _rows_left(features: ImageSet, chunks: Sequence[int], splits: Sequence[str]) -> list[int]:
+    """Return the rows of these splits in some chunks that are not done."""
+    wanted = np.zeros(features.samples, dtype=bool)
+    for split in splits:
+        wanted[features.rows_of(split)] = True
+    wanted &= features.status == NOT_DONE
+    return [row for chunk in chunks for row in range(*features.rows_in(chunk)) if wanted[row]]
+
+
+def _good_rows(features: ImageSet, chunks: Sequence[int]) -> list[int]:
+    try:
+        status = features.status
+    except CacheError:  # it is damaged itself
+        return []
+    return [row for chunk in chunks for row in range(*features.rows_in(chunk)) if status[row] == OK]
+
+
+def _require_pictures(
+    samples: Samples, manifest: Manifest, options: Options, rows: Sequence[int], *, repair: bool = False
+) -> None:
+    """Refuse pictures that are missing, all at once; with `repair`, those whose good features would be lost."""
+    if samples.source != FOLDER or (options.on_error == "skip" and not repair):
+        return
+    missing = missing_from(manifest.images, (samples.images[row].file_name for row in rows))
+    if not missing:
+        return
+    found = f"{counted(len(missing), 'picture')} of {len(rows):,} {'is' if len(missing) == 1 else 'are'} missing"
+    advice = f"put them there, correct {manifest.listing}, or go on with --on-error skip"
+    if repair:
+        advice = "put them there: --repair would lose their features"
+    raise ManifestError(f"{manifest.images}: {found} ({', '.join(some_of(missing))}); {advice}.")
+
+
+def _require_some(features: FeatureSet, splits: Sequence[str]) -> None:
+    """Refuse a split whose samples have all failed, and let it be tried again."""
+    for split in splits:
+        if not (features.status[features.rows_of(split)] == FAILED).all():
+            continue
+        _, example = next(iter(features.failures))
+        for chunk in features.chunks_of(split):
+            first, last = features.rows_in(chunk)
+            if not (features.status[first:last] == OK).any():
+                features.forget(chunk)
+        raise CacheError(
+            f"no {features.modality[:-1]} of split '{split}' could be read; for example {example}; fix that, or choose"
+            " other --splits"
+        )

@@ -7,17 +7,25 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SetSummary:
-    """What became of one feature set."""
+    """What became of one feature set.
+
+    Attributes:
+        samples: encoded or imported now, without those that failed.
+        reused: copied from another store.
+        chunks, chunks_before: written now, and done before.
+        failed: samples recorded as failed, now or before; `reasons` has the file and what is wrong of each.
+        seconds: wall time.
+        shares: seconds that the tasks spent reading, encoding and writing.
+    """
 
     name: str
-    samples: int = 0  # encoded or imported now, without those that failed
-    found: int = 0  # taken from another generation of the store
-    shards: int = 0  # written now
-    shards_before: int = 0  # found finished
-    failed: int = 0  # samples recorded as failed, now or before
-    reasons: tuple[str, ...] = ()  # of each of them, its file and what is wrong
-    seconds: float = 0.0  # wall time
-    # seconds that the tasks spent reading, encoding and writing
+    samples: int = 0
+    reused: int = 0
+    chunks: int = 0
+    chunks_before: int = 0
+    failed: int = 0
+    reasons: tuple[str, ...] = ()
+    seconds: float = 0.0
     shares: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(("read", "encode", "write"), 0.0))
 
     @property
@@ -28,31 +36,49 @@ class SetSummary:
 
 @dataclass(frozen=True)
 class CaptionCounts:
-    """What tokenisation has met, of a caption set."""
+    """What tokenisation has met.
 
-    captions_without_words: int  # captions that hold no word
-    captions_truncated: int  # captions that are longer than the encoder takes
-    words: int | None = None  # in the vocabulary; None where the encoder has its own
-    unknown_tokens: int | None = None  # tokens that are not in the vocabulary; None likewise
-    tokens: int = 0  # of all captions
+    Attributes:
+        captions_without_words: captions that hold no word.
+        captions_truncated: captions that are longer than the encoder takes.
+        words: in the vocabulary; None where the encoder has its own.
+        unknown_tokens: tokens that are not in the vocabulary; None likewise.
+        tokens: of all captions.
+    """
+
+    captions_without_words: int
+    captions_truncated: int
+    words: int | None = None
+    unknown_tokens: int | None = None
+    tokens: int = 0
 
     def to_json(self) -> dict[str, int]:
-        """Return the counts that are known, as they stand in the set's attributes."""
+        """Return the counts that are known."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Extraction:
-    """What an extraction or an import has done."""
+    """What an extraction or an import has done.
 
-    dataset: str  # the manifest's name
-    store: str  # where the cache lies
-    images: int  # of the data set
-    captions: int  # of the data set
-    sets: tuple[SetSummary, ...]  # the feature sets that were filled
-    counts: CaptionCounts | None = None  # of the caption set; None where there is none
-    matched_by: str | None = None  # of an import for a manifest, which key of the images the source's ids were
-    unmatched: int | None = None  # of an import, how many images of the source are not in the data set
+    Attributes:
+        dataset: the manifest's name.
+        store: where the store lies.
+        images, captions: of the data set.
+        sets: the feature sets that were filled.
+        counts: of the caption set; None where there is none.
+        matched_by: of an import for a manifest, which key of the images the source's ids were.
+        unmatched: of an import, how many images of the source are not in the data set.
+    """
+
+    dataset: str
+    store: str
+    images: int
+    captions: int
+    sets: tuple[SetSummary, ...]
+    counts: CaptionCounts | None = None
+    matched_by: str | None = None
+    unmatched: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the summary with the counts among its keys, and without what does not apply."""

@@ -1,124 +1,241 @@
-"""The tasks that encode: one shard, read, encoded and written once. They run on any Dask worker."""
+"""The tasks of an extraction: a few chunks each, read, encoded and written once, on any Dask worker.
 
+What the tasks of a feature set share in a process is its `Station`: the encoder, the open store, and threads that read
+pictures ahead of the network. It is closed when the extraction ends.
+"""
+
+import threading
 import time
-from contextlib import closing
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ..cache import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
-from ..cache.earlier import caption_keys, image_keys
-from ..cache.rows import ranges
-from ..data.digests import as_row, digest_at, digest_of
-from ..data.images import PictureFile
-from ..data.regions import Regions, lay_out
-from ..data.sources import PictureReader
-from ..device import pick_device
-from ..encoders import TextEncoder, VisualEncoder, encoding
+from ..data.digests import as_row, digest_of
+from ..data.regions import lay_out
+from ..device import cores, pick_device
+from ..encoders import EncoderSpec, TextEncoder, VisualEncoder, encoding, load_text, load_visual
 from ..encoders.words import WordsEncoder
 from ..errors import CacheError, EncoderError, SampleError
-from .options import Options
-from .shards import Receipt, tell, write_shard
-from .updates.reuse import EarlierSets, Taken, take_captions, take_images
+from ..store import FAILED, NOT_DONE, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
+from ..store.rows import ranges
+from .reuse import Reusable
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the tasks of one feature set have in common."""
+    """What the tasks of one feature set have in common.
 
-    url: str  # the cache
-    set_name: str  # the feature set
-    folder: str  # where the names of pictures, or of the files that hold them, start
-    options: Options  # with absolute paths; the device ``auto`` is decided where the task runs
-    writer: str | None = None  # on an object store, whose lease it is to write under
-    earlier: EarlierSets | None = None  # what other generations have of the set; None: all is computed
+    Attributes:
+        key: of the extraction and the set.
+        url, path: the store and the set.
+        folder: where the names of pictures, or of the files that hold them, start.
+        spec: of the encoder; `device` ``auto`` is decided where the task runs.
+        splits: whose images are encoded; captions are encoded by whole chunks.
+        skip: record samples that cannot be read, and go on.
+        threads: that read pictures; None: one a core.
+        reuse: the other store whose features are copied.
+    """
+
+    key: str
+    url: str
+    path: str
+    folder: str
+    spec: EncoderSpec
+    device: str
+    batch_size: int
+    splits: tuple[str, ...]
+    skip: bool = False
+    threads: int | None = None
+    reuse: str | None = None
 
 
-def write_image_shard(job: Job, shard: int) -> Receipt:
-    """Encode the images of one shard and write it.
+@dataclass
+class Receipt:
+    """What a task has done: samples by what became of them, and where its time went, in seconds."""
+
+    chunks: int
+    encoded: int = 0
+    reused: int = 0
+    failed: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("read", "encode", "write"), 0.0))
+
+    @contextmanager
+    def timed(self, share: str) -> Iterator[None]:
+        """Add the block's time to a share."""
+        began = time.perf_counter()
+        yield
+        self.seconds[share] += time.perf_counter() - began
+
+
+class Station:
+    """What the tasks of a feature set share in one process.
+
+    Args:
+        job: theirs.
+        encoder, features: those of this process, if it has them already.
+    """
+
+    def __init__(self, job: Job, encoder: Any = None, features: FeatureSet | None = None) -> None:
+        self.device = str(pick_device(job.device))
+        self.features: Any = features or FeatureCache.open(job.url, writable=True).set_at(job.path)
+        self.encoder = encoder or _load(job, self.features, self.device)
+        if self.features.identity != self.encoder.identity:
+            raise EncoderError(
+                f"the weights or preprocessing of '{job.spec.name}' are not those that '{self.features.name}' was"
+                " begun with; use the same weights on every worker"
+            )
+        self.reusable = Reusable(job.reuse, self.features) if job.reuse else None
+        self.pictures: Any = None
+        if isinstance(self.features, ImageSet):
+            cache = self.features.cache
+            self.pictures = cache.open_pictures(job.folder, 0, cache.images)
+        self.threads = ThreadPoolExecutor(job.threads or cores(), "xret-read")
+        self.stopped = False
+
+    def close(self) -> None:
+        """Stop the tasks that run, and close the pictures' files."""
+        self.stopped = True
+        self.threads.shutdown(wait=True, cancel_futures=True)
+        if self.pictures is not None:
+            self.pictures.close()
+
+
+_stations: dict[str, Station] = {}
+_lock = threading.Lock()
+
+
+def open_station(job: Job, encoder: Any = None, features: FeatureSet | None = None) -> Station:
+    """Return the station of a job in this process, opened by the first task."""
+    with _lock:
+        if job.key not in _stations:
+            _stations[job.key] = Station(job, encoder, features)
+        return _stations[job.key]
+
+
+def close_station(key: str) -> None:
+    """Close a station, if this process has it."""
+    with _lock:
+        station = _stations.pop(key, None)
+    if station is not None:
+        station.close()
+
+
+def _load(job: Job, features: FeatureSet, device: str) -> VisualEncoder | TextEncoder:
+    if isinstance(features, ImageSet):
+        return load_visual(job.spec, device)
+    words = features.vocabulary if isinstance(features, CaptionSet) else None
+    return load_text(job.spec, device) if words is None else WordsEncoder(words)
+
+
+class _Item(NamedTuple):
+    """A picture to encode: its chunk, its row there, its row in the store, its file name and its id."""
+
+    chunk: int
+    at: int
+    row: int
+    name: str
+    key: str
+
+
+class _Read(NamedTuple):
+    """A picture that was read: as the network takes it, its size, the digest of its file; or what is wrong with it."""
+
+    decoded: Any = None
+    size: tuple[int, int] = (0, 0)
+    digest: bytes = b""
+    error: SampleError | None = None
+
+
+def write_images(job: Job, chunks: Sequence[int]) -> Receipt:
+    """Encode the images of some chunks that are missing, and write the chunks.
 
     Raises:
         SampleError: an image cannot be read, and the job does not skip.
         CacheError: a value does not fit the set's dtype.
-        EncoderError: the weights are no longer the set's.
+        EncoderError: the weights are not the set's.
     """
-    features = FeatureCache.open(job.url, job.writer).image_set(job.set_name)
-    device = str(pick_device(job.options.device))
-    encoder = job.options.load_visual(device)
-    _check_identity(features, encoder.identity)
-    first, last = features.rows_in(shard)
-    names, ids = features.cache.file_names(first, last), features.cache.ids(first, last)
-    arrays = features.blank_shard()
-    receipt = Receipt(shard, last - first)
-    with closing(features.cache.open_pictures(job.folder, first, last)) as pictures:
-        began = time.perf_counter()
-        taken = _taken_images(job, features, pictures, names, ids, arrays)
-        receipt.timed("read", began)
-        if taken.shared is not None:
-            if _is_shared(job, features, shard, arrays, taken, receipt):
-                return receipt
-            return write_image_shard(replace(job, earlier=None), shard)
-        receipt.found = int(taken.samples.sum())
-        tell(job.url, job.set_name, receipt.found)
-        left = np.flatnonzero(~taken.samples).tolist()
-        for start in range(0, len(left), job.options.batch_size):
-            began = time.perf_counter()
-            batch = left[start : start + job.options.batch_size]
-            decoded = {}
-            for row in batch:
-                try:
-                    of_file = arrays["digest"][row] if "digest" in arrays else None
-                    decoded[row], arrays["size"][row] = _decode(job, encoder, pictures, names[row], ids[row], of_file)
-                except SampleError as error:
-                    if job.options.on_error == "fail":
-                        raise
-                    arrays["status"][row] = FAILED
-                    receipt.fail(ids[row], f"{names[row]}: {error.reason}")
-            receipt.timed("read", began)
-            if decoded:
-                with encoding(device):
-                    began = time.perf_counter()  # waiting for the device is nobody's work
-                    encoded = encode(encoder, list(decoded.values()))
-                    receipt.timed("encode", began)
-                _put(arrays, list(decoded), encoded, features, [names[row] for row in decoded])
-            tell(job.url, job.set_name, len(batch))
-    write_shard(features, shard, arrays, receipt)
+    station = open_station(job)
+    features: ImageSet = station.features
+    receipt = Receipt(len(chunks))
+    arrays = {chunk: features.begun(chunk) for chunk in chunks}
+    items = list(_items(features, arrays, job.splits))
+    failed: dict[int, dict[int, str]] = {chunk: {} for chunk in chunks}
+    left = {chunk: sum(item.chunk == chunk for item in items) for chunk in chunks}
+    batches = [items[first : first + job.batch_size] for first in range(0, len(items), job.batch_size)]
+    ahead = _submit(station, batches[0]) if batches else []
+    for number, batch in enumerate(batches):
+        with receipt.timed("read"):
+            read = [future.result() for future in ahead]
+        ahead = _submit(station, batches[number + 1]) if number + 1 < len(batches) else []
+        decoded = []
+        for item, one in zip(batch, read, strict=True):
+            own = arrays[item.chunk]
+            if one.digest:
+                own["digest"][item.at] = as_row(one.digest)
+            if one.error is not None:
+                if not job.skip:
+                    raise SampleError(
+                        one.error.sample, f"{one.error.reason}; repair or remove it, or go on with --on-error skip"
+                    )
+                own["status"][item.at] = FAILED
+                failed[item.chunk][item.row] = f"{item.name}: {one.error.reason}"
+                receipt.failed += 1
+            elif one.decoded is None:  # its features are in the other store
+                assert station.reusable is not None
+                station.reusable.copy_image(own, item.at, one.digest, item.key)
+                receipt.reused += 1
+            else:
+                own["size"][item.at] = one.size
+                decoded.append((item, one.decoded))
+        if decoded:
+            with receipt.timed("encode"), encoding(station.device):
+                encoded = _encode(station.encoder, [one for _, one in decoded])
+            _put([(arrays[item.chunk], item) for item, _ in decoded], encoded, features)
+            receipt.encoded += len(decoded)
+        for item in batch:
+            left[item.chunk] -= 1
+            if not left[item.chunk]:
+                with receipt.timed("write"):
+                    features.write(item.chunk, arrays.pop(item.chunk), failed[item.chunk])
     return receipt
 
 
-def _taken_images(
-    job: Job,
-    features: ImageSet,
-    pictures: PictureReader,
-    names: list[str],
-    ids: list[str],
-    arrays: dict[str, np.ndarray],
-) -> Taken:
-    if job.earlier is None or "digest" not in arrays:
-        return Taken(np.zeros(len(ids), dtype=bool))
-    for row, name in enumerate(names):
-        arrays["digest"][row] = as_row(digest_at(pictures, name))
-    keys = image_keys(arrays["digest"][: len(ids)], ids, features.views)
-    return take_images(job.earlier, features, keys, arrays)
+def _items(features: ImageSet, arrays: dict[int, dict[str, np.ndarray]], splits: Sequence[str]) -> Iterator[_Item]:
+    """Yield the images of the chunks that are not done, of these splits."""
+    wanted = [range(*features.cache.splits[split]) for split in splits]
+    for chunk, own in arrays.items():
+        first, last = features.rows_in(chunk)
+        names, keys = features.cache.file_names(first, last), features.cache.ids(first, last)
+        for at in np.flatnonzero(own["status"] == NOT_DONE).tolist():
+            if any(first + at in rows for rows in wanted):
+                yield _Item(chunk, at, first + at, names[at], keys[at])
 
 
-def _is_shared(
-    job: Job, features: FeatureSet, shard: int, arrays: dict[str, np.ndarray], taken: Taken, receipt: Receipt
-) -> bool:
-    """Write a shard whose features lie in the files of another set; return False where those are lost or damaged."""
+def _submit(station: Station, batch: list[_Item]) -> "list[Future[_Read]]":
+    return [station.threads.submit(_read, station, item) for item in batch]
+
+
+def _read(station: Station, item: _Item) -> _Read:
+    """Read a picture; one whose features can be copied is not decoded."""
+    if station.stopped:
+        raise CacheError("the extraction was stopped")
+    digest = b""
     try:
-        write_shard(features, shard, arrays, receipt, taken.shared)
-    except (CacheError, FileNotFoundError):
-        return False
-    receipt.found = receipt.samples
-    tell(job.url, job.set_name, receipt.found)
-    return True
+        picture = station.pictures.open(item.name)
+        digest = digest_of(picture)
+        if station.reusable is not None and station.reusable.has_image(digest, item.key):
+            return _Read(digest=digest)
+        return _Read(*decode(station.encoder, picture, item.key), digest)
+    except SampleError as error:
+        return _Read(digest=digest, error=error)
 
 
-def decode(encoder: VisualEncoder, picture: PictureFile | Path, key: str) -> tuple[Any, tuple[int, int]]:
+def decode(encoder: VisualEncoder, picture: Any, key: str) -> tuple[Any, tuple[int, int]]:
     """Read an image as `VisualEncoder.decode` does, or its views; `key` is its id."""
     if (views := getattr(encoder, "decode_views", None)) is not None:
         found: tuple[Any, tuple[int, int]] = views(picture, key)
@@ -126,134 +243,87 @@ def decode(encoder: VisualEncoder, picture: PictureFile | Path, key: str) -> tup
     return encoder.decode(picture)
 
 
-def encode(encoder: VisualEncoder, decoded: list[Any]) -> "tuple[np.ndarray, np.ndarray] | list[Regions]":
-    """Encode images as `decode` returned them."""
+def _encode(encoder: VisualEncoder, decoded: list[Any]) -> Any:
     return encoder.encode(torch.stack(decoded) if encoder.kind == "grid" else decoded)
 
 
-def _decode(
-    job: Job, encoder: VisualEncoder, pictures: PictureReader, name: str, key: str, of_file: np.ndarray | None
-) -> tuple[Any, tuple[int, int]]:
-    """Open and read a picture; `of_file`, uint8 [16], becomes the digest of its file."""
-    try:
-        picture = pictures.open(name)
-        if of_file is not None:
-            of_file[:] = as_row(digest_of(picture))
-        return decode(encoder, picture, key)
-    except SampleError as error:
-        if job.options.on_error == "skip":
-            raise
-        raise SampleError(
-            error.sample, f"{error.reason}; repair or remove it, or go on with --on-error skip"
-        ) from error
-
-
-def _put(
-    arrays: dict[str, np.ndarray],
-    rows: list[int],
-    encoded: "tuple[np.ndarray, np.ndarray] | list[Regions]",
-    features: ImageSet,
-    names: list[str],
-) -> None:
-    """Lay a batch out in the shard's arrays."""
-    arrays["status"][rows] = OK
+def _put(rows: list[tuple[dict[str, np.ndarray], _Item]], encoded: Any, features: ImageSet) -> None:
+    """Lay a batch out in the arrays of its chunks."""
+    names = [item.name for _, item in rows]
     if isinstance(encoded, list):
-        for row, regions, name in zip(rows, encoded, names, strict=True):
-            _check_range(regions.local[None], features, [name])
-            lay_out(arrays, row, regions)
-    else:
-        local, global_ = encoded
-        layered = features.identity.get("encoder") == "hf"
-        _check_range(local, features, names, " or another --visual-layer" if layered else "")
-        _check_range(global_, features, names)
-        arrays["local"][rows], arrays["global"][rows], arrays["length"][rows] = local, global_, features.rows
+        for (arrays, item), regions in zip(rows, encoded, strict=True):
+            _check_range(regions.local[None], features, [item.name])
+            lay_out(arrays, item.at, regions)
+            arrays["status"][item.at] = OK
+        return
+    local, global_ = encoded
+    _check_range(local, features, names)
+    _check_range(global_, features, names)
+    for number, (arrays, item) in enumerate(rows):
+        arrays["local"][item.at], arrays["global"][item.at] = local[number], global_[number]
+        arrays["length"][item.at], arrays["status"][item.at] = features.rows, OK
 
 
-def write_caption_shard(job: Job, shard: int) -> Receipt:
-    """Tokenise the captions of one shard, encode them if the set has states, and write it; errors as for images."""
-    features = FeatureCache.open(job.url, job.writer).caption_set(job.set_name)
-    first, last = features.rows_in(shard)
-    texts = features.cache.caption_texts(first, last)
-    receipt = Receipt(shard, last - first)
-    began = time.perf_counter()
-    device = str(pick_device(job.options.device))
-    words = features.vocabulary
-    encoder: TextEncoder = job.options.load_text(device) if words is None else WordsEncoder(words)
-    _check_identity(features, encoder.identity)
-    ids = encoder.tokenize(texts)
-    receipt.timed("read", began)
-    arrays = features.blank_shard()
-    lengths = np.array([len(caption) for caption in ids], dtype=np.int64)
-    starts = np.cumsum(lengths) - lengths
-    arrays["token"][: lengths.sum()] = np.concatenate(ids)
-    arrays["start"][: len(ids)] = starts + shard * len(arrays["token"])
-    arrays["length"][: len(ids)], arrays["status"][: len(ids)] = lengths, OK
-    if features.channels is None:
-        tell(job.url, job.set_name, len(ids))
-    else:
-        taken = _taken_captions(job, features, texts, arrays)
-        if taken.shared is not None and _is_shared(job, features, shard, arrays, taken, receipt):
-            return receipt
-        if taken.shared is not None:  # it could not be
-            return write_caption_shard(replace(job, earlier=None), shard)
-        receipt.found = int(taken.samples.sum())
-        tell(job.url, job.set_name, receipt.found)
-        _encode_captions(job, features, encoder, texts, ids, arrays, np.flatnonzero(~taken.samples), receipt)
-    write_shard(features, shard, arrays, receipt)
+def write_captions(job: Job, chunks: Sequence[int]) -> Receipt:
+    """Tokenise the captions of some chunks, encode them if the set has states, and write them; errors as for images."""
+    station = open_station(job)
+    features: CaptionSet = station.features
+    receipt = Receipt(len(chunks))
+    for chunk in chunks:
+        first, last = features.rows_in(chunk)
+        texts = features.cache.caption_texts(first, last)
+        arrays = features.blank(chunk)
+        with receipt.timed("read"):
+            ids = station.encoder.tokenize(texts)
+        lengths = np.array([len(caption) for caption in ids], dtype=np.int64)
+        starts = np.cumsum(lengths) - lengths
+        arrays["token"][: lengths.sum()] = np.concatenate(ids)
+        arrays["start"][:] = starts + chunk * len(arrays["token"])
+        arrays["length"][:], arrays["status"][:] = lengths, OK
+        left = np.arange(len(texts))
+        if features.channels is not None:
+            if station.reusable is not None:
+                left = station.reusable.copy_captions(arrays, texts, starts, lengths)
+                receipt.reused += len(texts) - len(left)
+            _encode_captions(job, station, texts, ids, arrays, starts, left, receipt)
+        receipt.encoded += len(left)
+        with receipt.timed("write"):
+            features.write(chunk, arrays)
     return receipt
-
-
-def _taken_captions(job: Job, features: CaptionSet, texts: list[str], arrays: dict[str, np.ndarray]) -> Taken:
-    if job.earlier is None:
-        return Taken(np.zeros(len(texts), dtype=bool))
-    return take_captions(job.earlier, features, caption_keys(texts), arrays)
 
 
 def _encode_captions(
     job: Job,
-    features: CaptionSet,
-    encoder: TextEncoder,
+    station: Station,
     texts: list[str],
     ids: list[list[int]],
     arrays: dict[str, np.ndarray],
+    starts: np.ndarray,
     left: np.ndarray,
     receipt: Receipt,
 ) -> None:
-    """Fill the local features [tokens,C] and the global features [captions,C] of those captions of a shard."""
-    lengths = arrays["length"][: len(ids)]
-    starts = arrays["start"][: len(ids)] - arrays["start"][0]
-    by_length = left[
-        np.argsort(lengths[left], kind="stable")
-    ]  # a batch of captions of like length carries little padding
-    for first in range(0, len(left), job.options.batch_size):
-        rows = by_length[first : first + job.options.batch_size]
-        with encoding(str(pick_device(job.options.device))):
-            began = time.perf_counter()
-            encoded = encoder.encode([ids[row] for row in rows])
-            receipt.timed("encode", began)
-        assert encoded is not None, "its states have channels"
-        states, pooled = encoded
-        _check_range(states[:, None], features, [texts[row] for row in np.repeat(rows, lengths[rows])])
-        _check_range(pooled, features, [texts[row] for row in rows])
+    """Fill the local features [tokens,C] and the global features [captions,C] of the captions that are left."""
+    lengths = arrays["length"].astype(np.int64)
+    by_length = left[np.argsort(lengths[left], kind="stable")]  # captions of like length need little padding
+    for first in range(0, len(left), job.batch_size):
+        rows = by_length[first : first + job.batch_size]
+        if station.stopped:
+            raise CacheError("the extraction was stopped")
+        with receipt.timed("encode"), encoding(station.device):
+            states, pooled = station.encoder.encode([ids[row] for row in rows])
+        _check_range(states[:, None], station.features, [texts[row] for row in np.repeat(rows, lengths[rows])])
+        _check_range(pooled, station.features, [texts[row] for row in rows])
         arrays["local"][ranges(starts[rows], lengths[rows])], arrays["global"][rows] = states, pooled
-        tell(job.url, job.set_name, len(rows))
 
 
-def _check_identity(features: ImageSet | CaptionSet, identity: dict[str, Any]) -> None:
-    if features.identity != identity:
-        raise EncoderError(
-            f"the weights or preprocessing of '{features.attributes['encoder']}' here are not those that"
-            f" '{features.name}' was begun with; extract again with the same weights on every worker"
-        )
-
-
-def _check_range(values: np.ndarray, features: FeatureSet, names: list[str], way: str = "") -> None:
-    """Refuse values that the set's dtype cannot hold; their first axis is the samples. `way` is another way on."""
+def _check_range(values: np.ndarray, features: FeatureSet, names: list[str]) -> None:
+    """Refuse values that the set's dtype cannot hold; their first axis is the samples."""
     peak = np.abs(values).reshape(len(values), -1).max(axis=1)
     for name, value in zip(names, peak.tolist(), strict=True):
         if not np.isfinite(value):
             raise CacheError(f"'{name}': the encoder gave NaN or infinity; check its weights")
         if value > float(np.finfo(features.dtype).max):
             raise CacheError(
-                f"'{name}': an activation of {value:.3g} is beyond {features.dtype}; extract with --dtype float32{way}"
+                f"'{name}': an activation of {value:.3g} is beyond {features.dtype}; extract with --dtype float32, or"
+                " another --layer if the encoder has one"
             )

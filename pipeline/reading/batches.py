@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cache import CaptionSet, ImageSet
-from ..cache.rows import ranges
+from ..store import CaptionSet, ImageSet
+from ..store.rows import ranges
 from ..wording import counted
 from .features import Draws, Features, Joined, SideBySide, Source, Stored, arrays_of
 from .joined_sets import Captions, Images, parts_of
@@ -80,7 +80,7 @@ class Batches:
         self.waited = 0.0
         blocks = [part.blocks() for part in parts]
         self._block = _counted_on(blocks, [int(block.max()) + 1 for block in blocks])
-        self._by_shard = any(part.by_shard for part in parts)
+        self._by_chunk = any(part.by_chunk for part in parts)
         self._first_caption = np.searchsorted(self.caption_image, np.arange(self.images + 1))
         self._part_ends = {"image": np.cumsum(images), "caption": np.cumsum(captions)}
 
@@ -130,7 +130,7 @@ class Batches:
         else:
             order = rng.permutation(len(units))
         plans: Iterator[_Plan] = islice(self._plans(unit, units[order], batch_size, captions, rng), first, None)
-        if groups and self._by_shard:
+        if groups and self._by_chunk:
             plans = opened_ahead(self._open, plans, lambda plan: self._block[plan.images], groups)
         batches = read_ahead(lambda plan: self._read(plan, (seed, epoch)), plans, self.device)
         self.waited = 0.0
@@ -204,7 +204,7 @@ def stored_batches(
     device: str | torch.device = "cpu",
     image_fields: Fields,
     caption_fields: Fields,
-    placement: Placement = "mapped",
+    placement: Placement = "stream",
     resident: Resident | None = None,
     views: Sequence[int] = (0,),
 ) -> Batches:
@@ -215,7 +215,7 @@ def stored_batches(
         image_fields: which of ``local`` and ``global`` to read; of several sets one for each.
         caption_fields: which of ``local``, ``global`` and ``token`` to read; of several sets one for each.
         placement: where the features lie, see `placement.choose`. What is read once and in order is best
-            left ``mapped``.
+            left in the store.
         resident: what others have put into memory already, and what is put there now.
         views: which views of an image are read. Of several an epoch draws one for each image, which follows from seed,
             epoch and image alone; `Batches.image_features` gives the first. Where a set has fewer views than these
@@ -231,13 +231,13 @@ def stored_batches(
     resident = Resident() if resident is None else resident
     arrays = [array for part in (*images, *captions) for array in part.arrays.values()]
     if not arrays:
-        placement = "mapped"
+        placement = "stream"
     counts = f"{counted(len(samples.image_rows), 'image')} and {counted(len(samples.caption_rows), 'caption')}"
     what = f"the features of {counts} ({cache.dataset}, {split})"
-    place, why = choose(placement, arrays, device, cache.store.is_local, what, resident)
+    place, where, why = choose(placement, arrays, device, cache.folder.is_local, what, resident)
 
     def source(parts: Sequence[_Read]) -> Source:
-        stored = [Stored(part.length, part.arrays, place, device, resident, part.views, part.grid) for part in parts]
+        stored = [Stored(part.length, part.arrays, where, device, resident, part.views, part.grid) for part in parts]
         return stored[0] if len(stored) == 1 else SideBySide(stored)
 
     return Batches([replace(samples, placement=place, placed=why)], source(images), source(captions), device)

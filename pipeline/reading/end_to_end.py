@@ -15,7 +15,6 @@ from torch import Tensor
 from ..data.images import open_image
 from ..data.sources import PictureReader
 from ..device import cores
-from ..encoders import turns_upright
 from ..errors import EncoderError, SampleError
 from .batches import Batches
 from .features import Draws, Features, pad_ids
@@ -123,7 +122,7 @@ def read_window(encoder: Any, pictures: PictureReader, name: str, rng: np.random
         SampleError: the image cannot be read.
     """
     try:
-        image = open_image(pictures.open(name), upright=turns_upright(encoder.identity))
+        image = open_image(pictures.open(name), upright=True)
     except SampleError as error:
         raise unreadable(error) from error
     share = rng.uniform(_SMALLEST, 1)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_after
 
-from ..cache import CaptionSet, ImageSet
-from .placement import Array, Placement, Resident
+from ..store import CaptionSet, ImageSet
+from .placement import Array, Resident, Where
 
 Draws = tuple[int, int]  # seed and epoch, from which every random choice about a sample follows
 _OF_VIEW = 3  # so that it draws numbers of its own
@@ -74,7 +74,7 @@ class Stored:
     Args:
         length: valid local rows of each sample.
         arrays: what is read of them, by field; with several views all samples in the first, then all in the next.
-        placement: where they lie, as `placement.choose` returned it.
+        where: they lie, as `placement.choose` returned it.
         device: where a batch is put.
         resident: what lies in memory already, and what is put there now.
         views: how many the arrays hold of each sample.
@@ -85,7 +85,7 @@ class Stored:
         self,
         length: np.ndarray,
         arrays: Mapping[str, Array],
-        placement: Placement,
+        where: Where,
         device: torch.device,
         resident: Resident,
         views: int = 1,
@@ -96,8 +96,8 @@ class Stored:
         self.columns = {}
         for field, array in arrays.items():
             # Word ids are few bytes in many small pieces: in memory they cost next to nothing, in the store the most.
-            where = "pinned" if field == "token" and placement in ("mapped", "stream") else placement
-            self.columns[field] = resident.column(array, where, device)
+            place: Where = "host" if field == "token" and where == "store" else where
+            self.columns[field] = resident.column(array, place, device)
 
     def fetch(self, items: np.ndarray, draws: Draws | None = None) -> Callable[[], Features]:
         """Read or gather the rows of these samples; of several views one is drawn, without `draws` it is the first."""
@@ -183,7 +183,7 @@ def arrays_of(
     """
     words = features.vocabulary if isinstance(features, CaptionSet) else None  # it may be another store's
     samples = sha256(rows.tobytes()).digest()
-    which = (features.cache.store.url, features.modality, features.name, words, samples, tuple(views))
+    which = (features.cache.url, features.modality, features.name, words, samples, tuple(views))
     if isinstance(features, ImageSet):
         rows = np.concatenate([rows + view * features.cache.images for view in views])
     arrays = {}

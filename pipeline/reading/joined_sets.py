@@ -6,9 +6,8 @@ from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 
-from ..cache import OK, Blocks, CaptionSet, FeatureCache, ImageSet
-from ..cache.feature_sets import FAILED
 from ..encoders import turns_upright
+from ..store import FAILED, OK, CaptionSet, FeatureCache, ImageSet
 
 S = TypeVar("S", ImageSet, CaptionSet)
 
@@ -20,14 +19,14 @@ class JoinedSets(Generic[S]):
         parts: the sets.
         cache: which they are of.
         name: theirs, for messages.
-        blocks: the first one's.
+        chunk_rows: the first one's.
     """
 
     def __init__(self, parts: Sequence[S]) -> None:
         self.parts: tuple[S, ...] = tuple(parts)
         self.cache: FeatureCache = parts[0].cache
         self.name: str = " + ".join(part.name for part in parts)
-        self.blocks: Blocks = parts[0].blocks
+        self.chunk_rows: int = parts[0].chunk_rows
 
     @cached_property
     def status(self) -> np.ndarray:
@@ -51,7 +50,7 @@ class JoinedSets(Generic[S]):
         return self.parts[0].rows_of(split)
 
     def complete(self, split: str) -> bool:
-        """Return whether every shard of `split` is finished, in every set."""
+        """Return whether every sample of `split` is done, in every set."""
         return all(part.complete(split) for part in self.parts)
 
 

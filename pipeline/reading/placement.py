@@ -1,33 +1,25 @@
 """Where the features of a split lie while a head is trained: on the device, in the host's memory, or in the store."""
 
 import os
-import shutil
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..cache.rows import Buffers, ranges
 from ..errors import RunError
+from ..store.rows import ranges
 from ..wording import in_bytes
 
-Placement = Literal["auto", "device", "pinned", "mapped", "stream"]
+Placement = Literal["auto", "memory", "stream"]  # what is asked for
+Where = Literal["device", "host", "store"]  # the memory of the device or of the host, or the files of the store
 
-_MEMORY = {"device": "device memory", "pinned": "RAM", "mapped": "RAM"}
-_PLACES = {  # how a message says them
-    "device": "in device memory",
-    "pinned": "in pinned RAM",
-    "mapped": "in the store's files, of which the system keeps in RAM what is read",
-    "stream": "read from the store with a block shuffle",
-}
 SHARE = 0.6  # of the free memory that `auto` fills; the rest is the model's
 _PART = 1 << 26  # bytes that are read at once when a table is filled
-_SHARED = "/dev/shm"  # where Linux keeps the memory that processes share
 _CGROUPS = Path("/sys/fs/cgroup")
 _LIMITS = (  # of a container's memory, version 2 and 1
     ("memory.max", "memory.current", "memory.stat", ""),
@@ -59,15 +51,13 @@ def choose(
     is_local: bool,
     what: str,
     resident: "Resident",
-) -> tuple[Placement, str]:
-    """Return where `arrays`, all features of a split, are put, and of ``auto`` a sentence on why; else "".
+) -> tuple[Placement, Where, str]:
+    """Return how `arrays`, all features of a split, are placed, where they lie, and of ``auto`` a sentence on why.
 
-    - ``device``: whole in the device's memory, each batch an index there. On a CPU the same as ``pinned``.
-    - ``pinned``: whole in the host's memory; batches go to a GPU from page-locked memory, beside the computation.
-    - ``mapped``: in the files of a local store, which are mapped; the system keeps in memory what it can.
-    - ``stream``: the same for more than fits: an epoch visits the store block by block (`prefetch.block_order`).
-    - ``auto``: the first that fits `SHARE` of the free memory, of ``device``, ``pinned`` and ``stream`` on a GPU, of
-      ``mapped`` (of an object store ``pinned``) and ``stream`` on a CPU.
+    - ``memory``: on a GPU in its memory, or else in the host's; on a CPU in the mapped files of a local store, which
+      the system keeps in memory, or in the host's memory if they come from an object store.
+    - ``stream``: in the store; an epoch visits it block by block (`prefetch.block_order`).
+    - ``auto``: ``memory`` if they fit `SHARE` of what is free, else ``stream``.
 
     Args:
         is_local: whether the store lies on a local disk.
@@ -75,33 +65,27 @@ def choose(
         resident: what lies in memory already.
 
     Raises:
-        RunError: what was asked for does not fit.
+        RunError: ``memory`` is too small.
     """
-    on_gpu = device.type == "cuda"
-    if on_gpu:
+    if placement == "stream":
+        return "stream", "store", ""
+    free: dict[Where, int] = {"host": free_host_memory()}
+    if device.type == "cuda":
         torch.cuda.empty_cache()  # what earlier trainings of this process have left
+        free = {"device": torch.cuda.mem_get_info(device)[0], **free}
     size = sum(array.nbytes for array in arrays)
-
-    def missing(place: Placement) -> int:
-        return size - resident.bytes_of(arrays, place, device)
-
-    free = {"pinned": free_host_memory(), "mapped": free_host_memory()}
-    free["device"] = torch.cuda.mem_get_info(device)[0] if on_gpu else free["pinned"]
-    if placement == "auto":
-        candidates: list[Placement] = ["device", "pinned"] if on_gpu else ["mapped" if is_local else "pinned"]
-        chosen: Placement = next((name for name in candidates if missing(name) <= SHARE * free[name]), "stream")
-        if size and not missing(chosen):
-            return chosen, ""  # which was told when they were put there
-        beside = ", ".join(f"{in_bytes(free[name])} of {_MEMORY[name]}" for name in candidates)
-        return chosen, f"{what} take {in_bytes(size)}: {_PLACES[chosen]} (free: {beside})."
-    if placement in ("device", "pinned") and missing(placement) > free[placement]:
-        where = str(device) if placement == "device" else "the host"
-        other = "pinned or stream" if placement == "device" and on_gpu else "stream"
-        raise RunError(
-            f"{what} take {in_bytes(size)}, and {where} has {in_bytes(free[placement])} free; set runtime.cache to"
-            f" {other}"
-        )
-    return placement, ""
+    share = SHARE if placement == "auto" else 1.0
+    fits = (place for place in free if size - resident.bytes_of(arrays, place, device) <= share * free[place])
+    place = next(fits, None)
+    beside = ", ".join(f"{in_bytes(room)} of the {name}'s memory is free" for name, room in free.items())
+    if place is None and placement == "memory":
+        raise RunError(f"{what} take {in_bytes(size)}, and {beside}; set runtime.cache to stream")
+    mapped = place == "host" and device.type == "cpu" and is_local
+    why = f"{what} take {in_bytes(size)}: {'streamed' if place is None else 'in memory'} ({beside})."
+    why = why if placement == "auto" else ""
+    if place is None:
+        return "stream", "store", why
+    return "memory", "store" if mapped else place, why
 
 
 def free_host_memory() -> int:
@@ -154,10 +138,6 @@ class TableColumn:
     def __init__(self, table: Tensor, count: np.ndarray, device: torch.device) -> None:
         self.table, self.count, self.device = table, count, device
         self.start = np.cumsum(count) - count
-        self._buffers = Buffers()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return TableColumn, (self.table, self.count, self.device)
 
     def fetch(self, items: np.ndarray) -> Callable[[], Tensor]:
         """Find the rows as `StoreColumn` does; those in the host's memory are gathered."""
@@ -166,10 +146,7 @@ class TableColumn:
             return lambda: self.table.index_select(0, torch.from_numpy(rows).to(self.table.device, non_blocking=True))
         table = self.table.numpy()
         shape = (len(rows), *table.shape[1:])
-        if self.device.type == "cuda":
-            out = torch.empty(shape, dtype=self.table.dtype, pin_memory=True)
-        else:
-            out = torch.from_numpy(self._buffers.empty(shape, table.dtype))
+        out = torch.empty(shape, dtype=self.table.dtype, pin_memory=self.device.type == "cuda")
         # NumPy gathers in the thread that calls; torch would start as many threads as there are cores beside it.
         np.take(table, rows, axis=0, out=out.numpy(), mode="clip")
         return partial(out.to, self.device, non_blocking=True)
@@ -179,52 +156,25 @@ Column = StoreColumn | TableColumn
 
 
 class Resident:
-    """Columns that several trainings read, one after another or in several processes: each is made once.
-
-    Handed to a process when it is started, it takes along what lies in memory: a GPU's tables as they are, those of the
-    host as memory that both processes see. Of the files of a store the system keeps one copy anyway.
-    """
+    """Columns that several trainings of this process read, one after another: each is made once."""
 
     def __init__(self) -> None:
         self._columns: dict[Hashable, Column] = {}
 
-    def column(self, array: Array, placement: Placement, device: torch.device) -> Column:
-        """Return the column of an array; where `placement`, as `choose` returned it, is memory, it is filled once."""
-        kind = _lies_in(placement, device)
-        key = (array.name, kind, str(device))
+    def column(self, array: Array, where: Where, device: torch.device) -> Column:
+        """Return the column of an array; in memory it is filled once."""
+        key = (array.name, where, str(device))
         if key not in self._columns:
-            if kind == "mapped":
+            if where == "store":
                 self._columns[key] = StoreColumn(array, device)
             else:
-                table = _table(array, device if kind == "device" else torch.device("cpu"))
+                table = _table(array, device if where == "device" else torch.device("cpu"))
                 self._columns[key] = TableColumn(table, array.count, device)
         return self._columns[key]
 
-    def bytes_of(self, arrays: Sequence[Array], placement: Placement, device: torch.device) -> int:
-        """Return how many bytes of `arrays` lie already in the memory where `placement` would put them."""
-        kind = _lies_in(placement, device)
-        if kind == "mapped":
-            return 0
-        return sum(array.nbytes for array in arrays if (array.name, kind, str(device)) in self._columns)
-
-    def __getstate__(self) -> dict[str, Any]:
-        in_memory = {key: column for key, column in self._columns.items() if isinstance(column, TableColumn)}
-        tables = [column.table.untyped_storage() for column in in_memory.values() if not column.table.is_cuda]
-        size = sum(table.nbytes() for table in tables if not table.is_shared())
-        room = shutil.disk_usage(_SHARED).free if Path(_SHARED).is_dir() else size
-        if size > room:
-            raise RunError(
-                f"the features take {in_bytes(size)}, and {_SHARED}, which processes share, has {in_bytes(room)} free;"
-                " set runtime.cache to stream, or train one cell after another"
-            )
-        return {"_columns": in_memory}
-
-
-def _lies_in(placement: Placement, device: torch.device) -> Placement:
-    """Return which of ``device``, ``pinned`` and ``mapped`` the column of a placement is in truth."""
-    if placement == "device":
-        return "pinned" if device.type == "cpu" else "device"
-    return "mapped" if placement == "stream" else placement
+    def bytes_of(self, arrays: Sequence[Array], where: Where, device: torch.device) -> int:
+        """Return how many bytes of `arrays` lie in that memory already."""
+        return sum(array.nbytes for array in arrays if (array.name, where, str(device)) in self._columns)
 
 
 def _table(array: Array, device: torch.device) -> Tensor:

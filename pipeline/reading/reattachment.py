@@ -3,28 +3,18 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..cache import CaptionSet, FeatureCache, ImageSet
 from ..data.manifest import Manifest, bundled_manifests, load_manifest
 from ..data.sources import FOLDER, PictureReader, find_source, is_url
-from ..encoders import (
-    OPEN_CLIP,
-    TrainableEncoder,
-    VisualEncoder,
-    is_own,
-    loading,
-    make_text,
-    make_visual,
-    sees_whole,
-    turns_upright,
-)
+from ..encoders import TrainableEncoder, VisualEncoder, is_own
 from ..errors import CacheError, EncoderError, ManifestError, SampleError
-from .origin import Origin, grid_side, hidden_layer, text_settings
+from ..store import CaptionSet, FeatureCache, ImageSet
+from .origin import Origin, grid_side
 
 _LOOKED_FOR = 100  # images of which one has to be in a folder; single ones may be missing
 _PROBED = 4  # images whose features are compared with the cache
@@ -39,7 +29,7 @@ def put_back_images(
     device: str,
     image_size: int | None,
 ) -> TrainableEncoder:
-    """Return the encoder that made an image set, not shared with anybody.
+    """Return the encoder that made an image set.
 
     A few images are encoded and compared with the set first: are they the same files?
 
@@ -47,7 +37,7 @@ def put_back_images(
         features: the set.
         rows: image rows that could be read when it was made.
         pictures: opens the images.
-        weights: of `registry.load_visual`; None: as the set remembers them, unless they came from a file.
+        weights: where the encoder's weights are; None: where they were.
         device: where it runs.
         image_size: another side of the input than the set's, pixels; None: the set's.
 
@@ -57,71 +47,45 @@ def put_back_images(
         SampleError: an image cannot be read.
     """
     origin = Origin.of(features)
-    name = origin.encoder
-    if is_own(name) or "pool" in features.identity:
+    if features.kind != "grid" or origin.spec is None or is_own(origin.spec.name) or origin.spec.pool:
         raise CacheError(
-            f"'{features.name}' in {features.cache.url} was made with {name if is_own(name) else '--pool'}, and xret"
-            " fine-tunes image encoders of torchvision, transformers, timm and open_clip whose cells are stored as they"
-            " are; leave its images on the cache with --reattach text"
+            f"the encoder of '{features.name}' in {features.cache.url} cannot be trained: that needs a grid by xret of"
+            " torchvision, transformers, timm or open_clip, without --pool; leave its images on the cache with"
+            " --reattach text"
         )
-    size = grid_side(features.identity)
-    if features.kind != "grid" or "preprocessing" not in features.identity:
-        raise CacheError(
-            f"'{features.name}' in {features.cache.url} holds no grid that xret extracted, so its backbone cannot be"
-            " put back; leave its images on the cache with --reattach text"
-        )
-    weights = origin.weights_named(weights, "--visual-weights")
-    name, held = (weights, "imagenet") if origin.of_hub else (name, weights)
-    how: dict[str, Any] = {"layer": hidden_layer(features.identity), "half": origin.dtype == "float16"}
-    how |= {"upright": turns_upright(features.identity), "whole": sees_whole(features.identity)}
-    with loading():
-        encoder: TrainableEncoder = make_visual(name, held, size, device, **how)
-    origin.require(encoder, weights, "--visual-weights")
+    encoder: Any = origin.load_images(weights, device)
     _check_images(encoder, features, rows, pictures)
-    if image_size is None or image_size == size:
-        return encoder
+    side = grid_side(features.identity)
+    if image_size is None or image_size == side:
+        return cast(TrainableEncoder, encoder)
     try:
-        with loading():
-            other: TrainableEncoder = make_visual(name, held, image_size, device, **how)
+        other: Any = origin.load_images(weights, device, image_size=image_size)
     except EncoderError as error:
         raise EncoderError(f"finetune.image_size={image_size} does not suit the backbone: {error}") from error
-    _take_weights(other, encoder, f"the weights of {name} are for images of {size} pixels", image_size)
-    return other
-
-
-def _take_weights(other: TrainableEncoder, encoder: TrainableEncoder, what: str, image_size: int) -> None:
-    """Give an encoder of images of another size the weights of one, or say that they do not fit."""
     try:
         other.network.load_state_dict(encoder.network.state_dict())
     except RuntimeError as error:
-        raise EncoderError(f"{what} and do not fit those of {image_size}; leave finetune.image_size out") from error
+        raise EncoderError(
+            f"the weights of '{encoder.name}' for images of {side} pixels do not fit those of {image_size}; leave"
+            " finetune.image_size out"
+        ) from error
+    return cast(TrainableEncoder, other)
 
 
 def put_back_captions(features: CaptionSet, weights: str | None, device: str) -> TrainableEncoder:
-    """Return the encoder that made a caption set from `weights`; not shared with anybody.
-
-    They are a folder or hub id, of open_clip a file. Weights of None are those that the set remembers.
+    """Return the encoder that made a caption set; arguments as of `put_back_images`.
 
     Raises:
         EncoderError: these are not the set's weights.
         CacheError: nothing can be put back: the set holds words, or was imported.
     """
-    identity = features.identity if features.kind == "tokens" else {}
-    if "preprocessing" not in identity:
+    origin = Origin.of(features)
+    if features.kind != "tokens" or origin.spec is None:
         raise CacheError(
             f"'{features.name}' in {features.cache.url} holds no states of a text encoder that xret ran, so there is"
             " no backbone to put back; take --reattach image"
         )
-    origin = Origin.of(features)
-    weights = origin.weights_named(weights, "--text-weights")
-    how: dict[str, Any] = {**text_settings(identity), "half": origin.dtype == "float16"}
-    name = weights
-    if origin.encoder.startswith(OPEN_CLIP):
-        name, how["file"] = origin.encoder, weights
-    with loading():
-        encoder: TrainableEncoder = make_text(name, device, **how)
-    origin.require(encoder, weights, "--text-weights")
-    return encoder
+    return cast(TrainableEncoder, origin.load_captions(weights, device))
 
 
 def image_folder(cache: FeatureCache, data_root: Path | None) -> Path:

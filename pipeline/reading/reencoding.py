@@ -1,4 +1,4 @@
-"""New pictures and captions, encoded as those of a feature set were: by the same network, weights and preprocessing."""
+"""New pictures and captions, encoded as those of a feature set were: by the encoders of `origin.Origin`."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,79 +10,12 @@ from PIL import Image
 
 from ..data.images import PictureFile
 from ..data.regions import Regions, lay_out
-from ..encoders import (
-    OPEN_CLIP,
-    REGION_ENCODERS,
-    TextEncoder,
-    VisualEncoder,
-    encoding,
-    is_own,
-    load_text,
-    load_visual,
-    sees_whole,
-    turns_upright,
-)
-from ..errors import EncoderError, SampleError
+from ..encoders import TextEncoder, VisualEncoder, encoding
+from ..errors import SampleError
 from .features import Features, pad, pad_ids, side_by_side
-from .origin import Origin, grid_side, hidden_layer, text_settings
 
 BATCH = 32  # samples that go through an encoder at once
 Picture: TypeAlias = str | Path | PictureFile | Image.Image
-
-
-def image_encoder(origin: Origin, weights: str | None, device: str, trust: bool = False) -> VisualEncoder:
-    """Return the encoder that made an image set; weights of None are those that `origin` names.
-
-    Raises:
-        EncoderError: the set was imported, its weights came from a file and are not named, or they are others.
-    """
-    identity = origin.identity
-    if "preprocessing" not in identity:
-        raise _imported(origin, "pictures")
-    name, frames, regions = origin.encoder, None, None
-    if is_own(name):
-        if not trust:
-            raise EncoderError(
-                f"'{origin.name}' was made by {name}, a program that is not xret's; if it is yours, give --trust"
-            )
-        weights = weights or "imagenet"
-    weights = origin.weights_named(weights, "--visual-weights")
-    if "frames" in identity:
-        frames = identity["frames"]["most"]
-    if name in REGION_ENCODERS:
-        regions = identity["regions"]["fewest"], identity["regions"]["most"]
-    name, held = (weights, "imagenet") if origin.of_hub else (name, weights)
-    pool = identity.get("pool")
-    encoder = load_visual(
-        name,
-        held,
-        grid_side(identity),
-        device,
-        layer=hidden_layer(identity),
-        half=origin.dtype == "float16",
-        whole=sees_whole(identity),
-        regions=regions,
-        frames=frames,
-        pool=None if pool is None else (pool[0], pool[1]),
-        upright=turns_upright(identity),
-        trust=trust,
-    )
-    origin.require(encoder, weights, "--visual-weights")
-    return encoder
-
-
-def caption_encoder(origin: Origin, weights: str | None, device: str, trust: bool = False) -> TextEncoder:
-    """Return the encoder that made a caption set of token states; weights and errors as of `image_encoder`."""
-    if origin.kind != "tokens" or "preprocessing" not in origin.identity:
-        raise _imported(origin, "captions")
-    weights = origin.weights_named(weights, "--text-weights")
-    how: dict[str, Any] = {**text_settings(origin.identity), "half": origin.dtype == "float16", "trust": trust}
-    if origin.encoder.startswith(OPEN_CLIP):
-        encoder = load_text(origin.encoder, device, **how, file=weights)
-    else:
-        encoder = load_text(weights, device, **how)
-    origin.require(encoder, weights, "--text-weights")
-    return encoder
 
 
 def encode_images(encoder: VisualEncoder, dtype: str, device: str, images: Sequence[Picture]) -> Iterator[Features]:
@@ -203,9 +136,3 @@ def _laid_out(
     local, global_ = encoded
     length = np.full(len(local), local.shape[1])
     return {"local": local.astype(dtype), "global": global_.astype(dtype), "length": length}
-
-
-def _imported(origin: Origin, what: str) -> EncoderError:
-    return EncoderError(
-        f"'{origin.name}' was imported, so xret has no encoder for new {what}; train on features of `xret extract`"
-    )

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..cache import OK, FeatureSet
 from ..errors import CacheError
+from ..store import OK, FeatureSet
 from ..wording import counted
 from .joined_sets import Captions, Images, parts_of
 from .placement import Placement
@@ -25,7 +25,7 @@ class Split:
     caption_rows: np.ndarray  # caption rows of the cache, int64
     caption_image: np.ndarray  # index into `image_rows` of each of `caption_rows`, int64
     skipped: int  # failed images, and failed captions of good images
-    placement: Placement = "mapped"  # where their features lie while they are read; never ``auto``
+    placement: Placement = "stream"  # where their features lie while they are read; never ``auto``
     placed: str = ""  # a sentence on what ``auto`` took, and why
 
     @classmethod
@@ -52,23 +52,23 @@ class Split:
         return cls(image_set, caption_set, image_rows, caption_rows, owner, skipped)
 
     @property
-    def by_shard(self) -> bool:
-        """Whether shards are read whole, as those of an object store."""
-        return not self.image_set.cache.store.is_local
+    def by_chunk(self) -> bool:
+        """Whether chunks are read whole, as those of an object store."""
+        return not self.image_set.cache.folder.is_local
 
     def blocks(self) -> np.ndarray:
         """Return the block of each image, int64: what a stream reads at once."""
-        return (
-            self.image_set.blocks.shard_of(self.image_rows) if self.by_shard else np.arange(len(self.image_rows)) // RUN
-        )
+        if self.by_chunk:
+            return self.image_rows // self.image_set.chunk_rows
+        return np.arange(len(self.image_rows)) // RUN
 
     @property
     def shuffled(self) -> str:
         """How an epoch mixes these samples, in words."""
         if self.placement != "stream":
             return AS_A_WHOLE
-        length = self.image_set.blocks.length
-        return f"in groups of {f'shards of {length} images' if self.by_shard else f'runs of {RUN} neighbours'}"
+        runs = f"chunks of {self.image_set.chunk_rows} images" if self.by_chunk else f"runs of {RUN} neighbours"
+        return f"in groups of {runs}"
 
     def require_joinable(self, other: "Split") -> None:
         """Raise CacheError where the features of `other` are of other encoders, or its words of another vocabulary."""
@@ -89,12 +89,12 @@ def _made_by(features: Images | Captions) -> list[object]:
 
 
 def require_complete(features: FeatureSet, split: str) -> None:
-    """Raise CacheError unless every shard of a split is finished."""
-    done = features.done()[features.blocks.of_split(split)]
-    if not done.all():
+    """Raise CacheError unless every sample of a split is done."""
+    if missing := features.missing([split]):
         raise CacheError(
-            f"{features.cache.url}: split '{split}' of '{features.name}' lacks {int((~done).sum())} of"
-            f" {counted(len(done), 'shard')}; run the same `xret extract` again, or choose another split"
+            f"{features.cache.url}: split '{split}' of '{features.name}' lacks {len(missing)} of"
+            f" {counted(len(features.chunks_of(split)), 'chunk')}; run the same `xret extract` again, or choose another"
+            " split"
         )
 
 

@@ -37,8 +37,6 @@ from small_store import make_store
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training.training import train
-from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import read_samples
@@ -46,6 +44,8 @@ from xret.pipeline.encoders.weights import read_weights
 from xret.pipeline.encoders.word_vectors import read_word_vectors
 from xret.pipeline.errors import CacheError, QueryError, XretError
 from xret.pipeline.exchange.importers import open_source
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.upkeep.verify import verify
 
 LIMIT = 60  # seconds after which an input counts as one that hangs
 SILENCE = 1.0  # seconds that a server which waits for the rest of a request is given

@@ -142,9 +142,9 @@ def _wait(device: str) -> None:
 @click.option("--images", default=16, show_default=True)
 def bytes_(shapes: tuple[str, ...], images: int) -> None:
     """Measure what an image weighs in a store, float16, with all of its patches and with means of 2 by 2."""
-    from xret.pipeline.cache.feature_cache import FeatureCache
     from xret.pipeline.data.manifest import load_manifest
     from xret.pipeline.extraction.extraction import Options, extract
+    from xret.pipeline.store import FeatureCache
 
     for shape in shapes:
         with tempfile.TemporaryDirectory() as work:

@@ -115,9 +115,9 @@ def captions(dataset: str, data_root: Path | None, split: str, **options: Any) -
     import torch
     from torch import nn
 
-    from xret.pipeline.cache.feature_cache import FeatureCache
     from xret.pipeline.device import pick_device
     from xret.pipeline.encoders import load_text
+    from xret.pipeline.store import FeatureCache
 
     manifest = load_manifest(dataset, data_root)
     device = str(pick_device(options["device"]))
@@ -360,7 +360,7 @@ def size(store: str) -> None:
     """Compare the bytes on disk of STORE's sets with raw values and with zstd-1, the best codec of those measured."""
     from numcodecs import Zstd
 
-    from xret.pipeline.cache.feature_cache import FeatureCache
+    from xret.pipeline.store import FeatureCache
 
     cache = FeatureCache.open(store)
     for modality in ("images", "captions"):

@@ -34,12 +34,12 @@ import torch
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.training import train
-from xret.pipeline.cache import Blocks, FeatureCache
-from xret.pipeline.cache.facts import SetFacts
-from xret.pipeline.cache.layout import create_caption_set, create_image_set, open_for_writing
 from xret.pipeline.data.samples import Caption, ImageSample, Samples
 from xret.pipeline.reading.batches import Batches, stored_batches
 from xret.pipeline.reading.prefetch import block_order
+from xret.pipeline.store import Blocks, FeatureCache
+from xret.pipeline.store.facts import SetFacts
+from xret.pipeline.store.layout import create_caption_set, create_image_set, open_for_writing
 
 CAPTIONS, WORDS = 5, 12
 PART = 1 << 26  # bytes that `memmap` copies at once

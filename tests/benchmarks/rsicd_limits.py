@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 def main(store: str, text: str) -> None:
     """Print a row a split."""
     from xret.heads.evaluation.metrics import ranks, recall_table
-    from xret.pipeline.cache.feature_cache import FeatureCache
+    from xret.pipeline.store import FeatureCache
 
     cache = FeatureCache.open(store)
     captions = cache.caption_set(text)

@@ -12,7 +12,7 @@ from small_extraction import files
 
 from xret.cli import main
 from xret.cli.cache import cache
-from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.store import FeatureCache
 
 SIZES = {"train": 12, "val": 3, "test": 3}
 

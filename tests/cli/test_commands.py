@@ -140,8 +140,8 @@ def test_options_without_effect_are_refused(tiny_dataset, tmp_path, words, sente
 
 def test_an_interrupt_ends_with_130_and_the_command_that_goes_on(store, tmp_path, monkeypatch):
     from xret.heads.training import training
-    from xret.pipeline.cache.upkeep import verify
     from xret.pipeline.extraction import extraction
+    from xret.pipeline.store.upkeep import verify
 
     def interrupted(*_words, **_options):
         raise KeyboardInterrupt
@@ -207,7 +207,7 @@ def test_an_error_as_json(tmp_path):
 
 
 def test_a_full_disk_is_a_sentence(tiny_dataset, tmp_path, monkeypatch):
-    from xret.pipeline.cache.storage.store import Store
+    from xret.pipeline.store.storage.store import Store
 
     def full(*_):
         raise OSError(28, "No space left on device", "s.zarr/images/local/c/0")

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from small_checkpoints import save_text_model
 
 from xret.cli import main
-from xret.pipeline.cache import FeatureCache
 from xret.pipeline.extraction.options import Options
+from xret.pipeline.store import FeatureCache
 
 
 @pytest.fixture

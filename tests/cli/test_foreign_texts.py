@@ -14,8 +14,8 @@ from small_store import make_store
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.report import write_report
 from xret.heads.training.training import train
-from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.records import record_failures
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.records import record_failures
 
 MARK = "\x1b]0;x\x07$\\nothing{$\u202e<script>alert(1)</script>\n"  # also what matplotlib would take for mathematics
 SMALL = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "schedule.epochs=1"]

@@ -9,7 +9,7 @@ import pytest
 from command_line import refused, run
 from embedding_sources import Pairs
 
-from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.store import FeatureCache
 
 BRING = ["--encoder", "ViT-B/32"]
 # 200 pairs, of which about 20 are tested: a few epochs say nothing of how good a recipe is.

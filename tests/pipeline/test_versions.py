@@ -9,12 +9,12 @@ import zarr
 from small_extraction import SMALL, files
 
 from xret.pipeline import versions
-from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.reading.batches import stored_batches
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.upkeep.verify import verify
 
 
 @pytest.fixture

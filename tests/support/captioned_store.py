@@ -4,10 +4,8 @@ import numpy as np
 import small_store
 from small_store import COLOURS, THINGS
 
-from xret.pipeline.cache import Blocks
-from xret.pipeline.cache.layout import open_for_writing
 from xret.pipeline.data.samples import Caption, ImageSample, Samples
-from xret.pipeline.encoders.words import WordsEncoder
+from xret.pipeline.store.store import open_for_writing
 
 
 def make_captioned_store(url, *, order=range(12), captions=20, dataset="small", kind="grid"):
@@ -30,10 +28,7 @@ def make_captioned_store(url, *, order=range(12), captions=20, dataset="small", 
         images.append(ImageSample(str(number), f"{number}.jpg", "test", 500 + 7 * number, spoken))
     splits = {"test": (0, len(images))}
     with open_for_writing(str(url), Samples(dataset, tuple(images), splits, "digest"), ("full",)) as cache:
-        pass
-    blocks = Blocks(max(8, len(images) // 16), splits)
-    small_store._fill_images(cache, blocks, content, kind, "a", ())
-    texts = [caption.text for image in images for caption in image.captions]
-    encoder = WordsEncoder.build(texts, min_count=1)
-    small_store._fill_captions(cache, blocks, encoder.tokenize(texts), encoder.identity, "words", encoder.vocabulary)
+        small_store.fill_images(cache, content, kind, "a")
+        texts = [caption.text for image in images for caption in image.captions]
+        small_store.fill_texts(cache, "words", texts, len(texts))
     return str(url)

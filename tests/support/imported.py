@@ -5,10 +5,10 @@ import os
 import numpy as np
 from region_sources import CHANNELS
 
-from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.exchange.importers.importing import ImportOptions, import_features
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.inspect import verify
 
 
 def bring(world, source, format_, url=None, **options):
@@ -40,7 +40,7 @@ def assert_holds(cache, expected, extras=(), size=True, dtype=np.float16):
         assert tuple(images.array("size", np.array([row]))[0]) == (regions["size"] if size else (0, 0))
     assert (images.status == 0).all()
     assert images.kind == "roi"
-    assert set(images.array_names()) == {"local", "global", "length", "size", "status", *extras}
+    assert set(images.array_names) == {"local", "global", "length", "size", "status", *extras}
     report = verify(cache.url)
     assert report.ok, report
 

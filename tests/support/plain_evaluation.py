@@ -8,9 +8,9 @@ from earlier_runs import without_digests
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
-from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.data.samples import tokenize
 from xret.pipeline.reading.batches import Features
+from xret.pipeline.store import FeatureCache
 
 SMALL = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "optimizer.lr=0.01"]
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 from small_extraction import SMALL
 
-from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.upkeep.contents import describe
-from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.reading.batches import stored_batches
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.upkeep.contents import describe
+from xret.pipeline.store.upkeep.verify import verify
 
 NOT_YET = r"no feature cache is there|was never finished|no feature set fits|has no features of|lacks \d+ of \d+ shard"
 FIELDS = {"image_fields": {"local", "global"}, "caption_fields": {"token"}}

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from small_store import make_store
 
-from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.reading.features import Features
+from xret.pipeline.store import FeatureCache
 
 ALL = {"image_fields": {"local", "global"}, "caption_fields": {"local", "global", "token"}}
 EPOCHS = [

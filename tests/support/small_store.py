@@ -4,11 +4,11 @@ import hashlib
 
 import numpy as np
 
-from xret.pipeline.cache import Blocks
-from xret.pipeline.cache.facts import SetFacts
-from xret.pipeline.cache.layout import create_caption_set, create_image_set, open_for_writing
 from xret.pipeline.data.samples import Caption, ImageSample, Samples
 from xret.pipeline.encoders.words import WordsEncoder
+from xret.pipeline.store.create import SetFacts, caption_set, image_set
+from xret.pipeline.store.sets import FAILED, NOT_DONE, OK
+from xret.pipeline.store.store import open_for_writing
 
 THINGS = ["disc", "cube", "star", "ring", "cone", "line"]
 COLOURS = ["red", "blue", "green", "white", "black", "pink"]
@@ -30,6 +30,7 @@ def make_store(
     views=1,
     space=None,
     mark="",
+    splits=("train", "val", "test"),
 ):
     """Make a store and return its URL.
 
@@ -46,13 +47,14 @@ def make_store(
         protocols: of the data set.
         views: of an image; the first is what a store of one view has. A tuple: of each set.
         mark: what every name and text of the data set begins with.
+        splits: that are done.
         space: that the global features of images and captions lie in; captions are tokens.
     """
     rng = np.random.default_rng(7)
-    images, content, splits = [], [], {}
+    images, content, rows = [], [], {}
     for split, count in (("train", train), ("val", val), ("test", test)):
         if count:
-            splits[split] = (len(images), len(images) + count)
+            rows[split] = (len(images), len(images) + count)
         for _ in range(count):
             number = len(images)
             first, second = (int(x) for x in rng.choice(36, 2, replace=False))
@@ -64,111 +66,95 @@ def make_store(
             images.append(ImageSample(f"{mark}{number}", f"{mark}{number}.jpg", split, -1, captions))
             content.append((first, second))
     digest = hashlib.sha256(repr(images).encode()).hexdigest()
-    with open_for_writing(str(url), Samples(f"{mark}small", tuple(images), splits, digest), protocols) as cache:
-        pass
-    blocks = Blocks(8, splits)
-    kinds = (image,) if isinstance(image, str) else image
-    for number, kind in enumerate(kinds):
-        failed = broken if number == len(kinds) - 1 else ()
-        its_views = views if isinstance(views, int) else views[number]
-        _fill_images(cache, blocks, content, kind, weights, failed, its_views, number, space)
-    texts = [caption.text for image in images for caption in image.captions]
-    learnt = int(cache.caption_start[train]) if val + test else len(texts)
-    for kind in (text,) if isinstance(text, str) else text:
-        _fill_texts(cache, blocks, kind, texts, learnt, space)
+    with open_for_writing(str(url), Samples(f"{mark}small", tuple(images), rows, digest), protocols) as cache:
+        kinds = (image,) if isinstance(image, str) else image
+        for number, kind in enumerate(kinds):
+            failed = broken if number == len(kinds) - 1 else ()
+            its_views = views if isinstance(views, int) else views[number]
+            fill_images(cache, content, kind, weights, failed, its_views, number, space, splits)
+        texts = [caption.text for image in images for caption in image.captions]
+        learnt = int(cache.caption_start[train]) if val + test else len(texts)
+        for kind in (text,) if isinstance(text, str) else text:
+            fill_texts(cache, kind, texts, learnt, space, splits)
     return str(url)
 
 
-def _fill_texts(cache, blocks, kind, texts, learnt, space):
+def fill_texts(cache, kind, texts, learnt, space=None, splits=None):
     """Add a caption set of a kind; words are those of the first `learnt` texts."""
     if kind == "words":
-        encoder = WordsEncoder.build(texts[:learnt], min_count=1)
-        _fill_captions(cache, blocks, encoder.tokenize(texts), encoder.identity, "words", encoder.vocabulary)
+        encoder = WordsEncoder.build(texts[:learnt])
+        _fill_captions(cache, encoder.tokenize(texts), encoder.identity, "words", encoder.vocabulary, None, splits)
         return
-    ids = WordsEncoder.build(texts, min_count=1).tokenize(texts)
+    ids = WordsEncoder.build(texts).tokenize(texts)
     if kind == "longer":  # states of other numbers of tokens
         ids = [[row % 100] * (row % 3) + own for row, own in enumerate(ids)]
     name = "states" if kind == "tokens" else kind
-    _fill_captions(cache, blocks, ids, {"encoder": name}, name, None, space)
+    _fill_captions(cache, ids, {"encoder": name}, name, None, space, splits)
 
 
-def _fill_images(cache, blocks, content, kind, weights, broken, views=1, seed=0, space=None):
+def fill_images(cache, content, kind, weights, broken=(), views=1, seed=0, space=None, splits=None):
+    """Add an image set: half of an image's rows show its first thing, half its second."""
     identity = {"encoder": kind, "weights": weights, **({"views": views} if views > 1 else {})}
-    facts = SetFacts(kind, kind, identity, "float16", WIDTH, WIDTH, {}, space=space)
-    create_image_set(cache, facts, ROWS, blocks, views=views)
+    facts = SetFacts(kind, kind, identity, "float16", WIDTH, WIDTH, space=space)
+    if kind == "grid":
+        facts.extra["grid"] = (2, 2)
     vectors = np.random.default_rng(1 + 10 * seed).normal(size=(36, WIDTH))
     noise = np.random.default_rng(2 + 10 * seed).normal(size=(len(content), ROWS, WIDTH)) * 0.1
-    at = blocks.array_rows(np.arange(len(content)))
-    local = np.zeros((len(blocks) * blocks.length, ROWS, WIDTH), dtype=np.float16)
+    local = np.zeros((len(content), ROWS, WIDTH), dtype=np.float16)
     for row, (first, second) in enumerate(content):
-        local[at[row], : ROWS // 2] = vectors[first] + noise[row, : ROWS // 2]
-        local[at[row], ROWS // 2 :] = vectors[second] + noise[row, ROWS // 2 :]
+        local[row, : ROWS // 2] = vectors[first] + noise[row, : ROWS // 2]
+        local[row, ROWS // 2 :] = vectors[second] + noise[row, ROWS // 2 :]
     if views > 1:
         changed = np.random.default_rng(4).normal(size=(len(local), views - 1, ROWS, WIDTH)) * 0.5
         local = np.concatenate([local[:, None], (local[:, None] + changed).astype(np.float16)], axis=1)
-    status = np.full(len(local), 255, dtype=np.uint8)
-    status[at] = 0
-    status[at[list(broken)]] = 1
-    length = np.where(status == 0, ROWS, 0).astype(np.int32)
-    _write(
-        cache,
-        f"images/{facts.name}",
-        blocks,
-        {"local": local, "global": local.mean(-2), "status": status, "length": length},
-    )
+    status = np.full(len(local), OK, dtype=np.uint8)
+    status[list(broken)] = FAILED
+    length = np.where(status == OK, ROWS, 0).astype(np.int32)
+    size = np.full((len(local), 2), 64, dtype=np.int32)
+    features = image_set(cache, facts, ROWS, views=views, most=8)
+    arrays = {"local": local, "global": local.mean(-2), "length": length, "size": size, "status": status}
+    write(features, arrays, splits)
 
 
-def _fill_captions(cache, blocks, ids, identity, name, vocabulary, space=None):
+def _fill_captions(cache, ids, identity, name, vocabulary, space=None, splits=None):
     width = None if vocabulary else WIDTH if space else 12
-    facts = SetFacts(name, "words" if vocabulary else "tokens", identity, "float16", width, width, {}, space=space)
-    per_shard = [slice(*blocks.images(shard)) for shard in range(len(blocks))]
-    first = [int(cache.caption_start[rows][0]) for rows in per_shard]
-    count = [int(cache.caption_count[rows].sum()) for rows in per_shard]
-    tokens = [sum(len(ids[row]) for row in range(a, a + n)) for a, n in zip(first, count, strict=True)]
-    create_caption_set(cache, facts, blocks, tokens, {"vocabulary": vocabulary} if vocabulary else {})
-    features = cache.caption_set(facts.name)
-    size, token_size = features.attributes["shard_captions"], features.attributes["shard_tokens"]
+    extra = {"vocabulary": list(vocabulary)} if vocabulary else {}
+    kind, dtype = ("words", "int32") if vocabulary else ("tokens", "float16")
+    facts = SetFacts(name, kind, identity, dtype, width, width, space=space, extra=extra)
+    length = np.array([len(own) for own in ids], dtype=np.int32)
+    features = caption_set(cache, facts, length, most=16)
+    tokens = features.array_of("token")
     arrays = {
-        "start": np.zeros(size * len(blocks), dtype=np.int64),
-        "length": np.zeros(size * len(blocks), dtype=np.int32),
-        "status": np.full(size * len(blocks), 255, dtype=np.uint8),
-        "token": np.zeros(token_size * len(blocks), dtype=np.int32),
+        "start": np.zeros(len(ids), dtype=np.int64),
+        "length": length,
+        "status": np.full(len(ids), OK, dtype=np.uint8),
+        "token": np.zeros(tokens.shape[0], dtype=np.int32),
     }
-    for shard, (a, n) in enumerate(zip(first, count, strict=True)):
-        at = shard * token_size
-        for position, row in enumerate(range(a, a + n)):
-            arrays["start"][shard * size + position] = at
-            arrays["length"][shard * size + position] = len(ids[row])
+    for chunk in range(features.chunks):
+        at = chunk * tokens.chunks[0]
+        for row in range(*features.rows_in(chunk)):
+            arrays["start"][row] = at
             arrays["token"][at : at + len(ids[row])] = ids[row]
             at += len(ids[row])
-        arrays["status"][shard * size : shard * size + n] = 0
     if width:
         vectors = np.random.default_rng(3).normal(size=(100, width)).astype(np.float16)
         arrays["local"] = vectors[arrays["token"]]
-        arrays["global"] = np.zeros((len(arrays["start"]), width), dtype=np.float16)
-        for row, (start, length) in enumerate(zip(arrays["start"], arrays["length"], strict=True)):
-            if length:
-                arrays["global"][row] = arrays["local"][start : start + length].max(0)
-    _write(cache, f"captions/{facts.name}", blocks, arrays)
+        pooled = [arrays["local"][a : a + n].max(0) for a, n in zip(arrays["start"], length, strict=True)]
+        arrays["global"] = np.array(pooled)
+    write(features, arrays, splits)
 
 
-def _write(cache, path, blocks, arrays):
-    features = cache.set_at(path)
-    marks = cache.store.open_array(f"{path}/done", writable=True)
-    for shard in range(len(blocks)):
-        of_shard = features.blank_shard()
+def write(features, arrays, splits=None):
+    """Write the chunks of a set that hold rows of these splits; `arrays` are those of all samples."""
+    wanted = features.cache.splits if splits is None else [one for one in splits if one in features.cache.splits]
+    status = np.full_like(arrays["status"], NOT_DONE)
+    for split in wanted:
+        status[features.rows_of(split)] = arrays["status"][features.rows_of(split)]
+    arrays = {**arrays, "status": status}
+    for chunk in features.missing(wanted):
+        own, (first, last) = features.blank(chunk), features.rows_in(chunk)
         for name, values in arrays.items():
-            rows = len(of_shard[name])
-            of_shard[name] = values[shard * rows : (shard + 1) * rows]
-        features.write(shard, of_shard)
-        marks[shard] = 1
-
-
-def seal_anew(features):
-    """Let what a test wrote over finished shards count as what was written there."""
-    arrays = {name: features.cache.store.read_array(f"{features.path}/{name}") for name in features.array_names()}
-    for shard in np.flatnonzero(features.done()).tolist():
-        of_shard = features.blank_shard()
-        for name, values in of_shard.items():
-            of_shard[name] = arrays[name][shard * len(values) : (shard + 1) * len(values)]
-        features.write(shard, of_shard)
+            rows = features.array_of(name).chunks[0]
+            own[name] = values[chunk * rows : chunk * rows + len(own[name])]
+        failed = {row: "it is broken" for row in range(first, last) if status[row] == FAILED}
+        features.write(chunk, own, failed)

@@ -51,9 +51,6 @@ def extract(manifest, store, models=None, **options):
     for key in ("visual", "text", "text_weights"):
         if models and options.get(key):
             options[key] = options[key].format(**{name: models / name for name in ("vit", "clip", "bert")})
-    if "views" in options:
-        options["augment"], _, views = options["views"].partition(":")
-        options["views"] = int(views)
     xret.extract(manifest, store, **options)
 
 

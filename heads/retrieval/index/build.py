@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from safetensors.torch import load_file, save
 
-from ....pipeline.cache.storage.lease import locked
 from ....pipeline.errors import RunError
+from ....pipeline.files import locked
 from ...modules.embedding import Embedding, each, embedding_of, tensors_of
 from .candidates import Candidates, Effort, Kind, training_size
 from .effort import K, Measurement, cheapest, measure

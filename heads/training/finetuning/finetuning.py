@@ -23,18 +23,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from ....pipeline.cache import CaptionSet, FeatureCache, ImageSet, fingerprint
 from ....pipeline.data.sources import PictureReader
 from ....pipeline.device import pick_device, within_memory
 from ....pipeline.encoders import TrainableEncoder
-from ....pipeline.encoders.weights_source import short_name
+from ....pipeline.encoders.spec import short_name
 from ....pipeline.errors import OutOfMemory, RecipeError, RunError
 from ....pipeline.reading.batches import Batches
 from ....pipeline.reading.end_to_end import end_to_end_batches
-from ....pipeline.reading.joined_sets import parts_of
-from ....pipeline.reading.origin import extraction_words
 from ....pipeline.reading.reattachment import find_pictures, put_back_captions, put_back_images
 from ....pipeline.reading.split import Split
+from ....pipeline.store import CaptionSet, FeatureCache, ImageSet, fingerprint
 from ...model import Model, build_losses
 from ...recipes.blocks import Recipe
 from ...recipes.recipe import changed
@@ -132,7 +130,7 @@ class TunedRun(Run):
             encoder = backbone.encoder
             writers[f"{key}_backbone{encoder.suffix}"] = encoder.save
             identity = {**encoder.identity, "weights": encoder.weights_id()}
-            prints[key] = made = fingerprint(identity, self.info.backbones["dtype"])
+            prints[key] = made = fingerprint(identity, encoder.spec.dtype)
             # As an extraction calls it: by its network, or by the folder.
             name = encoder.name if encoder.suffix else short_name(str(self.path.resolve() / f"{key}_backbone"))
             names[f"{key}_set"] = f"{name}@{made[:8]}"
@@ -182,15 +180,13 @@ def _facts_of(base: Run, split: Batches, encoders: dict[str, TrainableEncoder], 
         "text_set": before.text_set,
         "fingerprints": before.fingerprints,
     }
-    dtype = (parts_of(split.image_set) if "image" in encoders else parts_of(split.caption_set))[0].dtype
     return RunInfo(
         store=absolute(cache.url),
         manifest_sha256=cache.manifest_sha256,
-        generation=cache.generation,
         seed=before.seed,
         finetuned={"epoch": epoch, "reattach": [name for name in _BRANCHES if name in encoders], **sets},
         head=absolute(str(base.path)),
-        backbones=extraction_words(encoders.values()) | {"dtype": dtype},
+        backbones={name: encoder.spec.to_json() for name, encoder in encoders.items()},
         device=str(split.device),
         versions=versions(),
         shuffled=split.shuffled,

@@ -3,32 +3,29 @@
 Pixels are those of the Caffe model: blue, green, red, less a mean, divided neither by 255 nor by a deviation.
 """
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.transforms.functional import pil_to_tensor
 
 from ...data.images import LONGEST, AnyPicture, open_image
 from ...errors import EncoderError
-from ..base import library_versions, turns_upright
-from ..grid import MapGrid
+from ..base import library_versions
+from ..grid import GRID_OPTIONS, IMAGE_SIZE, MapGrid
+from ..spec import EncoderSpec
 from ..weights import digest, noise_images, read_weights, seed_or_file, seeded, settle_norms
-from .butd_checkpoints import DETECTORS, GRIDS, convert, published
+from .butd_checkpoints import IDLE, convert
 from .butd_network import PROPOSALS, DetectorNetwork, GridNetwork
 from .caffe_boxes import corners
-from .regions import Detected, RegionEncoder, Selection
+from .regions import REGIONS, Detected, RegionEncoder, Selection
 
 MEAN = (102.9801, 115.9465, 122.7717)
 _SHORTER, _LONGER = 600, 1000
 _SMALLEST = 16  # shortest side of a proposal, pixels of the picture as it came
 _PIXELS = {"decoder": "pillow", "channels": "BGR", "mean": list(MEAN), "interpolation": "bilinear without antialiasing"}
-# What of the weights decides neither the regions nor their features.
-_IDLE = ("predictor.bbox_pred.", "predictor.attribute_", "predictor.class_embedding.")
 
 
 class Picture(NamedTuple):
@@ -49,13 +46,13 @@ class ButdEncoder(RegionEncoder):
     name = "butd"
     channels = global_channels = 2048
 
-    def __init__(self, weights: str, regions: tuple[int, int], device: str, trust: bool = False) -> None:
+    def __init__(self, spec: EncoderSpec, device: str) -> None:
         """Build the network and load its weights, a published file (`butd_checkpoints`) or ``random:SEED``.
 
-        Arguments and errors are those of `registry.load_visual`.
+        Errors are those of `registry.load_visual`.
         """
-        selection = Selection(*regions, proposals=PROPOSALS, confidence=0.2, overlap=0.3)
-        weights_id, network = _load(DetectorNetwork, DETECTORS, weights, trust)
+        selection = Selection(*(spec.regions or REGIONS), proposals=PROPOSALS, confidence=0.2, overlap=0.3)
+        weights_id, network = _load(DetectorNetwork, spec)
         self.device = device
         self._network = network.to(device, memory_format=torch.channels_last)
         self._mean = torch.tensor(MEAN, device=device)[:, None, None]
@@ -66,7 +63,7 @@ class ButdEncoder(RegionEncoder):
 
     def decode(self, picture: AnyPicture) -> tuple[Picture, tuple[int, int]]:
         """Read an image and resize it: its shorter side to 600 pixels, unless the longer would exceed 1000."""
-        image = open_image(picture, upright=turns_upright(self.identity), longest=LONGEST)
+        image = open_image(picture, upright=True, longest=LONGEST)
         scale = self._scale(image.size)
         width, height = (round(side * scale) for side in image.size)
         return Picture(_resized(image, height, width), image.size), image.size
@@ -88,21 +85,22 @@ class ButdGridEncoder(MapGrid):
     """Encode images as the cells of the detector's backbone, run as an ordinary ResNet-101, and their mean."""
 
     name = "butd-grid"
+    takes = GRID_OPTIONS - {"whole"}
     channels = global_channels = 2048
     longest = None  # whatever its proportions, an image is stretched to the same square
 
-    def __init__(self, weights: str, image_size: int, device: str, trust: bool = False) -> None:
+    def __init__(self, spec: EncoderSpec, device: str) -> None:
         """Build the network and load its weights, VSE∞'s ``original_updown_backbone.pth`` or ``random:SEED``.
 
-        Arguments and errors are those of `registry.load_visual`; the papers' `image_size` is 512.
+        The papers' image_size is 512. Errors are those of `registry.load_visual`.
         """
+        self._image_size = image_size = spec.image_size or IMAGE_SIZE
         if image_size < 64:
             raise EncoderError(f"{self.name}: --image-size {image_size} is below 64; the papers take 512")
         self.device = device
-        weights_id, network = _load(GridNetwork, GRIDS, weights, trust)
+        weights_id, network = _load(GridNetwork, spec)
         self.network = network.to(device, memory_format=torch.channels_last)
         self._mean = torch.tensor(MEAN, device=device)[:, None, None]
-        self._image_size = image_size
         with torch.device("meta"):
             height, width = GridNetwork()(torch.zeros(1, 3, image_size, image_size)).shape[2:]
         self.rows, self.grid = height * width, (height, width)
@@ -123,10 +121,6 @@ class ButdGridEncoder(MapGrid):
         maps: Tensor = self.network(images)
         return maps
 
-    def save(self, path: Path) -> None:
-        """Write the network as a ``.safetensors`` file in the published layout."""
-        save_file(published(self.network.state_dict(), *GRIDS), path)
-
 
 def _resized(image: Image.Image, height: int, width: int) -> Tensor:
     """Resize as OpenCV's INTER_LINEAR does, without rounding; return float32 [3,H,W], blue first."""
@@ -134,26 +128,21 @@ def _resized(image: Image.Image, height: int, width: int) -> Tensor:
     return functional.interpolate(pixels, (height, width), mode="bilinear", align_corners=False)[0]
 
 
-def _load(
-    kind: type[DetectorNetwork] | type[GridNetwork], layouts: tuple[str, ...], weights: str, trust: bool
-) -> tuple[str, Any]:
+def _load(kind: type[DetectorNetwork] | type[GridNetwork], spec: EncoderSpec) -> tuple[str, Any]:
     """Build a network on the CPU and fill it; return its weights' entry in an identity, and itself."""
-    if weights == "imagenet":
-        raise EncoderError(
-            "bottom-up attention has no weights 'imagenet' to download; give a file of its published weights as"
-            " --visual-weights"
-        )
-    source = seed_or_file(weights, imagenet=False)
+    source = seed_or_file(spec)
+    if source is None:
+        raise EncoderError(f"no weights of {spec.name} can be downloaded; give a published file as --visual-weights")
     if isinstance(source, int):
         return f"random:{source}", _random(kind, source)
-    state = convert(read_weights(source, trust), layouts, weights)
     with torch.device("meta"):
         network = kind()
     own = network.state_dict()
+    state = convert(read_weights(source, spec.trust), own, spec)
     # Counters of batches, and the attributes that some files lack, have no part in the features.
     state |= {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in own.items() if name not in state}
     network.load_state_dict(state, assign=True)
-    return digest({name: value for name, value in state.items() if not name.startswith(_IDLE)}), _frozen(network)
+    return digest({name: value for name, value in state.items() if not name.startswith(IDLE)}), _frozen(network)
 
 
 def _random(kind: type[DetectorNetwork] | type[GridNetwork], seed: int) -> nn.Module:

@@ -11,6 +11,9 @@ from torchvision.ops import box_iou
 from ...data.regions import Regions
 from ...errors import EncoderError
 from ..base import library_versions
+from ..spec import EncoderSpec
+
+REGIONS = 36, 36  # fewest and most boxes of an image by default
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,9 @@ class RegionEncoder(ABC):
     """Encode images as regions: a region is a proposal, the box from which its feature was pooled."""
 
     name: str
+    takes = frozenset({"weights", "regions"})
     kind = "roi"
+    spec: EncoderSpec
     space: str | None = None
     grid: tuple[int, int] | None = None
     extras: tuple[str, ...] = ("boxes", "classes", "scores")

@@ -8,9 +8,9 @@ from torchvision.models.detection import FasterRCNN_ResNet50_FPN_V2_Weights, fas
 from torchvision.transforms.functional import convert_image_dtype, normalize, pil_to_tensor
 
 from ...data.images import LONGEST, AnyPicture, open_image
-from ..base import turns_upright
+from ..spec import EncoderSpec
 from ..weights import load_network, noise_images, settle_norms
-from .regions import Detected, RegionEncoder, Selection
+from .regions import REGIONS, Detected, RegionEncoder, Selection
 
 _SHORTER, _LONGER = 800, 1333
 
@@ -27,15 +27,10 @@ class DetectorEncoder(RegionEncoder):
     channels = global_channels = 1024
     first_class = 1
 
-    def __init__(self, weights: str, regions: tuple[int, int], device: str, trust: bool = False) -> None:
-        """Build the network and load its weights, of which ``imagenet`` means torchvision's COCO_V1.
-
-        Arguments and errors are those of `registry.load_visual`.
-        """
-        selection = Selection(*regions, proposals=1000, confidence=0.2, overlap=0.5)
-        published = FasterRCNN_ResNet50_FPN_V2_Weights.COCO_V1
-        what = f"weights of {self.name}"
-        weights_id, network = load_network(weights, trust, build=_build, settle=_settle, published=published, what=what)
+    def __init__(self, spec: EncoderSpec, device: str) -> None:
+        """Build the network and load its weights, by default torchvision's COCO_V1; errors as of `load_visual`."""
+        selection = Selection(*(spec.regions or REGIONS), proposals=1000, confidence=0.2, overlap=0.5)
+        weights_id, network = load_network(spec, _build, _settle, FasterRCNN_ResNet50_FPN_V2_Weights.COCO_V1)
         self.device = device
         self._network = network.to(device)
         preprocessing = {
@@ -54,7 +49,7 @@ class DetectorEncoder(RegionEncoder):
 
         The network itself resizes it: its shorter side to 800 pixels, the longer to 1333 at most.
         """
-        image = open_image(picture, upright=turns_upright(self.identity), longest=LONGEST)
+        image = open_image(picture, upright=True, longest=LONGEST)
         return pil_to_tensor(image), image.size
 
     def detect(self, picture: Tensor) -> Detected:

@@ -14,11 +14,11 @@ from transformers import AutoImageProcessor, AutoModel
 from ...errors import EncoderError
 from ...wording import reason
 from ..base import library_versions
-from ..grid import Grid
-from ..weights import digest
-from ..weights_source import short_name
+from ..grid import GRID_OPTIONS, Grid
+from ..spec import EncoderSpec, short_name
+from ..weights import digest, noise
 from .hub import autocast, commit_of, counted_from_0, load_from, load_model, place_of, quiet
-from .pixels import Pixels, noise, plain
+from .pixels import Pixels, plain
 
 # Settings that change the features of equal weights.
 _SHAPING = (
@@ -32,87 +32,79 @@ _FAULTS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueE
 class HubImageEncoder(Grid):
     """Encode images as the states of their patches, or the cells of the last map, and one global feature.
 
-    The global feature is the projected embedding of a model of pictures and texts (CLIP, SigLIP); else what its
-    pooler gives, unless the checkpoint lacks the pooler's weights; else the state of the class token, or the mean.
-
-    Args:
-        weights: a folder, or a model id of the hub.
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
-        layer: whose hidden states are the local features: 0 the embeddings, -1 the last, after the model's own norm.
-            The global feature is that of the last in any case.
-        image_size: side of the input, pixels; None: the checkpoint's own.
-        half: let a GPU compute in bfloat16.
-        trust: let a program that comes with the checkpoint run.
-        whole: make the square of the whole picture, where the checkpoint cuts out its middle.
-
-    Raises:
-        EncoderError: there is no such model, it is incomplete, or does not encode pictures so.
+    The global feature, of the last layer in any case, is the projected embedding of a model of pictures and texts
+    (CLIP, SigLIP); else what its pooler gives, unless the checkpoint lacks the pooler's weights; else the state of the
+    class token, or the mean. Of layer 0 the local features are the embeddings, of -1 the last states after the norm.
     """
 
+    takes = GRID_OPTIONS - {"weights"} | {"layer"}
     suffix = ""  # `save` writes a folder
 
-    def __init__(
-        self,
-        weights: str,
-        device: str,
-        layer: int = -1,
-        image_size: int | None = None,
-        *,
-        half: bool = True,
-        trust: bool = False,
-        whole: bool = False,
-    ) -> None:
-        self.name, self.device, self._half = short_name(weights), device, half
+    def __init__(self, spec: EncoderSpec, device: str) -> None:
+        """Load a model and its image processor.
+
+        Raises:
+            EncoderError: there is no such model, it is incomplete, or does not encode pictures so.
+        """
+        source, what = spec.model, f"image weights '{spec.model}'"
+        self.name, self.device, self._half = short_name(source), device, spec.half
         self.network, processor, lacks_pooler, self.space = load_from(
-            weights, "image", lambda off: _load(weights, off, trust)
+            source, "image", lambda offline: _load(source, offline, spec.trust)
         )
         self._joint = hasattr(self.network, "get_image_features")
-        self._pixels = Pixels(processor, weights, image_size, whole)
+        self._pixels = Pixels(processor, what, spec.image_size, spec.whole)
         self.network.to(device)
         self._layer: int | None = None  # the last, after the model's own norm
-        self._options: dict[str, bool] = {}  # what the model has to be told to take pictures of this size
+        self._options: dict[str, bool] = {}  # what makes the model take pictures of this size
         self._before, self._global = 0, ""
         try:
-            found = self._first(image_size is not None)
+            found = self._first(spec.image_size is not None)
             layers = len(found.hidden_states) - 1
-            layer = counted_from_0(f"image weights '{weights}'", "--visual-layer", layer, layers)
+            layer = counted_from_0(what, spec.layer, layers)
             self._layer = None if layer == layers else layer
-            self._before, self.grid = _laid_out(self.network, found, self._layer, self._pixels.shape)
+            self._before, grid = _laid_out(self.network, found, self._layer, self._pixels.shape)
             self._global = "projected" if self._joint else _pooling(found, lacks_pooler, self._before)
             local, global_ = self.encode(noise(self._pixels.shape))
         except _FAULTS as error:
-            raise _no_encoder(weights, self.network, self._pixels.shape, image_size, error) from error
-        _, self.rows, self.channels = local.shape
-        if self.rows == 1:
+            if isinstance(error, EncoderError):
+                raise
+            advice = "choose another image model" if spec.image_size is None else "leave --image-size out"
+            kind, (height, width) = type(self.network).__name__, self._pixels.shape
             raise EncoderError(
-                f"image weights '{weights}' make a single cell of pictures of {self._pixels.shape[0]} pixels; choose a"
-                " larger --image-size"
-            )
-        self.global_channels = global_.shape[1]
-        self.identity = self._identify()
-        self.versions = library_versions("torch", "torchvision", "transformers", "PIL") | commit_of(weights)
+                f"{what} ({kind}) do not encode pictures of {height} x {width} pixels patch by patch ({reason(error)});"
+                f" {advice}"
+            ) from error
+        self._set_shapes(grid, local.shape[2], global_.shape[1])
+        config = _vision(self.network.config)
+        settings = {key: plain(value) for key in _SHAPING if (value := getattr(config, key, None)) is not None}
+        self.identity = {
+            "encoder": "hf",
+            "weights": self.weights_id(),
+            "model": {"class": type(self.network).__name__, **settings},
+            "preprocessing": self._pixels.settings,
+            "layer": "last_hidden_state" if self._layer is None else f"hidden_states.{self._layer}",
+            "tokens_left_out": self._before,
+            "global": self._global,
+        }
+        self.versions = library_versions("torch", "torchvision", "transformers", "PIL") | commit_of(source)
 
     def prepare(self, image: Image.Image) -> Tensor:
         """Prepare an image with the checkpoint's own processor; return pixels float32 [3,H,W]."""
         return self._pixels.prepare(image)
 
     def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode a batch of decoded images [B,3,H,W], so that gradients reach `network`.
-
-        Returns:
-            The patches or cells, row by row, float32 [B,N,C], and the global feature, float32 [B,D], on the device.
-        """
+        """Return the patches or cells, and the global feature; shapes as of `Grid`."""
         found = self._run(pixels, self._layer is not None)
         states = _states(found, self._layer)
         local = states.flatten(2).transpose(1, 2) if states.ndim == 4 else states[:, self._before :]
-        return local.float().contiguous(), self._pooled(found, local).float()
+        return local.float().contiguous(), self._pooled(found).float()
 
-    def _pooled(self, found: Any, local: Tensor) -> Tensor:
+    def _pooled(self, found: Any) -> Tensor:
         if self._global in ("projected", "pooler"):
             return found.pooler_output.flatten(1)
-        if self._global == "class token":
-            return found.last_hidden_state[:, 0]
         last = found.last_hidden_state
+        if self._global == "class token":
+            return last[:, 0]
         return last.flatten(2).mean(2) if last.ndim == 4 else last.mean(1)
 
     def _run(self, pixels: Tensor, every_layer: bool) -> Any:
@@ -131,19 +123,6 @@ class HubImageEncoder(Grid):
             self._options = {"interpolate_pos_encoding": True}
             return self._run(noise(self._pixels.shape), True)
 
-    def _identify(self) -> dict[str, Any]:
-        config = _vision(self.network.config)
-        settings = {key: plain(value) for key in _SHAPING if (value := getattr(config, key, None)) is not None}
-        return {
-            "encoder": "hf",
-            "weights": self.weights_id(),
-            "model": {"class": type(self.network).__name__, **settings},
-            "preprocessing": self._pixels.settings,
-            "layer": "last_hidden_state" if self._layer is None else f"hidden_states.{self._layer}",
-            "tokens_left_out": self._before,
-            "global": self._global,
-        }
-
     def weights_id(self) -> str:
         """Return the weights' entry in the identity of an encoder that reads what `save` writes now."""
         return digest({name: value for name, value in self._state().items() if "logit_" not in name})
@@ -153,7 +132,7 @@ class HubImageEncoder(Grid):
         network: Any = self.network
         with quiet():
             network.save_pretrained(folder, state_dict=self._state())
-            self._pixels.save(folder)
+            self._pixels.processor.save_pretrained(folder)
 
     def _state(self) -> dict[str, Tensor]:
         """Return the weights without those of a pooler that the checkpoint lacks, or that has no part in them."""
@@ -161,25 +140,25 @@ class HubImageEncoder(Grid):
         return {name: value for name, value in self.network.state_dict().items() if used or "pooler." not in name}
 
 
-def _load(weights: str, offline: bool, trust: bool) -> tuple[nn.Module, Any, bool, str | None]:
+def _load(source: str, offline: bool, trust: bool) -> tuple[nn.Module, Any, bool, str | None]:
     """Return a model, its image processor, whether it lacks the weights of its pooler, and its space."""
-    model, missing, space = load_model(weights, "image", offline, trust, AutoModel)
+    model, lacks_pooler, space = load_model(source, "image", offline, trust, AutoModel)
     if model.main_input_name != "pixel_values" and not hasattr(model, "get_image_features"):
         raise EncoderError(
-            f"image weights '{weights}' are a {type(model).__name__}, which takes no pictures; give an image model, or"
+            f"image weights '{source}' are a {type(model).__name__}, which takes no pictures; give an image model, or"
             " use it as --text"
         )
     try:
-        name, options = place_of(weights, offline)
+        name, options = place_of(source, offline)
         processor = AutoImageProcessor.from_pretrained(name, **options, trust_remote_code=trust)
     except (OSError, ValueError) as error:
         if "trust_remote_code" in str(error):
             raise
         raise EncoderError(
-            f"image weights '{weights}' have no image processor that can be used, which says how pictures are"
-            " prepared; put the model's own preprocessor_config.json next to them"
+            f"image weights '{source}' have no usable image processor; put the model's own preprocessor_config.json"
+            " next to them"
         ) from error
-    return model, processor, bool(missing), space
+    return model, processor, lacks_pooler, space
 
 
 def _vision(config: Any) -> Any:
@@ -218,18 +197,3 @@ def _pooling(found: Any, lacks_pooler: bool, before: int) -> str:
     if getattr(found, "pooler_output", None) is not None and not lacks_pooler:
         return "pooler"
     return "class token" if before else "mean"
-
-
-def _no_encoder(
-    weights: str, model: nn.Module, shape: tuple[int, int], image_size: int | None, error: Exception
-) -> EncoderError:
-    kind = type(model).__name__
-    if image_size is not None:
-        return EncoderError(
-            f"image weights '{weights}' ({kind}) do not take pictures of {shape[0]} x {shape[1]} pixels"
-            f" ({reason(error)}); leave --image-size out"
-        )
-    return EncoderError(
-        f"image weights '{weights}' are a {kind}, which does not encode a picture of {shape[0]} x {shape[1]} pixels"
-        f" patch by patch ({reason(error)}); choose another image model"
-    )

@@ -1,10 +1,8 @@
 """A checkpoint's own image processor: pixels as its documentation prepares them, of any side where it can."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 
@@ -25,7 +23,7 @@ class Pixels:
 
     Args:
         processor: as `AutoImageProcessor` gives it.
-        weights: how a message calls its checkpoint.
+        what: how a message calls its checkpoint.
         image_size: side of the input, pixels; None: the checkpoint's own.
         whole: take whole pictures to the size that the middle would be cut out with.
 
@@ -38,13 +36,13 @@ class Pixels:
             cuts nothing off.
     """
 
-    def __init__(self, processor: Any, weights: str, image_size: int | None, whole: bool = False) -> None:
-        self._processor = processor
+    def __init__(self, processor: Any, what: str, image_size: int | None, whole: bool) -> None:
+        self.processor = processor
         settings = {key: value for key, value in processor.to_dict().items() if key in _SHAPING and value is not None}
-        self._sizes = {} if image_size is None else _resized(weights, settings, image_size)
+        self._sizes = {} if image_size is None else _resized(what, settings, image_size)
         settings |= self._sizes
         if whole:
-            self._sizes = _uncut(weights, settings)
+            self._sizes = _uncut(what, settings)
             settings |= self._sizes
         rng = np.random.default_rng(0)
         tried = [Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in _TRIED]
@@ -52,19 +50,19 @@ class Pixels:
             made = [self._processed(image) for image in tried]
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise EncoderError(
-                f"image weights '{weights}': the processor {type(processor).__name__} prepares no picture"
+                f"{what}: the processor {type(processor).__name__} prepares no picture"
                 f" ({reason(error)}); get its preprocessor_config.json again"
             ) from error
         if any("pixel_values" not in one or one["pixel_values"].ndim != 4 for one in made):
             raise EncoderError(
-                f"image weights '{weights}' take a list of patches whose number varies (as SigLIP 2 NaFlex does), and"
+                f"{what} take a list of patches whose number varies (as SigLIP 2 NaFlex does), and"
                 " not a picture of one size; take a checkpoint of a fixed resolution, as"
                 " google/siglip2-base-patch16-224"
             )
         shapes = {tuple(one["pixel_values"].shape[2:]) for one in made}
         if len(shapes) > 1:
             raise EncoderError(
-                f"image weights '{weights}': the processor gives pictures of different proportions different shapes;"
+                f"{what}: the processor gives pictures of different proportions different shapes;"
                 " let its preprocessor_config.json crop or stretch them to one"
             )
         ((height, width),) = shapes
@@ -81,26 +79,22 @@ class Pixels:
         pixels: Tensor = self._processed(image)["pixel_values"][0]
         return pixels
 
-    def save(self, folder: Path) -> None:
-        """Write the checkpoint's processor as the hub has it; a side that was chosen here has to be given again."""
-        self._processor.save_pretrained(folder)
-
     def _processed(self, image: Image.Image) -> Any:
-        return self._processor(images=image, return_tensors="pt", **self._sizes)
+        return self.processor(images=image, return_tensors="pt", **self._sizes)
 
 
-def _resized(weights: str, settings: dict[str, Any], side: int) -> dict[str, Any]:
+def _resized(what: str, settings: dict[str, Any], side: int) -> dict[str, Any]:
     """Return the sizes that make squares of a side, in the proportion in which the checkpoint resizes and crops."""
     size, crop = settings.get("size"), settings.get("crop_size")
     if not settings.get("do_resize", True) or not size:
-        raise EncoderError(f"image weights '{weights}': the processor resizes nothing; leave --image-size out")
+        raise EncoderError(f"{what}: the processor resizes nothing; leave --image-size out")
     if not (settings.get("do_center_crop") and crop):
         return {"size": dict.fromkeys(size, side)}
     scaled = {key: round(side * value / crop["height"]) for key, value in size.items()}
     return {"size": scaled, "crop_size": {"height": side, "width": side}}
 
 
-def _uncut(weights: str, settings: dict[str, Any]) -> dict[str, Any]:
+def _uncut(what: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Return what makes a processor take whole pictures to the size that it cuts out.
 
     Raises:
@@ -109,10 +103,10 @@ def _uncut(weights: str, settings: dict[str, Any]) -> dict[str, Any]:
     size, crop = settings.get("size"), settings.get("crop_size")
     if "crop_pct" in settings or not settings.get("do_resize", True):
         raise EncoderError(
-            f"image weights '{weights}': the processor crops, or keeps all, by a rule of its own, which --whole does"
+            f"{what}: the processor crops, or keeps all, by a rule of its own, which --whole does"
             " not change; leave it out"
         )
-    require_cut(f"hf:{weights}", bool(settings.get("do_center_crop") and crop and crop != size), True)
+    require_cut(what, bool(settings.get("do_center_crop") and crop and crop != size))
     return {"size": dict(crop or {}), "do_center_crop": False}
 
 
@@ -145,8 +139,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
     return value if isinstance(value, bool | float | str) else int(value)
-
-
-def noise(shape: tuple[int, int]) -> Tensor:
-    """Return pixels of nothing, float32 [1,3,H,W], always the same."""
-    return torch.linspace(-1, 1, 3 * shape[0] * shape[1]).view(1, 3, *shape)

@@ -1,120 +1,118 @@
-"""How a sentence-transformers folder makes one vector of a text: ``modules.json`` and the pooling that it names."""
+"""How a folder of sentence-transformers makes one vector of a text: the modules after its Transformer.
+
+The library's own modules do it, where the extra ``sentences`` is installed; without it xret takes the mean.
+"""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers.utils.hub import cached_file
 
 from ...errors import EncoderError
-from .bert import maximum
+from ..base import load_library
 from .hub import place_of
 
-# As older folders have it: a switch for each way.
-_SWITCHES = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-_WAYS = ("cls", "max", "mean", "lasttoken")
+_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 
 
-@dataclass(frozen=True)
 class Pooling:
-    """How the states of a text become one vector.
+    """Makes one vector of the states of a text.
+
+    Args:
+        source: the folder or model id.
+        files: content of `_FILES` by name, and of the first pooling's ``config.json``.
+        offline: whether to do without the hub.
 
     Attributes:
-        way: ``cls``, ``max``, ``mean`` or ``lasttoken`` of all tokens, special ones included.
-        normalised: whether the vector is divided by its norm.
         most: tokens of a text that are seen; None: what the model takes.
-        prompt: what the authors put before every text; None: nothing.
+        described: how the vector is made, for an identity.
+
+    Raises:
+        EncoderError: it needs the library, which is not installed.
     """
 
-    way: str
-    normalised: bool
-    most: int | None
-    prompt: str | None = None
-
-    @property
-    def described(self) -> str:
-        """The same in words."""
-        return f"{self.way}, normalised" if self.normalised else self.way
+    def __init__(self, source: str, files: dict[str, Any], offline: bool) -> None:
+        self._files = files
+        self._parts = files["modules.json"][1:]
+        self.most: int | None = (files["sentence_bert_config.json"] or {}).get("max_seq_length")
+        kinds = [part["type"].rpartition(".")[2] for part in self._parts]
+        config = files["config"] or {}
+        switches = [key for key, on in config.items() if key.startswith("pooling_mode_") and on is True]
+        modes = [config["pooling_mode"]] if "pooling_mode" in config else switches
+        self._simple = modes in (["mean"], ["pooling_mode_mean_tokens"]) and set(kinds[1:]) <= {"Normalize"}
+        self._normalised = "Normalize" in kinds
+        self.described = ", ".join([*map(str, modes), *map(str.lower, kinds[1:])])
+        self._modules: list[Any] = []
+        if not self._simple:
+            load_library("sentence_transformers", "sentences")
+            name, options = place_of(source, offline)
+            for part in self._parts:
+                kind = resolve_name(part["type"])
+                self._modules.append(kind.load(name, subfolder=part["path"], **options).eval().requires_grad_(False))
 
     def pool(self, states: Tensor, inside: Tensor) -> Tensor:
-        """Return the vectors [B,C] of states [B,W,C]; `inside`, bool [B,W], says which are no padding."""
-        if self.way == "cls":
-            pooled = states[:, 0]
-        elif self.way == "lasttoken":
-            pooled = states[torch.arange(len(states), device=states.device), inside.sum(1) - 1]
-        elif self.way == "max":
-            pooled = maximum(states, inside)
-        else:
+        """Return the vectors [B,D] of states [B,W,C]; `inside`, bool [B,W], says which are no padding."""
+        if self._simple:
             pooled = (states * inside[:, :, None]).sum(1) / inside.sum(1)[:, None]
-        return functional.normalize(pooled) if self.normalised else pooled
+            return functional.normalize(pooled) if self._normalised else pooled
+        features = {"token_embeddings": states, "attention_mask": inside.long()}
+        for module in self._modules:
+            features = module.to(states.device)(features)
+        return features["sentence_embedding"]
 
     def save(self, folder: Path) -> None:
         """Write the files from which `read_pooling` reads it again."""
-        kinds = ["Transformer", "Pooling", *(["Normalize"] if self.normalised else [])]
-        modules = [
-            {"idx": number, "name": str(number), "path": f"{number}_{kind}" if number else "", "type": kind}
-            for number, kind in enumerate(kinds)
-        ]
-        (folder / "modules.json").write_text(json.dumps(modules))
-        (folder / "1_Pooling").mkdir(exist_ok=True)
-        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": self.way}))
-        if self.most is not None:
-            (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": self.most}))
+        for name in _FILES:
+            if self._files[name] is not None:
+                (folder / name).write_text(json.dumps(self._files[name]), encoding="utf-8")
+        for number, part in enumerate(self._parts):
+            (folder / part["path"]).mkdir(exist_ok=True)
+            if self._modules:
+                self._modules[number].save(str(folder / part["path"]))
+        if not self._modules:
+            (folder / self._parts[0]["path"] / "config.json").write_text(json.dumps(self._files["config"]))
 
 
-def read_pooling(weights: str, offline: bool) -> Pooling | None:
+def read_pooling(source: str, offline: bool, prompt: str | None) -> Pooling | None:
     """Return how a folder or model id of sentence-transformers pools; None where it is no such.
 
     Raises:
-        EncoderError: it computes something that xret does not.
+        EncoderError: it does more than to pool, or its authors want a prompt and `prompt` is None.
     """
-    modules = _read(weights, "modules.json", offline)
+    files = {name: _read(source, name, offline) for name in _FILES}
+    modules = files["modules.json"]
     if modules is None:
         return None
-    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or modules[0].get("path"):
+    kinds = [str(module.get("type", "")) for module in modules]
+    ours = all(kind.startswith("sentence_transformers.") for kind in kinds)
+    if not ours or len(kinds) < 2 or not kinds[0].endswith(".Transformer") or modules[0].get("path"):
         raise EncoderError(
-            f"text weights '{weights}': their modules.json computes {', '.join(kinds) or 'nothing'}, and xret computes"
-            " Transformer, Pooling and Normalize; take them as --text bert --text-weights, which pools by the maximum"
+            f"text weights '{source}': xret cannot compute their modules.json ({', '.join(kinds)}); take them as --text"
+            " bert, which pools by the maximum"
         )
-    settings = _read(weights, f"{modules[1].get('path')}/config.json", offline) or {}
-    named = settings.get("pooling_mode") or [way for key, way in _SWITCHES.items() if settings.get(key)]
-    ways = [named] if isinstance(named, str) else list(named)
-    if len(ways) != 1 or ways[0] not in _WAYS:
+    if (files["sentence_bert_config.json"] or {}).get("do_lower_case"):
         raise EncoderError(
-            f"text weights '{weights}' pool by {' and '.join(map(str, ways)) or 'nothing'}, and xret by"
-            f" {', '.join(_WAYS)}; take them as --text bert --text-weights, which pools by the maximum"
+            f"text weights '{source}' want texts in lower case, which xret leaves as they are; write the captions so,"
+            " and set do_lower_case to false in their sentence_bert_config.json"
         )
-    seen = _read(weights, "sentence_bert_config.json", offline) or {}
-    if seen.get("do_lower_case"):
+    about = files["config_sentence_transformers.json"] or {}
+    wanted = (about.get("prompts") or {}).get(about.get("default_prompt_name"))
+    if prompt is None and wanted:
         raise EncoderError(
-            f"text weights '{weights}': their sentence_bert_config.json writes all texts in small letters, and xret"
-            " leaves them as they are; write the captions so, and set its do_lower_case to false"
+            f"text weights '{source}' are meant to see {wanted!r} before every text; give --prompt '{wanted}{{}}',"
+            " another prompt, or --prompt '{}' for none"
         )
-    about = _read(weights, "config_sentence_transformers.json", offline) or {}
-    prompt = (about.get("prompts") or {}).get(about.get("default_prompt_name"))
-    return Pooling(ways[0], "Normalize" in kinds, seen.get("max_seq_length"), prompt or None)
+    files["config"] = _read(source, f"{modules[1].get('path')}/config.json", offline)
+    return Pooling(source, files, offline)
 
 
-def _read(weights: str, name: str, offline: bool) -> Any:
+def _read(source: str, name: str, offline: bool) -> Any:
     """Return the content of a JSON file of a checkpoint; None where it has none."""
-    place, options = place_of(weights, offline)
-    file = cached_file(
-        place,
-        name,
-        **options,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
+    place, options = place_of(source, offline)
+    missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    file = cached_file(place, name, **options, **missing)
     return None if file is None else json.loads(Path(file).read_text(encoding="utf-8"))

@@ -1,21 +1,34 @@
 """Token features of any text encoder of transformers, and the global feature that its authors use.
 
-Source: the models' pages in transformers' documentation; sentence-transformers' folders say themselves how they pool.
+``bert`` is a model of the BERT family, whose global feature is the maximum of its tokens' states. Source: the models'
+pages in transformers' documentation.
 """
 
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
-from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
+from torch import Tensor, nn
+from transformers import MODEL_MAPPING, AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTokenizer
 
 from ...errors import EncoderError
+from ..base import library_versions
+from ..spec import HUB, EncoderSpec, short_name
 from ..weights import digest
-from .bert import BertEncoder, maximum
-from .hub import autocast, load_from, load_model, load_tokenizer, place_of
+from .hub import autocast, commit_of, counted_from_0, load_from, load_model, place_of, quiet
 from .sentences import Pooling, read_pooling
 
+# Dask's tasks already run in parallel; the tokenizers' own threads warn when a process forks.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+BERT = "bert-base-uncased"  # the published weights of ``bert``
 # Settings that change the features of equal weights.
 _SHAPING = (
     *("num_attention_heads", "hidden_act", "layer_norm_eps", "eos_token_id", "layer_norm_epsilon", "feed_forward_proj"),
@@ -23,147 +36,316 @@ _SHAPING = (
 )
 # Models that were trained on captions padded to all of their positions.
 _PADDED = ("siglip", "siglip2", "siglip_text_model", "siglip2_text_model")
-
-
-# Towers of such models on their own. Other models' poolers are trained for other ends: BERT's to tell whether a
+# Towers of pictures and texts on their own. Other models' poolers are trained for other ends: BERT's to tell whether a
 # sentence follows.
 _POOLED = ("clip_text_model", "metaclip_2_text_model", "siglip_text_model", "siglip2_text_model")
 
 
-class HubTextEncoder(BertEncoder):
+class TokenEncoder:
+    """What encoders of captions share: the states of their tokens, special ones included, and one global feature."""
+
+    takes = frozenset({"layer", "prompt"})
+    kind = "tokens"
+    suffix = ""  # `save` writes a folder
+    space: str | None = None
+    vocabulary: tuple[str, ...] | None = None
+    channels: int | None
+    global_channels: int | None
+    name: str
+    identity: dict[str, Any]
+    versions: dict[str, str]
+    spec: EncoderSpec
+    network: Any
+    max_length: int  # tokens of a caption that the network sees, special tokens included
+    _layer: int | None = None  # whose states are the local features; None: the last, after the model's own norm
+    _width = 0  # to how many tokens captions are padded at least
+    _pad = 0  # the token that they are padded with
+
+    def __init__(self, spec: EncoderSpec, device: str) -> None:
+        self.device, self._half, self._prompt = device, spec.half, spec.prompt
+
+    def _settle(self, what: str, layer: int, layers: int) -> str:
+        """Choose the layer and try the network; return the layer's entry in the identity."""
+        self.network.to(device=self.device).eval().requires_grad_(False)
+        layer = counted_from_0(what, layer, layers)
+        self._layer = None if layer == layers else layer
+        try:
+            states, pooled = self.encode(self.tokenize(["a"]))
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            kind = type(self.network).__name__
+            raise EncoderError(f"{what} are a {kind}, which does not encode captions token by token") from error
+        self.channels, self.global_channels = states.shape[1], pooled.shape[1]
+        return "last_hidden_state" if self._layer is None else f"hidden_states.{layer}"
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each caption's tokens, at most `max_length`; a caption without any gets one unk."""
+        return self._ids(texts, self.max_length)
+
+    def count_truncated(self, texts: Sequence[str]) -> int:
+        """Return how many captions `tokenize` cuts short."""
+        return sum(len(ids) > self.max_length for ids in self._ids(texts, None))
+
+    def _prompted(self, texts: Sequence[str]) -> list[str]:
+        return list(texts) if self._prompt is None else [self._prompt.replace("{}", text) for text in texts]
+
+    def _ids(self, texts: Sequence[str], most: int | None) -> list[list[int]]:
+        """Return the ids of each caption, at least one and at most so many."""
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def encode(self, ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+        """Encode captions as `tokenize` gives them: states, packed [sum of lengths,C], and global features [B,D]."""
+        length = torch.tensor([len(caption) for caption in ids])
+        token = nn.utils.rnn.pad_sequence([torch.tensor(list(caption)) for caption in ids], True)
+        states, pooled = self.features(token, length)
+        inside = torch.arange(token.shape[1]) < length[:, None]
+        return states[inside.to(self.device)].cpu().numpy(), pooled.cpu().numpy()
+
+    def features(self, token: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode a padded batch, so that gradients reach `network`.
+
+        Args:
+            token: ids as `tokenize` gives them, int64 [B,N]; what stands after a length does not matter.
+            length: int64 [B].
+
+        Returns:
+            States [B,N,C], zeros after the lengths, and the global feature of each caption [B,D], on the device.
+        """
+        token, length = token.to(self.device), length.to(self.device)[:, None]
+        more = max(self._width - token.shape[1], 0)
+        inputs = nn.functional.pad(token, (0, more))
+        inside = torch.arange(inputs.shape[1], device=self.device) < length
+        states, pooled = self._run(inputs.masked_fill(~inside, self._pad), inside)
+        return states.masked_fill(~inside[:, :, None], 0)[:, : token.shape[1]], pooled
+
+    def _run(self, inputs: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+        """Return states [B,W,C] and global features [B,D] of ids [B,W]; `inside` says which are no padding."""
+        raise NotImplementedError
+
+    def weights_id(self) -> str:
+        """Return the weights' entry in the identity of an encoder that reads what `save` writes now."""
+        return digest(self.network.state_dict())
+
+
+class HubTextEncoder(TokenEncoder):
     """Encode captions as the states of their tokens and one global feature.
 
     The global feature is the projected embedding of a model of pictures and texts (CLIP, SigLIP), of the last layer;
-    else what a sentence-transformers folder says; else what the model itself pools, where it has no layer for that
-    alone; else the maximum of the states.
-
-    Args:
-        weights, device, layer, special_tokens, max_tokens, prompt: as of `registry.load_text`.
-        half: let a GPU compute in bfloat16.
-        trust: let a program that comes with the checkpoint run.
-
-    Raises:
-        EncoderError: there is no such model, it is incomplete, or an option does not fit it.
+    else what a folder of sentence-transformers makes; else what the model itself pools, where it has no layer for that
+    alone; else, and always of ``bert``, the maximum of the states.
     """
 
-    _advice = "another text encoder"
+    takes = frozenset({"layer", "prompt", "weights"})
 
-    def __init__(
-        self,
-        weights: str,
-        device: str,
-        layer: int = -1,
-        special_tokens: bool = True,
-        max_tokens: int | None = None,
-        prompt: str | None = None,
-        *,
-        half: bool = True,
-        trust: bool = False,
-    ) -> None:
-        self._half, self._trust = half, trust
-        self._global = ""
-        super().__init__(weights, device, layer, special_tokens, max_tokens, prompt)
+    def __init__(self, spec: EncoderSpec, device: str) -> None:
+        """Load model and tokenizer.
 
-    def _load(self, weights: str) -> tuple[Any, Any]:
-        model, tokenizer, self._pooling, self.space = load_from(
-            weights, "text", lambda off: _load(weights, off, self._trust)
+        Raises:
+            EncoderError: there is no such model, it is incomplete, or an option does not fit it.
+        """
+        super().__init__(spec, device)
+        self._bert, source = spec.name == "bert", spec.source or BERT
+        if spec.name != "bert" and spec.weights is not None:
+            raise EncoderError(f"'{spec.name}' names its weights itself; leave {spec.weights} out")
+        self.name = short_name(source)
+        self.network, self._tokenizer, self._pooling, self.space = load_from(
+            source, "text", lambda offline: _load(source, offline, spec)
         )
-        if self._prompt is None and self._pooling is not None and self._pooling.prompt is not None:
-            raise EncoderError(
-                f"text weights '{weights}' are meant to see {self._pooling.prompt!r} before every text; give"
-                f" --prompt '{self._pooling.prompt}{{}}', another prompt, or --prompt '{{}}' for none"
-            )
-        self._joint = hasattr(model, "get_text_features")
-        config = getattr(model.config, "text_config", model.config)
-        if config.model_type in _PADDED:
+        self._lock = threading.Lock()  # a tokenizer keeps its settings for truncation between calls
+        self._joint = hasattr(self.network, "get_text_features")
+        config = self._config
+        if not self._bert and config.model_type in _PADDED:
             self._width = int(config.max_position_embeddings)
-        self._masked = not self._width or "attention_mask" in tokenizer.model_input_names
-        self._global = self._way(model)
-        return model, tokenizer
-
-    def _longest(self) -> int:
-        seen = None if self._pooling is None else self._pooling.most
-        return super()._longest() if seen is None else min(seen, super()._longest())
-
-    def _way(self, model: Any) -> str:
-        """Return where the global feature comes from."""
-        if self._joint:
-            return "projected"
-        if self._pooling is not None:
-            return self._pooling.described
-        return "pooled" if model.config.model_type in _POOLED else "maximum"
+        self._masked = not self._width or "attention_mask" in self._tokenizer.model_input_names
+        pads = [config.pad_token_id] if self._bert else [self._tokenizer.pad_token_id, config.pad_token_id]
+        self._pad = int(next((pad for pad in pads if pad is not None), 0))
+        self._global = "maximum" if self._bert else self._way()
+        limits = [self._tokenizer.model_max_length, _positions(self.network, config)]
+        self.max_length = min([*limits, *([self._pooling.most] if self._pooling and self._pooling.most else [])])
+        layer = self._settle(f"text weights '{source}'", spec.layer, getattr(config, "num_hidden_layers", 0))
+        self.identity = {
+            "encoder": "bert" if self._bert else HUB.rstrip(":"),
+            "weights": self.weights_id(),
+            "model": {"class": type(self.network).__name__, **self._settings()},
+            "preprocessing": self._preprocessing(),
+            "layer": layer,
+            **({} if self._bert else {"global": self._global}),
+        }
+        self.versions = library_versions("torch", "transformers", "tokenizers") | commit_of(source)
 
     @property
     def _config(self) -> Any:
         return getattr(self.network.config, "text_config", self.network.config)
 
-    def _padding(self) -> int:
-        pad = self._tokenizer.pad_token_id
-        return super()._padding() if pad is None else int(pad)
-
-    def _stop_at(self, layer: int) -> None:
-        if self._global in ("projected", "pooled"):  # of the last layer
-            self._layer = layer
-        else:
-            super()._stop_at(layer)
-
-    def _identify(self, layer: str) -> dict[str, Any]:
-        identity = super()._identify(layer)
-        if self._width:
-            identity["preprocessing"]["padding"] = {
-                "tokens": self._width,
-                "with": self._pad,
-                "side": self._tokenizer.padding_side,
-                "masked": self._masked,
-            }
-        return {**identity, "encoder": "hf", "global": self._global}
+    def _way(self) -> str:
+        """Return where the global feature comes from."""
+        if self._joint:
+            return "projected"
+        if self._pooling is not None:
+            return self._pooling.described
+        return "pooled" if self.network.config.model_type in _POOLED else "maximum"
 
     def _settings(self) -> dict[str, Any]:
         return {key: value for key in _SHAPING if (value := getattr(self._config, key, None)) is not None}
 
-    def weights_id(self) -> str:
-        """Return the weights' entry in the identity of an encoder that reads what `save` writes now."""
-        unused = ("logit_", "pooler.")
-        return digest({key: value for key, value in self._state().items() if not any(part in key for part in unused)})
+    def _preprocessing(self) -> dict[str, Any]:
+        side = self._tokenizer.padding_side
+        padding = {"tokens": self._width, "with": self._pad, "side": side, "masked": self._masked}
+        return {
+            "tokenizer": tokenizer_digest(self._tokenizer),
+            "max_length": self.max_length,
+            **({} if self._prompt is None else {"prompt": self._prompt}),
+            **({"padding": padding} if self._width else {}),
+        }
 
-    def save(self, folder: Path) -> None:
-        """Write the model, cut layers included, the tokenizer and the pooling as the hub has them."""
-        super().save(folder)
-        if self._pooling is not None:
-            self._pooling.save(folder)
+    def _ids(self, texts: Sequence[str], most: int | None) -> list[list[int]]:
+        if not texts:
+            return []
+        return [ids or [self._tokenizer.unk_token_id or 0] for ids in self._encodings(texts, most)["input_ids"]]
 
-    def _run(self, inputs: Tensor, inside: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    def _encodings(self, texts: Sequence[str], most: int | None) -> Any:
+        cut: dict[str, Any] = {} if most is None else {"truncation": True, "max_length": most}
+        with self._lock:
+            # verbose=False: it would log that a caption is too long.
+            return self._tokenizer(self._prompted(texts), padding=False, verbose=False, **cut)
+
+    def _run(self, inputs: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
         width = inputs.shape[1]
         places = torch.arange(width, device=inputs.device)
         # Where captions are padded before them, the places move on by what is no caption.
-        ahead = width - inside.sum(1, keepdim=True) if self._tokenizer.padding_side == "left" else places[:1]
-        moved = (places - ahead) % width
-        arguments = {"input_ids": inputs.gather(1, moved.expand_as(inputs))}
+        left = not self._bert and self._tokenizer.padding_side == "left"
+        ahead = width - inside.sum(1, keepdim=True) if left else places[:1]
+        moved = ((places - ahead) % width).expand_as(inputs)
+        arguments = {"input_ids": inputs.gather(1, moved)}
         if self._masked:
-            arguments["attention_mask"] = inside.long().gather(1, moved.expand_as(inputs))
+            arguments["attention_mask"] = inside.long().gather(1, moved)
         run: Any = self.network.get_text_features if self._joint else self.network
-        with autocast(self.device, self._half):
+        with autocast(self.device, self._half and not self._bert):
             found = run(**arguments, output_hidden_states=self._layer is not None)
         states = (found.last_hidden_state if self._layer is None else found.hidden_states[self._layer]).float()
         back = ((places + ahead) % width).expand_as(inputs)
         states = states.gather(1, back[:, :, None].expand_as(states))
         if self._global in ("projected", "pooled"):
             return states, found.pooler_output.float()
-        return states, maximum(states, kept) if self._pooling is None else self._pooling.pool(states, inside)
+        if self._global == "maximum":  # the states of padding are not zero, and could be larger
+            return states, states.masked_fill(~inside[:, :, None], -torch.inf).amax(1)
+        assert self._pooling is not None, "it says how to pool"
+        return states, self._pooling.pool(states, inside)
+
+    def words(self, texts: Sequence[str]) -> list[list[int | None]]:
+        """Return the number of its word in the caption for each id that `tokenize` gives; None: a special token.
+
+        Raises:
+            EncoderError: the tokenizer does not tell.
+        """
+        marks = {None, *(getattr(self._tokenizer, f"{mark}_token_id") for mark in ("bos", "eos", "pad"))}
+        # CLIP's unknown token is the mark of the end, where its text tower stops reading.
+        unmasked = self._tokenizer.mask_token_id is None and self._tokenizer.unk_token_id in marks
+        if unmasked or not self._tokenizer.is_fast:
+            lacks = "neither a mask nor an unknown token" if unmasked else "no marks of which pieces make a word"
+            raise EncoderError(
+                f"the tokenizer of '{self.name}' has {lacks}, so words cannot be masked; set finetune.mask_words=0"
+            )
+        encodings = self._encodings(texts, self.max_length)
+        return [encodings.word_ids(row) or [0] for row in range(len(texts))]
+
+    @property
+    def mask_token(self) -> int:
+        """The id of a masked piece; where the tokenizer has none, that of an unknown one."""
+        mask = self._tokenizer.mask_token_id
+        return self._tokenizer.unk_token_id or 0 if mask is None else mask
+
+    @property
+    def plain_tokens(self) -> list[int]:
+        """The ids of the vocabulary without the special tokens', ascending."""
+        return sorted(set(self._tokenizer.get_vocab().values()) - set(self._tokenizer.all_special_ids))
+
+    def weights_id(self) -> str:
+        """Return the weights' entry in the identity of an encoder that reads what `save` writes now."""
+        unused = ("logit_", "pooler.")
+        state = self.network.state_dict()
+        return digest({key: value for key, value in state.items() if not any(part in key for part in unused)})
+
+    def save(self, folder: Path) -> None:
+        """Write the model, the tokenizer and the pooling as the hub has them."""
+        with quiet():
+            self.network.save_pretrained(folder)
+            self._tokenizer.save_pretrained(folder)
+        if self._pooling is not None:
+            self._pooling.save(folder)
 
 
-def _load(weights: str, offline: bool, trust: bool) -> tuple[Any, Any, Pooling | None, str | None]:
-    """Return a model, its tokenizer, how a sentence-transformers folder pools, and the model's space."""
-    name, options = place_of(weights, offline)
+def _load(source: str, offline: bool, spec: EncoderSpec) -> tuple[Any, Any, Pooling | None, str | None]:
+    """Return a model, its tokenizer, how a folder of sentence-transformers pools, and the model's space."""
+    bert, trust = spec.name == "bert", spec.trust and spec.name != "bert"
+    name, options = place_of(source, offline)
     config = AutoConfig.from_pretrained(name, **options, trust_remote_code=trust)
-    alone = str((config.architectures or [""])[0]).endswith("EncoderModel")  # as the encoder of T5 is saved
-    auto = AutoModelForTextEncoding if alone or getattr(config, "is_encoder_decoder", False) else AutoModel
-    model, _, space = load_model(weights, "text", offline, trust, auto)
+    seq2seq = getattr(config, "is_encoder_decoder", False)
+    if bert:
+        if hasattr(config, "text_config") or seq2seq:
+            raise EncoderError(
+                f"text weights '{source}' are of a {config.model_type} model, and 'bert' takes the BERT family; give"
+                f" them as {HUB}{source}"
+            )
+        if type(config) not in MODEL_MAPPING:
+            raise ValueError(f"there is no plain encoder for a {type(config).__name__}")
+        kind: Any = MODEL_MAPPING[type(config)]
+        kind = kind[0] if isinstance(kind, tuple) else kind
+        how: dict[str, Any] = {"config": config, "attn_implementation": "eager"}
+        if "add_pooling_layer" in signature(kind).parameters:
+            how["add_pooling_layer"] = False
+        model, _, space = load_model(source, "text", offline, False, kind, **how)
+    else:
+        alone = str((config.architectures or [""])[0]).endswith("EncoderModel")  # as the encoder of T5 is saved
+        auto = AutoModelForTextEncoding if alone or seq2seq else AutoModel
+        model, _, space = load_model(source, "text", offline, trust, auto)
     if model.main_input_name != "input_ids" and not hasattr(model, "get_text_features"):
         raise EncoderError(
-            f"text weights '{weights}' are a {type(model).__name__}, which takes no texts; give a text model, or use it"
+            f"text weights '{source}' are a {type(model).__name__}, which takes no texts; give a text model, or use it"
             " as --visual"
         )
-    pooling = read_pooling(weights, offline)
-    tokenizer = load_tokenizer(weights, offline, getattr(config, "text_config", config), trust)
-    return model, tokenizer, pooling, space
+    pooling = None if bert else read_pooling(source, offline, spec.prompt)
+    return model, load_tokenizer(source, offline, getattr(config, "text_config", config), trust), pooling, space
+
+
+def load_tokenizer(source: str, offline: bool, config: Any, trust: bool) -> Any:
+    """Return the tokenizer of a model whose text part has this config.
+
+    Raises:
+        EncoderError: the model does not know all of its tokens.
+        FileNotFoundError: it has no vocabulary.
+    """
+    name, options = place_of(source, offline)
+    tokenizer = AutoTokenizer.from_pretrained(name, **options, trust_remote_code=trust)
+    # Without its files a tokenizer is made all the same, and knows the special tokens only.
+    vocabulary = tokenizer.get_vocab()
+    if not set(vocabulary) - set(tokenizer.all_special_tokens):
+        raise FileNotFoundError("its tokenizer lacks a vocabulary: vocab.txt or tokenizer.json")
+    rows = getattr(config, "vocab_size", 0)
+    if not rows:
+        raise EncoderError(f"'{source}' is a {config.model_type} model, which reads no texts; name another as --text")
+    if max(vocabulary.values()) >= rows:
+        raise EncoderError(
+            f"text weights '{source}': the tokenizer has {len(vocabulary)} tokens and the model knows {rows};"
+            " put the model's own tokenizer next to it"
+        )
+    return tokenizer
+
+
+def _positions(model: Any, config: Any) -> int:
+    """Return how many positions a model knows; RoBERTa and its kin begin to count after the padding's."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+    return getattr(config, "max_position_embeddings", 512)
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Return the SHA-256 of what a tokenizer does, without its settings of the moment."""
+    if tokenizer.is_fast:
+        content = json.loads(tokenizer.backend_tokenizer.to_str())
+        for momentary in ("version", "truncation", "padding"):
+            content.pop(momentary, None)
+    else:
+        content = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..base import library_versions, require_cut
 from ..huggingface.pixels import plain
+from ..spec import EncoderSpec
 from .clip_models import load_clip
 from .pictures import LibraryGrid, seen
 
@@ -18,40 +19,21 @@ _MODES = {"shortest": "crop", "squash": "squash", "longest": "pad"}
 
 
 class ClipImageEncoder(LibraryGrid):
-    """Encode images as the patches or cells of an image tower, and its projected embedding.
+    """Encode images as the patches or cells of an image tower, and its projected embedding."""
 
-    Args:
-        name, weights, trust: as of `clip_models.load_clip`.
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
-        layer: which of the blocks or stages gives the local features: from 0, or -1, the last, after the model's norm
-            where that goes over the patches.
-        image_size: side of the input, pixels; None: the architecture's own.
-        half: let a GPU compute in bfloat16.
-        whole: make the square of the whole picture, where the model cuts out its middle or lays a border around it.
+    def __init__(self, spec: EncoderSpec, device: str) -> None:
+        """Load the tower; layer -1 is the last, after the model's norm where that goes over the patches.
 
-    Raises:
-        EncoderError: there is no such model, or an option does not fit it.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        weights: str,
-        device: str,
-        layer: int = -1,
-        image_size: int | None = None,
-        *,
-        half: bool = True,
-        trust: bool = False,
-        whole: bool = False,
-    ) -> None:
-        loaded = load_clip(name, weights, "visual", image_size, trust)
-        self.name, self.space, self.device, self._half = loaded.name, loaded.space, device, half
+        Raises:
+            EncoderError: there is no such model, or an option does not fit it.
+        """
+        loaded = load_clip(spec, "visual")
+        self.name, self.space, self.device, self._half = loaded.name, loaded.space, device, spec.half
         tower = loaded.model.visual
         transform = import_module("open_clip.transform")
         pictures = transform.PreprocessCfg(**tower.preprocess_cfg)
-        require_cut(loaded.what, pictures.resize_mode != "squash", whole)
-        if whole:
+        if spec.whole:
+            require_cut(spec.name, pictures.resize_mode != "squash")
             pictures = replace(pictures, resize_mode="squash")
         self._transform = transform.image_transform_v2(pictures, is_train=False)
         self.network = tower.to(device)
@@ -60,13 +42,17 @@ class ClipImageEncoder(LibraryGrid):
         # Where a tower pools before its norm, or by attention, that norm is not of the patches.
         own = getattr(tower, "attn_pool", None) is None and not getattr(tower, "final_ln_after_pool", False)
         self._norm = trunk is not None or (own and hasattr(tower, "ln_post"))
-        self._settle(loaded.what, layer, _shape(pictures))
+        height, width = (pictures.size,) * 2 if isinstance(pictures.size, int) else pictures.size
+        layer = self._settle(spec.name, spec.layer, (height, width))
+        settings = {key: plain(getattr(pictures, key)) for key in ("mean", "std", "interpolation", "resize_mode")}
+        shown = seen(_MODES[pictures.resize_mode], height, height) if height == width else {}
+        shape = {"decoder": "pillow", "processor": "open_clip", "size": [height, width]}
         self.identity = {
             "encoder": "open_clip",
             "weights": loaded.seed or self.weights_id(),
             "model": loaded.described,
-            "preprocessing": _preprocessing(pictures),
-            "layer": self._layer_name(),
+            "preprocessing": {**shape, **settings, **shown},
+            "layer": layer,
             "tokens_left_out": before,
             "global": "projected",
         }
@@ -88,16 +74,3 @@ class ClipImageEncoder(LibraryGrid):
 
     def _state(self) -> dict[str, Tensor]:
         return {f"visual.{name}": value for name, value in self.network.state_dict().items()}
-
-
-def _shape(pictures: Any) -> tuple[int, int]:
-    size = pictures.size
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
-
-
-def _preprocessing(pictures: Any) -> dict[str, Any]:
-    """Return all that decides the pixels, for an identity."""
-    (height, width), mode = _shape(pictures), pictures.resize_mode
-    settings = {key: plain(getattr(pictures, key)) for key in ("mean", "std", "interpolation", "resize_mode")}
-    shown = seen(_MODES[mode], height, height) if height == width else {}
-    return {"decoder": "pillow", "processor": "open_clip", "size": [height, width], **settings, **shown}

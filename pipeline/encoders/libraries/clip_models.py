@@ -15,75 +15,77 @@ from torch import Tensor
 
 from ...errors import EncoderError, nearest
 from ...wording import reason
+from ..base import load_library
 from ..huggingface.hub import quiet
-from ..weights import digest, misfits, noise_images, read_weights, require_finite, seed_or_file, seeded, settle_norms
-from .pictures import load_library
+from ..spec import EncoderSpec
+from ..weights import (
+    digest,
+    noise_images,
+    read_weights,
+    require_finite,
+    require_fit,
+    seed_or_file,
+    seeded,
+    settle_norms,
+)
 
 Tower = Literal["visual", "text"]
 
 
 @dataclass(frozen=True)
 class ClipModel:
-    """A model of open_clip; its parts are ``visual`` and ``text``."""
+    """A model of open_clip in float32, on the CPU and in evaluation mode; its parts are ``visual`` and ``text``."""
 
     model: Any
-    what: str  # how a message calls it
+    arch: str
     name: str  # a set's name begins with it
     described: dict[str, str]  # architecture and tag, as an identity has them
     seed: str | None  # ``random:SEED`` where its weights are such
     space: str | None  # of both towers' global features; None where only one tower was read
 
 
-def load_clip(name: str, weights: str, tower: Tower, image_size: int | None = None, trust: bool = False) -> ClipModel:
-    """Return a model in float32, on the CPU and in evaluation mode, which one tower of is wanted.
-
-    Args:
-        name: the architecture, and after a slash the tag of pretrained weights, which also says how pictures are
-            prepared.
-        weights: ``imagenet``, which means those of the tag, a file, or ``random:SEED``.
-        tower: which has to be in a file.
-        image_size: side of the input, pixels; None: the architecture's own.
-        trust: let a file of weights run code while it is read.
+def load_clip(spec: EncoderSpec, tower: Tower) -> ClipModel:
+    """Return a model of which one tower is wanted; only that has to be in a file.
 
     Raises:
         EncoderError: open_clip is not installed, there is no such architecture or tag, or the weights do not fit.
     """
-    library, what = load_library("open_clip", "open-clip"), f"open_clip:{name}"
-    arch, _, tag = name.rpartition("/") if "/" in name else (name, "", "")
+    library, what = load_library("open_clip", "open-clip"), spec.name
+    arch, _, tag = spec.model.rpartition("/") if "/" in spec.model else (spec.model, "", "")
     arch = arch.replace("/", "-")
-    config = _config(library, arch, tag)
-    if weights == "imagenet" and not tag:
-        raise EncoderError(
-            f"{what} names no weights; give a tag as open_clip:{arch}/TAG, or a file as {_option(tower)} FILE; its tags"
-            f" are {', '.join(library.list_pretrained_tags_by_model(arch)) or 'none'}"
-        )
-    source = None if weights == "imagenet" else seed_or_file(weights, imagenet=True)
+    config, source = _config(library, arch, tag), seed_or_file(spec)
+    if source is None and not tag:
+        tags = ", ".join(library.list_pretrained_tags_by_model(arch)) or "none"
+        raise EncoderError(f"{what} names no weights; give a tag as open_clip:{arch}/TAG ({tags}), or a file")
     settings: dict[str, Any] = {"force_custom_text": True, "pretrained_text": False}
-    if image_size is not None and image_size not in _sides(config):
-        settings["force_image_size"] = image_size
-    with _building(what, image_size), _silent():
-        if source is None:
-            model = _of_tag(library, what, arch, tag, tower, settings)
-        else:
-            settings["force_preprocess_cfg"] = library.get_pretrained_cfg(arch, tag) if tag else None
-            with seeded(source if isinstance(source, int) else 0):
-                model = library.create_model(arch, **settings)
-                if isinstance(source, int):
-                    images = noise_images(16, max(_sides(config)))
-                    settle_norms(model.visual, lambda: model.visual(images))
+    size = config["vision_cfg"].get("image_size", 224)
+    sides = {size} if isinstance(size, int) else set(size)
+    if spec.image_size is not None and spec.image_size not in sides:
+        settings["force_image_size"] = spec.image_size
     whole = True
-    if isinstance(source, Path):
-        whole = _fill(model, what, weights, read_weights(source, trust), tower)
-    require_finite(model, f"the weights of {what}" if source is None else f"weights '{weights}' of {what}")
+    try:
+        with _silent():
+            if source is None:
+                model = library.create_model(arch, pretrained=tag, **settings)
+            else:
+                settings["force_preprocess_cfg"] = library.get_pretrained_cfg(arch, tag) if tag else None
+                with seeded(source if isinstance(source, int) else 0):
+                    model = library.create_model(arch, **settings)
+                    if isinstance(source, int):
+                        images = noise_images(16, max(sides))
+                        settle_norms(model.visual, lambda: model.visual(images))
+        if isinstance(source, Path):
+            whole = _fill(model, spec, read_weights(source, spec.trust), tower)
+    except EncoderError:
+        raise
+    except Exception as error:  # of open_clip, timm, transformers or the hub's library
+        way = "check the connection, or choose another" if spec.image_size is None else "leave --image-size out"
+        raise EncoderError(f"{what} cannot be built ({reason(error)}); {way}") from error
+    require_finite(model, f"the weights of {what}")
     model.eval().requires_grad_(False)
     described = {"name": arch} | ({"tag": tag} if tag else {})
-    named = f"{arch}-{tag}" if source is None else arch
-    seed = weights if isinstance(source, int) else None
-    return ClipModel(model, what, named, described, seed, _space(model) if whole else None)
-
-
-def _option(tower: Tower) -> str:
-    return f"--{tower}-weights"
+    seed = spec.weights if isinstance(source, int) else None
+    return ClipModel(model, arch, f"{arch}-{tag}" if source is None else arch, described, seed, _space(model, whole))
 
 
 def _config(library: Any, arch: str, tag: str) -> dict[str, Any]:
@@ -92,12 +94,10 @@ def _config(library: Any, arch: str, tag: str) -> dict[str, Any]:
     Raises:
         EncoderError: there is no such architecture, no such tag of it, or that was trained with another activation.
     """
-    config: dict[str, Any] | None = library.get_model_config(arch) if arch in library.list_models() else None
+    known = library.list_models()
+    config: dict[str, Any] | None = library.get_model_config(arch) if arch in known else None
     if config is None:
-        known = library.list_models()
-        raise EncoderError(
-            f"open_clip has no architecture '{arch}'{nearest(arch, known)}; open_clip.list_models() lists them"
-        )
+        raise EncoderError(f"open_clip has no architecture '{arch}'{nearest(arch, known)}; see open_clip.list_models()")
     tags = library.list_pretrained_tags_by_model(arch)
     if tag and tag not in tags:
         raise EncoderError(
@@ -105,42 +105,12 @@ def _config(library: Any, arch: str, tag: str) -> dict[str, Any]:
             f" {', '.join(tags) or 'none'}"
         )
     quick = tag and library.get_pretrained_cfg(arch, tag).get("quick_gelu") and not config.get("quick_gelu")
-    if quick and f"{arch}-quickgelu" in library.list_models():  # open_clip only warns, and gives other features
+    if quick and f"{arch}-quickgelu" in known:  # open_clip only warns, and gives other features
         raise EncoderError(
             f"open_clip:{arch}/{tag}: these weights were trained with another activation than {arch} has; give"
             f" open_clip:{arch}-quickgelu/{tag}"
         )
     return config
-
-
-def _sides(config: dict[str, Any]) -> set[int]:
-    """Return height and width of the pixels that an architecture takes."""
-    size = config["vision_cfg"].get("image_size", 224)
-    return {size} if isinstance(size, int) else set(size)
-
-
-def _of_tag(library: Any, what: str, arch: str, tag: str, tower: Tower, settings: dict[str, Any]) -> Any:
-    """Build a model with the weights of a tag, from the hub or its cache."""
-    try:
-        library.download_pretrained(library.get_pretrained_cfg(arch, tag))
-    except Exception as error:  # the hub's library raises all kinds of errors without a connection
-        raise EncoderError(
-            f"the weights of {what} cannot be fetched ({reason(error)}); check the connection, or give a file of"
-            f" them as {_option(tower)} FILE"
-        ) from error
-    return library.create_model(arch, pretrained=tag, **settings)
-
-
-@contextmanager
-def _building(what: str, image_size: int | None) -> Iterator[None]:
-    """Turn what a constructor raises into a sentence."""
-    try:
-        yield
-    except EncoderError:
-        raise
-    except Exception as error:  # of open_clip, timm or transformers, which have the towers
-        way = "leave --image-size out" if image_size is not None else "check the connection, or choose another"
-        raise EncoderError(f"{what} cannot be built ({reason(error)}); {way}") from error
 
 
 @contextmanager
@@ -158,44 +128,33 @@ def _silent() -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def _fill(model: Any, what: str, weights: str, state: dict[str, Tensor], tower: Tower) -> bool:
-    """Fill a model from a state dict, as `open_clip.load_checkpoint` does; return whether both towers were in it.
-
-    One tower suffices if it is the wanted one.
-    """
+def _fill(model: Any, spec: EncoderSpec, state: dict[str, Tensor], tower: Tower) -> bool:
+    """Fill a model from a state dict, as `open_clip.load_checkpoint` does; return whether both towers were in it."""
     library = import_module("open_clip.model")
     state = import_module("open_clip.convert").convert_state_dict(model, state)
     if "positional_embedding" in state:
         state = library.convert_to_custom_text_state_dict(state)
-    state = {key: value for key, value in state.items() if not _aside(key)}
-    own = {key: value for key, value in model.state_dict().items() if not _aside(key)}
+    state = {key: value for key, value in state.items() if not _idle(key)}
+    own = {key: value for key, value in model.state_dict().items() if not _idle(key)}
     try:
         library.resize_pos_embed(state, model)
         library.resize_text_pos_embed(state, model)
     except (AssertionError, AttributeError, RuntimeError):
         pass  # what has another shape is named below
     whole = any(key in own and not key.startswith(f"{tower}.") for key in state)
-    wanted = {key: list(value.shape) for key, value in own.items() if whole or key.startswith(f"{tower}.")}
-    counters = [key for key in wanted if key.endswith("num_batches_tracked")]
-    if faults := misfits(wanted, state, counters):
-        raise EncoderError(f"{weights}: these weights do not fit {what}: {faults}; give the weights of this model")
+    require_fit({key: value for key, value in own.items() if whole or key.startswith(f"{tower}.")}, state, spec)
     model.load_state_dict({**model.state_dict(), **state})
     return whole
 
 
-def _aside(key: str) -> bool:
+def _idle(key: str) -> bool:
     """Return whether a weight has no part in the features."""
     return key.startswith("logit_") or key.endswith(".position_ids")
 
 
 @torch.inference_mode()
-def _space(model: Any) -> str:
+def _space(model: Any, whole: bool) -> str | None:
     """Return what tells the joint space of both towers; positions, which go with the pictures' size, are left out."""
-    weights = dict(model.named_parameters())
-    return digest(
-        {
-            key: value
-            for key, value in weights.items()
-            if not (_aside(key) or (key.startswith("visual.") and "pos" in key))
-        }
-    )
+    weights = {key: value for key, value in model.named_parameters() if not _idle(key)}
+    shared = {key: value for key, value in weights.items() if not (key.startswith("visual.") and "pos" in key)}
+    return digest(shared) if whole else None

@@ -3,9 +3,10 @@
 Source: open_clip's README, "Usage", and `forward_intermediates` of its text transformers.
 """
 
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,112 +15,94 @@ from torch import Tensor
 
 from ...errors import EncoderError
 from ...wording import reason
-from ..base import library_versions
-from ..huggingface.bert import BertEncoder
+from ..base import library_versions, load_library
 from ..huggingface.hub import autocast, quiet
+from ..huggingface.texts import TokenEncoder, tokenizer_digest
+from ..spec import EncoderSpec
 from .clip_models import load_clip
-from .pictures import load_library
 
-_PROBED = ("a", "a photo of two dogs", "a very long sentence " * 99)
+_PROBES = ("a", "a photo of two dogs", "a very long sentence " * 99)
 
 
-class ClipTextEncoder(BertEncoder):
-    """Encode captions as the states of their tokens in a text tower, and its projected embedding.
+class ClipTextEncoder(TokenEncoder):
+    """Encode captions as the states of their tokens in a text tower, and its projected embedding."""
 
-    Args:
-        name, trust: as of `clip_models.load_clip`.
-        device, layer, special_tokens, max_tokens, prompt: as of `registry.load_text`.
-        file: the weights, as of `clip_models.load_clip`.
-        half: let a GPU compute in bfloat16.
-
-    Raises:
-        EncoderError: there is no such model, or an option does not fit it.
-    """
-
-    _advice = "another architecture"
+    takes = frozenset({"layer", "prompt", "weights"})
     suffix = ".safetensors"  # of what `save` writes
 
-    def __init__(
-        self,
-        name: str,
-        device: str,
-        layer: int = -1,
-        special_tokens: bool = True,
-        max_tokens: int | None = None,
-        prompt: str | None = None,
-        *,
-        file: str = "imagenet",
-        half: bool = True,
-        trust: bool = False,
-    ) -> None:
-        self._file, self._half, self._trust = file, half, trust
-        super().__init__(name, device, layer, special_tokens, max_tokens, prompt)
-        self.versions = library_versions("torch", "open_clip", "transformers")
-
-    def _load(self, weights: str) -> tuple[Any, Any]:
-        loaded = load_clip(weights, self._file, "text", trust=self._trust)
-        self.name, self.space = loaded.name, loaded.space
-        self._described, self._seed = loaded.described, loaded.seed
-        tower = loaded.model.text
-        tokenizer = Tokenizer(loaded.what, loaded.described["name"], tower.context_length)
-        self._width = tokenizer.model_max_length
-        return tower, tokenizer
-
-    @property
-    def _config(self) -> Any:
-        blocks = getattr(self.network.transformer, "resblocks", None)
-        if blocks is None:  # a tower of transformers
-            return self.network.config
-        return SimpleNamespace(num_hidden_layers=len(blocks))
-
-    def _longest(self) -> int:
-        return self._width
-
-    def _padding(self) -> int:
-        return int(self._tokenizer.pad)
-
-    def _identify(self, layer: str) -> dict[str, Any]:
-        identity = super()._identify(layer)
-        identity["preprocessing"]["padding"] = {"tokens": self._width, "with": self._pad}
-        return {
-            **identity,
-            "encoder": "open_clip",
-            "weights": self._seed or identity["weights"],
-            "model": self._described,
-            "global": "projected",
-        }
-
-    def _settings(self) -> dict[str, Any]:
-        return {}
-
-    def _stop_at(self, layer: int) -> None:
-        self._layer = layer  # the embedding is of the last in any case
-
-    def words(self, texts: Sequence[str]) -> list[list[int | None]]:
-        """Refuse: the library's tokenizers tell no words and know no mask.
+    def __init__(self, spec: EncoderSpec, device: str) -> None:
+        """Load the tower; layer 0 are the embeddings, -1 the last states, after the model's norm.
 
         Raises:
-            EncoderError: always.
+            EncoderError: there is no such model, or an option does not fit it.
         """
-        raise EncoderError(
-            "the tokenizers of open_clip do not tell which pieces make a word, so words cannot be masked; set"
-            " finetune.mask_words=0"
-        )
+        super().__init__(spec, device)
+        loaded = load_clip(spec, "text")
+        self.name, self.space, self.network = loaded.name, loaded.space, loaded.model.text
+        self._load_tokenizer(spec.name, loaded.arch)
+        blocks = getattr(self.network.transformer, "resblocks", None)  # None: a tower of transformers
+        self._layers = self.network.config.num_hidden_layers if blocks is None else len(blocks)
+        layer = self._settle(spec.name, spec.layer, self._layers)
+        inner = self._inner
+        words = {"class": type(self._own).__name__, "vocabulary": self._own.encoder if inner is None else None}
+        digest = hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
+        self.identity = {
+            "encoder": "open_clip",
+            "weights": loaded.seed or self.weights_id(),
+            "model": loaded.described,
+            "preprocessing": {
+                "tokenizer": digest if inner is None else tokenizer_digest(inner),
+                "max_length": self.max_length,
+                **({} if spec.prompt is None else {"prompt": spec.prompt}),
+                "padding": {"tokens": self._width, "with": self._pad},
+            },
+            "layer": layer,
+            "global": "projected",
+        }
+        self.versions = library_versions("torch", "open_clip", "transformers")
 
-    def save(self, path: Path) -> None:
-        """Write the tower as a ``.safetensors`` file, named as in a file of both towers."""
-        save_file({f"text.{name}": value.detach().cpu().contiguous() for name, value in self._state().items()}, path)
+    def _load_tokenizer(self, what: str, arch: str) -> None:
+        """Load the tokenizer of an architecture, which must do no more than pad the ids.
 
-    def _run(self, inputs: Tensor, inside: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        Raises:
+            EncoderError: its files cannot be fetched, or it does more.
+        """
+        library = load_library("open_clip", "open-clip")
+        try:
+            with quiet():
+                self._own = library.get_tokenizer(arch)
+                self._inner = getattr(self._own, "tokenizer", None)  # of transformers
+                self._pad = 0 if self._inner is None else int(self._inner.pad_token_id)
+                most = int(self._own.context_length)
+                self._width = self.max_length = min(most, int(self.network.context_length))
+                probes = [self._ids_of(text, most) for text in _PROBES]
+                padded = [ids + [self._pad] * (most - len(ids)) for ids in probes]
+                alike = torch.equal(torch.tensor(padded), self._own(list(_PROBES)))
+        except Exception as error:  # of the hub's library, or of the tokenizer
+            raise EncoderError(f"the tokenizer of {what} cannot be loaded ({reason(error)})") from error
+        if not alike:
+            raise EncoderError(f"the tokenizer of {what} marks captions in a way that xret does not know")
+
+    def _ids(self, texts: Sequence[str], most: int | None) -> list[list[int]]:
+        return [self._ids_of(text, most) or [0] for text in self._prompted(texts)]
+
+    def _ids_of(self, text: str, most: int | None) -> list[int]:
+        if self._inner is None:
+            ids = self._own.encode(text)
+            return [self._own.sot_token_id, *(ids if most is None else ids[: most - 2]), self._own.eot_token_id]
+        cut: dict[str, Any] = {} if most is None else {"truncation": True, "max_length": most}
+        ids = self._inner(self._own.clean_fn(text), verbose=False, **cut)["input_ids"]
+        strip = self._inner.sep_token_id if self._own.strip_sep_token else None
+        return [token for token in ids if token != strip]
+
+    def _run(self, inputs: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
         with autocast(self.device, self._half):
-            if hasattr(self.network, "forward_intermediates"):
-                states, pooled = self._of_blocks(inputs)
-            else:
-                states, pooled = self._of_transformers(inputs)
+            of_blocks = hasattr(self.network, "forward_intermediates")
+            states, pooled = (self._of_blocks if of_blocks else self._of_transformers)(inputs)
         return states.float(), pooled.float()
 
     def _of_blocks(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        block = self._config.num_hidden_layers - 1 if self._layer is None else max(self._layer - 1, 0)
+        block = self._layers - 1 if self._layer is None else max(self._layer - 1, 0)
         found = self.network.forward_intermediates(
             inputs, indices=[block], normalize_intermediates=self._layer is None, output_fmt="NLC"
         )
@@ -137,86 +120,15 @@ class ClipTextEncoder(BertEncoder):
         states = found.last_hidden_state if self._layer is None else found.hidden_states[self._layer]
         return states, self.network.proj(self.network.pooler(found, mask))
 
+    def words(self, texts: Sequence[str]) -> list[list[int | None]]:
+        """Refuse: the library's tokenizers tell no words and know no mask.
 
-class Tokenizer:
-    """A tokenizer of open_clip, called as one of transformers: ids without padding.
+        Raises:
+            EncoderError: always.
+        """
+        raise EncoderError("open_clip's tokenizers cannot mask words; set finetune.mask_words=0")
 
-    Args:
-        what: how a message calls the model.
-        arch: its architecture.
-        most: tokens that the model takes.
-
-    Attributes:
-        pad: id of the padding.
-
-    Raises:
-        EncoderError: its files cannot be fetched, or it does more than to pad the ids.
-    """
-
-    unk_token_id = 0
-
-    def __init__(self, what: str, arch: str, most: int) -> None:
-        library = load_library("open_clip", "open-clip")
-        try:
-            with quiet():
-                self._own = library.get_tokenizer(arch)
-                self._inner = getattr(self._own, "tokenizer", None)  # of transformers
-                self.model_max_length = int(min(self._own.context_length, most))
-                self.pad = 0 if self._inner is None else self._inner.pad_token_id
-                alike = [torch.equal(self._padded(text), self._own([text])[0]) for text in _PROBED]
-        except Exception as error:  # of the hub's library, or of the tokenizer
-            raise EncoderError(
-                f"the tokenizer of {what} cannot be loaded ({reason(error)}); check the connection"
-            ) from error
-        if not all(alike):
-            raise EncoderError(
-                f"the tokenizer of {what} marks captions in a way that xret does not know; choose another"
-            )
-        self.is_fast = self._inner is not None and self._inner.is_fast
-
-    def __call__(
-        self,
-        texts: str | Sequence[str],
-        *,
-        add_special_tokens: bool = True,
-        truncation: bool = False,
-        max_length: int | None = None,
-        return_special_tokens_mask: bool = False,
-        **_: Any,
-    ) -> dict[str, Any]:
-        """Return ``input_ids`` of one text or several, and ``special_tokens_mask`` if it is asked for."""
-        if isinstance(texts, str):
-            (ids,) = self([texts], add_special_tokens=add_special_tokens)["input_ids"]
-            special = set(self.all_special_ids)
-            return {"input_ids": ids, "special_tokens_mask": [int(token in special) for token in ids]}
-        most = max_length if truncation else None
-        return {"input_ids": [self._ids(text, add_special_tokens, most) for text in texts]}
-
-    def _ids(self, text: str, special: bool, most: int | None) -> list[int]:
-        if self._inner is None:
-            start, end = [[token] if special else [] for token in (self._own.sot_token_id, self._own.eot_token_id)]
-            ids = self._own.encode(text)
-            return [*start, *(ids if most is None else ids[: most - len(start + end)]), *end]
-        cut: dict[str, Any] = {} if most is None else {"truncation": True, "max_length": most}
-        ids = self._inner(self._own.clean_fn(text), add_special_tokens=special, verbose=False, **cut)["input_ids"]
-        strip = self._inner.sep_token_id if self._own.strip_sep_token else None
-        return [token for token in ids if token != strip]
-
-    def _padded(self, text: str) -> Tensor:
-        ids = self._ids(text, True, self._own.context_length)
-        return torch.tensor(ids + [self.pad] * (self._own.context_length - len(ids)))
-
-    @property
-    def all_special_ids(self) -> list[int]:
-        """The ids of the marks of a caption's beginning and end."""
-        return list((self._own if self._inner is None else self._inner).all_special_ids)
-
-    @property
-    def backend_tokenizer(self) -> Any:
-        """The tokenizer in Rust that does the work, of `is_fast`."""
-        return None if self._inner is None else self._inner.backend_tokenizer
-
-    def get_vocab(self) -> dict[str, int]:
-        """Return the ids of all tokens."""
-        vocabulary: dict[str, int] = self._own.encoder if self._inner is None else self._inner.get_vocab()
-        return vocabulary
+    def save(self, path: Path) -> None:
+        """Write the tower as a ``.safetensors`` file, named as in a file of both towers."""
+        state = self.network.state_dict()
+        save_file({f"text.{name}": value.detach().cpu().contiguous() for name, value in state.items()}, path)

@@ -2,8 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from importlib import import_module
-from typing import Any, NoReturn
 
 import torch
 from PIL import Image
@@ -11,9 +9,9 @@ from torch import Tensor
 
 from ...errors import EncoderError
 from ...wording import reason
-from ..grid import Grid
+from ..grid import GRID_OPTIONS, Grid
 from ..huggingface.hub import autocast
-from ..huggingface.pixels import noise
+from ..weights import noise
 
 _FAULTS = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
@@ -21,6 +19,7 @@ _FAULTS = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, T
 class LibraryGrid(Grid):
     """Encode images as the cells of a map that a library's model gives, and that library's global feature."""
 
+    takes = GRID_OPTIONS | {"layer"}
     device: str
     _half: bool  # let a GPU compute in bfloat16
     _transform: Callable[[Image.Image], Tensor]
@@ -32,11 +31,7 @@ class LibraryGrid(Grid):
         return self._transform(image)
 
     def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode a batch of decoded images [B,3,H,W], so that gradients reach `network`.
-
-        Returns:
-            The patches or cells, row by row, float32 [B,N,C], and the global feature, float32 [B,D], on the device.
-        """
+        """Return the patches or cells, and the library's global feature; shapes as of `Grid`."""
         with autocast(self.device, self._half):
             maps, pooled = self._run(pixels.to(self.device))
         return maps.flatten(2).transpose(1, 2).float().contiguous(), pooled.float()
@@ -50,8 +45,8 @@ class LibraryGrid(Grid):
         """Return how many layers have a map."""
 
     @torch.inference_mode()
-    def _settle(self, what: str, layer: int, shape: tuple[int, int]) -> None:
-        """Choose a layer, counted from 0 or, below 0, from the last, and take the features' shapes.
+    def _settle(self, what: str, layer: int, shape: tuple[int, int]) -> str:
+        """Choose a layer, from 0 or, below 0, from the last, and take the features' shapes; return its name.
 
         Args:
             what: how a message calls the model.
@@ -67,24 +62,20 @@ class LibraryGrid(Grid):
                 count = self._count(pixels)
             if not -count <= layer < count:
                 raise EncoderError(
-                    f"{what} has no layer {layer}; choose a --visual-layer from 0 to {count - 1}, or from -1, the last,"
-                    f" down to -{count}"
+                    f"{what} has no layer {layer}; choose one from 0 to {count - 1}, or from -1, the last, down to"
+                    f" -{count}"
                 )
             self._layer, self._last = layer % count, layer % count == count - 1
             maps, pooled = self._run(pixels)
-            (_, self.channels, height, width), (_, self.global_channels) = maps.shape, pooled.shape
-        except EncoderError:
-            raise
+            (_, channels, height, width), (_, global_channels) = maps.shape, pooled.shape
         except _FAULTS as error:
-            _no_encoder(what, shape, error)
-        self.grid, self.rows = (height, width), height * width
-        if self.rows == 1:
+            if isinstance(error, EncoderError):
+                raise
             raise EncoderError(
-                f"{what} makes a single cell of pictures of {shape[0]} pixels; choose a larger --image-size"
-            )
-
-    def _layer_name(self) -> str:
-        """Return the layer's entry in the identity; `reading.origin.hidden_layer` reads it."""
+                f"{what} does not encode a picture of {shape[0]} x {shape[1]} pixels as a map ({reason(error)}); choose"
+                " another model or --image-size"
+            ) from error
+        self._set_shapes((height, width), channels, global_channels)
         return "last" if self._last else f"intermediates.{self._layer}"
 
 
@@ -102,20 +93,3 @@ def seen(mode: str, side: int, resized: int) -> dict[str, int]:
     if mode == "squash":
         return {"stretch": resized} | ({"crop": side} if resized != side else {})
     return {"resize": resized, "pad": side}
-
-
-def load_library(module: str, extra: str) -> Any:
-    """Return a library's module; EncoderError where it is not installed, which names the extra that installs it."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise EncoderError(
-            f"models of {module} need {module}, which is not installed ({reason(error)}): pip install 'xret[{extra}]'"
-        ) from error
-
-
-def _no_encoder(what: str, shape: tuple[int, int], error: Exception) -> NoReturn:
-    raise EncoderError(
-        f"{what} does not encode a picture of {shape[0]} x {shape[1]} pixels as a map ({reason(error)}); choose"
-        " another model or --image-size"
-    ) from error

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...data.images import PictureFile, frame_names
 from ...data.regions import Regions
-from ...errors import EncoderError, SampleError
+from ...errors import SampleError
 
 _AT_ONCE = 64  # frames that go through the network together
 
@@ -21,9 +21,6 @@ class FramesEncoder:
     Args:
         grid: the encoder of a grid; a frame's feature is the global one.
         frames: the most frames that are taken of a video, N; a shorter one has fewer rows.
-
-    Raises:
-        EncoderError: none would be taken.
     """
 
     kind = "frames"
@@ -31,8 +28,6 @@ class FramesEncoder:
     grid: tuple[int, int] | None = None
 
     def __init__(self, grid: Any, frames: int) -> None:
-        if frames < 1:
-            raise EncoderError(f"--frames {frames}: take at least one frame of a video")
         self._encoder = grid
         self.name = f"{grid.name}-frames"
         self.rows = frames

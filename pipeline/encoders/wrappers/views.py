@@ -12,8 +12,6 @@ from torch import Tensor
 
 from ...data.images import AnyPicture, open_image
 from ...errors import EncoderError
-from ..base import turns_upright
-from ..grid import Grid
 
 _AREA, _RATIO = (0.36, 1.0), (3 / 4, 4 / 3)  # of a window: its share of the picture, and width over height
 _TRIES = 10  # to find a window that fits
@@ -23,9 +21,8 @@ class ViewsEncoder:
     """Encode several views of each picture with the encoder of a grid; view 0 is the picture as it is.
 
     Args:
-        grid: encodes each view.
-        views: how many of a picture, V; at least two.
-        augment: one of `AUGMENTATIONS`.
+        grid: encodes each view; it has a method `prepare`.
+        views: augmentation and number V of views of a picture, as ``dihedral:8``; at least two.
 
     Raises:
         EncoderError: there is no such augmentation, or it does not make so many views.
@@ -34,21 +31,23 @@ class ViewsEncoder:
     kind = "grid"
     extras: tuple[str, ...] = ()
 
-    def __init__(self, grid: Grid, views: int, augment: str) -> None:
-        if augment not in AUGMENTATIONS:
-            raise EncoderError(f"there is no augmentation '{augment}'; choose one of {', '.join(AUGMENTATIONS)}")
-        if augment == "dihedral" and views > 8:
+    def __init__(self, grid: Any, views: str) -> None:
+        augment, _, number = views.partition(":")
+        if augment not in AUGMENTATIONS or not number.isdecimal() or int(number) < 2:
+            known = " or ".join(f"{name}:N" for name in AUGMENTATIONS)
+            raise EncoderError(f"--views {views}: give {known}, with two or more views N")
+        self._grid, self.views = grid, int(number)
+        if augment == "dihedral" and self.views > 8:
             raise EncoderError(f"--views {views}: a square has eight turns and mirrorings; ask for at most 8")
-        self.cells = grid.cells if "pool" in grid.identity else None  # type: ignore[attr-defined]
+        self.cells = grid.cells if "pool" in grid.identity else None
         seen = self.cells or grid.grid
         if augment == "dihedral" and seen is not None and seen[0] != seen[1]:
-            raise EncoderError(f"--augment dihedral turns squares, and '{grid.name}' sees none; take crop-flip")
-        self._grid, self.views = grid, views
-        self._made, parameters = AUGMENTATIONS[augment]
+            raise EncoderError(f"--views {views} turns squares, and '{grid.name}' sees none; take crop-flip")
+        self._view, parameters = AUGMENTATIONS[augment]
         self.name, self.versions = grid.name, grid.versions
         self.rows, self.channels, self.global_channels = grid.rows, grid.channels, grid.global_channels
         self.grid, self.space = grid.grid, grid.space
-        described = {"number": views, "augment": augment, **parameters}
+        described = {"number": self.views, "augment": augment, **parameters}
         self.identity: dict[str, Any] = {**grid.identity, "views": described}
 
     def decode_views(self, picture: AnyPicture, key: str) -> tuple[Tensor, tuple[int, int]]:
@@ -61,10 +60,9 @@ class ViewsEncoder:
         Raises:
             SampleError: the picture cannot be read, or is far too long and narrow.
         """
-        longest = getattr(self._grid, "longest", None)
-        image = open_image(picture, upright=turns_upright(self.identity), longest=longest)
+        image = open_image(picture, upright=True, longest=getattr(self._grid, "longest", None))
         whole = self._grid.prepare(image)
-        others = [self._made(self._grid, image, whole, key, view) for view in range(1, self.views)]
+        others = [self._view(self._grid, image, whole, key, view) for view in range(1, self.views)]
         return torch.stack([whole, *others]), image.size
 
     def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -78,16 +76,16 @@ class ViewsEncoder:
         return np.stack(local, axis=1), np.stack(global_, axis=1)
 
 
-def _dihedral(_grid: Grid, _image: Image.Image, whole: Tensor, _key: str, view: int) -> Tensor:
+def _dihedral(_grid: Any, _image: Image.Image, whole: Tensor, _key: str, view: int) -> Tensor:
     """Return element `view` of the square's group: turned by so many quarters, from 4 on of the mirrored picture."""
     turned: Tensor = torch.rot90(whole.flip(2) if view >= 4 else whole, view % 4, (1, 2))
     return turned
 
 
-def _crop_flip(grid: Grid, image: Image.Image, _whole: Tensor, key: str, view: int) -> Tensor:
+def _crop_flip(grid: Any, image: Image.Image, _whole: Tensor, key: str, view: int) -> Tensor:
     """Return a random window of a picture, mirrored half the time, through the encoder's own preprocessing."""
     rng = random.Random(f"{key}/{view}")  # Python promises the same numbers of it for ever
-    pixels = grid.prepare(image.crop(window(image.size, rng)))
+    pixels: Tensor = grid.prepare(image.crop(window(image.size, rng)))
     return pixels.flip(2) if rng.random() < 0.5 else pixels
 
 
@@ -111,7 +109,7 @@ def window(size: tuple[int, int], rng: random.Random) -> tuple[int, int, int, in
 
 
 # By name what makes a view other than 0, and what else of it belongs to the identity.
-AUGMENTATIONS: dict[str, tuple[Callable[[Grid, Image.Image, Tensor, str, int], Tensor], dict[str, Any]]] = {
+AUGMENTATIONS: dict[str, tuple[Callable[[Any, Image.Image, Tensor, str, int], Tensor], dict[str, Any]]] = {
     "crop-flip": (_crop_flip, {"area": list(_AREA), "ratio": list(_RATIO), "flip": 0.5}),
     "dihedral": (_dihedral, {}),
 }

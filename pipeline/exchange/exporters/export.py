@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...cache import FeatureCache
-from ...cache.layout import DEFAULT_SPLITS
 from ...errors import OutputError
 from ...files import making, making_file, require_new
+from ...store import FeatureCache
+from ...store.layout import DEFAULT_SPLITS
 from . import hdf5, npy
 from .selection import Selection, select
 

@@ -18,9 +18,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ...cache import CaptionSet, ImageSet
 from ...progress import Progress
 from ...reading.split import texts_of
+from ...store import CaptionSet, ImageSet
 from .selection import Selection
 
 _TEXT = h5py.string_dtype()

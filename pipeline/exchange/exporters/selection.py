@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...cache import OK, CaptionSet, FeatureCache, ImageSet
-from ...cache.feature_cache import choose_set
-from ...cache.layout import DEFAULT_SPLITS
-from ...cache.rows import ranges
 from ...errors import CacheError
 from ...reading.split import require_complete
+from ...store import OK, CaptionSet, FeatureCache, ImageSet
+from ...store.layout import DEFAULT_SPLITS
+from ...store.rows import ranges
+from ...store.store import choose_set
 
 _IMAGES = 64  # read and written at once
 

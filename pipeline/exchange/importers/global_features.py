@@ -5,42 +5,27 @@ their image and text.
 """
 
 import re
-import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from shlex import quote
-from typing import Any
 
 import numpy as np
 
-from ...cache import FAILED, OK, Blocks, CaptionSet, FeatureCache, ImageSet
-from ...cache.facts import SetFacts
-from ...cache.layout import caption_set_to_fill, choose_splits, image_set_to_fill, open_for_writing, require_place
 from ...data.caption_files import Entry
 from ...data.manifest import Manifest
 from ...data.samples import Samples, build_samples, read_samples
 from ...errors import CacheError, SampleError
-from ...extraction.filling import fill
-from ...extraction.shards import Receipt, tell, write_shard
+from ...extraction.options import choose_splits
 from ...extraction.summary import Extraction, SetSummary
+from ...store import CaptionSet, FeatureCache, ImageSet
+from ...store.create import SetFacts, caption_set, image_set
+from ...store.store import open_for_writing, require_place
 from .clip_retrieval import open_clip_retrieval
 from .embeddings import Embeddings, Matrix, open_folder
+from .importing import Failed, ImportOptions, fill
 from .matching import match
 from .source import SourceError
-from .tasks import ImportOptions
 
 OPENERS = {"clip-retrieval": open_clip_retrieval, "embeddings": open_folder}
-
-
-@dataclass(frozen=True)
-class RowsJob:
-    """What the task of a shard is told."""
-
-    url: str  # the cache
-    path: str  # of the feature set, ``images/NAME`` or ``captions/NAME``
-    matrix: Matrix
-    rows: tuple[int, ...]  # the row of each sample of the shard; -1 for one that the source lacks
-    skips: bool  # whether a sample without good features is recorded, and the others are written
-    writer: str | None  # on an object store, whose lease it is to write under
 
 
 def import_embeddings(manifest: Manifest | None, url: str, options: ImportOptions) -> Extraction:
@@ -67,14 +52,14 @@ def import_embeddings(manifest: Manifest | None, url: str, options: ImportOption
     facts = _facts(found, options, encoders)
     samples = _own_samples(found, options) if manifest is None else read_samples(manifest, options.on_error == "skip")
     splits = choose_splits(samples, options.splits)
-    require_place(url, samples, updates=manifest is not None)
+    require_place(url, samples)
     images, captions, matched_by, unmatched = _match(found, samples, splits, options, own=manifest is None)
     with open_for_writing(url, samples, ("full",) if manifest is None else manifest.protocols) as cache:
         for modality, of_side in facts.items():
             _require_same(cache, modality, of_side)
         sets: tuple[tuple[ImageSet | CaptionSet, Matrix, np.ndarray], ...] = (
-            (image_set_to_fill(cache, facts["images"], 0), found.images, images),
-            (caption_set_to_fill(cache, facts["captions"], None, _nothing_counted), found.captions, captions),
+            (image_set(cache, facts["images"], 0, sizes=False), found.images, images),
+            (caption_set(cache, facts["captions"], None), found.captions, captions),
         )
         filled = [_filled(features, matrix, rows, splits, options) for features, matrix, rows in sets]
         counts = cache.images, cache.captions
@@ -84,59 +69,46 @@ def import_embeddings(manifest: Manifest | None, url: str, options: ImportOption
 def _filled(
     features: ImageSet | CaptionSet, matrix: Matrix, rows: np.ndarray, splits: list[str], options: ImportOptions
 ) -> SetSummary:
-    cache, skips = features.cache, options.on_error == "skip"
-    job = RowsJob(cache.address, features.path, matrix, (), skips, cache.store.writer)
+    def read(arrays: dict[str, np.ndarray], wanted: np.ndarray, at: np.ndarray) -> Failed:
+        return _read_rows(features, matrix, rows[wanted], arrays, wanted, at, options)
 
-    def job_of(shard: int) -> RowsJob:
-        return replace(job, rows=tuple(rows[slice(*features.rows_in(shard))].tolist()))
-
-    return fill(features, write_rows, job_of, splits, workers=options.workers, scheduler=options.scheduler)
+    return fill(features, read, splits, options)
 
 
-def write_rows(job: RowsJob, shard: int) -> Receipt:
-    """Read the embeddings of one shard and write it.
+def _read_rows(
+    features: ImageSet | CaptionSet,
+    matrix: Matrix,
+    entries: np.ndarray,
+    arrays: dict[str, np.ndarray],
+    rows: np.ndarray,
+    at: np.ndarray,
+    options: ImportOptions,
+) -> Failed:
+    """Fill a chunk's arrays with these rows of a matrix, -1 where it has none.
 
     Raises:
         SourceError: a file was changed since the import began.
-        SampleError: an embedding is missing or holds NaN, and the job does not skip.
+        SampleError: an embedding is missing or holds NaN, and failures are not skipped.
         CacheError: a value does not fit the set's dtype.
     """
-    features = FeatureCache.open(job.url, job.writer).set_at(job.path)
-    began, rows = time.perf_counter(), np.array(job.rows, dtype=np.int64)
-    receipt = Receipt(shard, len(rows))
-    arrays = features.blank_shard()
-    there = np.flatnonzero(rows >= 0)
-    values = np.full((len(rows), job.matrix.width), np.nan)
-    values[there] = job.matrix.read(rows[there])
+    there = np.flatnonzero(entries >= 0)
+    values = np.full((len(rows), matrix.width), np.nan, dtype=np.float32)
+    values[there] = matrix.read(entries[there])
     finite = np.isfinite(values).all(axis=1)
-    if not finite.all():
-        names = _names(features, shard)
-        for at in np.flatnonzero(~finite).tolist():
-            why = f"{job.matrix.place(job.rows[at])} holds NaN or infinity" if rows[at] >= 0 else "the source lacks it"
-            key, name = names[at]
-            if not job.skips:
-                raise SampleError(name, f"{why}; repair the source, or record such samples with --on-error skip")
-            receipt.fail(key, f"{name}: {why}")
+    failed: Failed = {}
+    names_of = features.cache.file_names if isinstance(features, ImageSet) else features.cache.caption_texts
+    for number in np.flatnonzero(~finite).tolist():
+        entry, row = int(entries[number]), int(rows[number])
+        why = f"{matrix.place(entry)} holds NaN or infinity" if entry >= 0 else "the source lacks it"
+        (name,) = names_of(row, row + 1)
+        if options.on_error == "fail":
+            raise SampleError(name, f"{why}; repair the source, or record such samples with --on-error skip")
+        failed[row] = f"{name}: {why}"
     peak = float(np.abs(values[finite]).max(initial=0))
     if peak > float(np.finfo(features.dtype).max):
         raise CacheError(f"a value of {peak:.3g} is beyond {features.dtype}; import with --dtype float32")
-    arrays["global"][: len(rows)][finite] = values[finite]
-    arrays["status"][: len(rows)] = np.where(finite, OK, FAILED)
-    tell(job.url, features.name, len(rows))
-    receipt.timed("read", began)
-    write_shard(features, shard, arrays, receipt)
-    return receipt
-
-
-def _names(features: ImageSet | CaptionSet, shard: int) -> list[tuple[str, str]]:
-    """Return of each sample of a shard the id of its image, and the image's file name, or the caption's text."""
-    cache, (first, last) = features.cache, features.blocks.images(shard)
-    ids = cache.ids(first, last)
-    if isinstance(features, ImageSet):
-        return list(zip(ids, cache.file_names(first, last), strict=True))
-    rows = features.rows_in(shard)
-    owners = cache.caption_image[slice(*rows)] - first
-    return [(ids[owner], text) for owner, text in zip(owners.tolist(), cache.caption_texts(*rows), strict=True)]
+    arrays["global"][at[finite]] = values[finite]
+    return failed
 
 
 def _encoders(options: ImportOptions) -> tuple[str, str]:
@@ -175,9 +147,7 @@ def _facts(found: Embeddings, options: ImportOptions, encoders: tuple[str, str])
         files = {**found.digests[modality], **found.digests["index"]}
         identity = {"encoder": encoder, "imported": options.format_, "files": dict(sorted(files.items()))}
         space = encoder if one else None
-        facts[modality] = SetFacts(
-            _short(encoder), "global", identity, options.dtype, None, matrix.width, {}, space=space
-        )
+        facts[modality] = SetFacts(_short(encoder), "global", identity, options.dtype, None, matrix.width, space=space)
     return facts
 
 
@@ -252,7 +222,3 @@ def _check_missing(
                 f"{options.source} lacks {len(names):,} of the {what} of '{samples.dataset}', the first is"
                 f" '{names[0]}'; --on-error skip records them as failed"
             )
-
-
-def _nothing_counted(_: Blocks) -> tuple[list[int], dict[str, Any]]:
-    return [], {}

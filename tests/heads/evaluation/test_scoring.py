@@ -11,7 +11,7 @@ from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.scoring import compare, representatives
 from xret.heads.modules.similarity import blocks
 from xret.heads.runs.run import Run
-from xret.pipeline.cache.feature_cache import FeatureCache
+from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -19,8 +19,8 @@ from xret.cli.eval import eval_
 from xret.cli.report import report
 from xret.cli.train_head import train_head
 from xret.heads.evaluation.evaluation import evaluate
-from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.errors import RunError
+from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,9 +18,9 @@ from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.features import split_of_run
 from xret.heads.runs.run import Run
 from xret.heads.training.training import train
-from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.errors import RunError
 from xret.pipeline.reading.features import Features
+from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,8 +12,8 @@ from xret.heads.model import build_model, feature_facts
 from xret.heads.modules.residual import Residual
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.training import train
-from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.errors import RecipeError
+from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,8 +9,8 @@ from xret.heads.recipes.recipe import load_recipe
 from xret.heads.retrieval.gallery import Gallery
 from xret.heads.runs.run import Run
 from xret.heads.training.training import train
-from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.errors import CacheError
+from xret.pipeline.store import FeatureCache
 
 CPU = torch.device("cpu")
 SETTINGS = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "schedule.epochs=1"]

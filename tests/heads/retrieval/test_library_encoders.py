@@ -11,9 +11,9 @@ from small_extraction import files
 from small_timm import save_timm_model
 
 import xret
-from xret.pipeline.cache import FeatureCache
 from xret.pipeline.encoders import registry
 from xret.pipeline.errors import EncoderError
+from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,8 +8,8 @@ import torch
 from small_checkpoints import save_image_model, save_text_model
 
 import xret
-from xret.pipeline.cache import FeatureCache
 from xret.pipeline.errors import EncoderError
+from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -27,8 +27,8 @@ from xret.heads.training.finetuning.finetuning import finetune
 from xret.heads.training.objective import Objective
 from xret.heads.training.training import train
 from xret.heads.tuning.tuning import tune
-from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.errors import CacheError, RecipeError, RunError
+from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

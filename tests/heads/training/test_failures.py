@@ -14,8 +14,8 @@ from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training.failures import STEPS, CollapseDetector, enough_memory
 from xret.heads.training.training import train
-from xret.pipeline.cache import ImageSet
 from xret.pipeline.errors import OutOfMemory, RunError
+from xret.pipeline.store import ImageSet
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

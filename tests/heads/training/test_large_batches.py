@@ -17,9 +17,9 @@ from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.large_batches import compared_pairs, embed_in_parts, goes_in_blocks
 from xret.heads.training.objective import Objective, same_text
 from xret.heads.training.training import train
-from xret.pipeline.cache import FeatureCache
 from xret.pipeline.errors import RecipeError
 from xret.pipeline.reading.batches import stored_batches
+from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,8 +11,8 @@ from xret.heads.runs.run import Run
 from xret.heads.training.augmentation import averaged, blend, drop_rows
 from xret.heads.training.objective import Objective, same_text, same_texts
 from xret.heads.training.training import train
-from xret.pipeline.cache import FeatureCache
 from xret.pipeline.reading.batches import stored_batches
+from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

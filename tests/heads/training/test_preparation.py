@@ -8,9 +8,9 @@ from small_trainings import recipe_of
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.runs.run import Run
 from xret.heads.training.training import train
-from xret.pipeline.cache import FeatureCache
 from xret.pipeline.errors import CacheError, RecipeError, RunError, VectorsError
 from xret.pipeline.reading.batches import stored_batches
+from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

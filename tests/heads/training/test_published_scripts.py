@@ -18,8 +18,8 @@ from xret.heads.training import loop
 from xret.heads.training.objective import Objective
 from xret.heads.training.optimisation import learning_rate
 from xret.heads.training.training import train
-from xret.pipeline.cache import FeatureCache
 from xret.pipeline.errors import RecipeError
+from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

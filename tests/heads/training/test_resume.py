@@ -16,9 +16,9 @@ from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training.objective import Objective
 from xret.heads.training.training import train
-from xret.pipeline.cache import FeatureCache
-from xret.pipeline.cache.storage.lease import locked
 from xret.pipeline.errors import CacheError, RunError
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.storage.lease import locked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -23,9 +23,9 @@ from xret.heads.training import training
 from xret.heads.training.objective import Objective
 from xret.heads.training.optimisation import build_optimizer
 from xret.heads.training.training import train
-from xret.pipeline.cache import FeatureCache
 from xret.pipeline.errors import RecipeError, RunError
 from xret.pipeline.reading.batches import stored_batches
+from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

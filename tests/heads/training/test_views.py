@@ -21,9 +21,9 @@ from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import finetune
 from xret.heads.training.objective import Objective
 from xret.heads.training.training import train
-from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.errors import RunError
 from xret.pipeline.reading.features import drawn_views
+from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -16,8 +16,6 @@ from safetensors.torch import load_file, save_file
 from small_bert import save_bert
 from small_checkpoints import save_image_model, save_text_model
 
-from xret.pipeline.cache import FeatureCache
-from xret.pipeline.cache.facts import SetFacts
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.encoders import load_text, load_visual, registry
 from xret.pipeline.errors import CacheError, EncoderError
@@ -25,6 +23,8 @@ from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import Options
 from xret.pipeline.reading.origin import Origin
 from xret.pipeline.reading.reencoding import caption_encoder, encode_captions, encode_images, image_encoder
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.facts import SetFacts
 
 OF_PICTURES = {"visual_weights": "random:0", "image_size": 64, "text": None}
 # By name the options of an extraction; ``hf:`` and a family stands for the folder of its checkpoint.

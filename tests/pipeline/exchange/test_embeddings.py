@@ -15,9 +15,6 @@ from pyarrow import parquet
 from safetensors.numpy import save_file
 from small_extraction import files
 
-from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.upkeep.contents import describe
-from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError, SampleError
 from xret.pipeline.exchange.exporters.export import export
@@ -25,6 +22,9 @@ from xret.pipeline.exchange.importers import global_features
 from xret.pipeline.exchange.importers.global_features import import_embeddings
 from xret.pipeline.exchange.importers.source import SourceError
 from xret.pipeline.exchange.importers.tasks import ImportOptions
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.upkeep.contents import describe
+from xret.pipeline.store.upkeep.verify import verify
 
 
 def bring(source, url, form="clip-retrieval", manifest=None, encoder=("ViT-B/32",), **options):

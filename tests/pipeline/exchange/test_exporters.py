@@ -11,13 +11,13 @@ from parts import part_of, sound_store
 from region_sources import ARRAYS, World
 from small_extraction import files
 
-from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.feature_sets import ImageSet
-from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import OutputError, XretError
 from xret.pipeline.exchange.exporters.export import ExportedSplit, export
 from xret.pipeline.exchange.importers.importing import ImportOptions, import_features
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.sets import ImageSet
+from xret.pipeline.store.storage.store import Store
 
 HDF5 = {
     "local": "images/local",
@@ -190,7 +190,7 @@ def test_only_some_images_are_in_memory_at_once(tmp_path, monkeypatch):
 
 
 def test_an_object_store(tmp_path):
-    from xret.pipeline.cache.upkeep.merge import merge
+    from xret.pipeline.store.upkeep.merge import merge
 
     url, local = "memory://export.zarr", sound_store(tmp_path / "s", train=12, val=3, test=3)
     try:

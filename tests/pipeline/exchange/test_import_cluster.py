@@ -7,12 +7,12 @@ from distributed import LocalCluster
 from region_sources import ARRAYS, World
 from small_extraction import files
 
-from xret.pipeline.cache import FeatureCache
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError, SampleError
 from xret.pipeline.exchange.importers.importing import ImportOptions, import_features
 from xret.pipeline.exchange.importers.source import SourceError
 from xret.pipeline.exchange.importers.tasks import ImportJob, write_imported_shard
+from xret.pipeline.store import FeatureCache
 
 TESTS = Path(__file__).parents[2]
 

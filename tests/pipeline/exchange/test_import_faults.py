@@ -9,11 +9,11 @@ import pytest
 from imported import Bomb, assert_holds, bring
 from region_sources import ARRAYS, CHANNELS, World
 
-from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.storage.store import Store
-from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.errors import CacheError, SampleError
 from xret.pipeline.exchange.importers.source import SourceError
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.storage.store import Store
+from xret.pipeline.store.upkeep.verify import verify
 
 
 def damage_features(world, format_, value, images=(4,)):

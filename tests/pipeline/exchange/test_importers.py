@@ -12,10 +12,10 @@ from imported import Bomb, assert_holds, bring
 from region_sources import ARRAYS, CHANNELS, World
 from small_extraction import files
 
-from xret.pipeline.cache.upkeep.contents import describe
-from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.errors import CacheError
 from xret.pipeline.exchange.importers.source import SourceError
+from xret.pipeline.store.upkeep.contents import describe
+from xret.pipeline.store.upkeep.verify import verify
 
 # Each format, value by value
 

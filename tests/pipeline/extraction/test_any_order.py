@@ -20,15 +20,15 @@ from hypothesis.stateful import (
 )
 from small_extraction import SMALL, files
 
-from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.storage.store import Store
-from xret.pipeline.cache.upkeep.contents import remove_set
-from xret.pipeline.cache.upkeep.merge import merge
-from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError, XretError
 from xret.pipeline.exchange.exporters.export import export
 from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.storage.store import Store
+from xret.pipeline.store.upkeep.contents import remove_set
+from xret.pipeline.store.upkeep.merge import merge
+from xret.pipeline.store.upkeep.verify import verify
 
 SPLITS = ("train", "val", "test")
 SETS = {"images": {"text": None}, "captions": {"visual": None}}

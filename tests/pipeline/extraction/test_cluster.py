@@ -14,11 +14,11 @@ import small_encoder
 from distributed import Client, LocalCluster
 from small_extraction import SMALL, files
 
-from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError, SampleError
 from xret.pipeline.extraction import schedule as engine
 from xret.pipeline.extraction.extraction import Options, extract
+from xret.pipeline.store import FeatureCache
 
 # Dask's own threads and sockets outlive a closed cluster for a moment, and its nannies fork.
 pytestmark = [

@@ -12,8 +12,6 @@ import torch
 import torchvision
 from small_extraction import SMALL, files
 
-from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.storage.store import Store
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.encoders import load_visual, registry
 from xret.pipeline.encoders.threads import Loaded
@@ -23,6 +21,8 @@ from xret.pipeline.extraction.extraction import Options, extract
 from xret.pipeline.extraction.plan import plan
 from xret.pipeline.extraction.tasks import Job, write_image_shard
 from xret.pipeline.reading.batches import stored_batches
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.storage.store import Store
 
 read = Store.read_array
 

@@ -20,12 +20,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_extraction import SMALL, files
 
-from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.upkeep.verify import Damage, verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError, SampleError
 from xret.pipeline.extraction import schedule as engine
 from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.upkeep.verify import Damage, verify
 
 TESTS = Path(__file__).parents[2]
 PATHS = os.pathsep.join([str(TESTS / "support"), os.environ.get("PYTHONPATH", "")])

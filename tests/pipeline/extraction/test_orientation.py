@@ -14,7 +14,6 @@ from small_runs import NETWORK, make_pictures
 from torchvision.transforms.functional import pil_to_tensor
 
 from xret.cli import main
-from xret.pipeline.cache import FeatureCache
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.sources import FolderReader
 from xret.pipeline.encoders import load_visual, turns_upright
@@ -24,6 +23,7 @@ from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import Options, with_backbones
 from xret.pipeline.extraction.plan import plan
 from xret.pipeline.reading.end_to_end import read_window
+from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 OPTIONS = replace(SMALL, visual=NETWORK)

@@ -9,12 +9,12 @@ import small_encoder
 from power_cut import recorded
 from small_extraction import SMALL, files
 
-from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.storage.store import Store
-from xret.pipeline.cache.upkeep.merge import merge
-from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.storage.store import Store
+from xret.pipeline.store.upkeep.merge import merge
+from xret.pipeline.store.upkeep.verify import verify
 
 SOME = [8, pytest.param(250, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 OPTIONS = replace(SMALL, shard_images=4)

@@ -9,8 +9,6 @@ from small_extraction import SMALL
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.training import train
-from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.regions import Regions
@@ -18,6 +16,8 @@ from xret.pipeline.encoders import registry
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.reading.batches import stored_batches
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.upkeep.verify import verify
 
 
 class ColourRegions:

@@ -13,9 +13,6 @@ from distributed import LocalCluster
 from packed_data import SPLITS, PackedData, add, write_tar
 from small_extraction import SMALL, files, without_commands
 
-from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.upkeep.merge import merge
-from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data import samples as samples_module
 from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
@@ -23,6 +20,9 @@ from xret.pipeline.errors import CacheError, ManifestError, SampleError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.plan import plan
 from xret.pipeline.reading.reattachment import find_pictures
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.upkeep.merge import merge
+from xret.pipeline.store.upkeep.verify import verify
 
 FORMS = ("tars", "webdataset", "parquet", "saved", "saved_splits")
 OWN = {"samples/zarr.json"}  # says where the pictures lie

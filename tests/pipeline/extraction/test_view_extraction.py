@@ -9,11 +9,6 @@ import pytest
 import torch
 from small_extraction import SMALL, files
 
-from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.layout import Blocks
-from xret.pipeline.cache.upkeep.contents import describe
-from xret.pipeline.cache.upkeep.merge import merge
-from xret.pipeline.cache.upkeep.verify import verify
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.encoders import load_visual
 from xret.pipeline.errors import SampleError
@@ -21,6 +16,11 @@ from xret.pipeline.exchange.exporters.export import export
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.plan import plan
 from xret.pipeline.reading.batches import stored_batches
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.layout import Blocks
+from xret.pipeline.store.upkeep.contents import describe
+from xret.pipeline.store.upkeep.merge import merge
+from xret.pipeline.store.upkeep.verify import verify
 
 VIEWS = replace(SMALL, views=3, augment="crop-flip")
 

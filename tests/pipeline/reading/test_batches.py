@@ -6,13 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xret.pipeline.cache import CaptionSet, FeatureCache
-from xret.pipeline.cache.feature_sets import FAILED
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import Options, extract
 from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.reading.features import pad
+from xret.pipeline.store import CaptionSet, FeatureCache
+from xret.pipeline.store.sets import FAILED
 
 FIELDS = {"image_fields": {"local", "global"}, "caption_fields": {"token"}}
 

@@ -7,11 +7,11 @@ from small_batches import assert_equal, batches_of
 from small_store import make_store
 
 from xret.heads.runs.features import RetokenizedCaptions
-from xret.pipeline.cache import FeatureCache
 from xret.pipeline.errors import CacheError
 from xret.pipeline.reading.batches import joined_batches, stored_batches
 from xret.pipeline.reading.features import Features, concatenate
 from xret.pipeline.reading.placement import Resident
+from xret.pipeline.store import FeatureCache
 
 WORDS = {"image_fields": {"local", "global"}, "caption_fields": {"token"}}
 

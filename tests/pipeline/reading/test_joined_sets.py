@@ -5,11 +5,11 @@ import torch
 from small_batches import EPOCHS
 from small_store import make_store
 
-from xret.pipeline.cache.feature_cache import FeatureCache
 from xret.pipeline.errors import CacheError
 from xret.pipeline.reading.batches import joined_batches, stored_batches
 from xret.pipeline.reading.features import drawn_views
 from xret.pipeline.reading.joined_sets import joined, parts_of
+from xret.pipeline.store import FeatureCache
 
 BROKEN = (3, 77)
 FIELDS = {"image_fields": ({"local"}, {"global", "local"}), "caption_fields": ({"token"}, {"global", "local"})}

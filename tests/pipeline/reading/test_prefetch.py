@@ -152,8 +152,8 @@ def test_a_stream_of_an_object_store_reads_every_object_once_an_epoch(remote, mo
     store, read = remote.store, []
     found = store.find_bytes
     monkeypatch.setattr(store, "find_bytes", lambda name: read.append(name) or found(name))
-    monkeypatch.setattr("xret.pipeline.cache.rows.KEPT", 6)
-    monkeypatch.setattr("xret.pipeline.cache.rows.KEPT_BYTES", 0)
+    monkeypatch.setattr("xret.pipeline.store.rows.KEPT", 6)
+    monkeypatch.setattr("xret.pipeline.store.rows.KEPT_BYTES", 0)
     for epoch in (0, 1):
         read.clear()
         batches = batches_of(remote, "stream")

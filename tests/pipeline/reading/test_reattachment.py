@@ -7,8 +7,6 @@ import pytest
 import torch
 from small_bert import save_bert
 
-from xret.pipeline.cache import FeatureCache
-from xret.pipeline.cache.layout import open_for_writing
 from xret.pipeline.data.samples import Caption, ImageSample, Samples
 from xret.pipeline.encoders.detectors.butd import ButdGridEncoder
 from xret.pipeline.encoders.grid import GridEncoder
@@ -16,6 +14,8 @@ from xret.pipeline.encoders.huggingface.bert import BertEncoder
 from xret.pipeline.errors import CacheError, EncoderError, ManifestError
 from xret.pipeline.reading.origin import extraction_words
 from xret.pipeline.reading.reattachment import image_folder, manifest_in, put_back_images
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.layout import open_for_writing
 
 TEXTS = ["a picture of thing 1 2", "", "number 30"]
 

@@ -6,12 +6,12 @@ import torch
 from small_batches import ALL, EPOCHS, assert_equal
 from small_store import make_store
 
-from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.rows import Rows
 from xret.pipeline.errors import CacheError
 from xret.pipeline.reading.batches import joined_batches, stored_batches
 from xret.pipeline.reading.features import concatenate, drawn_views
 from xret.pipeline.reading.placement import Resident
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.rows import Rows
 
 VIEWS = 3
 

@@ -18,8 +18,8 @@ from xret.heads.report.pictures import COVER, Picture
 from xret.heads.report.sections.attention import attention_of
 from xret.heads.report.sections.places import CELLS, Place, grid_boxes
 from xret.heads.training.training import train
-from xret.pipeline.cache.feature_cache import FeatureCache
-from xret.pipeline.cache.layout import create_image_set
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.layout import create_image_set
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -26,8 +26,8 @@ from xret.heads.retrieval.index.exact import search_exactly
 from xret.heads.retrieval.index.items import Items, append
 from xret.heads.retrieval.index.search import Index
 from xret.heads.retrieval.index.vectors import form_of, vectors
-from xret.pipeline.cache.storage.lease import locked
 from xret.pipeline.errors import RunError
+from xret.pipeline.store.storage.lease import locked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -26,12 +26,12 @@ from xret.heads.training.finetuning.finetuning import finetune
 from xret.heads.training.finetuning.reattached import Backbone
 from xret.heads.training.state import TrainingState
 from xret.heads.training.training import train
-from xret.pipeline.cache import FeatureCache
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.encoders.grid import GridEncoder
 from xret.pipeline.encoders.huggingface.bert import BertEncoder
 from xret.pipeline.errors import CacheError, EncoderError, RecipeError, RunError, SampleError
 from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,8 +9,6 @@ from small_bert import save_bert
 from small_checkpoints import save_image_model
 
 from xret.heads.retrieval.hub import local_folder
-from xret.pipeline.cache import FeatureCache
-from xret.pipeline.cache.facts import fingerprint
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.encoders.registry import load_text, load_visual
 from xret.pipeline.errors import EncoderError, RunError
@@ -19,6 +17,8 @@ from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import Options
 from xret.pipeline.reading.origin import Origin
 from xret.pipeline.reading.reencoding import caption_encoder
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.facts import fingerprint
 
 OLD, NEW = "a" * 40, "b" * 40
 

@@ -9,15 +9,15 @@ import torch
 from encoder_contract import EncoderContract
 from PIL import Image
 
-from xret.pipeline.cache import Blocks
-from xret.pipeline.cache.facts import SetFacts
-from xret.pipeline.cache.layout import create_image_set, open_for_writing
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import read_samples
 from xret.pipeline.encoders.grid import GridEncoder
 from xret.pipeline.encoders.registry import load_visual
 from xret.pipeline.encoders.wrappers.frames import FramesEncoder
 from xret.pipeline.errors import EncoderError, SampleError
+from xret.pipeline.store import Blocks
+from xret.pipeline.store.facts import SetFacts
+from xret.pipeline.store.layout import create_image_set, open_for_writing
 
 
 @pytest.fixture(scope="module")

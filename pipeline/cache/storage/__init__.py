@@ -1,1 +1,0 @@
-"""Where a cache lies: files of a disk or objects of a store, that one process writes at a time."""

@@ -1,0 +1,173 @@
+"""Creating feature sets: what is known of one before its features are computed, and the shapes of its arrays."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..data.digests import BYTES
+from ..data.regions import REGION_ARRAYS
+from ..errors import CacheError
+from .sets import NOT_DONE, CaptionSet, ImageSet
+from .store import FeatureCache
+
+CHUNK_BYTES = 8 << 20  # of a chunk
+GLOBAL_CHUNK_BYTES = 32 << 20  # the same where a sample has a single vector, so that a million make few files
+DTYPES = ("float16", "float32")
+
+Arrays = dict[str, tuple[tuple[str, ...], tuple[int, ...], int, str, float]]  # see `FeatureCache.create_set`
+
+
+def require_dtype(dtype: str) -> None:
+    """Raise CacheError for a dtype that features are not stored in."""
+    if dtype not in DTYPES:
+        why = "Zarr has no bfloat16; " if dtype == "bfloat16" else ""
+        raise CacheError(f"--dtype {dtype}: {why}choose float16, which reaches up to 65,504, or float32")
+
+
+def fingerprint(identity: Mapping[str, Any], dtype: str) -> str:
+    """Return the SHA-256 of what decides a set's features: encoder, weights, preprocessing, layer, dtype."""
+    text = json.dumps({**identity, "dtype": dtype}, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class SetFacts:
+    """What is known of a set before it is created; `FeatureSet` explains most fields.
+
+    Attributes:
+        encoder: the set's name before ``@``.
+        recorded: versions, device and batch size, which do not decide the features.
+        extra: further attributes, such as ``spec``, ``grid`` or ``vocabulary``; those that are None are left out.
+    """
+
+    encoder: str
+    kind: str
+    identity: dict[str, Any]
+    dtype: str
+    channels: int | None
+    global_channels: int | None
+    recorded: dict[str, Any] = field(default_factory=dict)
+    space: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of identity and dtype."""
+        return fingerprint(self.identity, self.dtype)
+
+    @property
+    def name(self) -> str:
+        """The set's name in a store."""
+        return f"{self.encoder}@{self.fingerprint[:8]}"
+
+    def name_in(self, cache: FeatureCache, modality: str) -> str:
+        """Return the name of the set of this fingerprint in a store, where its weights may have another name."""
+        sets = map(cache.set_at, cache.set_paths(modality))
+        return next((found.name for found in sets if found.fingerprint == self.fingerprint), self.name)
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the attributes of a new set."""
+        facts = {key: value for key, value in vars(self).items() if key != "extra"}
+        facts |= {"fingerprint": self.fingerprint, **self.extra}
+        return {key: value for key, value in facts.items() if value is not None or "channels" in key}
+
+
+def image_set(
+    cache: FeatureCache,
+    facts: SetFacts,
+    rows: int,
+    *,
+    views: int = 1,
+    extras: tuple[str, ...] = (),
+    digests: bool = False,
+    sizes: bool = True,
+    most: int | None = None,
+) -> ImageSet:
+    """Return the image set of these facts, created empty if it is not there.
+
+    Args:
+        cache: opened for writing.
+        facts: of the set; without channels there are no local features.
+        rows: local rows of an image; the most, where they vary.
+        views: of an image; above one, features have an axis of views after that of the images.
+        extras: names in `REGION_ARRAYS`.
+        digests: whether the set says of which files its features are.
+        sizes: whether it says how large the pictures are.
+        most: images in a chunk at most.
+    """
+    name = facts.name_in(cache, "images")
+    if name not in cache.set_names("images"):
+        item, axis, dims = (
+            np.dtype(facts.dtype).itemsize,
+            ((views,) if views > 1 else ()),
+            ("view",) if views > 1 else (),
+        )
+        images, bytes_of_image = cache.images, views * (facts.global_channels or 0) * item
+        if facts.channels is not None:
+            bytes_of_image += views * rows * facts.channels * item
+        chunk = _chunk_rows(bytes_of_image, images, most, facts.channels is None)
+        arrays: Arrays = {}
+
+        def add(array: str, dimensions: tuple[str, ...], row: tuple[int, ...], dtype: str, fill: float) -> None:
+            arrays[array] = ("image", *dimensions), (images, *row), chunk, dtype, fill
+
+        if facts.channels is not None:
+            add("local", (*dims, "row", "channel"), (*axis, rows, facts.channels), facts.dtype, np.nan)
+            add("length", (), (), "int32", -1)
+        add("global", (*dims, "global_channel"), (*axis, facts.global_channels or 0), facts.dtype, np.nan)
+        if sizes:
+            add("size", ("side",), (2,), "int32", -1)
+        if digests:
+            add("digest", ("byte",), (BYTES,), "uint8", 0)
+        for extra in extras:
+            shape, dtype, fill = REGION_ARRAYS[extra]
+            add(extra, ("row", *("corner" for _ in shape)), (rows, *shape), dtype, fill)
+        add("status", (), (), "uint8", NOT_DONE)
+        attributes = {**facts.attributes(), "rows": rows, **({"views": views} if views > 1 else {})}
+        cache.create_set(f"images/{name}", attributes, arrays)
+    return ImageSet(cache, name)
+
+
+def caption_set(
+    cache: FeatureCache, facts: SetFacts, lengths: np.ndarray | None, *, most: int | None = None
+) -> CaptionSet:
+    """Return the caption set of these facts, created empty if it is not there.
+
+    Args:
+        cache: opened for writing.
+        facts: of the set.
+        lengths: tokens of each caption, int [M]; None: there are global features alone.
+        most: captions in a chunk at most.
+    """
+    name = facts.name_in(cache, "captions")
+    if name not in cache.set_names("captions"):
+        item, captions = np.dtype(facts.dtype).itemsize, cache.captions
+        mean = float(lengths.mean()) if lengths is not None and len(lengths) else 0.0
+        bytes_of_caption = mean * (4 + (facts.channels or 0) * item) + (facts.global_channels or 0) * item
+        chunk = _chunk_rows(bytes_of_caption, captions, most, lengths is None)
+        arrays: Arrays = {}
+        if lengths is not None:
+            starts = np.arange(0, captions, chunk)
+            tokens = max(1, int(np.add.reduceat(lengths.astype(np.int64), starts).max())) if captions else 1
+            total = tokens * len(starts)
+            arrays["token"] = ("token",), (total,), tokens, "int32", 0
+            if facts.channels is not None:
+                arrays["local"] = ("token", "channel"), (total, facts.channels), tokens, facts.dtype, np.nan
+            arrays["start"] = ("caption",), (captions,), chunk, "int64", -1
+            arrays["length"] = ("caption",), (captions,), chunk, "int32", -1
+        if facts.global_channels is not None:
+            shape = (captions, facts.global_channels)
+            arrays["global"] = ("caption", "global_channel"), shape, chunk, facts.dtype, np.nan
+        arrays["status"] = ("caption",), (captions,), chunk, "uint8", NOT_DONE
+        cache.create_set(f"captions/{name}", facts.attributes(), arrays)
+    return CaptionSet(cache, name)
+
+
+def _chunk_rows(row_bytes: float, rows: int, most: int | None, is_global: bool) -> int:
+    """Return how many samples a chunk has: as many as fit its bytes, at least one."""
+    fitting = int((GLOBAL_CHUNK_BYTES if is_global else CHUNK_BYTES) // max(1.0, row_bytes))
+    return max(1, min(fitting, rows, most or rows))

@@ -1,0 +1,187 @@
+"""The folder of a store: a local path, or an object store through fsspec.
+
+On a disk every file is written beside its place, synced and renamed, so that it is whole or absent after a kill. Object
+stores write whole objects by themselves; what they raise becomes one `StoreError`.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from zarr.abc.store import Store as ZarrStore
+from zarr.core.buffer import Buffer
+from zarr.storage import FsspecStore, LocalStore
+
+from ..errors import CacheError, StoreError
+from ..files import partials_in, remove, remove_whole, to_disk
+
+LOCK = ".lock"
+_LOCAL = ("file", "local")
+
+
+class Folder:
+    """A folder at a local path, or at an fsspec URL such as ``s3://bucket/coco.zarr``.
+
+    Attributes:
+        url: as given, without slashes at its end.
+        root: the path on its file system.
+        is_local: whether it is on a disk.
+    """
+
+    def __init__(self, url: str | Path) -> None:
+        self.url = str(url).rstrip("/") or str(url)
+        if not self.url:
+            raise CacheError("the name of the store is empty; give a local path or an fsspec URL")
+        try:
+            self.fs, self.root = fsspec.core.url_to_fs(self.url)
+        except (ValueError, ImportError) as error:
+            raise CacheError(
+                f"{url} cannot be a store ({str(error).rstrip('.')}); give a local path, or a URL that fsspec can write"
+            ) from error
+        self.is_local = not isinstance(self.fs.protocol, str) and self.fs.protocol[0] in _LOCAL
+        if not self.is_local:
+            self.fs, self._objects = _connect(self.url, os.getpid())
+
+    @property
+    def absolute_url(self) -> str:
+        """The URL, valid in any working folder."""
+        return str(self.root) if self.is_local else self.url
+
+    def zarr(self, *, writable: bool = False) -> ZarrStore:
+        """Return the folder as a store of Zarr."""
+        return _DiskStore(self.root, read_only=not writable) if self.is_local else self._objects
+
+    def path(self, name: str) -> str:
+        """Return the path of `name` on the file system."""
+        return f"{self.root}/{name}" if name else self.root
+
+    def exists(self, name: str) -> bool:
+        """Return whether a file or folder `name` is there."""
+        with self.answering():
+            return bool(self.fs.exists(self.path(name)))
+
+    def names(self, name: str) -> list[str]:
+        """Return the names directly below the folder `name`, sorted, without partial files; none if it is absent."""
+        with self.answering():
+            try:
+                entries = [Path(entry).name for entry in self.fs.ls(self.path(name), detail=False)]
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+        return sorted(entry for entry in entries if not entry.endswith(".partial"))
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of the file `name`, None if it is absent."""
+        with self.answering():
+            try:
+                return bytes(self.fs.cat_file(self.path(name)))
+            except FileNotFoundError:
+                return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write the file `name` whole."""
+        if self.is_local:
+            _put(Path(self.path(name)), data)
+            to_disk(Path(self.path(name)).parent)
+            return
+        with self.answering():
+            self.fs.pipe_file(self.path(name), data)
+
+    def remove(self, name: str) -> None:
+        """Delete the file or folder `name` and all below it, if it is there."""
+        with self.answering(), suppress(FileNotFoundError):
+            if self.is_local:
+                remove_whole(Path(self.path(name)))
+            else:
+                self.fs.rm(self.path(name), recursive=True)
+
+    def sync(self, names: Iterable[str]) -> None:
+        """Bring the lists of names of these folders to the disk."""
+        if self.is_local:
+            for name in names:
+                to_disk(Path(self.path(name)))
+
+    def size(self, name: str = "") -> int:
+        """Return the bytes of all files below `name`."""
+        with self.answering():
+            try:
+                return sum(entry.get("size", 0) for entry in self.fs.find(self.path(name), detail=True).values())
+            except FileNotFoundError:
+                return 0
+
+    @contextmanager
+    def one_writer(self) -> Iterator[None]:
+        """Lock a folder on a disk against other writers; the system unlocks it however the process ends.
+
+        An object store has no locks: there, let only one process write at a time.
+
+        Raises:
+            CacheError: another process or thread is writing there.
+        """
+        if not self.is_local:
+            yield
+            return
+        root = Path(self.root)
+        with (root / LOCK).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise CacheError(f"another process is writing to {self.url}; wait until it has ended") from error
+            for partial in partials_in(root):  # what killed writers left
+                remove(partial)
+            yield
+
+    def answering(self) -> Any:
+        """Return a context that turns what an object store raises into one `StoreError`."""
+        return nullcontext() if self.is_local else _one_sentence(self.url)
+
+
+class _DiskStore(LocalStore):
+    """A folder for Zarr; what it writes is synced. The folder's list of names is not: see `Folder.sync`."""
+
+    async def set(self, key: str, value: Buffer) -> None:
+        self._check_writable()
+        _put(self.root / key, value.as_buffer_like())
+
+
+def _put(path: Path, data: Any) -> None:
+    """Write a file beside its place, sync it and rename it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        remove(partial)
+        raise
+
+
+@lru_cache(16)
+def _connect(url: str, _process: int) -> tuple[fsspec.AbstractFileSystem, FsspecStore]:
+    """Return our and Zarr's connection, one a process, where fsspec would make one a thread."""
+    ours, zarrs = fsspec.core.url_to_fs(url)[0], FsspecStore.from_url(url)
+    for fs in (ours, zarrs.fs):
+        fs.dircache.use_listings_cache = False  # another process may have written since
+        if hasattr(fs, "max_concurrency"):
+            fs.max_concurrency = 1  # with more, s3fs asks for the size of an object before it reads it
+    return ours, zarrs
+
+
+@contextmanager
+def _one_sentence(where: str) -> Iterator[None]:
+    try:
+        yield
+    except (CacheError, StoreError, FileNotFoundError, NotADirectoryError):
+        raise
+    except Exception as error:  # each kind of object store has errors of its own
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split()).rstrip(".")
+        raise StoreError(
+            f"{where} does not answer ({reason or 'no answer in time'}); run the same command again"
+        ) from error

@@ -1,0 +1,274 @@
+"""What a store holds, whether all of it is sound, and the removal of a set."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import CacheError
+from ..progress import Progress
+from .folder import Folder
+from .sets import FAILED, OK, CaptionSet, FeatureSet, ImageSet, chunk_file
+from .store import MODALITIES, FeatureCache, checksum, choose_set
+
+
+@dataclass(frozen=True)
+class SetContents:
+    """What is known of a feature set.
+
+    Attributes:
+        shape: of a sample's local features: (rows, channels), of captions (channels,), of words (); of a ``global`` set
+            (channels,).
+        recorded: versions, device and batch size of the extraction that created it.
+        done: chunks that are done and chunks in all, by split.
+        percent: of the samples whose chunks are done.
+        failed: samples that could not be read.
+        bytes: of all its files.
+    """
+
+    modality: str
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    views: int
+    fingerprint: str
+    identity: Mapping[str, Any]
+    recorded: Mapping[str, Any]
+    chunk_rows: int
+    done: Mapping[str, tuple[int, int]]
+    percent: float
+    failed: int
+    bytes: int
+
+    @property
+    def path(self) -> str:
+        """``images/NAME`` or ``captions/NAME``."""
+        return f"{self.modality}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a store holds; `splits` are images by split."""
+
+    store: str
+    dataset: str
+    manifest_sha256: str
+    images: int
+    captions: int
+    splits: Mapping[str, int]
+    bytes: int
+    sets: tuple[SetContents, ...]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A part of a store that is damaged.
+
+    Attributes:
+        array: path of the array or group.
+        chunk: None: its metadata.
+        samples: affected rows [first, last) of images or captions.
+    """
+
+    array: str
+    chunk: int | None = None
+    samples: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify` found: how many chunks are done, samples that could not be read, and what is damaged."""
+
+    chunks: int
+    failed_samples: tuple[dict[str, str], ...]
+    damaged: tuple[Damage, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.damaged
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields, and ``ok``."""
+        return {"ok": self.ok, **asdict(self)}
+
+
+def describe(url: str) -> Contents:
+    """Return what the store at `url` holds; CacheError if there is none."""
+    cache = FeatureCache.open(url)
+    return Contents(
+        store=url,
+        dataset=cache.dataset,
+        manifest_sha256=cache.manifest_sha256,
+        images=cache.images,
+        captions=cache.captions,
+        splits={name: last - first for name, (first, last) in cache.splits.items()},
+        bytes=cache.folder.size(),
+        sets=tuple(_describe(cache.set_at(path)) for path in cache.set_paths()),
+    )
+
+
+def _describe(features: ImageSet | CaptionSet) -> SetContents:
+    done = features.done()
+    width = features.channels or (features.global_channels if features.kind == "global" else None)
+    rows = [features.rows] if isinstance(features, ImageSet) and features.channels else []
+    finished = sum(last - first for first, last in map(features.rows_in, np.flatnonzero(done).tolist()))
+    return SetContents(
+        modality=features.modality,
+        name=features.name,
+        kind=features.kind,
+        dtype=features.dtype,
+        shape=(*rows, width) if width else (),
+        views=features.views if isinstance(features, ImageSet) else 1,
+        fingerprint=features.fingerprint,
+        identity=features.identity,
+        recorded=features.attributes["recorded"],
+        chunk_rows=features.chunk_rows,
+        done={
+            split: (int(done[chunks].sum()), len(chunks))
+            for split, chunks in ((split, features.chunks_of(split)) for split in features.cache.splits)
+        },
+        percent=100 * finished / max(1, features.samples),
+        failed=len(features.failures),
+        bytes=features.cache.folder.size(features.path),
+    )
+
+
+def stores_at(url: str) -> list[str]:
+    """Return the stores at `url`: itself if it is one, else those directly in that folder.
+
+    Raises:
+        CacheError: neither a store nor a folder that holds one is there.
+    """
+    folder = Folder(url)
+    if folder.exists("zarr.json"):
+        return [url]
+    stores = [f"{folder.url}/{name}" for name in folder.names("") if folder.exists(f"{name}/zarr.json")]
+    if not stores:
+        raise CacheError(f"{url} is neither a feature store nor a folder that holds one; name another place")
+    return stores
+
+
+def set_to_remove(url: str, prefix: str) -> tuple[str, int]:
+    """Return which feature set `prefix` means, and its bytes; errors as for `choose_set`."""
+    cache = FeatureCache.open(url)
+    whole = cache.set_paths()
+    paths = [f"{modality}/{name}" for modality in MODALITIES for name in cache.folder.names(modality)]
+    paths = [path for path in paths if not path.endswith("/zarr.json")]  # also those that are unfinished or damaged
+    fitting = [path for path in paths if prefix in (path, path.partition("/")[2])]
+    fitting = fitting or [path for path in paths if path in whole and cache.fits(path, prefix)]
+    fitting = fitting or [path for path in paths if path.partition("/")[2].startswith(prefix)]
+    path = choose_set(url, prefix, paths, fitting)
+    return path, cache.folder.size(path)
+
+
+def remove_set(url: str, path: str) -> None:
+    """Delete the feature set at ``images/NAME`` or ``captions/NAME``.
+
+    Raises:
+        CacheError: another process is writing to the store.
+    """
+    cache = FeatureCache.open(url, writable=True)
+    with cache.folder.one_writer():
+        cache.remove_set(path)
+
+
+def verify(url: str) -> Verification:
+    """Read every chunk of the store at `url` through Zarr; CacheError if there is no store."""
+    cache = FeatureCache.open(url)
+    damaged = [Damage(path or "/") for path in ("", "samples", *MODALITIES) if not _is_sealed(cache, path)]
+    damaged += [] if damaged else _damaged_samples(cache)
+    if damaged:  # without its samples nothing else can be judged
+        return Verification(0, (), tuple(damaged))
+    sets = []
+    for modality in MODALITIES:
+        for name in cache.folder.names(modality):
+            path = f"{modality}/{name}"
+            if name == "zarr.json" or b'"attributes": {}' in (cache.folder.read(f"{path}/zarr.json") or b""):
+                continue  # a set whose creation was stopped
+            if _is_sealed(cache, path):
+                sets.append(cache.set_at(path))
+            else:
+                damaged.append(Damage(path))
+    chunks, failed = 0, []
+    with Progress("verify", sum(features.chunks for features in sets), "chunks") as progress:
+        for features in sets:
+            done = features.done()
+            chunks += int(done.sum())
+            failed += [{"id": key, "reason": reason} for key, reason in features.failures]
+            for chunk in np.flatnonzero(done).tolist():
+                samples = features.rows_in(chunk)
+                damaged += [
+                    Damage(f"{features.path}/{name}", chunk, samples) for name in damaged_arrays(features, chunk)
+                ]
+                progress.update(1)
+    return Verification(chunks, tuple(failed), tuple(damaged))
+
+
+def damaged_arrays(features: FeatureSet, chunk: int) -> list[str]:
+    """Return the names of the arrays of which a chunk that is done is missing, damaged or has impossible values."""
+    values, damaged = {}, []
+    for name in features.array_names:
+        array = features.array_of(name)
+        if not features.cache.folder.exists(f"{features.path}/{name}/{chunk_file(array, chunk)}"):
+            damaged.append(name)
+            continue
+        try:
+            with features.cache.folder.answering():
+                values[name] = array[chunk * array.chunks[0] : (chunk + 1) * array.chunks[0]]
+        except ValueError:  # the checksum does not fit
+            damaged.append(name)
+    if damaged:
+        return damaged
+    status = np.asarray(values["status"])
+    if not np.isin(status, (OK, FAILED)).all():
+        damaged.append("status")
+    if (status == FAILED).any() and not features.cache.folder.exists(f"{features.path}/status/failed.{chunk}.jsonl"):
+        damaged.append("status")
+    for name in ("local", "global"):
+        if name in values and not _is_finite(np.asarray(values[name]), name, values, features):
+            damaged.append(name)
+    return damaged
+
+
+def broken_chunks(features: FeatureSet) -> list[int]:
+    """Return the chunks that are done, and damaged or with samples that failed."""
+    broken = []
+    for chunk in np.flatnonzero(features.done()).tolist():
+        failed = features.cache.folder.exists(f"{features.path}/status/failed.{chunk}.jsonl")
+        if failed or damaged_arrays(features, chunk):
+            broken.append(chunk)
+    return broken
+
+
+def _is_finite(values: np.ndarray, name: str, arrays: Mapping[str, Any], features: FeatureSet) -> bool:
+    """Return whether the features of samples that did not fail are finite."""
+    good = np.asarray(arrays["status"]) == OK
+    if name == "local" and features.modality == "captions":
+        good = np.arange(len(values)) < int(np.asarray(arrays["length"])[good].clip(0).sum())
+    return bool(np.isfinite(values[good]).all())
+
+
+def _is_sealed(cache: FeatureCache, path: str) -> bool:
+    """Return whether the metadata of a group and its arrays are those that were written."""
+    try:
+        with cache.folder.answering():
+            attributes = dict((cache.group[path] if path else cache.group).attrs)
+    except (KeyError, ValueError):
+        return False
+    return attributes.get("checksum") == checksum(cache.folder, path, attributes.get("arrays", ()))
+
+
+def _damaged_samples(cache: FeatureCache) -> list[Damage]:
+    damaged = []
+    for name, array in sorted(cache.group["samples"].arrays()):  # type: ignore[union-attr]
+        for chunk in range(array.nchunks):
+            if not cache.folder.exists(f"samples/{name}/{chunk_file(array, chunk)}"):
+                damaged.append(Damage(f"samples/{name}", chunk))
+        try:
+            cache.read_array(array)
+        except CacheError:
+            damaged.append(Damage(f"samples/{name}"))
+    return damaged

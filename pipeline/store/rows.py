@@ -1,0 +1,121 @@
+"""Rows of an array, gathered from memory maps of its chunk files, or from the chunks of an object store.
+
+A chunk is uncompressed rows and a crc32c, so that a row is one copy from a map: a random batch costs no more than a
+sequential one, where a Zarr slice would read every chunk that it touches.
+"""
+
+import math
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import zarr
+
+from ..errors import CacheError
+from .folder import Folder
+
+_KEPT = 2 << 30  # bytes of chunks of an object store that stay in memory
+
+
+class Rows:
+    """Reads ranges of rows of an array; several threads may read at once.
+
+    Args:
+        folder: of the store.
+        array: its first axis are samples.
+        views: length of the second axis where each view of a sample counts as a row of its own, else 1: row
+            ``sample * views + view``.
+    """
+
+    def __init__(self, folder: Folder, array: "zarr.Array[object]", views: int = 1) -> None:
+        self.folder, self.name = folder, array.path
+        self.dtype, self.row_shape = np.dtype(array.dtype), array.shape[1 if views == 1 else 2 :]
+        self.rows, self.chunk_rows = array.shape[0] * views, array.chunks[0] * views
+        self._row_bytes = math.prod(self.row_shape) * self.dtype.itemsize
+        self._suffix = ".0" * (array.ndim - 1)
+        self._chunks: OrderedDict[int, np.ndarray] = OrderedDict()  # uint8 [chunk_rows, row_bytes]
+        self._lock = threading.Lock()
+
+    def gather(self, first: np.ndarray, count: np.ndarray | int = 1) -> np.ndarray:
+        """Return the rows ``first[i] : first[i] + count[i]`` of all i, one range after the other.
+
+        Args:
+            first: first row of each range, int64 [R].
+            count: rows of each range, [R] or one number for all.
+
+        Returns:
+            An array [sum of counts, ...] in the store's dtype.
+
+        Raises:
+            CacheError: a chunk is missing or damaged, or there are no such rows.
+        """
+        first = np.asarray(first, dtype=np.int64)
+        counts = np.broadcast_to(np.asarray(count, dtype=np.int64), first.shape)
+        if ((first < 0) | (counts < 0) | (first > self.rows - counts)).any():
+            raise CacheError(f"{self.folder.path(self.name)} has no such rows; extract again with --repair")
+        out = np.empty((int(counts.sum()), self._row_bytes), np.uint8)
+        chunks, length, at = self._chunks, self.chunk_rows, 0
+        for row, left in zip(first.tolist(), counts.tolist(), strict=True):
+            while left:
+                number, inside = divmod(row, length)
+                if (rows := chunks.get(number)) is None:
+                    rows = self._open(number)
+                taken = min(left, length - inside)
+                # NumPy's own loop: for so few bytes the C library's `rep movsb` takes twice as long on AMD.
+                np.positive(rows[inside : inside + taken], out[at : at + taken])
+                at, row, left = at + taken, row + taken, left - taken
+        return out.view(self.dtype).reshape(-1, *self.row_shape)
+
+    def _open(self, number: int) -> np.ndarray:
+        """Map or fetch a chunk, and compare its checksum."""
+        with self._lock:  # two threads that want a chunk read it once
+            if (found := self._chunks.get(number)) is not None:
+                return found
+            name = f"{self.name}/c.{number}{self._suffix}"
+            data = self._map(name) if self.folder.is_local else self._fetch(name)
+            size = self.chunk_rows * self._row_bytes
+            if data is None or len(data) != size + 4 or google_crc32c.value(data[:size]) != _stored(data):
+                what = "missing" if data is None else "damaged"
+                raise CacheError(
+                    f"{self.folder.path(name)} is {what}; run `xret cache verify`, then the extraction with --repair"
+                )
+            found = self._chunks[number] = data[:size].reshape(self.chunk_rows, -1)
+            if not self.folder.is_local:
+                while len(self._chunks) * size > _KEPT and len(self._chunks) > 1:
+                    self._chunks.popitem(last=False)
+            return found
+
+    def _map(self, name: str) -> np.ndarray | None:
+        import torch
+
+        path = self.folder.path(name)
+        try:
+            size = Path(path).stat().st_size
+            # Unlike NumPy's, torch's maps hold no file descriptor, of which a process may have but a thousand.
+            return torch.from_file(path, shared=False, size=size, dtype=torch.uint8).numpy() if size else np.empty(0)
+        except FileNotFoundError:
+            return None
+        except (OSError, RuntimeError) as error:  # torch raises RuntimeError where a file cannot be opened
+            raise CacheError(f"{path} cannot be opened ({_reason(error)})") from error
+
+    def _fetch(self, name: str) -> np.ndarray | None:
+        data = self.folder.read(name)
+        return None if data is None else np.frombuffer(data, np.uint8)
+
+
+def _stored(data: np.ndarray) -> int:
+    return int.from_bytes(data[-4:].tobytes(), "little")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).strip().splitlines()[0]
+
+
+def ranges(start: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Return the numbers ``start[i] … start[i] + count[i] - 1`` of all i, one range after the other, int64."""
+    ends = np.cumsum(count)
+    return np.repeat(start - ends + count, count) + np.arange(ends[-1] if len(ends) else 0)

@@ -1,0 +1,344 @@
+"""Feature sets of a store: one encoder's features of the images, or of the captions.
+
+A set is a Zarr group whose arrays have the same number of samples in a chunk. The chunk of ``status`` is written last
+and marks the others as done. Row i of an array is sample i; tokens are packed, from ``start`` of each caption.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import zarr
+
+from ..errors import CacheError
+from .rows import Rows
+
+if TYPE_CHECKING:
+    from .store import FeatureCache
+
+OK, FAILED, NOT_DONE = 0, 1, 255  # the status of a sample
+
+
+class FeatureSet(ABC):
+    """What image and caption sets share.
+
+    Attributes:
+        cache: the store.
+        name: the encoder's, ``@`` and the first 8 digits of the fingerprint.
+        path: ``images/NAME`` or ``captions/NAME``.
+        attributes: of the Zarr group.
+        kind: ``grid``, ``roi``, ``frames``, ``words``, ``tokens``, or ``global`` for the global feature alone.
+        fingerprint: SHA-256 of what decides the features; `identity` is the same, readable.
+        dtype: ``float16`` or ``float32``; ``int32`` for words.
+        channels: width of a local row; None without local features.
+        global_channels: width of the global feature; None for words.
+        space: image and caption sets of the same space have comparable global features.
+        chunk_rows: samples in a chunk.
+    """
+
+    modality: str
+
+    def __init__(self, cache: "FeatureCache", name: str) -> None:
+        self.cache, self.name, self.path = cache, name, f"{self.modality}/{name}"
+        try:
+            self.group = cache.group[self.path]
+            assert isinstance(self.group, zarr.Group)
+            self.attributes = dict(self.group.attrs)
+            self.kind: str = self.attributes["kind"]
+            self.fingerprint: str = self.attributes["fingerprint"]
+            self.identity: dict[str, Any] = self.attributes["identity"]
+            self.dtype: str = self.attributes["dtype"]
+            self.channels: int | None = self.attributes["channels"]
+            self.global_channels: int | None = self.attributes["global_channels"]
+            self.space: str | None = self.attributes.get("space")
+        except (KeyError, AssertionError, ValueError) as error:
+            raise CacheError(
+                f"{cache.url}: '{self.path}' is unfinished or damaged; run the same `xret extract` again"
+            ) from error
+        self._arrays: dict[str, zarr.Array[Any]] = {}
+        self._rows: dict[str, Rows] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open_set, (self.cache.absolute_url, self.path)
+
+    # What is done
+
+    @property
+    @abstractmethod
+    def samples(self) -> int:
+        """How many images or captions the data set has."""
+
+    @abstractmethod
+    def rows_of(self, split: str) -> slice:
+        """Return the rows of a split."""
+
+    @cached_property
+    def chunk_rows(self) -> int:
+        """How many samples a chunk has."""
+        return int(self.array_of("status").chunks[0])
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks the set has."""
+        return -(-self.samples // self.chunk_rows)
+
+    def rows_in(self, chunk: int) -> tuple[int, int]:
+        """Return the rows [first, last) of a chunk."""
+        return chunk * self.chunk_rows, min((chunk + 1) * self.chunk_rows, self.samples)
+
+    def chunks_of(self, split: str) -> range:
+        """Return the chunks that hold rows of a split; the first and last may hold others' too."""
+        rows = self.rows_of(split)
+        return range(rows.start // self.chunk_rows, -(-rows.stop // self.chunk_rows))
+
+    def done(self) -> np.ndarray:
+        """Return which chunks are done, bool [chunks]."""
+        done = np.zeros(self.chunks * self.chunk_rows, dtype=bool)
+        done[: self.samples] = self.status != NOT_DONE
+        done[self.samples :] = True
+        return done.reshape(self.chunks, self.chunk_rows).all(axis=1)
+
+    def missing(self, splits: Iterable[str]) -> list[int]:
+        """Return the chunks that hold rows of these splits that are not done."""
+        rows = np.concatenate([np.arange(self.samples)[self.rows_of(split)] for split in splits])
+        return sorted(set((rows[self.status[rows] == NOT_DONE] // self.chunk_rows).tolist()))
+
+    def complete(self, split: str) -> bool:
+        """Return whether every row of a split is done."""
+        return not (self.status[self.rows_of(split)] == NOT_DONE).any()
+
+    def reopened(self) -> Self:
+        """Return the same set as it is now."""
+        return type(self)(self.cache, self.name)
+
+    @cached_property
+    def status(self) -> np.ndarray:
+        """Status of each sample, uint8: 0 ok, 1 failed, 255 not done."""
+        return self._read("status")
+
+    @cached_property
+    def length(self) -> np.ndarray:
+        """Valid local rows, or tokens, of each sample, int32."""
+        return self._read("length") if "length" in self.group else np.ones(self.samples, np.int32)
+
+    @property
+    def failures(self) -> list[tuple[str, str]]:
+        """Image id and reason of each sample that could not be read."""
+        found = []
+        for name in self.cache.folder.names(f"{self.path}/status"):
+            if name.startswith("failed."):
+                lines = (self.cache.folder.read(f"{self.path}/status/{name}") or b"").decode().splitlines()
+                found += [(line["row"], line["id"], line["reason"]) for line in map(json.loads, lines)]
+        return [(key, reason) for _, key, reason in sorted(found)]
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """{image id: reason} of what could not be read; several captions' reasons are joined."""
+        reasons: dict[str, str] = {}
+        for key, reason in self.failures:
+            reasons[key] = f"{reasons[key]}; {reason}" if key in reasons else reason
+        return reasons
+
+    # Reading
+
+    def array_of(self, name: str) -> "zarr.Array[Any]":
+        """Return a Zarr array of the set.
+
+        Raises:
+            CacheError: the set has none of that name, or its metadata is damaged.
+        """
+        if name not in self._arrays:
+            with self.cache.folder.answering():
+                try:
+                    array = self.group[name]
+                    assert isinstance(array, zarr.Array)
+                except (KeyError, ValueError, AssertionError) as error:
+                    raise CacheError(f"{self.cache.url}: '{self.path}/{name}' is missing or damaged") from error
+            # Zeros are data: an empty chunk would have no file, as one that was lost.
+            self._arrays[name] = array.with_config({"write_empty_chunks": True})
+        return self._arrays[name]
+
+    @property
+    def array_names(self) -> list[str]:
+        """Names of the arrays; ``status`` is the last."""
+        return list(self.attributes["arrays"])
+
+    def _read(self, name: str) -> np.ndarray:
+        """Read an array of one number a sample; where a chunk of a done sample is lost its values are negative."""
+        values = self.cache.read_array(self.array_of(name))
+        if name != "status" and (values[self.status != NOT_DONE] < 0).any():
+            raise CacheError(f"{self.cache.url}: '{self.path}/{name}' has lost chunks; extract again with --repair")
+        return values
+
+    def rows_in_memory(self, name: str, views: int = 1) -> Rows:
+        """Return what gathers rows of an array."""
+        if name not in self._rows:
+            self._rows[name] = Rows(self.cache.folder, self.array_of(name), views)
+        return self._rows[name]
+
+    # Writing
+
+    def blank(self, chunk: int) -> dict[str, np.ndarray]:
+        """Return the arrays of a chunk by name, filled with their fill values."""
+        first, last = self.rows_in(chunk)
+        blank = {}
+        for name in self.array_names:
+            array = self.array_of(name)
+            rows = array.chunks[0] if name in ("token", "local") and self.modality == "captions" else last - first
+            blank[name] = np.full((rows, *array.shape[1:]), array.fill_value, array.dtype)
+        return blank
+
+    def begun(self, chunk: int) -> dict[str, np.ndarray]:
+        """Return the arrays of a chunk by name as they are in the store, or blank if none of its samples is done."""
+        first, last = self.rows_in(chunk)
+        if (self.status[first:last] == NOT_DONE).all():
+            return self.blank(chunk)
+        with self.cache.folder.answering():
+            return {name: np.asarray(self.array_of(name)[first:last]).copy() for name in self.array_names}
+
+    def write(self, chunk: int, arrays: Mapping[str, np.ndarray], failed: Mapping[int, str] = {}) -> None:
+        """Write a chunk of every array, ``status`` last, whatever lies there.
+
+        Args:
+            chunk: its number.
+            arrays: as `blank` returns them.
+            failed: {row: reason} of samples that could not be read; rows are those of the data set.
+        """
+        folder = self.cache.folder
+        *features, mark = self.array_names
+        for name in features:
+            self._write(name, chunk, arrays[name])
+        if failed:
+            ids = self.cache.ids_of(self.modality, list(failed))
+            lines = [{"row": row, "id": key, "reason": failed[row]} for row, key in zip(failed, ids, strict=True)]
+            text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+            folder.write(f"{self.path}/status/failed.{chunk}.jsonl", text.encode())
+        folder.sync(f"{self.path}/{name}" for name in features)
+        self._write(mark, chunk, arrays[mark])
+        folder.sync([f"{self.path}/{mark}"])
+
+    def _write(self, name: str, chunk: int, values: np.ndarray) -> None:
+        array = self.array_of(name)
+        first = chunk * array.chunks[0]
+        with self.cache.folder.answering():
+            array[first : first + len(values)] = values
+
+    def forget(self, chunk: int) -> None:
+        """Delete a chunk, its mark first."""
+        folder = self.cache.folder
+        for name in reversed(self.array_names):
+            folder.remove(f"{self.path}/{name}/{chunk_file(self.array_of(name), chunk)}")
+        folder.remove(f"{self.path}/status/failed.{chunk}.jsonl")
+
+
+class ImageSet(FeatureSet):
+    """Image features of one encoder.
+
+    Attributes:
+        rows: local rows of an image, N; the most, where they vary.
+        views: of an image; the first is the image as it is.
+        grid: height and width, in cells, of the grid that the rows fill row by row; None where they fill none.
+        cells: height and width of the encoder's own map, whose cells those of `grid` average; None: the same.
+    """
+
+    modality = "images"
+
+    def __init__(self, cache: "FeatureCache", name: str) -> None:
+        super().__init__(cache, name)
+        self.rows: int = self.attributes["rows"]
+        self.views: int = self.attributes.get("views", 1)
+        self.grid = _pair(self.attributes.get("grid"))
+        self.cells = _pair(self.attributes.get("cells"))
+
+    @property
+    def samples(self) -> int:
+        """How many images the data set has."""
+        return self.cache.images
+
+    def rows_of(self, split: str) -> slice:
+        """Return the image rows of a split."""
+        return slice(*self.cache.splits[split])
+
+    def local(self, rows: np.ndarray, view: np.ndarray | int = 0) -> np.ndarray:
+        """Return the local features [B,N,C] of these image rows, in one view or each in its own [B]."""
+        return self._features("local", rows, view)
+
+    def global_(self, rows: np.ndarray, view: np.ndarray | int = 0) -> np.ndarray:
+        """Return the global features [B,C] of these image rows, in one view or each in its own [B]."""
+        return self._features("global", rows, view)
+
+    def _features(self, name: str, rows: np.ndarray, view: np.ndarray | int) -> np.ndarray:
+        return self.rows_in_memory(name, self.views).gather(np.asarray(rows) * self.views + view)
+
+    def array(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Return any array of these image rows.
+
+        ``length`` [B], ``size`` [B,2] (width, height), ``digest`` [B,16], or of regions ``boxes`` [B,N,4], ``classes``
+        or ``scores`` [B,N]. Features of several views are [B,V,…].
+
+        Raises:
+            CacheError: the set has no such array.
+        """
+        if name == "length":
+            return np.asarray(self.length[rows])
+        if name in ("local", "global") and self.views > 1:
+            return np.stack([self._features(name, rows, view) for view in range(self.views)], axis=1)
+        return self.rows_in_memory(name).gather(rows)
+
+
+class CaptionSet(FeatureSet):
+    """Caption features of one encoder, packed.
+
+    Attributes:
+        vocabulary: of a ``words`` set, the words by token id.
+    """
+
+    modality = "captions"
+
+    def __init__(self, cache: "FeatureCache", name: str) -> None:
+        super().__init__(cache, name)
+        words = self.attributes.get("vocabulary")
+        self.vocabulary: tuple[str, ...] | None = None if words is None else tuple(words)
+
+    @property
+    def samples(self) -> int:
+        """How many captions the data set has."""
+        return self.cache.captions
+
+    def rows_of(self, split: str) -> slice:
+        """Return the caption rows of a split."""
+        return slice(*self.cache.captions_of(*self.cache.splits[split]))
+
+    @cached_property
+    def _start(self) -> np.ndarray:
+        return self._read("start")
+
+    def local(self, rows: np.ndarray) -> np.ndarray:
+        """Return the token features of these caption rows, packed [sum of lengths, C]."""
+        return self.rows_in_memory("local").gather(self._start[rows], self.length[rows])
+
+    def global_(self, rows: np.ndarray) -> np.ndarray:
+        """Return the global features [B,C] of these caption rows."""
+        return self.rows_in_memory("global").gather(rows)
+
+    def token(self, rows: np.ndarray) -> np.ndarray:
+        """Return the token ids of these caption rows, packed int32 [sum of lengths]."""
+        return self.rows_in_memory("token").gather(self._start[rows], self.length[rows])
+
+
+def chunk_file(array: "zarr.Array[Any]", chunk: int) -> str:
+    """Return the file name of a chunk along the first axis, which has all of the others."""
+    return f"c.{chunk}" + ".0" * (array.ndim - 1)
+
+
+def _open_set(url: str, path: str) -> FeatureSet:
+    from .store import FeatureCache
+
+    return FeatureCache.open(url).set_at(path)
+
+
+def _pair(values: Any) -> tuple[int, int] | None:
+    return None if values is None else (int(values[0]), int(values[1]))

@@ -2,15 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ..pipeline.wording import printable
 from .parsing import FOLDER, Sectioned, require_there
-
-if TYPE_CHECKING:
-    from ..heads.report.diagnostics import Diagnosis
 
 
 @click.command(
@@ -83,7 +80,7 @@ def eval_(runs: tuple[str, ...], diagnostics: bool, data_root: Path | None, as_j
     evaluation = evaluate(runs, **options)
     diagnosis = None
     if diagnostics:
-        from ..heads.report.diagnostics import diagnose
+        from ..heads.diagnostics import diagnose
 
         same = {key: options[key] for key in ("store", "split", "ties", "device")}
         diagnosis = diagnose(runs[0], **same, data_root=data_root)
@@ -93,19 +90,4 @@ def eval_(runs: tuple[str, ...], diagnostics: bool, data_root: Path | None, as_j
         return
     click.echo("\n".join(map(printable, str(evaluation).splitlines())))
     if diagnosis is not None:
-        click.echo(f"\n{format_diagnostics(diagnosis)}")
-
-
-def format_diagnostics(found: "Diagnosis") -> str:
-    """Return a diagnosis for a terminal: the tables of the report, the samples at both ends, and what is missing."""
-    from ..heads.report.sections.diagnoses import diagnosis
-
-    page = diagnosis(found, None)
-    tables = [*page.tables.values(), *page.heat_maps.values(), *(plot.table for plot in page.plots.values())]
-    parts = ["\n".join(printable(f"{name}: {value}") for name, value in page.facts), *map(str, tables)]
-    for title, items in page.uncertain.items():
-        parts.append(
-            "\n".join([title, *(printable(f"{item.note:>9}  {f'{item.name}  {item.text}'.strip()}") for item in items)])
-        )
-    parts.append("\n".join(printable(f"not shown: {what}: {why}") for what, why in page.reasons.items()))
-    return "\n\n".join(parts)
+        click.echo(f"\n{diagnosis}")

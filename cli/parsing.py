@@ -1,7 +1,7 @@
 """How options that several commands have are read, and refused before any work begins."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -109,44 +109,6 @@ def one_recipe(_ctx: click.Context, _parameter: click.Parameter, value: tuple[st
         several = "`xret ablate --baseline` puts others into its table"
         raise click.BadParameter(f"give one recipe, not {' and '.join(value)}; {several}")
     return value[0] if value else None
-
-
-def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of commands that look at runs: what is looked at, how ties count, and what crops need."""
-    for option in reversed(
-        (
-            click.option(
-                "--store", help="Another feature cache, with features of the same encoders; by default each run's own."
-            ),
-            click.option("--split", default="test", show_default=True, help="Whose images and captions."),
-            click.option(
-                "--ties",
-                default="pessimistic",
-                show_default=True,
-                type=click.Choice(["pessimistic", "optimistic", "mean"]),
-                help="Rank of the right item among equal scores: last, first, or on average.",
-            ),
-            click.option(
-                "--data-root",
-                type=FOLDER,
-                help="The folder of the images, or the one that the manifest's relative paths start from; of a data "
-                "set with regions, crops are made of them.",
-            ),
-            click.option(
-                "--visual-weights",
-                metavar="HUB_ID|DIR|FILE",
-                help="For crops: the image encoder's weights, if they have moved.",
-            ),
-            click.option(
-                "--text-weights",
-                metavar="HUB_ID|DIR",
-                help="For crops: the text encoder's weights, if they have moved.",
-            ),
-            click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
-        )
-    ):
-        command = option(command)
-    return command
 
 
 def require_there(paths: Iterable[str | Path], what: str = "run") -> None:

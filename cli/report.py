@@ -7,17 +7,10 @@ from typing import Any
 import click
 
 from ..pipeline.wording import in_bytes
-from .parsing import Sectioned, require_there, view_options
+from .parsing import FOLDER, require_there
 
 
-@click.command(
-    cls=Sectioned,
-    sections={
-        "The page": "out split ties seed",
-        "Pictures and crops": "data_root visual_weights text_weights",
-        "Where and how it runs": "store device",
-    },
-)
+@click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN ...]")
 @click.option(
     "--out",
@@ -26,14 +19,17 @@ from .parsing import Sectioned, require_there, view_options
     show_default=True,
     help="The HTML file; an earlier report there is replaced, anything else is not.",
 )
-@view_options
+@click.option("--data-root", type=FOLDER, help="The folder of the images, or of the data set's manifest.")
+@click.option("--split", default="test", show_default=True, help="Whose images and captions.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Picks what is shown.")
+@click.option("--store", help="Another feature cache, with features of the same encoders; by default each run's own.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 def report(runs: tuple[str, ...], out: Path, **options: Any) -> None:
     """Write an HTML page about one run, or several side by side.
 
-    The page is one file, and needs no network: tables, training curves, diagnostics, a map of the embedding space,
-    attention, what each element finds, and galleries of queries; without --data-root, ids and captions stand for
-    pictures. Needs pip install 'xret[report]'.
+    The page is one file, and needs no network: what was trained, tables with frozen encoders and chance, training
+    curves, where runs disagree, galleries of queries, attention, and what each element finds. Without --data-root, ids
+    and captions are shown instead of pictures.
 
     \b
     xret report run --data-root DIR

@@ -15,7 +15,7 @@ from xret.cli import main
 from xret.cli.parsing import one_recipe
 from xret.heads.ablation.ablation import ablate
 from xret.heads.ablation.plan import make_plan
-from xret.heads.report.diagnostics import diagnose
+from xret.heads.diagnostics import diagnose
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.runs.run import Run
 from xret.heads.tuning.tuning import tune

@@ -71,18 +71,17 @@ class Judgements:
         )
         ways = [(similarity[0], captions, of_image), (similarity[1], images, of_caption)]
         if protocol == "cxc":
-            return metrics.recall_table(*(best_ranks(scored, right) for scored, right, _ in ways), ties)
+            return metrics.recall_table(best_ranks(*ways[0][:2]), best_ranks(*ways[1][:2]), ties)
         if protocol == "eccv":
-            return Table(
-                *(
-                    {
-                        "mAP@R": _percent(map_at_r(scored, right, ties, count)),
-                        "R-P": _percent(r_precision(scored, right, ties, count)),
-                        "R@1": metrics.recall(best_ranks(scored, right), 1, ties),
-                    }
-                    for scored, right, count in ways
-                )
-            )
+            measured = [
+                {
+                    "mAP@R": _percent(map_at_r(scored, right, ties, count)),
+                    "R-P": _percent(r_precision(scored, right, ties, count)),
+                    "R@1": metrics.recall(best_ranks(scored, right), 1, ties),
+                }
+                for scored, right, count in ways
+            ]
+            return Table(measured[0], measured[1])
         found = [{"RPC2": _percent(r_precision(scored, right, ties, count))} for scored, right, count in ways]
         return _with_folds("RPC2 1K", found, scores, [(captions, images)], ties)
 
@@ -219,7 +218,7 @@ def _with_folds(
                 some = scores.similarity[rows][:, columns.to(scores.similarity.device)]
                 found.append(_r_precisions(some, (captions[rows][:, columns], images[columns][:, rows]), ties))
         ways = [way | {name: fmean(values)} for way, values in zip(ways, zip(*found, strict=True), strict=True)]
-    return Table(*ways)
+    return Table(ways[0], ways[1])
 
 
 def _r_precisions(similarity: Tensor, matches: Matches, ties: Ties) -> tuple[float, float]:

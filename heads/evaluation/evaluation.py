@@ -22,7 +22,7 @@ from ...pipeline.store import FeatureCache
 from ...pipeline.wording import counted
 from ..runs.features import Sets, require_views
 from .coco import GroundTruth, ground_truth
-from .metrics import WAYS, Ties, chance_rsum, recalls, require_folds, require_ties
+from .metrics import WAYS, Table, Ties, chance_rsum, recalls, require_folds, require_ties
 from .paper_rows import ROWS, row_of
 from .rankers import Ranker, in_one_space, open_rankers
 from .scoring import Scores
@@ -292,10 +292,11 @@ def _tables(
 def _result(
     protocol: str, truth: GroundTruth | None, scores: Scores, rankers: Several[Ranker], split: str, ties: Ties
 ) -> Result:
-    if truth is None:
-        found = recalls(scores.similarity, scores.caption_image, protocol, ties)
-    else:
-        found = truth.table(protocol, scores, ties)
+    found: Table = (
+        recalls(scores.similarity, scores.caption_image, protocol, ties)
+        if truth is None
+        else truth.table(protocol, scores, ties)
+    )
     run = rankers[0].run if len(rankers) == 1 else None
     row = row_of(rankers[0].cache.dataset, protocol) if run is not None and split == "test" else None
     of_papers_size = row is not None and ROWS[row].images == len(scores.ids)

@@ -19,23 +19,15 @@ from ...pipeline.reading.reattachment import find_pictures
 from ...pipeline.store import FeatureCache, ImageSet
 
 SIDE = 240  # pixels of the longer side of a thumbnail, and of either side of what a network saw
-QUALITY = 75  # of the JPEG files
 HEAT = ((110, 40, 200), (235, 60, 60), (255, 215, 40))  # red, green, blue from where few look to where most do
 COVER = 140  # of 255: how far they cover a picture at most, which stays visible
 
-Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels of a file
-Part = Box | tuple[str, float]  # or what a network saw, see `input_of`
+Part = tuple[str, float]  # what a network saw, see `input_of`
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture that the page holds.
-
-    Attributes:
-        key: its id on the page.
-        size: width and height, pixels.
-        data: a JPEG file in base64.
-    """
+    """A picture that the page holds: its id on the page, width and height in pixels, a JPEG file in base64."""
 
     key: str
     size: tuple[int, int]
@@ -49,9 +41,28 @@ class Picture:
             f'aria-label="{html.escape(alt)}"><use href="#{self.key}"/>{over}</svg>'
         )
 
+    def outlined(self, box: Several[float]) -> str:
+        """Return SVG that outlines a box: x1, y1, x2, y2 as shares of the width and height."""
+        (x1, y1, x2, y2), (width, height) = box, self.size
+        return (
+            f'<rect x="{x1 * width:.1f}" y="{y1 * height:.1f}" width="{(x2 - x1) * width:.1f}" '
+            f'height="{(y2 - y1) * height:.1f}" class="outline"/>'
+        )
+
+    def heated(self, values: np.ndarray) -> str:
+        """Return SVG that colours the picture where `values`, [rows, columns] of a grid over it, are high (0 to 1)."""
+        values = values.clip(0, 1)
+        colours = [np.interp(values, np.linspace(0, 1, len(HEAT)), channel) for channel in zip(*HEAT, strict=True)]
+        pixels = np.stack([*colours, COVER * values], -1).round().astype(np.uint8)
+        width, height = self.size
+        return (
+            f'<image width="{width}" height="{height}" preserveAspectRatio="none" '
+            f'href="data:image/png;base64,{_base64(Image.fromarray(pixels), "PNG")}"/>'
+        )
+
 
 class Pictures:
-    """Shows the images of a data set, where their files are there.
+    """Shows the images of a data set, if their files are there.
 
     Args:
         cache: names the data set and the files.
@@ -59,7 +70,7 @@ class Pictures:
 
     Attributes:
         upright: whether pictures are turned as their EXIF orientations say.
-        why_not: a sentence, where there are no pictures at all; else None.
+        why_not: a sentence, if there are no pictures at all; else None.
         unreadable: names of files that were wanted and cannot be read, each with a sentence that says why.
     """
 
@@ -74,11 +85,6 @@ class Pictures:
         except (CacheError, ManifestError, StoreError) as error:
             self.why_not = str(error)
 
-    @property
-    def reason(self) -> str:
-        """A sentence, why the first unreadable one cannot be read; empty where there is none."""
-        return next(iter(self.unreadable.values()), "")
-
     def seen(self, upright: bool) -> "Pictures":
         """Return the same pictures as a feature set saw them; what the page holds is held in common."""
         pictures = copy(self)
@@ -91,17 +97,12 @@ class Pictures:
         return [picture for picture in self._held.values() if picture is not None]
 
     def show(self, file_name: str, alt: str) -> str | None:
-        """Return a picture as SVG, described by `alt`; None where it cannot be shown."""
+        """Return a picture as SVG, described by `alt`; None if it cannot be shown."""
         held = self.hold(file_name)
         return None if held is None else held.svg(alt)
 
     def hold(self, file_name: str, part: Part | None = None) -> Picture | None:
-        """Return a picture that the page will hold; None where it cannot be shown.
-
-        Args:
-            file_name: as the store has it.
-            part: a box of it, or what a network saw of it; None: the whole picture.
-        """
+        """Return a picture that the page will hold, the whole or the `part` a network saw; None if it is unreadable."""
         if self._reader is None:
             return None
         key = (file_name, part, self.upright)
@@ -115,18 +116,17 @@ class Pictures:
             if part is None:
                 image = thumbnail(picture, SIDE, self.upright)
             else:
-                image = _cut(open_image(picture, upright=self.upright), part)
+                image = _cut(open_image(picture, upright=self.upright), *part)
         except (SampleError, ManifestError) as error:
             self.unreadable.setdefault(file_name, str(error))
             return None
-        return Picture(key, image.size, _base64(image, "JPEG", quality=QUALITY))
+        return Picture(key, image.size, _base64(image, "JPEG", quality=75))
 
 
-def input_of(features: ImageSet) -> tuple[str, float] | None:
+def input_of(features: ImageSet) -> Part | None:
     """Return how a grid's network sees an image: the middle of its shorter side, or of it stretched to a square.
 
-    ``("crop", share of the shorter side)`` or ``("stretch", share of the square's side)``. None: whole, or nobody
-    knows.
+    ``("crop", share of the shorter side)`` or ``("stretch", share of the square's side)``. None: whole, or unknown.
     """
     preprocessing = features.identity.get("preprocessing")
     if features.kind != "grid" or not isinstance(preprocessing, dict):
@@ -138,46 +138,11 @@ def input_of(features: ImageSet) -> tuple[str, float] | None:
     return None
 
 
-def heat(values: np.ndarray, width: int, height: int) -> str:
-    """Return SVG that colours a picture where `values` are high.
-
-    Args:
-        values: [rows, columns] of a grid over the picture, from 0 (as it is) to 1.
-        width: of the picture, pixels; `height` likewise.
-    """
-    values = values.clip(0, 1)
-    colours = [np.interp(values, np.linspace(0, 1, len(HEAT)), channel) for channel in zip(*HEAT, strict=True)]
-    pixels = np.stack([*colours, COVER * values], -1).round().astype(np.uint8)
-    data = _base64(Image.fromarray(pixels), "PNG")
-    return f'<image width="{width}" height="{height}" preserveAspectRatio="none" href="data:image/png;base64,{data}"/>'
-
-
-def box_outline(box: Several[float], picture: Picture, style: str = "outline") -> str:
-    """Return SVG that outlines a box over a picture.
-
-    Args:
-        box: x1, y1, x2, y2 as shares of the picture's width and height.
-        picture: what it is drawn over.
-        style: class of the style sheet.
-    """
-    (x1, y1, x2, y2), (width, height) = box, picture.size
-    return (
-        f'<rect x="{x1 * width:.1f}" y="{y1 * height:.1f}" width="{(x2 - x1) * width:.1f}" '
-        f'height="{(y2 - y1) * height:.1f}" class="{style}"/>'
-    )
-
-
-def _cut(image: Image.Image, part: Part) -> Image.Image:
-    """Return a box of a picture made small, or what a network saw."""
-    if len(part) == 4:
-        return thumbnail(image.crop(part), SIDE)
-    way, share = part
-    if way == "stretch":
-        left, top = ((1 - share) / 2 * side for side in image.size)
-        return image.resize((SIDE, SIDE), box=(left, top, image.width - left, image.height - top))
-    side = min(image.size) * share
-    left, top = (image.width - side) / 2, (image.height - side) / 2
-    return image.resize((SIDE, SIDE), box=(left, top, left + side, top + side))
+def _cut(image: Image.Image, way: str, share: float) -> Image.Image:
+    """Return what a network saw of a picture."""
+    width, height = (side * share for side in (image.size if way == "stretch" else [min(image.size)] * 2))
+    left, top = (image.width - width) / 2, (image.height - height) / 2
+    return image.resize((SIDE, SIDE), box=(left, top, left + width, top + height))
 
 
 def _base64(image: Image.Image, kind: str, **options: Any) -> str:

@@ -19,12 +19,12 @@ from typing import Any
 import click
 import torch
 
+from xret.heads.diagnostics.cost import cost
 from xret.heads.model import FeatureFacts, Model, build_model
 from xret.heads.modules.embedding import Embedding, each
 from xret.heads.modules.similarity import in_blocks
 from xret.heads.recipes.names import recipe_names
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.report.diagnostics.cost import cost
 from xret.pipeline.reading.batches import Features
 
 REGIONS, CHANNELS, WORDS, VOCABULARY = 36, 2048, 12, 10_000

@@ -8,9 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from xret.cli import main
-from xret.cli.eval import eval_
 from xret.cli.parsing import NEW_FILE, NEW_FOLDER, Sectioned
-from xret.cli.report import report
 from xret.pipeline.errors import XretError
 
 
@@ -51,15 +49,8 @@ def test_a_folder_is_no_file(tmp_path):
     assert "is a directory" in result.stderr
 
 
-def test_commands_that_look_at_runs_say_their_options_alike():
-    told = [{option.name: option for option in command.params} for command in (eval_, report)]
-    for name in ("store", "split", "ties", "data_root", "visual_weights", "text_weights", "device"):
-        one, other = (options[name] for options in told)
-        assert (one.help, one.default, one.opts) == (other.help, other.default, other.opts)
-
-
 def test_help_lists_the_options_of_a_long_command_below_headings():
-    for name in ("extract", "train-head", "finetune", "ablate", "eval", "report", "search"):
+    for name in ("extract", "train-head", "finetune", "ablate", "eval", "search"):
         command = main.commands[name]
         text = CliRunner().invoke(main, [name, "--help"]).stdout
         assert isinstance(command, Sectioned)

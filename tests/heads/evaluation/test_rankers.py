@@ -42,14 +42,14 @@ def test_a_store_that_was_moved_is_asked_for(folder, tmp_path):
     train(url, recipe_of("vsepp"), tmp_path / "run", device="cpu")
     (tmp_path / "before.zarr").rename(tmp_path / "after.zarr")
     sentence = (
-        r"is not there or not usable \(.*before\.zarr: no feature cache is there.*; name where it is now with --store"
+        r"is not there or not usable \(.*before\.zarr: there is no feature store.*; name where it is now with --store"
     )
     with pytest.raises(RunError, match=sentence):
         evaluate([tmp_path / "run"], device="cpu")
     with pytest.raises(RunError, match=sentence):
         score(tmp_path / "run", device="cpu")
     assert evaluate([tmp_path / "run"], store=str(tmp_path / "after.zarr"), device="cpu").results
-    with pytest.raises(CacheError, match="no feature cache is there"):
+    with pytest.raises(CacheError, match="there is no feature store"):
         evaluate([tmp_path / "run"], store=url, device="cpu")
 
 

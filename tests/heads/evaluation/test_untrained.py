@@ -129,14 +129,11 @@ def test_a_training_says_what_it_has_to_beat(store, run):
 
 def test_an_ablation_has_a_row_of_it(store, folder):
     words = [store, "--recipe", "linear", *SMALL, "--vary", "optimizer.lr=0.001,0.01", "--out", str(folder / "ablated")]
-    drawn = folder / "ablated.svg"
-    done = CliRunner().invoke(ablate, [*words, "--plot", str(drawn), "--csv", str(folder / "ablated.csv")])
+    done = CliRunner().invoke(ablate, words)
     assert done.exit_code == 0, done.output
     frozen = evaluate(store, device="cpu").results[0].rsum
     (row,) = [line for line in done.stdout.splitlines() if line.startswith("untrained grid@")]
     assert f"{frozen:.2f}" in row
-    assert drawn.stat().st_size > 0
-    assert "untrained" in (folder / "ablated.csv").read_text()
 
 
 def test_a_report_has_a_row_of_it(run, folder):

@@ -6,8 +6,9 @@ from PIL import Image
 from small_reports import recipe_of
 from small_store import make_store
 
+from xret.heads.evaluation.embedded import embed_run
+from xret.heads.report.examples import PageRun
 from xret.heads.report.pictures import Pictures
-from xret.heads.report.views import open_views
 from xret.heads.training.training import train
 
 
@@ -36,11 +37,14 @@ def run(folder):
 
 
 @pytest.fixture(scope="session")
-def view(run):
-    (view,) = open_views([run("setdiv")], None, "test", "cpu")
-    return view
+def shown(run):
+    def opened(name, data_root=None):
+        seen = embed_run(run(name), None, "test", "cpu")
+        return PageRun(name, seen, Pictures(seen.ranker.cache, data_root))
+
+    return opened
 
 
-@pytest.fixture
-def no_pictures(view):
-    return Pictures(view.cache, None)
+@pytest.fixture(scope="session")
+def setdiv(shown):
+    return shown("setdiv")

@@ -6,9 +6,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from oriented import save, shown
 from PIL import Image
 from torchvision.transforms import functional as transforms
 
+from xret.heads.diagnostics.crops import Images
+from xret.heads.report.attention import place_of
+from xret.heads.report.examples import PageRun
 from xret.heads.report.pictures import SIDE, Pictures, input_of
 from xret.pipeline.data.sources import FOLDER, FolderReader
 
@@ -29,11 +33,11 @@ def test_a_picture_is_shown_as_the_network_saw_it(tmp_path):
     Image.fromarray(np.stack([across, down, 0 * down], 2).astype(np.uint8)).save(tmp_path / "a.png")
     features = SimpleNamespace(kind="grid", identity={"preprocessing": {"resize": 256, "crop": 224}})
     held = Pictures(holding("a.png"), tmp_path).hold("a.png", input_of(features))
-    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(held.data)))).astype(float)
+    seen = np.asarray(Image.open(io.BytesIO(base64.b64decode(held.data)))).astype(float)
     resized = transforms.resize(Image.open(tmp_path / "a.png"), [256])
     expected = np.asarray(transforms.center_crop(resized, [224]).resize((SIDE, SIDE))).astype(float)
     assert held.size == (SIDE, SIDE)
-    assert np.abs(shown - expected).mean() < 3
+    assert np.abs(seen - expected).mean() < 3
     features.identity = {"preprocessing": {"stretch": 64}}
     assert input_of(features) == ("stretch", 1.0)
     features.identity = {}
@@ -46,27 +50,55 @@ def test_a_video_is_shown_by_its_first_frame(tmp_path):
         Image.new("RGB", (400, 200), colour).save(tmp_path / "clip" / name)
     pictures = Pictures(holding("clip"), tmp_path)
     held = pictures.hold("clip")
-    shown = Image.open(io.BytesIO(base64.b64decode(held.data)))
-    assert held.size == shown.size == (SIDE, SIDE // 2)
-    np.testing.assert_allclose(shown.getpixel((20, 20)), (255, 0, 0), atol=3)
+    seen = Image.open(io.BytesIO(base64.b64decode(held.data)))
+    assert held.size == seen.size == (SIDE, SIDE // 2)
+    np.testing.assert_allclose(seen.getpixel((20, 20)), (255, 0, 0), atol=3)
     assert not pictures.unreadable
 
 
-def test_a_crop_is_cut_where_its_box_is(tmp_path):
-    pixels = np.zeros((40, 60, 3), dtype=np.uint8)
-    pixels[8:24, 16:48] = (0, 0, 255)
-    Image.fromarray(pixels).save(tmp_path / "a.png")
-    pictures = Pictures(holding("a.png"), tmp_path)
-    held = pictures.hold("a.png", (16, 8, 48, 24))
-    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(held.data)))).astype(int)
-    assert shown.shape == (16, 32, 3)
-    assert np.abs(shown - (0, 0, 255)).max() < 6
-    assert pictures.hold("a.png").key != held.key
-
-
-def test_a_picture_is_held_once(folder, view):
-    pictures = Pictures(view.cache, folder)
-    shown = [pictures.show("60.jpg", 'a "quoted" <one>') for _ in range(3)]
+def test_a_picture_is_held_once(folder, setdiv):
+    pictures = Pictures(setdiv.seen.ranker.cache, folder)
+    svgs = [pictures.show("60.jpg", 'a "quoted" <one>') for _ in range(3)]
     assert len(pictures.held) == 1
-    assert shown[0] == shown[2]
-    assert 'aria-label="a &quot;quoted&quot; &lt;one&gt;"' in shown[0]
+    assert svgs[0] == svgs[2]
+    assert 'aria-label="a &quot;quoted&quot; &lt;one&gt;"' in svgs[0]
+
+
+# ---- EXIF orientations ----
+
+PIXELS = np.zeros((40, 60, 3), dtype=np.uint8)
+PIXELS[:, :30] = (250, 20, 20)  # red on the left of the file; above, once it is turned
+
+
+def test_a_page_holds_a_picture_as_each_set_saw_it(tmp_path):
+    save(tmp_path / "a.png", PIXELS, 6)
+    pictures = Pictures(holding("a.png"), tmp_path)
+    for shows, expected in ((pictures, PIXELS), (pictures.seen(True), shown(PIXELS, 6))):
+        held = np.asarray(Image.open(io.BytesIO(base64.b64decode(shows.hold("a.png").data)))).astype(int)
+        np.testing.assert_allclose(held, expected, atol=60)
+    assert [picture.size for picture in pictures.held] == [(60, 40), (40, 60)]
+    assert pictures.seen(True).hold("absent.png") is None
+    assert "absent.png" in pictures.unreadable
+
+
+def test_crops_are_cut_out_of_the_picture_that_the_set_saw(tmp_path):
+    save(tmp_path / "a.png", PIXELS, 6)
+    for upright, expected in ((False, PIXELS), (True, shown(PIXELS, 6))):
+        images = Images(FolderReader(tmp_path), upright)
+        assert images.size("a.png") == images.open("a.png").size
+        np.testing.assert_array_equal(images.open("a.png"), expected)
+
+
+@pytest.mark.parametrize("size", [(60, 40), (40, 60)])
+def test_imported_boxes_lie_in_the_picture_of_their_size(tmp_path, size):
+    save(tmp_path / "a.png", PIXELS, 6)
+    box = np.array([[0, 0, 20, 10]], dtype=np.float32)
+    arrays = {"boxes": box[None], "size": np.array([size])}
+    features = SimpleNamespace(
+        kind="roi", grid=None, identity={}, length=np.array([1]), array=lambda name, rows: arrays[name][rows]
+    )
+    batches = SimpleNamespace(image_set=features, image_rows=np.array([0]))
+    seen = SimpleNamespace(batches=batches, scores=SimpleNamespace(file_names=["a.png"]))
+    place = place_of(PageRun("run", seen, Pictures(holding("a.png"), tmp_path)), 0)
+    assert place.picture.size == size
+    np.testing.assert_allclose(place.boxes * np.tile(size, 2), box)

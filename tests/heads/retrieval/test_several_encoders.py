@@ -11,10 +11,10 @@ from torch.nn.functional import normalize
 from torchvision.models import resnet18
 
 import xret
+from xret.heads.evaluation.embedded import embed_run
 from xret.heads.modules.similarity import CrossAttention
 from xret.heads.report import write_report
-from xret.heads.report.sections.word_attention import word_weights, words_of
-from xret.heads.report.views import open_views
+from xret.heads.report.attention import word_attention, words_of
 from xret.heads.retrieval import hub
 from xret.heads.retrieval.export import export_embeddings
 from xret.heads.retrieval.queries import UnknownWordsWarning
@@ -111,22 +111,23 @@ def test_embeddings_are_exported_and_served(folder, tmp_path):
 
 
 def test_the_report_leaves_places_out(folder, tmp_path):
-    pytest.importorskip("matplotlib")
     write_report([folder / "run"], tmp_path / "r.html", data_root=folder / "pictures", device="cpu")
     page = (tmp_path / "r.html").read_text()
-    assert "Its rows are those of several feature sets, which do not share one division of the picture." in page
+    assert "its rows are those of several feature sets, which do not share one division of the picture." in page
     assert " + ".join(Retriever(folder / "run", device="cpu").run.info.names("image")) in page
 
 
 def test_words_and_tokens_have_labels_in_the_order_of_their_rows(folder, tmp_path):
     run = make_run(str(folder / "all.zarr"), tmp_path / "scan", "scan", f"data.image={NETWORK}", BOTH[1])
-    (view,) = open_views([run], None, "test", "cpu")
+    view = embed_run(run, None, "test", "cpu")
     assert isinstance(view.model.compare, CrossAttention)
     labels = words_of(view, 1)
     words = view.scores.texts[1].split()
     assert labels[: len(words)] == words
     assert labels[len(words) :] == [f"token {number + 1}" for number in range(len(labels) - len(words))]
-    assert len(labels) == word_weights(view, int(view.scores.caption_image[1]), 1).shape[1] == int(view.text.length[1])
+    assert (
+        len(labels) == word_attention(view, int(view.scores.caption_image[1]), 1).shape[1] == int(view.text.length[1])
+    )
 
 
 def test_the_backbone_of_a_single_set_is_put_back_beside_several(folder, tmp_path):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from ...modules.embedding import Embedding, Sequence, each
+from ..modules.embedding import Embedding, Sequence, each
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ import torch
 from PIL import Image
 from small_store import make_store
 
+from xret.heads.evaluation.embedded import embed_run
 from xret.heads.modules.embedding import Sequence
 from xret.heads.modules.similarity import CrossAttention
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.report import write_report
+from xret.heads.report.attention import attention_of_run, word_attention, words_of
+from xret.heads.report.examples import PageRun
 from xret.heads.report.pictures import COVER, Pictures
-from xret.heads.report.sections.word_attention import WORDS, word_weights, words_of, words_over_images
-from xret.heads.report.views import open_views
 from xret.heads.training.training import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -50,8 +51,7 @@ def run_of(folder):
 
 @pytest.fixture(scope="module")
 def view(run_of):
-    (view,) = open_views([run_of("t-i", ("grid", "words"), "adapter.words.word_dim=8")], None, "test", "cpu")
-    return view
+    return embed_run(run_of("t-i", ("grid", "words"), "adapter.words.word_dim=8"), None, "test", "cpu")
 
 
 def looked_at(queries, context, scale, slope):
@@ -85,7 +85,7 @@ def test_weights_agree_with_a_loop_over_pairs(direction, slope):
 
 def test_weights_are_those_that_the_run_compares_with(view):
     image, caption = 3, 11
-    weights = word_weights(view, image, caption)
+    weights = word_attention(view, image, caption)
     images, captions = view.image.embedding, view.text.embedding
     regions = torch.nn.functional.normalize(images.rows[image], dim=1)
     words = torch.nn.functional.normalize(captions.rows[caption, : captions.length[caption]], dim=1)
@@ -98,70 +98,71 @@ def test_weights_are_those_that_the_run_compares_with(view):
 def test_words_are_those_that_the_run_reads(view, run_of):
     for caption in range(len(view.scores.texts)):
         assert words_of(view, caption) == view.scores.texts[caption].split()
-    (tokens,) = open_views([run_of("tokens", ("grid", "tokens"))], None, "test", "cpu")
+    tokens = embed_run(run_of("tokens", ("grid", "tokens")), None, "test", "cpu")
     count = len(tokens.scores.texts[4].split())
     assert words_of(tokens, 4) == [f"token {number}" for number in range(1, count + 1)]
 
 
 def test_ends_of_captions_are_words_too(run_of, folder):
     run = run_of("ends", ("grid", "words"), "adapter.words.word_dim=8", "adapter.words.ends=true")
-    (view,) = open_views([run], None, "test", "cpu")
+    view = embed_run(run, None, "test", "cpu")
     assert words_of(view, 0) == ["<start>", *view.scores.texts[0].split(), "<end>"]
-    assert word_weights(view, 0, 0).shape[1] == len(words_of(view, 0))
-    assert words_over_images(view, Pictures(view.cache, folder), 1, 0).images
+    assert word_attention(view, 0, 0).shape[1] == len(words_of(view, 0))
+    assert attention_of_run(page_run(view, folder), 1, 0)[1]
 
 
 def test_a_word_without_a_vector_is_said_to_be_unknown(view, run_of, tmp_path):
     other = make_store(tmp_path / "other.zarr", words="zebra")
-    (other,) = open_views([run_of("t-i", ("grid", "words"))], other, "test", "cpu")
+    other = embed_run(run_of("t-i", ("grid", "words")), other, "test", "cpu")
     assert words_of(other, 0) == ["(unknown word)", *other.scores.texts[0].split()[1:]]
     assert other.scores.texts[0].startswith("zebra ")
 
 
+def page_run(view, folder):
+    return PageRun("scan", view, Pictures(view.ranker.cache, folder))
+
+
 def test_maps_show_the_weights_of_the_closest_own_caption_and_of_the_first_result(view, folder):
-    reading = words_over_images(view, Pictures(view.cache, folder), 3, 0)
-    assert (reading.by_word, reading.what, reading.reason, len(reading.images)) == (True, "cells", "", 3)
-    for image in reading.images:
-        row = view.scores.ids.index(image.name)
+    what, images, reason = attention_of_run(page_run(view, folder), 3, 0)
+    assert (what[:9], reason) == ("Each word", "")
+    titles = [image.title for image in images]
+    for name in dict.fromkeys(title.split(":")[0] for title in titles):
+        row = view.scores.ids.index(name.removeprefix("Image "))
         own = [c for c, owner in enumerate(view.scores.caption_image.tolist()) if owner == row]
         closest = max(own, key=lambda c: view.scores.similarity[row, c].item())
         first = int(view.scores.similarity[row].argmax())
-        assert [one.text for one in image.captions] == [
-            view.scores.texts[c] for c in ([closest] if first in own else [closest, first])
-        ]
-        shown = image.captions[0]
-        weights = word_weights(view, row, closest).numpy()
-        for column, word in enumerate(shown.words):
-            assert word.text == shown.text.split()[column]
-            assert float(word.most) == pytest.approx(100 * weights[:, column].max(), abs=0.06)
-            data = re.search('base64,([^"]+)', word.map)[1]
+        shown = [image for image in images if image.title.startswith(f"{name}:")]
+        expected = [view.scores.texts[c] for c in ([closest] if first in own else [closest, first])]
+        assert [one.text.split(" (similarity")[0] for one in shown] == expected
+        assert "each weight would be 25.0 %" in shown[0].text
+        weights = word_attention(view, row, closest).numpy()
+        for column, word in enumerate(shown[0].maps):
+            assert word.title == expected[0].split()[column]
+            assert float(word.text.removesuffix(" %")) == pytest.approx(100 * weights[:, column].max(), abs=0.06)
+            data = re.search('base64,([^"]+)', word.svg)[1]
             warm = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))[..., 3] / COVER
             np.testing.assert_allclose(warm.ravel(), weights[:, column] / weights[:, column].max(), atol=0.01)
-        assert (shown.even, shown.more) == ("25.0", 0)
 
 
 def test_long_captions_end_with_how_much_is_missing(view, folder, monkeypatch):
-    monkeypatch.setattr("xret.heads.report.sections.word_attention.WORDS", 2)
-    reading = words_over_images(view, Pictures(view.cache, folder), 2, 0)
-    assert len(reading.images) == 2
-    for image in reading.images:
-        for caption in image.captions:
-            assert len(caption.words) + caption.more == len(caption.text.split())
-            assert len(caption.words) == 2
-    assert WORDS > 2
+    monkeypatch.setattr("xret.heads.report.attention.WORDS", 2)
+    _, images, _ = attention_of_run(page_run(view, folder), 2, 0)
+    for image in images:
+        count = len(image.text.split(" (similarity")[0].split())
+        assert len(image.maps) == min(2, count)
+        assert image.text.endswith(f", {count - 2} more words are not shown") == (count > 2)
 
 
-def test_both_directions_have_their_page_and_vectors_have_none(run_of, folder):
+def test_both_directions_have_their_page_and_others_a_reason(run_of, folder):
     runs = [
         run_of("t-i", ("grid", "words"), "adapter.words.word_dim=8"),
         run_of("i-t", ("grid", "words"), "adapter.words.word_dim=8", "similarity.direction=i-t"),
     ]
     write_report(runs, folder / "both.html", data_root=folder, device="cpu")
-    text = " ".join((folder / "both.html").read_text().split())
-    assert text.count("Each word of a caption attends to the cells of the image") == 1
-    assert text.count("Each of the cells of the image attends to the words of a caption") == 1
+    text = (folder / "both.html").read_text()
+    assert text.count("Each word attends to the places") == text.count("Each place attends to the words") == 1
     assert text.count('class="looks"') >= 4
-    for name, reason in (("frames", "Its rows are frames of a video"), ("roi", "does not know where its regions are")):
+    for name, reason in (("frames", "its rows are frames of a video"), ("roi", "does not know where its regions are")):
         write_report([run_of(name, (name, "words"))], folder / f"{name}.html", data_root=folder, device="cpu")
         page = (folder / f"{name}.html").read_text()
         assert reason in page

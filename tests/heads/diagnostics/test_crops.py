@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from xret.heads.diagnostics import crops as crops_module
+from xret.heads.diagnostics import diagnose
+from xret.heads.diagnostics.crops import THRESHOLDS, pixels, selection_accuracy
+from xret.heads.diagnostics.regions import Region, find_manifest, overlap, read_regions, regions_of, triplet
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.report.diagnostics import crops as crops_module
-from xret.heads.report.diagnostics import diagnose
-from xret.heads.report.diagnostics.crops import THRESHOLDS, Accuracy, pixels, selection_accuracy
-from xret.heads.report.diagnostics.regions import Region, find_manifest, overlap, read_regions, regions_of, triplet
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.training.training import train
 from xret.pipeline.data.manifest import load_manifest
@@ -22,7 +22,7 @@ from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import Options, extract
 
 SIZE = 100, 50
-SMALL = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "schedule.epochs=1"]
+SMALL = {"model.dim": 16, "data.batch_size": 16, "adapter.words.word_dim": 8, "schedule.epochs": 1}
 
 
 def at(left, top, right, bottom, phrase="thing"):
@@ -143,12 +143,10 @@ def test_a_caption_file_without_regions_is_said_to_have_none(tmp_path, name, tex
 def test_binary_selection_by_hand():
     # Rows are the crops A and C, columns the captions A and C.
     similarity = torch.tensor([[[3.0, 1.0], [2.0, 4.0]], [[1.0, 2.0], [0.0, 2.0]], [[5.0, 6.0], [7.0, 6.5]]])
-    assert selection_accuracy(similarity, "pessimistic") == Accuracy(
-        {"A": pytest.approx(100 / 3), "C": pytest.approx(200 / 3)},  # C: 4 > 2, 2 > 0, 6.5 < 7
-        {"A": pytest.approx(200 / 3), "C": pytest.approx(200 / 3)},  # C: 4 > 1, 2 = 2, 6.5 > 6
-    )
-    assert selection_accuracy(similarity, "mean").text_to_image["C"] == pytest.approx(250 / 3)
-    assert selection_accuracy(similarity, "optimistic").text_to_image["C"] == 100
+    # Crop C: 4 > 2, 2 > 0, 6.5 < 7; caption C: 4 > 1, 2 = 2, 6.5 > 6.
+    assert selection_accuracy(similarity, "pessimistic") == pytest.approx([100 / 3, 200 / 3, 200 / 3, 200 / 3])
+    assert selection_accuracy(similarity, "mean")[3] == pytest.approx(250 / 3)
+    assert selection_accuracy(similarity, "optimistic")[3] == 100
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +171,7 @@ def test_crops_of_the_scenes_are_what_a_plain_loop_makes_of_them(scenes, monkeyp
     monkeypatch.setattr(crops_module, "TOGETHER", 2)
     monkeypatch.setattr(crops_module, "PART", 3)
     run = scenes / "gaussian-vsepp"
-    found = diagnose(run, device="cpu", data_root=scenes / "scenes").crops
+    found = diagnose(run, device="cpu", data_root=scenes / "scenes").tables
     retriever = Retriever(run, device="cpu")
     document = json.loads((scenes / "scenes" / "dataset_scenes.json").read_text())
     images = [image for image in document["images"] if image["split"] == "test"]
@@ -191,55 +189,31 @@ def test_crops_of_the_scenes_are_what_a_plain_loop_makes_of_them(scenes, monkeyp
             sums = pictures.log_variance.sum(1).tolist(), texts.log_variance.sum(1).tolist()
             rows.append((sums, retriever.similarity(pictures, texts)))
         plain[threshold] = rows
-    assert [one.area for one in found.thresholds] == [t for t in THRESHOLDS if plain[t]]
-    assert found.images == max(map(len, plain.values()))
-    for one in found.thresholds:
-        rows = plain[one.area]
-        assert one.triplets == len(rows) > 0
-        for side, key in enumerate(("image", "text")):
-            for part, letter in enumerate("AC"):
-                mean = sum(sums[side][part] for sums, _ in rows) / len(rows)
-                assert one.uncertainty[key][letter] == pytest.approx(mean, rel=1e-3)
-        scores = torch.stack([similarity for _, similarity in rows])
-        assert one.accuracy == selection_accuracy(scores, "pessimistic")
-    examples = [one.example for one in found.thresholds]
-    assert len({example.file_name for example in examples}) == min(len(examples), found.images)
-    for one, example in zip(found.thresholds, examples, strict=True):
-        (image,) = (image for image in images if image["filename"] == example.file_name)
-        wanted = triplet(regions_of(image["regions"], (224, 224)), (224, 224), one.area)
-        cut = []
-        with Image.open(scenes / "scenes" / "images" / image["filename"]) as picture:
-            assert example.size == list(picture.size)
-            for letter, part in zip("ABC", (wanted.a, wanted.b, wanted.c), strict=True):
-                crop = getattr(example, letter)
-                assert (tuple(crop.box), crop.phrase) == (part.box, part.phrase)
-                cut.append(picture.crop(tuple(map(int, part.box))))
-        pictures = retriever.encode_images(cut)
-        texts = retriever.encode_text([getattr(example, letter).phrase for letter in "ABC"])
-        for row, letter in enumerate("ABC"):
-            assert getattr(example, letter).uncertainty == {
-                "image": pytest.approx(pictures.log_variance[row].sum().item(), rel=1e-3),
-                "text": pytest.approx(texts.log_variance[row].sum().item(), rel=1e-3),
-            }
-        similarity = retriever.similarity(pictures, texts)[None, ::2, ::2]
-        assert example.accuracy == selection_accuracy(similarity, "pessimistic")
+    rows = dict(zip([t for t in THRESHOLDS if plain[t]], found["crops"].rows, strict=True))
+    uncertain = {row[0]: row[1:] for row in found["uncertainty of crops"].rows}
+    for threshold, (area, triplets, *accuracy) in rows.items():
+        expected = plain[threshold]
+        assert (area, triplets) == (f"{threshold:.0%}", len(expected))
+        sums = torch.tensor([one for one, _ in expected])  # [triplets, sides, A and C]
+        assert uncertain[area] == pytest.approx(sums.mean(0).flatten().tolist(), rel=1e-3)
+        scores = torch.stack([similarity for _, similarity in expected])
+        assert accuracy == selection_accuracy(scores, "pessimistic")
 
 
 def test_vectors_choose_too_and_have_no_uncertainty(scenes):
-    found = diagnose(scenes / "vsepp", device="cpu", data_root=scenes / "scenes" / "images").crops
-    assert all(one.uncertainty is one.example.B.uncertainty is None for one in found.thresholds)
-    accuracies = [one.accuracy for one in found.thresholds]
-    values = [value for one in accuracies for way in (one.image_to_text, one.text_to_image) for value in way.values()]
-    assert len(values) == 4 * len(found.thresholds) > 0
+    found = diagnose(scenes / "vsepp", device="cpu", data_root=scenes / "scenes" / "images").tables
+    assert "uncertainty of crops" not in found
+    values = [value for row in found["crops"].rows for value in row[2:]]
+    assert len(values) == 4 * len(found["crops"].rows) > 0
     assert all(0 <= value <= 100 for value in values)
 
 
 def test_why_there_are_no_crops_is_said_and_the_rest_is_there(scenes, tmp_path):
     run = scenes / "vsepp"
     found = diagnose(run, device="cpu")
-    assert found.crops is None
-    assert found.reasons["crops"].endswith("say where these are with --data-root DIR")
-    assert found.cost.macs_a_pair == 16
+    assert "crops" not in found.tables
+    assert found.reasons["crops"].endswith("name their folder with --data-root DIR")
+    assert found.tables["cost"].rows[0][1] == 16
     found = diagnose(run, device="cpu", data_root=tmp_path)
     assert "give the manifest's folder as --data-root DIR" in found.reasons["crops"]
     shutil.copytree(scenes / "scenes", tmp_path / "scenes")

@@ -11,15 +11,12 @@ import small_store
 import torch
 from PIL import Image
 from small_reports import recipe_of, require_sound
-from small_store import make_store, seal_anew
+from small_store import make_store
 
 from xret.heads.report import write_report
+from xret.heads.report.attention import CELLS, Place, grid_boxes, slot_attention
 from xret.heads.report.pictures import COVER, Picture
-from xret.heads.report.sections.attention import attention_of
-from xret.heads.report.sections.places import CELLS, Place, grid_boxes
 from xret.heads.training.training import train
-from xret.pipeline.store import FeatureCache
-from xret.pipeline.store.layout import create_image_set
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -30,13 +27,11 @@ def warmth(overlay):
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))[..., 3] / COVER
 
 
-def test_attention_is_that_of_the_model(view):
-    weights = attention_of(view, [1, 4])
-    assert weights.shape == (2, 2, 4, 4)
-    torch.testing.assert_close(weights.sum(2), torch.ones(2, 2, 4))  # slots compete for every row
-    again = attention_of(view, [4])
-    torch.testing.assert_close(weights[:, 1:], again)
-    assert (weights[:, 0] - weights[:, 1]).abs().max() > 1e-6
+def test_attention_is_that_of_the_model(setdiv):
+    weights = slot_attention(setdiv.seen, [1, 4])
+    assert weights.shape == (2, 4, 4)
+    torch.testing.assert_close(weights.sum(1), torch.ones(2, 4))  # slots compete for every row
+    torch.testing.assert_close(weights[1:], slot_attention(setdiv.seen, [4]))
 
 
 def test_the_boxes_of_a_grid_lie_row_by_row():
@@ -73,26 +68,28 @@ def test_regions_are_lit_where_they_are():
     ]
 
 
-def test_regions_of_a_store_are_drawn(tmp_path, folder, monkeypatch):
-    with_boxes = partial(create_image_set, extras=("boxes",))
-    monkeypatch.setattr(small_store, "create_image_set", with_boxes)
+@pytest.mark.parametrize("size", [(40, 30), (0, 0)])  # (0, 0): imports whose source does not give it
+def test_regions_of_a_store_are_drawn(tmp_path, folder, monkeypatch, size):
+    write = small_store.write
+
+    def with_places(features, arrays, *rest):
+        if "size" in arrays:
+            count = len(arrays["size"])
+            boxes = np.tile(np.array([4.0, 3.0, 20.0, 15.0], dtype=np.float32), (count, small_store.ROWS, 1))
+            arrays = {**arrays, "boxes": boxes, "size": np.tile(np.array(size, dtype=np.int32), (count, 1))}
+        write(features, arrays, *rest)
+
+    monkeypatch.setattr(small_store, "image_set", partial(small_store.image_set, extras=("boxes",)))
+    monkeypatch.setattr(small_store, "write", with_places)
     store = make_store(tmp_path / "roi.zarr", image="roi")
-    features = FeatureCache.open(store).image_set()
-    boxes = features.cache.store.open_array(f"{features.path}/boxes", writable=True)
-    boxes[...] = np.tile(np.array([4.0, 3.0, 20.0, 15.0], dtype=np.float32), (*boxes.shape[:2], 1))
-    size = features.cache.store.open_array(f"{features.path}/size", writable=True)
-    size[...] = np.tile(np.array([40, 30], dtype=np.int32), (size.shape[0], 1))
-    seal_anew(features)
     train(store, recipe_of("setdiv"), tmp_path / "run", device="cpu")
     write_report([tmp_path / "run"], tmp_path / "roi.html", data_root=folder, device="cpu")
     text = (tmp_path / "roi.html").read_text()
     require_sound(text)
     outlines = re.findall('<rect x="([^"]+)" y="([^"]+)" width="([^"]+)" height="([^"]+)" class="outline"', text)
-    assert len(outlines) == 3 * 2 * 4 * 2  # images, iterations, slots, regions
+    if size == (0, 0):
+        assert "the store does not know how large the pictures of its regions are" in text
+        assert outlines == []
+        return
+    assert len(outlines) == 3 * 4 * 2  # images, slots, regions
     assert set(outlines) == {("4.0", "3.0", "16.0", "12.0")}
-    size[...] = np.zeros(size.shape, dtype=np.int32)  # as imports have it whose source does not tell
-    seal_anew(features)
-    write_report([tmp_path / "run"], tmp_path / "roi.html", data_root=folder, device="cpu")
-    text = (tmp_path / "roi.html").read_text()
-    assert "The store does not know how large the pictures of its regions are." in text
-    assert 'class="outline"' not in text

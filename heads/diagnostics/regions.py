@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ....pipeline.data.manifest import Manifest, bundled_manifests, load_manifest
-from ....pipeline.documents import read_json
-from ....pipeline.errors import CacheError
-from ....pipeline.reading.reattachment import manifest_in
+from ...pipeline.data.manifest import Manifest, bundled_manifests, load_manifest
+from ...pipeline.documents import read_json
+from ...pipeline.errors import CacheError
+from ...pipeline.reading.reattachment import manifest_in
 
 LARGEST = 10  # regions of an image that are looked at
 THINNEST = 50  # longer side of a box over its shorter one: encoders refuse what is far thinner

@@ -1,0 +1,210 @@
+"""Uncertainty, coefficients and cost against numbers by hand, and all of a run's diagnostics on a small store."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from small_store import make_store
+
+from xret.heads.diagnostics import diagnose
+from xret.heads.diagnostics.coefficients import coefficient_tables, gpo_coefficients
+from xret.heads.diagnostics.cost import Cost, cost
+from xret.heads.diagnostics.uncertainty import uncertainty_tables
+from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.modules.aggregators import AGGREGATORS
+from xret.heads.modules.embedding import Gaussian, Sequence
+from xret.heads.modules.similarity import SIMILARITIES
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.retrieval.retriever import Retriever
+from xret.heads.runs.run import Run
+from xret.heads.training.training import train
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SETTINGS = {
+    "model.dim": 16,
+    "data.batch_size": 16,
+    "adapter.words.word_dim": 8,
+    "schedule.epochs": 1,
+    "optimizer.lr": 0.01,
+}
+HEADS = {f"aggregator.{side}.head_dim": 16 for side in ("image", "text")}
+FOUND = {  # what each recipe has tables of, beside the cost
+    "setdiv": {"elements"},
+    "pcme": {"elements", "uncertainty"},
+    "gaussian-vsepp": {"uncertainty"},
+    "pcmepp": {"uncertainty", "coefficients"},
+    "vse-infty": {"coefficients"},
+    "vsepp": set(),
+    "scan": set(),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("diagnostics")
+
+
+@pytest.fixture(scope="module")
+def store(folder):
+    return make_store(folder / "small.zarr")
+
+
+@pytest.fixture(scope="module")
+def run_of(store, folder):
+    def run(name):
+        if not (folder / name).exists():
+            settings = SETTINGS | (HEADS if name == "setdiv" else {})
+            train(store, load_recipe(name, settings), folder / name, device="cpu")
+        return folder / name
+
+    return run
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_run_has_what_its_embeddings_allow_and_a_reason_for_the_rest(run_of, name):
+    found = diagnose(run_of(name), device="cpu")
+    missing = {"elements", "uncertainty", "coefficients"} - FOUND[name]
+    assert set(found.reasons) == missing | {"crops"}
+    assert ("wins" in found.tables) == ("elements" in FOUND[name])
+    assert ("uncertainty" in found.tables) == ("uncertainty" in FOUND[name])
+    assert any(key.startswith("coefficients of") for key in found.tables) == ("coefficients" in FOUND[name])
+    written = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert written["tables"]["cost"]["rows"][0] == ["multiply-accumulates", found.tables["cost"].rows[0][1]]
+    printed = str(found)
+    assert all(table.caption in printed for table in found.tables.values())
+    assert all(f"not shown: {what}: {why}" in printed for what, why in found.reasons.items())
+
+
+def test_sets_of_one_element_have_no_variance_to_read(store, folder):
+    one = {f"aggregator.{side}.slots": 1 for side in ("image", "text")}
+    train(store, load_recipe("setdiv", SETTINGS | HEADS | one), folder / "one", device="cpu")
+    assert (
+        diagnose(folder / "one", device="cpu").reasons["elements"] == "the embeddings are no sets of several elements"
+    )
+
+
+@pytest.mark.parametrize(("ties", "split"), [("pessimistic", "test"), ("mean", "val")])
+def test_all_elements_have_the_rsum_and_the_variance_of_the_table(run_of, ties, split):
+    run = run_of("setdiv")
+    found = diagnose(run, device="cpu", ties=ties, split=split).tables
+    (table,) = evaluate([run], device="cpu", ties=ties, split=split).results
+    assert f"all elements give {table.rsum:.2f}" in found["rsum pairs"].caption
+    assert found["circular variance"].rows[0][3] == pytest.approx(table.log_circular_variance)
+
+
+def test_another_store(run_of, folder):
+    run, other = run_of("setdiv"), make_store(folder / "other.zarr", broken=(61,))
+    found = diagnose(run, device="cpu", store=other)
+    (table,) = evaluate([run], device="cpu", store=other).results
+    assert table.images == 11
+    assert f"all elements give {table.rsum:.2f}" in found.tables["rsum pairs"].caption
+
+
+def test_uncertainty_by_hand():
+    scores = SimpleNamespace(
+        caption_image=torch.tensor([0, 0, 1, 2, 2]),
+        file_names=["a.jpg", "b.jpg", "c.jpg"],
+        texts=["a dog", "a cat", "a cat", "a hat", "a cup"],
+    )
+    images, captions = torch.tensor([0.5, -1.0, 2.0]), torch.tensor([4.0, 3.0, 3.0, 1.0, 2.0])
+
+    def seen(one, other):
+        sides = [SimpleNamespace(uncertainty=values) for values in (one, other)]
+        return SimpleNamespace(image=sides[0], text=sides[1], scores=scores)
+
+    assert uncertainty_tables(seen(images, None)) == {}
+    found = uncertainty_tables(seen(images, captions))
+    assert found["uncertainty"].rows[0][1:] == pytest.approx([0.5, *(-1 + 0.3 * tenth for tenth in range(11))])
+    assert found["most uncertain images"].rows[0] == ["c.jpg", "a hat", 2.0]
+    assert [row[0] for row in found["least uncertain images"].rows] == ["b.jpg", "a.jpg", "c.jpg"]
+    # The second "a cat" says nothing new.
+    assert [row[1] for row in found["most uncertain captions"].rows] == ["a dog", "a cat", "a cup", "a hat"]
+    assert found["least uncertain captions"].rows[0] == ["c.jpg", "a hat", 1.0]
+
+
+def test_uncertainty_is_the_log_determinant_of_what_the_run_gives(run_of):
+    run = run_of("gaussian-vsepp")
+    found = diagnose(run, device="cpu").tables
+    gallery = Retriever(run, device="cpu").gallery
+    determinants = [torch.diag(row.double().exp()).logdet().item() for row in gallery.images.log_variance]
+    assert found["uncertainty"].rows[0][1] == pytest.approx(sum(determinants) / len(determinants))
+    best = max(range(len(determinants)), key=determinants.__getitem__)
+    name, _, value = found["most uncertain images"].rows[0]
+    assert (name, value) == (gallery.file_names[best], pytest.approx(determinants[best]))
+    assert len(found["least uncertain images"].rows) == 10
+
+
+@pytest.mark.parametrize("per_dimension", [False, True])
+def test_coefficients_of_every_length_that_occurs(per_dimension):
+    torch.manual_seed(0)
+    branch = torch.nn.Sequential(torch.nn.Linear(4, 4), AGGREGATORS["gpo"](4, 4, per_dimension=per_dimension))
+    found = gpo_coefficients(branch, torch.tensor([3, 5, 3, 0, 1]))["1"]
+    assert {length: samples for length, (samples, _) in found.items()} == {1: 2, 3: 2, 5: 1}
+    for length, (_, coefficients) in found.items():
+        assert len(coefficients) == length
+        assert sum(coefficients) == pytest.approx(1)
+        # What GPO makes of sorted rows that are 1 at one rank and 0 below is the sum of the weights up to there.
+        rows = torch.tril(torch.ones(length, length)).flip(0)
+        for rank, row in enumerate(rows.flip(0), 1):
+            local = row[None, :, None].expand(-1, -1, 4)
+            pooled = branch[1](local, torch.tensor([length]), torch.zeros(1, 4)).embedding
+            assert pooled.mean().item() == pytest.approx(sum(coefficients[:rank]), abs=1e-5)
+
+
+def test_coefficients_that_depend_on_the_sample_are_left_out():
+    assert gpo_coefficients(AGGREGATORS["gpo"](4, 4, feature_input=True), torch.tensor([3])) == {}
+    assert gpo_coefficients(AGGREGATORS["max"](4, 4), torch.tensor([3])) == {}
+
+
+def test_a_gaussian_has_the_coefficients_of_mean_and_variance(run_of):
+    run = run_of("pcmepp")
+    found = diagnose(run, device="cpu").tables
+    model = Run(run).model(torch.device("cpu"))
+    weights = model.image.aggregator.mean.coefficients(torch.tensor([4]))[0]
+    ((rows, *values),) = found["coefficients of image aggregator.mean"].rows
+    assert (rows, values) == ("4 rows", pytest.approx(weights.tolist()))
+    assert "coefficients of image aggregator.log_variance" in found
+
+
+def test_long_coefficients_are_shown_at_ten_ranks_of_the_most_frequent_lengths():
+    branch, nothing = AGGREGATORS["gpo"](4, 4), torch.nn.Identity()
+    sides = [
+        SimpleNamespace(length=torch.tensor([31] * 3 + [4] * 2 + [5, 5, 6, 6, 7])),
+        SimpleNamespace(length=torch.ones(1)),
+    ]
+    seen = SimpleNamespace(model=SimpleNamespace(image=branch, text=nothing), image=sides[0], text=sides[1])
+    (table,) = coefficient_tables(seen).values()
+    assert [row[0] for row in table.rows] == ["4 rows", "5 rows", "6 rows", "31 rows"]
+    weights = branch.coefficients(torch.tensor([31]))[0].tolist()
+    assert table.rows[3][1:] == pytest.approx([weights[round(30 * k / 9)] for k in range(10)])
+    assert table.rows[0][5:] == [None] * 6
+
+
+@pytest.mark.parametrize(
+    ("name", "embedding", "macs"),
+    [
+        ("smooth-chamfer", torch.randn(6, 4, 1024), 16_384),  # SetDiv section 4.4: 16.4 K
+        ("mil", torch.randn(6, 4, 1024), 16_384),
+        ("assignment", torch.randn(6, 4, 1024), 16_384),
+        ("match-probability", torch.randn(6, 7, 64), 49 * 64),
+        ("cosine", torch.randn(6, 1024), 1024),
+        ("kl", Gaussian(torch.randn(6, 64), torch.randn(6, 64)), 128),
+        ("min-kl", Gaussian(torch.randn(6, 64), torch.randn(6, 64)), 256),
+        ("wasserstein", Gaussian(torch.randn(6, 64), torch.randn(6, 64)), 128),
+        ("sampled-distance", Gaussian(torch.randn(6, 64), torch.randn(6, 64)), 64),
+    ],
+)
+def test_cost_by_hand(name, embedding, macs):
+    found = cost(embedding, embedding, SIMILARITIES[name]())
+    shape = list((embedding if isinstance(embedding, torch.Tensor) else embedding.mean).shape[1:])
+    assert found == Cost(macs, shape, shape)
+
+
+def test_cost_of_cross_attention_is_that_of_a_pair_of_median_lengths():
+    images = Sequence(torch.randn(3, 9, 16), torch.tensor([5, 9, 7]))
+    captions = Sequence(torch.randn(4, 6, 16), torch.tensor([2, 3, 6, 6]))
+    found = cost(images, captions, SIMILARITIES["cross-attention"]())
+    # All cosines of 7 regions and 3 words; then w G w, where G, of the regions alone, is made once for all captions.
+    assert found == Cost(7 * 3 * 16 + 7 * 7 * 3, [7, 16], [3, 16])

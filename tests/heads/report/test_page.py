@@ -1,0 +1,187 @@
+"""The report: what is on the page is what the run does, and the page is sound HTML that needs nothing else."""
+
+import re
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from small_reports import SMALL, recipe_of, require_sound
+from small_store import make_store
+
+from xret.heads.evaluation.evaluation import Evaluation, Result, evaluate
+from xret.heads.evaluation.number_table import shown as number
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.report import write_report
+from xret.heads.report.page import names
+from xret.heads.report.tables import differing_settings, evaluation_tables, line_chart, training_charts, training_table
+from xret.heads.runs.run import Run
+from xret.heads.training.training import train
+from xret.pipeline.errors import OutputError, RunError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def two(folder, run):
+    out = folder / "two.html"
+    size = write_report([run("setdiv"), run("vsepp")], out, data_root=folder, device="cpu")
+    assert out.stat().st_size == size
+    return out.read_text()
+
+
+@pytest.mark.parametrize("name", ["gaussian-vsepp", "scan", "pcme"])
+def test_every_kind_of_embedding_has_its_page(folder, run, name):
+    write_report([run(name)], folder / f"{name}.html", device="cpu")
+    text = require_sound((folder / f"{name}.html").read_text()).text
+    assert "There are no pictures on this page, only ids and captions" in text
+    assert ("Each element on its own" in text) == (name == "pcme")
+    assert number(evaluate([folder / name], device="cpu").results[0].rsum) in text
+
+
+def test_a_page_of_two_runs(two, run):
+    outline = require_sound(two)
+    for name in ("setdiv", "vsepp"):
+        result = evaluate([run(name)], device="cpu").results[0]
+        row = re.search(rf'<tr><th scope="row">{name}</th>(.*)</tr>', two)[1]
+        cells = re.findall("<td[^>]*>(.*?)</td>", row)
+        assert cells[:3] == [number(result.image_to_text[f"R@{k}"]) for k in (1, 5, 10)]
+        assert cells[4:7] == [number(result.text_to_image[f"R@{k}"]) for k in (1, 5, 10)]
+        assert cells[8] == number(result.rsum)
+    assert "12 images, 30 captions (2.50 an image), 0 skipped, ties pessimistic" in outline.text
+    assert f"validation RSUM {Run(run('setdiv')).info.best_rsum:.2f}" in outline.text
+    assert re.findall(r'<li><a href="#([a-z]+)">', two) == re.findall(r'<h2 id="([a-z]+)">', two)
+    assert re.findall(r'<h2 id="([a-z]+)">', two) == [
+        "runs", "evaluation", "training", "comparison", "galleries", "attention", "elements",
+    ]  # fmt: skip
+    galleries = two[two.index('<h2 id="galleries">') : two.index('<h2 id="attention">')]
+    assert re.findall("<p><strong>([^<]*)</strong>", galleries) == ["setdiv", "vsepp"] * 4  # two queries each way
+    assert "There is no attention of vsepp on this page: the run has no attention over local features." in outline.text
+
+
+def test_a_page_shows_in_which_settings_its_runs_differ(folder, run, tmp_path):
+    other = load_recipe("vsepp", [*SMALL, "optimizer.lr=0.25"])
+    train(str(folder / "small.zarr"), other, tmp_path / "other", device="cpu")
+    write_report([run("vsepp"), tmp_path / "other"], tmp_path / "page.html", device="cpu")
+    text = (tmp_path / "page.html").read_text()
+    row = re.search(r'<tr><th scope="row">optimizer\.lr</th>(.*)</tr>', text)[1]
+    rate = Run(run("vsepp")).recipe.optimizer.lr
+    assert re.findall("<td[^>]*>(.*?)</td>", row) == [str(rate), "0.25"]
+    assert '<th scope="row">optimizer.name</th>' not in text
+
+
+def test_settings_in_which_runs_of_one_recipe_differ():
+    other = ["optimizer.lr=0.25", "schedule.warmup_epochs=0", "runtime.cache=stream", "similarity=mil"]
+    recipes = [load_recipe("setdiv"), load_recipe("vsepp"), load_recipe("setdiv", other)]
+    rows = {row[0]: row[1:] for row in differing_settings(recipes)}
+    assert rows["optimizer.lr"] == ["0.001", "0.0002", "0.25"]
+    assert rows["similarity.alpha"] == ["16.0", "–", "–"]
+    assert differing_settings([recipes[0], recipes[1], load_recipe("setdiv", other[2:3])]) == []
+
+
+def test_captions_are_text_not_markup(two):
+    assert "<b>&amp;</b>" not in two.replace("&lt;b&gt;", "")
+    assert "&lt;b&gt;&amp;amp;&lt;/b&gt;" in two
+
+
+def test_the_same_words_give_the_same_page(folder, run):
+    for out in "ab":
+        write_report([run("vsepp")], folder / f"{out}.html", data_root=folder, device="cpu")
+    assert (folder / "a.html").read_text() == (folder / "b.html").read_text()
+
+
+def test_damaged_pictures_are_named(folder, run, tmp_path):
+    shutil.copytree(folder / "images", tmp_path / "images")
+    for number_ in range(61, 72):
+        (tmp_path / "images" / f"{number_}.jpg").write_bytes(b"no picture")
+    write_report([run("vsepp")], tmp_path / "r.html", data_root=tmp_path, device="cpu")
+    text = " ".join(require_sound((tmp_path / "r.html").read_text()).text.split())
+    listed = re.search(r"could not be read are shown as id and caption: ((?:\d+\.jpg(?:, )?)+)", text)[1]
+    assert len(listed.split(", ")) > 1
+    assert "60.jpg" not in listed
+
+
+def test_what_is_no_report_is_not_replaced(folder, run, tmp_path):
+    other = tmp_path / "thesis.html"
+    other.write_text("<!DOCTYPE html><p>mine")
+    for out, error, sentence in (
+        (other, RunError, r"thesis\.html exists and is no report of xret; take another --out"),
+        (tmp_path, RunError, r"is a folder; give --out the name of a file"),
+        (other / "r.html", OutputError, r"thesis\.html is a file; choose another --out"),
+    ):
+        with pytest.raises(error, match=sentence):
+            write_report([run("vsepp")], out, device="cpu")
+    assert list(tmp_path.iterdir()) == [other]
+    assert other.read_text() == "<!DOCTYPE html><p>mine"
+
+
+def test_runs_of_two_data_sets_are_refused(run, tmp_path):
+    store = make_store(tmp_path / "other.zarr", mark="x")
+    train(store, recipe_of("vsepp"), tmp_path / "run", device="cpu")
+    with pytest.raises(RunError, match=r"the runs are of several data sets, small and xsmall; make a page for each"):
+        write_report([run("vsepp"), tmp_path / "run"], tmp_path / "r.html", device="cpu")
+
+
+def test_names_tell_runs_apart(tmp_path):
+    a, b, c = tmp_path / "x" / "run", tmp_path / "y" / "run", tmp_path / "z"
+    assert names([a]) == ["run"]
+    assert names([a, b, c]) == ["x/run", "y/run", f"{tmp_path.name}/z"]
+    assert names([c, c]) == ["z (1)", "z (2)"]
+
+
+# ---- tables and charts ----
+
+
+def result(protocol="full", paper=None, way=None, rsum=120.0, skipped=3):
+    way = way or {"R@1": 10.0, "R@5": 20.0, "R@10": 30.0, "medr": 4.5}
+    mean, chance = (None, None) if rsum is None else (rsum / 6, 0.9)
+    return Result("test", protocol, 5000, 25000, 5.0, skipped, "mean", way, way, rsum, mean, paper, None, chance)
+
+
+def tables(**results):
+    return evaluation_tables([(name, Evaluation((name,), ("s",), (1,), found)) for name, found in results.items()])
+
+
+def test_the_papers_row_and_chance_are_beside_ours():
+    (table,) = tables(a=(result(paper=125.5),), b=(result(),))
+    assert table.header[-4:] == ["RSUM", "mean recall", "paper's RSUM", "difference"]
+    assert [row[-4:] for row in table.rows[:2]] == [[120.0, 20.0, 125.5, -5.5], [120.0, 20.0, None, None]]
+    assert (table.rows[2][0], table.rows[2][-4:]) == ("chance", [0.9, pytest.approx(0.15), None, None])
+    assert "5,000 images, 25,000 captions (5.00 an image), 3 skipped, ties mean" in table.caption
+
+
+def test_other_protocols_and_other_samples_have_their_own_table():
+    way = {"mAP@R": 1.0, "R-P": 2.0, "R@1": 3.0}
+    full, eccv, other = tables(a=(result(), result("eccv", way=way, rsum=None)), b=(result(skipped=5),))
+    assert full.header[1] == "i→t R@1"
+    assert eccv.header == ["run", *(f"{short} {name}" for short in ("i→t", "t→i") for name in way)]
+    assert eccv.rows == [["a", 1.0, 2.0, 3.0, 1.0, 2.0, 3.0]]
+    assert [row[0] for row in other.rows] == ["b", "chance"]
+
+
+def test_training_with_gaps():
+    lines = [
+        {"epoch": 1, "loss": 2.0, "parts": {"triplet": 2.0}, "lr": 0.1, "rsum": 50.0, "seconds": 1.0},
+        {"epoch": 2, "loss": 0.0, "parts": {"triplet": 0.0}, "lr": 0.0, "rsum": None, "seconds": 1.0},
+    ]
+    run = SimpleNamespace(name="a", seen=SimpleNamespace(run=SimpleNamespace(metrics=lambda: lines)))
+    (_, _, rsum), (caption, _, loss) = training_charts([run])
+    assert (rsum.count("<circle"), loss.count("<circle")) == (1, 2)
+    assert "logarithmic" not in caption  # of 0
+    assert training_table(run).rows[1] == ["2", 0.0, None, 0.0, 1.0]
+    lines.clear()
+    assert (training_charts([run]), training_table(run)) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("ys", "log", "ticks"),
+    [([0.0, 30.0], False, ["0", "10", "20", "30"]), ([0.5, 80.0], True, ["0.5", "1", "2", "5", "10", "20", "50"]),
+     ([3.0, 3.0], False, ["3", "3.2", "3.4", "3.6", "3.8", "4"])],
+)  # fmt: skip
+def test_a_chart_has_round_numbers_and_its_points_in_place(ys, log, ticks):
+    drawn = line_chart("loss <x>", {"a": ([1.0, 5.0], ys)}, log)
+    assert 'aria-label="loss &lt;x&gt;"' in drawn
+    assert re.findall('text-anchor="end">([^<]*)<', drawn) == ticks
+    assert re.findall('text-anchor="middle">([^<]*)<', drawn) == ["1", "2", "3", "4", "5", "epoch"]
+    points = [tuple(map(float, point.split(","))) for point in re.search('points="([^"]*)"', drawn)[1].split()]
+    assert points[0][0] < points[1][0]
+    assert points[0][1] >= points[1][1]

@@ -19,8 +19,15 @@ EPOCHS = [
 
 
 def large(folder):
-    """Open a new store of twenty shards of train, of eight images each; four images are broken."""
+    """Open a new store of twenty chunks of train, of eight images each; four images are broken."""
     return FeatureCache.open(make_store(folder / "s.zarr", train=160, text="tokens", broken=(0, 8, 77, 159)))
+
+
+def as_remote(cache):
+    """Open the same store again, read as one on an object store is."""
+    opened = FeatureCache.open(cache.url)
+    opened.folder.is_local = False
+    return opened
 
 
 def batches_of(cache, placement, wanted=ALL, split="train", device="cpu"):

@@ -6,9 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from small_extraction import SMALL
+
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
-from xret.pipeline.extraction.extraction import Options, extract
+from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.reading.features import pad
 from xret.pipeline.store import CaptionSet, FeatureCache
@@ -19,8 +21,7 @@ FIELDS = {"image_fields": {"local", "global"}, "caption_fields": {"token"}}
 
 @pytest.fixture
 def cache(tiny_dataset, tmp_path):
-    options = Options(visual="resnet18", visual_weights="random:0", image_size=64, text="words", shard_images=8)
-    extract(load_manifest(tiny_dataset()), str(tmp_path / "s.zarr"), options)
+    extract(load_manifest(tiny_dataset()), str(tmp_path / "s.zarr"), SMALL)
     return FeatureCache.open(str(tmp_path / "s.zarr"))
 
 
@@ -93,7 +94,7 @@ def test_an_unknown_split(cache):
         stored_batches(cache.image_set(), cache.caption_set(), "dev", **FIELDS)
 
 
-@pytest.mark.parametrize("placement", ["mapped", "stream"])
+@pytest.mark.parametrize("placement", ["memory", "stream"])
 def test_images_without_a_caption_are_in_no_batch(cache, monkeypatch, placement):
     owner = np.repeat(np.arange(cache.images), cache.caption_count)
     status = cache.caption_set().status.copy()

@@ -5,7 +5,7 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-from small_batches import ALL, EPOCHS, assert_equal, batches_of, large, rows_of
+from small_batches import ALL, EPOCHS, as_remote, assert_equal, batches_of, large, rows_of
 
 from xret.pipeline.errors import RunError
 from xret.pipeline.reading import placement as placement_module
@@ -24,7 +24,9 @@ def cache(tmp_path_factory):
 
 @pytest.mark.parametrize("words", EPOCHS)
 def test_batches_are_the_same_wherever_the_features_lie(cache, words):
-    mapped, *others = (batches_of(cache, place) for place in ("mapped", "pinned", "device"))
+    mapped, streamed, held = (batches_of(cache, place) for place in ("memory", "stream", "memory"))
+    others = [batches_of(as_remote(cache), "memory"), held]
+    assert (streamed.placement, held.placement) == ("stream", "memory")
     expected = list(mapped.epoch(**words))
     for batch in expected:
         images, captions = rows_of(cache, batch, mapped)
@@ -37,7 +39,7 @@ def test_batches_are_the_same_wherever_the_features_lie(cache, words):
             assert_equal(one, two)
 
 
-@pytest.mark.parametrize("placement", ["mapped", "pinned", "device", "stream"])
+@pytest.mark.parametrize("placement", ["memory", "stream"])
 def test_evaluation_reads_in_the_order_of_the_rows(cache, placement):
     batches = batches_of(cache, placement, split="val")
     images, texts = cache.image_set(), cache.caption_set()
@@ -51,8 +53,8 @@ def test_evaluation_reads_in_the_order_of_the_rows(cache, placement):
 
 
 def test_batches_that_are_kept_stay_as_they_are(cache):
-    for placement in ("mapped", "pinned"):
-        batches = batches_of(cache, placement)
+    for store in (cache, as_remote(cache)):
+        batches = batches_of(store, "memory")
         kept, copies = [], []
         for _ in range(3):
             for batch in batches.epoch(**EPOCHS[0]):
@@ -69,75 +71,56 @@ def of_size(size):
     return [Array("these", None, np.arange(1), np.ones(1, np.int64), False, size)]
 
 
-def test_auto_takes_the_first_place_that_the_features_fit(monkeypatch):
-    free = {"cuda": 100, "host": 1000}
-    monkeypatch.setattr(placement_module, "free_host_memory", lambda: free["host"])
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free["cuda"], 10**9))
-    cases = [
-        ("cuda", True, 60, "device"),
-        ("cuda", True, 61, "pinned"),
-        ("cuda", False, 600, "pinned"),
-        ("cuda", True, 601, "stream"),
-        ("cpu", True, 600, "mapped"),
-        ("cpu", False, 600, "pinned"),
-        ("cpu", True, 601, "stream"),
-        ("cpu", False, 601, "stream"),
-    ]
-    said = []
-    for device, is_local, size, expected in cases:
-        chosen, why = choose("auto", of_size(size), torch.device(device), is_local, "these", Resident())
-        assert chosen == expected
-        said.append(why)
-    assert all(said)
-    assert said[0] == "these take 0.1 kB: in device memory (free: 0.1 kB of device memory, 1.0 kB of RAM)."
-
-
-def test_auto_tells_what_it_took_and_why(cache, capsys):
-    (part,) = batches_of(cache, "auto").parts
-    assert part.placement == "mapped"
-    assert part.placed.startswith(
-        "the features of 156 images and 390 captions (small, train) take 93.3 kB: in the store's files"
-    )
-    (part,) = batches_of(cache, "pinned").parts
-    assert (part.placement, part.placed) == ("pinned", "")
-    assert capsys.readouterr().err == ""
+@pytest.mark.parametrize(
+    ("device", "is_local", "size", "expected"),
+    [
+        ("cuda", True, 60, ("memory", "device")),
+        ("cuda", True, 61, ("memory", "host")),
+        ("cuda", False, 600, ("memory", "host")),
+        ("cuda", True, 601, ("stream", "store")),
+        ("cpu", True, 600, ("memory", "store")),
+        ("cpu", False, 600, ("memory", "host")),
+        ("cpu", True, 601, ("stream", "store")),
+        ("cpu", False, 601, ("stream", "store")),
+    ],
+)
+def test_auto_takes_the_first_place_that_the_features_fit(device, is_local, size, expected, monkeypatch):
+    monkeypatch.setattr(placement_module, "free_host_memory", lambda: 1000)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 10**9))
+    *chosen, why = choose("auto", of_size(size), torch.device(device), is_local, "these", Resident())
+    assert tuple(chosen) == expected
+    assert why
 
 
 def test_what_lies_in_memory_already_needs_no_more(cache, monkeypatch):
-    resident, sets = Resident(), (cache.image_set(), cache.caption_set())
+    resident, remote = Resident(), as_remote(cache)
+    sets = remote.image_set(), remote.caption_set()
 
     def again(placement, wanted=ALL):
         return stored_batches(*sets, "train", placement=placement, resident=resident, **wanted)
 
-    first = again("pinned", {"image_fields": {"local"}, "caption_fields": {"token"}})
-    monkeypatch.setattr(placement_module, "free_host_memory", lambda: 25_000)  # local rows of images take 20 KB
+    again("memory", {"image_fields": {"local"}, "caption_fields": {"token"}})
+    monkeypatch.setattr(placement_module, "free_host_memory", lambda: 25_000)  # local rows of images take 20 kB
     with pytest.raises(RunError, match=r"set runtime\.cache to stream"):
-        again("pinned")
-    with pytest.raises(RunError, match=r"set runtime\.cache to stream"):
-        batches_of(cache, "pinned", {"image_fields": {"local"}, "caption_fields": {"token"}})
+        again("memory")
     monkeypatch.setattr(placement_module, "free_host_memory", lambda: 10**9)
-    second = again("device")
+    second = again("memory")
     monkeypatch.setattr(placement_module, "free_host_memory", lambda: 0)
-    third = again("pinned")
+    third = again("auto")
     for source in ("image_source", "caption_source"):
-        one, two, three = (getattr(batches, source).columns for batches in (first, second, third))
-        assert all(column is two[field] for field, column in one.items())
-        assert two == three
-    monkeypatch.setattr(cache.store, "is_local", False)
-    monkeypatch.setattr(cache.store, "_zarr", lambda writable: cache.store.root)
-    (part,) = again("auto").parts
-    assert (part.placement, part.placed) == ("pinned", "")
+        assert getattr(second, source).columns == getattr(third, source).columns
 
 
 def test_what_torch_keeps_of_a_gpu_s_memory_is_free(monkeypatch):
     free = [100]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free[0], 10**9))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.__setitem__(0, 1000))
-    assert choose("device", of_size(500), torch.device("cuda"), True, "features", Resident())[0] == "device"
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.__setitem__(0, 10**9))
+    chosen = choose("memory", of_size(10**8), torch.device("cuda"), True, "features", Resident())
+    assert chosen[:2] == ("memory", "device")
 
 
 def test_the_bytes_are_those_of_the_arrays(cache):
-    batches = batches_of(cache, "mapped")
+    batches = batches_of(cache, "memory")
     for features, rows, fields in (
         (cache.image_set(), batches.image_rows, {"local", "global"}),
         (cache.caption_set(), batches.caption_rows, {"local", "global", "token"}),
@@ -148,16 +131,9 @@ def test_the_bytes_are_those_of_the_arrays(cache):
 
 def test_what_does_not_fit_is_a_sentence(cache, monkeypatch):
     monkeypatch.setattr(placement_module, "free_host_memory", lambda: 50_000)
-    for placement in ("device", "pinned"):
-        sentence = (
-            r"390 captions \(small, train\) take 93\.3 kB, and .* has 50\.0 kB free; set runtime\.cache to stream"
-        )
-        with pytest.raises(RunError, match=sentence):
-            batches_of(cache, placement)
-    assert batches_of(cache, "stream").placement == "stream"
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (4 * 10**9, 10**11))
-    with pytest.raises(RunError, match=r"5\.0 GB, and cuda has 4\.0 GB free; set runtime\.cache to pinned or stream"):
-        choose("device", of_size(5 * 10**9), torch.device("cuda"), True, "these", Resident())
+    with pytest.raises(RunError, match=r"take 93\.3 kB, and 50\.0 kB .* free; set runtime\.cache to stream"):
+        batches_of(cache, "memory")
+    assert batches_of(cache, "auto").placement == "stream"
 
 
 def test_free_memory_is_within_what_is_built_in():
@@ -194,9 +170,9 @@ def test_in_a_container_what_is_used_is_not_free(folder, limit, used, prefix, tm
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("words", EPOCHS)
-@pytest.mark.parametrize("placement", ["device", "pinned", "mapped"])
+@pytest.mark.parametrize("placement", ["memory", "stream"])
 def test_a_gpu_has_the_batches_of_a_cpu(cache, words, placement):
-    here, there = batches_of(cache, "mapped"), batches_of(cache, placement, device="cuda")
+    here, there = batches_of(cache, placement), batches_of(cache, placement, device="cuda")
     for one, other in zip(here.epoch(**words), there.epoch(**words), strict=True):
         assert other.images.local.is_cuda and other.captions.token.is_cuda
         assert_equal(one, other)
@@ -205,7 +181,7 @@ def test_a_gpu_has_the_batches_of_a_cpu(cache, words, placement):
 @pytest.mark.gpu
 @needs_gpu
 def test_a_gpu_that_is_slow_gets_no_overwritten_batch(cache):
-    for placement in ("device", "pinned", "stream"):
+    for placement in ("memory", "stream"):
         batches = batches_of(cache, placement, device="cuda")
         expected = [batch.images.local.double().sum().item() for batch in batches.epoch(**EPOCHS[0])]
         sums = []

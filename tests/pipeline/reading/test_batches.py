@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from small_extraction import SMALL
 
 from xret.pipeline.data.manifest import load_manifest

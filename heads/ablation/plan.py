@@ -1,7 +1,6 @@
 """What an ablation varies: variants, each a resolved recipe with a name, from varied keys or a paper's grid."""
 
 import itertools
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ from ...pipeline.errors import RecipeError, nearest
 from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_file
 from ..recipes.recipe import NOT_LEARNT, faults_of, full_key, load_recipe, refused
-from ..recipes.settings import normalised
+from ..recipes.settings import normalised, value_of
 from ..series import as_text, decisive, identity
 
 FOLDER = Path(__file__).parent / "grids"
@@ -99,7 +98,7 @@ def make_plan(
     """
     if (grid is None) != bool(vary) or (grid is None and recipe is None):
         raise RecipeError("give --recipe with one --vary or more, or --grid")
-    fixed = {key: value_of(value) for key, value in normalised(settings or {}).items()}
+    fixed = {key: _plain(value) for key, value in normalised(settings or {}).items()}
     faults: list[str] = []
     found = {} if grid is None else read_grid(grid)
     rows = list(_grid_rows(str(grid), found, recipe) if found else _varied_rows(str(recipe), vary or {}, fixed, faults))
@@ -172,7 +171,7 @@ def _varied_rows(
     """Yield a row for every combination of values, and add to the faults."""
     axes = []
     for names, choices in vary.items():
-        values = [value_of(choice) for choice in ([choices] if isinstance(choices, str) else choices)]
+        values = [_plain(choice) for choice in ([choices] if isinstance(choices, str) else choices)]
         axes.append(([key.strip() for key in names.split(",")], values))
         if len({as_text(value).replace("null", "none") for value in values}) < len(values):
             faults.append(f"--vary '{names}' names a value twice")
@@ -233,21 +232,13 @@ def _put_paper(variants: Sequence[Variant], recipe: str) -> None:
                 variant.paper.update(expected)
 
 
-def value_of(given: Any) -> Value:
-    """Return a value, or the text of one, as all its spellings have it: 1e-3 and 0.001, [a,b] and ['a', 'b']."""
-    text = as_text(given)
-    if text.startswith("[") and text.endswith("]"):
-        items = (item.strip(" '\"") for item in text[1:-1].split(","))
-        return f"[{', '.join(items)}]"
-    if text == "None" or text.lower() in ("true", "false", "null"):  # `none` may be a name, such as of positions
-        return {"true": True, "false": False}.get(text.lower())
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    if not math.isfinite(number):
-        return text
-    return int(number) if number.is_integer() and abs(number) < 2**53 else number
+def _plain(value: Any) -> Value:
+    """Return a value as all its spellings have it: 1e-3 and 0.001, 1 and 1.0, [a,b] and ["a", "b"]."""
+    if isinstance(value, list | tuple) or str(value).startswith("["):
+        items = value if isinstance(value, list | tuple) else value.strip("[]").split(",")
+        return as_text([str(item).strip(" '\"") for item in items])
+    found: Value = value_of(value)
+    return int(found) if isinstance(found, float) and found.is_integer() else found
 
 
 def _folder(values: Mapping[str, Value]) -> str:

@@ -253,12 +253,10 @@ def _title(lines: Sequence[Line]) -> str:
 
 def _head(columns: dict[str, bool]) -> list[str]:
     """Return the names of the columns: metrics, each with whether a column of the paper's values follows."""
-    head, ways = [""], set()
+    head = [""]
     for metric, paper in columns.items():
         way, _, name = metric.partition(" ")
-        first = "" if way in ways else f"{_WAYS.get(way)} "
-        ways.add(way)
-        head += [first + name if name else _TITLES[metric], *(["paper"] if paper else [])]
+        head += [f"{_WAYS[way]} {name}" if name else _TITLES[metric], *(["paper"] if paper else [])]
     return head
 
 

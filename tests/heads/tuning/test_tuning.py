@@ -84,7 +84,7 @@ def test_more_trials_add_and_equal_a_tuning_in_one_go(stores, whole, tmp_path, m
     first = tuned("small.zarr", tmp_path / "out", trials=3)  # by a relative name
     assert len(first.trials) == 3
     monkeypatch.chdir(tmp_path)
-    assert numbers(tuned(stores(), "out", settings={"runtime.cache": "pinned"}).trials) == numbers(whole[1].trials)
+    assert numbers(tuned(stores(), "out", settings={"runtime.cache": "memory"}).trials) == numbers(whole[1].trials)
 
 
 def test_a_killed_trial_is_lost_and_counted(stores, tmp_path):

@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ IMAGES = 2000  # that triplets are made of; drawn at random from more
 TOGETHER = 16  # triplets compared in one go; each is compared with the others too, for nothing
 PART = 256  # crops that are held decoded
 
+T = TypeVar("T")
 Encode = Callable[[Sequence[Any]], Iterator[Features]]
 
 
@@ -45,15 +46,15 @@ class Images:
 
     def size(self, name: str) -> tuple[int, int]:
         """Return the width and height of an image."""
-        try:
-            return image_size(self.reader.open(name), self.upright)
-        except SampleError as error:
-            raise unreadable(error) from error
+        return self._read(image_size, name)
 
     def open(self, name: str) -> Image.Image:
         """Return an image."""
+        return self._read(open_image, name)
+
+    def _read(self, read: Callable[..., T], name: str) -> T:
         try:
-            return open_image(self.reader.open(name), upright=self.upright)
+            return read(self.reader.open(name), upright=self.upright)
         except SampleError as error:
             raise unreadable(error) from error
 
@@ -133,19 +134,13 @@ def crop_tables(
 
 
 def find_triplets(pictures: Images, regions: dict[str, list[Any]]) -> list[Found]:
-    """Return the triplets of images by their regions, those of the smallest threshold first.
-
-    Raises:
-        CacheError: a region is none.
-        SampleError: an image cannot be read.
-    """
+    """Return the triplets of images by their regions, those of the smallest threshold first."""
     found = []
     for name, listed in regions.items():
         size = pictures.size(name)
         usable = regions_of(listed, size)
-        for threshold in THRESHOLDS:
-            if (one := triplet(usable, size, threshold)) is not None:
-                found.append(Found(name, threshold, one))
+        triplets = ((threshold, triplet(usable, size, threshold)) for threshold in THRESHOLDS)
+        found += [Found(name, threshold, one) for threshold, one in triplets if one is not None]
     return sorted(found, key=lambda one: one.threshold)
 
 

@@ -24,7 +24,7 @@ from .coefficients import coefficient_tables
 from .cost import cost
 from .crops import Images, crop_tables
 from .elements import element_tables
-from .regions import find_manifest, read_regions
+from .regions import regions_in
 from .uncertainty import uncertainty_tables
 
 Tables = dict[str, NumberTable]
@@ -118,10 +118,7 @@ def _crops(seen: EmbeddedRun, ties: Ties, data_root: str | Path | None) -> Table
     if data_root is None:
         raise CacheError("crops are cut out of the images; name their folder with --data-root DIR")
     root, inside, where, cache = Path(data_root), set(seen.scores.file_names), str(seen.device), seen.ranker.cache
-    manifest = find_manifest(cache.dataset, root)
-    if manifest.captions is None:
-        raise CacheError(f"crops need regions, which are in a JSON of captions, and {manifest.path} names none")
-    regions = {name: listed for name, listed in read_regions(manifest.captions).items() if name in inside}
+    regions = {name: listed for name, listed in regions_in(cache.dataset, root).items() if name in inside}
     image_encoders = find_image_encoders(seen.run, lambda: cache, None, where)
     text_encoders = find_text_encoders(seen.run, lambda: cache, None, where)
     return crop_tables(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...pipeline.data.manifest import Manifest, bundled_manifests, load_manifest
+from ...pipeline.data.manifest import bundled_manifests, load_manifest
 from ...pipeline.documents import read_json
 from ...pipeline.errors import CacheError
 from ...pipeline.reading.reattachment import manifest_in
@@ -22,12 +22,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
 
 
 class Region(NamedTuple):
-    """A described part of an image.
-
-    Attributes:
-        box: left, top, right, bottom in pixels, inside the image.
-        phrase: what is there.
-    """
+    """A described part of an image: its box, inside the image, and what is there."""
 
     box: Box
     phrase: str
@@ -41,34 +36,25 @@ class Triplet(NamedTuple):
     c: Region
 
 
-def find_manifest(dataset: str, data_root: Path) -> Manifest:
-    """Return the manifest of a data set.
+def regions_in(dataset: str, data_root: Path) -> dict[str, list[Any]]:
+    """Return the ``regions`` of the images of a data set that have some, by file name below the image folder.
 
     Args:
         dataset: its name; a bundled one's paths start from `data_root`.
         data_root: of others, the folder that holds the manifest, or the folder of images next to it.
 
     Raises:
-        CacheError: it is missing.
+        CacheError: the manifest is missing, or its caption file has no regions.
         ManifestError: a bundled data set is not below `data_root`.
     """
-    if dataset in bundled_manifests():
-        return load_manifest(dataset, data_root)
-    manifest = manifest_in(data_root, dataset)
-    if manifest is None:
-        raise CacheError(
-            f"whether '{dataset}' has regions to crop is not known, as its manifest is not in {data_root}; give the"
-            " manifest's folder as --data-root DIR"
-        )
-    return manifest
+    manifest = load_manifest(dataset, data_root) if dataset in bundled_manifests() else manifest_in(data_root, dataset)
+    if manifest is None or manifest.captions is None:
+        raise CacheError(f"there is no manifest of '{dataset}' with a caption file in {data_root}: check --data-root")
+    return read_regions(manifest.captions)
 
 
 def read_regions(captions: Path) -> dict[str, list[Any]]:
-    """Return the ``regions`` of the images that have some, as they stand there, by file name below the image folder.
-
-    Raises:
-        CacheError: the caption file is no Karpathy JSON, or no image in it has regions.
-    """
+    """Return the regions that a caption file has; CacheError if it is no Karpathy JSON, or has none."""
     try:
         images = read_json(captions)["images"] if captions.suffix == ".json" else []
         found = {
@@ -77,24 +63,19 @@ def read_regions(captions: Path) -> dict[str, list[Any]]:
             if image.get("regions")
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CacheError(
-            f"{captions} cannot be read as a Karpathy JSON with regions ({error!r}); correct it"
-        ) from error
+        raise CacheError(f"{captions} is no Karpathy JSON with regions ({error!r})") from error
     if not found:
-        raise CacheError(
-            f"no image in {captions} has regions, which crops are made of; take a data set with regions, such as the"
-            " generated scenes"
-        )
+        raise CacheError(f"no image in {captions} has regions to crop; take a data set with regions, such as scenes")
     return found
 
 
 def regions_of(listed: Sequence[Any], size: tuple[int, int]) -> list[Region]:
     """Return the usable ones of an image's ``regions``, cut off at its edges.
 
-    Those without a phrase fall out, and those that have no pixel or are too thin.
+    Those without a phrase, without a pixel or too thin are left out.
 
     Args:
-        listed: as they stand in the file.
+        listed: as the file has them.
         size: width and height of the image in pixels.
 
     Raises:
@@ -107,8 +88,7 @@ def regions_of(listed: Sequence[Any], size: tuple[int, int]) -> list[Region]:
             phrase = (entry.get("phrase") or "").strip()
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CacheError(
-                f"a region is {entry!r}, but must have 'bbox': [x, y, width, height] in pixels and a text as"
-                " 'phrase'; correct the file"
+                f"a region is {entry!r}, but must have 'bbox': [x, y, width, height] in pixels and a text as 'phrase'"
             ) from error
         box = max(x, 0.0), max(y, 0.0), min(x + width, float(size[0])), min(y + height, float(size[1]))
         shorter, longer = sorted([box[2] - box[0], box[3] - box[1]])
@@ -118,18 +98,15 @@ def regions_of(listed: Sequence[Any], size: tuple[int, int]) -> list[Region]:
 
 
 def triplet(regions: Sequence[Region], size: tuple[int, int], threshold: float) -> Triplet | None:
-    """Return the triplet of an image (section 4.6).
+    """Return the triplet of an image (section 4.6), or None if fewer than two regions are small enough.
 
-    Of the ten largest regions below the threshold A is the largest; B, of the others, overlaps least with A by
+    A is the largest of the ten largest regions below the threshold; B, of the others, overlaps least with A by
     intersection over union, and is the largest of those that overlap as little; C is the box around both.
 
     Args:
         regions: of the image.
         size: its width and height in pixels.
         threshold: the share of the image's area that A and B stay below.
-
-    Returns:
-        The triplet, or None where fewer than two regions are small enough.
     """
     below = [region for region in regions if area(region.box) < threshold * size[0] * size[1]]
     largest = sorted(below, key=lambda region: -area(region.box))[:LARGEST]

@@ -41,13 +41,7 @@ class Ranks(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """What is measured in both directions.
-
-    Attributes:
-        image_to_text: numbers by name.
-        text_to_image: the same.
-        rsum: the sum of the six recalls; None where recalls are not measured.
-    """
+    """Numbers by name in both directions, and the sum of the six recalls; None if recalls are not measured."""
 
     image_to_text: dict[str, float]
     text_to_image: dict[str, float]
@@ -170,15 +164,10 @@ def inside(fold: range, caption_image: Tensor) -> tuple[slice, Tensor]:
 
 def mean_table(tables: Sequence[Recalls]) -> Recalls:
     """Return the mean of each number of some tables, RSUM and median rank included."""
-
-    def mean(numbers: Sequence[dict[str, float]]) -> dict[str, float]:
-        return {name: sum(one[name] for one in numbers) / len(numbers) for name in numbers[0]}
-
-    return Recalls(
-        mean([table.image_to_text for table in tables]),
-        mean([table.text_to_image for table in tables]),
-        sum(table.rsum for table in tables) / len(tables),
-    )
+    ways = [
+        {name: fmean(getattr(table, way)[name] for table in tables) for name in getattr(tables[0], way)} for way in WAYS
+    ]
+    return Recalls(ways[0], ways[1], fmean(table.rsum for table in tables))
 
 
 def recalls(similarity: Tensor, caption_image: Tensor, protocol: str, ties: Ties) -> Recalls:

@@ -9,17 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+import xret
 from xret.heads.diagnostics import crops as crops_module
 from xret.heads.diagnostics import diagnose
 from xret.heads.diagnostics.crops import THRESHOLDS, pixels, selection_accuracy
-from xret.heads.diagnostics.regions import Region, find_manifest, overlap, read_regions, regions_of, triplet
+from xret.heads.diagnostics.regions import Region, overlap, read_regions, regions_in, regions_of, triplet
+from xret.heads.evaluation.embedded import embed_run
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.retrieval.retriever import Retriever
+from xret.heads.runs.encoders import find_image_encoders, find_text_encoders
 from xret.heads.training.training import train
-from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.scenes.generate import generate_scenes
 from xret.pipeline.errors import CacheError
-from xret.pipeline.extraction.extraction import Options, extract
+from xret.pipeline.reading.reencoding import encode_captions_by_all, encode_images_by_all
 
 SIZE = 100, 50
 SMALL = {"model.dim": 16, "data.batch_size": 16, "adapter.words.word_dim": 8, "schedule.epochs": 1}
@@ -117,11 +118,9 @@ def test_the_file_with_the_regions_is_found_and_read(tmp_path):
     scenes = generate_scenes(tmp_path / "scenes", train=2, val=1, test=1)
     (scenes.parent / "broken.yaml").write_text("name: [")
     for root in (scenes.parent, scenes.parent / "images"):
-        assert find_manifest("scenes", root).path == scenes
-    regions = read_regions(load_manifest(scenes).captions)
-    assert sorted(regions) == [f"scene_{number:05}.jpg" for number in range(4)]
-    with pytest.raises(CacheError, match=r"'birds' has regions .* not known, as its manifest is not in .*; give"):
-        find_manifest("birds", scenes.parent)
+        assert sorted(regions_in("scenes", root)) == [f"scene_{number:05}.jpg" for number in range(4)]
+    with pytest.raises(CacheError, match=r"no manifest of 'birds' .*: check --data-root"):
+        regions_in("birds", scenes.parent)
 
 
 @pytest.mark.parametrize(
@@ -129,9 +128,9 @@ def test_the_file_with_the_regions_is_found_and_read(tmp_path):
     [
         ("a.csv", "file_name,caption", "no image in .* has regions"),
         ("a.json", '{"images": [{"filename": "1.jpg"}]}', "no image in .* has regions"),
-        ("a.json", '{"images": [{"regions": [1]}]}', "cannot be read as a Karpathy JSON"),
-        ("a.json", '{"images": [{"filename": "1.jpg", "regions": 5}]}', "cannot be read as a Karpathy JSON"),
-        ("a.json", "{", "cannot be read as a Karpathy JSON"),
+        ("a.json", '{"images": [{"regions": [1]}]}', "is no Karpathy JSON"),
+        ("a.json", '{"images": [{"filename": "1.jpg", "regions": 5}]}', "is no Karpathy JSON"),
+        ("a.json", "{", "is no Karpathy JSON"),
     ],
 )
 def test_a_caption_file_without_regions_is_said_to_have_none(tmp_path, name, text, message):
@@ -155,24 +154,24 @@ def scenes(tmp_path_factory):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("crops")
-    manifest = load_manifest(generate_scenes(folder / "scenes", train=12, val=3, test=6))
-    options = Options(visual="resnet18", visual_weights="random:0", image_size=64, text="words", shard_images=8)
-    extract(manifest, str(folder / "scenes.zarr"), options)
+    manifest = generate_scenes(folder / "scenes", train=12, val=3, test=6)
+    options = {"visual": "resnet18", "visual_weights": "random:0", "image_size": 64, "text": "words"}
+    xret.extract(manifest, folder / "scenes.zarr", **options, device="cpu")
     for name in ("gaussian-vsepp", "vsepp"):
         train(str(folder / "scenes.zarr"), load_recipe(name, SMALL), folder / name, device="cpu")
     yield folder
     torch.set_num_threads(threads)
 
 
-@pytest.mark.filterwarnings(
-    "ignore::xret.heads.retrieval.queries.UnknownWordsWarning"
-)  # of a vocabulary as small as this
 def test_crops_of_the_scenes_are_what_a_plain_loop_makes_of_them(scenes, monkeypatch):
     monkeypatch.setattr(crops_module, "TOGETHER", 2)
     monkeypatch.setattr(crops_module, "PART", 3)
     run = scenes / "gaussian-vsepp"
     found = diagnose(run, device="cpu", data_root=scenes / "scenes").tables
-    retriever = Retriever(run, device="cpu")
+    seen = embed_run(run, None, "test", "cpu")
+    image_encoders, text_encoders = (
+        find(seen.run, lambda: seen.ranker.cache, None, "cpu") for find in (find_image_encoders, find_text_encoders)
+    )
     document = json.loads((scenes / "scenes" / "dataset_scenes.json").read_text())
     images = [image for image in document["images"] if image["split"] == "test"]
     plain = {}
@@ -184,10 +183,12 @@ def test_crops_of_the_scenes_are_what_a_plain_loop_makes_of_them(scenes, monkeyp
                 continue
             with Image.open(scenes / "scenes" / "images" / image["filename"]) as picture:
                 cut = [picture.crop(tuple(map(int, part.box))) for part in (one.a, one.c)]
-            pictures = retriever.encode_images(cut)
-            texts = retriever.encode_text([one.a.phrase, one.c.phrase])
+            (pictures,) = encode_images_by_all(image_encoders, "cpu", cut)
+            (texts,) = encode_captions_by_all(text_encoders, "cpu", [one.a.phrase, one.c.phrase])
+            with torch.no_grad():
+                pictures, texts = seen.model.image(pictures).embedding, seen.model.text(texts).embedding
             sums = pictures.log_variance.sum(1).tolist(), texts.log_variance.sum(1).tolist()
-            rows.append((sums, retriever.similarity(pictures, texts)))
+            rows.append((sums, seen.model.similarity(pictures, texts)))
         plain[threshold] = rows
     rows = dict(zip([t for t in THRESHOLDS if plain[t]], found["crops"].rows, strict=True))
     uncertain = {row[0]: row[1:] for row in found["uncertainty of crops"].rows}
@@ -215,7 +216,7 @@ def test_why_there_are_no_crops_is_said_and_the_rest_is_there(scenes, tmp_path):
     assert found.reasons["crops"].endswith("name their folder with --data-root DIR")
     assert found.tables["cost"].rows[0][1] == 16
     found = diagnose(run, device="cpu", data_root=tmp_path)
-    assert "give the manifest's folder as --data-root DIR" in found.reasons["crops"]
+    assert "check --data-root" in found.reasons["crops"]
     shutil.copytree(scenes / "scenes", tmp_path / "scenes")
     document = json.loads((scenes / "scenes" / "dataset_scenes.json").read_text())
     for image in document["images"]:

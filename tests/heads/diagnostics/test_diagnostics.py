@@ -11,12 +11,12 @@ from xret.heads.diagnostics import diagnose
 from xret.heads.diagnostics.coefficients import coefficient_tables, gpo_coefficients
 from xret.heads.diagnostics.cost import Cost, cost
 from xret.heads.diagnostics.uncertainty import uncertainty_tables
+from xret.heads.evaluation.embedded import embed_run
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.modules.aggregators import AGGREGATORS
 from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.modules.similarity import SIMILARITIES
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.retrieval.retriever import Retriever
 from xret.heads.runs.run import Run
 from xret.heads.training.training import train
 
@@ -127,12 +127,12 @@ def test_uncertainty_by_hand():
 def test_uncertainty_is_the_log_determinant_of_what_the_run_gives(run_of):
     run = run_of("gaussian-vsepp")
     found = diagnose(run, device="cpu").tables
-    gallery = Retriever(run, device="cpu").gallery
-    determinants = [torch.diag(row.double().exp()).logdet().item() for row in gallery.images.log_variance]
+    seen = embed_run(run, None, "test", "cpu")
+    determinants = [torch.diag(row.double().exp()).logdet().item() for row in seen.image.embedding.log_variance]
     assert found["uncertainty"].rows[0][1] == pytest.approx(sum(determinants) / len(determinants))
     best = max(range(len(determinants)), key=determinants.__getitem__)
     name, _, value = found["most uncertain images"].rows[0]
-    assert (name, value) == (gallery.file_names[best], pytest.approx(determinants[best]))
+    assert (name, value) == (seen.scores.file_names[best], pytest.approx(determinants[best]))
     assert len(found["least uncertain images"].rows) == 10
 
 

@@ -87,21 +87,17 @@ def attention_of_run(run: PageRun, count: int, seed: int) -> tuple[str, list[Att
         return "", [], "the run has no attention over local features"
     if reason := _why_no_places(run, chosen):
         return "", [], reason
-    places = [place for row in chosen if (place := place_of(run, row)) is not None]
-    if len(places) < len(chosen):
+    places = {row: place for row in chosen if (place := place_of(run, row)) is not None}
+    if not places:
         return "", [], "the pictures cannot be read"
     if slots is not None:
         found = nearest(run.seen.image.elements[chosen], run.seen.text.elements)
-        shown = [
-            _slots(run, row, place, slots[n], found[n])
-            for n, (row, place) in enumerate(zip(chosen, places, strict=True))
-        ]
+        each = zip(chosen, slots, found, strict=True)
         what = "Each slot at its last iteration; below it its share of all attention and the caption nearest to it."
-        return what, shown, ""
-    by_word = _by_word(run.seen)
-    who = "Each word attends to the places" if by_word else "Each place attends to the words"
+        return what, [_slots(run, row, places[row], weights, near) for row, weights, near in each if row in places], ""
+    who = "Each word attends to the places" if _by_word(run.seen) else "Each place attends to the words"
     what = f"{who} (cross-attention): the weights of each add up to 100 %; below a word is the largest that it has."
-    return what, [one for row, place in zip(chosen, places, strict=True) for one in _words(run, row, place)], ""
+    return what, [one for row, place in places.items() for one in _words(run, row, place)], ""
 
 
 @torch.no_grad()

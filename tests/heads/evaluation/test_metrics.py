@@ -256,3 +256,12 @@ def test_chance_is_what_random_scores_have():
     owners = torch.arange(40).repeat_interleave(3)
     found = [metrics.recall_table(*metrics.ranks(torch.rand(40, 120), owners)).rsum for _ in range(300)]
     assert metrics.chance([3] * 40) == pytest.approx(sum(found) / len(found), rel=0.02)
+
+
+def test_the_protocol_of_folds_is_their_mean():
+    similarity = torch.rand(5000, 5000, generator=torch.Generator().manual_seed(0))
+    similarity.fill_diagonal_(0.99)
+    table = metrics.recalls(similarity, torch.arange(5000), "1k-folds", "pessimistic")
+    blocks = [similarity[a : a + 1000, a : a + 1000] for a in range(0, 5000, 1000)]
+    by_hand = sum(float((block >= 0.99).sum(1).eq(1).float().mean()) for block in blocks) * 20
+    assert table.image_to_text["R@1"] == pytest.approx(by_hand, abs=0.01)

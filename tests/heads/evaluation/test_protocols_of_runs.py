@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 from captioned_store import make_captioned_store
 from scores import score
 from small_store import make_store
@@ -11,7 +10,7 @@ from small_store import make_store
 from xret.heads.evaluation import coco, rankers, scoring
 from xret.heads.evaluation.coco import Judgements
 from xret.heads.evaluation.evaluation import evaluate
-from xret.heads.evaluation.metrics import WAYS, ranks, recall_table, recalls
+from xret.heads.evaluation.metrics import WAYS
 from xret.heads.runs import features as run_features
 from xret.pipeline.errors import CacheError, RunError
 
@@ -84,18 +83,6 @@ def test_what_is_not_judged_is_refused_before_it_is_embedded(setdiv, store, tmp_
         evaluate([setdiv], store=there, protocol=f"full:{instances}", device="cpu")
     with pytest.raises(CacheError, match="no split 'tset'"):
         evaluate([setdiv], store=there, protocol="cxc", split="tset", device="cpu")
-
-
-def test_folds_are_averaged():
-    similarity = torch.rand(5000, 5000, generator=torch.Generator().manual_seed(0))
-    similarity.fill_diagonal_(0.99)
-    owner = torch.arange(5000)
-    table = recalls(similarity, owner, "1k-folds", "pessimistic")
-    blocks = [similarity[a : a + 1000, a : a + 1000] for a in range(0, 5000, 1000)]
-    folds = [recall_table(*ranks(block, torch.arange(1000))) for block in blocks]
-    assert table.rsum == pytest.approx(sum(fold.rsum for fold in folds) / 5)
-    by_hand = sum(float((block >= 0.99).sum(1).eq(1).float().mean()) for block in blocks) * 20
-    assert table.image_to_text["R@1"] == pytest.approx(by_hand, abs=0.01)
 
 
 def test_protocols(setdiv, store, folder):

@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+import shutil
 from functools import partial
 
 import numpy as np
@@ -14,7 +15,7 @@ from small_reports import recipe_of, require_sound
 from small_store import make_store
 
 from xret.heads.report import write_report
-from xret.heads.report.attention import CELLS, Place, grid_boxes, slot_attention
+from xret.heads.report.attention import CELLS, Place, attention_of_run, grid_boxes, slot_attention
 from xret.heads.report.pictures import COVER, Picture
 from xret.heads.training.training import train
 
@@ -93,3 +94,15 @@ def test_regions_of_a_store_are_drawn(tmp_path, folder, monkeypatch, size):
         return
     assert len(outlines) == 3 * 4 * 2  # images, slots, regions
     assert set(outlines) == {("4.0", "3.0", "16.0", "12.0")}
+
+
+def test_images_that_cannot_be_read_are_left_out(tmp_path, setdiv, shown, folder):
+    shutil.copytree(folder / "images", tmp_path / "images")
+    (tmp_path / "images" / setdiv.seen.scores.file_names[0]).write_bytes(b"no picture")
+    run = shown("setdiv", tmp_path)
+    count = len(run.seen.scores.ids)
+    _, images, reason = attention_of_run(run, count, 0)
+    assert (len(images), reason) == (count - 1, "")
+    for name in run.seen.scores.file_names:
+        (tmp_path / "images" / name).write_bytes(b"no picture")
+    assert attention_of_run(shown("setdiv", tmp_path), count, 0) == ("", [], "the pictures cannot be read")

@@ -21,6 +21,7 @@ from ..errors import CacheError, StoreError
 from ..files import partials_in, remove, remove_whole, to_disk
 
 LOCK = ".lock"
+DAMAGED = (KeyError, ValueError, TypeError, AssertionError)  # what Zarr raises of damaged metadata
 _LOCAL = ("file", "local")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import CacheError
 from ..progress import Progress
-from .folder import Folder
+from .folder import DAMAGED, Folder
 from .sets import FAILED, OK, CaptionSet, FeatureSet, ImageSet, chunk_file
 from .store import MODALITIES, FeatureCache, checksum, choose_set
 
@@ -197,7 +197,10 @@ def verify(url: str) -> Verification:
         for features in sets:
             done = features.done()
             chunks += int(done.sum())
-            failed += [{"id": key, "reason": reason} for key, reason in features.failures]
+            try:
+                failed += [{"id": key, "reason": reason} for key, reason in features.failures]
+            except CacheError:
+                damaged.append(Damage(f"{features.path}/status"))
             for chunk in np.flatnonzero(done).tolist():
                 samples = features.rows_in(chunk)
                 damaged += [
@@ -256,7 +259,7 @@ def _is_sealed(cache: FeatureCache, path: str) -> bool:
     try:
         with cache.folder.answering():
             attributes = dict((cache.group[path] if path else cache.group).attrs)
-    except (KeyError, ValueError):
+    except DAMAGED:
         return False
     return attributes.get("checksum") == checksum(cache.folder, path, attributes.get("arrays", ()))
 

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
+import google_crc32c
 import numpy as np
 import zarr
 
 from ..errors import CacheError
+from .folder import DAMAGED
 from .rows import Rows
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ class FeatureSet(ABC):
             self.channels: int | None = self.attributes["channels"]
             self.global_channels: int | None = self.attributes["global_channels"]
             self.space: str | None = self.attributes.get("space")
-        except (KeyError, AssertionError, ValueError) as error:
+        except DAMAGED as error:
             raise CacheError(
                 f"{cache.url}: '{self.path}' is unfinished or damaged; run the same `xret extract` again"
             ) from error
@@ -130,9 +132,16 @@ class FeatureSet(ABC):
         found = []
         for name in self.cache.folder.names(f"{self.path}/status"):
             if name.startswith("failed."):
-                lines = (self.cache.folder.read(f"{self.path}/status/{name}") or b"").decode().splitlines()
-                found += [(line["row"], line["id"], line["reason"]) for line in map(json.loads, lines)]
+                found += self._read_failures(name)
         return [(key, reason) for _, key, reason in sorted(found)]
+
+    def _read_failures(self, name: str) -> list[tuple[int, str, str]]:
+        """Read the failures of a chunk: lines of JSON, of which the last is the crc32c of the others."""
+        data = self.cache.folder.read(f"{self.path}/status/{name}") or b""
+        body, _, crc = data.rstrip(b"\n").rpartition(b"\n")
+        if crc != b"%d" % google_crc32c.value(body):
+            raise CacheError(f"{self.cache.url}: '{self.path}/status/{name}' is damaged; extract again with --repair")
+        return [(line["row"], line["id"], line["reason"]) for line in map(json.loads, body.decode().splitlines())]
 
     @property
     def failed(self) -> dict[str, str]:
@@ -155,7 +164,7 @@ class FeatureSet(ABC):
                 try:
                     array = self.group[name]
                     assert isinstance(array, zarr.Array)
-                except (KeyError, ValueError, AssertionError) as error:
+                except DAMAGED as error:
                     raise CacheError(f"{self.cache.url}: '{self.path}/{name}' is missing or damaged") from error
             # Zeros are data: an empty chunk would have no file, as one that was lost.
             self._arrays[name] = array.with_config({"write_empty_chunks": True})
@@ -214,8 +223,9 @@ class FeatureSet(ABC):
         if failed:
             ids = self.cache.ids_of(self.modality, list(failed))
             lines = [{"row": row, "id": key, "reason": failed[row]} for row, key in zip(failed, ids, strict=True)]
-            text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
-            folder.write(f"{self.path}/status/failed.{chunk}.jsonl", text.encode())
+            body = "\n".join(map(json.dumps, lines)).encode()
+            data = b"%s\n%d\n" % (body, google_crc32c.value(body))
+            folder.write(f"{self.path}/status/failed.{chunk}.jsonl", data)
         folder.sync(f"{self.path}/{name}" for name in features)
         self._write(mark, chunk, arrays[mark])
         folder.sync([f"{self.path}/{mark}"])

@@ -34,7 +34,7 @@ from ..data.samples import Samples
 from ..data.sources import FOLDER, PictureReader, Place, Source, open_pictures
 from ..errors import CacheError, OutputError, nearest
 from ..files import require_writable
-from .folder import LOCK, Folder
+from .folder import DAMAGED, LOCK, Folder
 from .sets import CaptionSet, ImageSet
 
 FORMAT, VERSION = "xret", 2
@@ -82,7 +82,7 @@ class FeatureCache:
             with folder.answering():
                 group = zarr.open_group(folder.zarr(writable=writable), mode="r+" if writable else "r", zarr_format=3)
                 attributes = dict(group.attrs)
-        except (ValueError, KeyError, FileNotFoundError, TypeError) as error:
+        except (*DAMAGED, FileNotFoundError) as error:
             raise CacheError(f"{url}/zarr.json is damaged; extract into another --store") from error
         if not attributes:
             raise CacheError(f"{url} is unfinished; run the same `xret extract` again")
@@ -95,7 +95,7 @@ class FeatureCache:
             )
         try:
             return cls(folder, group)
-        except (KeyError, ValueError, TypeError) as error:
+        except DAMAGED as error:
             raise CacheError(f"{url}/zarr.json is damaged ({error}); extract into another --store") from error
 
     @property
@@ -207,7 +207,7 @@ class FeatureCache:
                 found = self.group[path]
                 assert isinstance(found, zarr.Array)
                 return found
-            except (KeyError, ValueError, AssertionError) as error:
+            except DAMAGED as error:
                 raise CacheError(f"{self.url}: '{path}' is missing or damaged") from error
 
     def read_array(self, array: "zarr.Array[Any]") -> np.ndarray:
@@ -285,7 +285,7 @@ class FeatureCache:
         with self.folder.answering():
             try:
                 return str(self.group[path].attrs["fingerprint"])
-            except (KeyError, ValueError):
+            except DAMAGED:
                 return None
 
     # Writing

@@ -1,0 +1,326 @@
+"""The format of a store: any reader of Zarr opens it, its rows are its arrays', and no damage goes unseen."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_store import make_store
+
+from xret.pipeline.errors import CacheError, OutputError
+from xret.pipeline.store import CaptionSet, FeatureCache
+from xret.pipeline.store.inspect import describe, remove_set, set_to_remove, stores_at, verify
+from xret.pipeline.store.rows import Rows
+from xret.pipeline.store.store import open_for_writing
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    return make_store(tmp_path_factory.mktemp("store") / "s.zarr", text="tokens", broken=(3, 50), views=2)
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A store that a test may change."""
+    return make_store(tmp_path / "s.zarr", text=("tokens", "words"), broken=(3,))
+
+
+def test_any_reader_of_zarr_has_the_rows(url):
+    cache, group = FeatureCache.open(url), zarr.open_group(url, mode="r")
+    images, captions = cache.image_set(), cache.caption_set()
+    local = group[images.path]["local"][:]
+    rows = np.array([5, 0, 71, 5])
+    for view in (0, 1):
+        assert np.array_equal(images.local(rows, view), local[rows, view])
+    assert np.array_equal(images.local(rows, np.array([0, 1, 0, 1])), local[rows, [0, 1, 0, 1]])
+    starts, lengths = (group[captions.path][name][:] for name in ("start", "length"))
+    expected = [group[captions.path]["local"][starts[row] : starts[row] + lengths[row]] for row in rows]
+    assert np.array_equal(captions.local(rows), np.concatenate(expected))
+    assert (lengths > 0).all()
+
+
+def test_xarray_opens_every_group_by_the_names_of_its_dimensions(url):
+    xarray = pytest.importorskip("xarray", reason="xarray is not installed")
+    cache = FeatureCache.open(url)
+    images = xarray.open_zarr(url, group=cache.image_set().path, consolidated=False)
+    assert dict(images.sizes) == {"image": 72, "view": 2, "row": 4, "channel": 16, "global_channel": 16, "side": 2}
+    assert images["local"].dims == ("image", "view", "row", "channel")
+    captions = xarray.open_zarr(url, group=cache.caption_set().path, consolidated=False)
+    assert captions["local"].dims == ("token", "channel")
+    assert xarray.open_zarr(url, group="samples", consolidated=False)["sentid"].dims == ("caption",)
+
+
+@settings(max_examples=60)
+@given(
+    chunk=st.integers(1, 7),
+    views=st.integers(1, 3),
+    ranges=st.lists(st.tuples(st.integers(0, 19), st.integers(0, 6)), max_size=8),
+)
+def test_gathered_ranges_are_those_of_numpy(tmp_path_factory, chunk, views, ranges):
+    folder = tmp_path_factory.mktemp("rows")
+    values = np.random.default_rng(0).normal(size=(20, *([views] if views > 1 else []), 3)).astype(np.float16)
+    with _created(folder, values, chunk) as features:
+        rows = Rows(features.cache.folder, features.array_of("local"), views)
+    flat = values.reshape(20 * views, 3)
+    first = np.array([a for a, _ in ranges], dtype=np.int64)
+    count = np.array([min(n, len(flat) - a) for a, n in ranges], dtype=np.int64)
+    expected = [flat[a : a + n] for a, n in zip(first, count, strict=True)]
+    assert np.array_equal(rows.gather(first, count), np.concatenate([flat[:0], *expected]))
+    with pytest.raises(CacheError, match="no such rows"):
+        rows.gather(np.array([len(flat)]), 1)
+
+
+class _created:
+    """A store in which `local` of a set has these values, so many rows in a chunk."""
+
+    def __init__(self, folder, values, chunk):
+        url = make_store(folder / "s.zarr", train=4, val=0, test=0)
+        self.cache = FeatureCache.open(url, writable=True)
+        dims = tuple("abcd"[: values.ndim])
+        arrays = {
+            "local": (dims, values.shape, chunk, "float16", np.nan),
+            "status": (("image",), (len(values),), chunk, "uint8", 255),
+        }
+        facts = {"kind": "grid", "fingerprint": "f", "identity": {}, "dtype": "float16", "rows": 1}
+        self.cache.create_set("images/other", {**facts, "channels": 3, "global_channels": 3}, arrays)
+        self.features = self.cache.set_at("images/other")
+        self.features.array_of("local")[:] = values
+
+    def __enter__(self):
+        return self.features
+
+    def __exit__(self, *_):
+        pass
+
+
+def test_a_flipped_bit_in_any_file_is_found(own):
+    files = sorted(p for p in Path(own).rglob("*") if p.is_file() and p.name != ".lock")
+    rng = np.random.default_rng(0)
+    assert verify(own).ok
+    missed = []
+    for _ in range(100):
+        file = files[rng.integers(len(files))]
+        raw = file.read_bytes()
+        at = int(rng.integers(len(raw)))
+        file.write_bytes(raw[:at] + bytes([raw[at] ^ (1 << int(rng.integers(8)))]) + raw[at + 1 :])
+        try:
+            if verify(own).ok:
+                missed.append((file, at))
+        except CacheError:  # a store whose own metadata is damaged is none
+            pass
+        file.write_bytes(raw)
+    assert not missed
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "empty", "changed"])
+@pytest.mark.parametrize("array", ["local", "global"])
+def test_a_chunk_that_is_lost_or_damaged_is_never_read_as_numbers(own, array, damage):
+    images = FeatureCache.open(own).image_set()
+    (file,) = Path(own).glob(f"{images.path}/{array}/c.1.*")
+    raw = file.read_bytes()
+    match damage:
+        case "missing":
+            file.unlink()
+        case "cut":
+            file.write_bytes(raw[:-5])
+        case "empty":
+            file.write_bytes(b"")
+        case "changed":
+            file.write_bytes(b"\1" + raw[1:])
+    read = images.local if array == "local" else images.global_
+    assert len(read(np.arange(8))) == 8
+    with pytest.raises(CacheError, match="missing" if damage == "missing" else "damaged"):
+        read(np.array([9]))
+    (found,) = verify(own).damaged
+    assert (found.array, found.chunk, found.samples) == (f"{images.path}/{array}", 1, (8, 16))
+
+
+@pytest.mark.parametrize("array", ["length", "start"])
+def test_numbers_of_a_lost_chunk_are_not_made_up(own, array):
+    captions = FeatureCache.open(own).caption_set("states")
+    (Path(own) / captions.path / array / "c.0").unlink()
+    with pytest.raises(CacheError, match="lost chunks"):
+        captions.local(np.array([0]))
+
+
+def test_a_full_table_of_file_descriptors_is_not_called_damage(own):
+    program = f"""
+import os, resource, numpy as np
+from xret import FeatureCache
+import torch
+images = FeatureCache.open({own!r}).image_set()
+images.status, images.length
+rows = images.rows_in_memory("local", 1)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = []
+while True:
+    try: held.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError: break
+try: images.local(np.arange(72))
+except Exception as error: print(type(error).__name__, error)
+for handle in held: os.close(handle)
+print(images.local(np.arange(72)).shape)
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert "Too many open files" in said
+    assert "damaged" not in said and "missing" not in said
+    assert "(72, 4, 16)" in said
+
+
+def test_maps_hold_no_file_descriptors(own):
+    images, folder = FeatureCache.open(own).image_set(), Path("/proc/self/fd")
+    before = len(list(folder.iterdir()))
+    images.local(np.arange(72))
+    assert len(list(folder.iterdir())) == before
+
+
+# --- Writing
+
+
+def _samples(url):
+    """Return samples that `open_for_writing` takes for those of a store."""
+    from xret.pipeline.data.samples import Samples
+
+    cache = FeatureCache.open(url)
+    return Samples(cache.dataset, (), cache.splits, cache.manifest_sha256)
+
+
+def test_one_writes_at_a_time(own):
+    with open_for_writing(own, _samples(own), ()):
+        with pytest.raises(CacheError, match="another process is writing"), open_for_writing(own, _samples(own), ()):
+            pass
+        with pytest.raises(CacheError, match="another process is writing"):
+            remove_set(own, "images/grid")
+    with open_for_writing(own, _samples(own), ()):  # it is free again
+        pass
+
+
+def test_other_samples_or_something_else_are_refused(own, tmp_path):
+    from dataclasses import replace
+
+    with (
+        pytest.raises(CacheError, match=r"holds other samples .* --reuse"),
+        open_for_writing(own, replace(_samples(own), digest="0" * 64), ()),
+    ):
+        pass
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(CacheError, match="not empty"), open_for_writing(tmp_path / "full", _samples(own), ()):
+        pass
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OutputError, match="is a file"), open_for_writing(tmp_path / "file", _samples(own), ()):
+        pass
+
+
+def test_a_store_or_set_whose_creation_was_stopped_is_begun_again(own):
+    root = Path(own) / "zarr.json"
+    whole = root.read_text()
+    root.write_text(json.dumps({**json.loads(whole), "attributes": {}}))
+    with pytest.raises(CacheError, match="unfinished"):
+        FeatureCache.open(own)
+    root.write_text(whole)
+    group = Path(own) / FeatureCache.open(own).image_set().path / "zarr.json"
+    group.write_text(json.dumps({**json.loads(group.read_text()), "attributes": {}}, indent=2))
+    cache = FeatureCache.open(own)
+    assert cache.set_names("images") == []
+    assert verify(own).ok
+
+
+def test_what_is_done_is_known_row_by_row(tmp_path):
+    cache = FeatureCache.open(make_store(tmp_path / "s.zarr", train=10, val=10, test=4, splits=("val",)))
+    images = cache.image_set()
+    assert [images.complete(split) for split in cache.splits] == [False, True, False]
+    assert images.missing(["train"]) == [0, 1]  # chunk 1 has rows of train and of val
+    assert images.missing(["val"]) == []
+    assert images.done().tolist() == [False, False, False]
+    begun = images.begun(1)
+    assert (begun["status"] == [255, 255, 0, 0, 0, 0, 0, 0]).all()
+    assert np.array_equal(begun["local"][2:], images.local(np.arange(10, 16)))
+
+
+def test_failures_have_their_reasons_and_are_forgotten_with_their_chunk(own):
+    cache = FeatureCache.open(own, writable=True)
+    images = cache.image_set()
+    assert images.failed == {"3": "it is broken"}
+    images.forget(0)
+    images = images.reopened()
+    assert images.failed == {} and images.missing(["train"]) == [0]
+
+
+def test_recorded_failures_do_not_slow_later_writes(own):
+    cache = FeatureCache.open(own, writable=True)
+    images = cache.image_set()
+    written = []
+    original = type(cache.folder).write
+    arrays = {chunk: images.begun(chunk) for chunk in range(4)}
+    try:
+        type(cache.folder).write = lambda folder, name, data: (written.append(len(data)), original(folder, name, data))
+        for chunk in range(4):
+            images.write(chunk, arrays[chunk], {8 * chunk + row: "x" * 100 for row in range(8)})
+    finally:
+        type(cache.folder).write = original
+    assert len(written) == 4
+    assert max(written) < 1.2 * min(written)  # each chunk writes its own reasons alone
+
+
+# --- Looking
+
+
+def test_a_store_is_described(own):
+    found = describe(own)
+    assert (found.dataset, found.images, found.splits) == ("small", 72, {"train": 48, "val": 12, "test": 12})
+    images, tokens, words = found.sets
+    assert (images.shape, images.dtype, images.failed, images.percent) == ((4, 16), "float16", 1, 100.0)
+    assert (tokens.shape, words.shape) == ((12,), ())
+    assert images.done == {"train": (6, 6), "val": (2, 2), "test": (2, 2)}
+    assert found.bytes == sum(p.stat().st_size for p in Path(own).rglob("*") if p.is_file())
+
+
+def test_stores_are_found_and_sets_removed(own):
+    folder = str(Path(own).parent)
+    assert stores_at(own) == [own] and stores_at(folder) == [own]
+    with pytest.raises(CacheError, match="neither a feature store nor a folder"):
+        stores_at(str(Path(own) / "samples" / "id" / "c.0"))
+    with pytest.raises(CacheError, match="no feature set fits 'grd'"):
+        set_to_remove(own, "grd")
+    path, size = set_to_remove(own, "grid")
+    assert size > 0
+    remove_set(own, path)
+    cache = FeatureCache.open(own)
+    assert cache.set_names("images") == [] and not (Path(own) / path).exists()
+    assert verify(own).ok
+
+
+def test_a_set_is_found_by_what_its_name_begins_with_or_its_encoder(own):
+    cache = FeatureCache.open(own)
+    names = cache.set_names("captions")
+    assert isinstance(cache.caption_set("words"), CaptionSet)
+    assert cache.caption_set(names[0][:-2]).name == names[0]
+    with pytest.raises(CacheError, match=r"several feature sets fit 'auto'"):
+        cache.caption_set()
+    with pytest.raises(CacheError, match="there are captions/"):
+        cache.caption_set("bert")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"zarr_format": 3, "node_type": "group", "attributes": {"a": 1}}', "not a feature store of xret"),
+        (
+            '{"zarr_format": 3, "node_type": "group", "attributes": {"format": "xret", "version": 1}}',
+            "version 1, and this xret reads version 2",
+        ),
+        ("{", "damaged"),
+    ],
+)
+def test_other_groups_are_refused(tmp_path, content, message):
+    (tmp_path / "zarr.json").write_text(content)
+    with pytest.raises(CacheError, match=message):
+        FeatureCache.open(tmp_path)
+    with pytest.raises(CacheError, match="there is no feature store"):
+        FeatureCache.open(tmp_path / "absent")

@@ -124,7 +124,9 @@ def load_library(module: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise EncoderError(f"{module} is not installed ({error}): pip install 'xret[{extra}]'") from error
+        raise EncoderError(
+            f"{module.partition('.')[0]} is not installed ({error}): pip install 'xret[{extra}]'"
+        ) from error
 
 
 def library_versions(*modules: str) -> dict[str, str]:

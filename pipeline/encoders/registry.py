@@ -92,8 +92,8 @@ def unknown(name: str, known: list[str], what: str = "encoder") -> EncoderError:
         near = f"{family[0]}{found[2]}" if family else "" if ":" in name else f"{HUB}{name}"
     else:
         near = next(iter(difflib.get_close_matches(name, known, n=1)), "")
-    hint = f"did you mean '{near}'?" if near else "`xret list encoders` lists them"
-    return EncoderError(f"there is no {what} '{name}'; {hint}")
+    hint = f" (did you mean '{near}'?)" if near else ""
+    return EncoderError(f"there is no {what} '{name}'{hint}; `xret list encoders` lists them")
 
 
 def _class_of(name: str, classes: dict[str, str]) -> Any:

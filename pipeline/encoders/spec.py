@@ -62,8 +62,9 @@ class EncoderSpec:
             object.__setattr__(self, key, None if value is None else tuple(value))
         if self.prompt is not None and "{}" not in self.prompt:
             raise EncoderError(f"the prompt {self.prompt!r} must contain {{}}, where the caption stands")
-        if self.frames is not None and self.frames < 1:
-            raise EncoderError(f"--frames {self.frames}: take at least one frame of a video")
+        for key in ("image_size", "frames"):
+            if (value := getattr(self, key)) is not None and value < 1:
+                raise EncoderError(f"{key} must be at least 1, not {value}")
 
     @property
     def half(self) -> bool:
@@ -87,13 +88,13 @@ class EncoderSpec:
         return replace(self, weights=source)
 
     def located(self, versions: dict[str, str]) -> "EncoderSpec":
-        """Return the spec as it means the same elsewhere: an absolute path, or the commit in `versions` of a hub id."""
-        if self.source is None or self.source.startswith("random:"):
-            return self
-        if Path(self.source).exists():
-            return self.with_source(str(Path(self.source).resolve()))
-        commit = versions.get("commit")
-        return self.with_source(f"{self.source.partition('@')[0]}@{commit}") if commit else self
+        """Return the spec to be recorded: an absolute path, or the commit in `versions` of a hub id; not trusted."""
+        spec, commit = replace(self, trust=False), versions.get("commit")
+        if spec.source is None or spec.source.startswith("random:"):
+            return spec
+        if Path(spec.source).exists():
+            return spec.with_source(str(Path(spec.source).resolve()))
+        return spec.with_source(f"{spec.source.partition('@')[0]}@{commit}") if commit else spec
 
     def without_folders(self) -> "EncoderSpec":
         """Return the spec for another machine: of a path only the name stays."""

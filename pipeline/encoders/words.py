@@ -23,6 +23,7 @@ class WordsEncoder:
         EncoderError: the vocabulary does not begin with ``<unk>``, or names a word twice.
     """
 
+    takes: frozenset[str] = frozenset()
     name = kind = "words"
     space: str | None = None
     channels: int | None = None
@@ -45,13 +46,15 @@ class WordsEncoder:
         self.spec = EncoderSpec(self.name)
 
     @classmethod
-    def build(cls, train_texts: Sequence[str]) -> "WordsEncoder":
+    def build(cls, train_texts: Sequence[str], min_count: int | None = None) -> "WordsEncoder":
         """Make a vocabulary of the frequent words of captions, by count, then by the word itself.
 
-        A word must occur four times, as in the papers; once where there are fewer than 10,000 captions.
+        A word must occur `min_count` times: by default four times, as in the papers, or once where there are fewer than
+        10,000 captions.
         """
         counts = Counter(word for text in train_texts for word in tokenize(text))
-        least = 1 if len(train_texts) < FEW_CAPTIONS else MIN_COUNT
+        automatic = 1 if len(train_texts) < FEW_CAPTIONS else MIN_COUNT
+        least = automatic if min_count is None else min_count
         frequent = [word for word, count in counts.items() if count >= least and word != UNK]
         return cls([UNK, *sorted(frequent, key=lambda word: (-counts[word], word))])
 

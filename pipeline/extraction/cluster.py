@@ -45,7 +45,8 @@ def run(
                 n_workers=1,
                 threads_per_worker=tasks,
                 memory_limit=0,
-                dashboard_address=None,
+                dashboard_address="127.0.0.1:0",  # else on port 8787 of all interfaces, with a warning if it is in use
+                scheduler_kwargs={"dashboard": False},
                 set_as_default=False,
             )
         )

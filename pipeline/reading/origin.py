@@ -102,8 +102,8 @@ class Origin:
             differing = sorted(key for key in {**ours, **identity} if identity.get(key) != ours.get(key))
             made = self.spec.source if self.spec is not None and self.spec.source else "the published ones"
             raise EncoderError(
-                f"'{weights or made}' is not what '{self.name}' was made with ({', '.join(differing)} differ); give its"
-                f" own weights, {made}, as {option}"
+                f"'{weights or made}' is not what '{self.name}' was made with (its {', '.join(differing)} differ); give"
+                f" its own weights, {made}, as {option}"
             )
 
 

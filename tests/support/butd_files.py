@@ -1,10 +1,10 @@
-"""Synthetic published weights: numbers drawn for the committed lists of names and shapes, and files of them."""
+"""Synthetic published weights: numbers drawn for the names and shapes of the published files."""
 
 import torch
 from torch import nn
 from torchvision.models import resnet101
 
-from xret.pipeline.encoders.detectors.butd_checkpoints import read_layout
+from xret.pipeline.encoders.detectors.butd_network import DetectorNetwork
 
 ANCHORS = "proposal_generator.anchor_generator.cell_anchors.0"
 RPN = "proposal_generator.rpn_head."
@@ -22,11 +22,34 @@ MOVED = torch.tensor(
 )
 
 
-def draw(layout, seed=0):
-    """Draw weights of a layout with which activations stay of order one; all are sums of a few powers of two."""
+# How airsplay's files call the parts of the network, whose weights they have in its order; and the anchors.
+_PARTS = {
+    "backbone.stem.": "backbone.stem.conv1.",
+    "rpn.": RPN,
+    "res5.": "roi_heads.res5.",
+    "predictor.class_embedding.": f"{BOX}cls_embedding.",
+    "predictor.attribute_hidden.": f"{BOX}fc_attr.",
+    "predictor.attribute_score.": f"{BOX}attr_score.",
+    "predictor.": BOX,
+}
+
+
+def airsplay_shapes():
+    """Return the shapes of airsplay's layout by name."""
+    with torch.device("meta"):
+        own = {name: value.shape for name, value in DetectorNetwork().state_dict().items() if "num_batches" not in name}
+    shapes = {ANCHORS: torch.Size((12, 4))}
+    for name, shape in own.items():
+        part = next((part for part in _PARTS if name.startswith(part)), "")
+        shapes[_PARTS.get(part, "") + name.removeprefix(part)] = shape
+    return shapes
+
+
+def draw(seed=0):
+    """Draw weights of airsplay's layout with which activations stay of order one: sums of a few powers of two."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, shape in read_layout(layout)[0].items():
+    for name, shape in airsplay_shapes().items():
         values = torch.randint(-64, 65, shape, generator=generator, dtype=torch.int8).float() / 64
         if name == ANCHORS:
             values = MOVED
@@ -46,11 +69,10 @@ def as_milvlg(airsplay, seed=1):
     """Write weights of airsplay's layout in MILVLG's, by the differences that both repositories' code shows."""
     drawn = draw_background(seed)
     weights = {}
-    for name, shape in read_layout("milvlg")[0].items():
-        theirs = name
+    for theirs, value in airsplay.items():
+        name = theirs
         for new, old in NAMES.items():
-            theirs = theirs.replace(f".{new}.", f".{old}.")
-        value = airsplay[theirs]
+            name = name.replace(f".{old}.", f".{new}.")
         if name.startswith(f"{RPN}objectness_logits"):  # twelve rows of background, then twelve of object
             background = drawn[: value.numel()].reshape(value.shape)
             value = torch.cat([background, background + value])
@@ -58,7 +80,6 @@ def as_milvlg(airsplay, seed=1):
             value = torch.cat([drawn[: value[:4].numel()].reshape(value[:4].shape), value])
         elif name.startswith((f"{BOX}cls_score", f"{BOX}cls_embed", f"{BOX}attr_linear2")):  # background last to first
             value = torch.cat([value[-1:], value[:-1]])
-        assert list(value.shape) == shape, name
         weights[name] = value
     return weights
 

@@ -30,7 +30,7 @@ class EncoderContract:
 
     def test_says_what_it_is(self, encoder):
         assert encoder.kind in self.kinds
-        assert encoder.identity["encoder"] in (encoder.name, getattr(encoder, "_encoder", None))
+        assert encoder.identity["encoder"] in (encoder.name, encoder.spec.name, f"{encoder.spec.name}-frames")
         assert set(encoder.identity) >= {"encoder", "weights", "preprocessing", "layer"}
 
     def test_identity_survives_json(self, encoder):

@@ -1,13 +1,14 @@
 """An image encoder of a millisecond, for tests of what lies around it: it goes the way of every other encoder."""
 
 import time
+from dataclasses import fields
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from xret.pipeline.data.images import open_image
-from xret.pipeline.encoders import registry
+from xret.pipeline.encoders import EncoderSpec, registry
 
 
 class SmallEncoder:
@@ -16,7 +17,7 @@ class SmallEncoder:
     name, kind, rows, channels, global_channels = "small", "grid", 4, 16, 16
     extras: tuple[str, ...] = ()
     grid, space = (2, 2), None
-    identity: ClassVar[dict[str, Any]] = {"encoder": "small"}
+    identity: ClassVar[dict[str, Any]] = {"encoder": "small", "preprocessing": {}}
     versions: ClassVar[dict[str, str]] = {}
     pause = 0.001  # seconds a batch
 
@@ -31,13 +32,33 @@ class SmallEncoder:
         return local, local.mean(1)
 
 
+def maker(encoder):
+    """Return what takes the place of `registry._class_of`, and notes the specs that it loads."""
+
+    class Made:
+        takes = frozenset({field.name for field in fields(EncoderSpec)})
+        specs: ClassVar[list[EncoderSpec]] = []
+
+        def __new__(cls, spec, device):
+            cls.specs.append(spec)
+            return encoder
+
+    return lambda *_: Made
+
+
+def use_for_images(monkeypatch, encoder):
+    """Let every name mean this encoder; return the list of specs that are loaded."""
+    made = maker(encoder)
+    monkeypatch.setattr(registry, "_class_of", made)
+    return made().specs
+
+
 def use(monkeypatch=None):
     """Let every name of an image encoder mean this one, in this process and those forked from it."""
-    encoder = SmallEncoder()
     if monkeypatch:
-        monkeypatch.setattr(registry, "_visual", lambda *_: encoder)
+        use_for_images(monkeypatch, SmallEncoder())
     else:
-        registry._visual = lambda *_: encoder
+        registry._class_of = maker(SmallEncoder())
 
 
 def dask_setup(_worker):

@@ -4,8 +4,8 @@ The library's own modules do it, where the extra ``sentences`` is installed; wit
 """
 
 import json
+import warnings
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 from torch import Tensor
@@ -48,11 +48,15 @@ class Pooling:
         self.described = ", ".join([*map(str, modes), *map(str.lower, kinds[1:])])
         self._modules: list[Any] = []
         if not self._simple:
-            load_library("sentence_transformers", "sentences")
+            library = load_library("sentence_transformers.util", "sentences")
             name, options = place_of(source, offline)
-            for part in self._parts:
-                kind = resolve_name(part["type"])
-                self._modules.append(kind.load(name, subfolder=part["path"], **options).eval().requires_grad_(False))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of where older folders find the modules
+                made = [
+                    library.import_from_string(part["type"]).load(name, subfolder=part["path"], **options)
+                    for part in self._parts
+                ]
+            self._modules = [module.eval().requires_grad_(False) for module in made]
 
     def pool(self, states: Tensor, inside: Tensor) -> Tensor:
         """Return the vectors [B,D] of states [B,W,C]; `inside`, bool [B,W], says which are no padding."""

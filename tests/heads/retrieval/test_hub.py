@@ -70,12 +70,14 @@ def test_the_card_is_one_and_its_example_names_what_must_be_named(folder, tmp_pa
 def test_a_hub_id_of_the_text_encoder_is_written_down(folder, tmp_path):
     saved = hub.save_to_folder(open_run(folder, "tokens", text_weights="user/bert"), tmp_path / "saved")
     origins = json.loads((saved / "encoders.json").read_text())
-    assert origins["text"]["weights"] == "user/bert"
-    assert origins["image"]["weights"] == "random:0"
+    assert origins["text"]["spec"] == {"name": "bert", "weights": "user/bert"}
+    assert origins["image"]["spec"]["weights"] == "random:0"
     assert "text_weights" not in (saved / "README.md").read_text()
     saved = hub.save_to_folder(open_run(folder, "tokens", text_weights=str(folder / "bert")), tmp_path / "again")
     assert str(folder) not in (saved / "encoders.json").read_text()  # which means nothing elsewhere
-    with pytest.raises(EncoderError, match=r"was made with bert \(SHA-256 \w{8}…\); give its place as --text-weights"):
+    with pytest.raises(
+        EncoderError, match=r"made with the weights \./bert, which are not there; give their place as --text-weights"
+    ):
         xret.load(saved).encode_text(["red"])
 
 

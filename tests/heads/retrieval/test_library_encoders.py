@@ -31,13 +31,13 @@ def data(tmp_path_factory):
     small_open_clip.save_clip(folder / "clip.pt", "small-ViT")
     save_timm_model(folder / "swin.pth", "small_swin")
     extract(folder, encoder="open_clip:small-ViT", visual_weights=folder / "clip.pt", text_weights=folder / "clip.pt")
-    extract(folder, visual="timm:small_swin.squashed", visual_weights=folder / "swin.pth", text=None, visual_layer=0)
+    extract(folder, visual="timm:small_swin.squashed", visual_weights=folder / "swin.pth", text=None, layer=0)
     return folder
 
 
 def extract(folder, **options):
     words = {key: str(value) if key.endswith("weights") else value for key, value in options.items()}
-    return xret.extract(folder / "tiny" / "tiny.yaml", folder / "s.zarr", **words, shard_images=8, device="cpu")
+    return xret.extract(folder / "tiny" / "tiny.yaml", folder / "s.zarr", **words, device="cpu")
 
 
 def trained(data, out, image):
@@ -48,8 +48,7 @@ def trained(data, out, image):
 
 def test_an_extraction_that_is_done_loads_nothing(data, monkeypatch):
     before = files(data / "s.zarr")
-    for name in ("_visual", "_texts"):
-        monkeypatch.delattr(registry, name)
+    monkeypatch.delattr(registry, "_class_of")
     clip = data / "clip.pt"
     done = extract(data, encoder="open_clip:small-ViT", visual_weights=clip, text_weights=clip)
     assert [features.samples for features in done.sets] == [0, 0]

@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from scores import score
 from small_bert import save_bert
+from small_encoder import use_for_images
 from small_runs import NETWORK, make_pictures, make_run, make_store
 from torch.nn.functional import normalize
 
@@ -26,7 +27,7 @@ from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.regions import Regions
 from xret.pipeline.data.sources import FolderReader
-from xret.pipeline.encoders import registry
+from xret.pipeline.encoders import EncoderSpec
 from xret.pipeline.encoders.grid import GridEncoder
 from xret.pipeline.errors import CacheError, EncoderError, QueryError, RunError, SampleError
 from xret.pipeline.extraction.extraction import extract
@@ -113,21 +114,24 @@ def test_weights_are_found_where_they_were_and_others_are_refused(folder, bert_r
     retriever = open_run(folder, bert_run)
     same(retriever.encode_text(retriever.gallery.texts), retriever.gallery.captions)
     other = save_bert(folder / "other", seed=1)
-    with pytest.raises(EncoderError, match=r"other' is not what 'bert@\w+' was made with \(its weights differ\)"):
+    with pytest.raises(EncoderError, match=r"other' is not what 'bert@\w+' was made with \(weights differ\)"):
         open_run(folder, bert_run, text_weights=str(other)).encode_text(["red"])
     with pytest.raises(EncoderError, match=r"'random:1' is not what .* --visual-weights"):
         open_run(folder, bert_run, visual_weights="random:1").encode_images(["x.png"])
 
 
 def test_image_weights_from_a_file_that_has_moved_must_be_named(folder, tmp_path):
-    encoder = GridEncoder(NETWORK, "random:3", 64, "cpu")
+    encoder = GridEncoder(EncoderSpec(NETWORK, weights="random:3", image_size=64), "cpu")
     encoder.save(tmp_path / "w.safetensors")
     store = make_store(
         folder / "pictures/pictures.yaml", tmp_path / "s", visual_weights=str(tmp_path / "w.safetensors")
     )
     run = make_run(store, tmp_path / "run")
     (tmp_path / "w.safetensors").rename(tmp_path / "moved.safetensors")
-    with pytest.raises(EncoderError, match=r"no longer at .*w\.safetensors; give its place as --visual-weights"):
+    with pytest.raises(
+        EncoderError,
+        match=r"with the weights .*w\.safetensors, which are not there; give their place as --visual-weights",
+    ):
         open_run(folder, run).search(Path("x.png"))
     retriever = open_run(folder, run, visual_weights=str(tmp_path / "moved.safetensors"))
     same(retriever.encode_images(files(retriever)), retriever.gallery.images)
@@ -166,13 +170,12 @@ class Corners:
 
 
 def test_regions_are_asked_for_in_the_numbers_of_the_set(folder, tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(registry, "_visual", lambda *words: asked.append(words) or Corners())
+    specs = use_for_images(monkeypatch, Corners())
     store = make_store(folder / "pictures/pictures.yaml", tmp_path / "s.zarr")
     retriever = open_run(folder, make_run(store, tmp_path / "run", "setdiv"))
     same(retriever.encode_images(files(retriever)), retriever.gallery.images)
     assert len(set(retriever.gallery._batches.image_set.length)) > 1
-    assert asked[-1] == ("butd", "random:0", (2, 4), "cpu", None, False, (), -1, True, False, False)
+    assert specs == [EncoderSpec(NETWORK, weights="random:0", image_size=64)] * 2  # what the extraction asked for
 
 
 def test_a_tuned_run_encodes_with_its_own_backbones(folder, bert_run, tmp_path):
@@ -213,21 +216,16 @@ def test_words_need_no_store(folder, runs, tmp_path):
         retriever.search("red")
 
 
-@pytest.mark.parametrize("upright", [True, False])
-def test_a_picture_is_turned_as_those_of_the_run_however_it_comes(folder, runs, tmp_path, upright):
-    run = runs("vsepp")
-    if not upright:  # as of an earlier version
-        store = make_store(folder / "pictures/pictures.yaml", tmp_path / "old.zarr", upright=False)
-        run = make_run(store, tmp_path / "run")
-    retriever = open_run(folder, run)
-    assert retriever.gallery.upright == upright
+def test_a_picture_is_turned_as_those_of_the_run_however_it_comes(folder, runs, tmp_path):
+    retriever = open_run(folder, runs("vsepp"))
+    assert retriever.gallery.upright
     stored = Image.open(files(retriever)[0])
     path = save_oriented(tmp_path / "turned.png", np.asarray(stored), 6)
     one, other = retriever.encode_images([stored, Image.fromarray(shown(np.asarray(stored), 6))])
     assert not torch.allclose(one, other, atol=1e-2)
     opened = FolderReader(path.parent).open(path.name)
     found = retriever.encode_images([path, str(path), Image.open(path), open_image(path.read_bytes()), opened])
-    torch.testing.assert_close(found, (other if upright else one).expand(5, -1))
+    torch.testing.assert_close(found, other.expand(5, -1))
     assert retriever.search(path, 3)[0] == retriever.search(Image.open(path), 3)[0]
 
 

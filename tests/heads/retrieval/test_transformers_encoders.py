@@ -32,7 +32,7 @@ def data(tmp_path_factory):
     file.write_text(json.dumps({**json.loads(file.read_text()), **sizes}))
     for visual, text in (("clip", "clip"), ("oblong", "roberta")):
         names = {"visual": f"hf:{folder / visual}", "text": f"hf:{folder / text}"}
-        xret.extract(folder / "tiny" / "tiny.yaml", folder / "s.zarr", **names, shard_images=8, device="cpu")
+        xret.extract(folder / "tiny" / "tiny.yaml", folder / "s.zarr", **names, device="cpu")
     return folder
 
 

@@ -12,19 +12,19 @@ import pytest
 import small_open_clip  # noqa: F401 - it registers its architectures
 import small_timm  # noqa: F401 - it registers its models
 import torch
+from loaded import image_encoder, text_encoder
 from safetensors.torch import load_file, save_file
 from small_bert import save_bert
 from small_checkpoints import save_image_model, save_text_model
 
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.encoders import load_text, load_visual, registry
+from xret.pipeline.encoders import load_text, load_visual
 from xret.pipeline.errors import CacheError, EncoderError
 from xret.pipeline.extraction.extraction import extract
-from xret.pipeline.extraction.options import Options
+from xret.pipeline.extraction.options import build_options
 from xret.pipeline.reading.origin import Origin
-from xret.pipeline.reading.reencoding import caption_encoder, encode_captions, encode_images, image_encoder
+from xret.pipeline.reading.reencoding import encode_captions, encode_images
 from xret.pipeline.store import FeatureCache
-from xret.pipeline.store.facts import SetFacts
 
 OF_PICTURES = {"visual_weights": "random:0", "image_size": 64, "text": None}
 # By name the options of an extraction; ``hf:`` and a family stands for the folder of its checkpoint.
@@ -34,41 +34,36 @@ VISUAL = {
     "torchvision, pooled": {"visual": "mobilenet_v2", "pool": (1, 2), **OF_PICTURES},
     "torchvision, whole": {"visual": "resnet18", "whole": True, **OF_PICTURES},
     "torchvision, whole, views": {
-        **{"visual": "resnet18", "whole": True, "views": 2, "augment": "crop-flip"},
+        **{"visual": "resnet18", "whole": True, "views": "crop-flip:2"},
         **OF_PICTURES,
     },
-    "torchvision, views": {"visual": "resnet18", "views": 2, "augment": "dihedral", **OF_PICTURES},
+    "torchvision, views": {"visual": "resnet18", "views": "dihedral:2", **OF_PICTURES},
     "transformers CLIP": {"visual": "hf:clip"},
     "transformers SigLIP": {"visual": "hf:siglip", "dtype": "float32"},
     "transformers CLIP, whole": {"visual": "hf:clip", "whole": True},
     "transformers DINOv3": {"visual": "hf:dinov3", "image_size": 48, "pool": (4, 4)},
-    "transformers ConvNeXt": {"visual": "hf:convnext", "visual_layer": 2},
-    "transformers DINOv2, views": {"visual": "hf:dinov2", "views": 3, "augment": "crop-flip"},
+    "transformers ConvNeXt": {"visual": "hf:convnext", "layer": 2},
+    "transformers DINOv2, views": {"visual": "hf:dinov2", "views": "crop-flip:3"},
     "timm": {"visual": "timm:small_registers", "visual_weights": "random:0"},
-    "timm, a layer": {"visual": "timm:small_eva.own", "visual_weights": "random:0", "visual_layer": 0, "pool": (2, 3)},
-    "timm, views": {"visual": "timm:small_swin", "visual_weights": "random:0", "views": 2, "augment": "crop-flip"},
+    "timm, a layer": {"visual": "timm:small_eva.own", "visual_weights": "random:0", "layer": 0, "pool": (2, 3)},
+    "timm, views": {"visual": "timm:small_swin", "visual_weights": "random:0", "views": "crop-flip:2"},
     "timm, of a side": {"visual": "timm:test_resnet", "visual_weights": "random:0", "image_size": 96},
     "open_clip": {"visual": "open_clip:small-ViT", "visual_weights": "random:0"},
-    "open_clip, a layer": {"visual": "open_clip:small-RN", "visual_weights": "random:0", "visual_layer": 2},
+    "open_clip, a layer": {"visual": "open_clip:small-RN", "visual_weights": "random:0", "layer": 2},
     "a class of one's own": {"visual": "own_encoder:Quarters", "image_size": 60},
 }
 SLOW = {
     "butd-grid": {"visual": "butd-grid", **OF_PICTURES},
-    "fasterrcnn": {"visual": "fasterrcnn_resnet50_fpn_v2", "regions": (3, 5), **OF_PICTURES, "image_size": None},
+    "fasterrcnn": {"visual": "fasterrcnn_resnet50_fpn_v2", **OF_PICTURES, "image_size": None},
 }
 TEXT = {
     "bert": {"text": "bert", "text_weights": "bert"},
-    "bert, prompted": {"text": "bert", "text_weights": "bert", "prompt": "a picture of {}", "text_layer": 1},
-    "transformers CLIP": {"text": "hf:clip", "special_tokens": False},
+    "bert, prompted": {"text": "bert", "text_weights": "bert", "prompt": "a picture of {}", "layer": 1},
+    "transformers CLIP": {"text": "hf:clip"},
     "transformers SigLIP": {"text": "hf:siglip", "prompt": "a photo of {}"},
-    "transformers T5": {"text": "hf:t5", "dtype": "float32", "max_tokens": 6},
+    "transformers T5": {"text": "hf:t5", "dtype": "float32"},
     "open_clip": {"text": "open_clip:small-ViT", "text_weights": "random:0", "prompt": "a photo of {}"},
-    "open_clip, a layer": {
-        "text": "open_clip:small-timm",
-        "text_weights": "random:0",
-        "text_layer": 1,
-        "max_tokens": 9,
-    },
+    "open_clip, a layer": {"text": "open_clip:small-timm", "text_weights": "random:0", "layer": 1},
 }
 
 
@@ -96,7 +91,7 @@ def made(request, tmp_path, tiny_dataset, folder_of):
             options[key] = f"hf:{folder_of(options[key][3:], save)}"
     if options.get("text_weights") == "bert":
         options["text_weights"] = str(folder_of("bert", save_text_model))
-    chosen = Options(**{"visual": None, "text": None, **options}, shard_images=8, batch_size=4, device="cpu")
+    chosen = build_options(**{"visual": None, "text": None, **options}, batch_size=4, device="cpu")
     manifest, url = load_manifest(tiny_dataset(train=3, val=2, test=2)), str(tmp_path / "s.zarr")
     extract(manifest, url, chosen)
     return FeatureCache.open(url), chosen, [manifest.images / f"{number}.jpg" for number in range(7)]
@@ -119,17 +114,9 @@ def says_what_it_is(encoder):
     assert encoder.space is None or isinstance(encoder.space, str)
 
 
-def given(options, origin):
-    """Return the weights that a later command has to name, where the set does not remember them."""
-    if origin.weights is not None or ":" in str(origin.identity["encoder"]):
-        return None
-    named = options.visual if origin.kind in ("grid", "roi") else options.text
-    return named if str(named).startswith("hf:") else options.text_weights
-
-
 def is_kept_for_pictures(cache, options, paths):
     features = cache.image_set()
-    encoder = options.load_visual("cpu")
+    encoder = load_visual(options.visual, "cpu")
     says_what_it_is(encoder)
     assert (features.rows, features.channels, features.global_channels) == (
         encoder.rows, encoder.channels, encoder.global_channels,
@@ -137,8 +124,7 @@ def is_kept_for_pictures(cache, options, paths):
     assert (features.kind, features.grid, features.space) == (encoder.kind, encoder.grid, encoder.space)
     if encoder.kind == "grid":
         assert encoder.grid[0] * encoder.grid[1] == encoder.rows
-    origin = Origin.of(features)
-    again = image_encoder(origin, given(options, origin), "cpu", trust=True)
+    again = Origin.of(features).load_images(None, "cpu", trust=True)
     assert again.identity == {key: value for key, value in encoder.identity.items() if key != "views"}
     (found,) = encode_images(again, features.dtype, "cpu", paths)
     at = np.arange(len(paths))
@@ -154,7 +140,7 @@ def is_kept_for_pictures(cache, options, paths):
 def test_image_encoders_keep_the_contract(made):
     encoder = is_kept_for_pictures(*made)
     _, options, paths = made
-    if options.views > 1:
+    if options.visual.views:
         return
     decoded = [encoder.decode(path) for path in paths[:3]]
     assert all(size == (48, 40) for _, size in decoded)
@@ -182,12 +168,11 @@ def test_large_encoders_keep_the_contract(made):
 def test_text_encoders_keep_the_contract(made):
     cache, options, _ = made
     features, texts = cache.caption_set(), cache.caption_texts(0, cache.captions)
-    encoder = options.load_text("cpu")
+    encoder = load_text(options.text, "cpu")
     says_what_it_is(encoder)
     assert (features.channels, features.global_channels) == (encoder.channels, encoder.global_channels)
     assert (features.kind, features.space) == (encoder.kind, encoder.space)
-    origin = Origin.of(features)
-    again = caption_encoder(origin, given(options, origin), "cpu")
+    again = Origin.of(features).load_captions(None, "cpu")
     assert again.identity == encoder.identity
     ids = encoder.tokenize(texts)
     local, global_ = encoder.encode(ids)
@@ -208,33 +193,27 @@ def test_text_encoders_keep_the_contract(made):
 @pytest.mark.parametrize(
     ("name", "weights", "sentence"),
     [
-        ("no_such_module:Encoder", "w", "'no_such_module:Encoder' cannot be imported .*give MODULE:CLASS"),
-        ("own_encoder:Absent", "w", "cannot be imported .*Absent"),
         (
-            "own_encoder:Unfinished",
-            "broken",
-            "cannot be made .ZeroDivisionError: it is broken.; it is called as Unfini",
-        ),
-        (
-            "own_encoder:Unfinished",
+            "no_such_module:Encoder",
             "w",
-            "lacks decode, encode, identity, versions, space, rows, grid, channels, .*, which",
+            "no encoder 'no_such_module:Encoder'.*lists them; a class of your own, MODULE:CLASS",
         ),
+        ("own_encoder:Absent", "w", "a class of your own, .*Absent"),
+        ("own_encoder:Unfinished", "broken", r"Unfinished\('broken', 224, 'cpu'\) .* fails .ZeroDivisionError: it is"),
+        ("own_encoder:Unfinished", "w", "lacks channels, decode, encode, extras, .*, see `VisualEncoder`"),
         ("own_encoder:Askew", "w", r"its grid is \(2, 2\), which `VisualEncoder` .* does not allow"),
     ],
 )
 def test_a_class_that_is_no_encoder_is_refused(name, weights, sentence):
     with pytest.raises(EncoderError, match=sentence) as caught:
-        load_visual(name, weights, None, "cpu")
+        image_encoder(name, weights)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("made", [{"visual": "own_encoder:Quarters"}], indirect=True)
 def test_a_program_is_not_run_because_a_store_names_it(made):
-    with pytest.raises(
-        EncoderError, match=r"made by own_encoder:Quarters, a program that is not xret's; .*give --trust"
-    ):
-        image_encoder(Origin.of(made[0].image_set()), None, "cpu")
+    with pytest.raises(EncoderError, match=r"made by own_encoder:Quarters, a program of its own; .*give --trust"):
+        Origin.of(made[0].image_set()).load_images(None, "cpu")
 
 
 def test_values_beyond_the_dtype_say_what_helps(tmp_path, tiny_dataset):
@@ -243,11 +222,11 @@ def test_values_beyond_the_dtype_say_what_helps(tmp_path, tiny_dataset):
     weights["embeddings.position_embeddings"] *= 1e6  # the last layer's states are normalised
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     manifest, url = load_manifest(tiny_dataset(train=3)), str(tmp_path / "s.zarr")
-    options = Options(visual=f"hf:{folder}", visual_layer=1, text=None, device="cpu", splits=("train",))
-    with pytest.raises(CacheError, match=r"is beyond float16; extract with --dtype float32 or another --visual-layer"):
+    options = build_options(visual=f"hf:{folder}", layer=1, text=None, device="cpu", splits=("train",))
+    with pytest.raises(CacheError, match=r"is beyond float16; extract with --dtype float32, or another --layer"):
         extract(manifest, url, options)
-    extract(manifest, url, replace(options, visual_layer=-1))
-    extract(manifest, url, replace(options, dtype="float32"))
+    extract(manifest, url, replace(options, visual=replace(options.visual, layer=-1)))
+    extract(manifest, url, replace(options, visual=replace(options.visual, dtype="float32")))
     assert len(FeatureCache.open(url).set_names("images")) == 3
 
 
@@ -258,19 +237,19 @@ def test_global_features_beyond_the_dtype_are_refused(side, projection, tmp_path
     weights = load_file(folder / "model.safetensors")
     weights[f"{projection}.weight"] *= 1e6
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    options = Options(**{"visual": None, "text": None, side: f"hf:{folder}"}, device="cpu", splits=("train",))
-    with pytest.raises(CacheError, match=r"is beyond float16; extract with --dtype float32$"):
+    options = build_options(**{"visual": None, "text": None, side: f"hf:{folder}"}, device="cpu", splits=("train",))
+    with pytest.raises(CacheError, match="is beyond float16; extract with --dtype float32"):
         extract(load_manifest(tiny_dataset(train=3)), str(tmp_path / "s.zarr"), options)
 
 
 def test_views_need_a_method_of_their_own():
-    with pytest.raises(EncoderError, match="--views needs of 'own_encoder:Quarters' a method `prepare`"):
-        load_visual("own_encoder:Quarters", "w", 60, "cpu", views=2, augment="dihedral")
+    with pytest.raises(EncoderError, match="'own_encoder:Quarters' needs a method `prepare`"):
+        image_encoder("own_encoder:Quarters", "w", 60, views="dihedral:2")
 
 
 def test_pooled_cells_are_the_means_of_their_windows():
-    whole = load_visual("own_encoder:Quarters", "w", 60, "cpu")
-    pooled = load_visual("own_encoder:Quarters", "w", 60, "cpu", pool=(2, 2))
+    whole = image_encoder("own_encoder:Quarters", "w", 60)
+    pooled = image_encoder("own_encoder:Quarters", "w", 60, pool=(2, 2))
     pixels = torch.randint(256, (2, 3, 60, 60), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     cells, global_ = whole.encode(pixels)
     local, same = pooled.encode(pixels)
@@ -281,24 +260,22 @@ def test_pooled_cells_are_the_means_of_their_windows():
     assert pooled.identity == {**whole.identity, "pool": [2, 2]}
     for pool in ((1, 1), (3, 1), (0, 2)):
         with pytest.raises(EncoderError, match="averages nothing in the grid of 2 x 3 cells of 'quarters'"):
-            load_visual("own_encoder:Quarters", "w", 60, "cpu", pool=pool)
-    facts = SetFacts.of(pooled, "float16", {})
-    assert (facts.grid, facts.cells, SetFacts.of(whole, "float16", {}).cells) == ((1, 2), (2, 3), None)
-    with pytest.raises(EncoderError, match="--pool averages the cells of pictures' grids"):
-        load_visual("butd", "random:0", None, "cpu", pool=(2, 2))
+            image_encoder("own_encoder:Quarters", "w", 60, pool=pool)
+    with pytest.raises(EncoderError, match="'butd' does not take pool"):
+        image_encoder("butd", "random:0", pool=(2, 2))
 
 
 def test_a_caption_encoder_shares_its_space_with_the_images_of_one_checkpoint(tmp_path, tiny_dataset, folder_of):
     name = f"hf:{folder_of('clip', save_text_model)}"
     url = str(tmp_path / "s.zarr")
-    extract(load_manifest(tiny_dataset(train=3, val=2, test=2)), url, Options(visual=name, text=name, device="cpu"))
+    extract(
+        load_manifest(tiny_dataset(train=3, val=2, test=2)), url, build_options(visual=name, text=name, device="cpu")
+    )
     cache = FeatureCache.open(url)
-    assert cache.image_set().space == cache.caption_set().space == load_text(name, "cpu").space
+    assert cache.image_set().space == cache.caption_set().space == text_encoder(name).space
 
 
 def test_encoders_that_nobody_has_are_given_up():
-    shared = load_visual("resnet18", "random:0", 64, "cpu")
-    assert load_visual("resnet18", "random:0", 64, "cpu") is shared
-    left = [weakref.ref(load_visual("resnet18", f"random:{seed}", 64, "cpu")) for seed in range(1, 6)]
+    left = weakref.ref(image_encoder("resnet18", "random:1", 64))
     gc.collect()
-    assert sum(one() is not None for one in left) <= registry.KEPT
+    assert left() is None

@@ -2,19 +2,17 @@
 
 import re
 import urllib.error
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from encoder_contract import FeatureContract, picture
+from loaded import image_encoder
 from PIL import Image
 from safetensors.torch import save_file
 from torchvision.models import get_model, get_model_weights
 
-from xret.pipeline.encoders import load_visual
-from xret.pipeline.encoders.grid import GridEncoder, last_map
-from xret.pipeline.encoders.weights import digest
+from xret.pipeline.encoders.grid import last_map
 from xret.pipeline.errors import EncoderError, SampleError
 
 FAMILIES = {
@@ -49,7 +47,7 @@ class GridContract(FeatureContract):
 
     @pytest.fixture
     def encoder(self):
-        return load_visual(self.network, "random:0", 64, "cpu")
+        return image_encoder(self.network, "random:0", 64)
 
     @pytest.fixture
     def batch(self):
@@ -100,7 +98,7 @@ def plain_features(network, pixels):
 
 def test_features_are_those_of_the_plain_network(tmp_path, resnet18):
     save_file(resnet18.state_dict(), tmp_path / "w.safetensors")
-    encoder = GridEncoder("resnet18", str(tmp_path / "w.safetensors"), 224, "cpu")
+    encoder = image_encoder("resnet18", tmp_path / "w.safetensors", 224)
     path = picture(tmp_path / "p.jpg", (300, 240))
     pixels, size = encoder.decode(path)
     assert size == (300, 240)
@@ -121,7 +119,7 @@ def test_features_are_those_of_the_plain_network(tmp_path, resnet18):
     [("resnet18", 64, 73, "bilinear"), ("resnet18", 96, 110, "bilinear"), ("efficientnet_b0", 64, 73, "bicubic")],
 )
 def test_preprocessing_keeps_the_proportions_of_the_preset(network, image_size, resize, interpolation):
-    made = load_visual(network, "random:0", image_size, "cpu").identity["preprocessing"]
+    made = image_encoder(network, "random:0", image_size).identity["preprocessing"]
     assert (made["resize"], made["crop"], made["interpolation"]) == (resize, image_size, interpolation)
     assert made["mean"] == [0.485, 0.456, 0.406]
     assert made["decoder"] == "pillow"
@@ -129,7 +127,7 @@ def test_preprocessing_keeps_the_proportions_of_the_preset(network, image_size, 
 
 @pytest.mark.parametrize("size", [(64, 64), (30, 200), (500, 90), (1, 1)])
 def test_any_image_becomes_a_square(tmp_path, size):
-    encoder = load_visual("resnet18", "random:0", 64, "cpu")
+    encoder = image_encoder("resnet18", "random:0", 64)
     path = tmp_path / "p.png"
     Image.new("RGB", size, (200, 30, 90)).save(path)
     pixels, original = encoder.decode(path)
@@ -140,7 +138,7 @@ def test_any_image_becomes_a_square(tmp_path, size):
 @pytest.mark.parametrize(("size", "side"), [((300, 240), 224), ((40, 900), 64), ((64, 64), 64)])
 def test_a_whole_picture_becomes_the_square(tmp_path, resnet18, size, side):
     save_file(resnet18.state_dict(), tmp_path / "w.safetensors")
-    encoder = load_visual("resnet18", str(tmp_path / "w.safetensors"), side, "cpu", whole=True)
+    encoder = image_encoder("resnet18", tmp_path / "w.safetensors", side, whole=True)
     path = picture(tmp_path / "p.jpg", size)
     pixels, original = encoder.decode(path)
     assert original == size
@@ -151,25 +149,25 @@ def test_a_whole_picture_becomes_the_square(tmp_path, resnet18, size, side):
     np.testing.assert_allclose(
         encoder.encode(pixels[None])[1][0], plain_features(resnet18, normalised[None])[0].mean((1, 2)), atol=1e-4
     )
-    cut = load_visual("resnet18", str(tmp_path / "w.safetensors"), side, "cpu")
+    cut = image_encoder("resnet18", tmp_path / "w.safetensors", side)
     assert cut.identity != encoder.identity and cut.identity["weights"] == encoder.identity["weights"]
 
 
 @pytest.mark.parametrize(
     ("network", "weights", "sentence"),
     [
-        ("butd-grid", "random:0", "butd-grid takes whole pictures by itself; leave --whole out"),
-        ("butd", "random:0", "--whole is for grids, and 'butd' prepares its pictures itself; leave it out"),
-        ("own_encoder:Own", "w", "--whole is for grids, and 'own_encoder:Own' prepares its pictures itself; leave it"),
+        ("butd-grid", "random:0", "'butd-grid' does not take whole; leave it out"),
+        ("butd", "random:0", "'butd' does not take whole; leave it out"),
+        ("own_encoder:Own", "w", "'own_encoder:Own' does not take whole; leave it out"),
     ],
 )
 def test_whole_pictures_are_for_encoders_that_cut(network, weights, sentence):
     with pytest.raises(EncoderError, match=re.escape(sentence)):
-        load_visual(network, weights, None, "cpu", whole=True)
+        image_encoder(network, weights, whole=True)
 
 
 def test_an_image_that_cannot_be_used_is_named(tmp_path):
-    encoder = load_visual("resnet18", "random:0", 64, "cpu")
+    encoder = image_encoder("resnet18", "random:0", 64)
     torn = picture(tmp_path / "torn.jpg")
     torn.write_bytes(torn.read_bytes()[:900])
     thin = tmp_path / "thin.png"
@@ -186,7 +184,7 @@ def test_every_form_of_a_file_gives_one_identity(tmp_path, resnet18):
     torch.save(state, tmp_path / "w.pth")
     torch.save({"state_dict": {f"module.{k}": v for k, v in state.items()}}, tmp_path / "n.pt")
     before = torch.random.get_rng_state()
-    encoders = [GridEncoder("resnet18", str(path), 64, "cpu") for path in sorted(tmp_path.iterdir())]
+    encoders = [image_encoder("resnet18", path, 64) for path in sorted(tmp_path.iterdir())]
     assert torch.equal(before, torch.random.get_rng_state())
     assert encoders[0].identity == encoders[1].identity == encoders[2].identity
     pixels = torch.full((1, 3, 64, 64), 77, dtype=torch.uint8)
@@ -197,8 +195,8 @@ def test_imagenet_is_the_same_as_its_file(tmp_path, resnet18, monkeypatch):
     entry = get_model_weights("resnet18").IMAGENET1K_V1
     monkeypatch.setattr(type(entry), "get_state_dict", lambda self, **_: resnet18.state_dict())
     torch.save(resnet18.state_dict(), tmp_path / "w.pth")
-    file = GridEncoder("resnet18", str(tmp_path / "w.pth"), 64, "cpu")
-    assert GridEncoder("resnet18", "imagenet", 64, "cpu").identity == file.identity
+    file = image_encoder("resnet18", tmp_path / "w.pth", 64)
+    assert image_encoder("resnet18", "imagenet", 64).identity == file.identity
 
 
 def test_without_a_network_imagenet_says_where_to_put_a_file(tmp_path, monkeypatch, capsys):
@@ -208,19 +206,19 @@ def test_without_a_network_imagenet_says_where_to_put_a_file(tmp_path, monkeypat
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
     with pytest.raises(EncoderError, match=r"resnet152.*no route.*--visual-weights FILE.*checkpoints/resnet152-"):
-        GridEncoder("resnet152", "imagenet", 224, "cpu")
+        image_encoder("resnet152", "imagenet", 224)
     assert capsys.readouterr().out == ""  # torch's "Downloading" would spoil what --json prints
 
 
 def test_a_network_without_imagenet_v1_weights_says_so():
-    with pytest.raises(EncoderError, match="no IMAGENET1K_V1 weights of vit_h_14"):
-        GridEncoder("vit_h_14", "imagenet", 224, "cpu")
+    with pytest.raises(EncoderError, match="no ImageNet weights of vit_h_14"):
+        image_encoder("vit_h_14", "imagenet", 224)
 
 
 def test_weights_of_another_network_are_refused(tmp_path, resnet18):
     torch.save(resnet18.state_dict(), tmp_path / "w.pth")
-    with pytest.raises(EncoderError, match=r"w\.pth.*do not fit ResNet: \d+ missing \(layer1\.2\.") as caught:
-        GridEncoder("resnet34", str(tmp_path / "w.pth"), 64, "cpu")
+    with pytest.raises(EncoderError, match=r"w\.pth.*do not fit 'resnet34': \d+ missing \(layer1\.2\.") as caught:
+        image_encoder("resnet34", tmp_path / "w.pth", 64)
     assert len(str(caught.value)) < 400
 
 
@@ -228,25 +226,25 @@ def test_weights_of_another_network_are_refused(tmp_path, resnet18):
     ("network", "weights", "message"),
     [
         ("resnet51", "random:0", r"'resnet51' \(did you mean 'resnet\d+'\?\)"),
-        ("fcn_resnet50", "random:0", "there is no network 'fcn_resnet50'"),
+        ("fcn_resnet50", "random:0", "there is no encoder 'fcn_resnet50'"),
         ("resnet18", "imagenett", r"'imagenett'.*did you mean 'imagenet'"),
         ("resnet18", "random", "'random'.*did you mean 'random:0'"),
-        ("resnet18", "random:-1", "whole number"),
-        ("resnet18", "random:x", "whole number"),
-        ("resnet18", "", "neither"),
-        ("resnet18", "absent.pth", "nor an existing file"),
+        ("resnet18", "random:-1", "SEED"),
+        ("resnet18", "random:x", "SEED"),
+        ("resnet18", "", "no file"),
+        ("resnet18", "absent.pth", "'absent.pth' are no file"),
     ],
 )
 def test_unknown_words_are_refused(network, weights, message):
     with pytest.raises(EncoderError, match=message):
-        GridEncoder(network, weights, 64, "cpu")
+        image_encoder(network, weights, 64)
 
 
 @pytest.mark.parametrize(
     ("network", "image_size", "message"),
     [
         ("resnet18", 32, "a single cell.*larger --image-size"),
-        ("resnet18", 0, "does not take images of 0 pixels"),
+        ("resnet18", 0, "image_size must be at least 1, not 0"),
         ("alexnet", 16, "does not take images of 16 pixels"),
         ("maxvit_t", 100, "does not take images of 100 pixels"),
         ("vit_b_32", 100, "does not take images of 100 pixels"),
@@ -254,26 +252,26 @@ def test_unknown_words_are_refused(network, weights, message):
 )
 def test_a_size_that_the_network_does_not_take_is_refused(network, image_size, message):
     with pytest.raises(EncoderError, match=message) as caught:
-        GridEncoder(network, "random:0", image_size, "cpu")
+        image_encoder(network, "random:0", image_size)
     assert "\n" not in str(caught.value)
 
 
 def test_random_weights_follow_from_the_seed_alone():
     pixels = torch.arange(64 * 64 * 3).reshape(1, 3, 64, 64).to(torch.uint8)
     before = torch.random.get_rng_state()
-    first = GridEncoder("resnet18", "random:0", 64, "cpu")
+    first = image_encoder("resnet18", "random:0", 64)
     assert torch.equal(before, torch.random.get_rng_state())
     torch.rand(5)
-    again = GridEncoder("resnet18", "random:00", 64, "cpu")
+    again = image_encoder("resnet18", "random:00", 64)
     assert first.encode(pixels)[0].tobytes() == again.encode(pixels)[0].tobytes()
-    other = load_visual("resnet18", "random:9", 64, "cpu")
+    other = image_encoder("resnet18", "random:9", 64)
     assert first.encode(pixels)[0].tobytes() != other.encode(pixels)[0].tobytes()
     assert first.identity == again.identity != other.identity
     assert first.identity["weights"] == "random:0"
 
 
 def check_order_of_one(network, image_size, folder):
-    encoder = load_visual(network, "random:0", image_size, "cpu")
+    encoder = image_encoder(network, "random:0", image_size)
     pixels = [encoder.decode(picture(folder / f"{seed}.jpg", seed=seed))[0] for seed in range(4)]
     local, _ = encoder.encode(torch.stack(pixels))
     assert 0.1 < local.std() < 10
@@ -291,24 +289,6 @@ def test_activations_of_deep_networks_are_of_order_one(network, tmp_path):
     check_order_of_one(network, 96, tmp_path)
 
 
-def test_an_object_is_made_once_a_process():
-    with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda _: load_visual("resnet18", "random:9", 64, "cpu"), range(4)))
-    assert len({id(encoder) for encoder in made}) == 1
-    assert load_visual("resnet18", "random:9", 96, "cpu") is not made[0]
-
-
-def test_a_file_of_weights_that_was_replaced_is_read_again(tmp_path):
-    file = tmp_path / "weights.pt"
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        network = get_model("resnet18")
-        torch.save(network.state_dict(), file)
-        encoder = load_visual("resnet18", str(file), 64, "cpu")
-        assert encoder.identity["weights"] == digest(network.state_dict())
-        assert load_visual("resnet18", str(file), 64, "cpu") is encoder
-
-
 def test_a_layer_does_not_depend_on_the_image_size():
     network = get_model("resnet18")
     assert {last_map(network, size) for size in (32, 64, 224)} == {"layer4"}
@@ -318,7 +298,7 @@ def test_a_layer_does_not_depend_on_the_image_size():
 @pytest.mark.parametrize("network", FAMILIES)
 def test_a_network_of_every_family(network, tmp_path):
     image_size, layer, side = FAMILIES[network]
-    encoder = GridEncoder(network, "random:0", image_size, "cpu")
+    encoder = image_encoder(network, "random:0", image_size)
     assert encoder.identity["layer"] == layer
     assert encoder.rows == side**2
     pixels = torch.stack([encoder.decode(picture(tmp_path / f"{i}.jpg", seed=i))[0] for i in range(2)])
@@ -335,7 +315,7 @@ def test_a_vision_transformer_gives_its_patches_in_order(tmp_path):
         torch.manual_seed(0)
         network = get_model("vit_b_32", image_size=64).eval()
     torch.save(network.state_dict(), tmp_path / "w.pth")
-    encoder = GridEncoder("vit_b_32", str(tmp_path / "w.pth"), 64, "cpu")
+    encoder = image_encoder("vit_b_32", tmp_path / "w.pth", 64)
     pixels = encoder.decode(picture(tmp_path / "p.jpg"))[0]
     mean, std = (torch.tensor(v)[:, None, None] for v in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
     seen = []
@@ -350,7 +330,7 @@ def test_a_vision_transformer_gives_its_patches_in_order(tmp_path):
 def test_real_weights_tell_real_photographs_apart(shared_data):
     weights = shared_data("weights/mobilenet_v2.safetensors")
     photographs = sorted(shared_data("flickr8k-sample").rglob("*.jpg"))[:3]
-    encoder = GridEncoder("mobilenet_v2", str(weights), 224, "cpu")
+    encoder = image_encoder("mobilenet_v2", weights, 224)
     assert (encoder.rows, encoder.channels) == (49, 1280)
     pixels = torch.stack([encoder.decode(path)[0] for path in photographs])
     local, global_ = encoder.encode(pixels)

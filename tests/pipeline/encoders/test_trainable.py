@@ -5,43 +5,58 @@ import pytest
 import small_open_clip  # noqa: F401 - it registers its architectures
 import small_timm  # noqa: F401 - it registers its models
 import torch
+from loaded import image_encoder, text_encoder
 from PIL import Image
+from small_bert import save_bert
 from small_checkpoints import save_image_model, save_sentence_model, save_text_model, save_tokenizer
 
-from xret.pipeline.encoders.registry import make_text, make_visual
+from xret.pipeline.encoders import EncoderSpec, load_text, load_visual
 from xret.pipeline.errors import EncoderError
-from xret.pipeline.extraction.options import Options, with_backbones
-from xret.pipeline.reading.origin import extraction_words
 
 TEXTS = ["a picture of thing 1 2", "two dogs", "a red square number 3"]
-# By name what `make_visual` takes as name, weights, size and layer; ``hf:FAMILY`` stands for the family's checkpoint.
-_PICTURES = ("clip", "siglip", "dinov2", "dinov3", "vit-classifier", "beit", "swinv2", "convnext", "resnet")
-VISUAL = {family: (f"hf:{family}", "imagenet", None, -1) for family in _PICTURES} | {
-    "clip, a layer, resized": ("hf:clip", "imagenet", 48, 1),
-    "timm": ("timm:small_registers", "random:0", None, -1),
-    "timm, a layer": ("timm:small_swin.squashed", "random:0", None, 0),
-    "open_clip": ("open_clip:small-ViT", "random:0", None, -1),
-    "open_clip, of a side": ("open_clip:small-ViT", "random:0", 48, 1),
-    "open_clip, a ResNet": ("open_clip:small-RN", "random:0", None, -1),
+# By case what a spec has; ``hf:FAMILY`` stands for the family's checkpoint.
+VISUAL = {
+    family: {"name": f"hf:{family}"}
+    for family in (*("clip", "siglip", "dinov2", "dinov3", "vit-classifier", "beit", "swinv2", "convnext", "resnet"),)
+} | {
+    "torchvision": {"name": "mobilenet_v3_small", "weights": "random:0", "image_size": 64},
+    "clip, a layer, resized": {"name": "hf:clip", "image_size": 48, "layer": 1},
+    "timm": {"name": "timm:small_registers", "weights": "random:0"},
+    "timm, a layer": {"name": "timm:small_swin.squashed", "weights": "random:0", "layer": 0},
+    "open_clip": {"name": "open_clip:small-ViT", "weights": "random:0"},
+    "open_clip, of a side": {"name": "open_clip:small-ViT", "weights": "random:0", "image_size": 48, "layer": 1},
+    "open_clip, a ResNet": {"name": "open_clip:small-RN", "weights": "random:0"},
 }
-# By name what `make_text` takes as weights, layer, special tokens, most tokens and prompt.
-_CAPTIONS = ("clip", "siglip", "siglip-left", "clip-text", "roberta", "t5")
-TEXT = {family: (f"hf:{family}", -1, True, None, None) for family in _CAPTIONS} | {
-    "clip, a layer": ("hf:clip", 1, False, 9, "a photo of {}"),
-    "t5, a layer": ("hf:t5", 1, True, 9, None),
-    "sentences": ("hf:sentences", -1, True, None, None),
-    "open_clip": ("open_clip:small-ViT", -1, True, None, None),
-    "open_clip, a layer": ("open_clip:small-timm", 1, False, 9, "a photo of {}"),
+TEXT = {
+    family: {"name": f"hf:{family}"} for family in ("clip", "siglip", "siglip-left", "clip-text", "roberta", "t5")
+} | {
+    "bert": {"name": "bert", "weights": "bert"},
+    "bert, a layer": {"name": "bert", "weights": "bert", "layer": 1},
+    "clip, a layer": {"name": "hf:clip", "layer": 1, "prompt": "a photo of {}"},
+    "t5, a layer": {"name": "hf:t5", "layer": 1},
+    "sentences": {"name": "hf:sentences"},
+    "sentences, by their library": {"name": "hf:sentences-max"},
+    "open_clip": {"name": "open_clip:small-ViT", "weights": "random:0"},
+    "open_clip, a layer": {
+        "name": "open_clip:small-timm",
+        "weights": "random:0",
+        "layer": 1,
+        "prompt": "a photo of {}",
+    },
 }
 
 
-def folder_of(name, folder, save):
-    """Write the checkpoint that a name stands for; return the name of its folder."""
-    if not name.startswith("hf:"):
-        return name
-    if name == "hf:sentences":
-        return f"hf:{save_sentence_model(folder / 'sentences', 'mean', True)}"
-    return f"hf:{save(folder / 'given', name[3:])}"
+def spec_of(case, folder, save):
+    """Write the checkpoint that a case stands for; return its spec."""
+    case = dict(case)
+    if case.get("weights") == "bert":
+        case["weights"] = str(save_bert(folder / "bert"))
+    elif case["name"].startswith("hf:sentences"):
+        mode = "max" if case["name"].endswith("max") else "mean"
+        case["name"] = f"hf:{save_sentence_model(folder / 'sentences', mode, True)}"
+    elif case["name"].startswith("hf:"):
+        case["name"] = f"hf:{save(folder / 'given', case['name'][3:])}"
+    return EncoderSpec(**case, dtype="float32")
 
 
 def learn(encoder, *inputs):
@@ -59,12 +74,11 @@ def learn(encoder, *inputs):
     return before
 
 
-def read_again(encoder, run, branch):
-    """Save an encoder as a fine-tuned run does; return the options that name what is there."""
+def saved(encoder, run, branch):
+    """Save an encoder as a fine-tuned run does; return the spec of what is there, as `run.json` has it."""
     run.mkdir()
     encoder.save(path := run / f"{branch}_backbone{encoder.suffix}")
-    words = extraction_words([encoder]) | {"dtype": "float32"}
-    return Options(**with_backbones(words, *((path, None) if branch == "image" else (None, path))))
+    return EncoderSpec.from_json(encoder.spec.without_folders().to_json()).with_source(str(path))
 
 
 def is_the_same(again, encoder, before, *inputs):
@@ -80,60 +94,52 @@ def is_the_same(again, encoder, before, *inputs):
 
 @pytest.mark.parametrize("case", VISUAL.values(), ids=VISUAL)
 def test_an_image_encoder_learns_and_is_read_back(case, tmp_path):
-    name, weights, size, layer = case
-    encoder = make_visual(folder_of(name, tmp_path, save_image_model), weights, size, "cpu", layer=layer, half=False)
+    encoder = load_visual(spec_of(case, tmp_path, save_image_model), "cpu")
     random = np.random.default_rng(0)
     pictures = [Image.fromarray(random.integers(0, 256, (90, 120, 3), dtype=np.uint8)) for _ in range(2)]
     pixels = torch.stack([encoder.prepare(picture) for picture in pictures])
     before = learn(encoder, pixels)
-    again = read_again(encoder, tmp_path / "run", "image").load_visual("cpu")
+    again = load_visual(saved(encoder, tmp_path / "run", "image"), "cpu")
     is_the_same(again, encoder, before, pixels)
     assert torch.equal(torch.stack([again.prepare(picture) for picture in pictures]), pixels)
 
 
 @pytest.mark.parametrize("case", TEXT.values(), ids=TEXT)
 def test_a_text_encoder_learns_and_is_read_back(case, tmp_path):
-    name, *how = case
-    encoder = make_text(folder_of(name, tmp_path, save_text_model), "cpu", *how, half=False, file="random:0")
+    encoder = load_text(spec_of(case, tmp_path, save_text_model), "cpu")
     ids = encoder.tokenize(TEXTS)
     length = torch.tensor([len(caption) for caption in ids])
     token = torch.nn.utils.rnn.pad_sequence([torch.tensor(caption) for caption in ids], True)
     before = learn(encoder, token, length)
-    again = read_again(encoder, tmp_path / "run", "text").load_text("cpu")
+    again = load_text(saved(encoder, tmp_path / "run", "text"), "cpu")
     is_the_same(again, encoder, before, token, length)
     assert again.tokenize(TEXTS) == ids
+    packed, pooled = encoder.encode(ids)
+    local, global_ = encoder.features(torch.nn.functional.pad(token, (0, 2), value=7), length)  # whatever stands there
+    inside = torch.arange(local.shape[1]) < length[:, None]
+    np.testing.assert_allclose(local[inside].numpy(), packed, atol=1e-5)
+    np.testing.assert_allclose(global_.numpy(), pooled, atol=1e-5)
+    assert not local[~inside].any()
 
 
 def test_one_tower_is_no_other(tmp_path):
     """What is saved of a CLIP is one of its towers."""
     folder = save_text_model(tmp_path / "clip", "clip")
-    make_visual(f"hf:{folder}", "imagenet", None, "cpu").save(tmp_path / "image")
-    make_text(f"hf:{folder}", "cpu", -1, True, None).save(tmp_path / "text")
+    image_encoder(f"hf:{folder}").save(tmp_path / "image")
+    text_encoder(f"hf:{folder}").save(tmp_path / "text")
     save_tokenizer(tmp_path / "image", "<s>", "</s>")
     with pytest.raises(EncoderError, match=r"do not fit their config.json: \d+ missing \(text_"):
-        make_text(f"hf:{tmp_path / 'image'}", "cpu", -1, True, None)
+        text_encoder(f"hf:{tmp_path / 'image'}")
     with pytest.raises(EncoderError, match=r"do not fit their config.json: \d+ missing \(vis"):
-        make_visual(f"hf:{tmp_path / 'text'}", "imagenet", None, "cpu")
+        image_encoder(f"hf:{tmp_path / 'text'}")
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        (
-            "hf:clip",
-            "neither a mask nor an unknown token apart from its marks, so words cannot be masked; set finetune",
-        ),
-        (
-            "open_clip:small-ViT",
-            "of open_clip do not tell which pieces make a word, so words cannot be masked; set fin",
-        ),
-    ],
-)
-def test_words_are_not_masked_by_the_mark_of_the_end(name, sentence, tmp_path):
+def test_words_are_not_masked_by_the_mark_of_the_end(tmp_path):
     """As in CLIP's tokenizer, where the unknown token is the mark of the end."""
-    name = folder_of(name, tmp_path, save_text_model)
-    if name.startswith("hf:"):
-        save_tokenizer(tmp_path / "given", "<s>", "</s>", pad_token="</s>", unk_token="</s>", mask_token=None)
-    encoder = make_text(name, "cpu", -1, True, None, file="random:0")
-    with pytest.raises(EncoderError, match=sentence):
-        encoder.words(TEXTS)
+    folder = save_text_model(tmp_path / "clip", "clip")
+    save_tokenizer(folder, "<s>", "</s>", pad_token="</s>", unk_token="</s>", mask_token=None)
+    for encoder in (text_encoder(f"hf:{folder}"), text_encoder("open_clip:small-ViT", "random:0")):
+        with pytest.raises(
+            EncoderError, match=r"(cannot mask words|words cannot be masked); set finetune.mask_words=0"
+        ):
+            encoder.words(TEXTS)

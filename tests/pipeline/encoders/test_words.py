@@ -25,8 +25,10 @@ def test_vocabulary_is_ordered_by_count_then_word():
     assert WordsEncoder.build(CAPTIONS, min_count=2).vocabulary == (UNK, "a", "cat", "dog", "red", "runs")
 
 
-def test_a_word_needs_four_occurrences_by_default():
-    assert WordsEncoder.build(["dog dog dog cat", "cat cat dog"]).vocabulary == (UNK, "dog")
+@pytest.mark.parametrize(("captions", "kept"), [(9_999, (UNK, "dog", "cat")), (10_000, (UNK, "dog"))])
+def test_a_word_needs_four_occurrences_where_there_are_many_captions(captions, kept):
+    texts = ["dog dog dog cat", "cat cat dog"]
+    assert WordsEncoder.build(texts + [""] * (captions - 2)).vocabulary == kept
 
 
 def test_rare_and_new_words_become_unk():
@@ -36,7 +38,7 @@ def test_rare_and_new_words_become_unk():
 
 @pytest.mark.parametrize("text", ["", "  ", "...", "\n"])
 def test_a_caption_without_words_is_one_unk(text):
-    assert WordsEncoder.build(CAPTIONS).tokenize([text]) == [[0]]
+    assert WordsEncoder.build(CAPTIONS, 2).tokenize([text]) == [[0]]
 
 
 def test_a_written_unk_takes_no_second_id():

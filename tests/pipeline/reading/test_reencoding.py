@@ -1,94 +1,69 @@
 """Encoders found again from what a set says of itself, and features that are laid out as a set has them."""
 
-from types import SimpleNamespace
+import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from loaded import image_encoder
 from PIL import Image
 
 from xret.pipeline.data.regions import Regions
-from xret.pipeline.encoders import registry
+from xret.pipeline.encoders import EncoderSpec
 from xret.pipeline.encoders.words import WordsEncoder
 from xret.pipeline.errors import EncoderError, SampleError
 from xret.pipeline.reading.origin import Origin
-from xret.pipeline.reading.reencoding import (
-    BATCH,
-    caption_encoder,
-    encode_captions,
-    encode_images,
-    image_encoder,
-)
+from xret.pipeline.reading.reencoding import BATCH, encode_captions, encode_images
 
-REGIONS = {"boxes": "proposals", "fewest": 10, "most": 100}
-
-
-def features(identity, asked=None, **more):
-    attributes = {} if asked is None else {"asked": {"weights": asked}}
-    return SimpleNamespace(name="set@1", kind="grid", identity=identity, dtype="float16", attributes=attributes, **more)
+SET = {"name": "set@1", "kind": "grid", "dtype": "float16"}
 
 
 @pytest.mark.parametrize(
-    ("identity", "words"),
+    "spec",
     [
-        ({"encoder": "resnet18", "preprocessing": {"crop": 96}}, ("resnet18", 96, None)),
-        ({"encoder": "resnet18", "preprocessing": {"crop": 96, "orientation": "exif"}}, ("resnet18", 96, None)),
-        ({"encoder": "resnet18", "preprocessing": {"stretch": 96, "whole": True}}, ("resnet18", 96, None)),
-        ({"encoder": "butd-grid", "preprocessing": {"stretch": 448}}, ("butd-grid", 448, None)),
-        (
-            {"encoder": "resnet18-frames", "preprocessing": {"crop": 64}, "frames": {"most": 8}},
-            ("resnet18", 64, 8),
-        ),
-        ({"encoder": "butd", "preprocessing": {"shorter": 600}, "regions": REGIONS}, ("butd", (10, 100), None)),
-        (
-            {"encoder": "fasterrcnn_resnet50_fpn_v2", "preprocessing": {"shorter": 800}, "regions": REGIONS},
-            ("fasterrcnn_resnet50_fpn_v2", (10, 100), None),
-        ),
-    ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else "",
-)
-def test_every_kind_of_image_encoder_is_asked_for_by_its_own_words(monkeypatch, identity, words):
-    asked = []
-
-    def load(*given):
-        asked.append(given)
-        return SimpleNamespace(identity=identity)
-
-    monkeypatch.setattr(registry, "_visual", load)
-    image_encoder(Origin.of(features(identity)), "w.pth", "cpu", trust=True)
-    name, size, frames = words
-    upright, whole = (key in identity["preprocessing"] for key in ("orientation", "whole"))
-    assert asked == [(name, "w.pth", size, "cpu", frames, True, (), -1, True, upright, whole)]
-    changed = {**identity, "weights": "others"}
-    with pytest.raises(EncoderError, match=r"'w\.pth' is not what 'set@1' was made with \(its weights differ\)"):
-        image_encoder(Origin.of(features(changed)), "w.pth", "cpu")
-
-
-BERT = "86b5e0934494bd15c9632b12f734a8a67f723594"  # the revision of bert-base-uncased
-
-
-@pytest.mark.parametrize(
-    ("identity", "asked", "weights"),
-    [
-        ({"encoder": "resnet18", "weights": "random:3"}, "random:3", "random:3"),
-        ({"encoder": "resnet18", "weights": "ab12"}, "imagenet", "imagenet"),
-        ({"encoder": "resnet18", "weights": "ab12"}, "sha256:cd34", None),
-        ({"encoder": "bert", "weights": "ab12"}, "sha256:cd34", None),
-        ({"encoder": "bert", "weights": "ab12"}, "revision:cd34", None),
-        ({"encoder": "bert", "weights": "ab12"}, f"revision:{BERT}", "bert-base-uncased"),
-        ({"encoder": "words", "weights": "ab12"}, "", None),
+        EncoderSpec("resnet18", weights="random:3", image_size=96, pool=(2, 2), whole=True),
+        EncoderSpec("butd", weights="/there/w.pth", regions=(10, 100)),
+        EncoderSpec("hf:openai/clip-vit@abc", layer=-2, prompt="a {}", dtype="float32"),
+        EncoderSpec("resnet18", frames=8),
     ],
 )
-def test_weights_are_known_again_unless_they_came_from_a_file(identity, asked, weights):
-    assert Origin.of(features(identity, asked)).weights == weights
+def test_an_origin_survives_json_without_folders(spec):
+    origin = Origin(**SET, identity={"weights": "1"}, spec=spec)
+    told = json.dumps(origin.to_json())
+    assert "/there" not in told
+    assert Origin.from_json(json.loads(told)) == replace(origin, spec=spec.without_folders())
+
+
+def test_other_weights_are_refused_and_missing_ones_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    image_encoder("resnet18", "random:0", 64).save(tmp_path / "w.safetensors")
+    made = image_encoder("resnet18", tmp_path / "w.safetensors", 64, views="crop-flip:2")
+    origin = Origin(**SET, identity=made.identity, spec=made.spec)
+    assert origin.load_images(None, "cpu").identity == image_encoder("resnet18", "w.safetensors", 64).identity
+    with pytest.raises(
+        EncoderError, match=r"'random:1' is not what 'set@1' was made with \(its weights differ\); give its own"
+    ):
+        origin.load_images("random:1", "cpu")
+    for known in (origin, Origin.from_json(origin.to_json())):
+        (tmp_path / "w.safetensors").rename(tmp_path / "moved.safetensors")
+        with pytest.raises(
+            EncoderError, match=r"w\.safetensors, which are not there; give their place as --visual-weights"
+        ):
+            known.load_images(None, "cpu")
+        assert (
+            known.load_images("moved.safetensors", "cpu").identity
+            == origin.load_images("moved.safetensors", "cpu").identity
+        )
+        (tmp_path / "moved.safetensors").rename(tmp_path / "w.safetensors")
 
 
 def test_what_was_imported_has_no_encoder():
     imported = Origin("scan@1", "roi", {"encoder": "scan", "weights": "unknown"}, "float32", None)
     with pytest.raises(EncoderError, match=r"'scan@1' was imported, .* new pictures"):
-        image_encoder(imported, None, "cpu")
+        imported.load_images(None, "cpu")
     with pytest.raises(EncoderError, match=r"'scan@1' was imported, .* new captions"):
-        caption_encoder(imported, None, "cpu")
+        imported.load_captions(None, "cpu")
 
 
 class Shades:

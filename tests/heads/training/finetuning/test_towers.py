@@ -8,6 +8,7 @@ import small_open_clip
 import torch
 import transformers as hf
 from earlier_runs import without_digests
+from loaded import image_encoder, text_encoder
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from small_checkpoints import CROP, save_image_model, save_text_model
@@ -18,7 +19,6 @@ from xret.heads.retrieval.hub import save_to_folder
 from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.reattached import Backbone
 from xret.pipeline.data.sources import FolderReader
-from xret.pipeline.encoders.registry import make_text, make_visual
 from xret.pipeline.errors import EncoderError, RunError
 from xret.pipeline.reading.end_to_end import read_window
 
@@ -90,11 +90,11 @@ class Made:
 
     def image_encoder(self, pair):
         name, file = self.named(PAIRS[pair][0])
-        return make_visual(name, file or "imagenet", None, "cpu")
+        return image_encoder(name, file)
 
     def text_encoder(self, pair):
         name, file = self.named(PAIRS[pair][1])
-        return make_text(name, "cpu", -1, True, None, file=file or "imagenet")
+        return text_encoder(name, file)
 
     def head(self, pair, dtype="float32", epochs=2, recipe="vsepp", more="", **settings):
         """Train a head; its best epoch is its last."""
@@ -221,7 +221,7 @@ def test_checkpointing_gives_the_same_gradients(made, monkeypatch, name):
     named, file = made.named(name)
     found = []
     for checkpointing in (False, True):
-        encoder = make_visual(named, file or "imagenet", None, "cpu", layer=0)
+        encoder = image_encoder(named, file, layer=0)
         backbone = Backbone(encoder, checkpointing).train()
         for module in backbone.modules():  # they draw in another order for other parts
             for rate in {"p", "drop_prob"} & vars(module).keys():

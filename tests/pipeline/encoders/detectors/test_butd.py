@@ -8,6 +8,7 @@ import pytest
 import torch
 from butd_files import as_milvlg, caffe_resnet, draw, vse_infty
 from encoder_contract import FeatureContract, RegionContract, picture
+from loaded import image_encoder
 from PIL import Image
 
 from xret.pipeline.encoders.detectors import butd_network
@@ -30,7 +31,7 @@ def small_pools(monkeypatch, request):
 
 @pytest.fixture(scope="module")
 def random():
-    return small(ButdEncoder("random:0", (3, 8), "cpu"))
+    return small(image_encoder("butd", "random:0", regions=(3, 8)))
 
 
 class TestRegions(RegionContract):
@@ -130,7 +131,7 @@ def test_there_are_no_more_regions_than_proposals(random, tmp_path):
 
 def test_random_weights_follow_from_the_seed_alone(random, tmp_path):
     before = torch.random.get_rng_state()
-    again = small(ButdEncoder("random:00", (3, 8), "cpu"))
+    again = small(image_encoder("butd", "random:00", regions=(3, 8)))
     assert torch.equal(before, torch.random.get_rng_state())
     assert again.identity == random.identity and again.identity["weights"] == "random:0"
     image = random.decode(picture(tmp_path / "p.png"))[0]
@@ -141,21 +142,21 @@ def test_random_weights_follow_from_the_seed_alone(random, tmp_path):
     ("weights", "regions", "message"),
     [
         ("random", (36, 36), r"'random'.*did you mean 'random:0'"),
-        ("imagenet", (36, 36), "'imagenet'.*published weights"),
+        ("imagenet", (36, 36), "no weights of butd can be downloaded"),
         ("random:0", (37, 36), "--regions 37-36"),
         ("random:0", (10, 301), "from 1 to 300"),
     ],
 )
 def test_unknown_words_are_refused(weights, regions, message):
     with pytest.raises(EncoderError, match=message):
-        ButdEncoder(weights, regions, "cpu")
+        image_encoder("butd", weights, regions=regions)
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     """Write the same numbers as airsplay and MILVLG published theirs, in half as many bytes each."""
     folder = tmp_path_factory.mktemp("published")
-    airsplay = draw("airsplay")
+    airsplay = draw()
     milvlg = {name: value.half() for name, value in as_milvlg(airsplay).items()}
     arrays = {name: value.half().numpy() for name, value in airsplay.items()}
     with (folder / "airsplay.pkl").open("wb") as file:
@@ -168,7 +169,7 @@ def published(tmp_path_factory):
 
 def test_both_published_files_give_the_same_features(published, tmp_path):
     encoders = [
-        small(ButdEncoder(str(published / name), (10, 100), "cpu", trust))
+        small(image_encoder("butd", published / name, regions=(10, 100), trust=trust))
         for name, trust in (("airsplay.pkl", True), ("milvlg.pth", False))
     ]
     assert encoders[0].identity == encoders[1].identity
@@ -190,13 +191,13 @@ def test_a_pickle_is_not_run_without_trust(published, tmp_path, monkeypatch):
     (tmp_path / "bomb.pkl").write_bytes(pickle.dumps({"model": {"a": Bomb()}}))
     for path in (tmp_path / "bomb.pkl", published / "airsplay.pkl"):
         with pytest.raises(EncoderError, match=r"pickled objects.*--trust"):
-            ButdEncoder(str(path), (36, 36), "cpu")
+            image_encoder("butd", str(path), regions=(36, 36))
     assert not (tmp_path / "exploded").exists()
 
 
 @pytest.fixture(scope="module")
 def grid():
-    return ButdGridEncoder("random:0", 96, "cpu")
+    return image_encoder("butd-grid", "random:0", 96)
 
 
 class TestGrid(FeatureContract):
@@ -232,7 +233,7 @@ def test_the_grid_of_vse_inftys_file(tmp_path):
     halves = vse_infty(caffe_resnet())
     path = tmp_path / "original_updown_backbone.pth"
     torch.save({name: half.state_dict() for name, half in halves.items()}, path)
-    encoder = ButdGridEncoder(str(path), 96, "cpu")
+    encoder = image_encoder("butd-grid", str(path), 96)
     path.unlink()
     pixels = encoder.decode(picture(tmp_path / "p.png", (40, 90)))[0][None]
     local, _ = encoder.encode(pixels)
@@ -246,13 +247,13 @@ def test_the_grid_of_vse_inftys_file(tmp_path):
 
 def test_a_grid_of_too_few_pixels_is_refused():
     with pytest.raises(EncoderError, match="--image-size 63 is below 64"):
-        ButdGridEncoder("random:0", 63, "cpu")
+        image_encoder("butd-grid", "random:0", 63)
 
 
 @pytest.mark.slow
 def test_a_photograph_at_full_size(shared_data, tmp_path):
     photograph = sorted(shared_data("flickr8k-sample").rglob("*.jpg"))[0]
-    encoder = ButdEncoder("random:0", (36, 36), "cpu")
+    encoder = image_encoder("butd", "random:0", regions=(36, 36))
     Image.new("RGB", (100, 1)).save(tmp_path / "thin.png")
     assert len(encoder.encode([encoder.decode(tmp_path / "thin.png")[0]])[0].local) >= 1
     image, size = encoder.decode(photograph)

@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 import torch
 from encoder_contract import RegionContract, picture
+from loaded import image_encoder
 from PIL import Image
 from torchvision.models.detection import FasterRCNN_ResNet50_FPN_V2_Weights
 from torchvision.transforms.functional import pil_to_tensor
 
-from xret.pipeline.encoders.detectors.torchvision_detector import DetectorEncoder
 from xret.pipeline.errors import EncoderError
+
+
+def load(weights, regions):
+    return image_encoder("fasterrcnn_resnet50_fpn_v2", weights, regions=regions)
 
 
 def small(encoder):
@@ -23,7 +27,7 @@ def small(encoder):
 
 @pytest.fixture(scope="module")
 def encoder_of_module():
-    return small(DetectorEncoder("random:0", (3, 8), "cpu"))
+    return small(load("random:0", (3, 8)))
 
 
 class TestRegions(RegionContract):
@@ -61,7 +65,7 @@ class TestRegions(RegionContract):
 
 def test_random_weights_follow_from_the_seed_alone(encoder_of_module, tmp_path):
     before = torch.random.get_rng_state()
-    again = small(DetectorEncoder("random:00", (3, 8), "cpu"))
+    again = small(load("random:00", (3, 8)))
     assert torch.equal(before, torch.random.get_rng_state())
     assert again.identity == encoder_of_module.identity
     image = again.decode(picture(tmp_path / "p.png"))[0]
@@ -72,7 +76,7 @@ def test_the_downloaded_weights_are_those_of_their_file(encoder_of_module, tmp_p
     state = encoder_of_module._network.state_dict()
     monkeypatch.setattr(FasterRCNN_ResNet50_FPN_V2_Weights, "get_state_dict", lambda self, **_: state)
     torch.save(state, tmp_path / "w.pth")
-    identities = [DetectorEncoder(w, (3, 8), "cpu").identity for w in ("imagenet", str(tmp_path / "w.pth"))]
+    identities = [load(w, (3, 8)).identity for w in ("imagenet", str(tmp_path / "w.pth"))]
     (tmp_path / "w.pth").unlink()
     assert identities[0] == identities[1]
     assert len(identities[0]["weights"]) == 64
@@ -85,7 +89,7 @@ def test_without_a_network_it_says_where_to_put_the_file(tmp_path, monkeypatch, 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
     with pytest.raises(EncoderError, match=r"no route.*--visual-weights FILE.*checkpoints/fasterrcnn_resnet50_fpn_v2"):
-        DetectorEncoder("imagenet", (36, 36), "cpu")
+        load("imagenet", (36, 36))
     assert capsys.readouterr().out == ""  # torch's "Downloading" would spoil what --json prints
 
 
@@ -93,27 +97,27 @@ def test_without_a_network_it_says_where_to_put_the_file(tmp_path, monkeypatch, 
     ("weights", "regions", "message"),
     [
         ("imagenett", (36, 36), r"'imagenett'.*did you mean 'imagenet'"),
-        ("random:x", (36, 36), "whole number"),
-        ("absent.pth", (36, 36), "nor an existing file"),
+        ("random:x", (36, 36), "SEED"),
+        ("absent.pth", (36, 36), "'absent.pth' are no file"),
         ("random:0", (5, 4), "--regions 5-4"),
         ("random:0", (1, 1001), "from 1 to 1000"),
     ],
 )
 def test_unknown_words_are_refused(weights, regions, message):
     with pytest.raises(EncoderError, match=message):
-        DetectorEncoder(weights, regions, "cpu")
+        load(weights, regions)
 
 
 def test_weights_of_another_network_are_refused(tmp_path):
     torch.save({"model": {"backbone.stem.conv1.weight": torch.ones(64, 3, 7, 7)}}, tmp_path / "w.pth")
-    with pytest.raises(EncoderError, match=r"w\.pth.*do not fit FasterRCNN: \d+ missing.*1 unknown"):
-        DetectorEncoder(str(tmp_path / "w.pth"), (36, 36), "cpu")
+    with pytest.raises(EncoderError, match=r"w\.pth.*do not fit 'fasterrcnn_resnet50_fpn_v2': \d+ missing.*1 unknown"):
+        load(tmp_path / "w.pth", (36, 36))
 
 
 @pytest.mark.slow
 def test_a_photograph_at_full_size(shared_data):
     photograph = sorted(shared_data("flickr8k-sample").rglob("*.jpg"))[0]
-    encoder = DetectorEncoder("random:0", (36, 36), "cpu")
+    encoder = load("random:0", (36, 36))
     image, size = encoder.decode(photograph)
     regions = encoder.encode([image])[0]
     assert regions.local.shape == (36, 1024) and regions.size == size

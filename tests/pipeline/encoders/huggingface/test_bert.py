@@ -12,10 +12,8 @@ import torch
 import transformers
 from bert_family import SPECIAL, TEXTS, VOCABULARY, save_model
 from encoder_contract import FeatureContract
+from loaded import text_encoder
 from safetensors.torch import load_file, save_file
-
-from xret.pipeline.encoders import load_text
-from xret.pipeline.encoders.huggingface.bert import BertEncoder
 
 
 class TokenContract(FeatureContract):
@@ -29,7 +27,7 @@ class TokenContract(FeatureContract):
 class TestTinyBert(TokenContract):
     @pytest.fixture
     def encoder(self, folder):
-        return load_text(str(folder), "cpu")
+        return text_encoder("bert", folder)
 
     @pytest.fixture
     def batch(self, encoder):
@@ -45,7 +43,7 @@ class TestMiniLM(TokenContract):
 
     @pytest.fixture
     def encoder(self, weights):
-        return load_text(str(weights), "cpu")
+        return text_encoder("bert", weights)
 
     @pytest.fixture
     def batch(self, encoder):
@@ -90,14 +88,14 @@ def test_real_weights_are_only_loaded_if_they_are_those_that_were_published(tmp_
 
 
 def test_ids_have_the_special_tokens(folder):
-    encoder = load_text(str(folder), "cpu")
+    encoder = text_encoder("bert", folder)
     words = [[VOCABULARY[i] for i in ids] for ids in encoder.tokenize(["Two DOGS", "zebra", ""])]
     assert words == [["[CLS]", "two", "dog", "##s", "[SEP]"], ["[CLS]", "[UNK]", "[SEP]"], ["[CLS]", "[SEP]"]]
     assert encoder.tokenize([]) == []
 
 
 def test_states_are_those_of_transformers_one_by_one(folder):
-    encoder = load_text(str(folder), "cpu")
+    encoder = text_encoder("bert", folder)
     model = transformers.BertModel.from_pretrained(folder).eval()
     ids = encoder.tokenize(TEXTS)
     local, global_ = encoder.encode(ids)
@@ -110,17 +108,17 @@ def test_states_are_those_of_transformers_one_by_one(folder):
 def test_padding_changes_nothing_even_if_its_vector_is_huge(copy):
     file = copy / "model.safetensors"
     state = load_file(file)
-    plain = BertEncoder(str(copy), "cpu")
+    plain = text_encoder("bert", copy)
     state["embeddings.word_embeddings.weight"][0] = 1e4
     save_file(state, file, metadata={"format": "pt"})
-    huge = BertEncoder(str(copy), "cpu")
+    huge = text_encoder("bert", copy)
     ids = plain.tokenize(TEXTS)
     for ours, reference in zip(huge.encode(ids), plain.encode(ids), strict=True):
         np.testing.assert_allclose(ours, reference, atol=1e-5)
 
 
 def test_long_captions_are_cut_and_counted(folder):
-    encoder = load_text(str(folder), "cpu")
+    encoder = text_encoder("bert", folder)
     texts = [" ".join(["dog"] * count) for count in (1, 18, 19, 100)]
     assert encoder.max_length == 20
     assert [len(ids) for ids in encoder.tokenize(texts)] == [3, 20, 20, 20]
@@ -142,7 +140,7 @@ def test_long_captions_are_cut_and_counted(folder):
     ],
 )
 def test_relatives_of_bert(tmp_path, kind, config, max_length, changes):
-    encoder = BertEncoder(str(save_model(tmp_path, kind, config, **changes)), "cpu")
+    encoder = text_encoder("bert", save_model(tmp_path, kind, config, **changes))
     assert encoder.max_length == max_length
     ids = encoder.tokenize([*TEXTS, "dog " * 50])
     local, global_ = encoder.encode(ids)
@@ -153,13 +151,13 @@ def test_relatives_of_bert(tmp_path, kind, config, max_length, changes):
 
 def test_heads_of_another_task_are_left_out(tmp_path, folder):
     plain = save_model(tmp_path, transformers.BertForPreTraining, seed=5)
-    encoder = BertEncoder(str(plain), "cpu")
+    encoder = text_encoder("bert", plain)
     assert encoder.channels == 16
     body = transformers.BertModel.from_pretrained(plain, add_pooling_layer=False)
     body.save_pretrained(tmp_path / "body")
     for name in ("vocab.txt", "tokenizer_config.json"):
         shutil.copy(folder / name, tmp_path / "body")
-    assert BertEncoder(str(tmp_path / "body"), "cpu").identity == encoder.identity
+    assert text_encoder("bert", tmp_path / "body").identity == encoder.identity
 
 
 def test_half_precision_weights_are_computed_in_float32(copy):
@@ -167,37 +165,33 @@ def test_half_precision_weights_are_computed_in_float32(copy):
     save_file({k: v.half() for k, v in load_file(file).items()}, file, metadata={"format": "pt"})
     settings = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**settings, "dtype": "float16"}))
-    encoder = BertEncoder(str(copy), "cpu")
+    encoder = text_encoder("bert", copy)
     assert encoder.encode(encoder.tokenize(["a dog"]))[0].dtype == np.float32
 
 
 def test_identity_follows_weights_and_tokenizer_but_not_the_place(copy, folder, tmp_path):
-    first = load_text(str(folder), "cpu").identity
-    assert BertEncoder(str(copy), "cpu").identity == first
+    first = text_encoder("bert", folder).identity
+    assert text_encoder("bert", copy).identity == first
     words = [*SPECIAL, *reversed(VOCABULARY[5:])]
     (copy / "vocab.txt").write_text("\n".join(words) + "\n")
-    other = BertEncoder(str(copy), "cpu").identity
+    other = text_encoder("bert", copy).identity
     assert other["weights"] == first["weights"]
     assert other["preprocessing"]["tokenizer"] != first["preprocessing"]["tokenizer"]
-    weights = BertEncoder(str(save_model(tmp_path, seed=1)), "cpu").identity["weights"]
+    weights = text_encoder("bert", save_model(tmp_path, seed=1)).identity["weights"]
     assert weights != first["weights"]
 
 
 def test_identity_does_not_change_with_use(folder):
-    used = BertEncoder(str(folder), "cpu")
+    used = text_encoder("bert", folder)
     used.tokenize(TEXTS)
-    assert used.identity == BertEncoder(str(folder), "cpu").identity
+    assert used.identity == text_encoder("bert", folder).identity
 
 
 def test_nothing_is_printed_and_settings_come_back(folder, capfd):
     before = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
-    encoder = BertEncoder(str(folder), "cpu")
+    encoder = text_encoder("bert", folder)
     encoder.count_truncated(["dog " * 1000])
     encoder.encode(encoder.tokenize(TEXTS))
     captured = capfd.readouterr()
     assert captured.out + captured.err == ""
     assert (transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()) == before
-
-
-def test_an_object_is_made_once_a_process(folder):
-    assert load_text(str(folder), "cpu") is load_text(str(folder), "cpu")

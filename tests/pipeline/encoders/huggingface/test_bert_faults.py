@@ -5,9 +5,9 @@ import json
 import pytest
 import transformers
 from bert_family import VOCABULARY, save_model
+from loaded import text_encoder
 from small_checkpoints import save_image_model, save_text_model
 
-from xret.pipeline.encoders.huggingface.bert import BertEncoder
 from xret.pipeline.errors import EncoderError
 
 
@@ -20,8 +20,8 @@ def change_config(folder, **changes):
 def test_models_of_other_families_are_named_and_the_way_to_them(tmp_path, family, save):
     save(tmp_path / "m", family)
     with pytest.raises(EncoderError) as caught:
-        BertEncoder(str(tmp_path / "m"), "cpu")
-    way = f"and --text bert takes the BERT family; give them as --text hf:{tmp_path / 'm'}"
+        text_encoder("bert", tmp_path / "m")
+    way = f"and 'bert' takes the BERT family; give them as hf:{tmp_path / 'm'}"
     assert str(caught.value) == f"text weights '{tmp_path / 'm'}' are of a {family} model, {way}"
 
 
@@ -48,16 +48,16 @@ def test_a_folder_that_is_no_whole_model_is_refused(copy, fault, capfd):
     damage(copy)
     capfd.readouterr()
     with pytest.raises(EncoderError, match=message) as caught:
-        BertEncoder(str(copy), "cpu")
+        text_encoder("bert", copy)
     assert str(copy) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("weights", ["/nowhere/at/all", "./absent", "a/b/c", "~/x", ""])
+@pytest.mark.parametrize("weights", ["/nowhere/at/all", "./absent", "a/b/c", "~/x"])
 def test_a_missing_folder_is_refused(weights):
     with pytest.raises(EncoderError, match="there is no such folder"):
-        BertEncoder(weights, "cpu")
+        text_encoder("bert", weights)
 
 
 def test_without_a_network_a_hub_model_says_what_to_do(monkeypatch, capfd):
@@ -69,7 +69,7 @@ def test_without_a_network_a_hub_model_says_what_to_do(monkeypatch, capfd):
 
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", offline)
     with pytest.raises(EncoderError, match=r"'some-bert'.*could not connect\).*connection, or give a folder$"):
-        BertEncoder("some-bert", "cpu")
+        text_encoder("bert", "some-bert")
     assert asked == [("some-bert", True), ("some-bert", False)]
     assert capfd.readouterr().err == "Fetching text weights 'some-bert' from the Hugging Face hub, into its cache.\n"
 
@@ -77,5 +77,5 @@ def test_without_a_network_a_hub_model_says_what_to_do(monkeypatch, capfd):
 def test_a_model_that_does_not_encode_tokens_is_refused(tmp_path):
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
     folder = save_model(tmp_path, transformers.T5Model, transformers.T5Config, **sizes)
-    with pytest.raises(EncoderError, match="are of a t5 model, and --text bert takes the BERT"):
-        BertEncoder(str(folder), "cpu")
+    with pytest.raises(EncoderError, match="are of a t5 model, and 'bert' takes the BERT"):
+        text_encoder("bert", folder)

@@ -8,11 +8,11 @@ import pytest
 import torch
 import transformers
 from encoder_contract import picture
+from loaded import image_encoder
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from small_checkpoints import IMAGE_FAMILIES, save_image_model
 
-from xret.pipeline.encoders import load_visual
 from xret.pipeline.errors import EncoderError
 
 SIZES = [(180, 140), (90, 200), (64, 64)]
@@ -70,7 +70,7 @@ def rows_of(states, before):
 @pytest.mark.parametrize("family", IMAGE_FAMILIES)
 def test_features_are_those_of_the_documented_call(checkpoint, photographs, family):
     folder, ((height, width), before, way) = checkpoint(family), EXPECTED[family]
-    encoder = load_visual(f"hf:{folder}", "imagenet", None, "cpu")
+    encoder = image_encoder(f"hf:{folder}")
     pixels, found, _ = documented(folder, photographs)
     decoded = [encoder.decode(path) for path in photographs]
     assert [size for _, size in decoded] == SIZES
@@ -89,13 +89,13 @@ def test_features_are_those_of_the_documented_call(checkpoint, photographs, fami
 @pytest.mark.parametrize(("family", "layer"), [("clip", 1), ("dinov3", -2), ("swin", 0), ("convnext", 3), ("vit", 2)])
 def test_another_layer_gives_its_states_and_the_same_global_feature(checkpoint, photographs, family, layer):
     folder, (_, before, _) = checkpoint(family), EXPECTED[family]
-    encoder = load_visual(f"hf:{folder}", "imagenet", None, "cpu", layer=layer)
+    encoder = image_encoder(f"hf:{folder}", layer=layer)
     pixels, found, _ = documented(folder, photographs)
     last = layer == len(found.hidden_states) - 1
     states = found.last_hidden_state if last else found.hidden_states[layer]
     local, global_ = encoder.encode(pixels)
     np.testing.assert_allclose(local, rows_of(states, before), rtol=1e-5, atol=1e-5)
-    whole = load_visual(f"hf:{folder}", "imagenet", None, "cpu")
+    whole = image_encoder(f"hf:{folder}")
     np.testing.assert_array_equal(global_, whole.encode(pixels)[1])
     assert (encoder.identity == whole.identity) == last
     assert encoder.grid[0] * encoder.grid[1] == encoder.rows == local.shape[1]
@@ -104,7 +104,7 @@ def test_another_layer_gives_its_states_and_the_same_global_feature(checkpoint, 
 @pytest.mark.parametrize("family", ["clip", "vit", "dinov2"])
 def test_pictures_of_another_size(checkpoint, photographs, family):
     folder = checkpoint(family)
-    encoder = load_visual(f"hf:{folder}", "imagenet", 48, "cpu")
+    encoder = image_encoder(f"hf:{folder}", None, 48)
     assert encoder.grid == (6, 6)
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     square = {"height": 48, "width": 48}
@@ -119,23 +119,23 @@ def test_pictures_of_another_size(checkpoint, photographs, family):
     assert torch.equal(ours, pixels)
     local, _ = encoder.encode(ours)
     np.testing.assert_allclose(local, found.last_hidden_state[:, 1:], rtol=1e-5, atol=1e-5)
-    assert load_visual(f"hf:{folder}", "imagenet", 32, "cpu").identity != encoder.identity
-    own_size = load_visual(f"hf:{folder}", "imagenet", None, "cpu")
-    assert load_visual(f"hf:{folder}", "imagenet", 32, "cpu").identity == own_size.identity
+    assert image_encoder(f"hf:{folder}", None, 32).identity != encoder.identity
+    own_size = image_encoder(f"hf:{folder}")
+    assert image_encoder(f"hf:{folder}", None, 32).identity == own_size.identity
 
 
 @pytest.mark.parametrize(("family", "side"), [("clip", None), ("clip", 48), ("dinov2", None)])
 def test_whole_pictures_where_the_processor_cuts_out_the_middle(checkpoint, photographs, tmp_path, family, side):
     photographs = [*photographs, picture(tmp_path / "long.jpg", (900, 40)), picture(tmp_path / "tall.jpg", (33, 700))]
     folder = checkpoint(family)
-    encoder = load_visual(f"hf:{folder}", "imagenet", side, "cpu", whole=True)
+    encoder = image_encoder(f"hf:{folder}", None, side, whole=True)
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     size = dict.fromkeys(("height", "width"), side or 32)
     images = [Image.open(path).convert("RGB") for path in photographs]
     expected = processor(images=images, size=size, do_center_crop=False, return_tensors="pt")["pixel_values"]
     ours = torch.stack([encoder.decode(path)[0] for path in photographs])
     assert torch.equal(ours, expected)
-    cut = load_visual(f"hf:{folder}", "imagenet", side, "cpu")
+    cut = image_encoder(f"hf:{folder}", None, side)
     assert not torch.equal(cut.decode(photographs[0])[0], ours[0])
     assert encoder.identity["preprocessing"]["stretch"] == (side or 32) and "crop" in cut.identity["preprocessing"]
 
@@ -145,7 +145,7 @@ def test_a_whole_picture_need_not_be_square(photographs, tmp_path):
     file = folder / "preprocessor_config.json"
     settings = json.loads(file.read_text())
     file.write_text(json.dumps({**settings, "crop_size": {"height": 32, "width": 48}, "size": {"shortest_edge": 64}}))
-    encoder = load_visual(f"hf:{folder}", "imagenet", None, "cpu", whole=True)
+    encoder = image_encoder(f"hf:{folder}", whole=True)
     assert encoder.decode(photographs[1])[0].shape == (3, 32, 48) and encoder.grid == (4, 6)
 
 
@@ -154,7 +154,7 @@ def test_a_picture_need_not_be_square(checkpoint, tmp_path, photographs):
     file = folder / "preprocessor_config.json"
     settings = json.loads(file.read_text())
     file.write_text(json.dumps({**settings, "crop_size": {"height": 32, "width": 48}, "size": {"shortest_edge": 64}}))
-    encoder = load_visual(f"hf:{folder}", "imagenet", None, "cpu")
+    encoder = image_encoder(f"hf:{folder}")
     assert (encoder.grid, encoder.rows) == ((4, 6), 24)
     pixels, found, _ = documented(folder, photographs)
     np.testing.assert_allclose(encoder.encode(pixels)[0], found.last_hidden_state[:, 1:], rtol=1e-5, atol=1e-5)
@@ -162,8 +162,8 @@ def test_a_picture_need_not_be_square(checkpoint, tmp_path, photographs):
 
 def test_what_wraps_an_encoder_of_transformers(checkpoint, photographs, tmp_path):
     name = f"hf:{checkpoint('clip')}"
-    frames = load_visual(name, "imagenet", None, "cpu", frames=2)
-    plain = load_visual(name, "imagenet", None, "cpu")
+    frames = image_encoder(name, frames=2)
+    plain = image_encoder(name)
     assert (frames.channels, frames.global_channels, frames.space) == (24, 24, plain.space)
     decoded, _ = frames.decode(photographs[0].parent)
     (video,) = frames.encode([decoded])
@@ -173,13 +173,13 @@ def test_what_wraps_an_encoder_of_transformers(checkpoint, photographs, tmp_path
     file = oblong / "preprocessor_config.json"
     sizes = {"crop_size": {"height": 32, "width": 48}, "size": {"shortest_edge": 64}}
     file.write_text(json.dumps({**json.loads(file.read_text()), **sizes}))
-    refused(oblong, "--augment dihedral turns squares, and 'oblong' sees none", views=2, augment="dihedral")
+    refused(oblong, "--views dihedral:2 turns squares, and 'oblong' sees none", views="dihedral:2")
 
 
 def test_a_copy_under_another_name_has_the_same_identity(checkpoint, tmp_path):
     folder = checkpoint("clip")
     copy = shutil.copytree(folder, tmp_path / "My CLIP (copy)")
-    ours, theirs = (load_visual(f"hf:{path}", "imagenet", None, "cpu") for path in (folder, copy))
+    ours, theirs = (image_encoder(f"hf:{path}") for path in (folder, copy))
     assert (theirs.name, theirs.identity, theirs.space) == ("My-CLIP-copy", ours.identity, ours.space)
 
 
@@ -187,7 +187,7 @@ def test_weights_in_half_precision_are_computed_with_in_float32(checkpoint, tmp_
     model = transformers.AutoModel.from_pretrained(checkpoint("dinov2"))
     half = shutil.copytree(checkpoint("dinov2"), tmp_path / "half")
     model.half().save_pretrained(half)
-    encoder = load_visual(f"hf:{half}", "imagenet", None, "cpu")
+    encoder = image_encoder(f"hf:{half}")
     local, _ = encoder.encode(torch.stack([encoder.decode(path)[0] for path in photographs]))
     assert local.dtype == np.float32
     pixels, _, _ = documented(checkpoint("dinov2"), photographs)
@@ -204,14 +204,14 @@ def copy(checkpoint, tmp_path):
 
 def refused(folder, sentence, **options):
     with pytest.raises(EncoderError, match=sentence) as caught:
-        load_visual(f"hf:{folder}", "imagenet", options.pop("image_size", None), "cpu", **options)
+        image_encoder(f"hf:{folder}", "imagenet", options.pop("image_size", None), **options)
     assert "\n" not in str(caught.value)
 
 
 def test_a_folder_without_processor_is_refused(copy):
     folder = copy("vit")
     (folder / "preprocessor_config.json").unlink()
-    refused(folder, r"have no image processor that can be used, .*put the model's own preprocessor_config.json next")
+    refused(folder, r"have no usable image processor; put the model's own preprocessor_config.json next")
 
 
 def test_weights_with_nan_are_refused(copy):
@@ -260,9 +260,7 @@ def test_a_model_that_masks_patches_is_refused(copy):
     decoder = {f"decoder_{key}": value for key, value in small.items()}
     config = transformers.ViTMAEConfig(**small, **decoder, image_size=32, patch_size=8)
     transformers.ViTMAEModel(config).save_pretrained(folder)
-    refused(
-        folder, r"are a ViTMAEModel, which does not encode .* patch by patch .it has 5 states where 1 and 4 x 4 are"
-    )
+    refused(folder, r"\(ViTMAEModel\) do not encode .* patch by patch .it has 5 states where 1 and 4 x 4 are")
 
 
 def test_a_program_of_the_checkpoint_needs_trust(copy, tmp_path, monkeypatch):
@@ -278,16 +276,15 @@ def test_a_program_of_the_checkpoint_needs_trust(copy, tmp_path, monkeypatch):
         "class OwnConfig(transformers.ViTConfig):\n    model_type = 'own_vit'\n"
         "class OwnModel(transformers.ViTModel):\n    config_class = OwnConfig\n"
     )
-    refused(folder, r"come with a program of their own, which is not run; .* give --trust")
-    encoder = load_visual(f"hf:{folder}", "imagenet", None, "cpu", trust=True)
+    refused(folder, r"come with a program of their own; read it, and give --trust")
+    encoder = image_encoder(f"hf:{folder}", trust=True)
     assert encoder.identity["model"]["class"] == "OwnModel"
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"layer": 3}, "have no layer 3; choose a --visual-layer from 0, the embeddings, to 2"),
-        ({"regions": (3, 8)}, "has a fixed grid, leave it out"),
+        ({"layer": 3}, "have no layer 3; choose one from 0, the embeddings, to 2"),
         ({"image_size": 4}, "leave --image-size out"),
         ({"whole": True}, "takes whole pictures by itself; leave --whole out"),
     ],
@@ -317,12 +314,6 @@ def test_a_processor_that_cuts_nothing_off_needs_no_telling(copy, settings, sent
     refused(folder, sentence, whole=True)
 
 
-def test_other_options_and_names(checkpoint, tmp_path):
-    with pytest.raises(EncoderError, match=r"names its weights itself; leave --visual-weights w.pth out"):
-        load_visual(f"hf:{checkpoint('vit')}", "w.pth", None, "cpu")
-    with pytest.raises(
-        EncoderError, match="--visual-layer is for models of hf:, timm:, open_clip:; 'resnet18' gives its last map"
-    ):
-        load_visual("resnet18", "random:0", None, "cpu", layer=2)
-    refused(tmp_path / "absent", "there is no such folder; give a folder or a model id of the hub")
+def test_names_of_nothing(tmp_path):
+    refused(tmp_path / "absent", "there is no such folder; give a folder or a hub id")
     refused(tmp_path, r"is not a complete image model .*it needs config.json, the weights and preprocessor_config.json")

@@ -5,20 +5,17 @@ import shutil
 import huggingface_hub.constants
 import numpy as np
 import pytest
+from loaded import image_encoder, text_encoder
 from small_bert import save_bert
 from small_checkpoints import save_image_model
 
-from xret.heads.retrieval.hub import local_folder
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.encoders.registry import load_text, load_visual
 from xret.pipeline.errors import EncoderError, RunError
-from xret.pipeline.extraction.command import command_for
 from xret.pipeline.extraction.extraction import extract
-from xret.pipeline.extraction.options import Options
+from xret.pipeline.extraction.options import build_options
 from xret.pipeline.reading.origin import Origin
-from xret.pipeline.reading.reencoding import caption_encoder
 from xret.pipeline.store import FeatureCache
-from xret.pipeline.store.facts import fingerprint
+from xret.pipeline.store.create import fingerprint
 
 OLD, NEW = "a" * 40, "b" * 40
 
@@ -50,7 +47,10 @@ def cache(tmp_path, monkeypatch):
     ("revision", "commit"), [("", NEW), ("@main", NEW), ("@v1.0", OLD), ("@refs/pr/1", OLD), (f"@{OLD}", OLD)]
 )
 def test_a_revision_is_the_one_that_is_loaded_and_its_commit_is_recorded(cache, prefix, revision, commit):
-    hub, folder = (load_text(f"{prefix}{name}", "cpu") for name in (f"someone/bert{revision}", cache / commit))
+    def load(name):
+        return text_encoder(f"hf:{name}") if prefix else text_encoder("bert", name)
+
+    hub, folder = (load(name) for name in (f"someone/bert{revision}", cache / commit))
     assert hub.identity == folder.identity
     assert fingerprint(hub.identity, "float16") == fingerprint(folder.identity, "float16")
     assert hub.versions == folder.versions | {"commit": commit}
@@ -63,43 +63,42 @@ def test_a_revision_is_the_one_that_is_loaded_and_its_commit_is_recorded(cache, 
 def test_an_image_model(cache):
     folders = [save_image_model(cache / str(seed), "vit", seed) for seed in (0, 1)]
     fill_cache(cache / "hub", "someone/vit", dict(zip((OLD, NEW), folders, strict=True)), {"main": NEW, "v1": OLD})
-    old, new, first = (
-        load_visual(f"hf:{n}", "imagenet", None, "cpu") for n in ("someone/vit@v1", "someone/vit", folders[0])
-    )
+    old, new, first = (image_encoder(f"hf:{n}") for n in ("someone/vit@v1", "someone/vit", folders[0]))
     assert old.identity == first.identity != new.identity
     assert (old.versions["commit"], new.versions["commit"]) == (OLD, NEW)
 
 
 @pytest.mark.parametrize("text", [{"text": "hf:someone/bert"}, {"text_weights": "someone/bert@main"}])
 def test_a_set_keeps_the_commit_when_a_branch_moves(cache, tiny_dataset, text):
-    extract(load_manifest(tiny_dataset()), str(cache / "s.zarr"), Options(visual=None, device="cpu", **text))
+    extract(load_manifest(tiny_dataset()), str(cache / "s.zarr"), build_options(visual=None, device="cpu", **text))
     store = FeatureCache.open(str(cache / "s.zarr"))
     features = store.caption_set()
-    assert features.attributes["source"] == {"id": f"someone/bert@{NEW}"}
-    assert f" {next(iter(text.values())).partition('@')[0]}@{NEW} " in command_for(store.store, features.path)
+    assert Origin.of(features).spec.source == f"someone/bert@{NEW}"
     (cache / "hub" / "models--someone--bert" / "refs" / "main").write_text(OLD)
-    assert caption_encoder(Origin.of(features), None, "cpu").versions["commit"] == NEW
+    assert Origin.of(features).load_captions(None, "cpu").versions["commit"] == NEW
 
 
 def test_revisions_differ(cache):
-    old, new = load_text("hf:someone/bert@v1.0", "cpu"), load_text("hf:someone/bert", "cpu")
+    old, new = text_encoder("hf:someone/bert@v1.0"), text_encoder("hf:someone/bert")
     assert old.identity["weights"] != new.identity["weights"]
 
 
 @pytest.mark.parametrize("name", ["someone/bert@nowhere", "someone/bert@", "someone/bert@-x", "someone/bert@v1 0"])
 def test_a_revision_that_is_not_there_is_a_sentence(cache, name):
     with pytest.raises(EncoderError, match=f"weights '{name}'"):
-        load_text(f"hf:{name}", "cpu")
+        text_encoder(f"hf:{name}")
 
 
 def test_a_folder_may_have_an_at_in_its_name(cache):
     folder = (cache / OLD).rename(cache / "bert@v1.0")
-    encoder = load_text(f"hf:{folder}", "cpu")
+    encoder = text_encoder(f"hf:{folder}")
     assert "commit" not in encoder.versions
     assert encoder.name == "bert-v1.0"
 
 
 def test_a_run_of_a_revision(tmp_path, monkeypatch):
+    from xret.heads.retrieval.hub import local_folder
+
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     for commit in (OLD, NEW):

@@ -2,15 +2,16 @@
 
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from loaded import image_encoder, text_encoder
 from safetensors.torch import load_file, save_file
-from small_checkpoints import TEXT_FAMILIES, VOCABULARY, save_image_model, save_sentence_model, save_text_model
+from small_checkpoints import TEXT_FAMILIES, save_image_model, save_sentence_model, save_text_model
 
-from xret.pipeline.encoders import load_text, load_visual
 from xret.pipeline.errors import EncoderError
 
 TEXTS = ["a photo of two dogs", "Red square", "", "a picture of thing number 3 of thing number 4 zebra"]
@@ -52,7 +53,7 @@ def documented(folder, family, texts):
 @pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_features_are_those_of_the_documented_call(checkpoint, family):
     folder = checkpoint(family)
-    encoder = load_text(f"hf:{folder}", "cpu")
+    encoder = text_encoder(f"hf:{folder}")
     ids = encoder.tokenize(TEXTS)
     local, global_ = encoder.encode(ids)
     states, pooled = documented(folder, family, TEXTS)
@@ -61,29 +62,24 @@ def test_features_are_those_of_the_documented_call(checkpoint, family):
     np.testing.assert_allclose(global_, pooled, rtol=1e-5, atol=1e-5)
     assert (encoder.name, encoder.identity["encoder"]) == (family, "hf")
     assert (encoder.space is not None) == (family in JOINT)
-    plain = load_text(f"hf:{folder}", "cpu", special_tokens=False)
-    kept = [[word for word in caption if VOCABULARY[word] not in ("<s>", "</s>")] for caption in ids]
-    assert plain.tokenize(TEXTS[:2]) == kept[:2]
-    if family in JOINT:
-        np.testing.assert_allclose(plain.encode(plain.tokenize(TEXTS))[1][:2], global_[:2], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["clip", "siglip"])
 def test_both_towers_share_a_space(checkpoint, tmp_path, family):
     folder = checkpoint(family)
-    image, text = load_visual(f"hf:{folder}", "imagenet", None, "cpu"), load_text(f"hf:{folder}", "cpu")
+    image, text = image_encoder(f"hf:{folder}"), text_encoder(f"hf:{folder}")
     assert image.space == text.space is not None
     assert image.global_channels == text.global_channels
-    other = load_text(f"hf:{save_text_model(tmp_path / family, family, seed=1)}", "cpu")
+    other = text_encoder(f"hf:{save_text_model(tmp_path / family, family, seed=1)}")
     assert other.space not in (None, text.space)
-    layer = load_visual(f"hf:{folder}", "imagenet", None, "cpu", layer=1)
+    layer = image_encoder(f"hf:{folder}", layer=1)
     assert layer.space == image.space
 
 
 @pytest.mark.parametrize("family", ["clip", "siglip", "roberta", "t5"])
 def test_another_layer_gives_its_states(checkpoint, family):
     folder = checkpoint(family)
-    encoder, whole = load_text(f"hf:{folder}", "cpu", layer=1), load_text(f"hf:{folder}", "cpu")
+    encoder, whole = text_encoder(f"hf:{folder}", layer=1), text_encoder(f"hf:{folder}")
     ids = encoder.tokenize(TEXTS[:1])
     local, global_ = encoder.encode(ids)
     kind = transformers.T5EncoderModel if family == "t5" else transformers.AutoModel
@@ -103,15 +99,15 @@ def test_another_layer_gives_its_states(checkpoint, family):
 def test_folders_of_sentence_transformers_pool_as_they_say(tmp_path, mode, normalised):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     folder = save_sentence_model(tmp_path / "sentences", mode, normalised)
-    encoder = load_text(f"hf:{folder}", "cpu")
+    encoder = text_encoder(f"hf:{folder}")
     expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     _, global_ = encoder.encode(encoder.tokenize(TEXTS))
     np.testing.assert_allclose(global_, expected, rtol=1e-5, atol=1e-5)
     assert encoder.max_length == 12 and encoder.count_truncated(TEXTS) == 1
     encoder.save(tmp_path / "saved")
-    again = load_text(f"hf:{tmp_path / 'saved'}", "cpu")
+    again = text_encoder(f"hf:{tmp_path / 'saved'}")
     assert again.identity == encoder.identity
-    assert load_text(str(folder), "cpu").identity["encoder"] == "bert"
+    assert text_encoder("bert", folder).identity["encoder"] == "bert"
 
 
 def pooling(folder, **settings):
@@ -135,11 +131,11 @@ def copy(checkpoint, tmp_path):
 
 def test_older_folders_name_their_pooling_by_switches(copy):
     switches = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}
-    encoder = load_text(f"hf:{pooling(copy('mpnet'), **switches)}", "cpu")
+    encoder = text_encoder(f"hf:{pooling(copy('mpnet'), **switches)}")
     ids = encoder.tokenize(TEXTS[:1])
     local, global_ = encoder.encode(ids)
     np.testing.assert_allclose(global_[0], local.mean(0), rtol=1e-5, atol=1e-6)
-    assert encoder.identity["global"] == "mean"
+    assert "mean" in encoder.identity["global"]
 
 
 def test_a_folder_that_changes_its_texts_is_refused_or_given_its_prompt(tmp_path):
@@ -148,28 +144,25 @@ def test_a_folder_that_changes_its_texts_is_refused_or_given_its_prompt(tmp_path
     about = {"prompts": {"query": "two ", "other": "one "}, "default_prompt_name": "query"}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(about))
     refused(folder, r"are meant to see 'two ' before every text; give --prompt 'two \{\}', another prompt, or")
-    encoder = load_text(f"hf:{folder}", "cpu", prompt="two {}")
+    encoder = text_encoder(f"hf:{folder}", prompt="two {}")
     expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(TEXTS[:1])
     np.testing.assert_allclose(encoder.encode(encoder.tokenize(TEXTS[:1]))[1], expected, rtol=1e-5, atol=1e-5)
     (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
-    refused(folder, "writes all texts in small letters, and xret leaves them as they are", prompt="{}")
+    refused(folder, "want texts in lower case, which xret leaves as they are", prompt="{}")
 
 
 def test_a_prompt_is_encoded_in_the_place_of_the_caption(checkpoint):
     folder = checkpoint("clip")
-    plain, prompted = load_text(f"hf:{folder}", "cpu"), load_text(f"hf:{folder}", "cpu", prompt="a photo of {}")
+    plain, prompted = text_encoder(f"hf:{folder}"), text_encoder(f"hf:{folder}", prompt="a photo of {}")
     assert prompted.tokenize(["two dogs"]) == plain.tokenize(["a photo of two dogs"])
     assert prompted.identity["preprocessing"].pop("prompt") == "a photo of {}"
     assert prompted.identity == plain.identity
     assert prompted.space == plain.space
-    for wrong in ("a photo", "{} and {}", ""):
-        with pytest.raises(EncoderError, match=r"a caption takes the place of \{\}, which has to stand in it once"):
-            load_text(f"hf:{folder}", "cpu", prompt=wrong)
 
 
 def refused(folder, sentence, **options):
     with pytest.raises(EncoderError, match=sentence) as caught:
-        load_text(f"hf:{folder}", "cpu", **options)
+        text_encoder(f"hf:{folder}", **options)
     assert "\n" not in str(caught.value)
 
 
@@ -177,7 +170,7 @@ def test_what_does_not_encode_texts_is_refused(copy, tmp_path):
     refused(
         save_image_model(tmp_path / "vit", "vit"), "are a ViTModel, which takes no texts; give a text model, or use"
     )
-    refused(tmp_path / "absent", "there is no such folder; give a folder or a model id of the hub")
+    refused(tmp_path / "absent", "there is no such folder; give a folder or a hub id")
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused(copy):
@@ -208,26 +201,25 @@ def test_weights_with_nan_are_refused(copy):
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        (
-            {"kinds": ["Transformer", "Pooling", "Dense"], "pooling_mode": "mean"},
-            "computes Transformer, Pooling, Dense",
-        ),
-        ({"pooling_mode": "weightedmean"}, "pool by weightedmean, and xret by cls, max, mean, lasttoken; take them as"),
-        ({"pooling_mode": ["mean", "max"]}, "pool by mean and max, and xret by"),
-    ],
+    "settings", [{"pooling_mode": "weightedmean"}, {"pooling_mode": ["mean", "max"]}, {"pooling_mode": "cls"}]
 )
-def test_what_a_folder_computes_besides_is_refused(copy, settings, sentence):
-    refused(pooling(copy("mpnet"), **settings), sentence)
+def test_other_pooling_needs_its_library(copy, settings, monkeypatch):
+    folder = pooling(copy("mpnet"), embedding_dimension=16, **settings)
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    encoder = text_encoder(f"hf:{folder}")
+    expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(encoder.encode(encoder.tokenize(TEXTS))[1], expected, rtol=1e-5, atol=1e-5)
+    monkeypatch.setitem(sys.modules, "sentence_transformers.util", None)
+    refused(folder, r"sentence_transformers is not installed .*pip install 'xret\[sentences\]'")
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"layer": 5}, "have no layer 5; choose a --text-layer from 0, the embeddings, to 2"),
-        ({"max_tokens": 21}, "take 3 to 20 tokens a caption, 2 of them special tokens, and not 21"),
-    ],
-)
-def test_options_that_do_not_fit(checkpoint, options, sentence):
-    refused(checkpoint("clip"), sentence, **options)
+def test_modules_of_others_are_not_run(copy):
+    folder = pooling(copy("mpnet"), pooling_mode="mean")
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[1]["type"] = "os.path.join"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    refused(folder, "xret cannot compute their modules.json")
+
+
+def test_a_layer_that_is_not_there(checkpoint):
+    refused(checkpoint("clip"), "have no layer 5; choose one from 0, the embeddings, to 2", layer=5)

@@ -7,11 +7,11 @@ import pytest
 import timm
 import torch
 from encoder_contract import picture
+from loaded import image_encoder
 from PIL import Image
 from safetensors.torch import save_file
 from small_timm import save_timm_model
 
-from xret.pipeline.encoders import load_visual
 from xret.pipeline.errors import EncoderError
 
 SIZES = [(180, 140), (90, 200), (64, 64)]
@@ -49,7 +49,7 @@ def photographs(tmp_path):
 
 
 def load(name, weights, image_size=None, **options):
-    return load_visual(f"timm:{name}", str(weights), image_size, "cpu", **options)
+    return image_encoder(f"timm:{name}", weights, image_size, **options)
 
 
 def documented(name, file, photographs, **options):
@@ -223,7 +223,7 @@ def test_without_a_connection_a_file_is_asked_for(monkeypatch):
         ),
         ("test_vit.r160_in2k", "random:0", r"has no weights tagged 'r160_in2k' .did you mean 'r160_in1k'\?.; its tags"),
         ("test_vit4", "imagenet", "timm has no weights of timm:test_vit4; give a file as --visual-weights FILE"),
-        ("test_vit", "absent.pth", "neither 'imagenet', nor an existing file nor 'random:SEED'"),
+        ("test_vit", "absent.pth", "'absent.pth' are no file, nor 'imagenet'"),
     ],
 )
 def test_names_and_weights_that_are_unknown(name, weights, sentence):
@@ -234,7 +234,7 @@ def test_files_that_do_not_fit(file_of, tmp_path):
     refused(
         "test_vit",
         file_of("test_resnet"),
-        r"these weights do not fit timm:test_vit: \d+ missing .*; \d+ unknown .*; give the weights of this model",
+        r"these weights do not fit 'timm:test_vit': \d+ missing .*; \d+ unknown .*; give its own weights",
     )
     state = torch.load(file_of("test_vit"), weights_only=True)
     state["norm.weight"] = torch.ones(7)
@@ -244,9 +244,9 @@ def test_files_that_do_not_fit(file_of, tmp_path):
     torch.save(state, tmp_path / "w.pth")
     refused("test_vit", tmp_path / "w.pth", "norm.weight holds NaN or infinity; get the model again")
     torch.save({"state_dict": state, "more": sys.exit}, tmp_path / "w.pth")
-    refused("test_vit", tmp_path / "w.pth", "holds pickled objects, which could run code and are refused")
+    refused("test_vit", tmp_path / "w.pth", "holds pickled objects, which could run code")
     (tmp_path / "w.pth").write_bytes(b"no weights")
-    refused("test_vit", tmp_path / "w.pth", "this is not a file of weights")
+    refused("test_vit", tmp_path / "w.pth", "is no file of weights")
 
 
 @pytest.mark.parametrize(
@@ -255,13 +255,12 @@ def test_files_that_do_not_fit(file_of, tmp_path):
         (
             "test_vit",
             {"layer": 6},
-            "has no layer 6; choose a --visual-layer from 0 to 5, or from -1, the last, down to -6",
+            "has no layer 6; choose one from 0 to 5, or from -1, the last, down to -6",
         ),
-        ("test_vit", {"regions": (3, 8)}, "has a fixed grid, leave it out"),
         (
             "test_resnet",
             {"image_size": 32},
-            "makes a single cell of pictures of 32 pixels; choose a larger --image-size",
+            "makes a single cell of an image; choose a larger --image-size",
         ),
         ("test_vit", {"image_size": 8}, "8 x 8 pixels"),
     ],
@@ -272,4 +271,4 @@ def test_options_that_do_not_fit(name, options, sentence):
 
 def test_the_library_is_an_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    refused("test_vit", "random:1", r"models of timm need timm, which is not installed .*pip install 'xret\[timm\]'")
+    refused("test_vit", "random:1", r"timm is not installed .*pip install 'xret\[timm\]'")

@@ -7,22 +7,18 @@ import numpy as np
 import pytest
 import torch
 from encoder_contract import EncoderContract
+from loaded import image_encoder
 from PIL import Image
 
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import read_samples
-from xret.pipeline.encoders.grid import GridEncoder
-from xret.pipeline.encoders.registry import load_visual
 from xret.pipeline.encoders.wrappers.frames import FramesEncoder
-from xret.pipeline.errors import EncoderError, SampleError
-from xret.pipeline.store import Blocks
-from xret.pipeline.store.facts import SetFacts
-from xret.pipeline.store.layout import create_image_set, open_for_writing
+from xret.pipeline.errors import SampleError
 
 
 @pytest.fixture(scope="module")
 def grid():
-    return GridEncoder("resnet18", "random:0", 64, "cpu")
+    return image_encoder("resnet18", "random:0", 64)
 
 
 @pytest.fixture
@@ -46,7 +42,7 @@ def shades(pixels):
 class TestContract(EncoderContract):
     @pytest.fixture
     def encoder(self, grid):
-        return FramesEncoder(grid, 4)
+        return image_encoder("resnet18", "random:0", 64, frames=4)
 
 
 # ---- which frames ----
@@ -98,10 +94,10 @@ def test_frames_may_be_seen_whole(video):
     left = Image.new("RGB", (90, 60))
     left.paste((200, 200, 200), (0, 0, 10, 60))  # within what the middle leaves out
     left.save(folder / "frame_1.png")
-    whole = load_visual("resnet18", "random:0", 64, "cpu", frames=4, whole=True)
+    whole = image_encoder("resnet18", "random:0", 64, frames=4, whole=True)
     square = np.asarray(left.resize((64, 64), Image.Resampling.BILINEAR))
     assert np.array_equal(whole.decode(folder)[0][0].permute(1, 2, 0).numpy(), square)
-    middle = load_visual("resnet18", "random:0", 64, "cpu", frames=4)
+    middle = image_encoder("resnet18", "random:0", 64, frames=4)
     assert middle.decode(folder)[0].max() == 0 and middle.identity != whole.identity
 
 
@@ -148,11 +144,6 @@ def test_identity_follows_the_network_and_the_number_of_frames(grid):
     assert {**four.identity, "encoder": "resnet18"}.items() >= grid.identity.items()
     assert FramesEncoder(grid, 4).identity == four.identity != FramesEncoder(grid, 5).identity
     assert grid.identity["encoder"] == "resnet18"
-
-
-def test_no_frames_at_all_are_refused(grid):
-    with pytest.raises(EncoderError, match="--frames 0: take at least one frame of a video"):
-        FramesEncoder(grid, 0)
 
 
 # ---- bad folders ----
@@ -240,11 +231,3 @@ def test_videos_with_many_captions_fit_manifest_and_cache(video_manifest, captio
     assert [image.file_name for image in samples.images] == names
     assert [[caption.text for caption in image.captions] for image in samples.images] == texts
     assert samples.splits == {"train": (0, 3), "val": (3, 4), "test": (4, 6)}
-    facts = SetFacts.of(FramesEncoder(grid, 8), "float16", {})
-    with open_for_writing(str(tmp_path / "store"), samples, ["full"]) as cache:
-        create_image_set(cache, facts, 8, Blocks.choose(cache.splits))
-        features = cache.image_set("resnet18-frames")
-        assert (features.kind, features.rows, features.channels) == ("frames", 8, 512)
-        assert cache.file_names(0, 6) == names
-        assert cache.caption_count.tolist() == [captions] * 6
-        assert cache.caption_texts(captions, 2 * captions) == texts[1]

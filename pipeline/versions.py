@@ -1,13 +1,6 @@
-"""What xret asks of other packages: versions and settings of Zarr and Dask that stores are tested with, and pyarrow.
+"""What xret asks of other packages: settings of Zarr, and packages that extras install."""
 
-`pyproject.toml` has the oldest versions.
-"""
-
-import re
-import sys
 from collections.abc import Mapping
-from functools import lru_cache
-from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,20 +8,7 @@ import zarr
 
 from .errors import CacheError, RunError, XretError
 
-NEWEST = {"zarr": "3.1", "dask": "2026.8"}  # tested; CONTRIBUTING.md says what to do about a newer one
 _PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
-
-
-@lru_cache(len(NEWEST))
-def note_version(package: str) -> None:
-    """Say, once in this process, that a newer version than any tested one is installed, if one is."""
-    installed, newest = version(package), NEWEST[package]
-    if _numbers(installed) > _numbers(newest):
-        print(
-            f"Note: {package} {installed} is installed, and xret has been tested up to {newest}; if something is odd,"
-            f" install '{package}=={newest}.*'.",
-            file=sys.stderr,
-        )
 
 
 def require_settings() -> None:
@@ -77,8 +57,3 @@ def require_pyarrow(error: type[XretError], needs: str, instead: str = "") -> An
     except ImportError as missing:
         raise error(f"{needs} pyarrow, which is not installed: pip install 'xret[parquet]'{instead}") from missing
     return pyarrow
-
-
-def _numbers(name: str) -> list[int]:
-    """Return the first two numbers of a version."""
-    return [int(number) for number in re.findall(r"\d+", name)[:2]]

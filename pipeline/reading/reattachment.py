@@ -91,8 +91,8 @@ def put_back_captions(features: CaptionSet, weights: str | None, device: str) ->
 def image_folder(cache: FeatureCache, data_root: Path | None) -> Path:
     """Return the folder that holds the images of a cache.
 
-    It is `data_root`, the folder ``images`` in it, or where the manifest says: a bundled one below `data_root`, others
-    that lie in `data_root` anywhere.
+    It is `data_root`, the folder ``images`` in it, or where a manifest in `data_root` says, which may be a copy of a
+    bundled one; else where the bundled one says, below `data_root`.
 
     Raises:
         CacheError: the images are not there.
@@ -102,11 +102,11 @@ def image_folder(cache: FeatureCache, data_root: Path | None) -> Path:
     for folder in [data_root, data_root / "images"] if data_root else []:
         if _has_some(folder, names):
             return folder
-    if cache.dataset in bundled_manifests():
-        return load_manifest(cache.dataset, data_root).images
     manifest = None if data_root is None else manifest_in(data_root, cache.dataset)
     if manifest is not None and _has_some(manifest.images, names):
         return manifest.images
+    if cache.dataset in bundled_manifests():
+        return load_manifest(cache.dataset, data_root).images
     where = (
         f"{names[0]} is neither in {data_root} nor in {data_root / 'images'}" if data_root else "no folder was given"
     )

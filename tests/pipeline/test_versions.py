@@ -1,6 +1,4 @@
-"""Versions and settings of Zarr and Dask: a newer one is told of, a wrong one refused, all others change nothing."""
-
-from importlib.metadata import version
+"""Settings of Zarr: a wrong one is refused, all others change nothing."""
 
 import numpy as np
 import pytest
@@ -8,54 +6,18 @@ import small_encoder
 import zarr
 from small_extraction import SMALL, files
 
-from xret.pipeline import versions
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.store import FeatureCache
-from xret.pipeline.store.upkeep.verify import verify
+from xret.pipeline.store.inspect import verify
 
 
 @pytest.fixture
 def images(tiny_dataset, monkeypatch):
     small_encoder.use(monkeypatch)
     return load_manifest(tiny_dataset(train=10, val=2))
-
-
-@pytest.fixture
-def older(monkeypatch):
-    """Let the tested versions be older ones, and nothing have been said yet."""
-    monkeypatch.setattr(versions, "NEWEST", {"zarr": "3.0", "dask": "2025.12"})
-    versions.note_version.cache_clear()
-    yield
-    versions.note_version.cache_clear()
-
-
-@pytest.mark.parametrize("package", versions.NEWEST)
-def test_what_is_installed_here_is_tested(package, capsys):
-    versions.note_version.cache_clear()
-    versions.note_version(package)
-    assert capsys.readouterr().err == ""
-
-
-def test_a_newer_version_is_told_of_once(older, images, tmp_path, capsys):
-    for name in "ab":
-        extract(images, str(tmp_path / name), SMALL)
-        FeatureCache.open(str(tmp_path / name))
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Note: ")]
-    assert said == [
-        f"Note: {package} {version(package)} is installed, and xret has been tested up to {newest}; if something is"
-        f" odd, install '{package}=={newest}.*'."
-        for package, newest in versions.NEWEST.items()
-    ]
-
-
-def test_a_newer_patch_is_not_told_of(monkeypatch, capsys):
-    monkeypatch.setattr(versions, "version", lambda _: f"{versions.NEWEST['zarr']}.99")
-    versions.note_version.cache_clear()
-    versions.note_version("zarr")
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -1,32 +1,26 @@
-"""Digests of pictures that lie in files with others: several files are read at once, and each picture once."""
+"""Digests tell pictures apart by their bytes alone, and folders of frames by names and bytes."""
 
 import hashlib
-import os
-import threading
 
-from packed_data import PackedData
-
-from xret.pipeline.data.digests import Digests
-from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.data.samples import read_samples
-from xret.pipeline.data.sources import tar
+from xret.pipeline.data.digests import NONE, as_row, digest_of
+from xret.pipeline.data.images import read_picture
 
 
-def test_files_are_read_together_and_pictures_once(tmp_path, monkeypatch):
-    data = PackedData(tmp_path / "data", count=12)
-    manifest = load_manifest(data.as_tars(files=3))
-    samples = read_samples(manifest)
-    together, opened, open_file = threading.Barrier(3, timeout=20), [], tar.open_file
+def test_a_picture_is_known_by_its_bytes(tmp_path):
+    for name, content in (("a.png", b"one"), ("b.jpg", b"one"), ("c.png", b"other")):
+        (tmp_path / name).write_bytes(content)
+    a, b, c = (digest_of(read_picture(tmp_path / name)) for name in ("a.png", "b.jpg", "c.png"))
+    assert a == b == hashlib.blake2b(b"one", digest_size=16).digest() != c
+    assert as_row(a).tobytes() == a
+    assert digest_of(read_picture(tmp_path / "gone.png")) == NONE
 
-    def waiting(folder, file):
-        opened.append(file.name)
-        together.wait()  # for the other two
-        return open_file(folder, file)
 
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    monkeypatch.setattr(tar, "open_file", waiting)
-    expected = {name: hashlib.blake2b(content, digest_size=16).digest() for name, content, *_ in data.rows}
-    digests = Digests(samples, manifest.images)
-    for images in (samples.images, samples.images[3:5]):
-        assert digests.of(images) == [expected[image.file_name] for image in images]
-    assert sorted(opened) == ["shard-00.tar", "shard-01.tar", "shard-02.tar"]
+def test_frames_are_known_by_their_names_and_bytes(tmp_path):
+    found = []
+    for number, frames in enumerate(({"1.png": b"a", "2.png": b"b"}, {"1.png": b"b", "2.png": b"a"}, {"1.png": b"a"})):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, content in frames.items():
+            (folder / name).write_bytes(content)
+        found.append(digest_of(read_picture(folder)))
+    assert len({*found, NONE}) == 4

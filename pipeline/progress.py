@@ -4,27 +4,11 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from itertools import product
-from typing import TYPE_CHECKING, NoReturn
+from typing import Any
 
 from tqdm import tqdm
 
 from .wording import in_bytes
-
-if TYPE_CHECKING:
-    _Tqdm = tqdm[NoReturn]
-else:
-    _Tqdm = tqdm  # which takes no type when it runs
-
-_BAR = 10  # columns that a bar takes at least
-_FORMS = (  # of a line on a terminal, the widest first
-    "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
-    "{desc}: {percentage:3.0f}%|{bar}| {remaining} left, {rate_fmt}{postfix}",
-    "{desc}: {remaining} left, {rate_fmt}{postfix}",
-    "{desc}: {remaining} left{postfix}",
-    "{desc}: {remaining} left",
-    "{desc}",
-)
 
 
 class Progress:
@@ -45,13 +29,22 @@ class Progress:
         self.title, self.total, self.unit, self.seconds, self.leave = title, total, unit, seconds, leave
         self.first = self.count = done
         self.notes: Sequence[str] = ("",)
-        self._bar: _Bar | None = None
+        self._bar: tqdm[Any] | None = None
 
     def __enter__(self) -> "Progress":
         self._began = self._spoke = time.monotonic()
         self._lock = threading.Lock()
         if sys.stderr.isatty():
-            self._bar = _Bar(self)
+            is_bytes = self.unit == "bytes"
+            self._bar = tqdm(
+                desc=self.title,
+                total=self.total,
+                initial=self.first,
+                unit="B" if is_bytes else f" {self.unit}",
+                unit_scale=is_bytes,
+                leave=self.leave,
+                dynamic_ncols=True,
+            )
         else:
             self._speak()
         return self
@@ -59,12 +52,14 @@ class Progress:
     def update(self, items: int, *notes: str) -> None:
         """Count `items` more as done, from any thread.
 
-        Of `notes`, one thing told at several lengths, the longest first, that which fits is shown after the rate.
+        Of `notes`, one thing told at several lengths, the longest first, a bar shows the last, a line the first.
         """
         with self._lock:
             self.count += items
             self.notes = notes or ("",)
             if self._bar is not None:
+                self._bar.set_description(self.title, refresh=False)
+                self._bar.set_postfix_str(self.notes[-1], refresh=False)
                 self._bar.update(items)
             elif time.monotonic() - self._spoke >= self.seconds:
                 self._speak()
@@ -101,28 +96,3 @@ class Progress:
             rate = in_bytes(self.rate) if of_bytes else f"{self.rate:.1f} {self.unit}"
             line += f", {rate}/s, {left:.0f} s left"
         print(line + (f", {self.notes[0]}" if self.notes[0] else ""), file=sys.stderr, flush=True)
-
-
-class _Bar(_Tqdm):
-    """A bar whose line fits the terminal, however narrow it becomes."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        super().__init__(
-            total=progress.total,
-            initial=progress.first,
-            unit="B" if progress.unit == "bytes" else f" {progress.unit}",
-            unit_scale=progress.unit == "bytes",
-            leave=progress.leave,
-            dynamic_ncols=True,
-        )
-
-    def __str__(self) -> str:
-        """Return the line: in the widest form that fits, the longest note that fits with it."""
-        facts = {**self.format_dict, "prefix": self.progress.title}
-        columns = facts["ncols"] or 80
-        for form, note in product(_FORMS, self.progress.notes):
-            facts |= {"postfix": note, "bar_format": form.replace("{bar}", ""), "ncols": None}
-            if len(self.format_meter(**facts)) + (_BAR if "{bar}" in form else 0) <= columns:
-                return self.format_meter(**{**facts, "bar_format": form, "ncols": columns})
-        return self.format_meter(**{**facts, "ncols": columns})[:columns]

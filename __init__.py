@@ -77,7 +77,6 @@ def extract(
     from inspect import signature
     from pathlib import Path
 
-    from .heads.runs.encoders import specs_of_run
     from .pipeline.data.manifest import load_manifest
     from .pipeline.errors import nearest
     from .pipeline.extraction.extraction import extract
@@ -86,7 +85,12 @@ def extract(
     known = [*signature(build_options).parameters, *(field.name for field in fields(Options))]
     if strange := [name for name in options if name not in known]:
         raise TypeError(f"extract() has no option '{strange[0]}'{nearest(strange[0], known)}")
-    chosen = build_options(encoder=encoder, run=None if from_run is None else specs_of_run(from_run), **options)
+    run = None
+    if from_run is not None:
+        from .heads.runs.encoders import specs_of_run
+
+        run = specs_of_run(from_run)
+    chosen = build_options(encoder=encoder, run=run, **options)
     return extract(load_manifest(dataset, None if data_root is None else Path(data_root)), str(store), chosen)
 
 

@@ -1,80 +1,58 @@
 """Runs tasks on Dask: on threads of this process, or on the workers of a cluster that is there already."""
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
+
+from dask import delayed
+from dask.base import compute
 
 from ..errors import CacheError
 
 T = TypeVar("T")
 
 
-def run(
-    task: Callable[..., T],
-    argument: Any,
-    groups: Sequence[Any],
-    *,
-    cluster: str | None,
-    tasks: int,
-    close: Callable[[], None],
-) -> Iterator[T]:
-    """Yield what the tasks return, in the order in which they end.
-
-    Args:
-        task: takes `argument` and one of `groups`.
-        argument: the same for all.
-        groups: one a task.
-        cluster: address of a Dask scheduler; None: threads of this process.
-        tasks: how many run at once in this process.
-        close: called in each process when all have ended, or one has failed.
+def run_here(task: Callable[[Any], T], groups: Sequence[Any], tasks: int, take: Callable[[T], None]) -> None:
+    """Run a task for each of `groups`, so many at once, and call `take` with what each returns.
 
     Raises:
-        CacheError: the scheduler does not answer or has no workers, or workers died under a task three times.
-        Exception: whatever a task raises; tasks that have not begun are left out.
+        Exception: whatever a task raises; those that have not begun are left out, those that run have ended.
+    """
+
+    def run(group: Any) -> None:
+        take(task(group))
+
+    with ThreadPoolExecutor(tasks, "xret-task") as pool:
+        compute(*map(delayed(run, pure=False), groups), scheduler="threads", pool=pool)
+
+
+def run_on_cluster(
+    task: Callable[[Any], T], groups: Sequence[Any], address: str, take: Callable[[T], None], close: Callable[[], None]
+) -> None:
+    """Do the same on the workers of the Dask scheduler at `address`, on which `close` is called at the end.
+
+    Raises:
+        CacheError: the scheduler does not answer or has no workers, or workers died under a task again and again.
+        Exception: whatever a task raises.
     """
     from distributed import Client, as_completed
     from distributed.scheduler import KilledWorker
 
     try:
-        client = (
-            Client(cluster, set_as_default=False, timeout=30)
-            if cluster
-            else Client(
-                processes=False,
-                n_workers=1,
-                threads_per_worker=tasks,
-                memory_limit=0,
-                dashboard_address="127.0.0.1:0",  # else on port 8787 of all interfaces, with a warning if it is in use
-                scheduler_kwargs={"dashboard": False},
-                set_as_default=False,
-            )
-        )
+        client = Client(address, set_as_default=False, timeout=30)
     except (OSError, ValueError) as error:
-        raise CacheError(f"no Dask scheduler answers at {cluster}; start one, or correct --workers") from error
-    with _quiet(), client:
+        raise CacheError(f"no Dask scheduler answers at {address}; start one, or correct --workers") from error
+    with client:
         if not client.nthreads():
-            raise CacheError(f"the Dask scheduler at {cluster} has no workers; start one with `dask worker {cluster}`")
-        futures = client.map(lambda group: task(argument, group), groups, pure=False)
+            raise CacheError(f"the Dask scheduler at {address} has no workers; start one with `dask worker {address}`")
+        futures = client.map(task, groups, pure=False)
         try:
             for future in as_completed(futures, loop=client.loop):
-                yield future.result()
+                if future.status == "cancelled":
+                    raise CacheError(f"the Dask scheduler at {address} went away; run the same command again")
+                take(future.result())
         except KilledWorker as error:
-            raise CacheError(f"workers of {cluster} died again and again under a task; see their logs") from error
+            raise CacheError(f"workers of {address} died again and again under a task; see their logs") from error
         finally:
             client.cancel(futures)
             client.run(close)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Dask from reporting every client that closes."""
-    loggers = [logging.getLogger(f"distributed.{name}") for name in ("batched", "worker", "core")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

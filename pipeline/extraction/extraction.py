@@ -4,6 +4,7 @@ An extraction that finds everything done ends before torch is imported, which ta
 """
 
 import logging
+import threading
 import time
 import uuid
 from collections import Counter
@@ -176,8 +177,8 @@ def _fill(
     splits: list[str],
 ) -> SetSummary:
     """Compute the chunks of these splits that are not done."""
-    from .cluster import run
-    from .tasks import Job, close_station, open_station, write_captions, write_images
+    from .cluster import run_here, run_on_cluster
+    from .tasks import Job, Receipt, close_station, open_station, write_captions, write_images
 
     before = features.missing(splits)
     wanted = {chunk for split in splits for chunk in features.chunks_of(split)}
@@ -213,21 +214,27 @@ def _fill(
     total = dict.fromkeys(("encoded", "reused", "failed"), 0)
     shares = dict.fromkeys(("read", "encode", "write"), 0.0)
     began = time.monotonic()
-    if missing:
-        try:
-            if not options.cluster:
-                open_station(job, encoder, features)
-            groups = _groups(missing, features.chunk_rows, options.batch_size)
-            name, unit = printable(features.name), features.modality
-            with Progress(name, samples_in_all, unit, done=samples_in_all - left) as progress:
-                for receipt in run(task, job, groups, cluster=options.cluster, tasks=_TASKS, close=close):
-                    for key in total:
-                        total[key] += getattr(receipt, key)
-                    for key in shares:
-                        shares[key] += receipt.seconds[key]
-                    progress.update(receipt.encoded + receipt.reused + receipt.failed)
-        finally:
-            close()
+    lock = threading.Lock()
+
+    def take(receipt: Receipt) -> None:
+        with lock:
+            for key in total:
+                total[key] += getattr(receipt, key)
+            for key in shares:
+                shares[key] += receipt.seconds[key]
+        progress.update(receipt.encoded + receipt.reused + receipt.failed)
+
+    groups = _groups(missing, features.chunk_rows, options.batch_size)
+    name, unit = printable(features.name), features.modality
+    with Progress(name, samples_in_all, unit, done=samples_in_all - left) as progress:
+        if options.cluster and missing:
+            run_on_cluster(partial(task, job), groups, options.cluster, take, close)
+        elif missing:
+            open_station(job, encoder, features)
+            try:
+                run_here(partial(task, job), groups, _TASKS, take)
+            finally:
+                close()
     filled = features.reopened()
     _require_some(filled, splits)
     return SetSummary(

@@ -64,7 +64,7 @@ class FeatureSet(ABC):
         self._rows: dict[str, Rows] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_set, (self.cache.absolute_url, self.path)
+        return type(self), (self.cache, self.name)
 
     # What is done
 
@@ -342,12 +342,6 @@ class CaptionSet(FeatureSet):
 def chunk_file(array: "zarr.Array[Any]", chunk: int) -> str:
     """Return the file name of a chunk along the first axis, which has all of the others."""
     return f"c.{chunk}" + ".0" * (array.ndim - 1)
-
-
-def _open_set(url: str, path: str) -> FeatureSet:
-    from .store import FeatureCache
-
-    return FeatureCache.open(url).set_at(path)
 
 
 def _pair(values: Any) -> tuple[int, int] | None:

@@ -98,6 +98,9 @@ class FeatureCache:
         except DAMAGED as error:
             raise CacheError(f"{url}/zarr.json is damaged ({error}); extract into another --store") from error
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FeatureCache.open, (self.absolute_url,)
+
     @property
     def absolute_url(self) -> str:
         """The URL, valid in any working folder."""
@@ -421,7 +424,9 @@ def checksum(folder: Folder, path: str, arrays: Sequence[str]) -> int:
 
 def _create(folder: Folder, samples: Samples, protocols: list[str]) -> None:
     with folder.answering():
-        root = zarr.open_group(folder.zarr(writable=True), mode="w", zarr_format=3)
+        for name in (*MODALITIES, "samples", "zarr.json"):  # what a stopped creation left
+            folder.remove(name)
+        root = zarr.create_group(folder.zarr(writable=True), zarr_format=3)
         for name in MODALITIES:
             seal(folder, root.create_group(name), {})
         group = root.create_group("samples")

@@ -9,4 +9,5 @@ SMALL = build_options(visual="resnet18", visual_weights="random:0", image_size=6
 
 def files(url) -> dict[str, bytes]:
     """Return the content of every file below a store."""
-    return {str(p.relative_to(url)): p.read_bytes() for p in sorted(Path(url).rglob("*")) if p.is_file()}
+    found = [path for path in sorted(Path(url).rglob("*")) if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(url)): path.read_bytes() for path in found}

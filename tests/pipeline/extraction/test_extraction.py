@@ -1,317 +1,399 @@
-"""Extraction through Dask into Zarr: what it writes, how it stops, and that it goes on."""
+"""Extraction into a store: whose features they are, what is computed, resumed, reused, repaired and refused."""
 
+import gc
+import json
+import logging
 import os
+import random
+import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
+from pathlib import Path
 
-import dask
 import numpy as np
 import pytest
 import torch
 import torchvision
+from PIL import Image
 from small_extraction import SMALL, files
 
+import xret
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.encoders import load_visual, registry
-from xret.pipeline.encoders.threads import Loaded
-from xret.pipeline.errors import CacheError, EncoderError, OutputError, SampleError
-from xret.pipeline.extraction import schedule
-from xret.pipeline.extraction.extraction import Options, extract
-from xret.pipeline.extraction.plan import plan
-from xret.pipeline.extraction.tasks import Job, write_image_shard
-from xret.pipeline.reading.batches import stored_batches
+from xret.pipeline.encoders import load_visual
+from xret.pipeline.errors import CacheError, EncoderError, ManifestError, SampleError
+from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.extraction.options import build_options
 from xret.pipeline.store import FeatureCache
-from xret.pipeline.store.storage.store import Store
+from xret.pipeline.store.inspect import verify
 
-read = Store.read_array
+IMAGES = replace(SMALL, text=None)
 
 
 @pytest.fixture
-def store(tiny_dataset, tmp_path):
-    manifest = load_manifest(tiny_dataset())
-    summary = extract(manifest, str(tmp_path / "s.zarr"), SMALL)
-    return manifest, str(tmp_path / "s.zarr"), summary
+def manifest(tiny_dataset):
+    return load_manifest(tiny_dataset())
 
 
-def test_features_are_the_encoders_own(store):
-    manifest, url, summary = store
-    cache = FeatureCache.open(url)
-    encoder = load_visual("resnet18", "random:0", 64, "cpu")
-    images = cache.image_set("resnet18")
-    rows = np.array([0, 7, 8, 19, 20, 31])  # first and last of shards and splits
-    pixels = [encoder.decode(manifest.images / name) for name in cache.file_names(0, 32)]
-    local, global_ = encoder.encode(torch.stack([pixels[row][0] for row in rows]))
-    assert np.allclose(images.local(rows), local, atol=2e-3, rtol=2e-3)
-    assert np.allclose(images.global_(rows), global_, atol=2e-3, rtol=2e-3)
-    assert images.local(rows).shape == (6, 4, 512)
-    assert (images.status == 0).all()
-    assert (images.length == 4).all()
-    words = cache.caption_set("words")
-    vocabulary = words.vocabulary
-    for row in (0, 3, cache.captions - 1):
-        text = cache.caption_texts(row, row + 1)[0].split()
-        expected = [vocabulary.index(word) if word in vocabulary else 0 for word in text]
-        assert words.token(np.array([row])).tolist() == expected
-    assert {s.name.split("@")[0]: (s.samples, s.failed) for s in summary.sets} == {
-        "resnet18": (32, 0),
-        "words": (cache.captions, 0),
-    }
+@pytest.fixture
+def store(manifest, tmp_path):
+    extract(manifest, tmp_path / "s.zarr", SMALL)
+    return str(tmp_path / "s.zarr")
 
 
-def test_the_graph_has_one_task_a_missing_shard(tiny_dataset, tmp_path, monkeypatch):
-    manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
-    graphs = []
-
-    def compute(*tasks, **how):
-        graphs.append(sorted(dask.base.collections_to_expr(tasks).__dask_graph__()))
-        return real(*tasks, **how)
-
-    real = schedule.compute
-    monkeypatch.setattr(schedule, "compute", compute)
-    extract(manifest, url, Options(**{**vars(SMALL), "splits": ("val",)}))
-    extract(manifest, url, SMALL)
-    image, words = FeatureCache.open(url).image_set().name, FeatureCache.open(url).caption_set().name
-    # shards 0-2 hold train, 3 val, 4 test
-    expected = [
-        [f"{name}-shard-{shard}" for shard in shards] for shards in ([3], [0, 1, 2, 4]) for name in (image, words)
-    ]
-    assert graphs == expected
+def captions_of(manifest):
+    """Return what stands in a caption file, to be changed."""
+    return json.loads(manifest.captions.read_text())
 
 
-def test_any_number_of_workers_writes_the_same_bytes(store, tmp_path):
-    manifest, url, _ = store
-    for workers in (1, 4):
-        other = str(tmp_path / f"{workers}.zarr")
-        extract(manifest, other, Options(**{**vars(SMALL), "workers": workers}))
-        assert files(other) == files(url)
+# --- What lies in the store
 
 
-def test_a_second_run_computes_nothing_and_another_encoder_stands_beside(store):
-    manifest, url, _ = store
-    before = files(url)
-    again = extract(manifest, url, SMALL)
-    assert [s.samples for s in again.sets] == [0, 0]
-    assert files(url) == before
-    extract(manifest, url, Options(**{**vars(SMALL), "visual_weights": "random:1", "text": None}))
-    assert len(FeatureCache.open(url).set_names("images")) == 2
-    assert before.items() <= files(url).items()
-    with pytest.raises(CacheError, match=r"several feature sets fit 'resnet18': .*; name one of them with data\.image"):
-        FeatureCache.open(url).image_set("resnet18")
+def test_features_are_the_encoders_own(manifest, store):
+    cache = FeatureCache.open(store)
+    images, encoder = cache.image_set(), load_visual(SMALL.visual, "cpu")
+    for row, name in enumerate(cache.file_names(0, cache.images)):
+        pixels, size = encoder.decode(manifest.images / name)
+        local, global_ = encoder.encode(pixels[None])
+        assert np.allclose(images.local(np.array([row])), local, rtol=2e-3, atol=1e-3)
+        assert np.allclose(images.global_(np.array([row])), global_, rtol=2e-3, atol=1e-3)
+        assert tuple(images.array("size", np.array([row]))[0]) == size == (48, 40)
+    captions = cache.caption_set()
+    words = [captions.vocabulary[token] for token in captions.token(np.array([1]))]
+    assert words == ["a", "picture", "of", "thing", "0", "number", "1"]
+    assert verify(store).ok
 
 
-def test_what_is_finished_needs_no_place_to_write(store, monkeypatch):
-    manifest, url, _ = store
-    monkeypatch.setattr(os, "access", lambda *_: False)  # as root, everything may be written
-    assert all(features.samples == 0 for features in extract(manifest, url, SMALL).sets)
-    with pytest.raises(OutputError, match="you may not write to"):
-        extract(manifest, url, replace(SMALL, image_size=96))
+@pytest.mark.parametrize("how", [{"workers": 1}, {"workers": 3, "batch_size": 3}, {"batch_size": 1}])
+def test_workers_and_batches_do_not_decide_the_features(manifest, store, tmp_path, how):
+    extract(manifest, tmp_path / "other.zarr", replace(SMALL, **how))
+    one, other = (FeatureCache.open(url) for url in (store, tmp_path / "other.zarr"))
+    rows = np.arange(one.images)
+    assert np.allclose(one.image_set().local(rows), other.image_set().local(rows), rtol=2e-3, atol=1e-3)
+    rows = np.arange(one.captions)
+    assert np.array_equal(one.caption_set().token(rows), other.caption_set().token(rows))
 
 
-def test_splits_are_computed_when_asked_for(tiny_dataset, tmp_path):
-    manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
-    extract(manifest, url, Options(**{**vars(SMALL), "splits": ("val",)}))
-    cache = FeatureCache.open(url)
-    images, captions = cache.image_set(), cache.caption_set()
-    assert [images.complete(split) for split in ("train", "val", "test")] == [False, True, False]
-    fields = {"image_fields": {"local"}, "caption_fields": {"token"}}
-    assert stored_batches(images, captions, "val", **fields).images == 6
-    with pytest.raises(CacheError, match=r"split 'train' of 'resnet18@\w+' lacks 3 of 3 shards"):
-        stored_batches(images, captions, "train", **fields)
-    extract(manifest, url, SMALL)
-    assert FeatureCache.open(url).image_set().complete("train")
-    with pytest.raises(CacheError, match="has no image in split other; it has train, val, test"):
-        extract(manifest, url, Options(**{**vars(SMALL), "splits": ("train", "other")}))
-    alone, images = str(tmp_path / "images.zarr"), Options(**{**vars(SMALL), "text": None})
-    extract(manifest, alone, images)
-    with pytest.raises(
-        CacheError, match="has no features of captions; run `xret extract` on it with --visual none, to"
-    ):
-        FeatureCache.open(alone).caption_set()
+def test_views_whole_pictures_and_windows_are_features_of_their_own(manifest, tmp_path):
+    how = {"visual": "resnet18", "visual_weights": "random:0", "text": None, "image_size": 96}
+    extract(manifest, tmp_path / "s.zarr", build_options(**how, whole=True, pool=(2, 2), views="dihedral:4"))
+    extract(manifest, tmp_path / "plain.zarr", build_options(**how, whole=True, pool=(2, 2)))
+    views = FeatureCache.open(tmp_path / "s.zarr").image_set()
+    plain = FeatureCache.open(tmp_path / "plain.zarr").image_set()
+    rows = np.arange(32)
+    assert (views.views, views.grid, views.cells) == (4, (2, 2), (3, 3))
+    assert np.allclose(views.local(rows), plain.local(rows), rtol=2e-3, atol=1e-3)
+    turned = [np.abs(views.local(rows, view) - plain.local(rows)).mean() for view in (1, 2, 3)]
+    assert min(turned) > 0.01
+    assert views.array("local", rows).shape == (32, 4, 4, 512)
 
 
-def test_a_broken_image_stops_or_is_recorded(tiny_dataset, tmp_path):
-    manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
-    (manifest.images / "5.jpg").write_bytes((manifest.images / "5.jpg").read_bytes()[:300])
-    (manifest.images / "21.jpg").write_bytes(b"")
-    with pytest.raises(SampleError, match=r"5\.jpg|21\.jpg"):
-        extract(manifest, url, SMALL)
-    summary = extract(manifest, url, Options(**{**vars(SMALL), "on_error": "skip"}))
-    assert summary.sets[0].failed == 2
-    images = FeatureCache.open(url).image_set()
-    assert np.flatnonzero(images.status).tolist() == [5, 21]
-    assert set(images.failed) == {"5", "21"}
-    assert "5.jpg" in images.failed["5"]
-    assert np.isnan(images.local(np.array([5, 21]))).all()
-    cache = FeatureCache.open(url)
-    train = stored_batches(images, cache.caption_set(), "train", image_fields={"global"}, caption_fields={"token"})
-    assert (train.images, train.skipped) == (19, 1)
-    assert 5 not in train.image_rows
+def test_exif_orientations_are_applied(manifest, tmp_path):
+    upright, turned = (manifest.images / f"{number}.jpg" for number in (0, 1))
+    pixels = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 48, 3), dtype=np.uint8))
+    pixels.save(upright.with_suffix(".png"))
+    shutil.move(upright.with_suffix(".png"), upright)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees clockwise
+    pixels.transpose(Image.Transpose.ROTATE_90).save(turned.with_suffix(".png"), exif=exif)
+    shutil.move(turned.with_suffix(".png"), turned)
+    extract(manifest, tmp_path / "s.zarr", IMAGES)
+    images = FeatureCache.open(tmp_path / "s.zarr").image_set()
+    one, other = images.local(np.array([0])), images.local(np.array([1]))
+    assert np.array_equal(one, other)
+    assert images.array("size", np.array([1])).tolist() == [[48, 40]]
 
 
-def test_a_split_of_broken_images_is_an_error(tiny_dataset, tmp_path):
-    manifest = load_manifest(tiny_dataset(train=9, val=2))
-    for name in ("9.jpg", "10.jpg"):
-        (manifest.images / name).write_bytes(b"no image")
-    with pytest.raises(CacheError, match=r"no image of split 'val' could be read; for example (9|10)\.jpg"):
-        extract(manifest, str(tmp_path / "s.zarr"), Options(**{**vars(SMALL), "on_error": "skip"}))
-    for name in ("9.jpg", "10.jpg"):  # as when the folder was not mounted: once it is there, all is well
-        (manifest.images / name).write_bytes((manifest.images / "0.jpg").read_bytes())
-    summary = extract(manifest, str(tmp_path / "s.zarr"), SMALL)
-    assert summary.sets[0].failed == 0
-    assert FeatureCache.open(str(tmp_path / "s.zarr")).image_set().failed == {}
+def test_another_encoder_stands_beside(manifest, store):
+    before = files(store)
+    extract(manifest, store, replace(IMAGES, visual=replace(SMALL.visual, weights="random:1")))
+    assert len(FeatureCache.open(store).set_names("images")) == 2
+    after = files(store)
+    assert all(after[name] == data for name, data in before.items())
 
 
-def test_a_repaired_image_is_no_longer_listed(tiny_dataset, tmp_path):
-    manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
-    whole = (manifest.images / "5.jpg").read_bytes()
-    (manifest.images / "5.jpg").write_bytes(b"")
-    extract(manifest, url, Options(**{**vars(SMALL), "on_error": "skip"}))
-    (manifest.images / "5.jpg").write_bytes(whole)
-    assert extract(manifest, url, SMALL).sets[0].failed == 1  # what is done is done
-    summary = extract(manifest, url, Options(**{**vars(SMALL), "repair": True}))
-    assert (summary.sets[0].shards, summary.sets[0].failed) == (1, 0)
-    assert FeatureCache.open(url).image_set().failed == {}
+def test_words_count_what_tokenisation_meets(manifest, tmp_path):
+    content = captions_of(manifest)
+    content["images"][-1]["sentences"][0]["raw"] = "an unheard word"
+    content["images"][-1]["sentences"][1]["raw"] = " . "
+    manifest.captions.write_text(json.dumps(content))
+    counts = extract(manifest, tmp_path / "s.zarr", replace(SMALL, visual=None)).counts
+    texts = [[one["raw"].split() for one in image["sentences"]] for image in content["images"]]
+    known = {word for of_image in texts[:20] for words in of_image for word in words}
+    unknown = sum(word not in known for of_image in texts for words in of_image for word in words)
+    assert (counts.captions_without_words, counts.unknown_tokens) == (1, unknown)
+    assert (counts.words, counts.tokens) == (len(known) + 1, sum(len(words) for one in texts for words in one))
 
 
-def test_a_repair_of_one_split_leaves_the_others_finished(tiny_dataset, tmp_path):
-    manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
-    (manifest.images / "5.jpg").write_bytes(b"")
-    skipping = replace(SMALL, on_error="skip")
-    extract(manifest, url, skipping)
-    before = files(url)
-    extract(manifest, url, replace(skipping, splits=("test",), repair=True))
-    assert files(url) == before
-    assert FeatureCache.open(url).image_set().complete("train")
+# --- What is left to do
 
 
-def test_a_killed_repair_is_healed_by_the_same_command_without_it(store):
-    manifest, url, _ = store
-    before = files(url)
-    Store(url).start_group("samples")  # where a kill left it
-    with pytest.raises(CacheError, match="'samples' was never finished; run the same `xret extract` again"):
-        FeatureCache.open(url)
-    assert [s.done for s in plan(manifest, url, SMALL).sets] == [0, 0]
-    assert [s.shards_before for s in extract(manifest, url, SMALL).sets] == [5, 5]
-    assert files(url) == before
-
-
-def test_a_folder_that_is_named_imagenet_is_not_taken_for_the_weights(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    before = Options().asked("images")
-    (tmp_path / "imagenet").mkdir()
-    (tmp_path / "imagenet" / "0.jpg").write_bytes(b"picture")
-    assert Options().asked("images") == before
-    assert before["weights"] == "imagenet"
-
-
-def test_words_are_the_same_set_whatever_the_dtype(store):
-    manifest, url, _ = store
-    summary = extract(manifest, url, Options(**{**vars(SMALL), "visual": None, "dtype": "float32"}))
-    assert summary.sets[0].samples == 0
-    assert FeatureCache.open(url).caption_set().dtype == "int32"
-
-
-def test_a_task_opens_as_many_files_however_many_shards_there_are(tiny_dataset, tmp_path, monkeypatch):
-    opened = []
-    monkeypatch.setattr(Store, "read_array", lambda self, name, *rows: opened.append(name) or read(self, name, *rows))
-    counts = []
-    for images in (16, 128):
-        manifest, url = load_manifest(tiny_dataset(f"d{images}", train=images)), str(tmp_path / f"{images}.zarr")
-        extract(manifest, url, SMALL)
-        job = Job(url, "resnet18", str(manifest.images), replace(SMALL, device="cpu"))
-        opened.clear()
-        write_image_shard(job, 0)
-        counts.append(sorted(opened))
-    assert counts[0] == counts[1]
-    assert not [name for name in counts[0] if "status" in name or "caption" in name]
-
-
-def test_a_wrong_encoder_leaves_nothing_behind(tiny_dataset, tmp_path):
-    manifest = load_manifest(tiny_dataset())
-    with pytest.raises(EncoderError, match="resnet18"):
-        extract(manifest, str(tmp_path / "s.zarr"), Options(**{**vars(SMALL), "visual": "resnet81"}))
-    assert not (tmp_path / "s.zarr").exists()
-
-
-def test_activations_beyond_float16_stop_and_name_the_sample(tiny_dataset, tmp_path):
-    net = torchvision.models.resnet18(weights=None)
-    with torch.no_grad():
-        net.layer4[1].bn2.bias += 1e5
-    torch.save(net.state_dict(), tmp_path / "big.pth")
-    manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
-    options = {**vars(SMALL), "visual_weights": str(tmp_path / "big.pth")}
-    with pytest.raises(CacheError, match=r"'\d+\.jpg': an activation of 1e\+05 is beyond float16.*--dtype float32"):
-        extract(manifest, url, Options(**options))
-    summary = extract(manifest, url, Options(**{**options, "dtype": "float32"}))
-    assert summary.sets[0].samples == 32
-
-
-def test_captions_without_words_are_one_unknown_token(tiny_dataset, tmp_path):
-    path = tiny_dataset()
-    captions = path.parent / "captions.json"
-    captions.write_text(captions.read_text().replace("a picture of thing 3 number 0", " . "))
-    url = str(tmp_path / "s.zarr")
-    summary = extract(load_manifest(path), url, Options(**{**vars(SMALL), "visual": None}))
-    assert summary.counts.captions_without_words == 1
-    cache = FeatureCache.open(url)
-    row = np.array([cache.caption_start[3]])
-    assert cache.caption_set().length[row].tolist() == [1]
-    assert cache.caption_set().token(row).tolist() == [0]
-
-
-def test_a_failing_task_leaves_the_finished_ones_marked(tiny_dataset, tmp_path):
-    manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
-    whole = (manifest.images / "17.jpg").read_bytes()
-    (manifest.images / "17.jpg").write_bytes(b"")  # in shard 2 of 5
-    with pytest.raises(SampleError, match="--on-error skip"):
-        extract(manifest, url, Options(**{**vars(SMALL), "workers": 1}))
-    done = FeatureCache.open(url).image_set().done()
-    assert done.sum() == 2
-    assert not done[2]
-    (manifest.images / "17.jpg").write_bytes(whole)
-    summary = extract(manifest, url, SMALL).sets[0]
-    assert (summary.shards, summary.shards_before) == (3, 2)
-
-
-def test_nothing_left_is_told_without_torch(tiny_dataset, tmp_path):
-    manifest, url = tiny_dataset(), str(tmp_path / "s.zarr")
-    weights = tmp_path / "w.pth"
-    torch.save(torchvision.models.resnet18().state_dict(), weights)
-    options = replace(SMALL, visual_weights=str(weights))
-    extract(load_manifest(manifest), url, options)
-    code = f"""
-import sys
-from dataclasses import replace
-from xret.pipeline.extraction.extraction import Options, extract
-from xret.pipeline.data.manifest import load_manifest
-options = {options!r}
-summary = extract(load_manifest({str(manifest)!r}), {url!r}, options)
-print([(s.samples, s.shards_before) for s in summary.sets], summary.counts.words, "torch" in sys.modules)
-other = extract(load_manifest({str(manifest)!r}), {url!r}, replace(options, image_size=96))
-print(other.sets[0].samples, "torch" in sys.modules)
+def test_a_second_run_computes_nothing_and_loads_nothing(store, manifest):
+    before = files(store)
+    program = f"""
+import sys, time, xret
+began = time.monotonic()
+found = xret.extract({str(manifest.path)!r}, {store!r}, visual="resnet18", visual_weights="random:0", image_size=64,
+                     text="words", batch_size=4)
+print(sum(one.samples for one in found.sets), sum(one.chunks_before for one in found.sets) > 0, "torch" in sys.modules)
 """
-    lines = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.splitlines()
-    words = len(FeatureCache.open(url).caption_set().vocabulary)
-    assert lines == [f"[(0, 5), (0, 5)] {words} False", "32 True"]
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["0", "True", "False"]
+    assert files(store) == before
 
 
-def test_other_weights_under_the_same_name_are_extracted(tiny_dataset, tmp_path, monkeypatch):
-    manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
-    weights = tmp_path / "w.pth"
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        torch.save(torchvision.models.resnet18().state_dict(), weights)
-        monkeypatch.setattr(registry, "_images", Loaded(1))  # as in another process
-        assert extract(manifest, url, replace(SMALL, visual_weights=str(weights))).sets[0].samples == 32
+def test_what_is_finished_needs_no_pictures_and_no_place_to_write(store, manifest, tmp_path):
+    shutil.rmtree(manifest.images)
+    assert [one.samples for one in extract(manifest, store, SMALL).sets] == [0, 0]
 
 
-def test_a_set_that_could_not_be_filled_is_in_nobodys_way(store):
-    manifest, url, _ = store
-    for name in manifest.images.iterdir():
-        name.write_bytes(b"")
-    with pytest.raises(SampleError):
-        extract(manifest, url, replace(SMALL, visual_weights="random:1", text=None))
-    cache = FeatureCache.open(url)
-    assert len(cache.set_names("images")) == 2
-    assert cache.image_set().complete("train")
+def test_other_weights_in_the_same_file_are_another_set(manifest, tmp_path):
+    network = torchvision.models.resnet18()
+    weights = tmp_path / "w.pt"
+    for _ in range(2):
+        torch.save(network.state_dict(), weights)
+        extract(manifest, tmp_path / "s.zarr", replace(IMAGES, visual=replace(SMALL.visual, weights=str(weights))))
+        with torch.no_grad():
+            network.conv1.weight.mul_(2)
+    assert len(FeatureCache.open(tmp_path / "s.zarr").set_names("images")) == 2
+
+
+def test_splits_are_computed_when_asked_for_and_need_no_others_pictures(manifest, tmp_path):
+    url, kept = tmp_path / "s.zarr", tmp_path / "kept"
+    shutil.copytree(manifest.images, kept)
+    for number in range(26):  # of train and val; test begins in the middle of a chunk
+        (manifest.images / f"{number}.jpg").unlink()
+    summary = extract(manifest, url, replace(SMALL, splits=("test",)))
+    assert summary.sets[0].samples == 6
+    images = FeatureCache.open(url).image_set()
+    assert [images.complete(split) for split in ("train", "val", "test")] == [False, False, True]
+    before = images.local(np.arange(26, 32))
+    for number in range(26, 32):  # now only the others are there
+        (manifest.images / f"{number}.jpg").unlink()
+    for number in range(26):
+        shutil.copy(kept / f"{number}.jpg", manifest.images)
+    assert extract(manifest, url, SMALL).sets[0].samples == 26
+    images = FeatureCache.open(url).image_set()
+    assert all(map(images.complete, ("train", "val", "test")))
+    assert np.array_equal(images.local(np.arange(26, 32)), before)
+    assert verify(str(url)).ok
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_and_started_again_it_ends_in_the_same_bytes(manifest, store, tmp_path, seed):
+    url = tmp_path / "killed.zarr"
+    command = [
+        sys.executable,
+        "-m",
+        "xret.cli",
+        "extract",
+        str(manifest.path),
+        "--store",
+        str(url),
+        "--visual",
+        "resnet18",
+    ]
+    command += ["--visual-weights", "random:0", "--image-size", "64", "--text", "words", "--batch-size", "4"]
+    rng = random.Random(seed)
+    for _ in range(2):
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        until = time.monotonic() + 60
+        while process.poll() is None and not (url / "images").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.5))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    extract(manifest, url, SMALL)
+    ours, theirs = files(url), files(store)
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name] != theirs[name]] == []
+
+
+def test_two_extractions_in_one_process_do_not_touch_each_other(tiny_dataset, tmp_path, manifest, store):
+    """Each marks what it has written, and nothing else."""
+    urls, errors = [tmp_path / f"{number}.zarr" for number in range(3)], []
+
+    def run(url):
+        try:
+            extract(manifest, url, SMALL)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(url,)) for url in [*urls, urls[0]]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all("another process is writing" in str(error) for error in errors)
+    assert len(errors) <= 1  # of the two of one store
+    for url in urls:
+        assert verify(str(url)).ok
+        found = FeatureCache.open(url)
+        assert found.image_set().complete("train") and found.caption_set().complete("test")
+        assert {name: data for name, data in files(url).items() if "/local/" in name} == {
+            name: data for name, data in files(store).items() if "/local/" in name
+        }
+
+
+def test_the_host_process_stays_as_it_was(manifest, tmp_path):
+    before = torch.get_num_threads(), logging.getLogger("distributed").level, dict(os.environ)
+    extract(manifest, tmp_path / "s.zarr", SMALL)
+    gc.collect()
+    networks = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
+    assert not networks  # the encoder went with the extraction
+    assert (torch.get_num_threads(), logging.getLogger("distributed").level, dict(os.environ)) == before
+
+
+# --- Reuse
+
+
+def test_features_of_the_same_pictures_and_captions_are_copied(manifest, tmp_path, small_bert):
+    how = replace(SMALL, text=replace(SMALL.text, name="bert", weights=str(small_bert)))
+    extract(manifest, tmp_path / "old.zarr", how)
+    content = captions_of(manifest)
+    content["images"][3]["sentences"][0]["raw"] = "a new text"
+    manifest.captions.write_text(json.dumps(content))
+    shutil.copy(manifest.images / "5.jpg", manifest.images / "0.jpg")
+    (manifest.images / "1.jpg").write_bytes((manifest.images / "1.jpg").read_bytes() + b"\0")  # other bytes
+    new = extract(manifest, tmp_path / "new.zarr", replace(how, reuse=str(tmp_path / "old.zarr")))
+    images, captions = new.sets
+    assert (images.reused, images.samples) == (31, 1)
+    assert (captions.reused, captions.samples) == (79, 1)
+    extract(manifest, tmp_path / "plain.zarr", how)
+    one, other = (FeatureCache.open(tmp_path / name) for name in ("new.zarr", "plain.zarr"))
+    assert np.allclose(one.image_set().local(np.arange(32)), other.image_set().local(np.arange(32)), atol=2e-3)
+    assert np.allclose(one.caption_set().local(np.arange(80)), other.caption_set().local(np.arange(80)), atol=2e-3)
+    with pytest.raises(CacheError, match=r"holds other samples .* --reuse"):
+        extract(manifest, tmp_path / "old.zarr", how)
+
+
+@pytest.fixture
+def small_bert(tmp_path):
+    from small_bert import save_bert
+
+    return save_bert(tmp_path / "bert")
+
+
+def test_a_store_without_that_encoder_gives_nothing(manifest, store, tmp_path, caplog):
+    other = replace(IMAGES, visual=replace(SMALL.visual, weights="random:1"), reuse=store)
+    with caplog.at_level(logging.WARNING, "xret"):
+        (images,) = extract(manifest, tmp_path / "new.zarr", other).sets
+    assert images.reused == 0 and images.samples == 32
+    assert "nothing is reused" in caplog.text
+
+
+# --- Faults
+
+
+def test_a_broken_picture_stops_or_is_recorded_and_repaired(manifest, tmp_path):
+    url, good = tmp_path / "s.zarr", (manifest.images / "4.jpg").read_bytes()
+    (manifest.images / "4.jpg").write_bytes(b"no picture")
+    with pytest.raises(SampleError, match=r"4\.jpg.*--on-error skip"):
+        extract(manifest, url, IMAGES)
+    (images,) = extract(manifest, url, replace(IMAGES, on_error="skip")).sets
+    assert images.failed == 1 and "4.jpg" in images.reasons[0]
+    features = FeatureCache.open(url).image_set()
+    assert features.failed.keys() == {"4"} and features.complete("train")
+    assert np.isnan(features.local(np.array([4]))).all() and np.isfinite(features.local(np.array([5]))).all()
+    assert verify(str(url)).failed_samples[0]["id"] == "4"
+    (images,) = extract(manifest, url, replace(IMAGES, on_error="skip")).sets  # it stays as it is
+    assert (images.samples, images.failed) == (0, 1)
+    (manifest.images / "4.jpg").write_bytes(good)
+    (images,) = extract(manifest, url, replace(IMAGES, repair=True)).sets
+    assert (images.failed, images.chunks) == (0, 1)
+    extract(manifest, tmp_path / "whole.zarr", IMAGES)
+    assert files(url) == files(tmp_path / "whole.zarr")
+
+
+def test_what_is_damaged_is_repaired_alone(manifest, store):
+    before, images = files(store), FeatureCache.open(store).image_set()
+    name = f"{images.path}/local/c.2.0.0"
+    with Path(store, name).open("r+b") as opened:
+        opened.write(b"\xff")
+    assert not verify(store).ok
+    summary = extract(manifest, store, replace(SMALL, repair=True))
+    assert summary.sets[0].chunks == 1
+    assert files(store) == before
+
+
+def test_a_repair_that_would_lose_good_features_is_refused(manifest, store):
+    images = FeatureCache.open(store).image_set()
+    with Path(store, images.path, "global", "c.0.0").open("r+b") as opened:
+        opened.write(b"\xff")
+    before = files(store)
+    (manifest.images / "3.jpg").unlink()
+    with pytest.raises(ManifestError, match=r"3\.jpg.*would lose"):
+        extract(manifest, store, replace(SMALL, repair=True, on_error="skip"))
+    assert files(store) == before
+
+
+def test_missing_pictures_are_counted_before_a_store_is_there(manifest, tmp_path):
+    for number in (3, 7):
+        (manifest.images / f"{number}.jpg").unlink()
+    with pytest.raises(ManifestError, match=r"2 pictures of 32 are missing \(3\.jpg, 7\.jpg\)"):
+        extract(manifest, tmp_path / "s.zarr", SMALL)
+    assert not (tmp_path / "s.zarr").exists()
+    (images,) = extract(manifest, tmp_path / "s.zarr", replace(IMAGES, on_error="skip")).sets
+    assert images.failed == 2
+
+
+def test_a_split_of_which_nothing_can_be_read_is_refused_and_tried_again(manifest, tmp_path):
+    good = {number: (manifest.images / f"{number}.jpg").read_bytes() for number in range(26, 32)}
+    for number in good:
+        (manifest.images / f"{number}.jpg").write_bytes(b"")
+    with pytest.raises(CacheError, match="no image of split 'test' could be read"):
+        extract(manifest, tmp_path / "s.zarr", replace(IMAGES, on_error="skip"))
+    for number, data in good.items():
+        (manifest.images / f"{number}.jpg").write_bytes(data)
+    (images,) = extract(manifest, tmp_path / "s.zarr", replace(IMAGES, repair=True)).sets
+    assert images.failed == 0
+
+
+def test_a_value_beyond_the_dtype_names_the_picture(manifest, tmp_path):
+    network = torchvision.models.resnet18()
+    with torch.no_grad():
+        network.conv1.weight.mul_(1e30)
+    torch.save(network.state_dict(), tmp_path / "w.pt")
+    huge = replace(IMAGES, visual=replace(SMALL.visual, weights=str(tmp_path / "w.pt")))
+    with pytest.raises(CacheError, match=r"\.jpg': (an activation of .* is beyond float16|the encoder gave NaN)"):
+        extract(manifest, tmp_path / "s.zarr", huge)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"visual": "resnet_18"}, EncoderError, r"did you mean 'resnet18'"),
+        ({"visual": "openclip:ViT-B-32"}, EncoderError, r"did you mean 'open_clip:ViT-B-32'"),
+        ({"text": "brt"}, EncoderError, r"did you mean 'bert'"),
+        ({"visual": None, "text": "none"}, CacheError, "nothing to extract"),
+        ({"dtype": "bfloat16"}, CacheError, "Zarr has no bfloat16"),
+        ({"on_error": "ignore"}, CacheError, "give fail or skip"),
+        ({"batch_size": 0}, CacheError, "at least 1"),
+        ({"splits": "dev"}, CacheError, "no image in split dev"),
+        ({"encoder": "resnet18"}, EncoderError, "give a model of pictures and texts"),
+        ({"encoder": "hf:x", "visual": "resnet18"}, CacheError, "in the place of --visual"),
+        ({"visul": "resnet18"}, TypeError, "did you mean 'visual'"),
+        ({"workers": "tcp://127.0.0.1:9"}, CacheError, "no Dask scheduler answers"),
+    ],
+)
+def test_python_refuses_what_the_command_line_refuses(options, error, message, manifest, tmp_path):
+    how = {"visual": "resnet18", "visual_weights": "random:0", "text": "words", **options}
+    how = {key: value for key, value in how.items() if not ("encoder" in options and key == "visual_weights")}
+    if options.get("encoder"):
+        how = options
+    with pytest.raises(error, match=message):
+        xret.extract(manifest.path, tmp_path / "s.zarr", image_size=64 if "encoder" not in options else None, **how)
+    assert not (tmp_path / "s.zarr" / "images" / "resnet18").exists()
+
+
+def test_splits_are_names_or_one_text(manifest, tmp_path):
+    how = {"visual": None, "text": "words"}
+    for splits in ("train,val", ["train", "val"], ("train", "val")):
+        xret.extract(manifest.path, tmp_path / "s.zarr", splits=splits, **how)
+    captions = FeatureCache.open(tmp_path / "s.zarr").caption_set()
+    assert captions.complete("train") and captions.complete("val")

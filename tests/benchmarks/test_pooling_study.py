@@ -3,7 +3,7 @@
 import pytest
 import torch
 from benchmarks import pooling_study
-from benchmarks.pooling_study import PATTERNS, TESTED, coefficient_error, pattern, study
+from benchmarks.pooling_study import coefficient_error, pattern, study
 
 from xret.heads.modules.aggregators.gpo import GPO
 from xret.heads.modules.aggregators.pooling import k_max_rows
@@ -24,11 +24,6 @@ from xret.heads.modules.aggregators.pooling import k_max_rows
 )
 def test_patterns_by_hand(name, rows, weights):
     assert pattern(name, rows).tolist() == pytest.approx(weights)
-
-
-def test_an_unknown_pattern_is_refused():
-    with pytest.raises(ValueError, match="there is no pooling 'B'; take one of A, M-1"):
-        pattern("B", 3)
 
 
 def test_the_error_is_that_of_a_loop():
@@ -71,12 +66,3 @@ def test_a_generator_learns_and_the_same_words_give_the_same():
     found = study("cos-sin-mlp", "M-1", steps=60)
     assert found.seen < 0.5 * study("cos-sin-mlp", "M-1", steps=1).seen
     assert found == study("cos-sin-mlp", "M-1", steps=60)
-
-
-def test_the_patterns_are_those_of_the_table():
-    assert PATTERNS == ("A", "M-1", "M-10", "T-50%", "L")
-    assert {which: (lengths[0], lengths[-1]) for which, lengths in TESTED.items()} == {
-        "seen": (20, 100),
-        "smaller": (10, 19),
-        "larger": (101, 120),
-    }

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from benchmarks.training_reference import REFERENCES, joined, make_reference
+from benchmarks.training_reference import REFERENCES, make_reference
 
 from xret.heads.model import FeatureFacts, build_model
 from xret.heads.modules.similarity import SIMILARITIES
@@ -55,13 +55,3 @@ def test_a_model_of_which_the_reference_lacks_a_part_is_refused():
     recipe = load_recipe("vsepp")
     with pytest.raises(ValueError, match="the reference has no cosine: smooth-chamfer, assignment"):
         make_reference(build_model(recipe, FeatureFacts("roi", 6, 6), FeatureFacts("words", None, None, 20)), recipe)
-
-
-def test_joined_captions_are_padded_and_know_their_image():
-    words = [[torch.tensor([3, 4, 5]), torch.tensor([6])], [torch.tensor([7, 8])]]
-    samples = [(torch.full((2, 4), float(number)), captions) for number, captions in enumerate(words)]
-    regions, token, length, image = joined(samples)
-    assert regions.mean((1, 2)).tolist() == [0, 1]
-    assert token.tolist() == [[3, 4, 5], [6, 0, 0], [7, 8, 0]]
-    assert length.tolist() == [3, 1, 2]
-    assert image.tolist() == [0, 0, 1]

@@ -3,28 +3,23 @@
     python tests/benchmarks/training.py similarity
     python tests/benchmarks/training.py step --images 40 --captions 200
     python tests/benchmarks/training.py epoch --visual resnet152
-    python tests/benchmarks/training.py gpu
 
 Each prints a markdown table of ratios measured within one run; what is compared takes turns, and medians count. On a
 CPU one thread works, and its processor time is measured, so that other programs on the machine hardly count.
 """
 
 import multiprocessing
-from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import click
 import torch
 from torch import Tensor, nn
-from training_epochs import epoch, gpu
+from training_epochs import epoch
 from training_parts import (
-    PRODUCTS,
     WORD_IDS,
     Step,
     Watched,
@@ -32,7 +27,6 @@ from training_parts import (
     print_table,
     replay,
     roi_batch,
-    seconds_of,
     status_mb,
 )
 from training_reference import REFERENCES
@@ -142,7 +136,6 @@ def similarity(images: int, captions: int, elements: int, dim: int, rounds: int)
 @click.option("--regions", default=36, show_default=True)
 @click.option("--channels", default=2048, show_default=True)
 @click.option("--rounds", default=3, show_default=True)
-@click.option("--parts", default=8, show_default=True, help="How many of the other operations are listed.")
 def step(
     names: tuple[str, ...],
     settings: tuple[str, ...],
@@ -151,61 +144,38 @@ def step(
     regions: int,
     channels: int,
     rounds: int,
-    parts: int,
 ) -> None:
-    """A whole training step against its bare matrix products and the reference, on a CPU.
-
-    All keep memory, as a training does; the step has the allocator's defaults once more, for what that is worth.
+    """A whole training step against its bare matrix products and the reference, on a CPU, memory kept as in training.
 
     The products of a step, forward and backward, are noted and formed again alone, in the shapes and layouts in which
-    the step forms them. The second table says what the step's other operations take of it.
+    the step forms them.
     """
-    batch = roi_batch(images, captions, regions, channels)
-    rows, others = [], []
+    batch, rows = roi_batch(images, captions, regions, channels), []
     for name in names:
         what = load_recipe(name, list(settings)), FeatureFacts("roi", channels, channels), WORD_IDS, CPU
         try:
             take, reference = Step(*what), Step(*what, reference=True)
         except ValueError as error:
             raise click.ClickException(f"{name}: {error}") from error
-        take(batch)
-        with Watched() as watched:
-            take(batch)
-        keeping: Jobs = {"step": partial(take, batch), "bare": replay(watched.products)}
-        keeping["reference"] = partial(reference, batch)
-        whole, bare, theirs, given_back = _in_turn(keeping, {"plain": keeping["step"]}, rounds)
-        flops = watched.flops / 1e9
-        ratio = f"{whole / bare:.2f} (aim 1.25)"
-        times = f"{whole:.2f}", f"{bare:.2f}", f"{theirs:.2f}"
-        ratios = ratio, f"{given_back / whole:.2f}", f"{theirs / whole:.2f}"
-        rows.append([name, *times, *ratios, f"{flops:.3g}", f"{flops / bare:.0f}"])
-        products = {func.overloadpacket.__name__ for func in PRODUCTS}
-        # Of the run that was watched, which is a little slower.
-        inside = sum(watched.seconds.values())
-        rest = sorted(((s, op) for op, s in watched.seconds.items() if op not in products), reverse=True)
-        others += [[name, op, f"{100 * seconds / inside:.1f}%"] for seconds, op in rest[:parts]]
-        others.append([name, "all others", f"{100 * sum(s for s, _ in rest[parts:]) / inside:.1f}%"])
+        with keeping_memory():
+            with Watched() as watched:
+                take(batch)
+            jobs = {"step": partial(take, batch), "bare": replay(watched.products), "theirs": partial(reference, batch)}
+            whole, bare, theirs = medians(jobs, rounds, CPU).values()
+        times = (
+            f"{whole:.2f}",
+            f"{bare:.2f}",
+            f"{theirs:.2f}",
+            f"{whole / bare:.2f} (aim 1.25)",
+            f"{theirs / whole:.2f}",
+        )
+        rows.append([name, *times, f"{watched.flops / 1e9:.3g}", f"{watched.flops / 1e9 / bare:.0f}"])
     click.echo(f"{images} images of {regions} x {channels}, {captions} captions, float32\n")
-    head = ["recipe", "step, s", "products, s", "reference, s", "step / products", "memory given back / step"]
-    print_table([*head, "reference / step", "GFLOP", "GFLOP/s of the products"], rows)
-    click.echo()
-    print_table(["recipe", "other operation", "share of the step"], others)
-
-
-def _in_turn(keeping: Jobs, plain: Jobs, rounds: int) -> list[float]:
-    """Return the median seconds of each job, those that keep memory first; before it counts, a job warms up."""
-    times = defaultdict(list)
-    for _ in range(rounds):
-        for jobs, around in ((keeping, keeping_memory), (plain, nullcontext)):
-            for name, work in jobs.items():
-                with around():
-                    work()
-                    times[name].append(seconds_of(work, CPU))
-    return [median(found) for found in times.values()]
+    head = ["recipe", "step, s", "products, s", "reference, s", "step / products", "reference / step"]
+    print_table([*head, "GFLOP", "GFLOP/s of the products"], rows)
 
 
 main.add_command(epoch)
-main.add_command(gpu)
 
 if __name__ == "__main__":
     main()

@@ -1,10 +1,8 @@
-"""Two commands of `training.py` that read a cache: `epoch` and `gpu`."""
+"""A command of `training.py` that reads a cache: `epoch`."""
 
 import itertools
-import os
 import tempfile
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,15 +13,14 @@ import click
 import numpy as np
 import torch
 from PIL import Image
-from reading import CAPTIONS, PLAIN, WORDS, make_store
+from reading import make_store
 from torch import Tensor
-from training_parts import VOCABULARY, WORD_IDS, Step, flops_of, medians, print_table, roi_batch, seconds_of
-from training_reference import OneByOne, on_device
+from training_parts import VOCABULARY, WORD_IDS, Step, flops_of, medians, print_table, seconds_of
 
-from xret.heads.model import FeatureFacts, feature_facts
+from xret.heads.model import FeatureFacts
 from xret.heads.recipes.recipe import Recipe, load_recipe
-from xret.pipeline.device import deterministic, pick_device
-from xret.pipeline.encoders import load_visual
+from xret.pipeline.device import pick_device
+from xret.pipeline.encoders import EncoderSpec, load_visual
 from xret.pipeline.errors import XretError
 from xret.pipeline.reading.batches import Batch, stored_batches
 from xret.pipeline.reading.features import Features
@@ -93,7 +90,7 @@ def epoch(
     pooled features on either side.
     """
     target = device_of(device)
-    encoder = load_visual(visual, "random:0", image_size, device)
+    encoder = load_visual(EncoderSpec(visual, "random:0", image_size=image_size), device)
     grid = FeatureFacts("grid", encoder.channels, encoder.channels)
     table = torch.randn(10_000, POOLED).half()
     rows = []
@@ -163,7 +160,7 @@ def cache_batches(cache: Any, take: Step, recipe: Recipe, device: str) -> Iterat
         device=device,
         image_fields=take.model.image_fields,
         caption_fields={"token"},
-        placement="mapped" if device == "cpu" else "device",
+        placement="memory",
     )
     unit, size = recipe.data.unit, min(recipe.data.batch_size, batches.images)
     for number in itertools.count():
@@ -184,88 +181,6 @@ def head_seconds(take: Step, batches: Iterator[Batch], steps: int, device: torch
 
         times.append(seconds_of(one, device))
     return median(times[1:]), float(np.mean(counts))
-
-
-@click.command()
-@click.option("--recipe", "names", multiple=True, default=("setdiv/f30k-butd-bigru", "maxmatch/f30k-butd-bigru"))
-@click.option("--set", "settings", multiple=True, help="Recipe keys, KEY=VALUE.")
-@click.option("--images", default=F30K_IMAGES, show_default=True, help="In the generated cache, all of them resident.")
-@click.option("--regions", default=36, show_default=True)
-@click.option("--channels", default=2048, show_default=True)
-@click.option("--steps", default=60, show_default=True, help="Of ours a round; of the reference a third.")
-@click.option("--rounds", default=3, show_default=True)
-@click.option("--workers", default=min(8, os.cpu_count() or 1), show_default=True, help="Of the reference's loader.")
-@click.option("--device", default="cuda", show_default=True, help="`cpu` only tries the code, with small sizes.")
-@click.option("--folder", type=click.Path(path_type=Path), help="Where to make the cache; by default a temporary one.")
-def gpu(
-    names: tuple[str, ...],
-    settings: tuple[str, ...],
-    images: int,
-    regions: int,
-    channels: int,
-    steps: int,
-    rounds: int,
-    workers: int,
-    device: str,
-    folder: Path | None,
-) -> None:
-    """Whole steps with loading against the reference with its one-image-at-a-time loader, on a GPU, by the clock.
-
-    FLOP are counted on a batch on the CPU. Minutes are of 80 epochs of Flickr30K without validation.
-    """
-    target = device_of(device)
-    rows = []
-    with tempfile.TemporaryDirectory(dir=folder) as work, deterministic(target):
-        cache = make_store(Path(work), images, regions, channels)
-        facts = feature_facts(cache.image_set())
-        one_by_one = OneByOne(Path(work) / PLAIN, (images, regions, channels), CAPTIONS, WORDS)
-        for name in names:
-            recipe = load_recipe(name, list(settings))
-            ours = Step(recipe, facts, WORD_IDS, target)
-            try:
-                theirs = Step(recipe, facts, WORD_IDS, target, reference=True)
-            except ValueError as error:
-                raise click.ClickException(str(error)) from error
-            size = min(recipe.data.batch_size, images)
-            batches = cache_batches(cache, ours, recipe, device)
-            loader = one_by_one.loader(size, workers, target.type == "cuda")
-            found: dict[str, list[tuple[float, float]]] = {"ours": [], "reference": []}
-            for _ in range(rounds + 1):
-                found["ours"].append(by_the_clock(ours, map(random_words, batches), steps))
-                plain = (on_device(batch, target) for batch in itertools.chain.from_iterable(itertools.repeat(loader)))
-                found["reference"].append(by_the_clock(theirs, map(random_words, plain), max(1, steps // 3)))
-            torch.set_num_threads(os.cpu_count() or 1)
-            batch = roi_batch(size, CAPTIONS * size, regions, channels)
-            flops = flops_of(partial(Step(recipe, facts, WORD_IDS, CPU), batch))
-            torch.set_num_threads(1)
-            step_of = {who: [median(column) for column in zip(*times[1:], strict=True)] for who, times in found.items()}
-            for who, (seconds, waiting) in step_of.items():
-                ratio = f"{step_of['reference'][0] / seconds:.2f}"
-                minutes = f"{80 * F30K_IMAGES / recipe.data.batch_size * seconds / 60:.1f}"
-                of_step = [f"{1e3 * seconds:.1f}", ratio, f"{100 * waiting:.1f}%", f"{size / seconds:.0f}"]
-                rows.append([name, who, *of_step, f"{flops / seconds / 1e12:.3g}", minutes])
-    where = torch.cuda.get_device_name(target) if target.type == "cuda" else "a CPU"
-    click.echo(f"{images} images of {regions} x {channels}, {CAPTIONS} captions each, on {where}\n")
-    head = ["recipe", "", "step, ms", "times as fast (aim 3)", "waiting for data (aim 2%)", "images/s", "TFLOP/s"]
-    print_table([*head, "80 epochs of Flickr30K, min (aim 6)"], rows)
-
-
-def by_the_clock(take: Step, batches: Iterable[Batch], steps: int) -> tuple[float, float]:
-    """Return the seconds of a step with loading, and the share of them in which it waits for its batch.
-
-    A first batch and step are not counted: a loader starts its workers with it.
-    """
-    stream = iter(batches)
-    take(next(stream))
-    waited = 0.0
-    began = time.perf_counter()
-    for _ in range(steps):
-        asked = time.perf_counter()
-        batch = next(stream)
-        waited += time.perf_counter() - asked
-        take(batch)  # ends with the loss on the host, and so with the step before last complete
-    whole = time.perf_counter() - began
-    return whole / steps, waited / whole
 
 
 def device_of(name: str) -> torch.device:

@@ -133,17 +133,15 @@ Operand = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 class Watched(TorchDispatchMode):
-    """Notes the matrix products of what runs on a CPU within it, and the seconds of every operation.
+    """Notes the matrix products of what runs on a CPU within it.
 
     Attributes:
         products: how often each was formed: the operation, and of each operand shape, strides and type.
-        seconds: of each operation, by name, those inside others counted once.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.products: Counter[tuple[Any, tuple[Operand, ...]]] = Counter()
-        self.seconds: dict[str, float] = defaultdict(float)
 
     @property
     def flops(self) -> int:
@@ -155,10 +153,7 @@ class Watched(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func in PRODUCTS:
             self.products[func, tuple((tuple(x.shape), x.stride(), x.dtype) for x in args)] += 1
-        began = time.process_time()
-        made = func(*args, **(kwargs or {}))
-        self.seconds[func.overloadpacket.__name__] += time.process_time() - began
-        return made
+        return func(*args, **(kwargs or {}))
 
 
 def replay(products: Counter[tuple[Any, tuple[Operand, ...]]]) -> Callable[[], None]:

@@ -1,32 +1,25 @@
 """A straightforward head in the style of the published code, against which ours is measured.
 
-It shares encoders and losses with ours and differs in four places only:
+It shares encoders and losses with ours and differs in three places only:
 
 - Element slots normalise the local features and project keys and values of them anew in every round.
 - Smooth-Chamfer pools the matrix of all pairs of elements `[I K, C K]` by pooling layers, with an exponential for each
   direction.
 - Assignment lays the masks of all K! permutations over that matrix, pools, and keeps the mask of the largest sum
   (MaxMatch, listings 1-3).
-- The loader reads one image at a time from a plain array and joins them to batches.
 """
 
 from itertools import permutations
-from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
 
 from xret.heads.model import Model
 from xret.heads.modules.aggregators import Aggregated, ElementSlots
 from xret.heads.modules.padding import valid_rows, zero_padding
 from xret.heads.modules.positions import circle_positions
 from xret.heads.recipes.recipe import Recipe
-from xret.pipeline.reading.batches import Batch
-from xret.pipeline.reading.features import Features
 
 
 class RecomputedSlots(nn.Module):
@@ -140,56 +133,3 @@ def make_reference(model: Model, recipe: Recipe) -> None:
     for branch in (model.image, model.text):
         if isinstance(branch.aggregator, ElementSlots):
             branch.aggregator = RecomputedSlots(branch.aggregator)
-
-
-class Sample(NamedTuple):
-    """One image: its regions `[N, C]` and the words of each of its captions."""
-
-    regions: Tensor
-    captions: list[Tensor]
-
-
-class OneByOne(Dataset):
-    """Images of a plain float16 file, one at a time.
-
-    Args:
-        path: the file.
-        shape: images, regions, channels.
-        captions: of each image.
-        words: of each caption.
-    """
-
-    def __init__(self, path: Path, shape: tuple[int, int, int], captions: int, words: int) -> None:
-        self.array = np.memmap(path, np.float16, "r", shape=shape)
-        self.captions, self.words = captions, words
-
-    def __len__(self) -> int:
-        return len(self.array)
-
-    def __getitem__(self, number: int) -> Sample:
-        regions = torch.from_numpy(self.array[number].astype(np.float32))
-        return Sample(regions, [torch.ones(self.words, dtype=torch.int64) for _ in range(self.captions)])
-
-    def loader(self, batch_size: int, workers: int, pinned: bool) -> DataLoader:
-        """Return a loader of shuffled batches."""
-        return DataLoader(
-            self, batch_size, shuffle=True, num_workers=workers, collate_fn=joined, pin_memory=pinned, drop_last=True
-        )
-
-
-def joined(samples: list[Sample]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return images `[B, N, C]`, padded words `[M, L]`, their number `[M]` and the image of each caption `[M]`."""
-    captions = [caption for _, own in samples for caption in own]
-    length = torch.tensor([len(caption) for caption in captions])
-    token = torch.zeros(len(captions), int(length.max()), dtype=torch.int64)
-    for row, caption in zip(token, captions, strict=True):
-        row[: len(caption)] = caption
-    image = [number for number, (_, own) in enumerate(samples) for _ in own]
-    return torch.stack([regions for regions, _ in samples]), token, length, torch.tensor(image)
-
-
-def on_device(batch: tuple[Tensor, Tensor, Tensor, Tensor], device: torch.device) -> Batch:
-    """Return a loader's batch as ours are."""
-    regions, token, length, image = (tensor.to(device, non_blocking=True) for tensor in batch)
-    rows = torch.full((len(regions),), regions.shape[1], device=device)
-    return Batch(Features(rows, local=regions), Features(length, token=token), image, torch.arange(len(image)))

@@ -85,7 +85,7 @@ def extract(
     known = [*signature(build_options).parameters, *(field.name for field in fields(Options))]
     if strange := [name for name in options if name not in known]:
         raise TypeError(f"extract() has no option '{strange[0]}'{nearest(strange[0], known)}")
-    run = None
+    run: Any = None
     if from_run is not None:
         from .heads.runs.encoders import specs_of_run
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from dask import delayed
 from dask.base import compute
+from dask.delayed import delayed
 
 from ..errors import CacheError
 

@@ -100,7 +100,8 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
 
 def _finished(cache: FeatureCache, options: Options, splits: list[str]) -> Extraction | None:
     """Return the summary of an extraction that has nothing left to do, or None if it may have."""
-    summaries, counts = [], None
+    summaries: list[SetSummary] = []
+    counts = None
     for modality, spec in (("images", options.visual), ("captions", options.text)):
         if spec is None:
             continue

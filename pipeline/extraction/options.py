@@ -114,7 +114,7 @@ def build_options(
     common: dict[str, Any] = {"dtype": dtype, "trust": trust}
     images = captions = None
     if visual not in (None, "none"):
-        own = {"image_size": image_size, "whole": whole, "pool": pool, "views": views, "frames": frames}
+        own: dict[str, Any] = {"image_size": image_size, "whole": whole, "pool": pool, "views": views, "frames": frames}
         images = EncoderSpec(str(visual), visual_weights, layer=layer, **own, **common)
     if text not in (None, "none"):
         words = text == WORDS.name

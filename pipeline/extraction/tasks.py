@@ -83,7 +83,7 @@ class Station:
     def __init__(self, job: Job, encoder: Any = None, features: FeatureSet | None = None) -> None:
         self.device = str(pick_device(job.device))
         self.features: Any = features or FeatureCache.open(job.url, writable=True).set_at(job.path)
-        self.encoder = encoder or _load(job, self.features, self.device)
+        self.encoder: Any = encoder or _load(job, self.features, self.device)
         if self.features.identity != self.encoder.identity:
             raise EncoderError(
                 f"the weights or preprocessing of '{job.spec.name}' are not those that '{self.features.name}' was"

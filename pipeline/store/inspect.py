@@ -258,7 +258,7 @@ def _is_sealed(cache: FeatureCache, path: str) -> bool:
     """Return whether the metadata of a group and its arrays are those that were written."""
     try:
         with cache.folder.answering():
-            attributes = dict((cache.group[path] if path else cache.group).attrs)
+            attributes: dict[str, Any] = dict((cache.group[path] if path else cache.group).attrs)
     except DAMAGED:
         return False
     return attributes.get("checksum") == checksum(cache.folder, path, attributes.get("arrays", ()))

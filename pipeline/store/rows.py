@@ -8,6 +8,7 @@ import math
 import threading
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -29,7 +30,7 @@ class Rows:
             ``sample * views + view``.
     """
 
-    def __init__(self, folder: Folder, array: "zarr.Array[object]", views: int = 1) -> None:
+    def __init__(self, folder: Folder, array: "zarr.Array[Any]", views: int = 1) -> None:
         self.folder, self.name = folder, array.path
         self.dtype, self.row_shape = np.dtype(array.dtype), array.shape[1 if views == 1 else 2 :]
         self.rows, self.chunk_rows = array.shape[0] * views, array.chunks[0] * views

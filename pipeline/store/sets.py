@@ -46,9 +46,10 @@ class FeatureSet(ABC):
     def __init__(self, cache: "FeatureCache", name: str) -> None:
         self.cache, self.name, self.path = cache, name, f"{self.modality}/{name}"
         try:
-            self.group = cache.group[self.path]
-            assert isinstance(self.group, zarr.Group)
-            self.attributes = dict(self.group.attrs)
+            group = cache.group[self.path]
+            assert isinstance(group, zarr.Group)
+            self.group = group
+            self.attributes: dict[str, Any] = dict(group.attrs)
             self.kind: str = self.attributes["kind"]
             self.fingerprint: str = self.attributes["fingerprint"]
             self.identity: dict[str, Any] = self.attributes["identity"]
@@ -101,7 +102,7 @@ class FeatureSet(ABC):
         done = np.zeros(self.chunks * self.chunk_rows, dtype=bool)
         done[: self.samples] = self.status != NOT_DONE
         done[self.samples :] = True
-        return done.reshape(self.chunks, self.chunk_rows).all(axis=1)
+        return np.asarray(done.reshape(self.chunks, self.chunk_rows).all(axis=1))
 
     def missing(self, splits: Iterable[str]) -> list[int]:
         """Return the chunks that hold rows of these splits that are not done."""

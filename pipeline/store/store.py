@@ -111,12 +111,12 @@ class FeatureCache:
     @cached_property
     def caption_count(self) -> np.ndarray:
         """Captions of each image, int32 [I]."""
-        return self.sample_array("caption_count")
+        return np.asarray(self.sample_array("caption_count"))
 
     @cached_property
     def caption_start(self) -> np.ndarray:
         """First caption row of each image, int64 [I]."""
-        return np.cumsum(self.caption_count, dtype=np.int64) - self.caption_count
+        return np.asarray(np.cumsum(self.caption_count, dtype=np.int64) - self.caption_count)
 
     @cached_property
     def caption_image(self) -> np.ndarray:

@@ -22,6 +22,7 @@ from .finetune import finetune
 from .import_ import import_
 from .index import index
 from .listing import list_
+from .memory import keep_freed_memory
 from .recipes import recipes
 from .report import report
 from .search import search
@@ -30,6 +31,7 @@ from .train_head import train_head
 from .tune import tune
 
 _WORDS = "xret.words"  # key of what was typed after ``xret``
+_COMPUTE = ("ablate", "demo", "extract", "finetune", "train-head", "tune")  # long, in a process of their own
 _GO_ON = ("ablate", "demo", "extract", "import", "tune")  # started again, they go on where they were
 
 
@@ -65,6 +67,8 @@ class Commands(click.Group):
         logger = logging.getLogger("xret")
         logger.setLevel(logging.INFO)
         logger.handlers = [Lines()]
+        if words and words[0] in _COMPUTE:
+            keep_freed_memory()
         try:
             return super().invoke(ctx)
         except XretError as error:

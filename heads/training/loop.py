@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 
 from ...pipeline.device import deterministic, start_reading
 from ...pipeline.errors import RunError
-from ...pipeline.memory import keeping_memory
 from ...pipeline.reading.batches import Batch, Batches
 from ...pipeline.wording import counted
 from ..evaluation.metrics import Recalls, recalls
@@ -96,7 +94,6 @@ class Loop:
         shown = self.shown if self._goes_on else replace(self.shown, level="quiet")
         device = self.train_split.device
         with (
-            keeping_memory() if device.type == "cpu" else nullcontext(),
             deterministic(device),
             Display(shown, self.run.path, epochs, self.unit, self.items, done) as display,
             event_log(recipe.runtime.log, self.run, state.step) as record,

@@ -25,6 +25,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from xret.cli.memory import keep_freed_memory
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import read_samples
 from xret.pipeline.device import pick_device
@@ -32,7 +33,6 @@ from xret.pipeline.encoders import load_text, load_visual
 from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import Options
-from xret.pipeline.memory import keeping_memory
 
 SMALL = Options(EncoderSpec("squeezenet1_1", "random:0", image_size=48), EncoderSpec("words"), batch_size=256)
 
@@ -99,11 +99,11 @@ def target(device: str) -> str:
     return str(pick_device(device))
 
 
-@keeping_memory()  # as the command line does
 def compare(
     manifest: Any, options: Options, network: Callable[[Any], Callable[[], object]], batches: list[Any], samples: int
 ) -> None:
     """Print the rate of an extraction over that of its network, which runs before and after it on the same samples."""
+    keep_freed_memory()  # as the command line does
 
     @torch.inference_mode()
     def bare() -> float:

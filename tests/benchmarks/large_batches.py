@@ -17,9 +17,9 @@ import click
 import torch
 from training_parts import Step, Watched, print_table, replay, seconds_of, status_mb
 
+from xret.cli.memory import keep_freed_memory
 from xret.heads.model import FeatureFacts
 from xret.heads.recipes.recipe import load_recipe
-from xret.pipeline.memory import keeping_memory
 from xret.pipeline.reading.batches import Batch
 from xret.pipeline.reading.features import Features
 
@@ -57,12 +57,11 @@ def peak_mb(loss: str, pairs: int, chunk: int | None) -> float:
     batch = batch_of(pairs)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = status_mb("VmRSS")
-    with keeping_memory():  # as a training does
-        step(batch)
+    keep_freed_memory()  # as the command line does
+    step(batch)
     return status_mb("VmHWM") - before
 
 
-@keeping_memory()  # as a training does
 def times(loss: str, pairs: int, rounds: int) -> tuple[float, float, float]:
     """Return the seconds of a step, those of its products, and the share of these that nothing recomputed needs."""
     step, batch = step_of(loss, CHUNK), batch_of(pairs)

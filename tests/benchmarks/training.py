@@ -31,10 +31,10 @@ from training_parts import (
 )
 from training_reference import REFERENCES
 
+from xret.cli.memory import keep_freed_memory
 from xret.heads.model import FeatureFacts
 from xret.heads.modules.similarity import SIMILARITIES
 from xret.heads.recipes.recipe import load_recipe
-from xret.pipeline.memory import keeping_memory
 
 Jobs = dict[str, Callable[[], Any]]
 CPU = torch.device("cpu")
@@ -157,11 +157,11 @@ def step(
             take, reference = Step(*what), Step(*what, reference=True)
         except ValueError as error:
             raise click.ClickException(f"{name}: {error}") from error
-        with keeping_memory():
-            with Watched() as watched:
-                take(batch)
-            jobs = {"step": partial(take, batch), "bare": replay(watched.products), "theirs": partial(reference, batch)}
-            whole, bare, theirs = medians(jobs, rounds, CPU).values()
+        keep_freed_memory()
+        with Watched() as watched:
+            take(batch)
+        jobs = {"step": partial(take, batch), "bare": replay(watched.products), "theirs": partial(reference, batch)}
+        whole, bare, theirs = medians(jobs, rounds, CPU).values()
         times = (
             f"{whole:.2f}",
             f"{bare:.2f}",

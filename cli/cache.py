@@ -183,31 +183,27 @@ def rm(store: str, features: str, yes: bool, as_json: bool) -> None:
 
 @cache.command()
 @click.argument("store")
-@click.option("--to", required=True, type=click.Choice(["npy", "hdf5"]), help="SCAN's arrays, or one HDF5 file.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder (npy) or file (hdf5) to write.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The HDF5 file to write.")
 @click.option("--set", "sets", multiple=True, metavar="PREFIX", help="A set to export; by default the only ones there.")
 @click.option(
     "--splits", default="train,val,test", show_default=True, callback=comma_list, help="Which splits to export."
 )
 @_JSON
-def export(store: str, to: str, out: Path, sets: tuple[str, ...], splits: tuple[str, ...], as_json: bool) -> None:
-    """Write features of STORE for the code of others.
+def export(store: str, out: Path, sets: tuple[str, ...], splits: tuple[str, ...], as_json: bool) -> None:
+    """Write features of STORE to one HDF5 file for the code of others.
 
-    Images that failed are left out with their captions, and captions that failed. npy is SCAN's folder of
-    {train,dev,test}_{ims.npy,caps.txt,ids.txt}: float32, a row an image if each has five captions, else a row a
-    caption. hdf5 is one file with images/local, global, length, boxes, id, captions/text, token and so on, in the
-    store's own precision; `xret import` takes the images of both again, as regions without a global feature.
+    It holds images/local, global, length, boxes, id, captions/text, token and so on, in the store's own precision.
+    What failed is left out, images with their captions. `xret import --from hdf5` takes the images again.
 
     \b
-    xret cache export f30k.zarr --to npy --out f30k_precomp --set resnet152
-    xret cache export f30k.zarr --to hdf5 --out f30k.h5 --splits test \\
+    xret cache export f30k.zarr --out f30k.h5 --splits test \\
         --set images/butd --set captions/bert
     """
-    from ..pipeline.exchange.exporters.export import export as write
+    from ..pipeline.exchange.export import export as write
 
     if not splits:
         raise click.UsageError("there is no split to export; give at least one as --splits")
-    summary = write(store, to, out, sets, splits)
+    summary = write(store, out, sets, splits)
     if as_json:
         click.echo(json.dumps(asdict(summary)))
         return

@@ -237,7 +237,7 @@ def _fill(
             finally:
                 close()
     filled = features.reopened()
-    _require_some(filled, splits)
+    require_some(filled, splits)
     return SetSummary(
         name=features.name,
         samples=total["encoded"],
@@ -290,7 +290,7 @@ def _require_pictures(
     raise ManifestError(f"{manifest.images}: {found} ({', '.join(some_of(missing))}); {advice}.")
 
 
-def _require_some(features: FeatureSet, splits: Sequence[str]) -> None:
+def require_some(features: FeatureSet, splits: Sequence[str]) -> None:
     """Refuse a split whose samples have all failed, and let it be tried again."""
     for split in splits:
         if not (features.status[features.rows_of(split)] == FAILED).all():

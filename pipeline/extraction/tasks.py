@@ -182,7 +182,7 @@ def write_images(job: Job, chunks: Sequence[int]) -> Receipt:
                     raise SampleError(
                         one.error.sample, f"{one.error.reason}; repair or remove it, or go on with --on-error skip"
                     )
-                own["status"][item.at] = FAILED
+                own["length"][item.at], own["status"][item.at] = 0, FAILED
                 failed[item.chunk][item.row] = f"{item.name}: {one.error.reason}"
                 receipt.failed += 1
             elif one.decoded is None:  # its features are in the other store

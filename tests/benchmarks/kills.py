@@ -62,9 +62,7 @@ class Given:
         models = unchanged.make_models(self.folder / "models")
         unchanged.extract(manifest, self.store, models, visual="hf:{vit}", text="words", dtype="float32")
         xret.train(self.store, recipe="vsepp", out=self.run, settings={**SMALL, "schedule.epochs": 1}, device="cpu")
-        command(
-            ["cache", "export", str(self.store), "--to=hdf5", f"--out={self.folder / 'e.h5'}"], standalone_mode=False
-        )
+        command(["cache", "export", str(self.store), f"--out={self.folder / 'e.h5'}"], standalone_mode=False)
 
 
 def extract(given, out):

@@ -15,6 +15,7 @@ from ...data.manifest import Manifest
 from ...data.regions import REGION_ARRAYS, Regions, lay_out
 from ...data.samples import Samples, read_samples
 from ...errors import CacheError, SampleError
+from ...extraction.extraction import require_some
 from ...extraction.options import DEFAULT_SPLITS, choose_splits
 from ...extraction.summary import Extraction, SetSummary
 from ...progress import Progress
@@ -114,13 +115,17 @@ def fill(
             failed = read(arrays, first + at, at)
             seconds["read"] += time.monotonic() - started
             arrays["status"][at] = OK
-            arrays["status"][[row - first for row in failed]] = FAILED
+            places = [row - first for row in failed]
+            arrays["status"][places] = FAILED
+            if "length" in arrays:
+                arrays["length"][places] = 0
             started = time.monotonic()
             features.write(chunk, arrays, failed)
             seconds["write"] += time.monotonic() - started
             samples += len(at) - len(failed)
             progress.update(last - first)
     filled = features.reopened()
+    require_some(filled, splits)
     return SetSummary(
         name=features.name,
         samples=samples,

@@ -15,8 +15,8 @@ from region_sources import ARRAYS, CHANNELS, World
 
 from xret.pipeline.errors import SampleError
 from xret.pipeline.exchange.importers import open_source
+from xret.pipeline.exchange.importers.importing import _read
 from xret.pipeline.exchange.importers.source import SourceError
-from xret.pipeline.exchange.importers.tasks import _read
 
 FEATURES = SimpleNamespace(rows=5, dtype="float32")
 

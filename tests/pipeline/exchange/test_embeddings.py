@@ -17,14 +17,14 @@ from small_extraction import files
 
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError, SampleError
-from xret.pipeline.exchange.exporters.export import export
+from xret.pipeline.exchange.export import export
 from xret.pipeline.exchange.importers import global_features
 from xret.pipeline.exchange.importers.global_features import import_embeddings
+from xret.pipeline.exchange.importers.importing import ImportOptions
 from xret.pipeline.exchange.importers.source import SourceError
-from xret.pipeline.exchange.importers.tasks import ImportOptions
-from xret.pipeline.store import FeatureCache
-from xret.pipeline.store.upkeep.contents import describe
-from xret.pipeline.store.upkeep.verify import verify
+from xret.pipeline.store import FeatureCache, create
+from xret.pipeline.store.inspect import describe, verify
+from xret.pipeline.store.sets import FeatureSet
 
 
 def bring(source, url, form="clip-retrieval", manifest=None, encoder=("ViT-B/32",), **options):
@@ -39,8 +39,7 @@ def assert_holds(cache, names, texts, images, captions):
     assert verify(cache.url).ok
     of_images, of_captions = cache.image_set(), cache.caption_set()
     assert (of_images.kind, of_captions.kind) == ("global", "global")
-    assert set(of_images.array_names()) == {"global", "length", "size", "status"}
-    assert set(of_captions.array_names()) == {"global", "length", "status"}
+    assert of_images.array_names == of_captions.array_names == ["global", "status"]
     by_name, by_text = dict(zip(names, images, strict=True)), dict(zip(texts, captions, strict=True))
     expected = np.stack([by_name[name] for name in cache.file_names(0, cache.images)])
     assert np.array_equal(of_images.global_(np.arange(cache.images)), expected.astype(of_images.dtype))
@@ -141,26 +140,24 @@ def test_other_embeddings_of_the_same_name_are_refused(tmp_path):
 
 
 def test_stopped_it_goes_on_with_the_same_bytes(tmp_path, monkeypatch):
-    pairs = Pairs(200)
-    source = pairs.clip_retrieval(tmp_path / "e")
+    monkeypatch.setattr(create, "GLOBAL_CHUNK_BYTES", 40 * WIDTH * 2)  # five chunks a set
+    source, write, calls = Pairs(200).clip_retrieval(tmp_path / "e"), FeatureSet.write, []
     bring(source, tmp_path / "whole")
-    write, calls = global_features.write_rows, []
 
-    def stopping(job, shard):
-        calls.append(shard)
-        if len(calls) == 9:
+    def stopping(*words):
+        calls.append(words)
+        if len(calls) == 7:
             raise KeyboardInterrupt
-        return write(job, shard)
+        write(*words)
 
-    monkeypatch.setattr(global_features, "write_rows", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        bring(source, tmp_path / "s", workers=1)
-    monkeypatch.undo()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(FeatureSet, "write", stopping)
+        bring(source, tmp_path / "s")
     summary, _ = bring(source, tmp_path / "s")
-    assert summary.sets[0].shards_before > 0
+    assert [(one.chunks_before, one.chunks) for one in summary.sets] == [(5, 0), (1, 4)]
     assert files(tmp_path / "s") == files(tmp_path / "whole")
     again, _ = bring(source, tmp_path / "s")
-    assert [one.shards for one in again.sets] == [0, 0]
+    assert [one.chunks for one in again.sets] == [0, 0]
 
 
 def test_nan_stops_or_is_recorded(tmp_path):
@@ -193,7 +190,7 @@ def test_captions_that_failed_are_counted_one_by_one_and_not_exported(tmp_path):
     assert describe(cache.url).sets[1].failed == 3
     again, _ = bring(source, tmp_path / "s", "embeddings", on_error="skip")
     assert (again.sets[1].failed, len(again.sets[1].reasons)) == (3, 3)
-    exported = export(cache.url, "hdf5", tmp_path / "out.h5", splits=("train", "test"))
+    exported = export(cache.url, tmp_path / "out.h5", splits=("train", "test"))
     assert [split.captions for split in exported.splits.values()] == [9, 4]
     kept = np.delete(np.arange(16), lost)
     with h5py.File(tmp_path / "out.h5") as file:
@@ -210,7 +207,7 @@ def test_a_batch_of_images_without_a_caption_is_exported(tmp_path):
     pairs.captions[64] = np.nan  # images are exported 64 at a time
     source = pairs.folder(tmp_path / "e", splits=["train"] * 65 + ["test"])
     _, cache = bring(source, tmp_path / "s", "embeddings", on_error="skip")
-    export(cache.url, "hdf5", tmp_path / "out.h5", splits=("train", "test"))
+    export(cache.url, tmp_path / "out.h5", splits=("train", "test"))
     with h5py.File(tmp_path / "out.h5") as file:
         assert file["images/caption_count"][...].tolist() == [1] * 64 + [0, 1]
         assert np.array_equal(file["captions/global"][...], np.delete(pairs.captions, 64, 0))
@@ -265,7 +262,7 @@ FAULTS = {
         change("metadata", 1, lambda t: t.set_column(0, "image_path", pa.array(["x.jpg"] * 20))),
         r"row 0 of img_emb_01.npy and row 1 of img_emb_01.npy are of 'x.jpg' and differ",
     ),
-    "cut npy": (cut("img_emb"), r"img_emb_00.npy cannot be read as a matrix \(it holds objects, or was cut off\)"),
+    "cut npy": (cut("img_emb"), r"img_emb_00.npy cannot be read as a matrix"),
     "cut parquet": (cut("metadata"), r"metadata_00.parquet is no Parquet file, is damaged or was cut off"),
 }
 
@@ -358,27 +355,27 @@ def test_values_beyond_the_dtype_and_a_file_changed_meanwhile(tmp_path, monkeypa
         bring(source, tmp_path / "t", "embeddings", dtype="float32")
 
 
-def test_memory_does_not_grow_with_the_matrices(tmp_path):
+def test_memory_does_not_grow_with_the_matrices(tmp_path, monkeypatch):
+    monkeypatch.setattr(create, "GLOBAL_CHUNK_BYTES", 1 << 19)
+
     def peak(width):
         pairs = Pairs(600, np.float32)
         pairs.images = pairs.captions = np.zeros((600, width), np.float32)
         source = pairs.folder(tmp_path / f"e{width}", splits=["train"] * 600)
         tracemalloc.start()
-        bring(source, tmp_path / f"s{width}", "embeddings", workers=1)
+        bring(source, tmp_path / f"s{width}", "embeddings")
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found
 
     small = peak(16)
-    assert peak(8192) - small < 0.5 * 2 * 600 * 8192 * 4  # both matrices; a shard has a sixteenth of their rows
+    assert peak(8192) - small < 0.5 * 2 * 600 * 8192 * 4  # both matrices; a chunk has a twentieth of their rows
 
 
-def test_they_go_out_again_as_hdf5_but_not_as_regions(tmp_path):
+def test_they_go_out_again(tmp_path):
     pairs = Pairs(60)
     _, cache = bring(pairs.clip_retrieval(tmp_path / "e"), tmp_path / "s")
-    with pytest.raises(CacheError, match="has global features alone, and SCAN's layout holds regions; use --to hdf5"):
-        export(cache.url, "npy", tmp_path / "o", ["images/vit"])
-    export(cache.url, "hdf5", tmp_path / "o.h5")
+    export(cache.url, tmp_path / "o.h5")
     with h5py.File(tmp_path / "o.h5") as file:
         by_name = dict(zip(file["images/file_name"].asstr()[...], file["images/global"][...], strict=True))
         assert all(np.array_equal(by_name[name], row) for name, row in zip(pairs.names, pairs.images, strict=True))

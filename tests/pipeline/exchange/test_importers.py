@@ -14,8 +14,9 @@ from small_extraction import files
 
 from xret.pipeline.errors import CacheError
 from xret.pipeline.exchange.importers.source import SourceError
-from xret.pipeline.store.upkeep.contents import describe
-from xret.pipeline.store.upkeep.verify import verify
+from xret.pipeline.store import create
+from xret.pipeline.store.inspect import describe, verify
+from xret.pipeline.store.sets import FeatureSet
 
 # Each format, value by value
 
@@ -132,7 +133,7 @@ def test_the_fingerprint_says_where_the_features_come_from(tmp_path):
     assert first.identity["files"] == {"butd.tsv": hashlib.sha256(source.read_bytes()).hexdigest()}
     before = files(cache.url)
     again, _ = bring(world, source, "butd-tsv")
-    assert (again.sets[0].samples, again.sets[0].shards_before) == (0, 5)
+    assert (again.sets[0].samples, again.sets[0].chunks_before) == (0, 1)
     assert files(cache.url) == before
     source.write_bytes(source.read_bytes() + b"\n")
     bring(world, source, "butd-tsv")
@@ -143,33 +144,51 @@ def test_the_fingerprint_says_where_the_features_come_from(tmp_path):
 
 
 def test_stopped_at_any_write_and_started_again_is_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(create, "CHUNK_BYTES", 1000)
     world = World(tmp_path / "w", ragged=True)
     source = world.npz()
     (source / "val2014" / world.of("val")[2]["filename"].replace("jpg", "npz")).write_bytes(b"cut off")
     _, whole = bring(world, source, "detectron-npz", on_error="skip")
-    url, kind, opened, stops, left = tmp_path / "stopped.zarr", type(whole.store), type(whole.store).open_array, 0, 0
+    url, write, stops, left = tmp_path / "stopped.zarr", FeatureSet._write, 0, 0
 
-    def stopping(self, name, writable=False):
+    def stopping(*words):
         nonlocal left
-        left -= writable
+        left -= 1
         if left < 0:
             raise KeyboardInterrupt
-        return opened(self, name, writable)
+        write(*words)
 
     while True:
-        left = 14 + stops  # the samples take twelve writes, a shard six, and each start stops at another
-        monkeypatch.setattr(kind, "open_array", stopping)
+        left = 14 + stops  # a chunk takes six writes, and each start stops at another
+        monkeypatch.setattr(FeatureSet, "_write", stopping)
         try:
             bring(world, source, "detectron-npz", url, on_error="skip")
             break
         except KeyboardInterrupt:
             stops += 1
         finally:
-            monkeypatch.setattr(kind, "open_array", opened)
+            monkeypatch.setattr(FeatureSet, "_write", write)
         report = verify(str(url))
         assert report.ok, report
     assert stops > 2
     assert files(url) == files(whole.url)
+
+
+def test_a_repaired_import_writes_what_is_damaged_or_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(create, "CHUNK_BYTES", 1000)
+    world = World(tmp_path / "w")
+    source = world.npz()
+    _, whole = bring(world, source, "detectron-npz", tmp_path / "whole.zarr")
+    _, cache = bring(world, source, "detectron-npz")
+    features, sound = cache.image_set(), files(whole.url)
+    damaged = Path(cache.url) / features.path / "boxes/c.2.0.0"
+    damaged.write_bytes(b"?" + damaged.read_bytes()[1:])
+    (Path(cache.url) / features.path / "local/c.3.0.0").unlink()
+    assert not verify(cache.url).ok
+    summary, cache = bring(world, source, "detectron-npz", repair=True)
+    assert summary.sets[0].chunks == 2
+    assert verify(cache.url).ok
+    assert files(cache.url) == sound
 
 
 def test_splits_are_written_when_asked_for(tmp_path):
@@ -186,14 +205,15 @@ def test_splits_are_written_when_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize("format_", ["butd-tsv", "scan", "hdf5"])
-def test_memory_is_that_of_a_shard_not_of_the_source(tmp_path, format_):
+def test_memory_is_that_of_a_chunk_not_of_the_source(tmp_path, format_, monkeypatch):
+    monkeypatch.setattr(create, "CHUNK_BYTES", 1 << 19)
     world = World(tmp_path / "w", train=120, val=1, test=1)
     for image in world.images:
         image["regions_of_test"]["local"] = np.full((4, 8192), image["imgid"], dtype=np.float32)
     source = {"butd-tsv": world.tsv, "scan": world.scan, "hdf5": world.hdf5}[format_]()
     bring(World(tmp_path / "small"), World(tmp_path / "other").tsv(), "butd-tsv")  # imports and first uses
     tracemalloc.start()
-    bring(world, source, format_, arrays=ARRAYS if format_ == "hdf5" else {}, workers=1)
+    bring(world, source, format_, arrays=ARRAYS if format_ == "hdf5" else {})
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 122 * 4 * 8192 * 4 / 4  # of the source's 16 MB
+    assert peak < 122 * 4 * 8192 * 4 / 2  # of the source's 16 MB

@@ -10,7 +10,7 @@ from region_sources import CHANNELS, World
 from xret.pipeline.data.samples import Caption, ImageSample, Samples
 from xret.pipeline.exchange.importers import matching
 from xret.pipeline.exchange.importers.source import SourceError
-from xret.pipeline.store.upkeep.verify import verify
+from xret.pipeline.store.inspect import verify
 
 
 def test_images_that_the_source_lacks_are_refused_or_recorded(tmp_path):

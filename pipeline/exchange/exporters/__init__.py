@@ -1,1 +1,0 @@
-"""Writing a feature set in the layouts that other code reads."""

@@ -15,7 +15,15 @@ _encoding: list[int] = []  # threads that encode on the CPU now
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Be alone with torch in this process."""
+    """Be alone with torch in this process; afterwards its random numbers go on as if none had been drawn."""
+    import torch
+
+    with _alone(), torch.random.fork_rng(devices=[]):
+        yield
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
     with _turn:
         _turn.wait_for(lambda: not _encoding)
         yield
@@ -25,7 +33,7 @@ def loading() -> Iterator[None]:
 def encoding(device: str) -> Iterator[None]:
     """Encode on `device`: alone on a GPU, at the same time as others on a CPU."""
     if not device.startswith("cpu"):
-        with loading():
+        with _alone():
             yield
         return
     me = threading.get_ident()

@@ -62,8 +62,7 @@ def load_network(
     if source is None and published is None:
         raise EncoderError(f"torchvision has no ImageNet weights of {spec.name}; give a file of weights")
     state = fetch(published, spec.name) if source is None else read_weights(source, spec.trust)
-    with torch.random.fork_rng(devices=[]):  # the constructor draws weights, which are replaced
-        network = build()
+    network = build()
     load_strictly(network, state, spec)
     return digest(network.state_dict()), network
 

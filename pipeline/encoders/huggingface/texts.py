@@ -9,14 +9,13 @@ import json
 import os
 import threading
 from collections.abc import Sequence
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import MODEL_MAPPING, AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTokenizer
 
 from ...errors import EncoderError
 from ..base import library_versions
@@ -281,24 +280,15 @@ def _load(source: str, offline: bool, spec: EncoderSpec) -> tuple[Any, Any, Pool
     name, options = place_of(source, offline)
     config = AutoConfig.from_pretrained(name, **options, trust_remote_code=trust)
     seq2seq = getattr(config, "is_encoder_decoder", False)
-    if bert:
-        if hasattr(config, "text_config") or seq2seq:
-            raise EncoderError(
-                f"text weights '{source}' are of a {config.model_type} model, and 'bert' takes the BERT family; give"
-                f" them as {HUB}{source}"
-            )
-        if type(config) not in MODEL_MAPPING:
-            raise ValueError(f"there is no plain encoder for a {type(config).__name__}")
-        kind: Any = MODEL_MAPPING[type(config)]
-        kind = kind[0] if isinstance(kind, tuple) else kind
-        how: dict[str, Any] = {"config": config, "attn_implementation": "eager"}
-        if "add_pooling_layer" in signature(kind).parameters:
-            how["add_pooling_layer"] = False
-        model, _, space = load_model(source, "text", offline, False, kind, **how)
-    else:
-        alone = str((config.architectures or [""])[0]).endswith("EncoderModel")  # as the encoder of T5 is saved
-        auto = AutoModelForTextEncoding if alone or seq2seq else AutoModel
-        model, _, space = load_model(source, "text", offline, trust, auto)
+    if bert and (seq2seq or hasattr(config, "text_config")):
+        raise EncoderError(
+            f"text weights '{source}' are of a {config.model_type} model, and 'bert' takes the BERT family; give them"
+            f" as {HUB}{source}"
+        )
+    alone = str((config.architectures or [""])[0]).endswith("EncoderModel")  # as the encoder of T5 is saved
+    auto = AutoModelForTextEncoding if alone or seq2seq else AutoModel
+    how = {"attn_implementation": "eager"} if bert else {}
+    model, _, space = load_model(source, "text", offline, trust, auto, **how)
     if model.main_input_name != "input_ids" and not hasattr(model, "get_text_features"):
         raise EncoderError(
             f"text weights '{source}' are a {type(model).__name__}, which takes no texts; give a text model, or use it"

@@ -1,18 +1,16 @@
 """Grid features against the plain torchvision network, and what bad input gets."""
 
-import re
 import urllib.error
 
 import numpy as np
 import pytest
 import torch
-from encoder_contract import FeatureContract, picture
+from encoder_contract import picture
 from loaded import image_encoder
 from PIL import Image
 from safetensors.torch import save_file
 from torchvision.models import get_model, get_model_weights
 
-from xret.pipeline.encoders.grid import last_map
 from xret.pipeline.errors import EncoderError, SampleError
 
 FAMILIES = {
@@ -39,39 +37,6 @@ FAMILIES = {
     "vit_b_32": (64, "encoder.ln", 2),
     "wide_resnet50_2": (64, "layer4", 2),
 }
-
-
-class GridContract(FeatureContract):
-    network = ""
-    tolerance = 2e-4  # for one image the CPU library takes another way to convolve
-
-    @pytest.fixture
-    def encoder(self):
-        return image_encoder(self.network, "random:0", 64)
-
-    @pytest.fixture
-    def batch(self):
-        generator = torch.Generator().manual_seed(0)
-        return torch.randint(256, (3, 3, 64, 64), generator=generator, dtype=torch.uint8)
-
-    def lengths(self, encoder, batch):
-        return [encoder.rows] * len(batch)
-
-    def split(self, encoder, batch, local):
-        return local
-
-    def test_global_is_the_mean_of_the_cells(self, encoder, batch):
-        local, global_ = encoder.encode(batch)
-        expected = [np.mean([cell.astype(np.float64) for cell in image], axis=0) for image in local]
-        np.testing.assert_allclose(global_, expected, atol=1e-5)
-
-
-class TestResNet18(GridContract):
-    network = "resnet18"
-
-
-class TestMobileNetV2(GridContract):
-    network = "mobilenet_v2"
 
 
 @pytest.fixture(scope="module")
@@ -151,19 +116,6 @@ def test_a_whole_picture_becomes_the_square(tmp_path, resnet18, size, side):
     )
     cut = image_encoder("resnet18", tmp_path / "w.safetensors", side)
     assert cut.identity != encoder.identity and cut.identity["weights"] == encoder.identity["weights"]
-
-
-@pytest.mark.parametrize(
-    ("network", "weights", "sentence"),
-    [
-        ("butd-grid", "random:0", "'butd-grid' does not take whole; leave it out"),
-        ("butd", "random:0", "'butd' does not take whole; leave it out"),
-        ("own_encoder:Own", "w", "'own_encoder:Own' does not take whole; leave it out"),
-    ],
-)
-def test_whole_pictures_are_for_encoders_that_cut(network, weights, sentence):
-    with pytest.raises(EncoderError, match=re.escape(sentence)):
-        image_encoder(network, weights, whole=True)
 
 
 def test_an_image_that_cannot_be_used_is_named(tmp_path):
@@ -281,17 +233,6 @@ def check_order_of_one(network, image_size, folder):
 @pytest.mark.parametrize("network", ["resnet18", "mobilenet_v2", "efficientnet_b0"])
 def test_activations_of_random_weights_are_of_order_one(network, tmp_path):
     check_order_of_one(network, 64, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("network", ["resnet152", "regnet_y_400mf", "densenet201", "efficientnet_v2_s"])
-def test_activations_of_deep_networks_are_of_order_one(network, tmp_path):
-    check_order_of_one(network, 96, tmp_path)
-
-
-def test_a_layer_does_not_depend_on_the_image_size():
-    network = get_model("resnet18")
-    assert {last_map(network, size) for size in (32, 64, 224)} == {"layer4"}
 
 
 @pytest.mark.slow

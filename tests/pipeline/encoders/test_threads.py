@@ -7,6 +7,7 @@ import threading
 
 import torch
 from loaded import image_encoder
+from small_checkpoints import save_image_model
 
 from xret.pipeline.encoders.threads import encoding, loading
 
@@ -27,13 +28,15 @@ def test_loading_waits_for_those_that_encode():
     assert found == ["loaded"]
 
 
-def test_the_host_process_stays_as_it_was():
+def test_the_host_process_stays_as_it_was(tmp_path):
     def state():
         modes = torch.is_grad_enabled(), torch.get_default_dtype(), torch.backends.cudnn.benchmark
         drawn = torch.get_rng_state().tolist(), random.getstate()
         return torch.get_num_threads(), *modes, *drawn, sys.stdout, dict(os.environ)
 
+    folder = save_image_model(tmp_path / "vit", "vit-classifier")  # whose pooler is drawn
     before = state()
+    image_encoder(f"hf:{folder}")
     encoder = image_encoder("mobilenet_v3_small", "random:0", 64)
     with encoding("cpu"):
         assert torch.get_num_threads() == before[0]

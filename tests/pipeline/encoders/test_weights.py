@@ -5,7 +5,6 @@ import hashlib
 import os
 import pickle
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -65,17 +64,6 @@ def test_a_truncated_file_is_refused(tmp_path, name):
         read_weights(path)
 
 
-def test_names_that_are_no_texts_are_left_out(tmp_path):
-    torch.save({**STATE, (1, (2, 3)): torch.ones(1), 2**70: torch.ones(1)}, tmp_path / "x.pth")
-    assert set(read_weights(tmp_path / "x.pth")) == set(STATE)
-
-
-def test_arrays_that_are_no_numbers_are_no_weights(tmp_path):
-    content = {"a.weight": np.ones(3, np.float32), "names": np.array(["x", None], dtype=object)}
-    (tmp_path / "x.pkl").write_bytes(pickle.dumps(content))
-    assert not isinstance(read_weights(tmp_path / "x.pkl", trust=True)["names"], torch.Tensor)
-
-
 @pytest.mark.parametrize("content", [[1, 2], {"a": 1}, {}, {"state_dict": {"epoch": 1}}])
 def test_a_file_without_named_weights_is_refused(tmp_path, content):
     torch.save(content, tmp_path / "x.pth")
@@ -121,19 +109,6 @@ def test_digest_is_that_of_names_dtypes_shapes_and_bytes():
     expected.update(b"a.weight torch.float32 [2, 3]\n" + STATE["a.weight"].numpy().tobytes())
     assert digest(STATE) == expected.hexdigest()
     assert digest(dict(reversed(STATE.items()))) == digest(STATE)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {**STATE, "a.bias": torch.tensor([1.0, 1.0000001])},
-        {**STATE, "a.bias": torch.ones(2, dtype=torch.float64)},
-        {**STATE, "a.bias": torch.ones(2, 1)},
-        {"a.weight": STATE["a.weight"], "b.bias": STATE["a.bias"]},
-    ],
-)
-def test_any_change_changes_the_digest(changed):
-    assert digest(changed) != digest(STATE)
 
 
 def test_digest_takes_scalars_empty_tensors_and_views():

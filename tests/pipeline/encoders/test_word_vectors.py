@@ -3,7 +3,6 @@
 import gzip
 import subprocess
 import sys
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -97,11 +96,6 @@ def test_case_and_duplicates(write, order, row):
     assert read_word_vectors(write(lines), ["cat", "dog"]).vectors.tolist() == [[0, 0], [row, 1]]
 
 
-def test_the_vocabulary_is_not_lowered(write):
-    read = read_word_vectors(write("dog 1 2\nCat 3 4\n"), ["Dog", "Cat"])
-    assert read.missing == ("Dog",)
-
-
 def test_lines_that_cannot_be_decoded_are_counted(write):
     read = read_word_vectors(write(b"a 1 2\n\xff\xfe 3 4\nd\xe9j\xe0 5 6\ndog 7 8\n"), WORDS)
     assert read.undecodable == 2
@@ -164,26 +158,6 @@ def test_what_was_written_is_read(tmp_path_factory, table, header):
     read = read_word_vectors(path, list(table))
     np.testing.assert_array_equal(read.vectors, np.array(list(table.values()), dtype=np.float32))
     assert read.missing == ()
-
-
-def test_only_the_vocabulary_is_held(write):
-    rng = np.random.default_rng(0)
-    lines = "".join(f"word{number} {' '.join(map(str, rng.random(20)))}\n" for number in range(5000))
-    path = write(lines)
-    tracemalloc.start()
-    read_word_vectors(path, ["word7"])
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < path.stat().st_size / 5
-
-
-def test_a_width_that_no_line_has_takes_no_memory(write):
-    path = write("2 999999\na 1 2 3\ndog 1 2 3\n")
-    tracemalloc.start()
-    with pytest.raises(VectorsError):
-        read_word_vectors(path, [f"word {number}" for number in range(1000)])
-    assert tracemalloc.get_traced_memory()[1] < 10e6
-    tracemalloc.stop()
 
 
 def test_it_needs_no_torch():

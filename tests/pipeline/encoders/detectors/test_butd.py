@@ -1,13 +1,12 @@
 """Bottom-up attention end to end: pictures in, regions or cells out, from files in the published layouts."""
 
-import os
 import pickle
 
 import numpy as np
 import pytest
 import torch
 from butd_files import as_milvlg, caffe_resnet, draw, vse_infty
-from encoder_contract import FeatureContract, RegionContract, picture
+from encoder_contract import RegionContract, picture
 from loaded import image_encoder
 from PIL import Image
 
@@ -120,24 +119,6 @@ def test_pixels_are_interpolated_without_smoothing(tmp_path):
     np.testing.assert_allclose(pixels.numpy(), expected, atol=1e-3)
 
 
-def test_there_are_no_more_regions_than_proposals(random, tmp_path):
-    image = random.decode(picture(tmp_path / "p.png"))[0]
-    try:
-        regions = small(random, proposals=2).encode([image])[0]
-    finally:
-        small(random)
-    assert 1 <= len(regions.local) == len(regions.boxes) == len(regions.scores) == len(regions.classes) <= 2
-
-
-def test_random_weights_follow_from_the_seed_alone(random, tmp_path):
-    before = torch.random.get_rng_state()
-    again = small(image_encoder("butd", "random:00", regions=(3, 8)))
-    assert torch.equal(before, torch.random.get_rng_state())
-    assert again.identity == random.identity and again.identity["weights"] == "random:0"
-    image = random.decode(picture(tmp_path / "p.png"))[0]
-    assert again.encode([image])[0].local.tobytes() == random.encode([image])[0].local.tobytes()
-
-
 @pytest.mark.parametrize(
     ("weights", "regions", "message"),
     [
@@ -181,54 +162,6 @@ def test_both_published_files_give_the_same_features(published, tmp_path):
         assert getattr(first, name).tobytes() == getattr(second, name).tobytes()
 
 
-class Bomb:
-    def __reduce__(self):
-        return os.mkdir, ("exploded",)
-
-
-def test_a_pickle_is_not_run_without_trust(published, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "bomb.pkl").write_bytes(pickle.dumps({"model": {"a": Bomb()}}))
-    for path in (tmp_path / "bomb.pkl", published / "airsplay.pkl"):
-        with pytest.raises(EncoderError, match=r"pickled objects.*--trust"):
-            image_encoder("butd", str(path), regions=(36, 36))
-    assert not (tmp_path / "exploded").exists()
-
-
-@pytest.fixture(scope="module")
-def grid():
-    return image_encoder("butd-grid", "random:0", 96)
-
-
-class TestGrid(FeatureContract):
-    tolerance = 5e-3  # for one image the CPU library takes another way to convolve, a hundred times in a row
-
-    @pytest.fixture
-    def encoder(self, grid):
-        return grid
-
-    @pytest.fixture
-    def batch(self, encoder, tmp_path):
-        return torch.stack([encoder.decode(picture(tmp_path / f"{i}.png", seed=i))[0] for i in range(2)])
-
-    def lengths(self, encoder, batch):
-        return [encoder.rows] * len(batch)
-
-    def split(self, encoder, batch, local):
-        return local
-
-    def test_global_is_the_mean_of_the_cells(self, encoder, batch):
-        local, global_ = encoder.encode(batch)
-        np.testing.assert_allclose(local.mean(1), global_, atol=1e-4)
-        assert 0.05 < local.std() < 10 and local.max() < 100
-
-
-@pytest.mark.parametrize(("image_size", "rows"), [(64, 4), (96, 9), (256, 64), (512, 256)])
-def test_a_cell_is_32_pixels(image_size, rows):
-    with torch.device("meta"):
-        assert butd_network.GridNetwork()(torch.zeros(1, 3, image_size, image_size)).flatten(2).shape[2] == rows
-
-
 def test_the_grid_of_vse_inftys_file(tmp_path):
     halves = vse_infty(caffe_resnet())
     path = tmp_path / "original_updown_backbone.pth"
@@ -243,11 +176,6 @@ def test_the_grid_of_vse_inftys_file(tmp_path):
     assert (local.shape, encoder.rows) == ((1, 9, 2048), 9)
     for cell in range(9):
         np.testing.assert_allclose(local[0, cell], maps[0, :, cell // 3, cell % 3], rtol=1e-3, atol=1e-2)
-
-
-def test_a_grid_of_too_few_pixels_is_refused():
-    with pytest.raises(EncoderError, match="--image-size 63 is below 64"):
-        image_encoder("butd-grid", "random:0", 63)
 
 
 @pytest.mark.slow

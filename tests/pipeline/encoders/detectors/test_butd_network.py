@@ -9,7 +9,6 @@ from butd_files import caffe_resnet
 from torch import nn
 
 from xret.pipeline.encoders.detectors.butd_network import (
-    Bottleneck,
     DetectorNetwork,
     GridNetwork,
     Predictor,
@@ -98,15 +97,6 @@ def test_the_detectors_last_stage_is_dilated_in_place_of_its_stride(resnet):
             block.conv2.dilation = block.conv2.padding = (1, 1)
     assert expected.shape == (1, 2048, 5, 4)
     torch.testing.assert_close(last(maps), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_stride_skips_pixels_before_the_first_convolution():
-    block = Bottleneck(8, 4, 2, 1).eval()
-    maps = torch.randn(1, 8, 6, 6)
-    changed = maps.clone()
-    changed[:, :, 1::2] += 5  # torchvision's block would see these rows
-    changed[:, :, :, 1::2] -= 5
-    assert torch.equal(block(maps), block(changed))
 
 
 def pooled_by_hand(maps, box, size=14):

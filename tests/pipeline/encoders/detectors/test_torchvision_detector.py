@@ -1,14 +1,11 @@
 """torchvision's detector as regions: its own parts run one by one, and what bad input gets."""
 
-import urllib.error
-
 import numpy as np
 import pytest
 import torch
 from encoder_contract import RegionContract, picture
 from loaded import image_encoder
 from PIL import Image
-from torchvision.models.detection import FasterRCNN_ResNet50_FPN_V2_Weights
 from torchvision.transforms.functional import pil_to_tensor
 
 from xret.pipeline.errors import EncoderError
@@ -63,36 +60,6 @@ class TestRegions(RegionContract):
         np.testing.assert_allclose(picked[kept], regions.scores[kept], atol=1e-4)
 
 
-def test_random_weights_follow_from_the_seed_alone(encoder_of_module, tmp_path):
-    before = torch.random.get_rng_state()
-    again = small(load("random:00", (3, 8)))
-    assert torch.equal(before, torch.random.get_rng_state())
-    assert again.identity == encoder_of_module.identity
-    image = again.decode(picture(tmp_path / "p.png"))[0]
-    assert again.encode([image])[0].local.tobytes() == encoder_of_module.encode([image])[0].local.tobytes()
-
-
-def test_the_downloaded_weights_are_those_of_their_file(encoder_of_module, tmp_path, monkeypatch):
-    state = encoder_of_module._network.state_dict()
-    monkeypatch.setattr(FasterRCNN_ResNet50_FPN_V2_Weights, "get_state_dict", lambda self, **_: state)
-    torch.save(state, tmp_path / "w.pth")
-    identities = [load(w, (3, 8)).identity for w in ("imagenet", str(tmp_path / "w.pth"))]
-    (tmp_path / "w.pth").unlink()
-    assert identities[0] == identities[1]
-    assert len(identities[0]["weights"]) == 64
-
-
-def test_without_a_network_it_says_where_to_put_the_file(tmp_path, monkeypatch, capsys):
-    def offline(*_, **__):
-        raise urllib.error.URLError("no route to host")
-
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
-    with pytest.raises(EncoderError, match=r"no route.*--visual-weights FILE.*checkpoints/fasterrcnn_resnet50_fpn_v2"):
-        load("imagenet", (36, 36))
-    assert capsys.readouterr().out == ""  # torch's "Downloading" would spoil what --json prints
-
-
 @pytest.mark.parametrize(
     ("weights", "regions", "message"),
     [
@@ -106,12 +73,6 @@ def test_without_a_network_it_says_where_to_put_the_file(tmp_path, monkeypatch, 
 def test_unknown_words_are_refused(weights, regions, message):
     with pytest.raises(EncoderError, match=message):
         load(weights, regions)
-
-
-def test_weights_of_another_network_are_refused(tmp_path):
-    torch.save({"model": {"backbone.stem.conv1.weight": torch.ones(64, 3, 7, 7)}}, tmp_path / "w.pth")
-    with pytest.raises(EncoderError, match=r"w\.pth.*do not fit 'fasterrcnn_resnet50_fpn_v2': \d+ missing.*1 unknown"):
-        load(tmp_path / "w.pth", (36, 36))
 
 
 @pytest.mark.slow

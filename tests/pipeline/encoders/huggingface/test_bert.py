@@ -1,90 +1,15 @@
 """Token features against a plain transformers forward."""
 
-import json
 import shutil
-import sys
-from itertools import pairwise
 
 import minilm
 import numpy as np
 import pytest
 import torch
 import transformers
-from bert_family import SPECIAL, TEXTS, VOCABULARY, save_model
-from encoder_contract import FeatureContract
+from bert_family import SPECIAL, TEXTS, VOCABULARY, assert_states, hidden_states, save_model
 from loaded import text_encoder
 from safetensors.torch import load_file, save_file
-
-
-class TokenContract(FeatureContract):
-    def lengths(self, encoder, batch):
-        return [len(caption) for caption in batch]
-
-    def split(self, encoder, batch, local):
-        return np.split(local, np.cumsum(self.lengths(encoder, batch))[:-1])
-
-
-class TestTinyBert(TokenContract):
-    @pytest.fixture
-    def encoder(self, folder):
-        return text_encoder("bert", folder)
-
-    @pytest.fixture
-    def batch(self, encoder):
-        return encoder.tokenize(TEXTS)
-
-
-class TestMiniLM(TokenContract):
-    """The real all-MiniLM-L6-v2."""
-
-    @pytest.fixture
-    def weights(self):
-        return minilm.folder()
-
-    @pytest.fixture
-    def encoder(self, weights):
-        return text_encoder("bert", weights)
-
-    @pytest.fixture
-    def batch(self, encoder):
-        return encoder.tokenize(["a dog", "many planes are parked in an airport near several buildings .", ""])
-
-    def test_states_are_those_of_transformers(self, encoder, weights):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
-        model = transformers.AutoModel.from_pretrained(weights, dtype=torch.float32).eval()
-        texts = ["Two dogs play in the snow.", "A playground next to a river"]
-        local, global_ = encoder.encode(encoder.tokenize(texts))
-        inputs = tokenizer(texts, padding=True, return_tensors="pt")
-        with torch.inference_mode():
-            states = model(**inputs).last_hidden_state
-        kept = [state[mask] for state, mask in zip(states, inputs["attention_mask"].bool(), strict=True)]
-        np.testing.assert_allclose(local, torch.cat(kept).numpy(), atol=1e-5)
-        np.testing.assert_allclose(global_, torch.stack([rows.amax(0) for rows in kept]).numpy(), atol=1e-5)
-
-    def test_likeness_of_sentences(self, encoder):
-        texts = ["a plane is parked", "aircraft at an airport", "green trees in a forest", "a wood with many trees"]
-        local, _ = encoder.encode(encoder.tokenize(texts))
-        bounds = np.cumsum([0, *map(len, encoder.tokenize(texts))])
-        means = np.stack([local[a:b].mean(0) for a, b in pairwise(bounds)])
-        likeness = means @ means.T / np.outer(*[np.linalg.norm(means, axis=1)] * 2) - 2 * np.eye(4)
-        assert likeness.argmax(1).tolist() == [1, 0, 3, 2]
-
-    def test_ids_are_those_of_the_vocabulary(self, encoder):
-        assert encoder.tokenize(["A dog"]) == [[101, 1037, 3899, 102]]
-        assert encoder.max_length == 512
-
-
-def test_real_weights_are_only_loaded_if_they_are_those_that_were_published(tmp_path, monkeypatch):
-    package = tmp_path / minilm.PACKAGE
-    (package / "model").mkdir(parents=True)
-    (package / "__init__.py").write_text("raise AssertionError('it was run')")
-    (package / "model" / "model.safetensors").write_bytes(b"others")
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    with pytest.raises(pytest.fail.Exception, match="is not what sentence-transformers publishes"):
-        minilm.folder()
-    monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(pytest.skip.Exception, match="is not here"):
-        minilm.folder()
 
 
 def test_ids_have_the_special_tokens(folder):
@@ -160,15 +85,6 @@ def test_heads_of_another_task_are_left_out(tmp_path, folder):
     assert text_encoder("bert", tmp_path / "body").identity == encoder.identity
 
 
-def test_half_precision_weights_are_computed_in_float32(copy):
-    file = copy / "model.safetensors"
-    save_file({k: v.half() for k, v in load_file(file).items()}, file, metadata={"format": "pt"})
-    settings = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps({**settings, "dtype": "float16"}))
-    encoder = text_encoder("bert", copy)
-    assert encoder.encode(encoder.tokenize(["a dog"]))[0].dtype == np.float32
-
-
 def test_identity_follows_weights_and_tokenizer_but_not_the_place(copy, folder, tmp_path):
     first = text_encoder("bert", folder).identity
     assert text_encoder("bert", copy).identity == first
@@ -181,12 +97,6 @@ def test_identity_follows_weights_and_tokenizer_but_not_the_place(copy, folder, 
     assert weights != first["weights"]
 
 
-def test_identity_does_not_change_with_use(folder):
-    used = text_encoder("bert", folder)
-    used.tokenize(TEXTS)
-    assert used.identity == text_encoder("bert", folder).identity
-
-
 def test_nothing_is_printed_and_settings_come_back(folder, capfd):
     before = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     encoder = text_encoder("bert", folder)
@@ -195,3 +105,31 @@ def test_nothing_is_printed_and_settings_come_back(folder, capfd):
     captured = capfd.readouterr()
     assert captured.out + captured.err == ""
     assert (transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()) == before
+
+
+def test_states_of_the_real_minilm_are_those_of_transformers():
+    weights = minilm.folder()
+    encoder = text_encoder("bert", weights)
+    assert (encoder.tokenize(["A dog"]), encoder.max_length) == ([[101, 1037, 3899, 102]], 512)
+    ids = encoder.tokenize(["Two dogs play in the snow.", "A playground next to a river"])
+    assert_states(encoder.encode(ids), hidden_states(weights, ids), -1, slice(None))
+
+
+FAMILIES = {
+    "bert": (transformers.BertModel, transformers.BertConfig, {}),
+    "distilbert": (transformers.DistilBertModel, transformers.DistilBertConfig, {"dim": 16, "n_heads": 2}),
+    "albert": (transformers.AlbertModel, transformers.AlbertConfig, {"embedding_size": 8}),  # one layer, three times
+    "normalised after the last": (transformers.RobertaPreLayerNormModel, transformers.RobertaPreLayerNormConfig, {}),
+}
+
+
+@pytest.mark.parametrize("layer", [0, 2, 3, -1, -3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_states_of_any_layer_are_those_of_transformers(tmp_path, family, layer):
+    kind, config, changes = FAMILIES[family]
+    folder = save_model(tmp_path, kind, config, num_hidden_layers=3, **changes)
+    encoder = text_encoder("bert", folder, layer=layer)
+    ids = encoder.tokenize(TEXTS[:3])
+    assert_states(encoder.encode(ids), hidden_states(folder, ids), layer, slice(None), atol=2e-5)
+    last = layer in (3, -1)
+    assert encoder.identity["layer"] == ("last_hidden_state" if last else f"hidden_states.{layer % 4}")

@@ -5,12 +5,11 @@ import shutil
 import huggingface_hub.constants
 import numpy as np
 import pytest
-from loaded import image_encoder, text_encoder
+from loaded import text_encoder
 from small_bert import save_bert
-from small_checkpoints import save_image_model
 
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.errors import EncoderError, RunError
+from xret.pipeline.errors import EncoderError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options
 from xret.pipeline.reading.origin import Origin
@@ -60,14 +59,6 @@ def test_a_revision_is_the_one_that_is_loaded_and_its_commit_is_recorded(cache, 
         assert hub.name == "bert"
 
 
-def test_an_image_model(cache):
-    folders = [save_image_model(cache / str(seed), "vit", seed) for seed in (0, 1)]
-    fill_cache(cache / "hub", "someone/vit", dict(zip((OLD, NEW), folders, strict=True)), {"main": NEW, "v1": OLD})
-    old, new, first = (image_encoder(f"hf:{n}") for n in ("someone/vit@v1", "someone/vit", folders[0]))
-    assert old.identity == first.identity != new.identity
-    assert (old.versions["commit"], new.versions["commit"]) == (OLD, NEW)
-
-
 @pytest.mark.parametrize("text", [{"text": "hf:someone/bert"}, {"text_weights": "someone/bert@main"}])
 def test_a_set_keeps_the_commit_when_a_branch_moves(cache, tiny_dataset, text):
     extract(load_manifest(tiny_dataset()), str(cache / "s.zarr"), build_options(visual=None, device="cpu", **text))
@@ -76,11 +67,6 @@ def test_a_set_keeps_the_commit_when_a_branch_moves(cache, tiny_dataset, text):
     assert Origin.of(features).spec.source == f"someone/bert@{NEW}"
     (cache / "hub" / "models--someone--bert" / "refs" / "main").write_text(OLD)
     assert Origin.of(features).load_captions(None, "cpu").versions["commit"] == NEW
-
-
-def test_revisions_differ(cache):
-    old, new = text_encoder("hf:someone/bert@v1.0"), text_encoder("hf:someone/bert")
-    assert old.identity["weights"] != new.identity["weights"]
 
 
 @pytest.mark.parametrize("name", ["someone/bert@nowhere", "someone/bert@", "someone/bert@-x", "someone/bert@v1 0"])
@@ -94,18 +80,3 @@ def test_a_folder_may_have_an_at_in_its_name(cache):
     encoder = text_encoder(f"hf:{folder}")
     assert "commit" not in encoder.versions
     assert encoder.name == "bert-v1.0"
-
-
-def test_a_run_of_a_revision(tmp_path, monkeypatch):
-    from xret.heads.retrieval.hub import local_folder
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    for commit in (OLD, NEW):
-        (tmp_path / commit).mkdir()
-        (tmp_path / commit / "run.json").write_text(commit)
-    fill_cache(tmp_path / "hub", "someone/run", {OLD: tmp_path / OLD, NEW: tmp_path / NEW}, {"main": NEW, "v1": OLD})
-    for name, commit in (("someone/run", NEW), ("someone/run@v1", OLD), (f"someone/run@{OLD}", OLD)):
-        assert (local_folder(name) / "run.json").read_text() == commit
-    with pytest.raises(RunError, match="there is no run someone/run@v2 here"):
-        local_folder("someone/run@v2")

@@ -1,17 +1,11 @@
 """Frames of videos: which are taken, their features against the plain grid encoder, and what bad folders get."""
 
-import csv
-import json
-
 import numpy as np
 import pytest
 import torch
-from encoder_contract import EncoderContract
 from loaded import image_encoder
 from PIL import Image
 
-from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.data.samples import read_samples
 from xret.pipeline.encoders.wrappers.frames import FramesEncoder
 from xret.pipeline.errors import SampleError
 
@@ -37,12 +31,6 @@ def video(tmp_path):
 
 def shades(pixels):
     return pixels[:, 0, 0, 0].tolist()
-
-
-class TestContract(EncoderContract):
-    @pytest.fixture
-    def encoder(self, grid):
-        return image_encoder("resnet18", "random:0", 64, frames=4)
 
 
 # ---- which frames ----
@@ -74,14 +62,6 @@ def test_frames_are_in_natural_order(grid, video, pattern):
     assert shades(pixels) == [8, 9, 10, 11, 12]
 
 
-def test_numbers_in_several_places_and_equal_values(grid, video):
-    folder = video([])
-    names = ["1.png", "a1.png", "a1b2.png", "a1b10.png", "a01c.png", "a2.png", "a10b1.png", "a.png"]
-    for shade, name in enumerate(names):
-        Image.new("RGB", (64, 64), (shade, 0, 0)).save(folder / name)
-    assert shades(FramesEncoder(grid, 20).decode(folder)[0]) == list(range(len(names)))
-
-
 def test_the_size_is_the_first_ones_and_frames_may_differ(grid, video):
     video([5], pattern="1_{}.png", size=(64, 90))
     pixels, size = FramesEncoder(grid, 3).decode(video([6, 7], pattern="2_{}.png", size=(80, 70)))
@@ -99,13 +79,6 @@ def test_frames_may_be_seen_whole(video):
     assert np.array_equal(whole.decode(folder)[0][0].permute(1, 2, 0).numpy(), square)
     middle = image_encoder("resnet18", "random:0", 64, frames=4)
     assert middle.decode(folder)[0].max() == 0 and middle.identity != whole.identity
-
-
-def test_other_files_are_passed_over(grid, video):
-    folder = video([1, 2])
-    for name in (".hidden.png", "Thumbs.db", "video.mp4", "notes.txt"):
-        (folder / name).write_bytes(b"?")
-    assert shades(FramesEncoder(grid, 8).decode(folder)[0]) == [1, 2]
 
 
 # ---- features ----
@@ -127,23 +100,6 @@ def test_rows_are_the_global_features_of_the_frames(grid):
         np.testing.assert_allclose(found.local, alone, atol=2e-4, rtol=2e-4)
     again = encoder.encode(batch)
     assert all(a.local.tobytes() == b.local.tobytes() for a, b in zip(regions, again, strict=True))
-
-
-def test_few_frames_go_through_the_network_at_once(grid, monkeypatch):
-    sizes, encode = [], grid.encode
-    monkeypatch.setattr(grid, "encode", lambda pixels: sizes.append(len(pixels)) or encode(pixels))
-    regions = FramesEncoder(grid, 50).encode(videos(50, 50, 30))
-    assert sizes == [64, 64, 2]
-    assert [len(video.local) for video in regions] == [50, 50, 30]
-
-
-def test_identity_follows_the_network_and_the_number_of_frames(grid):
-    four = FramesEncoder(grid, 4)
-    assert four.name == four.identity["encoder"] == "resnet18-frames"
-    assert four.versions == grid.versions
-    assert {**four.identity, "encoder": "resnet18"}.items() >= grid.identity.items()
-    assert FramesEncoder(grid, 4).identity == four.identity != FramesEncoder(grid, 5).identity
-    assert grid.identity["encoder"] == "resnet18"
 
 
 # ---- bad folders ----
@@ -180,54 +136,3 @@ def test_a_damaged_frame_that_is_not_taken_does_no_harm(grid, video):
 
 
 # ---- videos in manifest and cache ----
-
-
-@pytest.fixture(params=["csv", "jsonl", "json"])
-def video_manifest(request, tmp_path):
-    """Write a manifest of six videos, folders in two folders, with as many captions each as asked for."""
-
-    def make(captions):
-        names = [f"part{number % 2}/video{number}" for number in range(6)]
-        splits = ["train", "train", "train", "val", "test", "test"]
-        texts = [[f"{name} does thing {number}" for number in range(captions)] for name in names]
-        file = tmp_path / f"captions.{request.param}"
-        rows = [
-            {"file_name": name, "caption": text, "split": split}
-            for name, split, own in zip(names, splits, texts, strict=True)
-            for text in own
-        ]
-        if request.param == "csv":
-            with file.open("w", newline="") as stream:
-                writer = csv.DictWriter(stream, ["file_name", "caption", "split"])
-                writer.writeheader()
-                writer.writerows(rows)
-        elif request.param == "jsonl":
-            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        else:
-            images = [
-                {
-                    "filename": f"video{number}",
-                    "filepath": f"part{number % 2}",
-                    "split": split,
-                    "imgid": number,
-                    "sentences": [{"raw": text, "sentid": captions * number + k} for k, text in enumerate(own)],
-                }
-                for number, (split, own) in enumerate(zip(splits, texts, strict=True))
-            ]
-            file.write_text(json.dumps({"dataset": "videos", "images": images}))
-        (tmp_path / "videos").mkdir(exist_ok=True)
-        manifest = tmp_path / "videos.yaml"
-        counts = "counts: {train: 3, val: 1, test: 2}"
-        manifest.write_text(f"name: videos\nimages: videos\ncaptions: {file.name}\n{counts}\n")
-        return manifest, names, texts
-
-    return make
-
-
-@pytest.mark.parametrize("captions", [20, 10])  # as many as MSR-VTT and VATEX have
-def test_videos_with_many_captions_fit_manifest_and_cache(video_manifest, captions, grid, tmp_path):
-    path, names, texts = video_manifest(captions)
-    samples = read_samples(load_manifest(path))
-    assert [image.file_name for image in samples.images] == names
-    assert [[caption.text for caption in image.captions] for image in samples.images] == texts
-    assert samples.splits == {"train": (0, 3), "val": (3, 4), "test": (4, 6)}

@@ -5,14 +5,14 @@ import random
 import numpy as np
 import pytest
 import torch
-from encoder_contract import EncoderContract, picture
+from encoder_contract import picture
 from loaded import image_encoder
 from PIL import Image
 from torchvision.transforms import RandomResizedCrop
 
 from xret.pipeline.encoders import AUGMENTATIONS
 from xret.pipeline.encoders.wrappers import views
-from xret.pipeline.errors import EncoderError, SampleError
+from xret.pipeline.errors import EncoderError
 
 
 def load(count, augment, name="resnet18", size=64, **words):
@@ -22,12 +22,6 @@ def load(count, augment, name="resnet18", size=64, **words):
 @pytest.fixture(scope="module")
 def plain():
     return image_encoder("resnet18", "random:0", 64)
-
-
-class TestViewsEncoder(EncoderContract):
-    @pytest.fixture
-    def encoder(self):
-        return load(3, "crop-flip")
 
 
 def test_the_eight_turns_and_mirrorings_of_a_square(tmp_path):
@@ -95,12 +89,6 @@ def test_windows_are_those_of_torchvision(size):
         assert share.max() <= 1
 
 
-def test_views_of_the_network_that_stretches_pictures(tmp_path):
-    encoder = load(2, "crop-flip", "butd-grid", 64)
-    pixels, _ = encoder.decode_views(picture(tmp_path / "p.png"), "7")
-    assert encoder.encode(pixels[None])[0].shape == (1, 2, encoder.rows, 2048)
-
-
 @pytest.mark.parametrize(
     ("count", "augment", "words", "sentence"),
     [
@@ -119,11 +107,3 @@ def test_what_has_no_views_is_refused(count, augment, words, sentence):
 def test_what_turns_are_the_pixels_and_not_the_pooled_cells(tmp_path):
     pixels, _ = load(2, "dihedral", pool=(2, 1)).decode_views(picture(tmp_path / "p.png"), "7")
     assert torch.equal(pixels[1], pixels[0].rot90(1, (1, 2)))
-
-
-def test_a_picture_that_cannot_be_used_is_named(tmp_path):
-    Image.new("RGB", (1, 101)).save(tmp_path / "thin.png")
-    for path in (tmp_path / "thin.png", tmp_path / "absent.png"):
-        with pytest.raises(SampleError) as caught:
-            load(2, "crop-flip").decode_views(path, "7")
-        assert caught.value.sample == str(path)

@@ -163,8 +163,9 @@ def _origins(retriever: Retriever) -> dict[BranchName, tuple[Origin, ...]]:
 
 
 def _naming(origin: Origin, weights: str | None) -> Origin:
-    named = weights is not None and not Path(weights).exists()  # a path means nothing elsewhere
-    return replace(origin, spec=origin.spec.with_source(weights)) if named and origin.spec else origin
+    if weights is None or origin.spec is None or Path(weights).exists():  # a path means nothing elsewhere
+        return origin
+    return replace(origin, spec=origin.spec.with_source(weights))
 
 
 def _is_local(origin: Origin) -> bool:

@@ -32,7 +32,8 @@ from ....pipeline.reading.batches import Batches
 from ....pipeline.reading.end_to_end import end_to_end_batches
 from ....pipeline.reading.reattachment import find_pictures, put_back_captions, put_back_images
 from ....pipeline.reading.split import Split
-from ....pipeline.store import CaptionSet, FeatureCache, ImageSet, fingerprint
+from ....pipeline.store import CaptionSet, FeatureCache, ImageSet
+from ....pipeline.store.create import fingerprint
 from ...model import Model, build_losses
 from ...recipes.blocks import Recipe
 from ...recipes.recipe import changed

@@ -11,6 +11,7 @@ from tqdm import tqdm
 from ...pipeline.errors import RunError
 from ...pipeline.files import making_file, require_writable
 from ...pipeline.reading.joined_sets import are_upright
+from ...pipeline.wording import printable
 from ..evaluation.embedded import embed_run
 from ..evaluation.evaluation import Evaluation, evaluate_scores, evaluate_untrained
 from ..evaluation.number_table import shown
@@ -67,7 +68,7 @@ def write_report(
         raise RunError(f"the runs are of several data sets, {' and '.join(sorted(datasets))}; make a page for each")
     pictures = Pictures(embedded[0].ranker.cache, None if data_root is None else Path(data_root))
     if pictures.why_not:
-        log.warning("the page will have no pictures: %s", pictures.why_not)
+        log.warning("the page will have no pictures: %s", printable(pictures.why_not))
     shown_runs = [
         PageRun(name, one, pictures.seen(are_upright(one.batches.image_set)))
         for name, one in zip(names(paths), embedded, strict=True)

@@ -236,18 +236,3 @@ def test_an_epoch_in_which_nothing_learns_is_one_of_float16_too(store, tmp_path,
     train(store, recipe, tmp_path / "run", device="cpu")
     waited, learnt = (line["rsum"] for line in Run(tmp_path / "run").metrics())
     assert waited != learnt
-
-
-def test_memory_that_is_freed_stays_while_a_head_learns_on_a_cpu(store, tmp_path, monkeypatch):
-    keeping = []
-
-    @contextmanager
-    def seen():
-        keeping.append("begins")
-        yield
-        keeping.append("ends")
-
-    monkeypatch.setattr("xret.heads.training.loop.keeping_memory", seen)
-    epochs = {"after_epoch": lambda *_: keeping.append("epoch")}
-    train(store, recipe_of("vsepp", 2), tmp_path / "run", device="cpu", **epochs)
-    assert keeping == ["begins", "epoch", "epoch", "ends"]

@@ -1,12 +1,10 @@
 """``xret search``: what a run finds for a sentence or a picture."""
 
 import json
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from ..pipeline.wording import counted, printable
 from .parsing import Sectioned, require_there
@@ -17,10 +15,13 @@ if TYPE_CHECKING:
 
 def run_options(command: Any) -> Any:
     """Add the options of commands that put a run to work."""
+    path = click.Path(path_type=Path)
     for option in reversed(
         (
+            click.option("--images", type=path, metavar="FOLDER", help="Search the pictures in this folder and below."),
             click.option("--store", help="Where the feature cache is now, if not where RUN was trained."),
             click.option("--split", default="test", show_default=True, help="Whose images and captions."),
+            click.option("--index", type=path, metavar="DIR", help="Search by an index that `xret index` made of RUN."),
             click.option(
                 "--visual-weights",
                 metavar="HUB_ID|DIR|FILE",
@@ -34,9 +35,8 @@ def run_options(command: Any) -> Any:
             click.option(
                 "--trust",
                 is_flag=True,
-                help="Let weights run code while they are read, and run an encoder of one's own.",
+                help="Let weights run code while they are read, and run your own encoder.",
             ),
-            click.option("--index", type=Path, metavar="DIR", help="Search by an index that `xret index` made of RUN."),
             click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
         )
     ):
@@ -49,7 +49,7 @@ def run_options(command: Any) -> Any:
     sections={
         "The query": "image visual_weights text_weights trust",
         "Results": "k as_json",
-        "Where it is searched": "images store split index scheduler image_cache device",
+        "Where it is searched": "images store split index device",
     },
 )
 @click.argument("run")
@@ -60,23 +60,8 @@ def run_options(command: Any) -> Any:
     metavar="FILE",
     help="Search captions for this picture, or of --images those like it.",
 )
-@click.option(
-    "--images",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Search the pictures in this folder and below it.",
-)
-@click.option(
-    "--image-cache",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Where embeddings of --images are kept, if not in the folder of RUN.",
-)
 @click.option("-k", "k", default=10, show_default=True, type=click.IntRange(min=1), help="How many results.")
 @run_options
-@click.option(
-    "--scheduler", metavar="ADDRESS", help="Let the workers of this Dask cluster search the shards of --index."
-)
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json: bool, **options: Any) -> None:
     """Find images for a sentence, or captions for a picture.
@@ -85,8 +70,8 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
     features. The weights are found where they were, and named again where they have moved; a fine-tuned run has its
     own.
 
-    With --images a folder of any pictures is searched, without a manifest. Each is embedded once; those that are new
-    or have changed are embedded when they are first seen.
+    With --images a folder of any pictures is searched, without a manifest. Each is embedded once, and again when its
+    file has changed.
 
     \b
     xret search run "a red square beside a blue circle"
@@ -99,45 +84,22 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
 
     if len(words) > 1:
         raise click.UsageError(f'A QUERY of several words needs quotes: "{" ".join(words)}".')
-    query = words[0] if words else None
-    wanted = image if query is None else query
-    if wanted is None or (query is not None and image is not None):
+    if (image is None) == (not words):
         raise click.UsageError("Search for a QUERY or for an --image FILE, one of the two.")
-    _refuse_without_effect(query, image, options)
-    with closing(Retriever(run, **options)) as retriever:
-        encoded = retriever.encode_query(wanted)
-        if encoded.unknown:
-            click.echo(printable(unknown_sentence(encoded.unknown)), err=True)
-        hits = retriever.search(encoded, k)
-        if as_json:
-            click.echo(json.dumps([hit.to_dict() for hit in hits]))
-            return
-        searched = counted(retriever.searched(encoded.answers), encoded.answers.removesuffix("s"))
-        where = str(options["images"] or f"the index {options['index']}")
-        if options["images"] is None and options["index"] is None:
-            where = f"{retriever.cache.url}, split {retriever.split}"
-        click.echo(printable(f"{run} on {where}: {searched}"))
+    retriever = Retriever(run, **options)
+    encoded = retriever.encode_query(image or words[0])
+    if encoded.unknown:
+        click.echo(printable(unknown_sentence(encoded.unknown)), err=True)
+    hits = retriever.search(encoded, k)
+    if as_json:
+        click.echo(json.dumps([hit.to_dict() for hit in hits]))
+        return
+    count = counted(len(retriever.searched.names(encoded.answers)[0]), encoded.answers.removesuffix("s"))
+    where = options["images"] or f"{retriever.cache.url}, split {retriever.split}"
+    click.echo(printable(f"{run} on {where}: {count}"))
     click.echo(format_hits(hits))
     if encoded.uncertainty is not None:
         click.echo(f"the query's uncertainty (log-determinant) {encoded.uncertainty:.2f}")
-
-
-def _refuse_without_effect(query: str | None, image: Path | None, options: dict[str, Any]) -> None:
-    """Refuse options that would be passed over in silence."""
-    if options["scheduler"] is not None and options["index"] is None:
-        raise click.UsageError("--scheduler is for the shards of an --index, which is not given.")
-    for option, purpose, needed in (
-        ("visual_weights", "an --image", image or options["images"]),
-        ("text_weights", "a QUERY", query),
-        ("image_cache", "--images", options["images"]),
-    ):
-        if options[option] and needed is None:
-            raise click.UsageError(f"--{option.replace('_', '-')} is for {purpose}, which is not given; leave it out.")
-    if options["images"] is None:
-        return
-    given = click.get_current_context().get_parameter_source("split") == ParameterSource.COMMANDLINE
-    for name in [name for name, is_given in (("split", given), ("index", options["index"])) if is_given]:
-        raise click.UsageError(f"--{name} is of a store, and --images are of none; leave one of them out.")
 
 
 def format_hits(hits: "list[Hit]") -> str:
@@ -149,8 +111,6 @@ def format_hits(hits: "list[Hit]") -> str:
     lines = [f"{'rank':>4}{'score':>11}{'' if certain else '  uncertainty'}  {'id':{width}}  {last}"]
     for key, hit in zip(ids, hits, strict=True):
         spread = "" if hit.uncertainty is None else f"{hit.uncertainty:13.2f}"
-        what = hit.caption if hit.file_name is None else hit.file_name
-        lines.append(
-            f"{hit.rank:4}{hit.score:11.4f}{spread}  {key:{width}}  {printable(' '.join((what or '').split()))}"
-        )
+        what = printable(" ".join((hit.caption or hit.file_name or "").split()))
+        lines.append(f"{hit.rank:4}{hit.score:11.4f}{spread}  {key:{width}}  {what}")
     return "\n".join(lines)

@@ -1,7 +1,10 @@
-"""``xret serve``: a web page and a JSON endpoint over a run."""
+"""``xret serve``: a web page and its API over a run."""
 
-import ipaddress
-from contextlib import closing
+import os
+import signal
+import tempfile
+import threading
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -21,42 +24,32 @@ from .search import run_options
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address or name to listen at.")
 @click.option(
-    "--port",
-    default=8000,
-    show_default=True,
-    type=click.IntRange(0, 65535),
-    help="The port to listen at; 0 takes any that is free, and prints it.",
+    "--port", type=click.IntRange(1, 65535), help="The port to listen at.  [default: the first free from 7860]"
 )
-def serve(run: str, host: str, port: int, **options: Any) -> None:
+def serve(run: str, host: str, port: int | None, **options: Any) -> None:
     """Search with a run in a browser.
 
-    A page to type a sentence or drop a picture, and a JSON endpoint. Only this machine can reach it, unless --host says
-    otherwise. Pictures that are sent stay in memory. Ctrl-C or SIGTERM ends it when the answers under way are given.
+    A page to type a sentence or drop a picture, and an API that its footer describes. Only this machine can reach it,
+    unless --host says otherwise; there is no password. Pictures that are sent are removed when it ends. Ctrl-C ends it.
 
     \b
     xret serve run --data-root DIR
-    curl 'http://127.0.0.1:8000/api/search?q=a+red+square&k=5'
-    curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg \\
-        'http://127.0.0.1:8000/api/search?k=5'
+    xret serve run --images holiday
     """
     from ..heads.retrieval.retriever import Retriever
 
-    try:
-        from ..heads.retrieval.serving.server import serve as serve_forever
-    except ModuleNotFoundError as error:
-        raise XretError(
-            f"the server needs Starlette and uvicorn ({error.name} is not installed): pip install 'xret[serve]'"
-        ) from error
-    with closing(Retriever(run, **options)) as retriever:
-        if not is_loopback(host):
-            click.echo(f"anyone who reaches {host} can search and see the pictures: there is no password", err=True)
-        click.echo("loading gallery and encoders …", err=True)
-        serve_forever(retriever, host=host, port=port, say=lambda address: click.echo(f"{run} is served at {address}"))
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches a server that listens at `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="xret-serve-") as scratch, suppress(KeyboardInterrupt):
+        os.environ |= {"GRADIO_TEMP_DIR": scratch, "GRADIO_ANALYTICS_ENABLED": "False"}
+        try:
+            from ..heads.retrieval.serve import serve as start
+        except ModuleNotFoundError as error:
+            raise XretError(
+                f"the server needs {error.name}, which is not installed: pip install 'xret[serve]'"
+            ) from error
+        page = start(Retriever(run, **options), host, port)
+        click.echo(f"{run} is served at {page.local_url}")
+        try:
+            threading.Event().wait()
+        finally:
+            page.close(verbose=False)

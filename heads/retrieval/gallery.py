@@ -14,8 +14,6 @@ from torch.nn import functional
 from ...pipeline.data.images import PictureFile
 from ...pipeline.data.sources import PictureReader
 from ...pipeline.device import within_memory
-from ...pipeline.errors import RunError
-from ...pipeline.reading.joined_sets import are_upright
 from ...pipeline.reading.reattachment import find_pictures
 from ...pipeline.store import FeatureCache
 from ..evaluation.scoring import BATCH, embed_all
@@ -29,9 +27,6 @@ from .hits import Hit, Modality, best, hits_of
 class Searched(ABC):
     """Samples that a run searches."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
     @abstractmethod
     def of(self, modality: Modality) -> Embedding:
         """Return the embeddings of a modality."""
@@ -40,17 +35,19 @@ class Searched(ABC):
     def names(self, modality: Modality) -> tuple[list[str], list[str]]:
         """Return the ids of a modality, and its file names or texts."""
 
-    def best(self, modality: Modality, scores: Tensor, k: int) -> list[Hit]:
-        """Return the k samples of a modality with the largest `scores` [N], best first, equal ones by row.
+    @abstractmethod
+    def picture(self, row: int) -> PictureFile | Path:
+        """Return the content of the image in a row; of a folder of frames, or a missing file, the path."""
 
-        Raises:
-            RunError: a score is not finite.
-        """
-        if not scores.isfinite().all():
-            raise RunError(f"{self._run.path} gives similarities that are not finite: it is damaged, train it again")
-        rows, highest = best(np.arange(len(scores)), scores.cpu().numpy(), k)
+    def hits(self, modality: Modality, rows: np.ndarray, scores: np.ndarray, items: Embedding) -> list[Hit]:
+        """Return samples of a modality, best first, as hits; `items` are their embeddings."""
         ids, labels = ([texts[row] for row in rows] for texts in self.names(modality))
-        return hits_of(modality, ids, labels, highest, each(itemgetter(torch.from_numpy(rows)), self.of(modality)))
+        return hits_of(modality, ids, labels, scores, items)
+
+    def best(self, modality: Modality, scores: Tensor, k: int) -> list[Hit]:
+        """Return the k samples of a modality with the largest `scores` [N], best first; see `hits.best`."""
+        rows, highest = best(np.arange(len(scores)), scores.cpu().numpy(), k)
+        return self.hits(modality, rows, highest, each(itemgetter(torch.from_numpy(rows)), self.of(modality)))
 
     def best_of_elements(self, modality: Modality, elements: Tensor, k: int) -> list[list[Hit]]:
         """Return for each of K elements [K, D] the samples, which are sets, that have the element nearest to it.
@@ -73,13 +70,11 @@ class Gallery(Searched):
         cache: the store.
         split: whose samples.
         device: where the embeddings are.
-        data_root: finds the image files, see `reattachment.image_folder`; they are needed for `picture` only.
+        data_root: finds the image files, see `reattachment.find_pictures`; needed for `picture` only.
 
     Attributes:
-        url: of the store.
         dataset: the name of the data set.
         split: as given.
-        upright: whether the images were turned as their EXIF orientations say.
         image_ids: as the store has them, I.
         file_names: of the images below their folder, I.
         caption_ids: the captions' numbers, as text, C; their rows in the store where numbers stand twice.
@@ -94,18 +89,15 @@ class Gallery(Searched):
     def __init__(
         self, run: Run, model: Model, cache: FeatureCache, split: str, device: torch.device, data_root: Path | None
     ) -> None:
-        super().__init__(run)
         self._model, self._cache, self._device, self._data_root = model, cache, device, data_root
         self._batches = batches = split_of_run(run, cache, split, model, device)
-        self.url, self.dataset, self.split = cache.url, cache.dataset, split
-        self.upright = are_upright(batches.image_set)
-        self.image_ids, self.file_names = batches.ids(), batches.file_names()
+        self.dataset, self.split = cache.dataset, split
+        self.image_ids, self.file_names, self.texts = batches.ids(), batches.file_names(), batches.texts()
         begin, end = int(batches.caption_rows[0]), int(batches.caption_rows[-1]) + 1
         numbers = cache.sentids(begin, end)[batches.caption_rows - begin]
-        if len(np.unique(numbers)) < len(numbers):  # a source that numbers the captions of each image by themselves
+        if len(np.unique(numbers)) < len(numbers):  # a source that numbers the captions of each image separately
             numbers = batches.caption_rows
         self.caption_ids = [str(number) for number in numbers]
-        self.texts = batches.texts()
         self.caption_image: np.ndarray = batches.caption_image
 
     @cached_property
@@ -123,7 +115,7 @@ class Gallery(Searched):
         return self.images if modality == "images" else self.captions
 
     def embedded(self, modality: Modality) -> Iterator[Embedding]:
-        """Yield the embeddings of a modality batch by batch, to be used where they do not fit in memory together."""
+        """Yield the embeddings of a modality batch by batch, for galleries that do not fit in memory."""
         if modality == "images":
             embed, parts = self._model.embed_images, self._batches.image_features(BATCH)
         else:
@@ -142,5 +134,5 @@ class Gallery(Searched):
         return find_pictures(self._cache, self._data_root)
 
     def picture(self, row: int) -> PictureFile | Path:
-        """Return what stands in the file of the image in a row; of a folder of frames, or a missing file, the path."""
+        """Return the content of the image in a row; errors as of `pictures`."""
         return self.pictures.open(self.file_names[row])

@@ -1,4 +1,4 @@
-"""The answers of a search: which are the best, and what is told of each."""
+"""The answers of a search: which are best, and what is known of each."""
 
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
+from ...pipeline.errors import RunError
 from ..modules.embedding import Embedding, Gaussian
 
 Modality = Literal["images", "captions"]
@@ -41,22 +42,20 @@ def hits_of(
     modality: Modality, ids: Several[str], labels: Several[str], scores: np.ndarray, items: Embedding
 ) -> list[Hit]:
     """Return N samples, best first, as hits; `labels` are file names or captions, `items` the embeddings."""
-    images, spread = modality == "images", uncertainty(items)
-    return [
-        Hit(
-            rank + 1,
-            ids[rank],
-            float(score),
-            file_name=labels[rank] if images else None,
-            caption=None if images else labels[rank],
-            uncertainty=None if spread is None else float(spread[rank]),
-        )
-        for rank, score in enumerate(scores)
-    ]
+    field, spread = "file_name" if modality == "images" else "caption", uncertainty(items)
+    spreads = [None] * len(ids) if spread is None else spread.tolist()
+    rows = enumerate(zip(ids, scores.tolist(), labels, spreads, strict=True), 1)
+    return [Hit(rank, id_, score, uncertainty=one, **{field: label}) for rank, (id_, score, label, one) in rows]
 
 
 def best(rows: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the k highest of `scores` [N] and their `rows` [N], best first, equal ones by row; all where N < k."""
+    """Return the k highest of `scores` [N] and their `rows` [N], best first, ties by row; all where N < k.
+
+    Raises:
+        RunError: a score is not finite.
+    """
+    if not np.isfinite(scores).all():
+        raise RunError("the model gives similarities that are not finite: its weights are damaged, train it again")
     if len(scores) > k:
         kept = scores >= np.partition(scores, -k)[-k]
         rows, scores = rows[kept], scores[kept]

@@ -7,7 +7,9 @@ from functools import cached_property
 from numbers import Integral
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -20,16 +22,16 @@ from ...pipeline.store import FeatureCache
 from ..evaluation.scoring import embed_all
 from ..model import Model, facts_of_each
 from ..modules.embedding import Embedding, each
+from ..modules.similarity import in_blocks
 from ..runs.encoders import ImageEncoders, TextEncoders, find_image_encoders, find_text_encoders, reads_states
 from ..runs.features import open_store
 from ..runs.files import sha256_of
 from ..runs.info import BranchName
 from ..runs.run import Run
+from .folder import PictureFolder
 from .gallery import Gallery, Searched
 from .hits import Hit, Modality, uncertainty
-from .index.exact import RunCompare
-from .index.sharded import ShardedSearch, shards_of
-from .picture_folder import PictureFolder
+from .index import Compare, Index, read_record
 from .queries import (
     UnknownWordsWarning,
     require_known_word,
@@ -55,11 +57,6 @@ class Query:
     unknown: Sequence[str] = ()
 
     @property
-    def elements(self) -> int:
-        """How many elements its set has; 0 where it is not a set."""
-        return self.embedding.shape[1] if isinstance(self.embedding, Tensor) and self.embedding.ndim == 3 else 0
-
-    @property
     def uncertainty(self) -> float | None:
         """That of its Gaussian, as of a `Hit`."""
         spread = uncertainty(self.embedding)
@@ -78,17 +75,13 @@ class Retriever:
         visual_weights: of the image encoder, where they came from a file; of several feature sets one for each,
             separated by commas.
         text_weights: of the text encoder: a folder or hub id, if they have moved; a run on words has none.
-        images: a folder of pictures, which are searched in the place of the split, see `PictureFolder`.
-        image_cache: where their embeddings are kept; None: in the folder of the run.
-        index: a folder that `xret index` made of the same run, store and split, or of the run and several stores;
-            candidates then come from it.
-        scheduler: the address of a Dask scheduler whose workers search the shards of `index`; None: here.
+        images: a folder of pictures to search instead of the split, see `PictureFolder`.
+        index: a folder that `xret index` made of the same run, store and split; candidates then come from it.
         trust: let a file of weights run code while it is read.
 
     Attributes:
         run: the opened run.
-        split: as given.
-        device: where all happens.
+        split, device: as given.
         weights: that were named, by ``image`` and ``text``.
 
     Raises:
@@ -109,9 +102,7 @@ class Retriever:
         visual_weights: str | None = None,
         text_weights: str | None = None,
         images: str | Path | None = None,
-        image_cache: str | Path | None = None,
         index: str | Path | None = None,
-        scheduler: str | None = None,
         trust: bool = False,
     ) -> None:
         self.run, self.split, self.device = Run(run), split, pick_device(device)
@@ -120,15 +111,12 @@ class Retriever:
                 f"{run} reads texts by its own vocabulary and takes no text weights; leave out '{text_weights}' (option"
                 " --text-weights, in Python text_weights)"
             )
-        self._store, self._data_root = store, None if data_root is None else Path(data_root)
-        self.weights: dict[BranchName, str | None] = {"image": visual_weights, "text": text_weights}
-        self._index = None if index is None else Path(index)
-        self._images = None if images is None else Path(images)
-        self._image_cache = None if image_cache is None else Path(image_cache)
-        if self._index is not None and self._images is not None:
+        if index is not None and images is not None:
             raise QueryError("an index is of a split of a store, and a folder of pictures has none; leave one out")
-        self._scheduler, self._trust = scheduler, trust
-        self._opened: dict[Modality, ShardedSearch] = {}
+        self.weights: dict[BranchName, str | None] = {"image": visual_weights, "text": text_weights}
+        self._store, self._data_root = store, None if data_root is None else Path(data_root)
+        self._images, self._index = None if images is None else Path(images), None if index is None else Path(index)
+        self._trust, self._opened = trust, dict[Modality, Index]()
 
     @cached_property
     def model(self) -> Model:
@@ -137,25 +125,37 @@ class Retriever:
             return self.run.model(self.device)
 
     @cached_property
-    def gallery(self) -> Gallery:
-        """The images and captions that are searched; errors as for `Gallery`."""
-        return Gallery(self.run, self.model, self.cache, self.split, self.device, self._data_root)
-
-    @cached_property
-    def pictures(self) -> PictureFolder:
-        """The folder of pictures that is searched, where one was given; errors as for `PictureFolder`."""
-        assert self._images is not None
-        where = self._images, self._image_cache, self.device
-        return PictureFolder(self.run, self.model, lambda: self.image_encoders, *where)
-
-    @property
-    def _searched(self) -> Searched:
-        return self.gallery if self._images is None else self.pictures
-
-    @cached_property
     def cache(self) -> FeatureCache:
         """The store."""
         return open_store(self.run, self._store)
+
+    @cached_property
+    def gallery(self) -> Gallery:
+        """The images and captions of the split; errors as for `Gallery`."""
+        return Gallery(self.run, self.model, self.cache, self.split, self.device, self._data_root)
+
+    @cached_property
+    def searched(self) -> Searched:
+        """What is searched: the folder of pictures where one was given, else the gallery."""
+        if self._images is None:
+            return self.gallery
+        encoders = (self.run, self.model, self.weights_digest, lambda: self.image_encoders)
+        return PictureFolder(*encoders, self._images, self.device)
+
+    @cached_property
+    def weights_digest(self) -> str:
+        """The SHA-256 of the run's weights, in hexadecimal; RunError where it has none yet."""
+        return sha256_of(self.run.weights)
+
+    @cached_property
+    def text_encoders(self) -> TextEncoders:
+        """The encoder of captions for each feature set, and the dtype of its features."""
+        return find_text_encoders(self.run, lambda: self.cache, self.weights["text"], str(self.device), self._trust)
+
+    @cached_property
+    def image_encoders(self) -> ImageEncoders:
+        """The encoder of images for each feature set, and the dtype of its features."""
+        return find_image_encoders(self.run, lambda: self.cache, self.weights["image"], str(self.device), self._trust)
 
     def encode_text(self, texts: Sequence[str]) -> Embedding:
         """Embed B texts; a text of the store gets the embedding that it has there, up to rounding.
@@ -174,7 +174,7 @@ class Retriever:
         return embedding
 
     def encode_captions(self, texts: Sequence[str]) -> Embedding:
-        """Embed B captions of a data set: as `encode_text`, but unknown words are nothing to warn of."""
+        """Embed B captions of a data set: as `encode_text`, but without a warning of unknown words."""
         require_texts(texts)
         features = encode_captions_by_all(self.text_encoders, str(self.device), texts)
         with within_memory(self.device):
@@ -182,8 +182,6 @@ class Retriever:
 
     def encode_images(self, images: Sequence[Picture]) -> Embedding:
         """Embed B pictures, files or decoded ones; of a run on videos, B folders of frames.
-
-        An EXIF orientation is applied if it was when the features of the run were made.
 
         Returns:
             As for `encode_text`.
@@ -201,27 +199,42 @@ class Retriever:
         """Compare I images with C captions by the run's own similarity, float32 [I, C]; larger is closer."""
         return self.comparison("captions")(images, captions)
 
+    def comparison(self, answers: Modality) -> Compare:
+        """Return the run's similarity as a function of Q queries and N answers of a modality, to [Q, N]."""
+
+        @torch.no_grad()
+        def compare(queries: Embedding, items: Embedding) -> Tensor:
+            queries, items = (each(lambda t: t.to(self.device), some) for some in (queries, items))
+            with within_memory(self.device):
+                if answers == "captions":
+                    return in_blocks(self.model.compare, queries, items)
+                return in_blocks(self.model.compare, items, queries).T
+
+        return compare
+
     def search(self, query: Picture | Query, k: int = 10) -> list[Hit]:
-        """Return the k best answers of the gallery, or all if it has fewer: images to a text, captions to a picture.
+        """Return the k best answers, or all if there are fewer: images to a text, captions to a picture.
 
-        A folder of pictures has no captions: a picture finds those that the run embeds alike.
-
-        Equal scores keep the gallery's order. An `UnknownWordsWarning` names words outside the run's vocabulary.
+        A folder of pictures has no captions: a picture finds those that the run embeds alike. Equal scores keep the
+        gallery's order. An `UnknownWordsWarning` names words outside the run's vocabulary.
 
         Args:
-            query: a text (str), or a picture: a Path, or a decoded one; or what `encode_query` made of it, which is
-                not warned of.
+            query: a text (str), or a picture: a Path, or a decoded one; or what `encode_query` made of it, without a
+                warning.
             k: from 1.
 
         Raises:
             QueryError: the text is empty, a picture's name, or without a word that the run knows; or k is below 1.
+            RunError: a similarity is not finite, or the index is damaged or of something else.
             Others: as for `encode_text`, `encode_images` and `Gallery`.
         """
         query = self._query(query, k)
-        if self._index is not None:
-            return self._index_of(query.answers).hits(query.embedding, k)
-        scores = self.comparison(query.answers)(query.embedding, self._searched.of(query.answers))[0]
-        return self._searched.best(query.answers, scores, k)
+        compare, answers = self.comparison(query.answers), query.answers
+        if self._index is None:
+            return self.searched.best(answers, compare(query.embedding, self.searched.of(answers))[0], k)
+        index = self._open_index(answers)
+        rows, scores = index.search(query.embedding, k, compare)
+        return self.gallery.hits(answers, rows, scores, index.items[rows])
 
     def search_elements(self, query: Picture | Query, k: int = 10) -> list[list[Hit]]:
         """Return what each element of the query's set looks for: the answers that have the element nearest to it.
@@ -230,13 +243,12 @@ class Retriever:
         Arguments and errors are those of `search`; a QueryError also where the run's embeddings are not sets.
         """
         query = self._query(query, k)
-        if not query.elements:
+        if not isinstance(query.embedding, Tensor) or query.embedding.ndim != 3:
             raise QueryError(
                 f"the embeddings of {self.run.path} are not sets, so they have no elements to search with one by one;"
                 " take a run of a recipe such as setdiv"
             )
-        assert isinstance(query.embedding, Tensor)
-        return self._searched.best_of_elements(query.answers, query.embedding[0], k)
+        return self.searched.best_of_elements(query.answers, query.embedding[0], k)
 
     def encode_query(self, query: Picture) -> Query:
         """Embed a query of `search`, without its warning."""
@@ -248,23 +260,6 @@ class Retriever:
             require_known_word(query, unknown)
         return Query(self._encoded("captions", query), "images", unknown)
 
-    def _encoded(self, modality: Modality, query: Picture) -> Embedding:
-        """Embed a text or a picture; of imported embeddings, which have no encoder, take what the gallery has of it."""
-        try:
-            return self.encode_captions([str(query)]) if modality == "captions" else self.encode_images([query])
-        except EncoderError as error:
-            _, names = self.gallery.names(modality)
-            path = f"/{Path(query).as_posix()}" if isinstance(query, str | Path) else None
-            fits = [name == query if modality == "captions" else (path or "").endswith(f"/{name}") for name in names]
-            facts = self.run.text_facts if modality == "captions" else self.run.image_facts
-            if all(one.kind != "global" for one in facts_of_each(facts)):
-                raise
-            if True not in fits:
-                what = "caption" if modality == "captions" else "picture"
-                there = f"search with a {what} of split '{self.split}', or name another --split"
-                raise EncoderError(f"{error}, {there}") from error
-            return each(itemgetter([fits.index(True)]), self.gallery.of(modality))
-
     def unknown_words(self, texts: Sequence[str]) -> list[str]:
         """Return the words of texts that are not in the run's vocabulary, each once; [] if it reads parts of words."""
         if self.run.vocabulary is None:
@@ -272,52 +267,31 @@ class Retriever:
         words = [encoder for encoder, _ in self.text_encoders if isinstance(encoder, WordsEncoder)]
         return words[0].unknown_words(texts) if words else []
 
-    def comparison(self, answers: Modality) -> RunCompare:
-        """Return the run's similarity as a function of Q queries and N answers of a modality, to ``[Q, N]``."""
-        return RunCompare(self.model.compare, answers, str(self.device))
+    def index_facts(self) -> dict[str, str]:
+        """Return what an index of the gallery depends on."""
+        return {"store": self.cache.manifest_sha256, "split": self.split, "weights": self.weights_digest}
 
-    def searched(self, answers: Modality) -> int:
-        """Return how many ``images`` or ``captions`` a search looks through."""
-        if self._index is not None:
-            return len(self._index_of(answers))
-        return len(self._searched.names(answers)[0])
+    def _encoded(self, modality: Modality, query: Picture) -> Embedding:
+        """Embed a text or a picture; imported embeddings, which have no encoder, are looked up in the gallery."""
+        try:
+            return self.encode_captions([str(query)]) if modality == "captions" else self.encode_images([query])
+        except EncoderError as error:
+            facts = facts_of_each(self.run.text_facts if modality == "captions" else self.run.image_facts)
+            if self._images is not None or any(one.kind != "global" for one in facts):
+                raise
+            names = self.gallery.names(modality)[1]
+            if modality == "captions":
+                fits = [name == query for name in names]
+            else:
+                path = f"/{Path(query).as_posix()}" if isinstance(query, str | Path) else ""
+                fits = [path.endswith(f"/{name}") for name in names]
+            if True not in fits:
+                what = "caption" if modality == "captions" else "picture"
+                there = f"search with a {what} of split '{self.split}', or name another --split"
+                raise EncoderError(f"{error}, {there}") from error
+            return each(itemgetter([fits.index(True)]), self.gallery.of(modality))
 
-    def searches_others(self, answers: Modality) -> bool:
-        """Return whether the index has ``images`` or ``captions`` of other stores, whose pictures lie elsewhere."""
-        if self._index is None:
-            return False
-        return any(part["store"] != self.cache.manifest_sha256 for part in self._index_of(answers).parts)
-
-    def close(self) -> None:
-        """Leave the cluster that searches the index; the next search joins it again."""
-        while self._opened:
-            self._opened.popitem()[1].close()
-
-    def index_facts(self, answers: Modality) -> dict[str, str]:
-        """Return what an index of the gallery's ``images`` or ``captions`` depends on."""
-        return {
-            "store": self.cache.manifest_sha256,
-            "split": self.split,
-            "modality": answers,
-            "weights": self.weights_digest,
-        }
-
-    @cached_property
-    def weights_digest(self) -> str:
-        """The SHA-256 of the run's weights, in hexadecimal; RunError where it has none yet."""
-        return sha256_of(self.run.weights)
-
-    @cached_property
-    def text_encoders(self) -> TextEncoders:
-        """The encoder of captions for each feature set, and the dtype of its features; loaded when first asked for."""
-        return find_text_encoders(self.run, lambda: self.cache, self.weights["text"], str(self.device), self._trust)
-
-    @cached_property
-    def image_encoders(self) -> ImageEncoders:
-        """The encoder of images for each feature set, and the dtype of its features; loaded when first asked for."""
-        return find_image_encoders(self.run, lambda: self.cache, self.weights["image"], str(self.device), self._trust)
-
-    def _query(self, query: Picture | Query, k: int) -> Query:
+    def _query(self, query: Picture | Query, k: Any) -> Query:
         if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
             raise QueryError(f"{k} results cannot be shown; choose a whole number k of at least 1")
         if isinstance(query, Query):
@@ -326,14 +300,11 @@ class Retriever:
         _warn_of(encoded.unknown, 4)
         return encoded
 
-    def _index_of(self, answers: Modality) -> ShardedSearch:
+    def _open_index(self, answers: Modality) -> Index:
         assert self._index is not None
         if answers not in self._opened:
-            shards, facts = shards_of(self._index), self.index_facts(answers)
-            if len(shards) > 1:  # each is of a store of its own
-                del facts["store"]
-            folders, compare = [folder / answers for folder in shards or [self._index]], self.comparison(answers)
-            self._opened[answers] = ShardedSearch(folders, facts, compare, self._scheduler)
+            record = read_record(self._index, self.index_facts())
+            self._opened[answers] = Index(self._index / answers, record[answers], self.model.compare)
         return self._opened[answers]
 
 

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from xret.heads.retrieval.index.build import DEFAULTS, write_candidates
-from xret.heads.retrieval.index.folder import appearing
-from xret.heads.retrieval.index.items import append
+from xret.heads.retrieval.index import Index, Items, build
 
 
-def build_index(batches, ids, folder, *, queries, compare, form, facts, options=DEFAULTS):
-    with appearing(Path(folder)) as partial:
-        record = append(partial, batches, ids, ids, facts)
-        return write_candidates(partial, record, queries, compare, form, options)
+def build_index(batches, folder, *, queries, compare, similarity, **options):
+    """Return an open index and its facts."""
+    folder = Path(folder)
+    folder.mkdir(parents=True)
+    facts = build(folder, Items.write(folder, batches), queries, compare, similarity, **options)
+    return Index(folder, facts, similarity), facts

@@ -27,8 +27,6 @@ def in_blocks(compare: Callable[[Any, Any], Tensor], images: Embedding, captions
     Returns:
         `[I, C]`, as one call of `compare` would give it. Beside it, memory holds a few temporaries the size of a block.
     """
-    # After a piece of nearly 32 MiB has been freed, even untouched, glibc keeps the temporaries of all blocks at hand.
-    torch.empty(31 << 20, dtype=torch.uint8)
     count, width = _count(images), _count(captions)
     step = side(images, captions)
     similarity: Tensor | None = None

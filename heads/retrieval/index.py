@@ -1,0 +1,262 @@
+"""Search in large galleries: FAISS proposes candidates, and the run's own similarity ranks them.
+
+Every sample becomes one vector or, of sets and sequences, one for each element. FAISS finds the elements nearest to
+those of a query; their samples are compared with the query exactly, from embeddings that are mapped from the disk.
+
+    index.json             what was indexed, and how
+    images/, captions/     elements.faiss, and the embeddings by the names of `tensors_of`, float32; of sequences the
+                           rows one after another, and the lengths, int64
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from ...pipeline.errors import RunError
+from ..modules.embedding import Embedding, Gaussian, Sequence, each, embedding_of, kind_of, tensors_of
+from ..modules.padding import valid_rows
+from ..modules.similarity import MonteCarloMatch, SampledDistance, Wasserstein
+from .hits import best
+
+# Takes Q queries and N items to their similarities [Q, N], whichever of them are the images.
+Compare = Callable[[Embedding, Embedding], Tensor]
+
+RECORD = "index.json"
+K = 10  # the recall is that of the exact top 10
+DEPTH, MOST_EFFORT = 16, 1024  # elements fetched for an element of the query at effort 1; the largest effort tried
+PER_LIST = 39  # elements that FAISS wants to train a list from
+SMALL = 10_000  # elements that are looked through one after another
+CELLS, VALUES = 1 << 22, 1 << 22  # pairs of elements compared, and numbers read, in one go: 16 MiB
+
+
+class Items:
+    """N embeddings of one modality, mapped from a folder.
+
+    Attributes:
+        size: elements of a sample; of sequences the mean, at least 1.
+        elements: of all samples together.
+    """
+
+    def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
+        self._kind: str = facts["kind"]
+        self._arrays = {
+            name: np.memmap(folder / name, np.float32, "c").reshape(-1, *shape)
+            for name, shape in facts["shapes"].items()
+        }
+        first = next(iter(self._arrays.values()))
+        self._starts, self._count, self.size = None, len(first), first.shape[1] if self._kind == "set" else 1
+        self.elements = self._count * self.size
+        if self._kind == "sequence":
+            self._starts = np.concatenate([[0], np.cumsum(np.fromfile(folder / "length", np.int64))])
+            self._count, self.elements = len(self._starts) - 1, len(first)
+            self.size = max(1, round(self.elements / self._count))
+
+    def __len__(self) -> int:
+        return self._count
+
+    @staticmethod
+    def write(folder: Path, batches: Iterable[Embedding]) -> dict[str, Any]:
+        """Write embeddings batch by batch; return the facts that `Items` needs."""
+        facts: dict[str, Any] = {}
+        for batch in batches:
+            tensors = tensors_of(each(lambda t: t.detach().cpu(), batch))
+            if isinstance(batch, Sequence):
+                tensors = {"rows": tensors["rows"][valid_rows(*each(lambda t: t.cpu(), batch))]}
+                with (folder / "length").open("ab") as file:
+                    file.write(batch.length.cpu().numpy().astype(np.int64).tobytes())
+            for name, tensor in tensors.items():
+                with (folder / name).open("ab") as file:
+                    file.write(tensor.float().contiguous().numpy().data)
+            facts = {"kind": kind_of(batch), "shapes": {name: list(t.shape[1:]) for name, t in tensors.items()}}
+        return facts
+
+    def owners(self, elements: np.ndarray) -> np.ndarray:
+        """Return the samples that these elements, by their numbers, belong to."""
+        if self._starts is not None:
+            return np.searchsorted(self._starts, elements, side="right") - 1
+        return elements // self.size
+
+    def __getitem__(self, rows: np.ndarray | slice) -> Embedding:
+        """Return the embeddings in some rows."""
+        if self._starts is not None:
+            numbers = np.arange(self._count)[rows]
+            parts = [torch.from_numpy(self._arrays["rows"][self._starts[r] : self._starts[r + 1]]) for r in numbers]
+            return Sequence(pad_sequence(parts, batch_first=True), torch.tensor([len(part) for part in parts]))
+        return embedding_of({name: torch.from_numpy(array[rows]) for name, array in self._arrays.items()})
+
+    def blocks(self, queries: int = 1) -> Iterator[tuple[int, Embedding]]:
+        """Yield all embeddings with their first rows, in blocks for the comparison with some queries."""
+        width = sum(array.shape[-1] for array in self._arrays.values())
+        step = max(1, min(CELLS // (queries * self.size**2), VALUES // (self.size * width)))
+        return ((first, self[first : first + step]) for first in range(0, len(self), step))
+
+
+def vectors(similarity: Any, embedding: Embedding, *, query: bool = False) -> np.ndarray:
+    """Return the vectors that stand for samples in FAISS, float32 [T, W]: all elements of the first, and so on.
+
+    Near ones, by Euclidean distance, have similar samples: elements of sets are normalised, Gaussians give mean and
+    standard deviation or variance for 2-Wasserstein, and for the expected distance of PCME++ the unit mean and the root
+    of the summed variances, which is 0 for a `query`. W is filled up to a multiple of 8.
+    """
+    if not isinstance(embedding, Gaussian):
+        rows = embedding.rows[valid_rows(*embedding)] if isinstance(embedding, Sequence) else embedding.flatten(0, -2)
+        rows = rows if isinstance(similarity, MonteCarloMatch) else functional.normalize(rows, dim=-1)
+    elif isinstance(similarity, Wasserstein):
+        variance = embedding.log_variance.exp()
+        rows = torch.cat([embedding.mean, variance.sqrt() if similarity.form == "closed" else variance], 1)
+    elif isinstance(similarity, SampledDistance):
+        root = embedding.log_variance.exp().sum(1, keepdim=True).sqrt()
+        rows = torch.cat([functional.normalize(embedding.mean, dim=1), 0 * root if query else root], 1)
+    else:
+        rows = embedding.mean
+    return functional.pad(rows.detach().cpu().float(), (0, -rows.shape[1] % 8)).numpy()
+
+
+@torch.no_grad()
+def search_exactly(queries: Embedding, items: Items, compare: Compare, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Compare Q queries with every item; return the rows and scores of each query's k best answers."""
+    count = len(next(iter(tensors_of(queries).values())))
+    found = [(np.empty(0, np.int64), np.empty(0, np.float32))] * count
+    for first, block in items.blocks(count):
+        for query, scores in enumerate(compare(queries, block).float().cpu().numpy()):
+            rows = np.arange(first, first + len(scores))
+            pairs = zip(found[query], best(rows, scores, k), strict=True)
+            rows, scores = (np.concatenate(pair) for pair in pairs)
+            found[query] = best(rows, scores, k)
+    return found
+
+
+class Index:
+    """One modality of an index, opened for searching.
+
+    Args:
+        folder: of the modality.
+        facts: that `build` returned.
+        similarity: of the run, see `vectors`.
+    """
+
+    def __init__(self, folder: Path, facts: dict[str, Any], similarity: Any) -> None:
+        faiss, self._similarity, self._factory = load_faiss(), similarity, facts["factory"]
+        try:
+            self.items = Items(folder, facts)
+            mapped = faiss.IO_FLAG_MMAP if "IVF" in self._factory else faiss.IO_FLAG_MMAP_IFC
+            self._faiss = faiss.read_index(str(folder / "elements.faiss"), mapped)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise RunError(f"{folder} is damaged; build the index again with `xret index RUN --out …`") from error
+        self.set_effort(facts["effort"])
+
+    def set_effort(self, effort: int) -> None:
+        """Choose how hard to search: lists to look through (or efSearch / 16), and elements to fetch / 16."""
+        self._depth, name, value = DEPTH * effort, "nprobe", effort
+        if "IVF" not in self._factory:
+            if "HNSW" not in self._factory:
+                return
+            name, value = "efSearch", DEPTH * effort
+        load_faiss().ParameterSpace().set_index_parameter(self._faiss, name, value)
+
+    def candidates(self, query: Embedding, k: int = 1) -> np.ndarray:
+        """Return the rows, sorted, that one query is compared with."""
+        depth = min(max(self._depth, k * self.items.size), self.items.elements)
+        looked_for = vectors(self._similarity, query, query=True)
+        found = self._faiss.search(looked_for, depth)[1] if len(looked_for) else np.empty(0, np.int64)
+        return np.unique(self.items.owners(found[found >= 0]))
+
+    @torch.no_grad()
+    def search(self, query: Embedding, k: int, compare: Compare) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows and scores of one query's k best candidates; too few of them, and all samples are ranked."""
+        rows = self.candidates(query, k)
+        if len(rows) < min(k, len(self.items)):
+            return search_exactly(query, self.items, compare, k)[0]
+        return best(rows, compare(query, self.items[rows])[0].float().cpu().numpy(), k)
+
+
+def build(
+    folder: Path,
+    facts: dict[str, Any],
+    queries: Embedding,
+    compare: Compare,
+    similarity: Any,
+    *,
+    factory: str | None = None,
+    recall: float = 0.99,
+) -> dict[str, Any]:
+    """Build FAISS's index over embeddings, and choose the smallest effort that finds enough of the exact top 10.
+
+    Args:
+        folder: where `Items.write` put them.
+        facts: that it returned.
+        queries: embeddings of the other modality, to measure the recall with.
+        compare: takes Q queries and N samples to [Q, N].
+        similarity: of the run.
+        factory: for `faiss.index_factory`; None: inverted lists of elements with a byte a dimension, or flat
+            if there are few.
+        recall: wanted.
+
+    Returns:
+        The facts, with `factory`, `effort`, the `recall` that was measured, `samples` and `elements`.
+
+    Raises:
+        RunError: FAISS is missing, or cannot build this.
+    """
+    faiss, items, rng = load_faiss(), Items(folder, facts), np.random.default_rng(0)
+    lists = max(1, min(round(4 * math.sqrt(items.elements)), items.elements // PER_LIST))
+    factory = factory or ("Flat" if items.elements < SMALL else f"IVF{lists},SQ8")
+    share = min(1.0, max(PER_LIST * lists, 1 << 16) / items.elements)
+    sample = vectors(similarity, items[np.sort(rng.permutation(len(items))[: math.ceil(share * len(items))])])
+    try:
+        index = faiss.index_factory(sample.shape[1], factory)
+        index.train(sample)
+        for _, block in items.blocks():
+            index.add(vectors(similarity, block))
+    except RuntimeError as error:
+        reason = str(error).rpartition(": ")[2]
+        raise RunError(f"FAISS cannot build '{factory}' of {items.elements:,} elements: {reason}") from error
+    with (folder / "elements.faiss").open("wb") as file:  # FAISS's own writer does not raise where the disk is full
+        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, 1 << 20))
+    facts = {**facts, "factory": factory, "effort": 1, "samples": len(items), "elements": items.elements}
+    opened = Index(folder, facts, similarity)
+    truth = [rows for rows, _ in search_exactly(queries, items, compare, K)]
+    for effort in (1 << power for power in range(MOST_EFFORT.bit_length())):
+        opened.set_effort(effort)
+        asked = (each(itemgetter(slice(row, row + 1)), queries) for row in range(len(truth)))
+        shares = [
+            len(np.intersect1d(opened.candidates(query, K), rows)) / len(rows)
+            for query, rows in zip(asked, truth, strict=True)
+        ]
+        facts |= {"effort": effort, "recall": float(np.mean(shares))}
+        if facts["recall"] >= recall or DEPTH * effort >= items.elements:
+            break
+    return facts
+
+
+def read_record(folder: Path, expected: dict[str, str]) -> dict[str, Any]:
+    """Return what an index holds; RunError where there is none or it is of another run, store or split."""
+    try:
+        record: dict[str, Any] = json.loads((folder / RECORD).read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder} is not an index; make one with `xret index RUN --out …`") from error
+    differing = [name for name, value in expected.items() if record.get(name) != value]
+    if differing:
+        raise RunError(
+            f"{folder} is an index of something else ({' and '.join(differing)} differ); name what it was built from,"
+            " or build another with `xret index RUN --out …`"
+        )
+    return record
+
+
+def load_faiss() -> Any:
+    """Return the module faiss; RunError where it is not installed."""
+    try:
+        import faiss
+    except ImportError as error:
+        raise RunError("an index needs FAISS, which is not installed: pip install 'xret[index]'") from error
+    return faiss

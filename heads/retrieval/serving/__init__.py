@@ -1,1 +1,0 @@
-"""``xret serve``: a web page and a JSON endpoint over a `Retriever`."""

@@ -1,0 +1,203 @@
+"""An index against exact search: the same answers wherever the candidates contain them."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_index import build_index
+from small_runs import make_pictures, make_run, make_store
+
+from xret.heads.modules.embedding import Gaussian, Sequence, each
+from xret.heads.modules.similarity import SIMILARITIES, Chamfer, SampledDistance, SmoothChamfer, Wasserstein
+from xret.heads.retrieval.hits import best
+from xret.heads.retrieval.index import Items, search_exactly, vectors
+from xret.heads.retrieval.indexing import index_run
+from xret.heads.retrieval.retriever import Retriever
+from xret.pipeline.errors import RunError
+
+pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
+pytestmark = pytest.mark.usefixtures("one_thread")
+WIDTH = 16
+
+
+def embeddings(kind, count, seed, spread=0.4):
+    """Return samples around 30 centres, of the same centres for every seed."""
+    centres = torch.randn(30, WIDTH, generator=torch.Generator().manual_seed(99))
+    draw = torch.Generator().manual_seed(seed)
+    own = centres[torch.randint(30, (count,), generator=draw)]
+    elements = own[:, None] + spread * torch.randn(count, 3, WIDTH, generator=draw)
+    if kind == "vector":
+        return elements[:, 0].contiguous()
+    if kind == "gaussian":
+        return Gaussian(elements[:, 0].contiguous(), 0.5 * torch.randn(count, WIDTH, generator=draw) - 1)
+    if kind == "sequence":
+        return Sequence(elements, torch.randint(1, 4, (count,), generator=draw))
+    return elements
+
+
+def part(whole, begin, end):
+    return each(lambda t: t[begin:end], whole)
+
+
+def comparing(similarity):
+    """Return what compares captions, which search, with images."""
+    return lambda queries, items: similarity(items, queries).T
+
+
+def make(folder, similarity, count=400, **options):
+    kind = similarity.embedding
+    gallery, queries = embeddings(kind, count, 1), embeddings(kind, 40, 2)
+    batches = [part(gallery, first, first + 150) for first in range(0, count, 150)]
+    given = {"queries": queries, "compare": comparing(similarity), "similarity": similarity}
+    return build_index(batches, folder, **given, **options)
+
+
+def exact_of(gallery, query, similarity, k):
+    scores = similarity(gallery, query)[:, 0].detach()
+    order = sorted(range(len(scores)), key=lambda row: (-scores[row].item(), row))[:k]
+    return order, scores[order].numpy()
+
+
+@pytest.mark.parametrize("name", list(SIMILARITIES))
+def test_with_all_elements_as_candidates_the_answers_are_the_exact_ones(name, tmp_path):
+    similarity = SIMILARITIES[name]().eval()
+    index, _ = make(tmp_path / "index", similarity, 150)
+    index.set_effort(1024)
+    gallery, queries = (embeddings(similarity.embedding, count, seed) for count, seed in ((150, 1), (5, 3)))
+    for row in range(5):
+        query = part(queries, row, row + 1)
+        rows, scores = index.search(query, 7, comparing(similarity))
+        expected, values = exact_of(gallery, query, similarity, 7)
+        np.testing.assert_allclose(scores, values, rtol=1e-4, atol=1e-5)
+        assert rows.tolist() == expected
+
+
+@pytest.mark.parametrize("factory", [None, "IVF16,SQ8", "HNSW16,SQ8", "PCA8,IVF8,Flat", "IVF8,PQ4x6"])
+def test_answers_are_the_best_of_the_candidates_and_recall_is_what_it_says(factory, tmp_path):
+    similarity, k = Chamfer(), 10
+    index, facts = make(tmp_path / "index", similarity, 1000, factory=factory, recall=0.95)
+    gallery, hits = embeddings("set", 1000, 1), 0
+    assert facts["recall"] >= 0.95
+    assert (facts["samples"], facts["elements"], facts["factory"]) == (1000, 3000, factory or "Flat")
+    for query in embeddings("set", 40, 2).split(1):  # those that the recall was measured with
+        candidates = set(index.candidates(query, k).tolist())
+        order, values = exact_of(gallery, query, similarity, 1000)
+        expected = [row for row in order if row in candidates][:k]
+        rows, scores = index.search(query, k, comparing(similarity))
+        assert rows.tolist() == expected
+        np.testing.assert_allclose(scores, values[[order.index(row) for row in expected]], rtol=1e-5)
+        hits += len(set(order[:k]) & candidates)
+    assert hits / 400 == pytest.approx(facts["recall"])
+
+
+def test_as_many_answers_as_were_asked_for(tmp_path):
+    index, _ = make(tmp_path / "index", SmoothChamfer(), factory="IVF16,SQ8")
+    index.set_effort(1)
+    for k in (1, 50, 399, 400, 1000):
+        rows, scores = index.search(embeddings("set", 1, 5), k, comparing(SmoothChamfer()))
+        assert len(rows) == len(set(rows.tolist())) == len(scores) == min(k, 400)
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=1, max_size=30), st.integers(1, 12))
+@settings(deadline=None)
+def test_best_is_a_sort_by_score_then_row(scores, k):
+    rows = np.arange(len(scores))[::-1].copy()
+    found, values = best(rows, np.array(scores, np.float32), k)
+    expected = sorted(zip(scores, rows.tolist(), strict=True), key=lambda pair: (-pair[0], pair[1]))[:k]
+    assert list(zip(values.tolist(), found.tolist(), strict=True)) == expected
+
+
+@given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 5))
+@settings(deadline=None, max_examples=25)
+def test_exact_search_in_blocks_is_exact_search(block, count, seed):
+    gallery, queries = embeddings("set", count, seed), embeddings("set", 2, seed + 10)
+
+    class Gallery:
+        def blocks(self, _queries):
+            return ((first, gallery[first : first + block]) for first in range(0, count, block))
+
+    found = search_exactly(queries, Gallery(), comparing(Chamfer()), 6)
+    for (rows, scores), query in zip(found, queries.split(1), strict=True):
+        expected, values = exact_of(gallery, query, Chamfer(), 6)
+        assert rows.tolist() == expected
+        np.testing.assert_allclose(scores, values, rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["closed", "printed"])
+def test_distances_of_the_vectors_are_those_of_the_gaussians(form):
+    images, captions = embeddings("gaussian", 6, 1), embeddings("gaussian", 4, 2)
+    wasserstein = Wasserstein(form, squared=True)
+    for similarity in (wasserstein, SampledDistance()):
+        a, b = vectors(similarity, images), vectors(similarity, captions, query=True)
+        squares = torch.from_numpy(((a[:, None] - b[None]) ** 2).sum(-1))
+        own = 0 if similarity is wasserstein else captions.log_variance.exp().sum(1)
+        torch.testing.assert_close(-similarity(images, captions), squares + own, rtol=1e-4, atol=1e-4)
+        assert a.shape[1] % 8 == 0
+
+
+@pytest.mark.parametrize("kind", ["vector", "set", "gaussian", "sequence"])
+def test_items_come_back_as_they_went_in(kind, tmp_path):
+    whole = embeddings(kind, 23, 4)
+    items = Items(tmp_path, Items.write(tmp_path, [part(whole, 0, 9), part(whole, 9, 11), part(whole, 11, 23)]))
+    picked = np.array([20, 3, 3, 10])
+    found, expected = items[picked], each(lambda t: t[picked], whole)
+    if kind == "sequence":
+        assert found.length.tolist() == expected.length.tolist()
+        for row, length in enumerate(expected.length.tolist()):
+            torch.testing.assert_close(found.rows[row, :length], expected.rows[row, :length], rtol=0, atol=0)
+        owners = np.repeat(np.arange(23), whole.length.numpy())
+    else:
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        owners = np.repeat(np.arange(23), 3 if kind == "set" else 1)
+    assert items.owners(np.arange(items.elements)).tolist() == owners.tolist()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("indexed")
+    store = make_store(make_pictures(folder / "pictures"), folder / "s.zarr")
+    for recipe in ("pcmepp", "scan"):
+        make_run(store, folder / recipe, recipe)
+        index_run(folder / recipe, folder / f"{recipe}.index", device="cpu")
+    return folder
+
+
+@pytest.mark.parametrize("recipe", ["pcmepp", "scan"])
+def test_an_index_answers_as_the_gallery_does(folder, recipe):
+    exact = Retriever(folder / recipe, device="cpu")
+    indexed = Retriever(folder / recipe, device="cpu", index=folder / f"{recipe}.index")
+    for query in ("red beside blue", folder / "pictures/images/17.png"):
+        for k in (2, 50):
+            found, expected = indexed.search(query, k), exact.search(query, k)
+            assert [hit.id for hit in found] == [hit.id for hit in expected]
+            assert [hit.score for hit in found] == pytest.approx([hit.score for hit in expected], abs=1e-5)
+            assert found[0].uncertainty == pytest.approx(expected[0].uncertainty, abs=1e-5)
+    assert "images" not in vars(indexed.gallery)  # nothing of the gallery was embedded again
+
+
+def test_an_index_of_something_else_or_a_damaged_one_is_refused(folder, tmp_path):
+    run, index = folder / "pcmepp", shutil.copytree(folder / "pcmepp.index", tmp_path / "index")
+    for sentence, options in (
+        (r"of something else \(weights differ\)", {"index": folder / "scan.index"}),
+        (r"of something else \(split differ\)", {"index": index, "split": "val"}),
+        ("is not an index; make one with", {"index": tmp_path / "none"}),
+    ):
+        with pytest.raises(RunError, match=sentence):
+            Retriever(run, device="cpu", **options).search("red")
+    facts = json.loads((index / "index.json").read_text())
+    assert facts["images"]["recall"] == 1
+    for name in ("images/elements.faiss", "images/mean"):
+        content = (index / name).read_bytes()
+        (index / name).write_bytes(content[: len(content) // 2 + 1])
+        with pytest.raises(RunError, match="images is damaged; build the index again"):
+            Retriever(run, device="cpu", index=index).search("red")
+        (index / name).write_bytes(content)
+    with pytest.raises(RunError, match="FAISS cannot build 'IVF400,PQ4' of 6 elements"):
+        index_run(run, tmp_path / "new", device="cpu", factory="IVF400,PQ4")
+    with pytest.raises(RunError, match="exists; take another --out"):
+        index_run(run, index, device="cpu")
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]

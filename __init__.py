@@ -304,7 +304,7 @@ def load(run: "str | Path", **options: Any) -> "Retriever":
     Args:
         run: its folder, or a model of the Hugging Face hub, ``user/name``, that `heads.retrieval.hub.push` put there.
         options: of `heads.retrieval.retriever.Retriever`: ``store``, ``split``, ``device``, ``data_root``,
-            ``visual_weights``, ``text_weights``, ``images``, ``image_cache``, ``index``, ``scheduler``, ``trust``.
+            ``visual_weights``, ``text_weights``, ``images``, ``index``, ``trust``.
             The folder ``images`` is looked through once: pictures that are added later are seen by a new `load`.
 
     Raises:

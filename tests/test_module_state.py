@@ -7,7 +7,6 @@ ROOT = Path(__file__).resolve().parents[1]
 # By module what is filled while the program runs; each empties itself or has a bound, which a test of its own sees.
 KNOWN = {
     "pipeline/extraction/shards.py": ["_METERS"],
-    "heads/retrieval/index/sharded.py": ["_open"],
 }
 MAKERS = ("dict", "list", "set", "defaultdict", "OrderedDict", "deque", "Counter")
 

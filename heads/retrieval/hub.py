@@ -174,16 +174,11 @@ def _is_local(origin: Origin) -> bool:
     return source is not None and source.startswith(("/", "./"))
 
 
-def _store_name(address: str) -> str:
-    """Return the name of a store, which may be anywhere or gone, without its generation."""
-    return Path(address).name
-
-
 def _without_paths(info: RunInfo) -> RunInfo:
     return replace(
         info,
         store=Path(info.store).name,
-        also_stores=info.also_stores and [_store_name(store) for store in info.also_stores],
+        also_stores=info.also_stores and [Path(store).name for store in info.also_stores],
         head=info.head and Path(info.head).name,
         init_from=info.init_from and {**info.init_from, "run": Path(info.init_from["run"]).name},
     )

@@ -129,9 +129,8 @@ def search_exactly(queries: Embedding, items: Items, compare: Compare, k: int) -
     for first, block in items.blocks(count):
         for query, scores in enumerate(compare(queries, block).float().cpu().numpy()):
             rows = np.arange(first, first + len(scores))
-            pairs = zip(found[query], best(rows, scores, k), strict=True)
-            rows, scores = (np.concatenate(pair) for pair in pairs)
-            found[query] = best(rows, scores, k)
+            (old, old_scores), (new, new_scores) = found[query], best(rows, scores, k)
+            found[query] = best(np.concatenate([old, new]), np.concatenate([old_scores, new_scores]), k)
     return found
 
 

@@ -75,8 +75,8 @@ class Service:
         return known[:: max(1, -(-len(known) // EXAMPLES))]
 
 
-def make_page(service: Service) -> gradio.Blocks:
-    """Return the page, with the endpoints ``/search_text`` and ``/search_picture``."""
+def make_page(service: Service) -> Any:
+    """Return the page, a `gradio.Blocks`, with the endpoints ``/search_text`` and ``/search_picture``."""
     run, searched = service.retriever.run, service.searched
     what = f"{len(searched.names('images')[0]):,} images"
     if isinstance(searched, Gallery):
@@ -91,7 +91,7 @@ def make_page(service: Service) -> gradio.Blocks:
                     gradio.Examples(examples, text)
                 count = gradio.Slider(1, MOST_RESULTS, 10, step=1, label="Results")
             picture = gradio.Image(type="pil", sources=["upload", "clipboard"], label="Or drop a picture", height=260)
-        picture.async_move_resource_to_block_cache = _only_uploads(picture.async_move_resource_to_block_cache)
+        picture.async_move_resource_to_block_cache = _only_uploads(picture.async_move_resource_to_block_cache)  # type: ignore[method-assign]
         found = gradio.Gallery(label="Answers", columns=5, object_fit="contain", format="jpeg", interactive=False)
         with gradio.Accordion("As JSON", open=False):
             hits = gradio.JSON(show_label=False)
@@ -112,8 +112,8 @@ def _only_uploads(move: Any) -> Any:
     return moved
 
 
-def serve(retriever: Retriever, host: str, port: int | None) -> gradio.Blocks:
-    """Serve the page in the background, and return it; its `local_url` is the address, and its `close` ends it.
+def serve(retriever: Retriever, host: str, port: int | None) -> Any:
+    """Serve the page in the background, and return it: a `gradio.Blocks` with a `local_url` and a `close`.
 
     Args:
         retriever: searches.

@@ -12,7 +12,6 @@ from small_runs import make_pictures, make_run, make_store
 
 from xret.cli import main
 from xret.heads.retrieval.retriever import Retriever
-from xret.pipeline.errors import RunError
 
 
 @pytest.fixture(scope="module")
@@ -70,48 +69,22 @@ def test_gaussians_come_with_their_uncertainty(folder):
     assert re.fullmatch(r"the query's uncertainty \(log-determinant\) -?\d+\.\d{2}", lines[-1])
 
 
-def test_an_index_of_several_stores_is_searched_whole(folder, tmp_path):
-    pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
-    from xret.heads.retrieval.index.build import IndexOptions
-    from xret.heads.retrieval.indexing import add_to_index, index_shards
-
-    run = folder / "run"
-    other = make_store(make_pictures(tmp_path / "pictures", test=7), tmp_path / "other.zarr")
-    index_shards(run, (None, other), tmp_path / "index", options=IndexOptions(kind="flat"), device="cpu")
-    lines = call(run, "red", "--index", tmp_path / "index").stdout
-    assert lines.startswith(f"{run} on the index {tmp_path}/index: 13 images")
-    with pytest.raises(RunError, match=r"other\.zarr is named twice, and would give each hit twice; leave one out"):
-        index_shards(run, (other, None, f"{other}/"), tmp_path / "twice", device="cpu")
-    with pytest.raises(RunError, match=r"holds 2 shards, each with an index: name one of them as --out .*shard-0000"):
-        add_to_index(run, tmp_path / "index", device="cpu")
-
-
 def test_a_folder_of_pictures_is_searched(folder, tmp_path):
     run, photos = folder / "run", tmp_path / "photos"
     photos.mkdir()
     for number in range(3):
         shutil.copy(folder / f"pictures/images/{number}.png", photos)
     (photos / "broken.png").touch()
-    words = (run, "--images", photos, "--image-cache", tmp_path / "kept", "red beside blue")
-    first = call(*words, "--json")
-    found = json.loads(first.stdout)
+    words = (run, "--images", photos, "red beside blue")
+    found = json.loads(call(*words, "--json").stdout)
     assert sorted(one["file_name"] for one in found) == ["0.png", "1.png", "2.png"]
     assert found[0].keys() == {"rank", "id", "score", "file_name"}
-    lines = first.stderr.splitlines()
-    assert lines[0] == "images: 0/4 images"
-    assert lines[-1] == f"Note: 1 picture of {photos} cannot be read: broken.png (the file is empty)."
-    (photos / "broken.png").unlink()
     second = call(*words)
     assert second.stdout.splitlines()[0] == f"{run} on {photos}: 3 images"
     assert [line.split()[-1] for line in second.stdout.splitlines()[2:]] == [one["file_name"] for one in found]
     like = json.loads(call(*words[:-1], "--image", photos / "1.png", "--json").stdout)
     assert like[0]["file_name"] == "1.png"
-    for more, sentence in (
-        (("--split", "val"), "--split is of a store, and --images are of none; leave one of them out."),
-        (("--index", photos), "--index is of a store, and --images are of none; leave one of them out."),
-    ):
-        assert sentence in call(*words, *more, code=2).stderr
-    assert "--image-cache is for --images" in call(run, "red", "--image-cache", photos, code=2).stderr
+    assert "an index is of a split of a store" in call(*words, "--index", photos, code=1).stderr
     assert "there is no folder" in call(run, "red", "--images", tmp_path / "none", code=1).stderr
 
 
@@ -121,12 +94,6 @@ def test_mistakes_end_in_one_sentence(folder, tmp_path):
     for words, code, sentence in (
         ((run,), 2, "Search for a QUERY or for an --image FILE, one of the two."),
         ((run, "red", "--image", broken), 2, "Search for a QUERY or for an --image FILE, one of the two."),
-        ((run, "red", "--visual-weights", "x"), 2, "--visual-weights is for an --image, which is not given; leave it"),
-        (
-            (run, "--image", broken, "--text-weights", "x"),
-            2,
-            "--text-weights is for a QUERY, which is not given; leave",
-        ),
         ((run, "red", "--text-weights", "x"), 1, "takes no text weights; leave out 'x' (option --text-weights,"),
         (
             (run, "photo.jpg"),
@@ -142,7 +109,7 @@ def test_mistakes_end_in_one_sentence(folder, tmp_path):
         ((run, "--image", tmp_path / "none.png"), 1, "none.png: "),
         ((run, "red", "and", "blue"), 2, 'A QUERY of several words needs quotes: "red and blue".'),
         ((tmp_path, "red"), 1, "is no run"),
-        ((run, "red", "--store", tmp_path), 1, "no feature cache is there"),
+        ((run, "red", "--store", tmp_path), 1, "there is no feature store"),
     ):
         last = call(*words, code=code).stderr.strip().splitlines()[-1]
         assert last.startswith("Error: ") and sentence in last, last

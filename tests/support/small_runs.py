@@ -1,17 +1,16 @@
 """Runs of a moment on real pictures and real encoders: files, store and head fit together."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from small_extraction import SMALL
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.training import train
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.extraction.options import build_options
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 180, 60), "blue": (40, 60, 220), "grey": (128, 128, 128)}
 HEAD = ["model.dim=16", "adapter.words.word_dim=8", "data.unit=image", "data.batch_size=12", "schedule.epochs=1"]
@@ -45,7 +44,8 @@ def make_pictures(folder, *, frames=0, train=12, val=4, test=6):
 
 def make_store(manifest, url, **options):
     """Extract the pictures, float16, with a network of random weights and words, unless `options` say otherwise."""
-    extract(load_manifest(manifest), str(url), replace(SMALL, **{"visual": NETWORK, **options}))
+    small = {"visual": NETWORK, "visual_weights": "random:0", "image_size": 64, "text": "words", "batch_size": 4}
+    extract(load_manifest(manifest), str(url), build_options(**{**small, **options}))
     return str(url)
 
 

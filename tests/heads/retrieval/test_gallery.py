@@ -60,7 +60,7 @@ def test_files_are_found_below_the_folder_of_the_images(run, tmp_path):
 
 
 def test_no_file_outside_the_folder_is_named(run, tmp_path):
-    with pytest.raises(CacheError, match="is no file in its folder"):
+    with pytest.raises(CacheError, match="outside of the image folder"):
         open_gallery(run, make_store(tmp_path / "s.zarr", mark="../"), data_root=tmp_path)
 
 

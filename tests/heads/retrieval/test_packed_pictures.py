@@ -1,7 +1,6 @@
 """Pictures in tars and Parquet are searched with, served, shown in a report, and read by a backbone that is tuned."""
 
 import html
-import io
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,6 @@ from small_runs import make_run, make_store
 
 from xret.heads.report import write_report
 from xret.heads.retrieval.retriever import Retriever
-from xret.heads.retrieval.serving.service import Service
 from xret.heads.training.finetuning.finetuning import finetune
 from xret.pipeline.errors import CacheError, ManifestError
 
@@ -44,16 +42,6 @@ def test_a_picture_of_the_gallery_is_a_query(made):
     retriever = Retriever(run, device="cpu", data_root=data.folder)
     picture = retriever.gallery.picture(2)
     assert retriever.search(picture, 3) == retriever.search(Image.open(picture).convert("RGB"), 3)
-
-
-def test_the_server_shows_them(made):
-    data, run = made
-    service = Service(Retriever(run, device="cpu", data_root=data.folder))
-    assert service.about.pictures
-    shown = Image.open(io.BytesIO(service.picture(1, "small")))
-    assert shown.size == (24, 20)
-    without = Service(Retriever(run, device="cpu"))
-    assert "give the folder that this name starts from as --data-root" in without.pictureless
 
 
 def test_a_report_shows_them(made, tmp_path):

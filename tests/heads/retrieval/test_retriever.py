@@ -218,7 +218,6 @@ def test_words_need_no_store(folder, runs, tmp_path):
 
 def test_a_picture_is_turned_as_those_of_the_run_however_it_comes(folder, runs, tmp_path):
     retriever = open_run(folder, runs("vsepp"))
-    assert retriever.gallery.upright
     stored = Image.open(files(retriever)[0])
     path = save_oriented(tmp_path / "turned.png", np.asarray(stored), 6)
     one, other = retriever.encode_images([stored, Image.fromarray(shown(np.asarray(stored), 6))])
@@ -340,56 +339,6 @@ def test_equal_scores_keep_their_order():
     scores = np.array([1.0, 3.0, 2.0, 3.0, 2.0, 2.0])
     for k, expected in ((4, [1, 3, 2, 4]), (99, [1, 3, 2, 4, 5, 0])):
         assert best(np.arange(6), scores, k)[0].tolist() == expected
-
-
-def test_an_index_answers_as_the_gallery_does(folder, runs, tmp_path):
-    pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
-    from xret.heads.retrieval.indexing import index_run
-
-    index_run(runs("pcmepp"), tmp_path / "index", device="cpu")
-    exact = open_run(folder, runs("pcmepp"))
-    indexed = open_run(folder, runs("pcmepp"), index=tmp_path / "index")
-    for query in ("red beside blue", files(exact)[1]):
-        found, expected = indexed.search(query, 4), exact.search(query, 4)
-        assert [hit.score for hit in found] == pytest.approx([hit.score for hit in expected], abs=1e-5)
-        assert [hit.uncertainty for hit in found] == pytest.approx([hit.uncertainty for hit in expected], abs=1e-5)
-        assert all((hit.file_name is None) == (query != "red beside blue") for hit in found)
-    assert (indexed.searched("images"), indexed.searched("captions")) == (6, 9)
-    with pytest.raises(RunError, match="is an index of another run"):
-        open_run(folder, runs("setdiv"), index=tmp_path / "index").search("red")
-
-
-def test_shards_answer_as_one_gallery(folder, runs, tmp_path):
-    pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
-    from xret.heads.retrieval.indexing import index_shards
-
-    again = str(shutil.copytree(folder / "words.zarr", tmp_path / "again.zarr"))
-    index_shards(runs("setdiv"), (None, again), tmp_path / "shards", device="cpu")
-    exact = open_run(folder, runs("setdiv")).search("red beside blue", 6)
-    sharded = open_run(folder, runs("setdiv"), index=tmp_path / "shards")
-    found = sharded.search("red beside blue", 12)
-    assert sharded.searched("images") == 12  # a store and its copy: each answer, then once more
-    assert [hit.id for hit in found[::2]] == [hit.id for hit in found[1::2]]
-    assert sorted(hit.id for hit in found[::2]) == sorted(hit.id for hit in exact)
-    assert [hit.score for hit in found[::2]] == pytest.approx([hit.score for hit in exact], abs=1e-5)
-
-
-def test_shards_of_another_split_or_store_are_refused(folder, runs, tmp_path):
-    pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
-    from xret.heads.retrieval.index.build import IndexOptions
-    from xret.heads.retrieval.indexing import index_shards
-
-    run, other = runs("setdiv"), make_store(make_pictures(tmp_path / "pictures", test=7), tmp_path / "s.zarr")
-    for name, stores in (("one", (None,)), ("two", (None, other))):
-        index_shards(run, stores, tmp_path / name, split="val", options=IndexOptions(kind="flat"), device="cpu")
-        with pytest.raises(RunError, match="split is val there and test here"):
-            open_run(folder, run, index=tmp_path / name).search("red")
-    with pytest.raises(RunError, match=r"store is .* there and .* here"):
-        open_run(folder, run, index=tmp_path / "one", store=other, split="val").search("red")
-    for name, others in (("one", False), ("two", True)):
-        retriever = open_run(folder, run, index=tmp_path / name, split="val")
-        assert retriever.searches_others("images") is others
-    assert open_run(folder, run).searches_others("images") is False
 
 
 # ---- what makes no sense ----

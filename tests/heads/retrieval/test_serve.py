@@ -66,13 +66,13 @@ def upload(address, content):
 
 def test_answers_are_those_of_the_retriever_with_their_pictures(served):
     searched = served.retriever.searched
-    text, picture = getattr(searched, "texts", ["red beside blue"])[0], searched.picture(0)
+    text, picture = "red dog", searched.picture(0)
     for name, sent, query in (
         ("search_text", text, text),
         ("search_picture", upload(served.address, picture.getvalue()), picture),
     ):
         shown, hits = ask(served.address, name, sent, 3)
-        expected = served.retriever.search(query, 3)
+        expected = served.retriever.search(served.retriever.encode_query(query), 3)
         assert [hit["id"] for hit in hits] == [hit.id for hit in expected]
         assert [hit["score"] for hit in hits] == pytest.approx([hit.score for hit in expected], abs=1e-5)
         assert [one["caption"] for one in shown] == [f"{h.score:.3f}  {h.caption or h.file_name}" for h in expected]
@@ -112,9 +112,9 @@ def test_mistakes_are_told_and_nothing_else_is_given_away(served):
 
 @pytest.mark.parametrize("served", ["files"], indirect=True)
 def test_pictures_that_are_missing_leave_the_answers_and_a_port_that_is_taken_is_said(served):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        with start(served.retriever.run.path, "--port", taken.getsockname()[1]) as server:
-            _, said = server.communicate(timeout=120)
+    run = served.retriever.run.path
+    with socket.create_server(("127.0.0.1", 0)) as taken, start(run, "--port", taken.getsockname()[1]) as server:
+        _, said = server.communicate(timeout=120)
     assert server.returncode == 1
     assert "no pictures will be shown: " in said
     assert said.splitlines()[-1].startswith("Error: the server cannot listen at 127.0.0.1, port ")

@@ -19,7 +19,7 @@ from xret.heads.retrieval import hub
 from xret.heads.retrieval.export import export_embeddings
 from xret.heads.retrieval.queries import UnknownWordsWarning
 from xret.heads.retrieval.retriever import Retriever
-from xret.heads.retrieval.serving.service import Service
+from xret.heads.retrieval.serve import Service
 from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import finetune
 from xret.pipeline.errors import EncoderError, RecipeError, RunError
@@ -104,10 +104,8 @@ def test_a_saved_run_embeds_alike_without_its_store(folder, tmp_path):
 def test_embeddings_are_exported_and_served(folder, tmp_path):
     retriever = opened(folder, data_root=folder / "pictures")
     assert export_embeddings(retriever, tmp_path / "out").images == 6
-    service = Service(retriever)
-    assert service.about.text
-    assert service.about.image
-    assert len(service.answer("red beside blue", 2, elements=True).results) == 2
+    shown, hits = Service(retriever).search_text("red beside blue", 2)
+    assert len(shown) == len(hits) == 2
 
 
 def test_the_report_leaves_places_out(folder, tmp_path):

@@ -57,7 +57,7 @@ def test_new_pictures_and_texts_are_encoded_like_those_of_the_store(data, tmp_pa
         own = next(hit for hit in hits if hit.file_name == "16.jpg")
         cosine = torch.nn.functional.cosine_similarity(expected, image, dim=0)
         assert own.score == pytest.approx(cosine.item(), abs=2e-3)
-    with pytest.raises(EncoderError, match=r"is not what .* was made with .its .*weights differ"):
+    with pytest.raises(EncoderError, match=r"is not what .* was made with .*weights differ"):
         xret.load(run, device="cpu", text_weights=str(data / "roberta")).search("a picture")
 
 

@@ -1,9 +1,8 @@
-"""The power fails at any moment of a training or of an addition to an index: what counts is whole, and it goes on."""
+"""The power fails at any moment of a training: what counts is whole, and it goes on."""
 
 import json
 import random
 import shutil
-from contextlib import nullcontext, suppress
 
 import pytest
 from power_cut import recorded
@@ -11,12 +10,8 @@ from small_store import make_store
 
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.retrieval.index.folder import read_record
-from xret.heads.retrieval.index.search import Index
-from xret.heads.retrieval.indexing import MODALITIES, add_to_index, index_run
 from xret.heads.runs.run import Run
 from xret.heads.training.training import train
-from xret.pipeline.errors import RunError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SOME = [8, pytest.param(250, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
@@ -60,40 +55,3 @@ def test_training(store, tmp_path, count):
     assert len(epochs) > 2
     log.all_synced(tmp_path / "end")
     assert outcome(tmp_path / "end" / "run") == outcome(first / "run")
-
-
-@pytest.mark.parametrize("count", SOME)
-def test_an_index(store, tmp_path, count):
-    pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
-    train_in(tmp_path, store)
-    first = tmp_path / "first"
-    first.mkdir()
-    with recorded(first) as log:
-        index_run(tmp_path / "run", first / "index", split="val", device="cpu")
-        add_to_index(tmp_path / "run", first / "index", split="test", device="cpu")
-    sizes = set()
-    for number in range(count):
-        place = tmp_path / "cut"
-        log.cut(place, random.Random(number), after=number * len(log) // (count - 1))
-        index = place / "index"
-        if not index.exists():
-            index_run(tmp_path / "run", index, split="val", device="cpu")
-        sizes.add(tuple(sizes_of(index)))
-        with suppress(RunError) if min(sizes_of(index)) == 2 else nullcontext():
-            add_to_index(tmp_path / "run", index, split="test", device="cpu")
-        for modality in MODALITIES:
-            there, whole = (read_record(folder / modality) for folder in (index, first / "index"))
-            assert there["parts"] == whole["parts"]
-            for name, entry in whole["files"].items():
-                if name.endswith(".bin"):
-                    assert (index / modality / name).read_bytes()[: entry["bytes"]] == contents(first, modality, name)
-        shutil.rmtree(place)
-    assert sizes >= {(1, 1), (2, 2)}
-
-
-def sizes_of(index):
-    return [len(Index(index / modality).parts) for modality in MODALITIES]
-
-
-def contents(folder, modality, name):
-    return (folder / "index" / modality / name).read_bytes()

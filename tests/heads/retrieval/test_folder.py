@@ -1,0 +1,257 @@
+"""A folder of any pictures is searched: each is embedded once, and again when its file has changed."""
+
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from oriented import save, shown
+from PIL import Image
+from small_bert import save_bert
+from small_runs import make_pictures, make_run, make_store
+
+import xret
+from xret.heads.retrieval import folder as folder_module
+from xret.heads.retrieval import hub
+from xret.heads.retrieval.retriever import Retriever
+from xret.heads.runs.run import EMBEDDINGS
+from xret.pipeline.encoders import EncoderSpec
+from xret.pipeline.encoders.grid import GridEncoder
+from xret.pipeline.errors import EncoderError, QueryError, XretError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ALL = ["0.png", "4.png", "5.png", "a/1.png", "a/b/2.webp", "a/turned.png", "z.PNG"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Make pictures, their store, and its run of a recipe when it is first asked for."""
+    folder = tmp_path_factory.mktemp("folder")
+    store = make_store(make_pictures(folder / "pictures"), folder / "s.zarr")
+
+    def run(recipe="vsepp"):
+        out = folder / recipe
+        return out if out.exists() else make_run(store, out, recipe)
+
+    return SimpleNamespace(folder=folder, run=run)
+
+
+@pytest.fixture
+def run(made, tmp_path):
+    return shutil.copytree(made.run(), tmp_path / "run", ignore=shutil.ignore_patterns(EMBEDDINGS))
+
+
+@pytest.fixture
+def photos(made, tmp_path):
+    """Return a folder with seven pictures, of which some lie deeper and one has an orientation."""
+    folder = tmp_path / "photos"
+    (folder / "a/b").mkdir(parents=True)
+    for number, name in enumerate(["0.png", "z.PNG", "a/1.png", "a/b/2.webp", "4.png", "5.png"]):
+        image = Image.open(made.folder / "pictures/images" / f"{number}.png")
+        image.save(folder / name, **({"lossless": True} if name.endswith("webp") else {}))
+    save(folder / "a/turned.png", np.asarray(Image.open(made.folder / "pictures/images/17.png")), 6)
+    return folder
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """Return the numbers of pictures that each call of an encoder takes from now on."""
+    numbers, encode = [], GridEncoder.encode
+
+    def counting(self, pixels):
+        if len(pixels) != 1 or pixels.any():  # an encoder tries itself on black
+            numbers.append(len(pixels))
+        return encode(self, pixels)
+
+    monkeypatch.setattr(GridEncoder, "encode", counting)
+    return numbers
+
+
+def search(run, photos, query="red beside blue"):
+    return {hit.file_name: hit for hit in xret.load(run, images=photos, device="cpu").search(query, k=99)}
+
+
+@pytest.mark.parametrize("recipe", ["vsepp", "setdiv", "gaussian-vsepp", "scan"])
+def test_what_is_found_is_what_comparing_each_picture_finds(made, photos, recipe):
+    run = made.run(recipe)
+    retriever = Retriever(run, images=photos, device="cpu")
+    hits = retriever.search("red beside blue", 50)
+    assert sorted(hit.file_name for hit in hits) == retriever.searched.file_names == ALL
+    text = retriever.encode_text(["red beside blue"])
+    expected = {}
+    for name in ALL:  # one by one, and turned by hand
+        pixels = np.asarray(Image.open(photos / name).convert("RGB"))
+        picture = Image.fromarray(np.ascontiguousarray(shown(pixels, 6 if "turned" in name else 1)))
+        expected[name] = float(retriever.similarity(retriever.encode_images([picture]), text))
+    for hit in hits:
+        assert hit.score == pytest.approx(expected[hit.file_name], rel=2e-3, abs=2e-3)
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+    assert Retriever(run, images=photos, device="cpu").search("red beside blue", 50) == hits  # as it was kept
+    assert len(list((run / EMBEDDINGS).iterdir())) == 1
+
+
+def test_a_picture_finds_those_like_it(made, photos):
+    retriever = Retriever(made.run("setdiv"), images=photos, device="cpu")
+    assert (retriever.search(photos / "4.png")[0].file_name, retriever.search(photos / "4.png")[0].caption) == (
+        "4.png",
+        None,
+    )
+    for hits in retriever.search_elements(photos / "4.png", 2):
+        assert hits[0].file_name == "4.png"
+
+
+def test_only_what_is_new_or_has_changed_is_computed(run, photos, encoded, monkeypatch):
+    before = search(run, photos)
+    assert sum(encoded) == 7
+    encoded.clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(folder_module, "read_picture", None)  # unchanged files are not even read
+        assert search(run, photos) == before
+    Image.new("RGB", (30, 20), "blue").save(photos / "new.bmp")
+    for colour in ("red", "blue"):  # another content of the same size and time
+        Image.new("RGB", (30, 20), colour).save(photos / "same.bmp")
+        os.utime(photos / "same.bmp", (1, 1))
+        after = search(run, photos)
+    (photos / "a/1.png").unlink()
+    encoded.clear()
+    last = search(run, photos)
+    assert not encoded
+    assert last.keys() == before.keys() - {"a/1.png"} | {"new.bmp", "same.bmp"} == after.keys() - {"a/1.png"}
+    assert last["same.bmp"].score == pytest.approx(last["new.bmp"].score, abs=2e-3)
+    for name in before.keys() & last.keys():
+        assert last[name].score == pytest.approx(before[name].score, rel=1e-5)
+
+
+def test_what_was_computed_before_a_stop_is_kept(run, photos, encoded, monkeypatch):
+    monkeypatch.setattr(folder_module, "BATCH", 2)
+    embed, calls = folder_module.PictureFolder._embed_batch, []
+
+    def stopped(self, encoders, pictures):
+        calls.append(embed(self, encoders, pictures))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(folder_module.PictureFolder, "_embed_batch", stopped)
+        search(run, photos)
+    encoded.clear()
+    assert len(search(run, photos)) == 7
+    assert sum(encoded) == 3
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "other"])
+def test_a_damaged_file_of_embeddings_is_made_again(run, photos, encoded, damage):
+    before = search(run, photos)
+    (file,) = (run / EMBEDDINGS).iterdir()
+    content = file.read_bytes()
+    file.write_bytes({"cut": content[:-7], "empty": b"", "other": (run / "model.safetensors").read_bytes()}[damage])
+    encoded.clear()
+    assert search(run, photos) == before
+    assert sum(encoded) == 7
+
+
+def test_a_run_that_cannot_be_written_searches_all_the_same(run, photos, caplog):
+    (run / EMBEDDINGS).touch()
+    assert len(search(run, photos)) == 7
+    assert "the embeddings of the pictures are not kept" in caplog.text
+
+
+def test_what_cannot_be_read_is_named_and_left_out(run, photos, tmp_path, caplog):
+    (photos / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0" + bytes(50))
+    (photos / "a/empty.png").touch()
+    (photos / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    os.mkfifo(photos / "pipe.gif")
+    for name in (".hidden.png", "notes.txt"):
+        shutil.copy(photos / "0.png", photos / name)
+    shutil.copytree(photos / "a", photos / ".thumbnails")
+    assert sorted(search(run, photos)) == ALL
+    said = caplog.messages[-1]
+    assert said.startswith(f"4 pictures of {photos} cannot be read: a/empty.png (the file is empty), broken.jpg (")
+    assert said.endswith("gone.png (no such file or directory), and 1 more")
+
+
+def test_a_folder_that_cannot_be_searched_is_one_sentence(run, photos, tmp_path, monkeypatch):
+    for name in ("none", "bad"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "bad/a.png").write_bytes(b"no picture")
+    for folder, sentence in (
+        (tmp_path / "none", r"there is no picture in .*none or below it; pictures end in \.jpg, "),
+        (tmp_path / "absent", "there is no folder .*absent; give one that holds pictures as --images"),
+        (tmp_path / "bad", r"1 picture of .*bad cannot be read: a\.png \(this is no JPEG"),
+        (tmp_path / "bad/a.png", "there is no folder"),
+    ):
+        with pytest.raises(QueryError, match=sentence):
+            search(run, folder)
+    with pytest.raises(QueryError, match="an index is of a split of a store"):
+        Retriever(run, images=photos, index=tmp_path, device="cpu")
+    monkeypatch.setattr(folder_module, "facts_of_each", lambda _: [SimpleNamespace(kind="frames")])
+    with pytest.raises(XretError, match="searches videos"):
+        search(run, photos)
+
+
+def test_few_pictures_are_decoded_at_a_time(run, photos, monkeypatch):
+    for number in range(60):
+        Image.new("RGB", (20, 20), (4 * number, 0, 0)).save(photos / f"more{number}.png")
+    monkeypatch.setattr(folder_module, "BATCH", 2)
+    held, most, decode = [0], [0], folder_module.PictureFolder._decode
+    embed = folder_module.PictureFolder._embed_batch
+
+    def decoding(self, encoders, name):
+        held[0] += 1
+        most[0] = max(most[0], held[0])
+        return decode(self, encoders, name)
+
+    def embedding(self, encoders, pictures):
+        held[0] -= len(pictures)
+        embed(self, encoders, pictures)
+
+    monkeypatch.setattr(folder_module.PictureFolder, "_decode", decoding)
+    monkeypatch.setattr(folder_module.PictureFolder, "_embed_batch", embedding)
+    assert len(search(run, photos)) == 67
+    assert most[0] <= 3 * 2
+
+
+def test_other_weights_have_embeddings_of_their_own(made, run, photos, encoded):
+    mine = search(run, photos)
+    other = make_run(made.folder / "s.zarr", run.parent / "other", "vsepp", "optimizer.lr=0.01")
+    shutil.copytree(run / EMBEDDINGS, other / EMBEDDINGS)
+    encoded.clear()
+    assert search(other, photos) != mine
+    assert sum(encoded) == 7
+
+
+def test_features_beyond_their_dtype_leave_one_picture_out(run, photos, monkeypatch, caplog):
+    encode = GridEncoder.encode
+
+    def spoilt(self, pixels):
+        local, pooled = encode(self, pixels)
+        if len(pixels) > 2:
+            pooled[2] = 1e9
+        return local, pooled
+
+    monkeypatch.setattr(GridEncoder, "encode", spoilt)
+    monkeypatch.setattr(folder_module, "BATCH", 4)
+    assert len(search(run, photos)) < 7
+    assert "its features are beyond their dtype or no numbers" in caplog.text
+
+
+def test_weights_that_have_moved_are_named_with_their_option(made, photos, tmp_path):
+    """Also of a run of the hub, which has no store to look them up in."""
+    bert, manifest = save_bert(tmp_path / "bert"), made.folder / "pictures/pictures.yaml"
+    GridEncoder(EncoderSpec("mobilenet_v3_small", "random:3", image_size=64), "cpu").save(tmp_path / "w.safetensors")
+    weights = {"text_weights": str(bert), "visual_weights": str(tmp_path / "w.safetensors")}
+    store = make_store(manifest, tmp_path / "s.zarr", text="bert", **weights)
+    run = make_run(store, tmp_path / "run", "setdiv")
+    saved = hub.save_to_folder(Retriever(run, device="cpu"), tmp_path / "saved")
+    moved = {name: str(Path(path).rename(tmp_path / f"moved-{Path(path).name}")) for name, path in weights.items()}
+    shutil.rmtree(store)
+    for given, missing in (
+        ({"visual_weights"}, "bert@.* weights .*bert, .*as --text-weights"),
+        ({"text_weights"}, r"weights .*w\.safetensors, .*as --visual-weights"),
+    ):
+        with pytest.raises(EncoderError, match=missing):
+            retriever = Retriever(saved, images=photos, device="cpu", **{name: moved[name] for name in given})
+            retriever.search("red beside blue")
+    assert len(Retriever(saved, images=photos, device="cpu", **moved).search("red beside blue")) == 7

@@ -21,7 +21,7 @@ from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.retrieval.hits import best, uncertainty
 from xret.heads.retrieval.queries import UnknownWordsWarning, unknown_sentence
 from xret.heads.retrieval.retriever import Retriever
-from xret.heads.runs.encoders import words_of_run
+from xret.heads.runs.encoders import specs_of_run
 from xret.heads.training.finetuning.finetuning import finetune
 from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
@@ -31,7 +31,7 @@ from xret.pipeline.encoders import EncoderSpec
 from xret.pipeline.encoders.grid import GridEncoder
 from xret.pipeline.errors import CacheError, EncoderError, QueryError, RunError, SampleError
 from xret.pipeline.extraction.extraction import extract
-from xret.pipeline.extraction.options import Options
+from xret.pipeline.extraction.options import build_options
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -114,7 +114,7 @@ def test_weights_are_found_where_they_were_and_others_are_refused(folder, bert_r
     retriever = open_run(folder, bert_run)
     same(retriever.encode_text(retriever.gallery.texts), retriever.gallery.captions)
     other = save_bert(folder / "other", seed=1)
-    with pytest.raises(EncoderError, match=r"other' is not what 'bert@\w+' was made with \(weights differ\)"):
+    with pytest.raises(EncoderError, match=r"other' is not what 'bert@\w+' was made with \(its weights differ\)"):
         open_run(folder, bert_run, text_weights=str(other)).encode_text(["red"])
     with pytest.raises(EncoderError, match=r"'random:1' is not what .* --visual-weights"):
         open_run(folder, bert_run, visual_weights="random:1").encode_images(["x.png"])
@@ -195,7 +195,8 @@ def test_a_tuned_run_encodes_with_its_own_backbones(folder, bert_run, tmp_path):
     assert not torch.allclose(found, open_run(folder, bert_run, text_weights=str(folder / "bert")).encode_text(texts))
     with pytest.raises(RunError, match="extract … --from-run"):
         retriever.search("red")
-    extract(load_manifest(folder / "pictures/pictures.yaml"), str(tmp_path / "t.zarr"), Options(**words_of_run(tuned)))
+    manifest = load_manifest(folder / "pictures/pictures.yaml")
+    extract(manifest, str(tmp_path / "t.zarr"), build_options(run=specs_of_run(tuned)))
     retriever = open_run(folder, tuned, store=str(tmp_path / "t.zarr"))
     same(retriever.encode_text(retriever.gallery.texts), retriever.gallery.captions)
     same(retriever.encode_images(files(retriever)), retriever.gallery.images)
@@ -212,7 +213,7 @@ def test_words_need_no_store(folder, runs, tmp_path):
     retriever = Retriever(tmp_path / "run", store=str(tmp_path / "nowhere"), device="cpu")
     expected = open_run(folder, runs("vsepp")).encode_text(["red beside blue"])
     same(retriever.encode_text(["red beside blue"]), expected)
-    with pytest.raises(CacheError, match="no feature cache is there"):
+    with pytest.raises(CacheError, match="there is no feature store"):
         retriever.search("red")
 
 
